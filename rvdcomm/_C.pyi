@@ -3,6 +3,8 @@ from typing import Literal, NoReturn
 
 from typing_extensions import Buffer
 
+# An island is a shared-memory domain: ranks of one machine that map each other's memory.
+
 # --- signal: how the ranks of an island tell each other "done" (csrc/include/rvdcomm/signal.h) ----
 
 HEADER_BYTES: int
@@ -30,15 +32,15 @@ class Signals:
         """Begin the next call; ``identity`` (64 bits) says what it does. Raises PeerError."""
 
     def end(self, num_events: Sequence[int]) -> None:
-        """The call is over, in which rank i counted ``num_events[i]`` events.
+        """End the call, in which rank i counts ``num_events[i]`` events.
 
-        What was read in it may be believed once this has returned; raises PeerError.
+        Data that were read in the call are valid once this has returned; raises PeerError.
         """
 
     def wait(self, peer: int, num_events: int, timeout_secs: float) -> None:
-        """Return once ``peer`` has counted so many events in the present call.
+        """Return once ``peer`` has counted ``num_events`` events in the present call.
 
-        0 stands for all events of earlier calls. Raises PeerError if that cannot be.
+        0 stands for all events of earlier calls. Raises PeerError if the wait cannot succeed.
         """
 
     def fail(self) -> None:
@@ -51,7 +53,7 @@ class Signals:
         """Break the island because of ``peer``, unless another rank has named the cause before."""
 
     def close(self) -> None:
-        """Let go of the lifelines; later calls raise RuntimeError. Tells nobody."""
+        """Release the lifelines; later calls raise RuntimeError. Other ranks are not told."""
 
 # --- copy: batches of strided boxes (csrc/include/rvdcomm/copy_program.h) -------------------------
 
@@ -64,10 +66,10 @@ CopySide = tuple[int, str, int, Sequence[int]]
 class CopyProgram:
     """Ops ``(shape, dst, sources)``, run in order: ``dst[box] = convert(sum of the sources)``.
 
-    No source fills zeros, one copies, more are added in their order; a source may be dst itself.
-    Partial sums are rounded to the dtype, as one addition after another does; with ``wide`` half
-    types are summed in float32 and rounded once. Buffers that are ``read_soon`` are kept in the
-    caches, however large they are.
+    An op without sources writes zeros, an op with one source copies, and an op with more sources
+    adds them in their order; a source may be dst itself. Every addition is rounded to the dtype.
+    With ``wide``, half types are summed in float32 and rounded once. Buffers that are
+    ``read_soon`` are kept in the caches, however large they are.
     """
 
     def __init__(
@@ -108,12 +110,16 @@ def cheapest_rebinds(
     max_coarse_successors: int,
     max_successors: int,
 ) -> tuple[int, list[tuple[int, ...]]]:
-    """What ``rvdcomm.search.search_states`` finds: ticks, and states from src to dst."""
+    """As ``rvdcomm.planning.search.search_states``: the ticks, and the states from src to dst."""
 
 # --- stages: what a rank does between two calls of a backend (csrc/include/rvdcomm/stage.h) -------
 
 class Stage:
-    """Actions: (0, copy program, 0), (1, peer, events to wait for), or (2, 0, 0), an event."""
+    """Actions that run in order, in one native call.
+
+    An action is (0, index of a copy program, 0), (1, index of a peer, events to wait for), or
+    (2, 0, 0), which counts an event.
+    """
 
     def __init__(
         self,
@@ -127,7 +133,7 @@ class Stage:
         signals: Signals | None,
         timeout_secs: float,
     ) -> None:
-        """The addresses of the buffers after the shards, and the island, for all runs to come."""
+        """Set the addresses of the buffers after the shards, and the island, for all later runs."""
 
     def run(self, shards: tuple[int, ...], num_threads: int) -> None:
         """Do all actions, with the addresses of the shards; raises PeerError."""
@@ -135,7 +141,7 @@ class Stage:
     def call(
         self, shards: tuple[int, ...], num_threads: int, identity: int, num_events: Sequence[int]
     ) -> None:
-        """The same as one whole call of the island, between ``begin`` and ``end`` of its signals.
+        """Run as one whole call of the island, between ``begin`` and ``end`` of its signals.
 
-        Where it is bound to no island it is ``run``.
+        Without an island this is the same as ``run``.
         """

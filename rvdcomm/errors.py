@@ -1,4 +1,4 @@
-"""Errors, one class per *whose fault it is*: the caller's, ours, or the network's."""
+"""Errors, one class per party at fault: the caller, rvdcomm, or the network."""
 
 
 class LayoutError(ValueError):

@@ -1,6 +1,6 @@
-"""JSON files: read in bounded time and memory, whoever wrote them; written all or not at all.
+"""JSON files: read in bounded time and memory, whoever wrote them; written in full or not at all.
 
-Nothing that a file says is trusted: ``read_json`` bounds its size, ``entry`` checks the type of
+The contents of a file are not trusted: ``read_json`` bounds its size, ``entry`` checks the type of
 every value that is taken from it.
 """
 
@@ -52,7 +52,7 @@ def parse_json(data: bytes) -> Any:
     except RecursionError:
         raise LayoutError("it is nested too deeply") from None
     except ValueError as error:
-        # UnicodeDecodeError, JSONDecodeError and integers beyond Python's limit are all of them.
+        # ValueError covers UnicodeDecodeError, JSONDecodeError and integers beyond Python's limit.
         raise LayoutError(f"it is no JSON: {error}") from None
 
 
@@ -76,8 +76,8 @@ def write_json(path: str | FilePath, value: Any) -> None:
     """Write a JSON file: readers see the old one or the new one, never a part.
 
     Raises:
-        LayoutError: the value has a NaN or an infinity, which JSON cannot say.
-        OSError: it cannot be written; what was there is as before.
+        LayoutError: the value has a NaN or an infinity, which JSON cannot express.
+        OSError: the file cannot be written; a file that was there is as before.
     """
     path = FilePath(path)
     try:
@@ -117,14 +117,14 @@ def entry(values: Any, name: str, kind: type[_Type]) -> _Type:
     if kind is float and type(found) is int:
         with suppress(OverflowError):
             found = float(found)
-    # Exact types: True is no number of anything.
+    # Exact types: True is not accepted as a number.
     if type(found) is not kind or (isinstance(found, float) and not math.isfinite(found)):
         raise LayoutError(f"{name!r} must be {_NAMES[kind]}, got {quoted(found)}")
     return found
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file; without O_NONBLOCK a pipe waits for its writer, for ever if there is none."""
+    """Open a file; without O_NONBLOCK, opening a pipe waits for a writer, forever if none comes."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

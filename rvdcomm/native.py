@@ -1,6 +1,6 @@
 """The choice of the native core: ``core`` is the extension module, or None.
 
-The extension is needed for speed, not for meaning. ``RVDCOMM_NATIVE=0`` leaves it out.
+The extension is for speed only: results do not depend on it. ``RVDCOMM_NATIVE=0`` leaves it out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Text: numbers that are read from texts, and texts that errors quote; bounded, whoever wrote them.
+"""Text: numbers that are read from texts, and texts that errors quote; both bounded in length.
 
-Layouts, boxes and programs come from files and command lines. A text of many digits would take
-``int`` a time that grows with their square, and an error must not repeat a file of megabytes.
+Layouts, boxes and programs come from files and command lines. The time of ``int`` is quadratic in
+the number of digits, and an error must not repeat a file of megabytes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ MAX_INTEGER = 2**63 - 1
 """Sizes, bounds and ranks are 64-bit numbers in numpy and in the native core."""
 
 MAX_DIGITS = 19
-"""Of the largest one."""
+"""Digits of the largest number."""
 
 MAX_QUOTED = 1000
-"""Characters of a value in an error."""
+"""Most characters of a value in an error."""
 
 _short = reprlib.Repr()
 _short.maxstring, _short.maxtuple, _short.maxlist, _short.maxlong = 160, 24, 24, 40

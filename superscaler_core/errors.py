@@ -11,7 +11,7 @@ class CaptureError(ValueError):
     """A model cannot be captured: an op has no annotation, or tracing cannot follow it.
 
     Attributes:
-        node: the name of the traced call that is at fault; empty if it is none.
+        node: the name of the traced call that is at fault; empty if no single call is.
     """
 
     node = ""
@@ -34,4 +34,4 @@ class DeviceMemoryError(PlanError):
 
 
 class OpaqueWarning(UserWarning):
-    """Some ops of a model are opaque: right under every plan, and split by none."""
+    """Some ops of a model are opaque: correct under every plan, but no plan can split them."""

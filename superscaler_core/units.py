@@ -10,7 +10,7 @@ _BYTES = re.compile(r"(\d{1,30}(?:\.\d{1,30})?(?:[eE]\d{1,2})?) ?(?:(?i:([KMGT])
 
 
 def bytes_text(num_bytes: float) -> str:
-    """Bytes in the largest binary unit that is not above them.
+    """Bytes in the largest binary unit that does not exceed them.
 
     >>> bytes_text(3 * 1024 * 1024), bytes_text(1536)
     ('3 MiB', '1.5 KiB')

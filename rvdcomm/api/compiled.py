@@ -29,7 +29,7 @@ from rvdcomm.run.request import known_shape, layout_meant
 from rvdcomm.run.world import World
 
 Operator = tuple[str, list[int]]
-"""What the operator is told besides its tensor: what to do, and the shape of the result."""
+"""The arguments of the operator besides its tensor: the text of an ``Ask``, the result's shape."""
 
 
 class CompiledPlan(Protocol):
@@ -42,7 +42,7 @@ class CompiledPlan(Protocol):
 
     @property
     def adjoint(self) -> Any:
-        """What carries the gradient back; collective when it is first read."""
+        """The plan that carries the gradient back; the first read is collective."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan; collective; arguments as of ``Redistributor``."""
@@ -50,9 +50,9 @@ class CompiledPlan(Protocol):
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked for: a transition between layouts of the same ranks, this one among them.
+    """A request for a transition between layouts of the same ranks, this one among them.
 
-    ``run`` does it, as a function of this rank's tensor; ``run_back`` does the adjoint.
+    ``run`` runs the transition, as a function of this rank's tensor; ``run_back`` runs the adjoint.
     """
 
     src: Layout
@@ -64,17 +64,17 @@ class Ask:
     run_back: Callable[[Tensor], Tensor]
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Run it; collective."""
+        """Run the transition; collective."""
         return base_of(self.run(tensor))
 
     @property
     def adjoint(self) -> Ask:
-        """What takes the gradient back."""
+        """The request that carries the gradient back."""
         src, dst = adjoint(self.src, self.dst, self.replica_grads)
         return replace(self, src=src, dst=dst, run=self.run_back, run_back=self.run)
 
     def operator(self) -> Operator:
-        """What the operator has to be told to do this."""
+        """Register this request; returns the arguments with which the operator runs it."""
         text = str(self)
         _ASKS[text] = self
         return text, list(self.dst.cell(World.of(self.group).rank).box.shape)
@@ -85,7 +85,7 @@ class Ask:
 
 
 _ASKS: dict[str, Ask] = {}
-"""By their texts: what the graphs of this process may ask for."""
+"""Requests that the graphs of this process may run, by their texts."""
 
 
 # --- the operator -------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def call_redistributor(
     async_op: bool,
     requires_grad: bool | None,
 ) -> Any:
-    """The same for a ``Redistributor``."""
+    """A call of a ``Redistributor``, as in ``call``."""
     operator = None
     if _fits(tensor, out, async_op, requires_grad):
         operator = _operator_of_redistributor(redistributor)
@@ -180,14 +180,14 @@ def call_redistributor(
 def _fits(
     tensor: Tensor | None, out: Tensor | None, async_op: bool, requires_grad: bool | None
 ) -> bool:
-    """Whether the tensors of this rank are those of the operator."""
+    """Whether the operator can take these arguments."""
     if tensor is None or out is not None or async_op:
         return False
     return tensor.requires_grad or not requires_grad
 
 
 def _placed(tensor: Any, operator: Operator, requires_grad: bool | None) -> Tensor:
-    """The operator in the graph."""
+    """Call the operator, which puts it into the graph."""
     tensor = tensor.detach() if requires_grad is False else tensor
     result: Tensor = _redistribute(tensor, *operator)
     return result
@@ -247,7 +247,7 @@ def _operator_of_redistributor(redistributor: CompiledPlan) -> Operator | None:
     run = partial(redistributor, requires_grad=False)
 
     def run_back(grad: Tensor) -> Tensor:
-        # Making it is collective, so that it waits for the first backward pass.
+        # Making the adjoint is collective, so it is made only in the first backward pass.
         result: Tensor = redistributor.adjoint(grad, requires_grad=False)
         return result
 

@@ -16,14 +16,14 @@ from rvdcomm.errors import LayoutError
 
 
 class WithAdjoint(Protocol):
-    """What a node needs of the call that it stands for; a ``Redistributor`` has it."""
+    """The interface of a call that its node needs; a ``Redistributor`` implements it."""
 
     what: str
     dtype: torch.dtype
 
     @property
     def adjoint(self) -> Any:
-        """What carries the gradient back, which is one of these, too."""
+        """The call that carries the gradient back, which has this interface too."""
 
     @property
     def spans_groups(self) -> bool:

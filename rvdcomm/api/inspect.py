@@ -1,4 +1,4 @@
-"""What this rank was asked for, as plain values that other ranks can compare with theirs."""
+"""Inspect: the request of this rank, as plain values that other ranks compare with their own."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def request_of(
     replica_grads: str = "parts",
     misuse: str | None = None,
 ) -> Request:
-    """What this rank was asked for; never an error, whatever was passed.
+    """The request of this rank; never raises, whatever was passed.
 
-    What is wrong is said in the request, so that all ranks raise it. ``misuse`` says what was found
-    wrong with the tensors; of those that cannot be used nothing else is said.
+    Errors are recorded in the request, so that all ranks raise them. ``misuse`` describes an error
+    in the tensors, if there is one. A request with an error says nothing else about the tensors.
     """
     given = {
         "src": src,
@@ -82,7 +82,7 @@ def request_of(
 
 
 def grad_flows(tensor: Tensor | None, requires_grad: bool | None) -> bool | None:
-    """Whether a gradient is to flow back through a call; None if only the other ranks know."""
+    """Whether a gradient flows back through a call; None if only the other ranks know."""
     if not torch.is_grad_enabled():
         return False
     if requires_grad is not None or tensor is None:
@@ -91,15 +91,15 @@ def grad_flows(tensor: Tensor | None, requires_grad: bool | None) -> bool | None
 
 
 def has_agreed(world: World, transition: tuple[Any, ...]) -> bool:
-    """Whether ranks agreed on a call that begins so, whatever tensors they passed.
+    """Whether ranks agreed on a call of this transition before, whatever tensors they passed.
 
-    Then they compare nothing any more, and a rank that finds an error has nobody to tell.
+    If so, ranks compare nothing any more, and a rank that finds an error raises it alone.
     """
     return any(key[: len(transition)] == transition for key in world.agreed)
 
 
 def misuse_of_types(given: Mapping[str, Any]) -> str | None:
-    """The first argument that is not of its type."""
+    """The error of the first argument of a wrong type; None if there is none."""
     for name, value in given.items():
         kind, words = _TYPES[name]
         if not isinstance(value, kind):
@@ -108,7 +108,7 @@ def misuse_of_types(given: Mapping[str, Any]) -> str | None:
 
 
 def _misuse_of_arguments(given: Mapping[str, Any], dtype: Any) -> str | None:
-    """The first argument that is not what it should be."""
+    """The error of the first argument that cannot be used; None if there is none."""
     if (misuse := misuse_of_types(given)) is not None:
         return misuse
     if not all(type(size) is int for size in given["shape"] or ()):

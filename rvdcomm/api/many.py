@@ -45,9 +45,10 @@ def redistribute_many(
 ) -> Any:
     """Redistribute every tensor of a state dict, as one call: ``redistribute`` for many.
 
-    Tensors are joined: in every step those of the same ranks are one message a pair of ranks, and
-    ranks that read each other's memory wait for each other once a bucket. The first call of a
-    state dict plans it and lets all ranks compare what they were asked for; later calls run it.
+    Tensors are joined: in every step, the tensors of the same ranks travel as one message per pair
+    of ranks, and ranks that read each other's memory wait for each other once per bucket. The first
+    call of a state dict plans it and lets all ranks compare what they were asked for; later calls
+    only run the plan.
 
     Collective over the ranks of all layouts.
 
@@ -56,22 +57,22 @@ def redistribute_many(
             tensor is given as a view of it. A name may be missing where this rank has no shard.
         src, dst: the layouts of every tensor, by the names that it has on either side; texts need
             their ``shape(...)``.
-        names: the name in ``dst`` of a name in ``src``; the same if None.
-        out: where results go by the names of ``dst``, maybe strided; what has no entry is
-            allocated. A tensor may be the part of its own ``out`` that keeps its values, as of
-            ``redistribute``; then it may share memory with no other ``out``.
-        dst_dtype: what tensors become: one dtype, or some by the names of ``dst``; values are
-            summed before they are rounded, and travel in the narrower dtype.
-        scale: what 1.0 of a float8 value stands for, one or by the names of ``dst``: a number, or a
-            tensor that broadcasts against this rank's src shard (to float8) or dst shard (from
-            float8). Values beyond the range of float8 become its largest.
+        names: function from a name in ``src`` to the name in ``dst``; names stay the same if None.
+        out: tensors for the results by the names of ``dst``, maybe strided; results without an
+            entry are allocated. A tensor may be the part of its own ``out`` that keeps its values,
+            as of ``redistribute``; then it may share memory with no other ``out``.
+        dst_dtype: the dtype of results: one for all, or some by the names of ``dst``. Value parts
+            are summed before they are rounded, and values travel in the narrower dtype.
+        scale: the value that 1.0 in float8 stands for, one for all or by the names of ``dst``: a
+            number, or a tensor that broadcasts against this rank's src shard (to float8) or dst
+            shard (from float8). Values beyond the range of float8 become its largest.
         memory_limit: bytes that the buffers of no rank may exceed, the src and dst shards of all
             tensors included; the same on all ranks.
         progress: show a bar on stderr, for calls of several seconds.
         async_op: return a ``Pending`` at once; its ``wait()`` returns the dict.
         group, topology, executor: as of ``redistribute``.
-        dtype: of the tensors, one for all or some by the names of ``src``, as of ``redistribute``:
-            what a call asks of them, on a rank that passes none too. It converts nothing.
+        dtype: the dtype that tensors have, one for all or some by the names of ``src``, as of
+            ``redistribute``. A rank that passes no tensors may give it too. It converts nothing.
 
     Returns:
         This rank's dst shards by the names of ``dst``, None where it has none: a dict, or the
@@ -79,8 +80,8 @@ def redistribute_many(
 
     Raises:
         LayoutError: names do not match, the request is illegal, or ranks disagree about it.
-        ShapeMismatchError: some rank's shard is not what ``src`` gives it. Both come on every rank
-            of the first call.
+        ShapeMismatchError: some rank's shard is not what ``src`` gives it. In the first call, every
+            rank raises this error or the LayoutError.
         MemoryLimitError: nothing fits ``memory_limit``; on every rank.
         CommError: a peer failed, or did not join within the group's timeout.
     """
@@ -116,17 +117,17 @@ def redistribute_many(
 
 
 def _agreed_before(world: World, request: ManyRequest) -> _Mover | None:
-    """What runs the call, if ranks agreed on one like it."""
+    """The compiled bundle of the call, if ranks agreed on an equal call before; else None."""
     try:
         found: _Mover | None = world.agreed.get(request.key)
-    except TypeError:  # An argument has no hash, since it is not of its type: the request says so.
+    except TypeError:  # An argument of a wrong type has no hash; the request reports it.
         return None
     return found
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """A caller's buffer of a batch: which tensor of the call lies in it."""
+    """A buffer of a batch that is a tensor of the call, and which tensor it is."""
 
     is_src: bool
     name: str
@@ -136,13 +137,13 @@ class _Slot:
 
 
 class _Mover:
-    """A bundle compiled for this rank; collective over the ranks of the bundle when made."""
+    """A bundle compiled for this rank; construction is collective over its ranks."""
 
     def __init__(self, request: ManyRequest, dtypes: Mapping[str, str], world: World) -> None:
         self._bundle = request.bundle(dtypes)
         self._device = world.device
         self._rank = world.rank
-        # The dtype that a result has, which is not the one in which scaled values travel.
+        # The dtypes of results, which are not those in which scaled values travel.
         self._becomes = {
             name: getattr(torch, request.becomes(name, dtypes[s])) for s, name in request.pairs
         }
@@ -163,7 +164,7 @@ class _Mover:
     def fits(self, request: ManyRequest) -> bool:
         """Whether the tensors of a later call fit this bundle; no layout is looked up.
 
-        Their dtypes are, since they are in the request's key.
+        The dtypes of src tensors are right, because they are part of the request's key.
         """
         tensors, out, src, dst = request.tensors, request.out, self._src, self._dst
         return (
@@ -232,7 +233,7 @@ class _Mover:
         return resolved(tensor)
 
     def _result(self, slot: _Slot, shard: Tensor, request: ManyRequest) -> Tensor:
-        """What the caller gets of what the program wrote."""
+        """The result for the caller, from the shard that the program wrote."""
         out = request.out.get(slot.name)
         if shard is out:
             return written(shard)

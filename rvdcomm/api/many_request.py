@@ -108,9 +108,9 @@ class ManyRequest:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """Identifies the call, as far as this rank can.
+        """Identifies the call, by all that this rank knows of it.
 
-        The order of the entries of ``tensors``, of dtypes and of ``scale`` is no part of it.
+        The order of the entries of ``tensors``, of dtypes and of ``scale`` does not matter.
         """
         mine = self.tensors
         return (
@@ -128,12 +128,12 @@ class ManyRequest:
 
     @cached_property
     def transition(self) -> tuple[Any, ...]:
-        """What is to move where, whatever the tensors are."""
+        """The part of ``key`` that does not depend on the tensors: layouts and names."""
         sides = (tuple(side.items()) for side in (self.src, self.dst))
         return (*sides, None if self.names is None else tuple(map(self.names, self.src)))
 
     def asked(self) -> dict[str, Any]:
-        """What must be equal on all ranks, the order of tensors included."""
+        """The values that must be equal on all ranks, the order of tensors included."""
         src, dst = self.layouts
         found = {}
         for i, (src_name, name) in enumerate(self.pairs):
@@ -161,7 +161,7 @@ class ManyRequest:
     def becomes(self, name: str, dtype: str) -> str:
         """The dtype of ``name`` in dst, given its ``dtype`` in src.
 
-        One dtype for all is meant for values: integers and truths stay what they are.
+        A single ``dst_dtype`` for all tensors applies to floating-point tensors only.
         """
         asked = self.asked_dst_dtype(name)
         is_for_all = not isinstance(self.dst_dtype, Mapping)
@@ -189,14 +189,14 @@ class ManyRequest:
         )
 
     def sent_dtypes(self, name: str, dtype: str) -> tuple[str, str]:
-        """The dtypes that the program sees; scaled values are float8 on their whole way."""
+        """The src and dst dtypes of the program, in which scaled values are float8 all the way."""
         to = self.becomes(name, dtype)
         if self.is_scaled(name, dtype):
             return (to, to) if is_float8(to) else (dtype, dtype)
         return dtype, to
 
     def is_scaled(self, name: str, dtype: str) -> bool:
-        """Whether values become float8, or stop being it, with a scale."""
+        """Whether values are converted to or from float8 with a scale."""
         turns = is_float8(dtype) != is_float8(self.becomes(name, dtype))
         return turns and self.scale_of(name) is not None
 
@@ -231,7 +231,7 @@ class ManyRequest:
             raise LayoutError(f"{WHAT}: tensor {name!r}: rank {rank}: {misuse}")
 
     def misused(self, rank: int) -> dict[str, str]:
-        """What is wrong with tensors that would lose a gradient or be overwritten, by name."""
+        """The errors of tensors that would lose a gradient or be overwritten, by name."""
         found = {}
         if torch.is_grad_enabled():
             found = {name: NO_GRADIENT for name, t in self.tensors.items() if t.requires_grad}
@@ -262,7 +262,7 @@ class ManyRequest:
                 )
 
     def ranks(self, group_size: int) -> tuple[int, ...]:
-        """All ranks that have to join; all of the group where the layouts cannot be read."""
+        """All ranks that have to join; the whole group if the layouts cannot be read."""
         try:
             found = {layout for side in self.layouts for layout in side.values()}
         except LayoutError:
@@ -392,7 +392,7 @@ def _fault_of_scale(scale: Any) -> str | None:
 
 
 def _apart(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """What is wrong with tensors that are not on one device."""
+    """The error of tensors that are not on one device, as a list; empty if there is none."""
     for name, tensor in tensors:
         first, other = tensors[0]
         if tensor.device != other.device:

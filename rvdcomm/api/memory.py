@@ -11,12 +11,12 @@ from rvdcomm.run import pool
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor on the CPU with any values, in the pool that the results of ``redistribute`` are in.
+    """An uninitialized CPU tensor, in the pool that the results of ``redistribute`` come from.
 
-    Ranks that read each other's memory read a source that lies there in place; any other source is
-    copied first. It is an ordinary tensor: its memory goes back to the pool when the last tensor or
-    array on it is gone. Tensors of less than 1 MiB come from torch; so do all where the system
-    gives no memory for the pool.
+    Ranks that read each other's memory read a source in the pool in place; any other source is
+    copied first. The tensor is an ordinary one: its memory goes back to the pool when the last
+    tensor or array on it is gone. Tensors of less than 1 MiB come from torch, and so do all if the
+    system gives no memory for the pool.
 
     Args:
         shape: number of elements of every dim.

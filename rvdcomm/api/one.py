@@ -1,4 +1,4 @@
-"""redistribute: one tensor, from the layout that it has to the one its next reader wants."""
+"""redistribute: one tensor, from the layout that it has to the one that its next reader needs."""
 
 from __future__ import annotations
 
@@ -46,34 +46,35 @@ def redistribute(
     Args:
         tensor: this rank's shard, ``[*src.cell(rank).box.shape]``, maybe strided; never modified.
             None on a rank outside ``src``.
-        src, dst: layouts over ranks of ``group``, or RVD texts: then over all its ranks.
-        shape: global shape, in elements; if None, of the layouts or of all ranks' shards.
+        src, dst: layouts over ranks of ``group``, or RVD texts, which mean all ranks of ``group``.
+        shape: global shape, in elements; if None, taken from a layout or inferred from the shards.
         group: process group; the default group if None.
-        topology: who is near to whom; one host if None.
-        out: where the result goes, ``[*dst.cell(rank).box.shape]``; allocated if None. The tensor
-            may be the part of it that keeps its values, as a shard of a gather is.
+        topology: the hosts and links of the ranks; one host if None.
+        out: tensor for the result, ``[*dst.cell(rank).box.shape]``; allocated if None. ``tensor``
+            may be the part of ``out`` that keeps its values, as in an all-gather in place.
         async_op: return a ``Pending`` at once; its ``wait()`` returns the shard.
-        dtype: needed on a rank that passes None where calls of one transition differ in dtype.
+        dtype: needed on a rank that passes None if calls of one transition differ in dtype.
         executor: "dist" sends messages only, "peer" also reads the memory of ranks of one host,
             "auto" does that where it can; if None, ``RVDCOMM_EXECUTOR``, or "auto".
         memory_limit: bytes that the buffers of no rank may exceed, its src and dst shards included;
-            kept by the way back, too.
-        requires_grad: whether a gradient flows back (docs/gradients.md); if None, whether
-            ``tensor`` requires grad, which has to be so on all ranks of ``src`` or on none.
-            Needed where some rank of ``src`` is outside ``dst``, and on a rank that passes None
-            where calls of one transition differ in it. Never under ``torch.no_grad()``.
-        replica_grads: what the gradients of replicas are to the tensor's: "parts" that add up to
-            it, or equal "copies" of it.
+            the backward pass keeps the limit too.
+        requires_grad: whether a gradient flows back (docs/gradients.md). If None, it does if
+            ``tensor`` requires grad, which must be equal on all ranks of ``src``. The argument is
+            needed if some rank of ``src`` is outside ``dst``, and on a rank that passes None if
+            calls of one transition differ in it. Under ``torch.no_grad()`` no gradient flows.
+        replica_grads: how gradients of replicas relate to the gradient of the tensor: "parts" that
+            add up to it, or equal "copies" of it.
 
     Returns:
         Tensor ``[*dst.cell(rank).box.shape]``, same dtype and device as ``tensor``; None on a rank
         outside ``dst``. With ``requires_grad=True`` such a rank gets a scalar of 0 whose
-        ``backward()`` takes part in the way back.
+        ``backward()`` takes part in the backward pass.
 
     Raises:
         LayoutError: the request is illegal, or ranks disagree about it.
-        ShapeMismatchError: some rank's shard is not what ``src`` gives it. Both come on every rank
-            of the first call; in a later one on the rank at fault, and the others time out.
+        ShapeMismatchError: some rank's shard is not what ``src`` gives it. In the first call, every
+            rank raises this error or the LayoutError. In a later call only the rank at fault
+            raises, and the others time out.
         MemoryLimitError: no plan fits ``memory_limit``; on every rank.
         CommError: a peer failed, or did not join within the group's timeout.
     """
@@ -102,7 +103,7 @@ def redistribute(
     if misuse is not None and has_agreed(world, transition):
         raise LayoutError(f"redistribute {src} -> {dst}: rank {world.rank}: {misuse}")
     grad = None if misuse else grad_flows(tensor, requires_grad)
-    # What every rank can know of the transition: those that agreed once compare texts no more.
+    # All that one rank knows of the call: ranks that agreed on a key once compare nothing again.
     asked = (dtype, executor, memory_limit, requires_grad, replica_grads)
     key = (*transition, *_signature(None if misuse else tensor), grad, asked)
     redistributor, grad = _agreed_before(world, key)
@@ -137,10 +138,10 @@ def _signature(tensor: Tensor | None) -> tuple[Any, Any]:
 
 
 def _agreed_before(world: World, key: tuple[Any, ...]) -> tuple[Redistributor | None, bool]:
-    """What ranks agreed on in an earlier call, and whether a gradient flows back."""
+    """The plan that ranks agreed on in an earlier call, and whether a gradient flows back."""
     try:
         found: tuple[Redistributor | None, bool] = world.agreed.get(key, (None, False))
-    except TypeError:  # An argument has no hash, since it is not of its type: the request says so.
+    except TypeError:  # An argument of a wrong type has no hash; the request reports it.
         return None, False
     return found
 
@@ -150,7 +151,7 @@ def _agreed(
 ) -> tuple[Redistributor, bool]:
     """Compare the requests of all ranks; returns the compiled plan and whether a gradient flows.
 
-    The way back is compiled here too, where all ranks are together.
+    The adjoint is compiled here too, because all ranks take part in this call.
     """
     world = World.of(group)
     joined = _members(src, dst, world)
@@ -175,7 +176,7 @@ def _agreed(
 
 
 def _members(src: Layout | str, dst: Layout | str, world: World) -> tuple[int, ...]:
-    """Ranks that have to join: those of the layouts, or all if a layout is a text."""
+    """Ranks that have to join: all ranks of the layouts, or of the group if a layout is a text."""
     ranks: set[int] = set()
     for layout in (src, dst):
         ranks |= set(layout.ranks) if isinstance(layout, Layout) else set(range(world.size))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 Result = Any
-"""This rank's shard or None; of ``redistribute_many`` a dict of them by name."""
+"""This rank's shard or None; for ``redistribute_many``, a dict of these by name."""
 
 Job = Callable[[], Result]
 
@@ -52,7 +52,7 @@ class Pending(ABC):
         return self.future.done()
 
     def forget(self) -> None:  # noqa: B027 - most cannot be forgotten
-        """Let the process end before the call does: nobody will ask for its result.
+        """Let the process end before the call does, because its result is not needed.
 
         Only messages that were posted can be forgotten; other calls run to their end.
         """
@@ -77,15 +77,16 @@ class _InBackground(Pending):
 
 
 class Posted(Pending):
-    """A call whose messages the backend moves by itself, and which needs nobody until then.
+    """A call whose messages the backend moves by itself, without a thread of ours.
 
-    Nothing is handed to another thread, unless somebody asks for the future, or whether the call is
-    completed, or drops the handle. That thread has no other work: what is posted on different ranks
-    in different orders must not keep collectives waiting, which all ranks have in one order.
+    A thread waits for the call only if the caller asks for ``future`` or ``is_completed``, or if
+    more than ``MOST_POSTED`` calls are posted. That thread has no other work. Ranks may post calls
+    in different orders, so waiting for them must not delay collectives, which all ranks have to
+    issue in one order.
 
     Args:
         finish: waits for the messages, and returns the result.
-        join: called with the result by everybody who waits.
+        join: called with the result in every ``wait``.
     """
 
     __slots__ = ("_error", "_finish", "_future", "_join", "_lock", "_result")
@@ -123,7 +124,7 @@ class Posted(Pending):
                     self._result = self._finish()
                 except BaseException as error:
                     self._error = error
-                # What the call holds is let go, and it is nobody's to wait for.
+                # Release the tensors of the call; no other thread has to wait for it now.
                 self._finish = None
                 _POSTED.pop(id(self), None)
         if self._error is not None:
@@ -134,13 +135,13 @@ class Posted(Pending):
 
 
 def posted(finish: Callable[[], Result], device: torch.device) -> Posted:
-    """The call whose messages ``finish`` waits for; on a GPU it lets a stream wait for them."""
+    """A call whose messages ``finish`` waits for; on a GPU it lets a stream wait for them."""
     if device.type != "cuda":
         return Posted(finish)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def finish_on_stream() -> Result:
-        # Whoever does this, perhaps the thread: the stream of who asks for the result waits, too.
+        # Another thread may run this on another stream, so the caller's stream waits for ``done``.
         result = finish()
         done.record(torch.cuda.current_stream(device))
         return result
@@ -149,7 +150,7 @@ def posted(finish: Callable[[], Result], device: torch.device) -> Posted:
 
 
 def join_stream(device: torch.device, done: torch.cuda.Event, result: Result) -> None:
-    """Let the caller's stream wait for an event, after which it uses a result."""
+    """Let the caller's stream wait for ``done`` before it uses the result."""
     stream = torch.cuda.current_stream(device)
     stream.wait_event(done)
     for tensor in result.values() if isinstance(result, dict) else (result,):
@@ -158,8 +159,8 @@ def join_stream(device: torch.device, done: torch.cuda.Event, result: Result) ->
 
 
 MOST_POSTED = 64
-"""Calls that are posted and not waited for; older ones are waited for by the thread, so that a
-handle that was dropped does not keep its tensors for ever."""
+"""Most posted calls that no caller waits for. If there are more, a thread waits for the oldest,
+so that a dropped handle does not keep its tensors forever."""
 
 _POSTED: dict[int, Posted] = {}
 
@@ -236,7 +237,7 @@ class SideStream:
 
 _THREAD = Thread()
 _WAITER = Thread()
-"""It waits for posted messages that nobody else waits for."""
+"""Waits for posted calls that no caller waits for."""
 
 _SIDES: dict[torch.device, SideStream] = {}
 

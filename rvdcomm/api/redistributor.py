@@ -40,13 +40,13 @@ class Redistributor:
     have the same plan: ``redistribute`` checks that, this class does not.
 
     Args:
-        plan: what to do. Where the ranks cannot read each other's memory as it says, all ranks
-            plan again for what is possible here; the attribute ``plan`` is the one that runs.
+        plan: the plan to run. If ranks cannot read each other's memory as it says, all ranks plan
+            again for what is possible here; the attribute ``plan`` is the one that runs.
         group, executor, memory_limit, replica_grads: as of ``redistribute``; the executor and the
             limit are those of the plan if None is given.
 
     Attributes:
-        peak_bytes: what the last call held on this rank: its shards and all buffers.
+        peak_bytes: bytes that the last call held on this rank: its shards and all buffers.
 
     Raises:
         LayoutError: the plan has ranks outside the group.
@@ -160,14 +160,14 @@ class Redistributor:
     # --- calls ----------------------------------------------------------------------------------
 
     def check(self, tensor: Any, out: Any) -> None:
-        """Raise, on this rank alone, for what cannot be used or is not what the plan gives it."""
+        """Raise, on this rank alone, for tensors that cannot be used or do not fit the plan."""
         misuse = misuse_of(tensor, out)
         if misuse is not None:
             raise LayoutError(f"{self.what}: rank {self._rank}: {misuse}")
         self.check_shards(tensor, out)
 
     def check_shards(self, tensor: Tensor | None, out: Tensor | None) -> None:
-        """Raise, on this rank alone, for tensors that are not what the plan gives it."""
+        """Raise, on this rank alone, for tensors that do not fit the plan."""
         is_mine = (
             (None if tensor is None else tensor.shape) == self._src_shape
             and (tensor is None or tensor.dtype == self.dtype)
@@ -224,11 +224,11 @@ class Redistributor:
             return self._moved(program, tensor, out, device)
 
     def prepare_post(self) -> None:
-        """Make what calls with ``async_op=True`` need to be messages alone, where they can be.
+        """Prepare calls with ``async_op=True`` to run as messages alone, if the plan allows that.
 
-        Collective over the ranks of the plan. Messages of gloo need nothing. Those of NCCL need a
-        communicator that nothing else uses, which takes time and memory: for a transition that
-        runs again and again, as between the stages of a pipeline.
+        Collective over the ranks of the plan. gloo needs no preparation. NCCL needs a communicator
+        that nothing else uses, which takes time and memory. This pays off for a transition that
+        runs many times, as between the stages of a pipeline.
         """
         if self._is_messages:
             self._program.prepare_post()
@@ -236,19 +236,19 @@ class Redistributor:
 
     @property
     def is_posted(self) -> bool:
-        """Whether a call with ``async_op=True`` is messages alone, tensor to tensor.
+        """Whether a call with ``async_op=True`` is messages alone, from tensor to tensor.
 
-        Nothing has to be done between the messages, so nobody has to be there. Calls of different
-        transitions then need not begin in one order on all ranks, so a rank may post a receive long
-        before the others send. With NCCL only after ``prepare_post``.
+        Nothing has to be done between the messages, so no thread has to wait for them. Calls of
+        different transitions need not begin in one order on all ranks: a rank may post a receive
+        long before the others send. With NCCL this holds only after ``prepare_post``.
         """
         return self._may_post and self._is_messages
 
     @cached_property
     def _is_messages(self) -> bool:
-        """Whether other ranks get the shards as they are, and no memory is shared.
+        """Whether the plan only sends whole shards to other ranks, and shares no memory.
 
-        All ranks find the same.
+        All ranks get the same answer.
         """
         plan = self.plan
         is_sent = [step.kind for step in plan.path.steps] == ["transfer"]
@@ -257,7 +257,7 @@ class Redistributor:
     def _post(
         self, tensor: Tensor | None, out: Tensor | None, device: torch.device
     ) -> Callable[[], Tensor | None]:
-        """Begin to send or receive; what is returned waits for it."""
+        """Begin to send or receive; the returned function waits for that and returns the result."""
         given = None if tensor is None else resolved(tensor.detach()).contiguous()
         is_direct = out is not None and out.is_contiguous()
         shards = [] if given is None else [given]

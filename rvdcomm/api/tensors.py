@@ -44,9 +44,9 @@ def misuse_of(tensor: Any, out: Any) -> str | None:
 
 
 def place_within(tensor: Tensor | None, out: Tensor | None) -> tuple[int, ...] | None:
-    """The index in ``out`` of the first element of ``tensor``, where that is a part of it.
+    """The index in ``out`` of the first element of ``tensor``; None if it is no part of ``out``.
 
-    None if it is none. Both are what ``misuse_of`` finds nothing wrong with.
+    Neither tensor may have a fault (``fault_of``, ``fault_of_out``).
     """
     if tensor is None or out is None or not _shares(tensor, out):
         return None
@@ -69,7 +69,7 @@ def place_within(tensor: Tensor | None, out: Tensor | None) -> tuple[int, ...] |
 
 
 def _shares(tensor: Tensor, out: Tensor) -> bool:
-    """Whether one begins before the other ends, whatever lies between their elements."""
+    """Whether the address ranges of two tensors overlap, gaps between elements included."""
     (start, end), (out_start, out_end) = _span(tensor), _span(out)
     return start < out_end and out_start < end and start < end and out_start < out_end
 
@@ -84,7 +84,7 @@ def fault_of(tensor: Any) -> str | None:
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
         return "has a forward-mode tangent, which no call carries; pass its primal alone."
     try:
-        # Whoever has no memory of its own has no storage, or one without an address.
+        # A tensor without memory of its own has no storage, or a storage without an address.
         storage = tensor.untyped_storage()
         start, num_bytes = storage.data_ptr(), storage.nbytes()
         if tensor.is_nested or tensor.is_quantized or not (start or _is_empty(tensor)):
@@ -98,7 +98,7 @@ def fault_of(tensor: Any) -> str | None:
 
 
 def fault_of_out(out: Any) -> str | None:
-    """The same of a tensor that is written."""
+    """Why a call cannot write to ``out``, as a text like that of ``fault_of``; None if it can."""
     fault = fault_of(out)
     if fault is not None:
         return fault
@@ -108,7 +108,7 @@ def fault_of_out(out: Any) -> str | None:
 
 
 def fault_of_mode() -> str | None:
-    """Why nothing can be run here, whatever the tensors are."""
+    """Why no call can run here, whatever the tensors are; None if calls can."""
     if type(torch.empty(0, device="cpu")) is Tensor:
         return None
     return (
@@ -117,7 +117,7 @@ def fault_of_mode() -> str | None:
 
 
 def num_sharing(tensors: Mapping[str, Tensor], outs: Mapping[str, Tensor]) -> dict[str, int]:
-    """With how many of ``outs`` a tensor shares memory, by the names of those that do."""
+    """How many of ``outs`` a tensor shares memory with, by the names of the tensors that do."""
     spans = [_span(out) for out in outs.values() if out.numel()]
     if not spans:
         return {}
@@ -133,7 +133,7 @@ def num_sharing(tensors: Mapping[str, Tensor], outs: Mapping[str, Tensor]) -> di
 
 
 def written(out: Tensor) -> Tensor:
-    """Tell autograd that ``out`` was written, which it sees of its own operations alone."""
+    """Tell autograd that ``out`` was written: it notices only writes of its own operations."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
     return out
@@ -174,7 +174,7 @@ _UNREADABLE: tuple[tuple[Callable[[Any], bool], str], ...] = (
     ),
     (lambda x: x._is_zerotensor(), "is zeros without memory; pass tensor.clone()."),
 )
-"""What a tensor without readable memory may be: the first that applies is said."""
+"""Kinds of tensors without readable memory, and what to do; the first that applies is reported."""
 
 _CLASSES = {
     "DTensor": "use rvdcomm.interop.dtensor.redistribute, or pass tensor.to_local().",
@@ -183,11 +183,11 @@ _CLASSES = {
     "NestedTensor": "pass the tensors of its unbind() one by one.",
     "MaskedTensor": "pass tensor.get_data().",
 }
-"""What to do about subclasses that keep their values elsewhere, by name: few are imported here."""
+"""What to do about subclasses that keep their values elsewhere; by name, as few are imported."""
 
 
 def _fault_of_class(given: Any) -> str | None:
-    """What is wrong with something that is no plain tensor, if anything."""
+    """What is wrong with an argument that is no plain tensor; None if nothing is."""
     name = type(given).__name__
     if not isinstance(given, Tensor):
         return f"is of type {name}, which is no torch.Tensor; pass torch.as_tensor(...) of it."
@@ -219,7 +219,7 @@ def _is_empty(tensor: Tensor) -> bool:
 
 
 def _used_bytes(tensor: Tensor) -> int:
-    """From the first to the last byte of a strided tensor."""
+    """Bytes from the first to the last element of a strided tensor, both included."""
     if not tensor.numel():
         return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -255,7 +255,7 @@ _UNWRITABLE: tuple[tuple[Callable[[Tensor], bool], str], ...] = (
         "was made under torch.inference_mode(), outside of which it may not be written.",
     ),
 )
-"""What may be read and not written."""
+"""Kinds of tensors that may be read but not written, and what to do."""
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

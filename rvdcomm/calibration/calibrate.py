@@ -26,8 +26,9 @@ NOMINAL = Link(20e-6, 3e9), Link(60e-6, 1e9)
 """Links for planning the probes; a probe has one step, so they decide nothing."""
 
 MAX_CALLS, LONG_SECS = 50, 0.1
-"""Short calls are timed in a row: where cores are few, ranks leave a barrier milliseconds apart,
-and a message that waits for its receiver seems to take no time."""
+"""Short calls are timed in a row of at most ``MAX_CALLS``, about ``LONG_SECS`` in all. With few
+cores, ranks leave a barrier milliseconds apart, and a message that arrives before its receiver
+asks for it seems to take no time."""
 
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 20
 SIZE_FACTOR = 4
@@ -37,13 +38,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured.
+    """The time and the sizes of a calibration.
 
     Attributes:
-        secs: time for a transfer of one size, at least three repetitions.
+        secs: seconds for the transfers of one size, which are at least three repetitions.
         min_bytes, max_bytes: smallest and largest tensor; sizes grow by factors of 4.
-        long_secs: no larger size is measured after a call that takes longer. A burst that a shaped
-            link lets through is much shorter than that.
+        long_secs: seconds; no larger size is measured after a call that takes longer. A burst that
+            a shaped link lets through takes much less time.
     """
 
     secs: float = 0.3
@@ -173,7 +174,7 @@ class _Calibration:
             num_bytes *= SIZE_FACTOR
 
     def _call(self, probe: Probe, num_bytes: int) -> Callable[[], object]:
-        """What this rank does; nothing if the probe leaves it out."""
+        """The call of this rank in a probe; it does nothing if the probe leaves the rank out."""
         place = probe.place_of(self._world.rank)
         if place is None:
             return lambda: None

@@ -1,7 +1,7 @@
 """Fit: the links that explain measured times best under the cost model.
 
 A transfer of a level takes ``alpha_secs * rounds + port_bytes / bytes_per_sec``, where
-``port_bytes`` go through the busiest port of that level; that is ``cost.step_cost`` where no port
+``port_bytes`` go through the busiest port of that level. This equals ``cost.step_cost`` if no port
 below is slower. Times span six orders of magnitude, so the fit minimises the sum of squared
 *relative* errors. Huber's weights bound the influence of disturbed samples (P. Huber, Robust
 estimation of a location parameter, 1964): each round solves one weighted problem over ``x >= 0``
@@ -25,16 +25,16 @@ from rvdcomm import LayoutError, Link
 Floats = NDArray[np.float64]
 
 HUBER_K = 1.345
-"""Residuals beyond so many standard deviations count less: 95 % efficient on normal errors."""
+"""Residuals beyond this many standard deviations count less: 95 % efficient on normal errors."""
 
 MAD_PER_SIGMA = 0.6745
-"""The median absolute deviation of a normal distribution."""
+"""The median absolute deviation of a normal distribution, in standard deviations."""
 
 MIN_SCALE = 1e-3
 """Clocks and schedulers repeat to about a thousandth: smaller residuals count as equal."""
 
 NUM_ROUNDS = 50
-"""Of reweighting; weights move by less than 1e-6 after about 20."""
+"""Rounds of reweighting; weights move by less than 1e-6 after about 20."""
 
 LARGE_RESIDUAL = 0.2
 """A level whose median residual is above this is not described by an alpha and a beta."""

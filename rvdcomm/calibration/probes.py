@@ -33,25 +33,26 @@ INSIDE = (
     Kind("all_gather", "R(1)V(1)D({k},1)", "R({k})V(1)D(1,1)"),
     Kind("reduce_scatter", "R(1)V({k})D(1,1)", "R(1)V(1)D({k},1)"),
 )
-"""In one group."""
+"""Transfers inside one group."""
 
 BETWEEN = (
     Kind("swap", "R(1)V(1)D({k},1)", "R(1)V(1)D({k},1)"),
     Kind("transfer", "R(1)V(1)D({k},1)", "R(1)V(1)D(1,{k})"),
 )
-"""Between two groups: each rank with one of the other group and back; all to all, one way."""
+"""Transfers between two groups: each rank swaps data with one rank of the other group, or every
+rank of one group sends to every rank of the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A kind of transfer on sets of ranks that work at once: each is (ranks of src, of dst)."""
+    """A kind of transfer that sets of ranks run at once; a set is (src ranks, dst ranks)."""
 
     level: int
     kind: Kind
     ends: tuple[tuple[Ranks, Ranks], ...]
 
     def plan(self, i: int, num_bytes: int, topology: Topology) -> Plan:
-        """What the ``i``-th set runs, for a tensor of about ``num_bytes``."""
+        """The plan that the ``i``-th set runs, for a tensor of about ``num_bytes``."""
         src_ranks, dst_ranks = self.ends[i]
         side = len(src_ranks) * max(1, round((num_bytes / ITEM_BYTES) ** 0.5 / len(src_ranks)))
         src, dst = (
@@ -61,7 +62,7 @@ class Probe:
         return plan(src, dst, DTYPE, topology, executor="dist")
 
     def place_of(self, rank: int) -> int | None:
-        """The set that a rank is in."""
+        """The index of the set that a rank is in; None if it is in none."""
         found = (i for i, ends in enumerate(self.ends) if rank in ends[0] or rank in ends[1])
         return next(found, None)
 
@@ -88,7 +89,7 @@ def _neighbours(groups: tuple[Ranks, ...], parent: Ranks) -> Iterator[tuple[Rank
 
 
 def rounds_and_port_bytes(made: Plan, level: int) -> tuple[int, int]:
-    """What the cost model multiplies by alpha, and divides by beta, of one level."""
+    """Rounds and bytes of one level: factors of alpha and of 1 / beta in the cost model."""
     free, counting = Link(0.0, inf), Link(0.0, 1.0)
     levels = tuple(
         Level(of.name, of.groups, counting if i == level else free)

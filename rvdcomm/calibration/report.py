@@ -1,4 +1,4 @@
-"""Report: what was measured, what was fitted, and how far apart they are, in 100 columns."""
+"""Report: measured times, fitted times and their differences, in 100 columns."""
 
 from __future__ import annotations
 

@@ -41,9 +41,10 @@ _winners = Winners()
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fastest plan: ``secs`` per call on the slowest rank, and those of the model's choice.
+    """The fastest plan, with its seconds per call on the slowest rank.
 
-    ``measured`` says whether this call measured, or found the winner of an earlier call.
+    ``model_secs`` is the time of the model's choice. ``measured`` says whether this call measured;
+    if not, the plan is the winner of an earlier call.
     """
 
     plan: Plan
@@ -149,7 +150,7 @@ def winner_of(secs: dict[Candidate, float]) -> Winner:
 def _calls(
     plans: dict[str, Plan], tried: Sequence[str], world: World, group: Any
 ) -> dict[Candidate, Callable[[], object]]:
-    """What this rank runs for every candidate. All share the same shards of zeros."""
+    """The call of this rank for every candidate; all calls share the same shards of zeros."""
     model = plans[MODEL]
     src, dst = shards_of(model.src, model.dst, model.dtype, world)
     calls: dict[Candidate, Callable[[], object]] = {}

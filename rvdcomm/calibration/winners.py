@@ -59,7 +59,7 @@ class Winner:
 
 
 def key_of(model: Plan, memory_limit: int | None, where: str) -> str:
-    """What requests must have in common to share a winner; ``where`` names world and release.
+    """The key of a request: equal keys share a winner; ``where`` names world and release.
 
     Sizes count by their power of two. Ragged pairs have keys of their own, because they are planned
     in another way.

@@ -1,4 +1,4 @@
-"""Worlds: the processes that measure: those of a launcher, or some that are started here."""
+"""Worlds: the processes that measure, which a launcher started or which are started here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STORE, _ERROR = "store", "error"
 
 
 def joined(backend: str, timeout: timedelta, run: Callable[[], None]) -> None:
-    """Be the rank that a launcher such as torchrun says, and ``run``.
+    """Join as the rank that a launcher such as torchrun assigned to this process, and ``run``.
 
     Raises:
         CommError: the world did not come together.
@@ -48,7 +48,7 @@ def joined(backend: str, timeout: timedelta, run: Callable[[], None]) -> None:
 def spawned(
     num_ranks: int, timeout: timedelta, limit_secs: float, run: Callable[..., None], *args: Any
 ) -> None:
-    """``run(*args)`` on so many processes of this machine, one gloo world; ``run`` must pickle.
+    """Call ``run(*args)`` in ``num_ranks`` new processes of one gloo world; ``run`` must pickle.
 
     Raises:
         CommError: a process failed, or they took longer than ``limit_secs``; all are ended.
@@ -84,7 +84,7 @@ def _rank(
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
-    # A host name that resolves to no address of this machine must not matter.
+    # The loopback device also works if the host name resolves to no address of this machine.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = f"file://{folder}/{_STORE}"
     dist.init_process_group(
@@ -112,7 +112,7 @@ def _first_error(folder: str) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    """As it ends a traceback; torch's error has a traceback for its text."""
+    """The last line of an error's traceback; the text of torch's error is itself a traceback."""
     return format_exception_only(error)[-1].strip().splitlines()[-1]
 
 

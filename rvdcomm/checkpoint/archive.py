@@ -21,7 +21,7 @@ from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.text import quoted
 
 MAX_READ_BYTES = 4 << 20
-"""Of an archive's directory and description; one of a tensor takes less than 2 KiB."""
+"""Most bytes read of an archive's directory and description; a tensor's take less than 2 KiB."""
 
 _STORAGE_DTYPES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
@@ -30,7 +30,7 @@ _STORAGE_DTYPES = {
     "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128",
 }  # fmt: skip
 
-# What zipfile raises for files that are no zip files, besides our own errors.
+# Errors that zipfile raises for files that are no zip files; our own errors are ValueErrors.
 _DAMAGE = (
     *(zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, struct.error),
     NotImplementedError,
@@ -39,9 +39,10 @@ _DAMAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements lie from byte ``start`` of a file, dims outermost first in the order ``order``.
+    """Where the elements of a tensor lie in a file: from byte ``start`` on, in dim order ``order``.
 
-    ``order`` is ``(0, 1)`` for a matrix in row-major order and ``(1, 0)`` for a transposed one.
+    ``order`` lists the dims, outermost first. It is ``(0, 1)`` for a matrix in row-major order and
+    ``(1, 0)`` for a transposed one.
     """
 
     start: int
@@ -52,12 +53,12 @@ def locate(folder: Folder, block: Block, dtype: str) -> Elements:
     """Where the elements of the tensor in an archive lie.
 
     Args:
-        folder: where the archive's file is.
+        folder: the folder of the archive's file.
         block: the bytes of the file that are the archive, and the shape of its tensor.
-        dtype: the tensor's.
+        dtype: the tensor's dtype.
 
     Raises:
-        CheckpointError: it holds something else, or is damaged.
+        CheckpointError: the archive holds something else, or is damaged.
     """
     start, end, shape = block.start, block.start + block.num_bytes, block.box.shape
     with folder.open(block.file) as file:
@@ -92,7 +93,7 @@ def _located(
     first = offset * ITEM_BYTES[dtype]
     if offset < 0 or first + prod(shape) * ITEM_BYTES[dtype] > data.file_size:
         raise CheckpointError(f"its data of {data.file_size} bytes is too short")
-    # The entry's own header says how long it is; torch pads it so that data is aligned.
+    # The length of an entry's header is in the header; torch pads it so that the data is aligned.
     view.seek(data.header_offset)
     header = view.read(30)
     if header[:4] != b"PK\3\4":
@@ -105,7 +106,7 @@ def _located(
 
 
 def _described(pickle: bytes) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
-    """Dtype, shape, strides and offset in elements, as the pickle of a tensor says them."""
+    """Dtype, shape, strides and offset (both in elements) from the pickle of a tensor."""
     said = inert(pickle)
     if isinstance(said, PickledCall) and said.function == Global("torch._utils._rebuild_parameter"):
         said = said.args[0] if isinstance(said.args, tuple) and said.args else None
@@ -115,7 +116,7 @@ def _described(pickle: bytes) -> tuple[str, tuple[int, ...], tuple[int, ...], in
     storage, offset, shape, strides = said.args[:4]
     name = storage.what[1].name.removeprefix("torch.")
     dtype = _STORAGE_DTYPES.get(name)
-    if said.function == known[1]:  # Its storage is of bytes, and argument 6 is the dtype.
+    if said.function == known[1]:  # Version 3 has a storage of bytes; argument 6 is the dtype.
         last = said.args[6] if len(said.args) > 6 else None
         name = last.name if isinstance(last, Global) else ""
         dtype = name.removeprefix("torch.")
@@ -143,7 +144,7 @@ def _is_plain(args: Any) -> bool:
 
 def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Dims from the largest stride to the smallest, if the tensor is dense in that order."""
-    # A dim of one element may have any stride, so it may stand anywhere.
+    # A dim of one element may have any stride, so its place in the order does not matter.
     order = sorted(range(len(shape)), key=lambda d: (-strides[d] if shape[d] != 1 else 0, d))
     step, is_empty = 1, 0 in shape
     for d in reversed(order):
@@ -156,7 +157,7 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _Region(io.RawIOBase):
-    """A region of a file as a file, of which a bounded number of bytes can be read."""
+    """A region of a file, itself readable as a file, up to ``MAX_READ_BYTES`` bytes in total."""
 
     def __init__(self, file: io.FileIO, start: int, num_bytes: int) -> None:
         self.file, self.start, self.num_bytes = file, start, num_bytes

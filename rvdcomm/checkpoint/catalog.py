@@ -1,4 +1,4 @@
-"""Catalog: what the checkpoint in a folder holds, whichever form it has."""
+"""Catalog: lists the tensors of the checkpoint in a folder, in any of the known forms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE_NAME = "model.safetensors"
 MAX_INDEX_BYTES = 256 << 20
 
 SHARDING_KEY = "DCP_SHARDING_INFO"
-"""Where ``HuggingFaceStorageWriter`` notes in a file's header at which offsets its shards lie."""
+"""Key in a file's header under which ``HuggingFaceStorageWriter`` notes the offsets of shards."""
 
 _FILE_KEYS = (SHARDING_KEY, "DCP_VERSION", manifest.KEY_PREFIX)
 """Beginnings of the keys in ``__metadata__`` that describe a file, not the model."""
@@ -30,17 +30,17 @@ _NUMBERED = re.compile(r"(.*?)-?(\d{5})-of-(\d{5})\.safetensors")
 
 
 def open_checkpoint(root: str | Path, *, follow_symlinks: bool = False) -> Catalog:
-    """What the folder ``root`` holds: sharded (with our manifest), DCP or Hugging Face-style.
+    """List the checkpoint in a folder: sharded (with our manifest), DCP or Hugging Face-style.
 
-    Only names, shapes and places are read.
+    Only names, shapes and positions of tensors are read, not their elements.
 
     Args:
         root: the folder.
-        follow_symlinks: also read files to which links lead out of the folder (``Folder``).
+        follow_symlinks: also follow links to files outside of the folder (``Folder``).
 
     Raises:
-        CheckpointError: there is no checkpoint, one that was never committed, a mix of two, a
-            damaged one, one without tensors, or a link out of the folder.
+        CheckpointError: there is no checkpoint, or it was never committed, mixes two saves, is
+            damaged, has no tensors, or has a link out of the folder.
         OSError: a file cannot be read.
     """
     folder = Folder(root, follow_symlinks=follow_symlinks)
@@ -74,7 +74,7 @@ def _catalog(folder: Folder, names: list[str]) -> Catalog:
 
 
 def _metadata(headers: Mapping[str, Header]) -> dict[str, tuple[str, ...]]:
-    """What the writers noted about the model: by key, the different texts in all files."""
+    """The texts about the model in the headers: by key, the different texts of all files."""
     found: dict[str, tuple[str, ...]] = {}
     for header in headers.values():
         for key, text in header.metadata.items():
@@ -105,7 +105,7 @@ def _indexed(folder: Folder) -> Catalog:
 
 
 def _unindexed(folder: Folder, files: list[str]) -> Catalog:
-    """Files of whole tensors, or shards of DCP: the headers say which."""
+    """Files of whole tensors, or shards of DCP; the headers tell which they are."""
     headers = {file: read_header(folder, file) for file in files}
     manifest.check_committed(folder, headers)
     if any(SHARDING_KEY in header.metadata for header in headers.values()):
@@ -179,14 +179,14 @@ def _dcp_safetensors(folder: Folder, headers: Mapping[str, Header]) -> Catalog:
         num_dims = {len(block.box.lo) for block in found_blocks}
         if len(num_dims) != 1:
             raise CheckpointError(f"{root}: shards of {quoted(name)} have {num_dims} dims.")
-        # As torch reads it: the tensor ends where its last shard does.
+        # As torch does when it reads: the tensor ends where its last shard ends.
         shape = tuple(map(max, zip(*(block.box.hi for block in found_blocks), strict=True)))
         tensors[name] = StoredTensor(name, dtypes[name], shape, tuple(found_blocks))
     return Catalog(folder, "dcp-safetensors", tensors, metadata=_metadata(headers))
 
 
 def _offsets(path: Path, header: Header) -> dict[str, tuple[int, ...]]:
-    """Where the shards of a file begin in their tensors."""
+    """For each shard of a file, by tensor name, the index in the tensor at which it begins."""
     try:
         said = json.loads(header.metadata[SHARDING_KEY])
         out = {name: tuple(entry(said[name], "saved_offsets", list)) for name in header.entries}

@@ -1,7 +1,7 @@
-"""``torch.distributed.checkpoint``: reads and writes its description of a checkpoint.
+"""DCP, ``torch.distributed.checkpoint``: reads and writes its description of a checkpoint.
 
 ``.metadata`` is a pickle of torch's own dataclasses. It is read as data (``inert``), never
-unpickled; the archives that it points to are found by ``archive``.
+unpickled. ``archive`` locates the elements in the archives that it points to.
 
 Source: torch/distributed/checkpoint/metadata.py and filesystem.py, torch 2.11 to 2.13; the names
 of the classes are part of every file ever written, so they do not change.
@@ -27,10 +27,10 @@ _STORAGE_INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
 
 
 def read_dcp(folder: Folder) -> Catalog:
-    """What ``dcp.save`` wrote to a folder.
+    """The catalog of the checkpoint that ``dcp.save`` wrote to a folder.
 
     Raises:
-        CheckpointError: the description is damaged, or says what no ``dcp.save`` writes.
+        CheckpointError: the description is damaged, or has content that ``dcp.save`` never writes.
     """
     try:
         said = inert(folder.read(FILE_NAME, MAX_BYTES))
@@ -59,7 +59,7 @@ def _catalog(folder: Folder, fields: dict[str, Any]) -> Catalog:
 
 
 def _places(values: Any) -> Iterator[tuple[tuple[str, tuple[int, ...]], tuple[str, int, int]]]:
-    """File, start and bytes of every chunk, by tensor and offset."""
+    """For every chunk its key (tensor name, offsets) and its place (file, start, num_bytes)."""
     for key, value in _pairs(values, "storage_data"):
         index, info = _fields(key, _TYPES + "MetadataIndex"), _fields(value, _STORAGE_INFO)
         if index.get("offset") is None:
@@ -107,7 +107,7 @@ def _block(name: str, chunk: Any, places: dict[Any, Any]) -> Block:
 
 
 def _fields(value: Any, name: str) -> dict[str, Any]:
-    """State of a record of class ``name``; a class that torch does not write here is an error."""
+    """The attributes of a pickled object of class ``name``; any other class is an error."""
     if not isinstance(value, PickledCall) or value.function != Global(name):
         found = value.function if isinstance(value, PickledCall) else type(value).__name__
         raise CheckpointError(f"it has {quoted(found)} where {name} is expected")
@@ -121,7 +121,7 @@ def _pairs(value: Any, name: str) -> list[tuple[Any, Any]]:
 
 
 def _size(value: Any) -> tuple[int, ...]:
-    """A ``torch.Size``, which a pickle makes from a tuple."""
+    """The sizes of a ``torch.Size``, which a pickle stores as a call with a tuple."""
     if isinstance(value, PickledCall) and value.function == Global("torch.Size"):
         value = value.args[0] if isinstance(value.args, tuple) and value.args else None
     if not isinstance(value, tuple) or not all(type(n) is int and n >= 0 for n in value):
@@ -134,7 +134,10 @@ def _size(value: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A box of a tensor of ``dtype`` and ``shape`` in an archive of ``num_bytes`` in ``file``."""
+    """A stored box of a tensor: the archive of ``num_bytes`` bytes at byte ``start`` of ``file``.
+
+    ``dtype`` and ``shape`` are those of the whole tensor.
+    """
 
     name: str
     dtype: str
@@ -146,7 +149,7 @@ class Chunk:
 
 
 def metadata_bytes(chunks: Iterable[Chunk]) -> bytes:
-    """The ``.metadata`` of these chunks, as ``dcp.load`` reads it."""
+    """The content of the ``.metadata`` file that describes these chunks to ``dcp.load``."""
     import pickle
 
     import torch

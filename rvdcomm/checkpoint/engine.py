@@ -35,18 +35,18 @@ from rvdcomm.layout import Box
 from rvdcomm.units import bytes_text, secs_text
 
 PROGRESS_DELAY_SECS = 2.0
-"""A run that is shorter shows no progress bar."""
+"""Runs shorter than this show no progress bar."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a reshard did.
+    """The result of one reshard: its plan, what was kept and read, and the time.
 
     Attributes:
-        plan: what was planned.
-        num_files_kept: files of an earlier run that were complete.
+        plan: the plan that was carried out.
+        num_files_kept: complete files of an earlier run, which were not written again.
         read_bytes: bytes of tensors that were read, by file of the source.
-        secs: time that it took.
+        secs: duration of the call.
     """
 
     plan: ReshardPlan
@@ -80,33 +80,33 @@ def reshard(
 ) -> Report:
     """Write the checkpoint in ``src_dir`` to ``dst_dir``, in other shards and another form.
 
-    Every element of every value part is read once, from one replica; parts are summed in ascending
-    order, in the tensor's own dtype. If it is interrupted, the same call goes on from there and
-    ends with the same bytes.
+    Every element of every value part (partial sum) is read once, from one replica. The parts are
+    summed in ascending order, in the tensor's own dtype. After an interruption, the same call
+    continues the run and ends with the same bytes.
 
     Args:
         src_dir: a folder in a form that ``open_checkpoint`` knows; not modified.
         dst_dir: a folder that is new, empty, or left by an earlier run of the same call.
-        rules: layouts and names; by default all is on rank 0 under the names that it has.
-        to: ``"sharded"`` (a file a rank, with a manifest), ``"whole"`` (as Hugging Face's) or
-            ``"dcp"`` (as ``torch.distributed.checkpoint``'s).
+        rules: layouts and names; by default all tensors are on rank 0 and keep their names.
+        to: ``"sharded"`` (one file per rank, with a manifest), ``"whole"`` (Hugging Face's form) or
+            ``"dcp"`` (the form of ``torch.distributed.checkpoint``).
         dtype: convert tensors of ``CONVERTED`` dtypes to this one.
         memory_limit: the most bytes that buffers of tensors take at once.
-        max_file_bytes: begin new files when a rank's would have more bytes of tensors; what is
-            not complete after a crash is done again, so smaller files lose less.
-        tensors_only: leave out what the result cannot hold, instead of refusing: entries of a DCP
-            checkpoint that are no tensors, and ``__metadata__`` of safetensors if ``to="dcp"`` or
-            if files have different texts.
-        follow_symlinks: also read files of the source to which links lead out of its folder.
+        max_file_bytes: begin new files when a rank's file would exceed this many bytes of tensors.
+            Files that are incomplete after a crash are written again, so smaller files lose less.
+        tensors_only: leave out data that the result cannot hold, instead of raising an error. Such
+            data are entries of a DCP checkpoint that are no tensors, and ``__metadata__`` of
+            safetensors if ``to="dcp"`` or if files have different texts.
+        follow_symlinks: also follow links of the source to files outside of its folder.
         verify: read all files in ``dst_dir`` again at the end and compare the checksums.
-        progress: show a bar on stderr after two seconds, if that is a terminal.
+        progress: show a bar on stderr after two seconds, if stderr is a terminal.
 
     Returns:
-        What was done.
+        A report of the reshard.
 
     Raises:
-        CheckpointError: the source is damaged, the destination is in use otherwise or cannot be
-            written; the message says what is complete.
+        CheckpointError: the source is damaged, or the destination holds other data, is in use or
+            cannot be written; the message says what is complete.
         LayoutError: the rules do not fit a tensor.
     """
     start = time.monotonic()
@@ -125,7 +125,7 @@ def reshard(
         raise CheckpointError(f"{src_dir} is source and destination; use another folder.")
     reader = Reader(plan.source.folder)
     request = _request(plan)
-    # The request decides every byte of the result, so its checksum tells this save from others.
+    # The request decides every byte of the result, so its checksum identifies this save.
     form = FORMS[to](save=_sha256(request)[:32], metadata=plan.metadata)
     try:
         with closing(Journal(root, request)) as log:
@@ -136,7 +136,7 @@ def reshard(
 
 
 def _stopped(root: Path, error: OSError) -> str:
-    """The message for an error of the system, and what the user can do about it."""
+    """The message for an error of the operating system, with a remedy for the user."""
     remedy = "remove the cause"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         folder = next(path for path in (root, *root.resolve().parents) if path.exists())
@@ -149,10 +149,10 @@ def _stopped(root: Path, error: OSError) -> str:
 
 
 def _request(plan: ReshardPlan) -> dict[str, Any]:
-    """All that decides the bytes of the result. A destination belongs to one request."""
+    """All values that decide the bytes of the result. A destination belongs to one request."""
     folder = plan.source.folder
     homes = [sorted(batch.files.items()) for batch in plan.batches for _ in batch.targets]
-    # The chunks of a DCP checkpoint are the windows.
+    # Each window becomes a chunk of a DCP checkpoint, so the window sizes decide its bytes.
     windows = [target.window_elements for target in plan.targets] if plan.to == "dcp" else []
     return {
         "to": plan.to,
@@ -182,7 +182,7 @@ def _run(
     progress: bool,
 ) -> int:
     """Write the files that are missing; return how many files of an earlier run were kept."""
-    # After a run that has ended only sizes are compared; ``verify`` compares checksums.
+    # If the earlier run has ended, only file sizes are compared; ``verify`` compares checksums.
     kept = [
         all(fault_of(root / name, done, read=not log.is_done) is None for name, done in b.items())
         for b in log.batches
@@ -210,7 +210,7 @@ def _run(
                 log.record(written)
     if verify:
         _verify(root, log)
-    # Read again, so that a run that was interrupted ends with the same bytes as any other.
+    # The journal is read back, so that a resumed run ends with the bytes of an uninterrupted one.
     form.finish(root, plan.batches, zip(plan.batches, log.recorded(), strict=True))
     log.finish()
     return sum(len(b.files) for b, is_kept in zip(plan.batches, kept, strict=False) if is_kept)
@@ -230,7 +230,7 @@ def _verify(root: Path, log: Journal) -> None:
 def _move_batch(
     batch: TargetBatch, root: Path, form: Form, reader: Reader, advance: Callable[[int], None]
 ) -> journal.WrittenFiles:
-    """Write the files of a batch; they get their names when all of them are complete."""
+    """Write the files of a batch; they get their final names after all tensors are written."""
     files = {rank: PartFile(root, name) for rank, name in batch.files.items()}
     try:
         form.begin(batch, files)
@@ -270,7 +270,7 @@ def _move(
 def _packed(piece: Piece, window: Box, found: Tensor, buffers: _Buffers) -> Tensor:
     """A piece of a window as a contiguous tensor whose storage has no other elements.
 
-    Value part 0 has the tensor, the other parts are zeros: together they sum to it.
+    Value part 0 holds the values and the other parts are zeros, so the parts sum to the tensor.
     """
     cell, box = piece
     if cell.part == 0 and box == window:
@@ -282,7 +282,7 @@ def _packed(piece: Piece, window: Box, found: Tensor, buffers: _Buffers) -> Tens
 
 
 class _Buffers:
-    """The buffers of one tensor's windows, in one piece of memory of ``Target.peak_bytes``."""
+    """The buffers of one tensor's windows, in one allocation of up to ``Target.peak_bytes``."""
 
     def __init__(self, target: Target) -> None:
         self.items = target.buffer_items
@@ -291,10 +291,10 @@ class _Buffers:
         self.block = np.empty(sum(sizes), np.uint8).data
 
     def memory(self, i: int, num_elements: int) -> memoryview:
-        """The first bytes of a buffer."""
+        """The start of buffer ``i``: as many bytes as ``num_elements`` take."""
         return self.block[self.starts[i] :][: num_elements * self.items[i]]
 
     def tensor(self, i: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """The first bytes of a buffer as a tensor."""
+        """The start of buffer ``i`` as a tensor ``[*shape]``."""
         size = int(np.prod(shape, dtype=np.int64))
         return tensor_of(self.memory(i, size), dtype, shape)

@@ -29,7 +29,7 @@ _FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _WRITE = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _Identity = tuple[int, int, int, int]
-"""Device, inode, bytes and time of the last change of an open file."""
+"""Device, inode, number of bytes and time of the last change (ns) of an open file."""
 
 
 def check_file_name(name: object, said_by: str) -> str:
@@ -45,14 +45,14 @@ def check_file_name(name: object, said_by: str) -> str:
 
 
 class Folder:
-    """The folder of a checkpoint, and the rule which files may be read for it.
+    """The folder of a checkpoint, and the rule that says which files may be read for it.
 
     A link is followed if it leads to a file below the folder itself or, for a snapshot in a Hugging
     Face cache, below the cache of the same repository (``models--OWNER--NAME``). Links in the path
     of the folder itself are the caller's and are followed.
 
     Laws (tests/checkpoint/test_links.py): no other file is read, even if links change meanwhile;
-    a file that is opened again is the same file with the same size and time of change.
+    a file that is opened again has the same identity, size and time of change as before.
     """
 
     def __init__(self, root: str | Path, *, follow_symlinks: bool = False) -> None:
@@ -72,8 +72,8 @@ class Folder:
         """Open a file for reading.
 
         Raises:
-            CheckpointError: it is missing, no regular file, a link out of the folder, or another
-                file than when it was opened before.
+            CheckpointError: the file is missing, is no regular file, is a link out of the folder,
+                or changed since it was first opened.
         """
         check_file_name(name, str(self.root))
         try:
@@ -91,7 +91,7 @@ class Folder:
         return file
 
     def version(self, name: str) -> tuple[int, int]:
-        """Bytes of a file and the time of its last change."""
+        """Number of bytes of a file, and the time of its last change (ns)."""
         if name not in self._identities:
             self.open(name).close()
         _, _, num_bytes, changed_at = self._identities[name]
@@ -103,7 +103,7 @@ class Folder:
             return _read_bounded(file, max_bytes)
 
     def read_json(self, name: str, max_bytes: int) -> Any:
-        """The value of a JSON file; a LayoutError if it is none (``parse_json``)."""
+        """The value of a JSON file; a LayoutError if the file is no JSON (``parse_json``)."""
         return parse_json(self.read(name, max_bytes))
 
     def _descriptor(self, name: str) -> int:
@@ -128,7 +128,7 @@ class Folder:
 
 
 def _repository_caches(real: Path) -> list[Path]:
-    """The cache of the Hugging Face repository of which the folder ``real`` is a snapshot."""
+    """The cache of the Hugging Face repository if ``real`` is a snapshot in one, else empty."""
     return [
         parent.parent
         for parent in real.parents
@@ -139,7 +139,7 @@ def _repository_caches(real: Path) -> list[Path]:
 def _open_without_links(base: Path, parts: tuple[str, ...]) -> int:
     """Open a file below ``base``, folder by folder, and follow no link on the way.
 
-    ``parts`` come from a resolved path. So an entry that is a link now has been swapped since then.
+    ``parts`` come from a resolved path, so an entry that is a link now was replaced meanwhile.
     """
     descriptor = os.open(base, _FOLDER)
     for i, part in enumerate(parts):
@@ -153,7 +153,7 @@ def _open_without_links(base: Path, parts: tuple[str, ...]) -> int:
 
 
 def _opened(descriptor: int, path: Path) -> tuple[FileIO, _Identity]:
-    """The file of a descriptor, and what tells it from other files and from its other states."""
+    """The file of a descriptor, and its identity, which differs once the file has changed."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
@@ -163,13 +163,13 @@ def _opened(descriptor: int, path: Path) -> tuple[FileIO, _Identity]:
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a file that the caller named, or a CheckpointError as ``Folder.read``."""
+    """The bytes of a file that the caller named; a CheckpointError if there are too many."""
     with _opened(os.open(path, _READ), path)[0] as file:
         return _read_bounded(file, max_bytes)
 
 
 def _read_bounded(file: FileIO, max_bytes: int) -> bytes:
-    # ``read(n)`` takes memory for n bytes at once, so no more are asked for than there are.
+    # ``read(n)`` allocates n bytes at once, so n is the size of the file, not ``max_bytes``.
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
         raise CheckpointError(f"it has {size} bytes, and up to {max_bytes} are read")
@@ -181,7 +181,7 @@ def _read_bounded(file: FileIO, max_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A complete file: the length and the checksum of each of its segments, in order."""
+    """A complete file: number of bytes and sha256 of each of its segments, in order."""
 
     segments: tuple[tuple[int, str], ...]
 
@@ -194,7 +194,7 @@ class Written:
 class PartFile:
     """A file that is being written under a temporary name: segments, each with its checksum.
 
-    It is opened for each write: as many files are in work as there are ranks.
+    Files of all ranks are written at the same time, so a file is open only during each write.
     """
 
     def __init__(self, root: Path, name: str) -> None:
@@ -202,7 +202,7 @@ class PartFile:
         self.temporary = root / f"{name}{TEMPORARY_SUFFIX}"
         self.segments: list[tuple[int, str]] = []
         self.segment_bytes = 0
-        # A link that was put there is removed, never written through.
+        # A link under the temporary name is removed; nothing is written through it.
         self.discard()
         os.close(os.open(self.temporary, _WRITE | os.O_CREAT | os.O_EXCL, 0o666))
 
@@ -224,16 +224,16 @@ class PartFile:
             os.close(descriptor)
 
     def end_segment(self, sha256: str) -> None:
-        """Note the checksum of what was written since the last segment's end."""
+        """End the current segment, whose bytes have this checksum."""
         self.segments.append((self.segment_bytes, sha256))
         self.segment_bytes = 0
 
     def commit(self) -> Written:
-        """Give the file its name, once its bytes are on the disk."""
+        """Put the bytes on the disk, then give the file its final name."""
         descriptor = os.open(self.temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.fsync(descriptor)
-            # What is verified is then read from the disk, not from memory.
+            # Drops the cached pages, so that a verification reads from the disk, not from memory.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
@@ -241,7 +241,7 @@ class PartFile:
         return Written(tuple(self.segments))
 
     def discard(self) -> None:
-        """Remove what is not complete."""
+        """Remove the temporary file, if it still exists."""
         with suppress(FileNotFoundError):
             os.unlink(self.temporary)
 
@@ -250,7 +250,7 @@ class LogFile:
     """A file that grows by whole lines, locked by this process until ``close``; made if missing.
 
     Raises:
-        CheckpointError: another process has locked it, it is a link, or no regular file.
+        CheckpointError: another process has locked the file, or it is a link or no regular file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -272,33 +272,33 @@ class LogFile:
             ) from None
 
     def read(self, max_bytes: int) -> bytes:
-        """All that the file holds."""
+        """All bytes of the file; a CheckpointError if there are more than ``max_bytes``."""
         self.file.seek(0)
         return _read_bounded(self.file, max_bytes)
 
     def append(self, line: bytes) -> None:
-        """Add a line and put it on the disk; after an error the file is as before."""
+        """Append a line and put it on the disk; after an error the file has its old content."""
         descriptor = self.file.fileno()
         before = os.fstat(descriptor).st_size
         try:
             write_all(descriptor, line)
             os.fsync(descriptor)
         except OSError:
-            # What a full disk took of the line must not stand before the next one.
+            # A part of the line that fitted on a full disk must not precede the next line.
             os.ftruncate(descriptor, before)
             raise
 
     def truncate(self, num_bytes: int) -> None:
-        """Keep the first bytes only."""
+        """Keep only the first ``num_bytes`` bytes."""
         os.ftruncate(self.file.fileno(), num_bytes)
 
     def close(self) -> None:
-        """Unlock the file."""
+        """Close the file, which unlocks it."""
         self.file.close()
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of ``data``; one system call may write less."""
+    """Write all of ``data``; one system call may write only a part."""
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
@@ -311,7 +311,7 @@ def make_folder(root: str | Path) -> Path:
 
 
 def sync_folder(root: Path) -> None:
-    """Put the names of a folder's files on the disk."""
+    """Put a folder's entries on the disk, so that the names of its files survive a crash."""
     descriptor = os.open(root, _FOLDER)
     try:
         os.fsync(descriptor)
@@ -338,7 +338,7 @@ def remove_partial_files(root: Path) -> None:
 
 
 def fault_of(path: Path, written: Written, *, read: bool) -> str | None:
-    """How a file differs from what was written, or None; only its length counts unless ``read``."""
+    """How a file differs from what was written, or None; compares only lengths unless ``read``."""
     try:
         descriptor = os.open(path, _READ | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Forms: writers of the three kinds of results: sharded, whole, and for torch.distributed."""
+"""Forms: writers of the three kinds of results: sharded, whole, and DCP (torch.distributed)."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
 
 Piece = tuple[Holding, Box]
 Done = Iterable[tuple[TargetBatch, Mapping[str, Written]]]
-"""Batches, and what of each file was written."""
+"""Batches, each with the record of every file that was written, by file name."""
 
 
 class Form(Protocol):
-    """A kind of checkpoint that can be written."""
+    """A writer for one kind of checkpoint."""
 
     def file_name(self, rank: int, batch: int, num_batches: int) -> str:
-        """The name of a rank's file of a batch."""
+        """The name of the file of one rank and one batch."""
 
     def writers_of(self, cell: Holding) -> tuple[int, ...]:
-        """Ranks whose files hold a cell."""
+        """The ranks whose files store a cell."""
 
     def begin(self, batch: TargetBatch, files: Mapping[int, PartFile]) -> None:
-        """Write what stands before the tensors."""
+        """Write the part of each file that precedes the tensors."""
 
     def put(self, piece: Piece, data: Tensor, files: Mapping[int, PartFile]) -> None:
-        """Write a piece of a cell. ``data`` is contiguous and alone in its storage."""
+        """Write a piece of a cell; ``data`` is contiguous and alone in its storage."""
 
     def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
-        """All pieces of a tensor are written."""
+        """Complete a tensor after all its pieces are written."""
 
     def finish(self, root: Path, batches: Sequence[TargetBatch], done: Done) -> None:
-        """Write the description of the checkpoint; its files are all there."""
+        """Write the description of the checkpoint after all its files are complete."""
 
 
 class Safetensors:
     """One safetensors file per rank and batch, and the manifest that commits them.
 
     Args:
-        is_whole: files of whole tensors, as Hugging Face's.
+        is_whole: write files of whole tensors, in Hugging Face's form.
         save: the text that marks the files of this run (``Mark.save``).
         metadata: texts for the header of each file.
     """
@@ -117,10 +117,11 @@ def rank_header(
     mark: manifest.Mark,
     metadata: Mapping[str, str],
 ) -> bytes:
-    """Header of a file with a rank's shards of tensors: dtype and layout of each, by name.
+    """Header of a file with a rank's shards, given dtype and layout of each tensor by name.
 
-    It also says in the words of torch where the shards lie, so that ``HuggingFaceStorageReader`` of
-    ``torch.distributed.checkpoint`` can read the files. These words have no value parts.
+    If no layout has several value parts, which torch cannot express, the header also holds the
+    offsets of the shards in torch's format. ``HuggingFaceStorageReader`` of
+    ``torch.distributed.checkpoint`` can then read the files.
     """
     boxes = {name: layout.cell(rank).box for name, (_, layout) in tensors.items()}
     metadata = {"format": "pt", **metadata, manifest.MARK_KEY: mark.to_text()}
@@ -135,14 +136,14 @@ def rank_header(
 
 
 def _offset(box: Box, shape: tuple[int, ...]) -> list[int]:
-    """Where a shard begins. Torch tells shards apart by offsets, so empty ones are at the end."""
+    """Offset of a shard. Torch identifies shards by offsets, so empty ones get the tensor's end."""
     if not box.is_empty:
         return list(box.lo)
     return [size - extent for size, extent in zip(shape, box.shape, strict=True)]
 
 
 def _index(batches: Sequence[TargetBatch]) -> str:
-    """Which file has which tensor, of batches that are whole on one rank."""
+    """Hugging Face's index, which names each tensor's file, of batches that are on one rank."""
     files, total_size = dict[str, str](), 0
     for batch in batches:
         ((rank, file),) = batch.files.items()
@@ -156,9 +157,10 @@ def _index(batches: Sequence[TargetBatch]) -> str:
 
 
 class Dcp:
-    """Files and description as ``dcp.save`` writes them; replicas are written once.
+    """Writer of files and description as ``dcp.save`` writes them, with one replica of each cell.
 
-    They have no place for a mark, nor for texts about the model. ``.metadata`` commits them.
+    The format has no place for a mark or for texts about the model. ``.metadata`` commits the
+    files.
     """
 
     def __init__(self, save: str = "", metadata: Mapping[str, str] | None = None) -> None:
@@ -192,7 +194,7 @@ class Dcp:
 
 
 def _chunks(batch: TargetBatch, files: Mapping[str, Written]) -> Iterator[dcp.Chunk]:
-    """The pieces of a batch in the order in which they were put, and where they lie."""
+    """The pieces of a batch, in the order in which they were written, with their positions."""
     segments = {name: iter(written.segments) for name, written in files.items()}
     positions = dict.fromkeys(files, 0)
     for target in batch.targets:
@@ -232,7 +234,7 @@ class _HashedStream:
 def pieces_of(target: Target) -> Iterator[tuple[Box, list[Piece]]]:
     """For every window of a tensor, its intersections with the cells of the layout.
 
-    An empty tensor is one empty piece, so that no form forgets it.
+    An empty tensor yields one empty piece, so that every form records the tensor.
     """
     whole = Box.of_shape(target.layout.shape)
     if whole.is_empty:
@@ -247,7 +249,7 @@ FORMS: dict[str, Callable[..., Form]] = {
     "whole": partial(Safetensors, is_whole=True),
     "dcp": Dcp,
 }
-"""Kinds of checkpoints that can be written, by name; a form serves one run.
+"""Constructors of the forms, by the name of the kind of checkpoint; every run makes its own form.
 
-Each takes ``save`` and ``metadata`` as ``Safetensors``.
+Each takes ``save`` and ``metadata`` as ``Safetensors`` does.
 """

@@ -17,19 +17,19 @@ from rvdcomm.errors import CheckpointError
 from rvdcomm.text import quoted
 
 MAX_BYTES = 256 << 20
-"""Of one pickle: the description of about a million shards takes as much."""
+"""Limit for one pickle; the description of about a million shards takes as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """The name of something in a module."""
+    """The full name of a class or function to which a pickle refers."""
 
     name: str
 
 
 @dataclass(eq=False, slots=True)
 class PickledCall:
-    """A record of the call ``function(*args)``; its result would then be given ``state``."""
+    """A record of the call ``function(*args)``; unpickling would set ``state`` on its result."""
 
     function: Any
     args: Any
@@ -38,7 +38,7 @@ class PickledCall:
 
 @dataclass(eq=False, slots=True)
 class Pairs:
-    """A dictionary, its items in the order in which they were set."""
+    """A dictionary as the list of its items, in the order in which they were set."""
 
     items: list[tuple[Any, Any]] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Persistent:
-    """A reference to what is stored outside of the pickle."""
+    """A reference to data that is stored outside of the pickle."""
 
     what: Any
 
@@ -69,7 +69,7 @@ def inert(data: bytes) -> Any:
     (1, 'two', [3.0])
 
     Raises:
-        CheckpointError: it is no pickle, or uses instructions that no checkpoint needs.
+        CheckpointError: the data is no pickle, or uses instructions that no checkpoint needs.
     """
     machine = _Machine()
     try:
@@ -78,7 +78,7 @@ def inert(data: bytes) -> Any:
                 return machine.pop()
             machine.follow(opcode.name, argument)
     except (ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
-        # What pickletools and our own stack raise for streams that no pickler writes.
+        # These are raised by pickletools and our own stack for streams that no pickler writes.
         raise CheckpointError(f"it is no pickle of a checkpoint: {quoted(str(error))}") from None
     raise CheckpointError("it is a pickle that is cut off")
 
@@ -135,12 +135,12 @@ class _Machine:
 
     def set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        # An OrderedDict is a call that is then filled, too.
+        # An OrderedDict is a ``PickledCall``; nothing needs the items that it is given.
         pairs = target.items if isinstance(target, Pairs) else []
         pairs.extend(zip(items[::2], items[1::2], strict=True))
 
 
-# Instructions that put their argument, or something new, on the stack.
+# Instructions that push their argument, or a new value, onto the stack.
 _VALUES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(
         (

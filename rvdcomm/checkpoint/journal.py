@@ -1,8 +1,8 @@
-"""Journal: which files of a reshard are complete, so that a rerun goes on from there.
+"""Journal: records which files of a reshard are complete, so that a rerun continues from there.
 
-The first line is the request. A line for every batch of complete files follows, and a last line
-when all is done. The journal only grows: a line that a crash cut off is dropped. A rerun of an
-interrupted run ends with the same bytes as a run that was never interrupted.
+The first line is the request. One line for every batch of complete files follows, and a last line
+when the reshard is done. Lines are only appended; a line that a crash cut off is dropped. A rerun
+of an interrupted run ends with the same bytes as a run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Journal:
         request: JSON values that decide every byte of the result.
 
     Raises:
-        CheckpointError: the folder holds something else, the result of another request, or another
-            process is at work in it.
+        CheckpointError: the folder holds other data or the result of another request, or another
+            process is resharding into it.
     """
 
     def __init__(self, root: Path, request: Mapping[str, Any]) -> None:
@@ -80,22 +80,22 @@ class Journal:
         return _batches(self.path, lines)
 
     def record(self, batch: WrittenFiles) -> None:
-        """Note that these files are complete and under their names."""
+        """Record that these files are complete and have their final names."""
         self._append({"files": {name: written.segments for name, written in batch.items()}})
         self.batches.append(batch)
 
     def recorded(self) -> list[WrittenFiles]:
-        """All batches, as the file has them."""
+        """All batches, read back from the file."""
         return _batches(self.path, _lines(self.path, self.file.read(MAX_BYTES))[0])[0]
 
     def finish(self) -> None:
-        """Note that the checkpoint is complete."""
+        """Record that the checkpoint is complete."""
         if not self.is_done:
             self._append(_DONE)
             self.is_done = True
 
     def close(self) -> None:
-        """Let others work in the folder."""
+        """Unlock the folder for other processes."""
         self.file.close()
 
     def _append(self, value: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ def is_finished(folder: Folder) -> bool:
 
 
 def _lines(path: Path, data: bytes) -> tuple[list[Any], int]:
-    """The values of all whole lines, and the bytes that these take."""
+    """The values of all complete lines, and the number of bytes of these lines."""
     kept = data[: data.rfind(b"\n") + 1]
     try:
         return [json.loads(line) for line in kept.splitlines()], len(kept)

@@ -2,9 +2,9 @@
 
 Every safetensors file that we write has a mark in its header. The manifest is written last, and
 names each file with its mark. So a folder of such files is complete if and only if it has a
-manifest whose files have the marks that the manifest says. Writers make marks, ``commit_shards``
+manifest and the files have the marks that the manifest names. Writers make marks, ``commit_shards``
 and reshard write the manifest, and readers call ``stored_tensors``: nothing else decides whether a
-folder is complete. docs/checkpoints.md has the states of a folder.
+folder is complete. docs/checkpoints.md describes the states of a folder.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from rvdcomm.text import quoted
 FILE_NAME = "rvdcomm-manifest.json"
 FORMAT, VERSION = "rvdcomm-checkpoint", 2
 MAX_BYTES = 256 << 20
-"""Three million shards: 700 tensors on 4,096 ranks."""
+"""Enough for three million shards: 700 tensors on 4,096 ranks."""
 
 KEY_PREFIX = "rvdcomm."
 MARK_KEY = KEY_PREFIX + "mark"
-"""Where a header has the mark of its file."""
+"""Key of the mark in the metadata of a file's header."""
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Which save wrote a file, and whose shards it has.
+    """The mark of a file: which save wrote the file, and which rank's shards it has.
 
     Attributes:
-        save: a text that no file of another save has. All files of a reshard have the same one;
-            ``save_shards`` draws one for every file.
+        save: a text that no file of another save has. All files of a reshard have the same text;
+            ``save_shards`` draws a new text for every file.
         rank: the rank whose shards the file has; None for a file of whole tensors, which can be
             read without a manifest.
     """
@@ -77,8 +77,8 @@ def check_committed(
     """Refuse files that need a manifest in a folder that has none.
 
     Args:
-        folder: where the files are.
-        headers: of the files that are read.
+        folder: the folder of the files.
+        headers: the headers of the files that are read.
         of_one_save: also refuse files that different saves wrote.
     """
     marks = {file: Mark.of(folder, file, header) for file, header in headers.items()}
@@ -122,7 +122,7 @@ class Manifest:
     Law (tests/checkpoint/test_manifest.py): ``Manifest.from_json(x.to_json()) == x``.
 
     Raises:
-        CheckpointError: there is no tensor, or a shard or a file is missing or too much.
+        CheckpointError: there is no tensor, or a shard or a file is missing or superfluous.
     """
 
     tensors: Mapping[str, ShardedTensor]
@@ -173,7 +173,7 @@ class Manifest:
         """Read the values that ``to_json`` gives.
 
         Raises:
-            CheckpointError, LayoutError: they have another form.
+            CheckpointError, LayoutError: the values have another form.
         """
         if entry(values, "format", str) != FORMAT or entry(values, "version", int) != VERSION:
             raise CheckpointError(
@@ -228,11 +228,11 @@ def _shard(name: str, value: Any, files: list[str]) -> Shard:
 def stored_tensors(
     folder: Folder, manifest: Manifest
 ) -> tuple[dict[str, StoredTensor], dict[str, Header]]:
-    """The tensors of a manifest, each shard found in its file, and the headers of the files.
+    """The tensors of a manifest, with the position of each shard, and the headers of the files.
 
     Raises:
-        CheckpointError: a file is missing, of another save, or does not hold what the manifest
-            says, no more and no less.
+        CheckpointError: a file is missing, belongs to another save, or does not hold exactly the
+            shards that the manifest names.
     """
     headers = {file: read_header(folder, file) for file in manifest.saves}
     for file, save in manifest.saves.items():

@@ -20,14 +20,14 @@ from rvdcomm.units import bytes_text
 DEFAULT_MEMORY_LIMIT = 256 << 20
 MIN_MEMORY_LIMIT = 64 << 10
 DEFAULT_MAX_FILE_BYTES = 5_000_000_000
-"""As Hugging Face's, so that a file can be copied and checked in minutes."""
+"""Hugging Face's default, too; a file of this size can be copied and checked in minutes."""
 
 _COLUMNS = 100
 
 
 @dataclass(frozen=True)
 class ReshardPlan:
-    """All that a reshard will do; ``print`` shows it."""
+    """The plan of a reshard: its source, and the files and tensors to write; ``print`` shows it."""
 
     source: Catalog
     to: str
@@ -42,7 +42,7 @@ class ReshardPlan:
 
     @property
     def num_files(self) -> int:
-        """Files with tensors."""
+        """Number of files with tensors that are written."""
         return sum(len(batch.files) for batch in self.batches)
 
     @property
@@ -57,7 +57,7 @@ class ReshardPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that buffers take at once."""
+        """The most bytes that buffers take at once; tensors are moved one after another."""
         return max((target.peak_bytes for target in self.targets), default=0)
 
     def _write_bytes(self, target: Target) -> int:
@@ -72,7 +72,7 @@ class ReshardPlan:
         ]
         rows += map(self._row, self.targets)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        # Long names are shortened, so that the line is not.
+        # Long names are shortened, so that lines fit into ``_COLUMNS``.
         widths[0] = min(widths[0], max(16, _COLUMNS - sum(widths[1:]) - 2 * len(widths[1:])))
         cells = ((_shortened(name, widths[0]), *rest) for name, *rest in rows)
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
@@ -86,7 +86,7 @@ class ReshardPlan:
         return "\n".join([*lines, *self._total_lines()])
 
     def _left_out(self) -> tuple[str, ...]:
-        """Names of what the source holds and the result does not."""
+        """Names of the entries and metadata of the source that the result does not hold."""
         metadata = sorted(set(self.source.metadata) - set(self.metadata))
         return *self.source.others, *(f"__metadata__ {name}" for name in metadata)
 
@@ -212,9 +212,9 @@ def _dtype(tensor: StoredTensor, dtype: str | None) -> str:
 
 
 def _batches(targets: Iterable[Target], to: str, max_file_bytes: int) -> tuple[TargetBatch, ...]:
-    """Cut the tensors, in order of names, so that no rank's file exceeds ``max_file_bytes``.
+    """Group the tensors, in order of names, so that no rank's file exceeds ``max_file_bytes``.
 
-    A tensor whose shard is larger has files of its own.
+    A shard that is larger than that has a file of its own.
     """
     groups: list[list[Target]] = []
     filled: Counter[int] = Counter()
@@ -229,7 +229,7 @@ def _batches(targets: Iterable[Target], to: str, max_file_bytes: int) -> tuple[T
 
 
 def _batch(group: list[Target], number: int, num_batches: int, to: str) -> TargetBatch:
-    # Large elements first: then every tensor starts at a multiple of its element's size.
+    # Tensors with large elements come first, so every tensor starts at a multiple of its item size.
     ordered = sorted(group, key=lambda t: (-ITEM_BYTES[t.dtype], t.name))
     ranks = sorted({rank for target in group for rank in target.layout.ranks})
     names = {rank: FORMS[to]().file_name(rank, number, num_batches) for rank in ranks}

@@ -1,4 +1,4 @@
-"""Reader: reads boxes of stored tensors by ranges of bytes, and no other data."""
+"""Reader: reads boxes of stored tensors as ranges of bytes, and no other data."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rvdcomm.layout import ITEM_BYTES, Box
 from rvdcomm.run import add_into
 
 MAX_READ_BYTES = 1 << 30
-"""Of one system call; Linux reads no more than 2 GiB at once."""
+"""The most bytes that one system call is asked for; Linux reads no more than 2 GiB at once."""
 
 
 def runs(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
     """Offset and length, in elements, of the contiguous pieces of ``box`` in a row-major ``outer``.
 
-    Laws (tests/checkpoint/test_windows.py): in order they are the elements of the box in row-major
-    order; a box of ``windows(outer.shape, n)`` is one run.
+    Laws (tests/checkpoint/test_windows.py): the pieces in order are the elements of the box in
+    row-major order; a box of ``windows(outer.shape, n)`` is one piece.
 
     >>> list(runs(Box((0, 1), (2, 3)), Box((0, 0), (2, 4))))
     [(1, 2), (5, 2)]
@@ -40,7 +40,8 @@ def runs(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
     d = len(shape)
     while d and shape[d - 1] == extents[d - 1]:
         d -= 1
-    # Dims from d on are whole: a run goes along dim d - 1, one for each index of the dims before.
+    # Dims from d on are whole. A piece extends along dim d - 1; each index of the dims before that
+    # has a piece of its own.
     cut = max(d - 1, 0)
     strides = [prod(extents[k + 1 :]) for k in range(len(extents))]
     first = sum((a - b) * s for a, b, s in zip(box.lo, outer.lo, strides, strict=True))
@@ -51,7 +52,7 @@ def runs(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class _Digest:
-    """The checksum of the bytes of a block that were read so far, without gaps."""
+    """The checksum of the first ``position`` bytes of a block, which were read without gaps."""
 
     position: int = 0
     hash: Any = field(default_factory=hashlib.sha256)
@@ -71,13 +72,13 @@ class Reader:
         self._elements = lru_cache(maxsize=1024)(partial(locate, folder))
 
     def gather(self, tensor: StoredTensor, box: Box, out: Tensor, scratch: memoryview) -> None:
-        """Write ``box`` of a tensor, its parts summed in ascending order, to ``out``.
+        """Read ``box`` of a tensor into ``out``; its value parts are summed in ascending order.
 
         Args:
-            tensor: of this checkpoint.
-            box: what is wanted.
+            tensor: a tensor of this checkpoint.
+            box: the box to read.
             out: contiguous, ``[*box.shape]``.
-            scratch: as many bytes as ``out``; not used where a block is the whole of ``out``.
+            scratch: as many bytes as ``out``; unused where a block is read straight into ``out``.
         """
         for block in tensor.chosen:
             common = block.box.intersect(box)
@@ -98,7 +99,7 @@ class Reader:
                 target.copy_(found)
 
     def check(self, tensor: StoredTensor) -> None:
-        """Compare the checksums of the tensor's blocks that were read from start to end.
+        """Verify the checksums of those blocks of a tensor that were read from start to end.
 
         Raises:
             CheckpointError: the bytes of a block are not those that were written.
@@ -151,7 +152,7 @@ class Reader:
             out, start = out[num_bytes:], start + num_bytes
 
     def _feed(self, block: Block, offset: int, data: memoryview) -> None:
-        """Add to the block's checksum, as long as it is read from its start on without gaps."""
+        """Add data to the block's checksum if it directly follows the data added before."""
         if block.sha256 is None:
             return
         digest = self._digests.setdefault(block, _Digest())
@@ -165,7 +166,7 @@ def _permuted(box: Box, order: tuple[int, ...]) -> Box:
 
 
 def tensor_of(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor ``[*shape]`` on this memory, which has exactly its bytes."""
+    """A tensor ``[*shape]`` on this memory, which must have exactly the tensor's size."""
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(shape)

@@ -20,7 +20,7 @@ from rvdcomm.text import quoted
 
 MAX_BYTES = 16 << 20
 RENAME_SECS = 20.0
-"""For one pattern and all names; a million names take less than two seconds."""
+"""Time limit for applying one pattern to all names; a million names take less than two seconds."""
 
 MAX_NAME_LENGTH = 1 << 16
 _KEYS: dict[str, Any] = {"ranks": str, "layouts": dict, "rename": dict}
@@ -28,15 +28,15 @@ _KEYS: dict[str, Any] = {"ranks": str, "layouts": dict, "rename": dict}
 
 @dataclass(frozen=True)
 class Rules:
-    """Patterns for layouts and for names. They apply in the order in which they are given.
+    """Patterns for layouts and for names, applied in the order in which they are given.
 
     Args:
-        layouts: a glob on names (of the result), and ``"R(1)V(1)D(4,1)"``, which may be followed by
-            ``ranks(...)`` and ``cuts(...)`` as in ``str(Layout)``. The first glob that matches
-            counts. A tensor that none matches is replicated over all ``ranks``.
-        rename: a regular expression and its replacement, as for ``re.sub``; all are applied, one
-            after another, to the names of the source. Each has ``RENAME_SECS`` for all names.
-        ranks: of the result.
+        layouts: globs on names of the result, each with a layout such as ``"R(1)V(1)D(4,1)"``. The
+            layout may be followed by ``ranks(...)`` and ``cuts(...)`` as in ``str(Layout)``. The
+            first glob that matches is used. A tensor without a match is replicated over ``ranks``.
+        rename: regular expressions with replacements, as for ``re.sub``. All are applied, one after
+            another, to the names of the source. Each may take ``RENAME_SECS`` for all names.
+        ranks: the ranks of the result.
 
     >>> rules = Rules({"*.down.weight": "R(1)V(1)D(1,2)"}, {"^model[.]": ""}, ranks=range(2))
     >>> str(rules.layout(rules.name("model.down.weight"), (4, 6)))
@@ -102,11 +102,11 @@ class Rules:
         return cls(values.get("layouts"), values.get("rename"), ranks)
 
     def name(self, source_name: str) -> str:
-        """The name in the result of a tensor of the source, as ``names``."""
+        """The name that a tensor of the source gets in the result (see ``names``)."""
         return self.names([source_name])[source_name]
 
     def names(self, source_names: Iterable[str]) -> dict[str, str]:
-        """The names in the result of tensors of the source.
+        """The names that tensors of the source get in the result, by their names in the source.
 
         Raises:
             LayoutError: a pattern takes longer than ``RENAME_SECS``, as a regular expression such
@@ -119,11 +119,11 @@ class Rules:
         return dict(zip(before, after, strict=True))
 
     def pattern(self, name: str) -> str | None:
-        """The glob whose layout the tensor of this name gets."""
+        """The first glob that matches a name of the result; None if no glob matches."""
         return next((glob for glob, _ in self.layouts if fnmatchcase(name, glob)), None)
 
     def layout(self, name: str, shape: tuple[int, ...]) -> Layout:
-        """The layout of the tensor of this name (in the result).
+        """The layout of the tensor that has this name in the result.
 
         Raises:
             LayoutError: the layout does not fit the shape or the ranks.
@@ -166,7 +166,7 @@ _TOO_LONG = 3
 
 
 def _renamed(pattern: str, replacement: str, names: list[str]) -> list[str]:
-    """Apply ``re.sub`` to names in a process of its own, because a thread cannot be stopped."""
+    """Apply ``re.sub`` to names in a separate process: a thread could not be stopped in time."""
     request = json.dumps([pattern, replacement, names, MAX_NAME_LENGTH])
     command = [sys.executable, "-I", "-S", "-c", _RENAME]
     try:

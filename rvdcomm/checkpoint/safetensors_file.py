@@ -1,9 +1,9 @@
 """Safetensors files: reads their headers in bounded time and memory, and makes headers.
 
 The format is 8 bytes of header length, a JSON header, then the tensors' bytes without gaps. The
-library reads and writes whole tensors; resharding needs ranges of bytes and files larger than
-memory (docs/adr/0013-checkpoints-are-read-and-written-by-ranges.md). Tests hold the library and
-this module against each other.
+safetensors library reads and writes whole tensors; resharding needs ranges of bytes and files
+larger than memory (docs/adr/0013-checkpoints-are-read-and-written-by-ranges.md). Tests compare
+this module with the library.
 
 Source: https://huggingface.co/docs/safetensors, section Format.
 """
@@ -29,12 +29,12 @@ DTYPES = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-"""Names of dtypes in a header, and ours."""
+"""Names of dtypes in a header, each with the name that rvdcomm uses."""
 
 _CODES = {ours: code for code, ours in DTYPES.items()}
 
 MAX_HEADER_BYTES = 32 << 20
-"""About 200,000 tensors in one file."""
+"""Enough for about 200,000 tensors in one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file holds, by name, and what its writer noted."""
+    """The header of a file: its tensors by name, and the texts that its writer noted."""
 
     entries: dict[str, TensorEntry]
     metadata: dict[str, str]
@@ -59,9 +59,9 @@ def read_header(folder: Folder, name: str) -> Header:
     """The header of a file, checked against the file's size.
 
     Raises:
-        CheckpointError: this is no safetensors file, one that is cut off or damaged, or one with a
-            dtype that is not in ``DTYPES``.
-        OSError: it cannot be read.
+        CheckpointError: the file is no safetensors file, is cut off or damaged, or has a dtype
+            that is not in ``DTYPES``.
+        OSError: the file cannot be read.
     """
     path = folder.root / name
     with folder.open(name) as file:
@@ -153,10 +153,10 @@ def _check_ranges(entries: Mapping[str, TensorEntry], data_start: int, size: int
 def header_bytes(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """All that stands before the bytes of these tensors (dtype and shape), in this order.
+    """All bytes of a file before the bytes of these tensors (dtype and shape), in this order.
 
     Raises:
-        CheckpointError: the format has no such dtype, or the header gets too long.
+        CheckpointError: the format has no such dtype or name, or the header gets too long.
     """
     values: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0

@@ -1,4 +1,4 @@
-"""Shards: each rank of a training job writes and reads its own; no process group is used."""
+"""Shards: each rank of a training job writes and reads its own shards, without a process group."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _NO_SHA256 = "0" * 64
 
 @dataclass(frozen=True)
 class Saved:
-    """What the header of a rank's file tells ``commit_shards``.
+    """The record in the header of a rank's file, which ``commit_shards`` reads.
 
     Attributes:
         save_id: as passed to ``save_shards``.
-        layouts_sha256: of the layouts of all tensors, on all ranks.
+        layouts_sha256: checksum of the layouts of all tensors, on all ranks.
         ranks: the ranks of these layouts, as text.
         shards: layout and sha256 of each of the rank's tensors, by name.
     """
@@ -63,14 +63,15 @@ def save_shards(
 ) -> None:
     """Write this rank's shards. When every rank has done so, one of them calls ``commit_shards``.
 
-    Nothing can be read before that. Without ``save_id`` a rank saves once into a folder: whether
-    the shards of other ranks belong to its first or to its second save could not be told.
+    Nothing can be read before the commit. Without ``save_id`` a rank can save only once into a
+    folder, since it would be unknown whether other ranks' shards belong to its first or second
+    save.
 
     Args:
         dst_dir: a folder that all ranks share; made if missing.
-        tensors: by name, ``[*layouts[name].cell(rank).box.shape]`` each; of layouts that hold the
-            rank, all of them. On any device; not modified.
-        layouts: of every tensor, the same on all ranks.
+        tensors: by name, the shard of every tensor whose layout holds the rank,
+            ``[*layouts[name].cell(rank).box.shape]``. On any device; not modified.
+        layouts: the layout of every tensor, the same on all ranks.
         rank: this process's number in the layouts.
         save_id: a text that all ranks of this save pass and that no other save has, such as a
             random number that one rank broadcasts. With it, the shards of a save that was never
@@ -78,7 +79,8 @@ def save_shards(
 
     Raises:
         ShapeMismatchError: a tensor is not the shard that its layout gives this rank.
-        LayoutError: a tensor has no values to write, or keeps them elsewhere; says what to pass.
+        LayoutError: a tensor has no values to write, or keeps them elsewhere; the message says
+            what to pass.
         CheckpointError: the folder holds another checkpoint, or this rank's shards already.
     """
     root = make_folder(dst_dir)
@@ -98,7 +100,8 @@ def save_shards(
         kinds = {name: (dtypes[name], layouts[name]) for name in ordered}
         return rank_header(kinds, rank, mark, {SAVED_KEY: json.dumps(asdict(saved))})
 
-    # The checksums are known when the data is written. They have the length of the placeholders.
+    # The checksums are known only after the data is written, so placeholders of the same length
+    # are written first.
     checksums = dict.fromkeys(ordered, _NO_SHA256)
     file = PartFile(root, _file_name(rank))
     try:
@@ -115,7 +118,7 @@ def save_shards(
 
 
 def _check_open(root: Path, rank: int | None = None, save_id: str = "") -> Folder:
-    """Refuse a folder that is not one of shards that wait for ``commit_shards``."""
+    """Refuse a folder with another checkpoint, or with shards of the rank with this ``save_id``."""
     folder = Folder(root)
     names = folder.names()
     for name in (FILE_NAME, journal.FILE_NAME, dcp.FILE_NAME):
@@ -160,15 +163,15 @@ def _check(tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout], rank: i
 
 
 def commit_shards(dst_dir: str | Path, ranks: Iterable[int]) -> Manifest:
-    """Make one checkpoint of what ``ranks`` saved; only then can it be read.
+    """Make one checkpoint of the shards that ``ranks`` saved; only then can it be read.
 
     Args:
         dst_dir: the folder that the ranks passed to ``save_shards``.
         ranks: all ranks of the layouts. Files of other ranks are not part of the checkpoint.
 
     Raises:
-        CheckpointError: the folder holds a complete checkpoint, a rank's shards are missing or of
-            another save, or ranks disagree about a tensor.
+        CheckpointError: the folder holds a complete checkpoint, a rank's shards are missing or
+            belong to another save, or ranks disagree about a tensor.
     """
     root = Path(dst_dir)
     folder = _check_open(root)
@@ -257,20 +260,20 @@ def load_shards(
     *,
     follow_symlinks: bool = False,
 ) -> dict[str, Tensor]:
-    """Read this rank's shards from a checkpoint of any kind, whatever layouts it was saved in.
+    """Read this rank's shards from a checkpoint of any kind that was saved in any layouts.
 
     Only the bytes of the boxes are read. Shards that are read as a whole are checked against their
     checksums.
 
     Args:
         src_dir: a folder in a form that ``open_checkpoint`` knows.
-        layouts: of the tensors that are wanted.
+        layouts: the layouts of the tensors to read, by name.
         rank: this process's number in the layouts; tensors of layouts without it are left out.
-        follow_symlinks: also read files to which links lead out of the folder.
+        follow_symlinks: also follow links to files outside of the folder.
 
     Returns:
-        By name, tensors ``[*layouts[name].cell(rank).box.shape]`` on the CPU. Of value parts,
-        part 0 is the tensor and the others are zeros.
+        By name, tensors ``[*layouts[name].cell(rank).box.shape]`` on the CPU. If a layout has
+        several value parts, part 0 holds the values and the others are zeros.
 
     Raises:
         CheckpointError: the checkpoint was never committed, is damaged or lacks a tensor.

@@ -19,16 +19,16 @@ from rvdcomm.layout import ITEM_BYTES, MAX_DIMS, Box
 from rvdcomm.text import MAX_INTEGER, quoted
 
 MAX_BOXES = 1 << 14
-"""Boxes of one tensor: 16,384 ranks. At worst, the time to check that they tile grows with their
-square."""
+"""Limit for the boxes of one tensor: 16,384 ranks. At worst, the time to check that boxes tile the
+tensor grows with the square of their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """``box`` of value part ``part``, in bytes ``start`` to ``start + num_bytes`` of ``file``.
+    """A stored box: ``box`` of value part ``part``, in ``num_bytes`` bytes from ``start`` on.
 
-    The bytes are the elements in row-major order, or, if ``is_archive``, a file in the file as
-    ``torch.save`` writes it. ``sha256`` is of the bytes, where the checkpoint says it.
+    The bytes of ``file`` are the elements in row-major order or, if ``is_archive``, a file within
+    the file, as ``torch.save`` writes it. ``sha256`` is their checksum, if the checkpoint has one.
     """
 
     file: str
@@ -47,7 +47,7 @@ class StoredTensor:
     Law (tests/checkpoint/test_stored.py): for every part, the boxes of its blocks tile the tensor.
 
     Raises:
-        CheckpointError: they do not.
+        CheckpointError: the boxes do not tile the tensor.
     """
 
     name: str
@@ -83,14 +83,15 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole tensor, one part."""
+        """Bytes of one value part of the whole tensor."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @cached_property
     def chosen(self) -> tuple[Block, ...]:
-        """One replica of every part and box, parts ascending. The choice depends on the name.
+        """One replica of every part and box, parts ascending.
 
-        So the reads of many tensors are spread over the files of all replicas.
+        The choice depends on the tensor's name, so that the reads of many tensors are spread over
+        the files of all replicas.
         """
         replicas: dict[tuple[int, Box], list[Block]] = {}
         for block in self.blocks:
@@ -111,8 +112,8 @@ class Catalog:
         kind: the form of the checkpoint.
         others: names of entries that are no tensors (a step count, say). They are pickles, so
             nothing here reads them.
-        metadata: what the headers of safetensors files note about the model: by key, the texts of
-            all files that differ.
+        metadata: texts about the model in the headers of safetensors files: by key, the different
+            texts of all files.
     """
 
     folder: Folder
@@ -128,14 +129,14 @@ class Catalog:
 
 
 def are_disjoint(boxes: Iterable[Box]) -> bool:
-    """Whether no two of these boxes, none of them empty, have an element in common."""
+    """Whether no two of these boxes have an element in common; no box may be empty."""
     ordered = sorted(boxes)
     if len(ordered) < 2 or not ordered[0].lo:
         return len(ordered) < 2
     lo = np.array([box.lo for box in ordered])
     hi = np.array([box.hi for box in ordered])
-    # Sorted along the dim that tells most of them apart: only those that start before a box ends
-    # can meet it.
+    # Boxes are sorted along the dim in which they have the most different starts. Of the boxes
+    # after a box, only those that start before it ends can overlap it.
     dim = int(np.argmax([len(np.unique(lo[:, d])) for d in range(lo.shape[1])]))
     order = np.argsort(lo[:, dim], kind="stable")
     lo, hi = lo[order], hi[order]

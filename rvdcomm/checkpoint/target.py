@@ -11,17 +11,17 @@ from rvdcomm.checkpoint.windows import windows
 from rvdcomm.layout import ITEM_BYTES, Box, Holding, Layout
 
 CONVERTED = ("float16", "bfloat16", "float32", "float64")
-"""Dtypes that are converted into each other. Integers are not; float8 needs scales."""
+"""Dtypes that are converted into each other. Integers are not; float8 would need scales."""
 
 ALIGNMENT = 64
 _NUM_BUFFERS = 4
 _SUM_BYTES = 24
-"""An element of a dtype without a sum of its own is summed in up to three wider ones."""
+"""Temporary bytes per element of a sum in a wider dtype: up to three copies of 8 bytes."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A tensor of the result: from ``source``, converted to ``dtype``, laid out by ``layout``."""
+    """A tensor of the result: ``source`` converted to ``dtype`` and laid out by ``layout``."""
 
     name: str
     source: StoredTensor
@@ -45,7 +45,7 @@ class Target:
 
     @cached_property
     def buffer_items(self) -> tuple[int, ...]:
-        """Bytes an element in each buffer: what is read, pieces of it, converted, packed."""
+        """Bytes per element in each buffer: window, scratch, converted, packed; 0 if unused."""
         src, dst = ITEM_BYTES[self.source.dtype], ITEM_BYTES[self.dtype]
         blocks = self.source.chosen
         is_joined = len(blocks) > 1 or any(block.is_archive for block in blocks)
@@ -83,11 +83,11 @@ class Target:
 
 @dataclass(frozen=True)
 class TargetBatch:
-    """Tensors whose shards go to one file a rank; these files are completed together."""
+    """Tensors whose shards share one file per rank; the files of a batch are completed together."""
 
     targets: tuple[Target, ...]
     files: dict[int, str]
 
     def targets_of(self, rank: int) -> list[Target]:
-        """The tensors of a rank's file, in the order in which they stand there."""
+        """The tensors of a rank's file, in the order of the file."""
         return [target for target in self.targets if rank in target.layout]

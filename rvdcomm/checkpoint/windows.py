@@ -1,4 +1,4 @@
-"""Windows: boxes of bounded size that tile a tensor, such that every read and write is one run.
+"""Windows: boxes of bounded size that tile a tensor; each is one contiguous range of a file.
 
 A window fixes the indices of the outer dims, takes a range of one dim, and has all indices of the
 inner dims. In a file that stores a box in row-major order, the intersection of the window and the
@@ -18,8 +18,8 @@ from rvdcomm.layout import Box
 def windows(shape: tuple[int, ...], max_elements: int) -> Iterator[Box]:
     """Boxes of up to ``max_elements`` that tile a tensor, in row-major order; none if it is empty.
 
-    Laws (tests/checkpoint/test_windows.py): they tile the tensor; what each has in common with a
-    box is one run of that box, right behind the run before.
+    Laws (tests/checkpoint/test_windows.py): the windows tile the tensor; the intersection of a
+    window and a box is one contiguous run of the box, directly after the previous window's run.
 
     >>> [str(window) for window in windows((2, 3), max_elements=2)]
     ['[0:1,0:2]', '[0:1,2:3]', '[1:2,0:2]', '[1:2,2:3]']
@@ -34,7 +34,7 @@ def windows(shape: tuple[int, ...], max_elements: int) -> Iterator[Box]:
     if d == 0:
         yield whole
         return
-    # Dims from d on fit as a whole, dim d - 1 does not: it is cut in ranges of so many rows.
+    # Dims from d on fit as a whole. Dim d - 1 does not; it is cut into ranges of `num_rows` rows.
     cut, num_rows = d - 1, max_elements // row
     for index in np.ndindex(*shape[:cut]):
         for start in range(0, shape[cut], num_rows):

@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal or ``COLUMNS`` says, and at most 98 columns."""
+    """A help formatter as wide as the terminal, or as ``COLUMNS`` says; at most 98 columns."""
 
     def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size((100, 24)).columns - 2, 98)

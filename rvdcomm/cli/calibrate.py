@@ -49,7 +49,7 @@ def _check(args: argparse.Namespace, is_launched: bool) -> None:
 
 
 def measure_and_write(args: argparse.Namespace) -> None:
-    """What every rank does; rank 0 prints and writes."""
+    """Measure, on every rank; rank 0 prints the table and writes the file."""
     import torch.distributed as dist
     from tqdm import tqdm
 
@@ -58,7 +58,7 @@ def measure_and_write(args: argparse.Namespace) -> None:
     is_first = dist.get_rank() == 0
     like = None if args.like is None else Topology.load(args.like)
     effort = Effort(secs=args.secs, max_bytes=args.max_bytes)
-    # No bar where nobody looks; None lets tqdm find out.
+    # None lets tqdm show the bar only on a terminal.
     with tqdm(bar_format="{desc} [{elapsed}]", disable=None if is_first else True) as bar:
         topology, fit = calibrate(
             executor=args.executor, like=like, effort=effort, progress=bar.set_description

@@ -39,7 +39,7 @@ def transition_json(program: Program) -> dict[str, Any]:
 
 
 def program_counts(program: Program) -> dict[str, int]:
-    """Sizes of a program; messages are those between different ranks, and reads."""
+    """Counts of a program; messages are those between different ranks, reads included."""
     sizes = [num_elements for _, _, num_elements in program.traffic()]
     return {
         "ranks": len(program.ranks),

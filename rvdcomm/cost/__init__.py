@@ -1,4 +1,4 @@
-"""The port model: the seconds and bytes of traffic, and the lower bound of any plan."""
+"""The port model: the seconds and bytes of traffic, and a lower bound on the cost of any plan."""
 
 from rvdcomm.cost.bound import LevelBound, cost_of_levels, lower_bound
 from rvdcomm.cost.ports import (

@@ -36,12 +36,12 @@ def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -
 
 @dataclass(frozen=True, slots=True)
 class LevelBound:
-    """Elements through the ports of one level: at least this many, whatever the plan.
+    """Lower bounds on the elements that any plan moves through the ports of one level.
 
     Attributes:
-        busiest: through the busiest port, in its busier direction.
-        busiest_in: into the busiest port.
-        total: into all ports together.
+        busiest: elements through the busiest port, in its busier direction.
+        busiest_in: elements into the busiest port.
+        total: elements into all ports together.
     """
 
     busiest: int
@@ -50,8 +50,8 @@ class LevelBound:
 
     @classmethod
     def of(cls, into: Ints, out_of: Ints, messages: int, num_homes: int) -> LevelBound:
-        """From the elements that must enter and leave each home, and the messages of all homes."""
-        # The busiest port has at least the average: at best, messages are spread over all ports.
+        """The bounds, given the elements that must enter and leave each home, and all messages."""
+        # Even if the messages are spread over all ports, the busiest port carries the average.
         busiest_in = max(int(into.max()), -(-messages // num_homes))
         total = max(messages, int(into.sum()), int(out_of.sum()))
         return cls(max(busiest_in, int(out_of.max())), busiest_in, total)
@@ -74,7 +74,10 @@ def cost_of_levels(
 
 @dataclass(frozen=True)
 class _Atoms:
-    """The coarsest boxes that no cut of either layout divides: their sizes and their holders."""
+    """The atoms of two layouts: the largest boxes that no cut point of either layout divides.
+
+    ``sizes`` [atoms] are in elements. ``cuts`` are the cut points of both layouts, by dim.
+    """
 
     sizes: Ints
     cuts: tuple[tuple[int, ...], ...]
@@ -128,7 +131,7 @@ def _into(has: Mask, wants: Mask) -> Ints:
 
 
 def _out_of(has: Mask, wants: Mask) -> Ints:
-    """[homes, atoms]: 1 where an element must leave a home, since no other home has its part."""
+    """[homes, atoms]: 1 where an element must leave a home: only this home has one of its parts."""
     if wants.shape[0] > 1:
         return np.zeros(has.shape[1:], dtype=np.int64)
     alone = (has & (has.sum(axis=1, keepdims=True) == 1)).any(axis=0)
@@ -154,6 +157,7 @@ def _messages(has: Mask, wants: Mask) -> Ints:
     complete = has.all(axis=0)
     apart = ~(has.any(axis=0) & wants[0]).any(axis=0)
     summed: Ints = meeting - 1 + readers - 1 + apart
-    # Where some home has all parts from the start, each of the others needs one message.
+    # If some home has all parts from the start, each other home that wants the element and lacks a
+    # part needs one message, and no other message is certain.
     needed: Ints = np.where(complete.any(axis=0), (wants[0] & ~complete).sum(axis=0), summed)
     return needed

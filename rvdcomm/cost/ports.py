@@ -1,4 +1,4 @@
-"""Ports: the time of a step, and the cost that the traffic of a plan's steps adds up to.
+"""Ports: the modelled time of a step, and the cost of a plan as a sum over its steps.
 
 All groups of a step run at once. Ports are full duplex, so the busier direction counts.
 """
@@ -22,10 +22,10 @@ Time = TypeVar("Time", int, float)
 
 @dataclass(frozen=True)
 class PortTimes(ABC, Generic[Time]):
-    """The formula of the port model, in one unit of time: seconds or whole ticks.
+    """The ports of a topology and the formulas of the port model, in seconds or in whole ticks.
 
-    ``a_round`` is the latency of a round, by the farthest level that it crosses. ``port_bytes``
-    are the bytes through the busiest port of every level, in one direction.
+    ``a_round[level]`` is the latency of a round of messages whose farthest level is ``level``.
+    ``port_bytes[level]`` are the bytes through the busiest port of a level, in one direction.
 
     Source: docs/bound.md, "The model".
     """
@@ -37,17 +37,18 @@ class PortTimes(ABC, Generic[Time]):
         """How long the busiest port of every level takes for its bytes."""
 
     def step(self, port_bytes: Sequence[int], rounds: int) -> Time:
-        """The time of a step: that of its busiest port, and its rounds one after another."""
+        """The time of a step: the time of its slowest port plus the latency of all its rounds."""
         farthest = farthest_level(port_bytes)
         if farthest is None:
             return 0
         return max(self.busy(port_bytes)) + rounds * self.a_round[farthest]
 
     def least(self, port_bytes: Sequence[int], latency: Time) -> Time:
-        """A lower bound on the time of all steps that bring at least these bytes into the ports.
+        """A lower bound on the time of steps that together move at least these bytes.
 
-        ``latency`` is a lower bound on that of their rounds. If a level must be crossed, some round
-        crosses it or a level outside it, whichever has the least latency.
+        ``latency`` is a lower bound on the latency of all their rounds. If a level must be crossed,
+        some round crosses that level or one outside it. The bound takes the level among these that
+        has the least latency.
         """
         farthest = farthest_level(port_bytes)
         if farthest is None:
@@ -56,7 +57,7 @@ class PortTimes(ABC, Generic[Time]):
 
     @cached_property
     def nearest(self) -> list[Time]:
-        """By level, the least latency of a round that crosses it, and maybe levels outside it."""
+        """By level, the least latency of a round that crosses this level or one outside it."""
         return [min(self.a_round[level:]) for level in range(len(self.a_round))]
 
 
@@ -70,7 +71,7 @@ def farthest_level(port_bytes: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True)
 class PortSecs(PortTimes[float]):
-    """Ports in seconds."""
+    """The port model in seconds."""
 
     bytes_per_sec: Sequence[float]
 
@@ -114,7 +115,7 @@ class Cost:
         wire_bytes: bytes that are sent from one rank to another, summed over all ranks.
         host_bytes: the part of ``wire_bytes`` that leaves a host.
         peak_bytes: memory of the rank that needs most: its src and dst shards and all buffers.
-        rounds: messages one after another on the busiest rank, all steps together.
+        rounds: sequential messages of the busiest rank of a step, summed over all steps.
         recv_bytes: bytes that the busiest rank receives from other ranks.
     """
 
@@ -128,7 +129,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One step's share of a plan's cost; ``recv_bytes`` are by receiving rank."""
+    """The cost of one step of a plan; ``recv_bytes`` are by receiving rank."""
 
     secs: float
     wire_bytes: int
@@ -138,7 +139,7 @@ class StepCost:
 
 
 def step_cost(traffic: Traffic, topology: Topology, rounds: int | None = None) -> StepCost:
-    """Price one step; ``rounds`` defaults to the partners of the rank that has most of them."""
+    """The cost of one step; ``rounds`` defaults to the number of partners of the busiest rank."""
     sent = {pair: n for pair, n in traffic.items() if n and pair[0] != pair[1]}
     if not sent:
         return StepCost(0.0, 0, 0, 0, {})
@@ -155,7 +156,7 @@ def step_cost(traffic: Traffic, topology: Topology, rounds: int | None = None) -
 
 
 def total_cost(steps: Iterable[StepCost], peak_bytes: int) -> Cost:
-    """Add up steps that run one after another."""
+    """The cost of a plan whose steps run one after another."""
     steps = list(steps)
     recv_bytes: Counter[int] = Counter()
     for step in steps:

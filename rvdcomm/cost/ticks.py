@@ -1,4 +1,4 @@
-"""Ticks: the port model in whole numbers. Sums are exact in any order, so equal costs tie."""
+"""Ticks: the port model in whole numbers. Sums are exact, so equal costs compare equal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from rvdcomm.cost.ports import PortTimes
 from rvdcomm.layout import Topology
 
 MAX_EXACT_BITS = 72
-"""Denominators above this are rounded, so that costs fit in 128 bits."""
+"""If the common denominator has more bits, figures are rounded, so that costs fit in 128 bits."""
 
 BITS_OF_A_BYTE = 30
-"""Bits that a rounded figure of a link keeps at least: its error is below a billionth."""
+"""A rounded figure of a link keeps at least this many bits: its error is below a billionth."""
 
 
 @dataclass(frozen=True)
 class PortTicks(PortTimes[int]):
-    """Ports in ticks; ``a_sec`` ticks are a second.
+    """The port model in ticks; one second has ``a_sec`` ticks.
 
-    Bytes are counted in units of ``1 / parts`` of a byte, where a search needs such fractions.
+    Bytes are counted in units of ``1 / parts`` of a byte, so that a search can use fractions of a
+    byte. ``a_unit[level]`` are the ticks that one unit takes.
     """
 
     a_unit: Sequence[int]
@@ -41,10 +42,10 @@ class PortTicks(PortTimes[int]):
 
 @lru_cache(maxsize=64)
 def _link_ticks(topology: Topology) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Ticks of a second, and of a byte and of a round at every level.
+    """Ticks per second, and at every level ticks per byte and per round.
 
-    A link's figures are taken as the decimals that they print as. Decimals of few digits have a
-    small common denominator and are exact.
+    The figures of a link are read as the decimals that Python prints for them. Decimals of few
+    digits have a small common denominator and are exact.
     """
     links = [level.link for level in topology.levels]
     secs_a_byte = [_inverse(link.bytes_per_sec) for link in links]

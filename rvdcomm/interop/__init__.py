@@ -1,1 +1,1 @@
-"""Doors to other systems, one package each; none is imported by ``import rvdcomm``."""
+"""Adapters to other systems, one package each; none is imported by ``import rvdcomm``."""

@@ -1,4 +1,4 @@
-"""Who holds what: boxes, counts, layouts, and the hosts on which ranks run."""
+"""Layouts: which rank holds which box of a tensor; topologies: the hosts and links of the ranks."""
 
 from rvdcomm.layout.arrays import Ints, Mask
 from rvdcomm.layout.box import MAX_DIMS, Box, merged

@@ -1,4 +1,4 @@
-"""Arrays: the two kinds of numpy arrays in which the planning counts."""
+"""Arrays: the two types of numpy arrays that planning uses, for integers and for masks."""
 
 from __future__ import annotations
 

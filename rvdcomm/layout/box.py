@@ -11,7 +11,7 @@ from rvdcomm.errors import LayoutError
 from rvdcomm.text import MAX_DIGITS, MAX_INTEGER, quoted
 
 MAX_DIMS = 63
-"""Numpy's arrays have at most 64 dims, of which the verifier takes one for the value parts."""
+"""Numpy arrays have at most 64 dims; the verifier uses one of them for the value parts."""
 
 _RANGE = f"[0-9]{{1,{MAX_DIGITS}}}:[0-9]{{1,{MAX_DIGITS}}}"
 _FORM = re.compile(rf"\[(?:{_RANGE}(?:,{_RANGE}){{0,{MAX_DIMS - 1}}})?\]")
@@ -62,7 +62,7 @@ class Box(NamedTuple):
         return Box(tuple(lo), tuple(hi))
 
     def overlaps(self, other: Box) -> bool:
-        """Whether there is a common region, as ``intersect`` returns it."""
+        """Whether the two boxes have at least one element in common."""
         for a, b, c, d in zip(self.lo, self.hi, other.lo, other.hi, strict=True):
             if a >= d or c >= b or a >= b or c >= d:
                 return False
@@ -82,13 +82,13 @@ class Box(NamedTuple):
         )
 
     def subtract(self, other: Box) -> Iterator[Box]:
-        """Yield disjoint boxes that cover this box less ``other``."""
+        """Yield disjoint boxes that cover this box without ``other``."""
         common = self.intersect(other)
         if common is None:
             yield self
             return
         lo, hi = list(self.lo), list(self.hi)
-        # What is left to cut is always [lo, hi); each dim takes off the slabs outside `common`.
+        # [lo, hi) is `common` and the part not yet yielded; each dim yields slabs outside `common`.
         for d in range(len(lo)):
             if lo[d] < common.lo[d]:
                 yield Box(tuple(lo), (*hi[:d], common.lo[d], *hi[d + 1 :]))
@@ -97,7 +97,7 @@ class Box(NamedTuple):
             lo[d], hi[d] = common.lo[d], common.hi[d]
 
     def flat_range(self, start: int, stop: int) -> Iterator[Box]:
-        """Yield the boxes that hold elements ``start`` to ``stop`` in row-major order."""
+        """Yield boxes that hold elements ``start`` to ``stop`` (exclusive) in row-major order."""
         yield from _flat_range(self, 0, start, stop)
 
     def flat_offset_within(self, outer: Box) -> int | None:
@@ -142,7 +142,7 @@ class Box(NamedTuple):
 
 
 def _flat_range(box: Box, dim: int, start: int, stop: int) -> Iterator[Box]:
-    """As ``Box.flat_range``, for a box whose dims before ``dim`` have extent 1."""
+    """Do the work of ``Box.flat_range`` for a box whose dims before ``dim`` have extent 1."""
     if start >= stop:
         return
     if start == 0 and stop == box.num_elements:
@@ -170,7 +170,9 @@ def _flat_range(box: Box, dim: int, start: int, stop: int) -> Iterator[Box]:
 
 
 def merged(boxes: Iterable[Box]) -> tuple[Box, ...]:
-    """Join boxes that abut along one dim, innermost dim first; sorted, the same for any order.
+    """Join boxes that abut along one dim, innermost dim first; the result is sorted.
+
+    The result does not depend on the order of ``boxes``.
 
     >>> merged([Box((0, 2), (4, 4)), Box((0, 0), (4, 2))])
     (Box(lo=(0, 0), hi=(4, 4)),)

@@ -1,4 +1,4 @@
-"""Element types by name, since planning imports no torch and numpy does not have all of them."""
+"""Element types by name: planning imports no torch, and numpy lacks some of the types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ITEM_BYTES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
     "complex32": 4, "complex64": 8, "complex128": 16,
 }  # fmt: skip
-"""Bytes of one element of every dtype that can be moved."""
+"""Bytes per element of every dtype that can be moved."""
 
 NOT_SUMMED = frozenset({"bool", "float8_e8m0fnu"})
 """Dtypes without a sum; layouts with V > 1 are not allowed for them."""
@@ -28,7 +28,7 @@ SUMMED_BY_BACKENDS = frozenset(
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a torch dtype, a numpy dtype or a name.
+    """The name of a dtype, which is given as a torch dtype, a numpy dtype or a name.
 
     >>> dtype_name("torch.bfloat16")
     'bfloat16'

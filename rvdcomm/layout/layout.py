@@ -23,10 +23,10 @@ from rvdcomm.text import MAX_INTEGER, integer, quoted
 Cuts = tuple[tuple[int, ...], ...]
 
 MAX_RANKS = 1 << 20
-"""A layout stores a number per rank. A short text must not ask for more than memory holds."""
+"""A layout stores one number per rank. The limit keeps a short text from exhausting the memory."""
 
 MAX_RANK = 2**31 - 1
-"""The native core counts ranks in 32 bits."""
+"""The native core stores the number of a rank in 32 bits."""
 
 _FORM = re.compile(
     r"(\S+) shape\(([0-9,]*)\)(?: ranks\(([0-9,:]+)\))?(?: cuts\(([a-z]+|[0-9,;]*)\))?"
@@ -34,7 +34,7 @@ _FORM = re.compile(
 
 
 def chunk_cuts(size: int, count: int) -> tuple[int, ...]:
-    """Cut points of ``torch.chunk`` (and DTensor): pieces of ``ceil(size / count)``, then less."""
+    """Cut points of ``torch.chunk`` and DTensor: pieces of ``ceil(size / count)``, then smaller."""
     piece = -(-size // count)
     return tuple(min(i * piece, size) for i in range(count + 1))
 
@@ -55,7 +55,7 @@ CUT_RULES = {"chunk": chunk_cuts, "balanced": balanced_cuts}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """What one rank holds: a replica's index, a value part's index and a box."""
+    """What one rank holds: a box, and the indices of its replica and value part (partial sum)."""
 
     replica: int
     part: int
@@ -64,12 +64,12 @@ class Cell:
 
 @dataclass(frozen=True, order=True, init=False)
 class Layout:
-    """A tensor of ``shape`` laid out over ``ranks``: R outermost, the last dim innermost.
+    """The layout of a tensor of ``shape`` over ``ranks``: R outermost, the last dim innermost.
 
-    Frozen, hashable and canonical. Replicas of a cell are interchangeable, so are the value parts
-    of a box, and so are ranks with equal empty boxes: they are sorted, so that equal placements
-    under one RVD are equal objects. ``cuts`` is a rule (``"chunk"``, ``"balanced"``) or the cut
-    points of every dim, ends included.
+    Frozen, hashable and canonical. The replicas of a cell are interchangeable, and so are the value
+    parts of a box and the ranks with equal empty boxes. Interchangeable ranks are sorted on
+    construction, so that equal placements under one RVD are equal objects. ``cuts`` is a rule
+    (``"chunk"``, ``"balanced"``) or the cut points of every dim, ends included.
 
     Laws (tests/layout/test_layout.py): the boxes of one (replica, part) tile the tensor;
     ``Layout.parse(str(x)) == x``.
@@ -108,7 +108,7 @@ class Layout:
         object.__setattr__(self, "rvd", rvd)
         object.__setattr__(self, "cuts", all_cuts)
         object.__setattr__(self, "ranks", _canonical_ranks(rvd, given, all_cuts))
-        # Work in proportion to the ranks is done once, here, and not in every plan.
+        # These take time in proportion to the ranks, so they are computed here and not per plan.
         _ = self._hash, self.span, self.is_even
 
     @cached_property
@@ -117,7 +117,10 @@ class Layout:
 
     @cached_property
     def span(self) -> range | None:
-        """The ranks as a range, if they ascend without gaps: cells are then row-major in them."""
+        """The ranks as a range if they ascend without gaps, else None.
+
+        The cells are then in row-major order of the ranks.
+        """
         span = range(self.ranks[0], self.ranks[0] + len(self.ranks))
         return span if self.ranks[-1] == span[-1] and self.ranks == tuple(span) else None
 
@@ -148,17 +151,17 @@ class Layout:
         return rank in (self._position if self.span is None else self.span)
 
     def position(self, rank: int) -> int:
-        """Where ``rank`` stands in ``ranks``.
+        """The index of ``rank`` in ``ranks``.
 
         Raises:
-            LayoutError: ``rank`` holds nothing.
+            LayoutError: ``rank`` is not in the layout.
         """
         if rank not in self:
             raise LayoutError(f"rank {rank} is not in {self}.")
         return self._position[rank] if self.span is None else rank - self.span.start
 
     def cell(self, rank: int) -> Cell:
-        """What ``rank`` holds; tests, the simulator and the executors all derive from it."""
+        """The cell of ``rank``; tests, the simulator and the executors all derive from it."""
         index = []
         rest = self.position(rank)
         for count in reversed(self.rvd.counts):
@@ -168,7 +171,7 @@ class Layout:
         return Cell(replica, part, self.box(splits))
 
     def box(self, index: Sequence[int]) -> Box:
-        """The box with split ``index[d]`` along every dim d."""
+        """The box that is piece ``index[d]`` along every dim d."""
         return Box(
             tuple(cut[i] for cut, i in zip(self.cuts, index, strict=True)),
             tuple(cut[i + 1] for cut, i in zip(self.cuts, index, strict=True)),
@@ -176,7 +179,7 @@ class Layout:
 
     @cached_property
     def placement(self) -> Placement:
-        """The layout as sets of holders, without the numbering of replicas."""
+        """The layout as a placement, in which replicas are not numbered."""
         array = np.array(self.ranks).reshape(self.rvd.r, self.rvd.v, -1)
         boxes = [self.box(index) for index in np.ndindex(*self.rvd.d)]
         holdings = tuple(
@@ -207,7 +210,7 @@ class Layout:
             raise _form_error(text)
         rvd, shape, ranks, cuts = found.groups()
         counts = RVD(rvd)
-        # The text is split only after its pieces are counted.
+        # Pieces are counted before the text is split, which limits the memory that a text takes.
         if shape.count(",") >= MAX_DIMS or (cuts or "").count(",") > MAX_RANKS:
             raise _form_error(text)
         rule: Any = cuts or "chunk"
@@ -272,10 +275,10 @@ def _form_error(text: str) -> LayoutError:
 
 
 def _integers(values: Iterable[int], what: str) -> tuple[int, ...]:
-    """The values as plain integers; a float is an error, not a rounding."""
+    """The values as plain integers; a float is an error and is not rounded."""
     values = tuple(values)
     try:
-        # int() too: the index of True is True.
+        # int() as well, since operator.index(True) is True.
         return tuple(map(int, map(operator.index, values)))
     except TypeError:
         raise LayoutError(f"{what} must be integers, got {quoted(values)}.") from None
@@ -351,7 +354,7 @@ def _canonical_ranks(rvd: RVD, ranks: tuple[int, ...], cuts: Cuts) -> tuple[int,
 
 
 def _equal_empty_cells(rvd: RVD, cuts: Cuts) -> Iterator[np.ndarray]:
-    """Ascending indices of cells with empty boxes: one group of cells per distinct empty box."""
+    """Yield, for each distinct empty box, the ascending indices of the cells that have it."""
     box = np.zeros(rvd.d, dtype=np.int64)
     is_empty = np.zeros(rvd.d, dtype=bool)
     for d, cut in enumerate(cuts):
@@ -360,7 +363,7 @@ def _equal_empty_cells(rvd: RVD, cuts: Cuts) -> Iterator[np.ndarray]:
         pieces = np.stack([cut[:-1], cut[1:]], axis=1)
         # Pieces ascend, so equal ones are neighbours.
         is_new = np.any(np.diff(pieces, axis=0, prepend=pieces[:1]), axis=1)
-        # Boxes are numbered as mixed digits: there are at most as many as ranks.
+        # A box has a mixed-radix number, one digit per dim. It is below the number of ranks.
         box = box * len(pieces) + np.cumsum(is_new).reshape(along)
         is_empty |= (pieces[:, 0] == pieces[:, 1]).reshape(along)
     cells = np.flatnonzero(is_empty)

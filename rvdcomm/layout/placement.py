@@ -14,7 +14,7 @@ from rvdcomm.layout.box import Box
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """``ranks`` (ascending) each hold value part ``part`` of ``boxes``, in this order in memory."""
+    """Boxes of one value part, in memory order, and the ranks (ascending) that each hold them."""
 
     part: int
     boxes: tuple[Box, ...]

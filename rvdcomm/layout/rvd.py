@@ -69,7 +69,7 @@ class RVD:
 
 
 def _parse(text: str) -> tuple[int, int, tuple[int, ...]]:
-    """Counts in ``text``; the error names the column, from 1, that does not fit."""
+    """The counts in ``text``; an error names the column that does not fit, counted from 1."""
     position = 0
     fields: list[str] = []
     for letter, counts in (("R", "[0-9]+"), ("V", "[0-9]+"), ("D", _SPLITS)):

@@ -22,15 +22,15 @@ FILE_VERSION = 1
 """Version of the JSON that ``Topology.save`` writes."""
 
 MAX_FILE_BYTES = 8 << 20
-"""100,000 ranks on three levels take 5 MB; reading the worst 8 MiB takes 3 s and 500 MB."""
+"""100,000 ranks on three levels take 5 MB. Reading the worst file of 8 MiB takes 3 s and 500 MB."""
 
 MAX_FILE_LEVELS, MAX_NAME_LENGTH = 16, 64
-"""Limits for a topology that is read from a file."""
+"""Limits of a file: the number of levels, and the characters of a level's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Groups of ranks, and the port through which each group speaks to all outside it."""
+    """One level: groups of ranks, and the port that connects each group with all ranks outside."""
 
     name: str
     groups: tuple[tuple[int, ...], ...]
@@ -46,7 +46,7 @@ class LevelRuns:
     num_groups: int
 
     def holds(self, ranks: range) -> bool:
-        """Whether all these ranks are in some group."""
+        """Whether each of these ranks is in some group."""
         stop = self.first + self.size * self.num_groups
         return self.first <= ranks.start and ranks.stop <= stop
 
@@ -56,7 +56,7 @@ class LevelRuns:
         return range(low // self.size, (high - 1) // self.size + 1)
 
     def block(self, ranks: range) -> int | None:
-        """How many of these ranks every group has; None if some have more than others."""
+        """The number of these ranks in each of their groups; None if the groups differ in this."""
         num_groups = len(self.groups(ranks))
         if num_groups == 1:
             return len(ranks)
@@ -80,14 +80,14 @@ def _run_of(groups: tuple[tuple[int, ...], ...]) -> LevelRuns | None:
 
 @dataclass(frozen=True)
 class Topology:
-    """Levels from the innermost out: every rank's own port, then every host's shared NIC, ...
+    """The levels of a cluster, innermost first: every rank's port, every host's shared NIC, ...
 
     Bytes between two ranks pass the port of every group that holds exactly one of them. In
     ``levels[0]`` every rank is its own group. Each group of a level consists of whole groups of the
     level below.
 
     Raises:
-        LayoutError: the groups of a level do not hold the groups of the level below.
+        LayoutError: the groups of a level do not consist of whole groups of the level below.
     """
 
     levels: tuple[Level, ...]
@@ -105,7 +105,7 @@ class Topology:
         for below, level in pairwise(self.levels):
             _check_tiles(below, level)
 
-        # Work in proportion to the ranks is done once, here, and not in every plan.
+        # These take time in proportion to the ranks, so they are computed here and not per plan.
         _ = self._hash, self.runs
 
     @classmethod
@@ -132,7 +132,7 @@ class Topology:
             name: one of ``PRESETS``.
             counts: ``(num_hosts, ranks_per_host)``, or with a third level
                 ``(num_pods, hosts_per_pod, ranks_per_host)``. With ``(num_hosts,)`` alone, hosts
-                have the usual number of ranks.
+                have the preset's usual number of ranks.
 
         Raises:
             LayoutError: there is no such preset, or it has fewer levels than ``counts``.
@@ -169,13 +169,13 @@ class Topology:
 
     @cached_property
     def runs(self) -> tuple[LevelRuns, ...] | None:
-        """Every level as runs of ranks; None if the groups of some level are not equal runs."""
+        """Every level as runs of ranks; None if some level has groups that are not equal runs."""
         runs = tuple(_run_of(level.groups) for level in self.levels)
         return None if None in runs else tuple(run for run in runs if run is not None)
 
     @cached_property
     def order(self) -> dict[int, tuple[int, ...]]:
-        """Sort key of every rank that keeps the groups of every level together."""
+        """Sort keys, by rank; ranks in this order are together in the groups of every level."""
         return {
             rank: (*(home[rank] for home in reversed(self.homes[1:])), rank) for rank in self.ranks
         }
@@ -202,7 +202,7 @@ class Topology:
             )
 
     def distance(self, a: int, b: int) -> int:
-        """Levels whose ports a byte from ``a`` to ``b`` passes; 0 from a rank to itself."""
+        """Number of levels whose ports a byte from ``a`` to ``b`` passes; 0 if ``a == b``."""
         if a == b:
             return 0
         for level in range(1, len(self.levels)):
@@ -217,7 +217,7 @@ class Topology:
         return (rank - self.runs[level].first) // self.runs[level].size
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; what ``save`` writes."""
+        """The topology as plain values, which ``save`` writes."""
         levels = [
             {
                 "name": level.name,
@@ -230,7 +230,7 @@ class Topology:
         return {"version": FILE_VERSION, "levels": levels}
 
     def save(self, path: str | FilePath, notes: Mapping[str, Any] | None = None) -> None:
-        """Write this topology as JSON, which ``load`` reads; ``notes`` are entries for people.
+        """Write this topology as JSON, which ``load`` reads; ``notes`` adds entries for people.
 
         Raises:
             LayoutError: a port has an infinite bandwidth, which JSON cannot express.
@@ -264,7 +264,7 @@ class Topology:
 
 
 def _level_of(values: Any) -> Level:
-    """A level from plain values, every one of which is checked."""
+    """A level from plain values; each value is checked."""
     name, groups = entry(values, "name", str), entry(values, "groups", list)
     if len(name) > MAX_NAME_LENGTH:
         raise LayoutError(f"name {quoted(name)} is longer than {MAX_NAME_LENGTH} characters")

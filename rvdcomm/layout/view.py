@@ -1,4 +1,4 @@
-"""View: a tensor whose dims are written as several dims, so that strided regions are boxes."""
+"""View: a tensor whose dims are split into several dims each, so that strided regions are boxes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rvdcomm.layout.box import MAX_DIMS, Box
 from rvdcomm.text import MAX_DIGITS, quoted
 
 MAX_VIEW_CHARS = MAX_DIMS * (MAX_DIGITS + 2)
-"""The longest text of a view."""
+"""The most characters that the text of a view may have."""
 
 _SIZE = f"[0-9]{{1,{MAX_DIGITS}}}"
 _FORM = re.compile(rf"(?:\({_SIZE}(?:,{_SIZE})*\))+")
@@ -22,13 +22,13 @@ _FORM = re.compile(rf"(?:\({_SIZE}(?:,{_SIZE})*\))+")
 
 @dataclass(frozen=True)
 class View:
-    """The dims of a tensor, each as the product of ``parts[d]``, outermost first.
+    """A view of a tensor, in which dim d is split into dims of sizes ``parts[d]``, outermost first.
 
     Every fourth row of a matrix of 12 rows is the box ``[0:3,1:2,0:5]`` of the view
     ``(3,4)(5)``. Row-major order is the same in a view as in the tensor.
 
-    Laws (tests/layout/test_view.py): ``View.parse(str(x)) == x``; ``box`` has the same elements, in
-    the same order; ``strides`` address the same elements.
+    Laws (tests/layout/test_view.py): ``View.parse(str(x)) == x``; ``box`` has the elements of the
+    tensor's box, in the same order; ``strides`` address the same elements as the tensor's strides.
 
     Raises:
         LayoutError: the view has too many dims, or several parts for a dim of size 0.
@@ -44,17 +44,17 @@ class View:
 
     @classmethod
     def whole(cls, shape: Iterable[int]) -> View:
-        """The view in which every dim is itself."""
+        """The view in which no dim is split."""
         return cls(tuple((size,) for size in shape))
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every dim is itself."""
+        """Whether no dim is split."""
         return all(len(sizes) == 1 for sizes in self.parts)
 
     @property
     def num_dims(self) -> int:
-        """Dims of the view."""
+        """Number of dims of the view."""
         return sum(map(len, self.parts))
 
     @property
@@ -78,13 +78,13 @@ class View:
         return Box(tuple(low for low, _ in found), tuple(high for _, high in found))
 
     def check_cuts(self, cuts: Sequence[Sequence[int]]) -> None:
-        """Raise a LayoutError if a piece between cut points of the tensor is no box of the view."""
+        """Raise a LayoutError if a piece between two cut points of a dim is no box of the view."""
         for sizes, cut in zip(self.parts, cuts, strict=True):
             for low, high in pairwise(cut):
                 _spans(sizes, low, high)
 
     def strides(self, strides: Sequence[int], box: Box) -> tuple[int, ...]:
-        """Strides of a shard with ``box`` of the tensor in this view, given those of its dims."""
+        """Strides in this view of the shard ``box``, given its strides in the tensor's dims."""
         found: list[int] = []
         for sizes, stride, low, high in zip(self.parts, strides, box.lo, box.hi, strict=True):
             of_dim = []

@@ -84,7 +84,7 @@ class Flow:
         return cls(arrows, tuple(bars), tuple(sorted(kept)))
 
     def distances(self, topology: Topology) -> set[int]:
-        """How far its messages go: by how many levels' ports."""
+        """The distances of its messages: the number of levels whose ports each one passes."""
         return {topology.distance(*pair) for pair in self.arrows} | {
             _distance(bar, topology) for bar in self.bars
         }
@@ -116,7 +116,7 @@ class Gap:
 
 
 def width_per_byte(flows: Sequence[Flow], cell_width: float) -> float:
-    """What a byte adds to the width of an arrow, so that the most crowded step stays legible."""
+    """The width that a byte adds to an arrow, such that the most crowded step stays legible."""
     sizes = [size for flow in flows for size in flow.arrows.values()]
     rooms = (
         min(CROWD_WIDTH / max(len(flow.arrows), 1), cell_width / flow.max_ends - 1.5)
@@ -138,7 +138,7 @@ def lanes(bars: Sequence[Bar], left: Mapping[int, float]) -> list[int]:
 
 
 def level_color(distance: int) -> str:
-    """Colour of a message that passes the ports of so many levels."""
+    """Colour of a message that passes the ports of ``distance`` levels."""
     return LEVEL_COLORS[min(distance, max(LEVEL_COLORS))]
 
 
@@ -219,5 +219,5 @@ def _draw_bars(page: Page, bars: Sequence[Bar], gap: Gap, topology: Topology) ->
 
 
 def _distance(bar: Bar, topology: Topology) -> int:
-    """How far the farthest message of a bar goes."""
+    """The number of levels whose ports the farthest message of a bar passes."""
     return max(topology.distance(a, b) for a in bar.ranks for b in bar.ranks)

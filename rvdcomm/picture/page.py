@@ -80,15 +80,15 @@ class Page:
         bold: bool = False,
         **look: Any,
     ) -> None:
-        """A line of text whose baseline is ``y``, and ``x`` its left end or what ``ha`` says."""
+        """A line of text with baseline ``y``; ``x`` is its left end, or as ``ha`` says."""
         if look.get("ha") != "center":
             self.reach(x + text_width(text, size, mono, bold), y)
         font = _font(size, mono, bold)
         self.axes.text(x, y, text, **{"font": font, "color": INK, "parse_math": False, **look})
 
     def _add(self, patch: Patch) -> None:
-        # Half of a picture's time would go into the limits that ``add_patch`` keeps; ``resize``
-        # sets them.
+        # Not ``add_patch``: half of a picture's time would go into its axis limits, which
+        # ``resize`` sets.
         self.axes.add_artist(patch)
         patch.set_clip_on(False)
 

@@ -34,16 +34,16 @@ MAX_RANKS = 64
 """Columns that are drawn; further ranks are left out, and a note says so."""
 FRAME = "#EEF2F6"
 LINE_HEIGHT = 17.0
-"""Of the labels at the left."""
+"""Height of a line of the labels at the left."""
 LEGEND_WIDTH = 360.0
-"""Of one column of the legend."""
+"""Width of one column of the legend."""
 
 Line = tuple[str, dict[str, Any]]
 """A label, with its size and font."""
 
 
 def figure_of(plan: Plan) -> Figure:
-    """Who sends what to whom in every step of ``plan``."""
+    """The figure of who sends what to whom in every step of ``plan``."""
     scene = _Scene(plan, Page())
     scene.draw()
     scene.page.resize()
@@ -90,7 +90,7 @@ class _Scene:
 
     @cached_property
     def flows(self) -> tuple[Flow, ...]:
-        """What every step moves."""
+        """The messages of every step."""
         drawn = frozenset(self.ranks)
         return tuple(Flow.of(self.plan, i, drawn) for i in range(len(self.plan.path.steps)))
 
@@ -184,7 +184,7 @@ class _Scene:
 
     @cached_property
     def state_labels(self) -> list[list[Line]]:
-        """What is written at the left of every row of cells."""
+        """The labels at the left of every row of cells."""
         labels = []
         for i, state in enumerate(self.states):
             ends = [name for name, at in (("src", 0), ("dst", len(self.flows))) if i == at]
@@ -198,7 +198,7 @@ class _Scene:
 
     @cached_property
     def step_labels(self) -> list[list[Line]]:
-        """What is written at the left of every gap."""
+        """The labels at the left of every gap."""
         labels = []
         for i, (step, cost) in enumerate(
             zip(self.plan.path.steps, self.plan.step_costs, strict=True)
@@ -273,7 +273,7 @@ class _Scene:
             yield f"colour: which piece of {shortened(self.cells.palette_state.text)}", patches
 
     def _level_text(self, distance: int) -> str:
-        """What a message is called that passes the ports of so many levels."""
+        """The name of messages that pass the ports of ``distance`` levels."""
         levels = self.plan.topology.levels
         if len(levels) == 1:
             return "message"

@@ -1,4 +1,4 @@
-"""From two layouts to a path: the states between them, the primitives, and the search."""
+"""Planning: from two layouts to a path, with the states between them and the search."""
 
 from rvdcomm.planning.candidates import candidate_paths, direct_path
 from rvdcomm.planning.path import State, groups_text

@@ -3,11 +3,11 @@
 A rank's position is a mixed-radix number over *axes*. The index of a piece of a dim is a
 mixed-radix number over *digits*. ``refine`` finds the coarsest axes and digits that can express
 both layouts and the groups of the topology. A binding then says what each axis counts: replicas
-(R), value parts (V), or the values of one digit of equal size. A digit without an axis is local:
-each rank holds all its values.
+(R), value parts (V, the partial sums), or the values of one digit of equal size. A digit without an
+axis is local: each rank holds all its values.
 
 Every axis also has a *scratch* digit. It cuts each atom (a box with all digits fixed) *flat*: into
-runs of the row-major order. So a reduce-scatter is possible for any shape.
+runs of the row-major order. This makes a reduce-scatter possible for any shape.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Axis", "Binding", "Digit", "Grid", "R", "Source", "V", "refine"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A factor of the rank numbering: ``position // stride % size`` is the coordinate."""
+    """A factor of the rank numbering; a rank's coordinate is ``position // stride % size``."""
 
     size: int
     stride: int
@@ -45,7 +45,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """A factor of a dim's index: it cuts each of ``place`` coarser pieces in ``size``."""
+    """A factor of a dim's index: it cuts each of ``place`` coarser pieces into ``size`` pieces."""
 
     dim: int
     place: int
@@ -58,8 +58,8 @@ class Grid:
 
     ``cuts`` are the cut points of the finest pieces of every dim; they need not be even.
     ``blocks[level]`` is the number of ranks in a group of that topology level. ``is_even`` says
-    that the finest pieces of every dim are equally large. ``span`` is ``ranks`` as a range, if
-    they are known to be consecutive.
+    that the finest pieces of every dim are equally large. ``span`` is ``ranks`` as a range, or None
+    if they are not known to be consecutive.
     """
 
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class Grid:
         return len(self.digits) + axis
 
     def position(self, rank: int) -> int:
-        """Where ``rank`` stands in the numbering."""
+        """The position of ``rank`` in the numbering: its index in ``ranks``."""
         return self.positions[rank] if self.span is None else rank - self.span.start
 
     def group(self, rank: int, free: Iterable[int]) -> tuple[int, ...]:
@@ -98,13 +98,13 @@ class Grid:
 
     @cached_property
     def outer_axes(self) -> tuple[tuple[int, ...], ...]:
-        """For every level of the topology, the axes that tell its groups apart."""
+        """For every level of the topology, the axes whose coordinates identify a group."""
         axes = list(enumerate(self.axes))
         return tuple(tuple(a for a, axis in axes if axis.stride >= block) for block in self.blocks)
 
     @cached_property
     def positions(self) -> dict[int, int]:
-        """Where every rank stands in the numbering."""
+        """The position of every rank in the numbering."""
         return {rank: i for i, rank in enumerate(self.ranks)}
 
     def digit_values(self, dim: int) -> list[int]:
@@ -115,7 +115,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Binding:
-    """What every axis of ``grid`` is bound to: ``R``, ``V``, a digit or the axis's scratch digit.
+    """The targets of all axes of ``grid``: each ``R``, ``V``, a digit or the axis's scratch digit.
 
     Digit i of the grid is target i; ``R`` and ``V`` are negative.
 
@@ -147,14 +147,14 @@ class Binding:
 
     @property
     def span(self) -> range | None:
-        """The ranks as a range, if they are known to be consecutive."""
+        """The ranks as a range, or None if they are not known to be consecutive."""
         return self.grid.span
 
     def __contains__(self, rank: int) -> bool:
         return rank in (self.grid.positions if self.grid.span is None else self.grid.span)
 
     def position(self, rank: int) -> int:
-        """Where ``rank`` stands in ``ranks``."""
+        """The index of ``rank`` in ``ranks``."""
         return self.grid.position(rank)
 
     @property
@@ -167,7 +167,7 @@ class Binding:
 
     @property
     def padded_elements(self) -> int:
-        """Elements of the tensor if all pieces, scratch pieces too, were as large as the largest.
+        """Elements of the tensor if all (scratch) pieces were as large as the largest one.
 
         If a rank holds several pieces, each of them is cut by the same scratch digits.
         """
@@ -177,7 +177,7 @@ class Binding:
 
     @property
     def largest_shard(self) -> int:
-        """At least the elements of the largest shard; exact if the binding ``is_even``."""
+        """An upper bound on the elements of the largest shard; exact if the binding ``is_even``."""
         axes = zip(self.grid.axes, self.targets, strict=True)
         return self.padded_elements // prod(axis.size for axis, target in axes if target >= 0)
 
@@ -206,7 +206,7 @@ class Binding:
 
 
 Source = Layout | Binding
-"""What a state is computed from. Both have a shape, ranks, cuts, positions and a largest shard."""
+"""What a state is computed from; both types have shape, ranks, cuts, positions, largest shard."""
 
 
 # --- refinement ---------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ Source = Layout | Binding
 def refine(src: Layout, dst: Layout, topology: Topology) -> tuple[Binding, Binding] | None:
     """Two layouts of one rank set as bindings of one grid; None if the pair is *irregular*.
 
-    A pair is irregular if the map of a layout has no factors, or if cut points do not nest (2*3
-    against 3*2, or most ragged pairs).
+    A pair is irregular if the map from cells to ranks of one layout does not factor, or if the cut
+    points do not nest (2*3 against 3*2, or most ragged pairs).
     """
     for numbering in numberings(src, dst, topology):
         found = _refine_numbered(src, dst, numbering, topology)
@@ -263,9 +263,10 @@ def _refine_numbered(
 def _common_factors(
     src: Layout, dst: Layout, links: list[Factor], blocks: tuple[int, ...]
 ) -> tuple[list[int], list[list[int]]] | None:
-    """Strides of the axes, and places of every dim's digits, that both sides can be written in.
+    """Strides of axes, and places of every dim's digits, that can express both layouts.
 
-    Splitting an axis splits its digit and the reverse, until nothing new appears.
+    Splitting an axis splits its digit, and splitting a digit splits its axis. This is repeated
+    until no new stride or place appears. None if the strides or places do not nest.
     """
     strides = {1, len(src.ranks), *blocks}
     strides.update(bound for link in links for bound in (link.lo, link.hi))
@@ -297,7 +298,7 @@ def _target(axis: Axis, factors: list[Factor], index: dict[tuple[int, int], int]
 
 
 def _finest_cuts(src: Layout, dst: Layout) -> Cuts | None:
-    """Cut points of the finer side of every dim, if the coarser side's are among them."""
+    """The finer side's cuts of every dim; None unless every n-th point is the coarser side's."""
     finest = []
     for a, b in zip(src.cuts, dst.cuts, strict=True):
         coarse, fine = sorted((a, b), key=len)

@@ -1,11 +1,11 @@
-"""Candidates: the paths between two layouts among which a plan is chosen.
+"""Candidates: the paths between two layouts from which the planner chooses.
 
 Regular pairs over one rank set are searched as bindings (``search.py``). For all other pairs (cuts
 that do not nest, groups that differ, overlap in part or are disjoint) one exchange leads from the
 src group to the dst group, with these choices:
 
-- before it, the src group may sum its parts (reduce-scatter into flat pieces);
-- after it, the dst group may gather its replicas from flat pieces (all-gather);
+- before the exchange, the src group may sum its parts (reduce-scatter into flat pieces);
+- after the exchange, the dst group may gather its replicas from flat pieces (all-gather);
 - if neither side has replicas or parts, the smaller group may first change to the cuts of the
   larger one, so that each rank exchanges with few ranks of the other group.
 
@@ -45,7 +45,7 @@ def candidate_paths(
 
 
 def direct_path(src: Layout, dst: Layout, num_slices: int = 1) -> Path:
-    """One exchange, in ``num_slices`` windows."""
+    """The path of one exchange, which runs in ``num_slices`` windows one after another."""
     return Path(src, dst, (exchange_step(State(src), State(dst), num_slices),))
 
 
@@ -89,7 +89,10 @@ def _recut(
 
 
 def _cut_as(pattern: Layout, layout: Layout) -> Layout | None:
-    """The ranks of ``layout``, cut like ``pattern`` but k times as coarse in one dim."""
+    """A layout on the ranks of ``layout``, cut like ``pattern`` but k times as coarse in one dim.
+
+    k is the ratio of their numbers of ranks. None if no dim allows this.
+    """
     factor, rest = divmod(len(pattern.ranks), len(layout.ranks))
     for d, count in enumerate(pattern.rvd.d):
         if rest == 0 and count % factor == 0:
@@ -105,7 +108,10 @@ def _stay(layout: Layout) -> _PlanePath:
 
 
 def _heads(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
-    """Before the exchange: nothing, or parts are summed, by all replicas together or by each."""
+    """Yield steps before the exchange: none, or a sum of the parts.
+
+    Each replica sums on its own, or the replicas share the work.
+    """
     yield _stay(layout)
     pair = refine(layout, layout, topology)
     if pair is None or layout.rvd.v == 1:
@@ -115,7 +121,10 @@ def _heads(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_Plan
 
 
 def _tails(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
-    """After the exchange: nothing, or replicas are gathered: all, or those of each host."""
+    """Yield steps after the exchange: none, or a gather of replicas.
+
+    Replicas are gathered over all ranks or inside the groups of one level.
+    """
     yield _stay(layout)
     pair = refine(layout, layout, topology)
     if pair is None or layout.rvd.r == 1:
@@ -131,7 +140,7 @@ def _plane_path(src: Binding, dst: Binding, num_bytes: int, topology: Topology) 
 
 
 def _scratched(binding: Binding, choices: list[tuple[int, ...]]) -> Iterator[Targets]:
-    """Targets whose axes of the chosen roles, inside the groups of a level, take scratch digits."""
+    """Targets with axes of the chosen roles, inside the groups of a level, on scratch digits."""
     grid = binding.grid
     seen = {binding.targets}
     for roles in choices:

@@ -1,8 +1,8 @@
 """Cells: what one rank holds, and which ranks hold part of a box, computed by arithmetic.
 
-A placement lists what every rank holds. ``Cells`` computes the same facts of a layout or a binding
-for one rank or one box, in a time that does not grow with the number of ranks. It covers one group
-of ranks: all ranks, or those that differ from a given rank only in some *free* axes of a binding.
+A placement lists what every rank holds. ``Cells`` computes this from a layout or a binding, for one
+rank or one box, in a time that does not grow with the number of ranks. It covers one group of
+ranks: all ranks, or those that differ from a given rank only in some *free* axes of a binding.
 
 A *key* has one number for every dim (``numbers.py``); ranks with equal keys hold the same boxes.
 Boxes are of a *view* of the tensor. A view splits dims into digits, so that a region that is
@@ -29,9 +29,9 @@ Key = tuple[int, ...]
 class Cells:
     """The cells of one group: the ranks that differ from ``base`` in the ``free`` axes alone.
 
-    All ranks are one group if ``free`` is None. Boxes are of ``view``, or of the tensor.
+    All ranks are one group if ``free`` is None. Boxes are of ``view``, or of the tensor if None.
 
-    Law (tests/planning/test_cells.py): within the group they are the cells of the placement.
+    Law (tests/planning/test_cells.py): within the group, these are the cells of the placement.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Cells:
     ) -> None:
         self._source = source
         self.ranks = source.ranks
-        """Of all groups, in the order of their positions."""
+        """The ranks of all groups, in the order of their positions."""
         self.position = source.position
-        """Where a rank stands in ``ranks``."""
+        """The function from a rank to its index in ``ranks``."""
         view = view or View.whole(source.shape)
         replicas, parts, digits, flat = numbers_of(source)
         at = 0 if free is None else self.position(base)
@@ -78,11 +78,11 @@ class Cells:
 
     @property
     def is_regular(self) -> bool:
-        """Whether every dim is cut on its own."""
+        """Whether every dim is cut independently of the others, without flat cuts."""
         return not self._flat.axes
 
     def key(self, rank: int) -> Key:
-        """Which boxes ``rank`` holds."""
+        """The key of the cell that ``rank`` holds."""
         position = self.position(rank)
         key = tuple([dim.number.at(position) for dim in self._dims])
         return (*key, self._flat.at(position)) if self._flat.axes else key
@@ -109,7 +109,7 @@ class Cells:
         return tuple(sorted([ranks[first + more] for more in self._replica_offsets.tolist()]))
 
     def overlaps(self, box: Box) -> Iterator[tuple[Key, Box]]:
-        """Cells that meet ``box``, in ascending order, each with a common box."""
+        """Yield (key, common box) of the cells that overlap ``box``, in ascending order of keys."""
         if self._flat.axes:
             for key in self.meeting(box):
                 common = (theirs.intersect(box) for theirs in self.boxes(key))
@@ -130,7 +130,7 @@ class Cells:
 
     @property
     def num_keys(self) -> int:
-        """Cells of all groups."""
+        """Number of cells of all groups."""
         return prod(dim.number.size for dim in self._dims) * self._flat.size
 
     def all_keys(self) -> Iterator[Key]:
@@ -145,7 +145,7 @@ class Cells:
         return product(*met, *([self._flat.values] if self._flat.axes else []))
 
     def equal_shares(self, box: Box) -> list[Sequence[int]] | None:
-        """The cells that meet ``box``, as numbers of every dim, if all have equally much of it.
+        """The cells that overlap ``box``, as numbers per dim; None unless their shares are equal.
 
         The cells are all combinations of these numbers, in ascending order.
         """
@@ -159,9 +159,9 @@ class Cells:
         return found if self.is_regular else None
 
     def readers(self, box: Box, part: int) -> tuple[Ints, Ints]:
-        """All ranks with this part of some of ``box``, ascending, and how much of it they have.
+        """Ranks that hold this part of some of ``box``, ascending, and the elements of it in each.
 
-        For cells that are ``is_regular``.
+        The cells must be ``is_regular``.
         """
         positions = np.array([self._parts.offset(part)])
         counts = np.ones(1, np.int64)
@@ -189,7 +189,7 @@ class Cells:
         return found + self._flat.offset(key[-1]) if self._flat.axes else found
 
     def _flat_boxes(self, key: Key) -> tuple[Box, ...]:
-        """As ``boxes``, where scratch digits cut every finest box in row-major order."""
+        """The boxes of a cell, if scratch digits cut every finest box in row-major order."""
         source = self._source
         assert isinstance(source, Binding), "a layout has no scratch digits"
         bound, position = set(self._flat.axes), self._flat.offset(key[-1])

@@ -1,7 +1,7 @@
 """Digits: layouts and bindings as mixed-radix numbers, and the views in which cells are boxes.
 
-A rank's position is a mixed-radix number over axes. Its value part, its replica, and the piece that
-it holds along every dim are numbers over some of these axes each.
+A rank's position is a mixed-radix number over axes. The rank's replica, its value part and its
+piece along every dim are each a number over some of these axes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rvdcomm.layout import MAX_DIMS, Cuts, Layout, View
 from rvdcomm.planning.binding import Axis, R, Source, V
 
 Digits = list[tuple[int, Axis | None]]
-"""Sizes of a dim's digits, coarsest first, with the axes that they are bound to."""
+"""The digits of a dim, coarsest first: (size, axis that it is bound to); no axis if local."""
 
 
 def view_of(sources: Sequence[Source]) -> View:
@@ -90,7 +90,7 @@ def numbers_of(source: Source) -> tuple[list[Axis], list[Axis], list[Digits], li
 
 
 def _even_cuts(shape: Sequence[int], cuts: Cuts, count: int) -> list[int] | None:
-    """Pieces of every dim into which a flat cut in ``count`` divides a finest box, or None."""
+    """Pieces per dim into which a flat cut in ``count`` divides a finest box; None if uneven."""
     found = []
     for size, cut in zip(shape, cuts, strict=True):
         if not _is_even(size, cut):
@@ -105,7 +105,7 @@ def _even_cuts(shape: Sequence[int], cuts: Cuts, count: int) -> list[int] | None
 
 
 def _nests(digits: Digits, sizes: Iterable[int]) -> bool:
-    """Whether every part of a view has whole factors of the digits."""
+    """Whether the parts of a view split the digits of a dim into whole factors."""
     place, bounds = 1, set[int]()
     for size in sizes:
         place *= size
@@ -120,7 +120,7 @@ def _nests(digits: Digits, sizes: Iterable[int]) -> bool:
 
 
 def segments(digits: Digits, sizes: Sequence[int]) -> list[Digits]:
-    """The digits of a dim in the parts of a view; a digit that crosses their bounds is cut."""
+    """The digits of a dim by part of a view; a digit that crosses a bound of the parts is split."""
     todo = digits[::-1]
     found = []
     for room in sizes[:-1]:

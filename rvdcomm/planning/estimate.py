@@ -1,7 +1,7 @@
 """Estimate: compare the times of candidate paths before any of them is lowered.
 
-Steps between equal shards have a formula, for any number of ranks. Of other steps the moves are
-counted, which gives the bytes of the program without lowering it.
+Steps between equal shards are priced by formula, for any number of ranks. For other steps the moves
+are counted, which gives the bytes of the program without lowering it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class Estimator:
         self._pricers: dict[int, RebindPricer] = {}
 
     def cheapest_first(self, paths: list[Path]) -> list[Path]:
-        """Candidates by time, rounds and steps; ties keep the given order.
+        """Sort candidates by time, rounds and number of steps; ties keep the given order.
 
-        On many ranks, candidates without a formula are not counted. They come last; if no candidate
-        has a formula, those without a direct exchange come first.
+        On more than ``MAX_COUNTED_RANKS`` ranks, candidates without a formula are not counted and
+        come last. If no candidate has a formula, those without a direct exchange come first; if all
+        have a direct exchange, all are counted.
         """
         priced, rest = paths, list[Path]()
         if len(paths[0].ranks) > MAX_COUNTED_RANKS:
@@ -81,7 +82,7 @@ class Estimator:
         return self._pricers[id(grid)]
 
     def counted(self, step: Step) -> tuple[float, int]:
-        """Seconds and rounds of the moves of a step."""
+        """Seconds and rounds of a step, counted from its moves."""
         traffic = step.traffic(self.topology, self.item_bytes)
         costs = [step_cost(leg, self.topology) for leg in traffic]
         return sum(cost.secs for cost in costs), sum(cost.rounds for cost in costs)

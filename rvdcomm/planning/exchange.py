@@ -1,9 +1,9 @@
 """Exchange: the moves that take a tensor from any placement to any other (docs/exchange.md).
 
-Every step of a path is defined as such moves. What a rank needs is served from its own memory
-first, then by ranks of its own host, then by all holders. The moves of one rank are computed from
-the two placements alone, in a time that grows with the number of these moves. The whole exchange is
-the union over all ranks.
+Every step of a path is defined by its moves. A rank's need is served from its own memory if
+possible, else by holders on its own host, else by holders in its group of the next level outwards,
+and in the end by all holders. The moves of one rank are computed from the two placements alone, in
+a time that grows with the number of these moves. The whole exchange is the union over all ranks.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ class Move(NamedTuple):
 
 
 _HoldingKey = tuple[Key, int]
-"""(key, part): what the ranks of ``Cells.holders`` hold."""
+"""(key, part): the cell and the value part that the ranks of ``Cells.holders`` hold."""
 
 Share = tuple[int, int, int, int]
-"""(server, reader, first, last): elements ``first`` to ``last`` of what the reader needs."""
+"""(server, reader, first, last): the server sends elements ``first`` to ``last`` of the need."""
 
 
 class Exchange:
     """The moves from ``src`` to ``dst`` inside one group of ranks.
 
-    All holders that may serve a need share it. The needs of a holding form a queue, and every host
-    gives a run of it in proportion to its holders. Inside a host each reader has one server if
-    there are enough of them. Compared with equal shares of all holders, no port of this queue is
-    busier, and there are fewer messages (docs/exchange.md).
+    A *holding* is one cell and one value part of src; its *holders* are the ranks that hold it. A
+    *need* is the region that one reader takes from one holding. The holders that serve a need share
+    it. All needs with the same servers form a queue, and every host serves a run of the queue in
+    proportion to its number of servers. Inside a host, each reader has one server if there are
+    enough servers. Compared with equal shares for all servers, this queue makes no port busier, and
+    there are fewer messages (docs/exchange.md).
 
     Laws (tests/planning/test_exchange.py): every element of every dst shard gets every part once;
     with one part the busiest rank receives no more than it lacks; on one host no holder sends more
-    than its share or what one reader needs; ``into`` and ``out_of`` name the same moves.
+    than the larger of its equal share and the largest need of one reader; ``into`` and ``out_of``
+    name the same moves.
     """
 
     def __init__(self, src: Cells, dst: Cells, topology: Topology) -> None:
@@ -56,11 +59,11 @@ class Exchange:
         self._takers: dict[Key, dict[_HoldingKey, int]] = {}
         self._known_turns: dict[Key, list[Sequence[int]] | None] = {}
         self._needs: dict[_HoldingKey, _Needs] = {}
-        # Of cells whose readers are the same for all parts.
+        # By src cell, where the readers are the same for all parts.
         self._known_readers: dict[Key, tuple[Ints, Ints]] = {}
 
     def into(self, rank: int) -> list[Move]:
-        """What ``rank`` takes, from itself too, sorted."""
+        """The moves to ``rank``, also those from its own memory, sorted."""
         if rank not in self.dst:
             return []
         key, own_part = self.dst.key(rank), self.dst.part(rank)
@@ -88,7 +91,7 @@ class Exchange:
         return sorted(moves)
 
     def out_of(self, rank: int) -> list[Move]:
-        """What other ranks take from ``rank``, sorted."""
+        """The moves from ``rank`` to other ranks, sorted."""
         if rank not in self.src:
             return []
         holding = self.src.key(rank), self.src.part(rank)
@@ -113,7 +116,7 @@ class Exchange:
     # --- who takes what -------------------------------------------------------------------------
 
     def _taker(self, key: Key, holding: _HoldingKey) -> int:
-        """The dst part of cell ``key`` that adds the src part of ``holding``."""
+        """The dst part of cell ``key`` to which the src part of ``holding`` is added."""
         parts = self.dst.parts
         if len(parts) == 1:
             return parts[0]
@@ -128,7 +131,11 @@ class Exchange:
         return self._takers[key][holding]
 
     def _turns(self, key: Key) -> list[Sequence[int]] | None:
-        """The holdings of a cell as numbers per dim, if its parts take equal holdings in turn."""
+        """The src cells that overlap dst cell ``key``, as numbers per dim, if its parts take turns.
+
+        The parts take holdings in turn if the src cells have equal shares of the dst cell and no
+        rank is in both src and dst; otherwise the result is None.
+        """
         if key not in self._known_turns:
             boxes = self.dst.boxes(key)
             is_even = self._is_apart and len(boxes) == 1
@@ -137,11 +144,15 @@ class Exchange:
 
     @cached_property
     def _is_apart(self) -> bool:
-        """Whether no rank is on both sides."""
+        """Whether no rank is in both src and dst."""
         return set(self.src.ranks).isdisjoint(self.dst.ranks)
 
     def _assigned(self, key: Key) -> dict[_HoldingKey, int]:
-        """The dst part of each src holding: with most holders in common, then with least taken."""
+        """The dst part to which each src holding is added, for dst cell ``key``.
+
+        It is the part that has most ranks in common with the holders. Among equal parts it is the
+        part that has taken the fewest elements so far.
+        """
         sizes: dict[Key, int] = {}
         for box in self.dst.boxes(key):
             for theirs, common in self.src.overlaps(box):
@@ -153,7 +164,7 @@ class Exchange:
                     counts = in_common.setdefault(self._held(reader), {})
                     counts[part] = counts.get(part, 0) + 1
         num_taken = dict.fromkeys(self.dst.parts, 0)
-        # A heap of parts by what they have taken. Entries whose part took more since are skipped.
+        # A heap of (elements taken, part). An entry is dropped if its part has taken more since.
         least = [(0, part) for part in self.dst.parts]
         out: dict[_HoldingKey, int] = {}
         for part in self.src.parts:
@@ -182,7 +193,7 @@ class Exchange:
         return self._needs[holding]
 
     def _readers(self, holding: _HoldingKey) -> tuple[Ints, Ints]:
-        """Every reader of a holding, ascending, holders too, and how much of it each needs."""
+        """All readers of a holding (ascending, also holders), and how many elements each needs."""
         if holding[0] in self._known_readers:
             return self._known_readers[holding[0]]
         boxes = self.src.boxes(holding[0])
@@ -199,7 +210,7 @@ class Exchange:
 
 
 class _Needs:
-    """The needs of one holding that several ranks hold: one queue per set of servers."""
+    """The needs of one holding with several holders, as one queue per set of servers."""
 
     def __init__(
         self, needs: tuple[Ints, Ints], holders: Sequence[int], topology: Topology
@@ -207,7 +218,7 @@ class _Needs:
         self._holders, self._topology = np.array(holders, np.int64), topology
         is_reader = ~_among(needs[0], self._holders)
         self._readers, self._sizes = needs[0][is_reader], needs[1][is_reader]
-        # The level of the group that a reader shares with its servers; `far` if all holders serve.
+        # The level of the group that a reader shares with its servers; `_far`: all holders serve.
         self._far = len(topology.levels)
         self._level = np.full(len(self._readers), self._far)
         for level in reversed(range(1, self._far)):
@@ -216,7 +227,7 @@ class _Needs:
         self._queues: dict[tuple[int, int], Queue] = {}
 
     def queue_to(self, reader: int) -> Queue:
-        """The queue in which ``reader`` is."""
+        """The queue that contains the need of ``reader``."""
         level = int(self._level[np.searchsorted(self._readers, reader)])
         return self._queue(level, reader)
 
@@ -255,7 +266,7 @@ class _Needs:
 
 
 def _among(values: Ints, members: Ints) -> NDArray[np.bool_]:
-    """Which values are among the members, which ascend; ``np.isin`` takes ten times as long."""
+    """Whether each value is in ``members`` (ascending); ``np.isin`` takes ten times as long."""
     places = np.minimum(np.searchsorted(members, values), len(members) - 1)
     found: NDArray[np.bool_] = members[places] == values
     return found
@@ -264,8 +275,9 @@ def _among(values: Ints, members: Ints) -> NDArray[np.bool_]:
 class Queue:
     """Needs that have the same servers, laid end to end and divided among them.
 
-    Every host gives as much of the queue as it has servers. Inside a host each reader has a server
-    of its own, if there are enough; else every server gives equally much. Readers ascend.
+    Every host serves a run of the queue in proportion to its number of servers. Inside a host, each
+    reader has a server of its own if there are enough servers; otherwise all servers give equal
+    shares. Readers ascend.
 
     >>> [(server, reader) for server, reader, *_ in Queue([[0, 1], [2, 3]], [7], [8])]
     [(0, 7), (2, 7)]
@@ -283,7 +295,7 @@ class Queue:
             yield from self._shares(host, range(len(self._servers)), range(len(self._readers)))
 
     def into(self, reader: int) -> Iterator[Share]:
-        """What ``reader`` takes."""
+        """The shares that ``reader`` takes."""
         i = bisect_left(self._readers, reader)
         host = bisect_right(range(len(self._bounds)), self._ends[i], key=self._start) - 1
         while host < len(self._bounds) - 1 and self._start(host) < self._ends[i + 1]:
@@ -291,24 +303,24 @@ class Queue:
             host += 1
 
     def out_of(self, server: int) -> Iterator[Share]:
-        """What ``server`` gives."""
+        """The shares that ``server`` gives."""
         place = self._servers.index(server)
         host = bisect_right(self._bounds, place) - 1
         return self._shares(host, range(place, place + 1), range(len(self._readers)))
 
     def _start(self, host: int) -> int:
-        """Where the run of a host begins."""
+        """The first element of a host's run in the queue."""
         return self._bounds[host] * self._ends[-1] // len(self._servers)
 
     def _shares(self, host: int, places: range, readers: range) -> Iterator[Share]:
-        """What the servers of ``host`` at ``places`` give to some ``readers``."""
+        """The shares that the servers of ``host`` at ``places`` give to some ``readers``."""
         low, high = self._start(host), self._start(host + 1)
         base = self._bounds[host]
         num_servers = self._bounds[host + 1] - base
         first = bisect_right(self._ends, low) - 1
         num_readers = bisect_left(self._ends, high) - first
         if num_readers <= num_servers:
-            # A reader's server is its own: place base + (i - first) * num_servers // num_readers.
+            # Reader i has its own server: place base + (i - first) * num_servers // num_readers.
             begin = first + -(-(places.start - base) * num_readers // num_servers)
             end = first + -(-(places.stop - base) * num_readers // num_servers)
             for i in range(
@@ -333,7 +345,7 @@ class Queue:
                 i += 1
 
     def _share(self, place: int, i: int, low: int, high: int) -> Share:
-        """The part of ``low`` to ``high`` that the i-th reader needs."""
+        """The share of the i-th reader in elements ``low`` to ``high`` of the queue."""
         begin, end = self._ends[i], self._ends[i + 1]
         first, last = max(low, begin) - begin, min(high, end) - begin
         return self._servers[place], self._readers[i], first, last

@@ -1,7 +1,7 @@
 """Factors: the map from the cells of a layout to rank positions, as (size : stride) factors.
 
-Two cases need no look at single ranks. If the ranks of a layout are consecutive, the map is
-row-major. If the groups of a topology are runs of ranks, each level cuts the numbering at one
+Two cases are computed without a loop over ranks. If the ranks of a layout are consecutive, the map
+is row-major. If the groups of a topology are runs of ranks, each level cuts the numbering at one
 stride. In all other cases the map is computed rank by rank.
 """
 
@@ -20,9 +20,9 @@ R, V = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Axes with strides in ``[lo, hi)`` count replicas, value parts or pieces of dim ``mode``.
+    """A range of strides ``[lo, hi)`` whose axes count replicas, value parts or pieces of a dim.
 
-    For a dim, the factor cuts each of ``place`` coarser pieces further.
+    ``mode`` is R, V or the dim. For a dim, the factor cuts each of ``place`` coarser pieces.
     """
 
     mode: int
@@ -33,14 +33,14 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """An order of ranks; ``span`` is the same as a range, if they are known to be consecutive."""
+    """An order of ranks; ``span`` is ``ranks`` as a range, None if not known to be consecutive."""
 
     ranks: tuple[int, ...]
     span: range | None = None
 
 
 def numberings(src: Layout, dst: Layout, topology: Topology) -> list[Numbering]:
-    """Orders of the common ranks in which both layouts may have factors; by host first."""
+    """Orders in which both layouts may factor, by host first; empty if the rank sets differ."""
     if src.span is not None and dst.span is not None and topology.runs is not None:
         return [Numbering(src.ranks, src.span)] if src.span == dst.span else []
     if set(src.ranks) != set(dst.ranks):
@@ -73,7 +73,10 @@ def _counted_blocks(numbering: tuple[int, ...], topology: Topology) -> tuple[int
 
 
 def factors_of(layout: Layout, numbering: Numbering) -> list[Factor] | None:
-    """The map from cells to positions as factors; None if it is no sum of one term per factor."""
+    """The map from cells to positions as factors; None if the map does not factor.
+
+    The map factors if it is a sum of one term per factor.
+    """
     if numbering.span is not None and numbering.span == layout.span:
         return _row_major(layout)
     return _counted(layout, numbering.ranks)
@@ -98,7 +101,7 @@ def _counted(layout: Layout, numbering: tuple[int, ...]) -> list[Factor] | None:
     position = {rank: i for i, rank in enumerate(numbering)}
     counts = layout.rvd.counts
     cells = np.array([position[rank] for rank in layout.ranks]).reshape(*counts[:2], -1)
-    # Replicas, and parts, are interchangeable: sorted by position they factor if they can.
+    # Replicas are interchangeable, and so are parts. If any order factors, the sorted one does.
     cells.sort(axis=0)
     cells = np.take_along_axis(cells, np.argsort(cells[0], axis=0)[None], axis=1).reshape(counts)
     if cells.flat[0] != 0:

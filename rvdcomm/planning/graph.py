@@ -1,16 +1,16 @@
-"""Graphs of the search: the states one step away from a state, and a bound on the rest.
+"""Graphs of the search: the successors of a state, and a lower bound on the rest of a path.
 
 A state is a binding's targets. There are two graphs:
 
-``ThoroughGraph`` is for pairs with few axes that may move. It has every step that a formula prices.
-tests/planning/test_search.py compares its paths with brute force, and names the known pairs whose
-path costs more than the cheapest.
+``ThoroughGraph`` is for pairs with few axes that may move. It applies every rule to every set of
+these axes. tests/planning/test_search.py compares its paths with brute force, and names the known
+pairs whose path costs more than the cheapest.
 
-``LeanGraph`` is for all other pairs, and is a heuristic: it leaves out steps that are seldom needed
-(ADR 8 has a pair whose path costs 3.3 times as much for that reason). Free steps are taken at once.
-An axis whose goal is V may end in any state, since a mask from there is free. With fewer paths, the
-bound on the rest of a path is higher, and the search visits fewer states (docs/bound.md, "In the
-search").
+``LeanGraph`` is for all other pairs, and is a heuristic: it leaves out steps that are seldom
+needed, and its search may end early (ADR 8 has a pair whose path costs 3.3 times as much as the
+path of a longer search). Steps without cost are taken immediately. An axis whose goal is V may end
+in any state, since a mask from there costs nothing. With fewer paths, the bound on the rest of a
+path is higher, and the search visits fewer states (docs/bound.md, "In the search").
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rvdcomm.planning.primitives import RebindPricer, Targets
 from rvdcomm.planning.search_bound import least_of_any, least_of_kept
 
 MAX_THOROUGH_AXES = 3
-"""Up to this many free axes a search is thorough; beyond, that costs milliseconds."""
+"""Up to this many free axes the thorough graph is used; with more axes it takes milliseconds."""
 
 Changes = dict[int, int]
 Units = list[tuple[int, ...]]
-"""Axes that move together."""
+"""Sets of axes; the axes of one unit move together."""
 
 
 class Graph(ABC):
-    """States between the bindings ``src`` and ``dst``; costs are those of ``pricer``.
+    """The states between the bindings ``src`` and ``dst``; ``pricer`` gives the costs of steps.
 
-    A step moves any set of ``units``. ``coarse_units``, where there are any, are fewer: a first
-    search with them finds a good path quickly.
+    A step moves any set of ``units``. ``coarse_units``, if not empty, are fewer and larger units: a
+    first search with them finds a good path quickly.
     """
 
     def __init__(self, src: Targets, dst: Targets, pricer: RebindPricer) -> None:
@@ -46,7 +46,7 @@ class Graph(ABC):
 
     @abstractmethod
     def is_goal(self, state: Targets) -> bool:
-        """Whether only free steps are left."""
+        """Whether only steps without cost lead from ``state`` to the end of the path."""
 
     @abstractmethod
     def bound(self, state: Targets) -> tuple[int, int]:
@@ -71,9 +71,10 @@ class Graph(ABC):
         return self.pricer.grid.digits[target].size if target < self.num_digits else 0
 
     def _displace(self, state: Targets, changes: Changes, holders: Iterable[int]) -> list[int]:
-        """Move axes away from the digits that ``changes`` binds, to digits of equal size it frees.
+        """Move ``holders`` away from the digits that ``changes`` binds to other axes.
 
-        Returns those of ``holders`` for which there is no such digit.
+        They move to digits of equal size that ``changes`` leaves free; these moves are added to
+        ``changes``. Returns the holders for which there is no such digit.
         """
         wanted = {t for t in changes.values() if t >= 0}
         left = [state[a] for a in changes if state[a] >= 0 and state[a] not in wanted]
@@ -89,7 +90,7 @@ class Graph(ABC):
 
 
 def graph_between(src: Targets, dst: Targets, pricer: RebindPricer) -> Graph:
-    """The graph for a pair: by the number of axes that are free to move."""
+    """The graph for a pair, chosen by the number of axes that are free to move."""
     free = [
         a
         for a, (s, t) in enumerate(zip(src, dst, strict=True))
@@ -110,7 +111,7 @@ def _with(state: Targets, changes: Changes) -> Targets:
 
 
 class ThoroughGraph(Graph):
-    """Every set of free axes by every rule, and every axis to every digit."""
+    """The graph for few axes: every rule for every set of free axes, and any axis to any digit."""
 
     def __init__(self, src: Targets, dst: Targets, pricer: RebindPricer, free: list[int]) -> None:
         super().__init__(src, dst, pricer)
@@ -121,7 +122,7 @@ class ThoroughGraph(Graph):
         return state == self.dst
 
     def bound(self, state: Targets) -> tuple[int, int]:
-        """The bytes that any plan must move between groups, and one round."""
+        """The time of the bytes that any plan must move, with one round's latency; and 0 rounds."""
         return least_of_any(self.pricer, state, self.dst), 0
 
     def successors(self, state: Targets, units: Units) -> Iterator[Targets]:
@@ -143,7 +144,7 @@ class ThoroughGraph(Graph):
                 yield dict.fromkeys(axes, R)
             if all(state[a] in (R, V) for a in axes):
                 yield {a: grid.scratch(a) for a in axes}
-        # Axes whose goal is V become replicas, all others go to their goals; a mask is then last.
+        # Axes whose goal is V become replicas, all others go to their goals. A mask then follows.
         yield {a: R if t == V != state[a] else t for a, t in enumerate(goal)}
         yield dict(enumerate(goal))
         for (a,) in units:
@@ -156,11 +157,12 @@ class ThoroughGraph(Graph):
 
 
 class LeanGraph(Graph):
-    """Axes go to their goals, to R or to scratch digits; free steps are taken at once.
+    """The graph for many axes: axes go to their goals, to R or to scratch digits.
 
-    An axis is *masked* if its goal is V and it is not V in ``src``. The mask is the last step.
-    Before it, the axis takes a share of the work: as a replica it is cut by its scratch digit. If
-    another axis needs its digit, it takes the digit that this axis leaves.
+    Slices without cost are taken immediately. An axis is *masked* if its goal is V and it is not V
+    in ``src``. The mask is the last step. Before the mask, the axis takes a share of the work: if
+    it is R in ``src``, it starts on its scratch digit. If another axis needs the digit of a masked
+    axis, the masked axis moves to the digit that the other axis leaves, or to its scratch digit.
     """
 
     def __init__(self, src: Targets, dst: Targets, pricer: RebindPricer) -> None:
@@ -172,7 +174,7 @@ class LeanGraph(Graph):
         self.units = [
             (a,)
             for a, (s, t) in enumerate(zip(self.start, dst, strict=True))
-            # A masked axis moves only if its digit is wanted.
+            # A masked axis moves only if its digit is the goal of some axis.
             if (s >= 0 and s in dst if self.is_masked[a] else s != t or s == R)
         ]
         self.coarse_units = self._alike()
@@ -182,16 +184,16 @@ class LeanGraph(Graph):
         return all(m or s == t for m, s, t in zip(self.is_masked, state, self.dst, strict=True))
 
     def _alike(self) -> Units:
-        """The free axes; those of one level with the same start and the same goal are one unit."""
+        """The free axes as units: one unit per level, role at the start and role at the goal."""
         units: dict[tuple[int, ...], list[int]] = {}
         for (a,) in self.units:
-            # Digits are all alike.
+            # All digits count as one role.
             roles = min(self.start[a], 0), min(self.dst[a], 0), int(self.is_masked[a])
             units.setdefault((self.pricer.levels[a], *roles), []).append(a)
         return [tuple(unit) for unit in units.values()]
 
     def _closed(self, state: Targets) -> Targets:
-        """Replicas are sliced by their goal's digit as soon as nobody else is bound to it."""
+        """The state after free slices: R axes take their goal's digit if no axis is bound to it."""
         bound = set(state)
         return tuple(
             t if s == R and t >= 0 and t not in bound else s
@@ -199,7 +201,7 @@ class LeanGraph(Graph):
         )
 
     def successors(self, state: Targets, units: Units) -> Iterator[Targets]:
-        """Every rule, for every set of axes for which no rule before it gives the same state."""
+        """Every rule for every set of axes, except where an earlier rule gives the same state."""
         goal, scratch = self.dst, self.pricer.grid.scratch
         is_away = [s != t and not m for s, t, m in zip(state, goal, self.is_masked, strict=True)]
         for axes in self._subsets(units, is_away):
@@ -219,7 +221,7 @@ class LeanGraph(Graph):
             yield _with(state, dict.fromkeys(axes, V))
 
     def _to_goal(self, state: Targets, axes: tuple[int, ...]) -> Changes:
-        """The axes go to their goals; masked axes make way."""
+        """Changes that move the axes to their goals, and masked axes away from these digits."""
         changes = {a: self.dst[a] for a in axes}
         masked = (a for a, is_masked in enumerate(self.is_masked) if is_masked)
         for a in self._displace(state, changes, masked):
@@ -227,12 +229,12 @@ class LeanGraph(Graph):
         return changes
 
     def _fresh(self, state: Targets, changes: Changes) -> Iterator[Targets]:
-        """The state that the changes make, if no digit is bound twice."""
+        """Yield the state after the changes, unless a digit is bound twice in it."""
         successor = self._closed(_with(state, changes))
         digits = [t for t in successor if t >= 0]
         if len(set(digits)) == len(digits):
             yield successor
 
     def bound(self, state: Targets) -> tuple[int, int]:
-        """A bound on the paths of this graph; other plans may take less."""
+        """A lower bound on the paths of this graph; other plans may cost less."""
         return least_of_kept(self.pricer, state, self.dst, self.is_masked)

@@ -2,9 +2,9 @@
 
 It is the bound of ``rvdcomm/cost/bound.py``, which counts elements with masks of all homes. Here a
 home is identified by its coordinates on the axes outside it, and the bindings of these axes say
-what it has and wants. Both bounds are equal where shards are equal
-(tests/plans/test_modelled.py). Otherwise all pieces count as large as the smallest one, which can
-only lower the bound.
+what the home has and wants. Both bounds are equal where shards are equal
+(tests/plans/test_modelled.py). Otherwise every piece counts with the size of the smallest one,
+which can only lower the bound.
 
 Source: docs/bound.md, "By formula".
 """
@@ -47,10 +47,10 @@ def _least_elements(binding: Binding) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Outer:
-    """What the homes of a level have, or want, by the binding of the axes outside them.
+    """What the homes of a level have, or want, according to the binding of the axes outside them.
 
-    ``r`` homes have equal elements, ``v`` homes have one part each of the same elements, and one
-    home has ``size`` elements.
+    ``r`` homes have equal elements. ``v`` homes have one part each of the same elements. One home
+    has ``size`` elements.
     """
 
     r: int
@@ -117,9 +117,10 @@ def _common(src: Binding, dst: Binding, axes: Sequence[int], block: int, size: i
 
 
 def _meeting_share(src: Binding, dst: Binding, axes: Sequence[int]) -> int:
-    """The n for which one element in n has a home that wants it and has some part of it.
+    """The n such that, for one element in n, some home wants the element and has some part of it.
 
-    Such an element has equal values in the two digits that an axis is bound to in src and in dst.
+    For each axis that is bound to a digit in src and in dst, the element has equal values in both
+    digits.
     """
     root: dict[int, int] = {}
 

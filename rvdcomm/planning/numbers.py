@@ -21,7 +21,7 @@ _Count = TypeVar("_Count", int, Ints)
 class Number:
     """A mixed-radix number over axes of a rank's position, most significant axis first.
 
-    ``fixed`` are the values of axes on which all ranks of the group agree.
+    ``fixed`` has the values of axes on which all ranks of the group agree, and None for the others.
     """
 
     def __init__(self, axes: Sequence[Axis], fixed: Sequence[int | None]) -> None:
@@ -43,7 +43,7 @@ class Number:
         return number
 
     def offset(self, number: _Count) -> _Count:
-        """What the axes of a number add to a position."""
+        """The sum that the axes of a number contribute to a rank's position."""
         found = number * 0
         for axis in reversed(self.axes):
             found = found + number % axis.size * axis.stride
@@ -54,8 +54,8 @@ class Number:
 class Dim:
     """A dim of the view, and the pieces of it that each number stands for.
 
-    ``cuts`` are the cut points of its finest pieces. If all bound digits are coarser than the local
-    ones, a number stands for one run of neighbouring pieces, otherwise for several runs.
+    ``cuts`` are the cut points of the dim's finest pieces. If all bound digits are coarser than the
+    local ones, a number stands for one run of neighbouring pieces, otherwise for several runs.
     """
 
     def __init__(self, digits: Digits, cuts: Sequence[int], number: Number) -> None:
@@ -66,7 +66,7 @@ class Dim:
         self._known: dict[int, list[Interval]] = {}
 
     def runs(self, number: int) -> list[Interval]:
-        """The intervals that a number stands for, none of them empty; neighbours are one."""
+        """The intervals that a number stands for, none of them empty; adjacent ones are merged."""
         if number not in self._known:
             first, last = number * self._num_local, (number + 1) * self._num_local
             cuts = self._cuts
@@ -118,7 +118,7 @@ class Dim:
         return number
 
     def extents(self, numbers: Sequence[int], low: int, high: int) -> Ints:
-        """How much of ``[low, high)`` every number has."""
+        """The length of ``[low, high)`` that each number covers."""
         if not self._is_plain:
             clipped = [[min(b, high) - max(a, low) for a, b in self.runs(n)] for n in numbers]
             return np.array([sum(e for e in of_run if e > 0) for of_run in clipped], np.int64)

@@ -29,7 +29,7 @@ class State:
 
     @cached_property
     def placement(self) -> Placement:
-        """Who holds what."""
+        """Which ranks hold which boxes."""
         source = self.source
         if isinstance(source, Layout):
             return source.placement
@@ -71,10 +71,10 @@ class State:
 class Step:
     """One primitive: inside every group, ``src`` becomes ``dst``.
 
-    An all_reduce is a reduce_scatter to ``middle`` and an all_gather from it. A ``direct`` step is
-    an exchange among all ranks; other steps have the product groups of the axes that they rebind.
-    An exchange may run in ``num_slices`` windows one after another, which makes its staging buffers
-    smaller.
+    An all_reduce is a reduce_scatter to ``middle`` and an all_gather from ``middle``. A ``direct``
+    step is an exchange among all ranks; other steps run in the product groups of the axes that they
+    rebind. An exchange may run in ``num_slices`` windows one after another, which makes its staging
+    buffers smaller.
     """
 
     kind: str
@@ -121,7 +121,7 @@ class Step:
     def exchange(
         self, leg: int, rank: int, topology: Topology, view: View | None = None
     ) -> Exchange:
-        """The exchange of a leg in the group of ``rank``, its boxes in ``view`` of the tensor."""
+        """The exchange of a leg in the group of ``rank``, with boxes in ``view`` of the tensor."""
         src, dst = (Cells(state.source, rank, self.changed, view) for state in self.legs[leg])
         return Exchange(src, dst, topology)
 
@@ -137,7 +137,7 @@ class Step:
         return found
 
     def traffic(self, topology: Topology, item_bytes: int) -> list[Traffic]:
-        """The bytes of every leg."""
+        """The bytes from rank to rank, for every leg."""
         found: list[Traffic] = []
         for moves in self.moves(topology):
             sent: Counter[tuple[int, int]] = Counter()
@@ -151,7 +151,7 @@ class Step:
 class Path:
     """Steps from ``src`` to ``dst``; prints as a table.
 
-    Invariant: every step's ``src`` is the placement that the step before leaves.
+    Invariant: the ``src`` of a step is the ``dst`` of the step before, as a placement.
     """
 
     src: Layout
@@ -165,12 +165,12 @@ class Path:
 
     @cached_property
     def view(self) -> View:
-        """The view of the tensor in which cells are boxes; programs move boxes of this view."""
+        """The view of the tensor for the boxes of programs: where possible, a cell is one box."""
         states = {id(s): s for step in self.steps for leg in step.legs for s in leg}
         return view_of([self.src, *(state.source for state in states.values()), self.dst])
 
     def table(self, notes: Iterable[str] | None = None) -> list[str]:
-        """Lines of a table; ``notes`` adds a column, one note a step."""
+        """Lines of a table; ``notes`` adds a column, one note per step."""
         rows = [("step", "primitive", "groups", "layout")]
         rows.append(("", "", "", _on_ranks(str(self.src.rvd), self.src.ranks)))
         for i, step in enumerate(self.steps):
@@ -191,7 +191,7 @@ class Path:
 
 
 def steps_of_bindings(bindings: list[Binding]) -> list[Step]:
-    """One step for every change; a reduce_scatter and its all_gather become an all_reduce."""
+    """One step per pair of neighbours; a reduce_scatter and its all_gather become an all_reduce."""
     steps: list[Step] = []
     for (before, after), (src, dst) in zip(
         pairwise(bindings), pairwise(map(State, bindings)), strict=True
@@ -220,7 +220,7 @@ MAX_RUNS = 16
 
 
 def groups_text(groups: Sequence[Sequence[int]]) -> str:
-    """Groups in a few characters: ``4x(0,2)`` is the first of 4 groups.
+    """A short text for groups: ``4x(0,2)`` means 4 groups, of which the first is ranks 0 and 2.
 
     >>> groups_text(((0, 2), (1, 3)))
     '2x(0,2)'

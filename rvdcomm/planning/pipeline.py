@@ -14,11 +14,11 @@ from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.planning.path import Path
 
 NUM_SLICES = (1, 2, 4, 8, 16, 32)
-"""Numbers to choose from."""
+"""The numbers of slices to choose from."""
 
 
 def best_num_slices(path: Path, dtype: str, topology: Topology) -> int:
-    """The number of slices with the least modelled time; of equal ones, the smallest."""
+    """The number of slices with the least modelled time; the smallest of equally good numbers."""
     ports = PortSecs.of(topology)
     traffic = [leg for step in path.steps for leg in step.traffic(topology, ITEM_BYTES[dtype])]
     port_bytes = [busiest_bytes(leg, topology) for leg in traffic]
@@ -29,7 +29,7 @@ def best_num_slices(path: Path, dtype: str, topology: Topology) -> int:
 
 
 def pipelined_secs(busy: list[list[float]], latency_secs: float, num_slices: int) -> float:
-    """Modelled time of legs in so many slices; ``busy`` has seconds by leg and level.
+    """Modelled seconds of all legs in ``num_slices`` slices; ``busy`` has seconds by leg and level.
 
     >>> pipelined_secs([[4.0, 0.0], [1.0, 6.0]], 0.1, 1)
     10.1

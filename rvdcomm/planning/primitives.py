@@ -26,10 +26,10 @@ KIND_OF_CHANGE = {
     ("R", "V"): "mask",
     ("digit", "V"): "mask",
 }
-"""The name of a step, by the roles of the axes that it rebinds before and after it."""
+"""The name of a step, by the roles that its rebound axes have before and after the step."""
 
 MOVES_NOTHING = frozenset({"slice", "mask", "local"})
-"""Kinds of steps in which no rank needs data of another."""
+"""Kinds of steps in which no rank needs data of another rank."""
 
 
 def axes_by_digit(targets: Targets) -> dict[int, int]:
@@ -65,7 +65,7 @@ def kind_of_rebind(src: Targets, dst: Targets) -> str:
 
 @dataclass(frozen=True)
 class RebindPricer:
-    """Integer costs of rebinds on ``grid`` of a tensor of ``num_bytes``.
+    """A pricer of rebinds on ``grid``, for a tensor of ``num_bytes``.
 
     Costs are whole ticks (``PortTicks``): sums are exact, and plans never depend on rounding.
 
@@ -77,7 +77,7 @@ class RebindPricer:
     - 1 if a is bound to R in src, or to the same target in src and dst;
     - ``1/k`` if a leaves V, or if no axis is bound to its digit in dst;
     - ``1/k`` if its digit goes to an axis inside the group;
-    - 0 in the worst group, if its digit goes to another axis outside the group.
+    - 0 for the group that has least, if its digit goes to another axis outside the group.
     """
 
     grid: Grid
@@ -105,7 +105,7 @@ class RebindPricer:
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """For every axis, the outermost level that a byte between its coordinates crosses."""
+        """For every axis, the outermost level between ranks that differ in this axis alone."""
         return tuple(
             sum(a in outer for outer in self.grid.outer_axes) - 1 for a in range(len(self.sizes))
         )
@@ -113,7 +113,7 @@ class RebindPricer:
     def missing(
         self, outer: Sequence[int], src: Targets, dst: Targets, axis_of_dst: Mapping[int, int]
     ) -> int:
-        """The n for which a group has one n-th of what it needs; 0 if some group has none of it.
+        """The n such that a group has one n-th of its need; 0 if some group has none of its need.
 
         ``outer`` are the axes outside the group.
         """
@@ -142,7 +142,7 @@ class RebindPricer:
 
     @staticmethod
     def is_priced(src: Targets, dst: Targets) -> bool:
-        """Whether a digit is bound at most once, and V is entered by masks alone."""
+        """Whether the step has a price: dst binds no digit twice, and only masks bind axes to V."""
         digits = [t for t in dst if t >= 0]
         if len(set(digits)) != len(digits):
             return False
@@ -165,9 +165,9 @@ class RebindPricer:
         return self.ports.step(port_bytes, rounds), rounds
 
     def _rounds(self, src: Targets, dst: Targets) -> int:
-        """Partners of the busiest rank: the other ranks that hold a piece that it needs.
+        """Partners of the busiest rank: the other ranks that hold a piece of its need.
 
-        Replicas that leave R may share a need. A rank then has more partners than this.
+        If replicas leave R, they may share a need. A rank then has more partners than this.
         """
         axis_of = axes_by_digit(dst)
         holders, is_own = 1, True

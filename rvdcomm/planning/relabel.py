@@ -27,10 +27,10 @@ from rvdcomm.layout import RVD, Ints, Layout, Mask, Topology, ranges_text
 ElementCounts = NDArray[np.float64]
 
 EXACT_BITS = 52
-"""Costs of an assignment are floats, which hold whole numbers up to 2 to this power exactly."""
+"""Costs of an assignment are floats, which represent whole numbers up to 2**EXACT_BITS exactly."""
 
 MIN_LEVEL_WEIGHT = 1 << 10
-"""If weights would get too large, one element over an outer link weighs this many inside."""
+"""The least ratio of the weights of two neighbouring levels, if exact weights are too large."""
 
 
 def best_ranks(
@@ -41,7 +41,7 @@ def best_ranks(
     ranks: Iterable[int] | None = None,
     cuts: str | Sequence[Sequence[int]] = "chunk",
 ) -> tuple[int, ...]:
-    """The order of ranks in which a layout of ``dst_rvd`` is reached with the fewest bytes moved.
+    """An order of ranks for ``dst_rvd`` that moves few bytes: the fewest if cells have one holder.
 
     >>> src = Layout((4, 6), "R(1)V(1)D(4,1)")
     >>> best_ranks(src, "R(2)V(1)D(2,1)")  # ranks 0 and 1 hold the upper half already
@@ -49,10 +49,10 @@ def best_ranks(
 
     Args:
         src: the layout that the tensor has.
-        dst_rvd, cuts: what is wanted, as for ``Layout``.
-        topology: its levels count, outermost first; without it all ranks are alike.
-        ranks: ranks that may be used, at least as many as needed; those of ``src`` if None. Among
-            orders that move equally many bytes, the one nearest to this order is taken.
+        dst_rvd, cuts: the wanted layout, as arguments of ``Layout``.
+        topology: bytes are minimized by its levels, outermost first; if None, all ranks are alike.
+        ranks: ranks that may be used, at least as many as needed; the ranks of ``src`` if None.
+            Among orders that move equally many bytes, the one nearest to this order is taken.
 
     Returns:
         Ranks for ``Layout(src.shape, dst_rvd, ranks, cuts)``.
@@ -78,7 +78,7 @@ def best_ranks(
     candidates = [np.arange(len(cells.box)), _assigned(cells)]
     if cells.num_replicas > 1 and len(cells.levels) > 1:
         candidates.append(_bundled(cells))
-    # Of orders that are equally good, the first.
+    # Among equally good orders, `min` takes the first.
     order = min(candidates, key=cells.entering)
     return Layout(src.shape, dst_rvd, [usable[i] for i in order], given.cuts).ranks
 
@@ -88,12 +88,12 @@ def best_ranks(
 
 @dataclass(frozen=True)
 class _LevelHoldings:
-    """One level of the topology, of whose groups there is more than one.
+    """What the groups of one topology level hold; the level has more than one group.
 
     Attributes:
-        group: [usable ranks] the group of each.
+        group: [usable ranks] the group of each rank.
         has: [groups, src boxes] whether a group has a box.
-        is_whole: [src boxes] whether a group must have all parts of a box, or just one of them.
+        is_whole: [src boxes] whether a group must have all parts of a box to have it, or just one.
         lacks: [groups, dst boxes] elements of a box that a group does not have.
     """
 
@@ -121,10 +121,11 @@ class _LevelHoldings:
 
 @dataclass(frozen=True)
 class _DstCells:
-    """The cells of a dst, numbered as its ranks are, and what the usable ranks have of them.
+    """The cells of dst, numbered in the order of its ranks, and what the usable ranks have of them.
 
     ``overlap`` [src boxes, dst boxes] counts common elements, in units of their greatest common
-    divisor. ``levels`` go from the innermost out. An *order* [cells] gives the usable rank of each.
+    divisor. ``levels`` go from the innermost outwards. An *order* [cells] gives, for every cell,
+    the index of its usable rank.
     """
 
     num_replicas: int
@@ -154,17 +155,18 @@ class _DstCells:
 
     @cached_property
     def value(self) -> Ints:
-        """A number for every cell that its replicas have in common."""
+        """A number for every cell; the replicas of a cell have the same number."""
         return np.tile(np.arange(self.overlap.shape[1] * self.num_parts), self.num_replicas)
 
     def entering(self, order: Ints) -> tuple[float, ...]:
-        """Elements that enter the groups of every level, outermost first, up to a constant."""
+        """Elements that enter the groups of a level, outermost first, in units of ``overlap``."""
         return tuple(self._entering(level, order) for level in reversed(self.levels))
 
     def _entering(self, level: _LevelHoldings, order: Ints) -> float:
-        """As docs/bound.md counts: an element enters every group that wants it and lacks it.
+        """Elements that enter the groups of one level, counted as in docs/bound.md.
 
-        If its parts are spread over groups, one group that wants it and has a part is spared.
+        An element enters every group that wants it and does not have it. If no group has all parts
+        of the element, one group that wants it and has a part is not counted.
         """
         num_src_boxes, num_boxes = self.overlap.shape
         wants = np.zeros((len(level.lacks), num_boxes * self.num_parts), np.bool_)
@@ -180,7 +182,7 @@ class _DstCells:
 
 
 def _overlap(src: Layout, dst: Layout) -> ElementCounts:
-    """[src boxes, dst boxes]: the product over dims of what two pieces have in common."""
+    """[src boxes, dst boxes]: common elements, as the product over dims of common extents."""
     out = np.ones((1, 1))
     for a, b in zip(src.cuts, dst.cuts, strict=True):
         (low, high), (other_low, other_high) = (np.array([cut[:-1], cut[1:]]) for cut in (a, b))
@@ -193,9 +195,10 @@ def _overlap(src: Layout, dst: Layout) -> ElementCounts:
 
 
 def _assigned(cells: _DstCells) -> Ints:
-    """The linear assignment in which the ranks lack least of their cells, outer levels first.
+    """The order in which groups lack the fewest elements of their cells, outer levels first.
 
-    Among equal orders it moves the fewest ranks away from the given order.
+    The order is a linear assignment. Among equal orders it moves the fewest ranks away from the
+    given order.
     """
     num_cells = len(cells.box)
     cost = (np.arange(num_cells)[:, None] != np.arange(cells.num_usable)).astype(np.float64)
@@ -205,7 +208,7 @@ def _assigned(cells: _DstCells) -> Ints:
 
 
 def _weights(cells: _DstCells) -> list[float]:
-    """The weight of an element at each level: outer levels first, the given order last."""
+    """The weight of an element per level: outer levels count first, the given order counts last."""
     most = cells.overlap.sum() * cells.num_replicas * cells.num_parts + 1
     first = float(len(cells.box) + 1)
     room = 2.0**EXACT_BITS / (most * first)
@@ -214,10 +217,11 @@ def _weights(cells: _DstCells) -> list[float]:
 
 
 def _bundled(cells: _DstCells) -> Ints:
-    """An order that keeps replicas together, level by level from the outermost in.
+    """An order that keeps the replicas of a cell together, level by level from the outermost in.
 
-    In every group, bundles of equally many replicas of a cell are assigned to the groups inside.
-    What a group lacks of a bundle enters it once. The best size of a bundle is taken.
+    In every group, the replicas of each cell are divided into bundles of equal size, and bundles
+    are assigned to the groups inside. What a group lacks of a bundle enters the group once. The
+    bundle size with the fewest entering elements is taken.
     """
     order = np.zeros(len(cells.box), np.int64)
 

@@ -1,10 +1,10 @@
 """Search: a low-cost sequence of rebinds between two bindings of one grid.
 
 The search is A*. A state is a binding's targets, one for every axis; an edge is one step. Costs are
-whole ticks, so that equal costs tie. Ties are broken by rounds, then by the number of steps, then
-by the smaller state before, then by the order of ``Graph.successors``. So the result depends on the
-numbering of the axes and on nothing else. The direct exchange from the start to the goal is always
-a step, so a path always exists.
+whole ticks, so that equal costs compare equal. Ties are broken by rounds, then by the number of
+steps, then by the smaller preceding state, then by the order of ``Graph.successors``. So the result
+depends on the numbering of the axes and on nothing else. The direct exchange from the start to the
+goal is always a step, so a path always exists.
 
 This module defines the search. ``csrc/search/search.cpp`` finds the same path at the same cost,
 faster (tests/planning/test_search_native.py compares the two).
@@ -21,26 +21,27 @@ from rvdcomm.planning.graph import Graph, ThoroughGraph, Units, graph_between
 from rvdcomm.planning.primitives import RebindPricer, Targets
 
 FEW_UNITS = 6
-"""Up to this many axes (64 ranks and more) most searches run to their end."""
+"""Up to this many axes (64 ranks and more) most searches run to completion."""
 
 MAX_SUCCESSORS_OF_FEW, MAX_SUCCESSORS = 4000, 1200
-"""States after which the best path so far is taken: below 1 ms (bench/results/planning.json)."""
+"""After this many successors the best path so far is taken: a search takes below 1 ms
+(bench/results/planning.json)."""
 
 MAX_UNITS = 9
 """Up to this many axes every set of them may move; beyond, only ``coarse_units`` move."""
 
 MAX_NATIVE_BITS = 120
-"""Costs below 2 to this power, and their sums, fit in the 128 bits of the native search."""
+"""Costs below 2**MAX_NATIVE_BITS, and their sums, fit in the 128 bits of the native search."""
 
 PathCost = tuple[int, int, int]
 """(ticks, rounds, steps) of a path, compared in this order."""
 
 
 def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[int, list[Binding]]:
-    """The path of least cost that the search finds: its ticks, and its bindings in order.
+    """The path of least cost that the search finds: its cost in ticks, and its bindings in order.
 
-    It is the cheapest path of the graph, unless ``MAX_SUCCESSORS`` ends the search early. The graph
-    may leave out steps (``LeanGraph``).
+    This is the cheapest path of the graph, unless ``MAX_SUCCESSORS`` ends the search early. The
+    graph may leave out steps (``LeanGraph``).
 
     >>> from rvdcomm.layout import Layout
     >>> from rvdcomm.layout import Topology
@@ -57,7 +58,7 @@ def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[
 
 
 def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, list[Targets]]:
-    """The path as targets: by the native search if there is one and the numbers fit."""
+    """The path as targets, from the native search if it is installed and the numbers fit."""
     if src == dst:
         return 0, [src]
     graph = graph_between(src, dst, pricer)
@@ -86,7 +87,7 @@ def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, 
 
 
 def _fits(pricer: RebindPricer) -> bool:
-    """Whether every cost fits in 128 bits, and every target in the tables of the native search."""
+    """Whether all costs fit in 128 bits, and axes, targets and ranks fit the native search."""
     grid, ports = pricer.grid, pricer.ports
     num_ranks = len(grid.ranks)
     ticks = pricer.num_bytes * num_ranks**3 * max(ports.a_unit)
@@ -130,7 +131,7 @@ def _max_successors(units: Units) -> int:
 def _found(
     graph: Graph, units: Units, known: PathCost | None, max_successors: int
 ) -> list[Targets]:
-    """States of the cheapest path found from the start to a goal; none if ``known`` is better."""
+    """States of the cheapest path that is found to a goal; empty if none is below ``known``."""
     order = count()
     start = graph.start
     best: dict[Targets, PathCost] = {start: (0, 0, 0)}
@@ -207,7 +208,7 @@ def _join_steps(states: list[Targets], pricer: RebindPricer) -> None:
 
 
 def _bindings(src: Binding, dst: Binding, states: list[Targets]) -> list[Binding]:
-    """The path's bindings; scratch cuts are nested in the same order in all of them.
+    """The path's bindings; scratch cuts are nested in the same order in all bindings.
 
     An axis that leaves its scratch digit later is cut farther outside, so that the pieces that are
     gathered first are contiguous.

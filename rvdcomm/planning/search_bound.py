@@ -35,7 +35,7 @@ def least_of_kept(
 
     On such a path the V axes of ``dst`` are V from the start, or become V by a mask at the end
     (``is_masked``). Before the mask, groups that differ in masked axes alone may share what they
-    need. They count as one group, and its bytes are spread over all their ports.
+    need. They count as one group, whose bytes are spread over the ports of all of them.
     """
     axis_of, port_bytes = axes_by_digit(dst), []
     for outer in pricer.grid.outer_axes:
@@ -46,7 +46,7 @@ def least_of_kept(
             missing = pricer.missing(axes, state, dst, axis_of)
             units = _entering(pricer.square, need, missing)
         else:
-            # No group has all parts, so each needs all that it wants.
+            # No group has all parts, so each group also receives everything that it wants.
             messages = kept * messages_an_element(1, summed, dst_r, 1)
             groups = dst_r * kept * need
             units = max(pricer.square // need, pricer.square // groups * messages)
@@ -82,7 +82,7 @@ def _counts(pricer: RebindPricer, axes: Sequence[int], targets: Targets) -> tupl
 
 
 def _entering(square: int, need: int, missing: int) -> int:
-    """Units that enter the group that has the least of its piece, one of ``need``."""
+    """Units that enter the group that has least of its piece; the tensor has ``need`` pieces."""
     return square // need - (square // (need * missing) if missing else 0)
 
 
@@ -93,10 +93,10 @@ def _least_rounds(
     dst: Targets,
     is_masked: Sequence[bool],
 ) -> tuple[int, int]:
-    """A lower bound on the ticks of all rounds, and on their number, whatever the bytes.
+    """A lower bound on the ticks of all rounds, and on their number, for any number of bytes.
 
     An axis that leaves V, or whose digit no axis of ``dst`` is bound to, needs a round per partner.
-    A step for several such axes has at least as many rounds as one step for each.
+    A step for several such axes has at least as many rounds as one step per axis.
     """
     nearest = pricer.ports.nearest
     ticks = rounds = in_place = lost = farthest = 0

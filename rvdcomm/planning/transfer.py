@@ -1,9 +1,9 @@
 """Transfer: the cost of one exchange between two disjoint groups, by formula.
 
 The formula holds where both sides are even and regular and all pairs of ranks are equally far
-apart. Then all holders of a piece send the same number of bytes, all readers of a part receive the
-same number, and both follow from the counts (tests/planning/test_transfer.py compares with
-counting).
+apart. Then all holders of a piece send equally many bytes, and all readers of a part receive
+equally many bytes. Both numbers follow from the counts of replicas, parts and pieces
+(tests/planning/test_transfer.py compares with counting).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rvdcomm.planning.digits import numbers_of
 
 @dataclass(frozen=True, slots=True)
 class _EvenPlacement:
-    """An even, regular placement over a run of ranks: the pieces of every dim.
+    """An even, regular placement over a run of ranks; ``pieces`` are counts, one per dim.
 
     ``part_axes`` and ``replica_axes`` are the axes that are bound to V and to R, outermost first.
     """
@@ -49,7 +49,7 @@ class _EvenPlacement:
         return part
 
     def replicas_within(self, block: int) -> int | None:
-        """Replicas of a piece in every run of ``block`` ranks; None if runs differ in this."""
+        """Replicas of a piece in every run of ``block`` ranks; None if the runs differ in this."""
         count = 1
         for axis in self.replica_axes:
             end = axis.size * axis.stride
@@ -66,10 +66,10 @@ class TransferCost:
     """The cost of one exchange between disjoint groups.
 
     Attributes:
-        secs, rounds: under the port model.
-        sent_bytes: of every src rank.
-        recv_bytes: of every dst rank, in the order of the ranks; one number if all are equal.
-        distance: the levels that every byte crosses.
+        secs, rounds: time and rounds under the port model.
+        sent_bytes: bytes that every src rank sends.
+        recv_bytes: bytes that each dst rank receives, in rank order; one number if all are equal.
+        distance: the number of levels that every byte crosses.
     """
 
     secs: float
@@ -83,9 +83,9 @@ def transfer(src: Source, dst: Source, item_bytes: int, topology: Topology) -> T
     """The exchange from ``src`` to ``dst`` by formula; None where the formula does not hold.
 
     A *need* is the region that one reader takes from one src piece. Every reader takes its needs
-    of all src parts; if dst has several parts, the src parts are assigned to them in turn. The
-    holders of a piece serve its needs in equal shares, which are first divided over their hosts
-    (docs/exchange.md).
+    from all src parts; if dst has several parts, the src parts are assigned to them in turn. The
+    holders of a piece serve its needs in equal shares, which are first divided over the holders'
+    hosts (docs/exchange.md).
     """
     a, b = _side(src), _side(dst)
     if a is None or b is None or topology.runs is None:
@@ -126,9 +126,10 @@ def transfer(src: Source, dst: Source, item_bytes: int, topology: Topology) -> T
 
 
 def _senders(src: _EvenPlacement, readers: int, topology: Topology) -> int | None:
-    """The number of holders that a reader takes one piece from: at most one on every host.
+    """The most holders from which a reader takes one piece: at most one on every host.
 
-    The holders are ordered by host, and each reader is served by a run of them.
+    The holders are ordered by host, and each reader is served by a run of holders. None if the
+    holders are not spread equally over the hosts.
     """
     run = src.r // readers
     if run <= 1:
@@ -144,7 +145,7 @@ def _senders(src: _EvenPlacement, readers: int, topology: Topology) -> int | Non
 
 
 def equal_distance(src: range, dst: range, topology: Topology) -> int | None:
-    """The levels that every byte crosses; None if some pairs of ranks are farther apart."""
+    """The number of levels that every byte crosses; None if pairs of ranks may differ in it."""
     for level, run in enumerate(topology.runs or ()):
         a, b = run.groups(src), run.groups(dst)
         if a.stop > b.start and b.stop > a.start:

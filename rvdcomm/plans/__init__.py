@@ -1,4 +1,4 @@
-"""Plans: of one tensor, of many tensors, of a gradient; each owns its program."""
+"""Plans for one tensor, for many tensors and for gradients; each plan owns its program."""
 
 from rvdcomm.plans.planner import EXECUTORS, Plan, plan
 

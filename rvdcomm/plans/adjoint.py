@@ -4,13 +4,14 @@ A loss reads the shards of ``dst``, so every rank of ``dst`` gets the gradient o
 these gradients combine to the gradient of the tensor determines their layout:
 
 - Replicas that are read by different parts of a loss have gradients that *add up* to the gradient
-  of the tensor. Value parts are read only as a sum, so their gradients are *equal*. So R and V
-  trade places: this is the ``dual`` layout. The transition between the duals is then the exact
+  of the tensor. Value parts are read only as a sum, so their gradients are *equal*. So R and V are
+  exchanged: this is the ``dual`` layout. The transition between the duals is then the exact
   adjoint of the forward transition: ``sum <g, T x> == sum <T* g, x>`` over all ranks, for all
   shards ``x`` that are legal in ``src`` and all gradients ``g`` that a loss can have
   (tests/plans/test_adjoint.py).
 - Replicas that all compute the same loss have equal gradients, each of them the gradient of the
-  tensor. Every holder of a box then holds a copy: ``copies``. DTensor uses this convention.
+  tensor. Every holder of a box then holds a copy: this is the ``copies`` layout. DTensor uses this
+  convention.
 
 No rank changes its box, so a gradient has the shape of its shard.
 """
@@ -26,7 +27,7 @@ from rvdcomm.layout import RVD, Layout
 
 
 def dual(layout: Layout) -> Layout:
-    """R and V trade places, and every rank keeps its box.
+    """The layout in which R and V are exchanged and every rank keeps its box.
 
     Laws (tests/plans/test_adjoint.py): ``dual(x).cell(rank).box == x.cell(rank).box``; with one
     replica or one part ``dual(dual(x)) == x``. If ``x`` has several replicas and several
@@ -42,7 +43,7 @@ def dual(layout: Layout) -> Layout:
 
 
 def copies(layout: Layout) -> Layout:
-    """Every rank that holds a box holds a copy of it: ``R(r·v)V(1)``.
+    """The layout in which every rank that holds a box holds a copy of it: ``R(r·v)V(1)``.
 
     >>> str(copies(Layout((4, 6), "R(2)V(2)D(1,1)")))
     'R(4)V(1)D(1,1) shape(4,6) ranks(0:4)'
@@ -73,11 +74,11 @@ REPLICA_GRADS: dict[str, Callable[[Layout, Layout], tuple[Layout, Layout]]] = {
     "parts": _parts_back,
     "copies": _copies_back,
 }
-"""How gradients of replicas relate to that of the tensor: the layouts of the way back."""
+"""By convention for the gradients of replicas: from (src, dst) to the layouts of the gradients."""
 
 
 def adjoint(src: Layout, dst: Layout, replica_grads: str = "parts") -> tuple[Layout, Layout]:
-    """The transition of the gradients of ``src -> dst``: its src and its dst layout.
+    """The src and the dst layout of the transition that takes the gradients of ``src -> dst`` back.
 
     >>> src, dst = Layout((6,), "R(1)V(1)D(3)"), Layout((6,), "R(3)V(1)D(1)")
     >>> [str(layout.rvd) for layout in adjoint(src, dst)]

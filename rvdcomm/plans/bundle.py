@@ -1,8 +1,8 @@
 """Bundle: the plan of many tensors that are moved in one call (docs/many.md).
 
 Every tensor has its own path, which is searched once for each pair of layouts. The tensors are
-divided into *batches*, one program each. A program divides them into buckets, whose collectives are
-joined (``program/join.py``).
+divided into *batches*, and each batch has one program. A program divides its tensors into buckets,
+whose collectives are joined (``program/join.py``).
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from rvdcomm.program.verify import Proof, verify
 from rvdcomm.units import bytes_text, secs_text
 
 BUCKET_BYTES = 32 << 20
-"""Staging of buckets, unless a limit is lower: messages are limited by bandwidth, not latency."""
+"""Bytes of staging per rank, unless a limit is lower: messages are then limited by bandwidth."""
 
 SHARE_OF_SHARDS = 128
-"""If shards are large, staging may take 1 / 128 of them: fewer slices and fewer messages."""
+"""Staging may take 1 / 128 of the shards' bytes if that is more: fewer slices, fewer messages."""
 
 NEAR_BUCKET_BYTES = 4 << 20
-"""Staging where all ranks read each other's memory: small enough to be still in the caches."""
+"""Bytes of staging if all ranks read each other's memory: few enough to be still in the caches."""
 
 MAX_RETREAT = 16
 """To fit a memory limit, buckets are made smaller, down to 1 / 16 of their size."""
 
 MAX_COUNTED = 4096
-"""Tensors times ranks up to which costs are counted in programs; beyond, they are modelled."""
+"""Up to this product of tensors and ranks, costs are counted in programs; above, modelled."""
 
 
 @dataclass(frozen=True)
 class Bundle:
     """The plan of many tensors: ``members`` in the order in which they were given.
 
-    ``near`` are groups of ranks that read each other's memory; if None, the ranks of each host,
-    unless ``executor`` is "dist". ``print`` shows bytes, steps, time and memory by tensor and in
-    total.
+    ``near`` are groups of ranks that read each other's memory (shared-memory domains). If None,
+    these are the ranks of each host, or no groups if ``executor`` is "dist". ``print`` shows bytes,
+    steps, time and memory by tensor and in total.
 
     Law (tests/plans/test_bundle.py): ``program_of`` gives what ``programs``, lowered for all ranks,
     contain for the rank.
@@ -69,7 +69,7 @@ class Bundle:
 
     @cached_property
     def islands(self) -> Islands:
-        """Groups of two or more ranks that read each other's memory."""
+        """The shared-memory domains of two or more ranks, which read each other's memory."""
         return islands_of(self.near, self.executor, self.topology, self.ranks)
 
     @cached_property
@@ -101,7 +101,7 @@ class Bundle:
 
     @cached_property
     def _fit(self) -> tuple[tuple[Batch, ...] | None, int]:
-        """Batches that fit the memory limit, or None; and the least memory that was found.
+        """Batches that fit the memory limit, and their peak; or None, and the least peak tried.
 
         Batches fit if the bound on their staging fits; in small bundles the programs of all ranks
         must fit as well. If no batches fit by their bound, the programs alone decide.
@@ -117,7 +117,7 @@ class Bundle:
         for has_bound in (True, False):
             for made in self._ever_smaller(share):
                 peaks.append(shards + max(batch.staging_bound for batch in made))
-                # The bound leaves out holes between buffers: small bundles measure programs.
+                # The bound ignores holes between buffers, so small bundles measure their programs.
                 if not has_bound or (self.is_counted and peaks[-1] <= self.memory_limit):
                     peaks[-1] = self._peak_bytes(self._joined(made, None))
                 if peaks[-1] <= self.memory_limit:
@@ -143,7 +143,7 @@ class Bundle:
         return self._joined(self.batches, None)
 
     def program_of(self, rank: int) -> tuple[Program, ...]:
-        """What ``rank`` runs, one program for each batch; only its own tensors are lowered.
+        """The programs that ``rank`` runs, one per batch; only tensors of ``rank`` are lowered.
 
         The programs also have the instructions of the ranks that share memory with ``rank``.
         """
@@ -203,8 +203,8 @@ class Bundle:
     def is_counted(self) -> bool:
         """Whether costs are counted in the programs of all ranks.
 
-        Of larger bundles no program is made. The bytes that each beat of a program puts through
-        each port are computed from the paths, and staging is given by its bound.
+        For larger bundles no program is lowered. The bytes that each beat of a program puts through
+        each port are computed from the paths (``beat_costs``), and staging is given by its bound.
         """
         return len(self.members) * len(self.ranks) <= MAX_COUNTED
 
@@ -212,7 +212,7 @@ class Bundle:
     def step_costs(self) -> tuple[StepCost, ...]:
         """The costs of the steps of all programs, one after another.
 
-        Law (tests/plans/test_load.py): the modelled bytes of each step are the counted ones.
+        Law (tests/plans/test_load.py): the modelled bytes of each step equal the counted bytes.
         """
         if not self.is_counted:
             return tuple(
@@ -238,7 +238,7 @@ class Bundle:
 
     @cached_property
     def _loads(self) -> dict[Way, list[Load]]:
-        """What a tensor of every way puts through ports, exchange by exchange."""
+        """The port loads of one tensor of every way, one load per exchange."""
         return {way: self._ports.loads(way) for way in {m.way: None for m in self.members}}
 
     @cached_property
@@ -254,12 +254,12 @@ class Bundle:
 
     @cached_property
     def cost(self) -> Cost:
-        """What the call costs; ``peak_bytes`` holds the shards of all tensors, and staging."""
+        """The cost of the call; its ``peak_bytes`` are the shards of all tensors, and staging."""
         return total_cost(self.step_costs, self.peak_bytes)
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Memory of the rank whose shards and staging take most."""
+        """Memory of the rank whose shards and staging take most; a bound unless ``is_counted``."""
         if self.is_counted:
             return self._peak_bytes(self.programs)
         return max(self.shard_bytes(rank) for rank in self.ranks) + self.staging_bytes
@@ -276,7 +276,7 @@ class Bundle:
 
     @cached_property
     def staging_bytes(self) -> int:
-        """The most staging that any rank needs at once."""
+        """The most staging bytes that any rank needs at once; a bound unless ``is_counted``."""
         if not self.is_counted:
             return max(batch.staging_bound for batch in self.batches)
         arenas = (program.arena(rank) for program in self.programs for rank in program.ranks)
@@ -297,9 +297,10 @@ class Bundle:
         return "\n".join([*rows(self.members), *self._totals()])
 
     def _totals(self) -> Iterator[str]:
-        """What the call sends, in how many collectives, how long, and the peak of a rank.
+        """Lines with the bytes sent, the number of collectives, the time and the peak memory.
 
-        The time is compared with that of the busiest port, whose bytes no order of tensors lessens.
+        The time is compared with the time of the busiest port, whose bytes do not depend on the
+        order of tensors.
         """
         cost = self.cost
         shards = max(self.shard_bytes(rank) for rank in self.ranks)
@@ -318,7 +319,7 @@ class Bundle:
         )
 
     def _calls_text(self) -> str:
-        """The collectives, if they are counted, or else the buckets in which tensors are joined."""
+        """The number of collectives, if costs are counted, else the number of buckets."""
         if not self.is_counted:
             num_buckets = sum(len(batch.buckets) for batch in self.batches)
             return f"{len(self.batches)} programs of {num_buckets} buckets, modelled"
@@ -329,17 +330,17 @@ class Bundle:
 
 
 def bundle_over(made: Bundle, islands: Islands) -> Bundle:
-    """``made``, changed to other groups of ranks that read each other's memory.
+    """``made``, changed to other shared-memory domains (``islands``).
 
     Raises:
-        MemoryLimitError: it does not fit the limit of ``made``.
+        MemoryLimitError: the changed bundle does not fit the limit of ``made``.
     """
     near = tuple(group for group in islands if len(group) > 1)
     return made if near == made.islands else fitting(replace(made, near=near))
 
 
 def fitting(made: Bundle) -> Bundle:
-    """``made`` if it fits its memory limit, else the same bundle by messages alone if allowed.
+    """``made`` if it fits its memory limit, else the bundle that only sends messages, if allowed.
 
     Raises:
         MemoryLimitError: neither fits.

@@ -1,10 +1,10 @@
 """Fill: divide the tensors of a bundle into programs, slices and buckets.
 
-The division follows from names, sizes and layouts, so every rank derives the same one alone.
+The division follows from names, sizes and layouts alone, so every rank derives the same division.
 
 Tensors that the same ranks send to the same ranks are a *class*. The classes take turns, so that
-after any part of the order every class has sent about that part of its bytes. A port carries the
-sum of some classes, so it is used evenly from beginning to end (docs/many.md).
+after any fraction of the order every class has sent about that fraction of its bytes. A port
+carries the sum of some classes, so it is used evenly from beginning to end (docs/many.md).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rvdcomm.program.join import Unit
 _T = TypeVar("_T")
 
 BATCH_BYTES = 256 << 20
-"""About the bytes of a rank's shards in one program; larger programs take longer to compile."""
+"""A limit on a rank's shard bytes in one program; larger programs take longer to compile."""
 
 BUCKETS_OF_BATCH = 16
-"""If buckets are large, a program has the shards of so many: few buckets would overlap less."""
+"""If buckets are large, a program may hold 16 times their bytes: few buckets would overlap less."""
 
 OPEN_BUCKETS = 4
-"""A unit goes to the first of so many buckets in which all its ranks have room. With one bucket, a
-single rank without room would close it for all others. With more, the search costs more than it
-gains."""
+"""A unit goes to the first of the last ``OPEN_BUCKETS`` buckets in which all its ranks have room.
+With one open bucket, a single rank without room would close the bucket for all others. With more,
+the search costs more than it gains."""
 
 SLICE_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of slices for a tensor whose staging is larger than a bucket."""
@@ -39,10 +39,10 @@ class Batch:
     """Tensors of one staging dtype that one program moves.
 
     Attributes:
-        members: their numbers in the bundle.
-        num_slices: of every one of them.
-        buckets: units that travel together; a unit's tensor is an index of ``members``.
-        staging_bound: an upper bound on the staging that a rank needs at once.
+        members: indices of the tensors in the bundle.
+        num_slices: the number of slices of each tensor.
+        buckets: units that are sent together; a unit's tensor is an index into ``members``.
+        staging_bound: an upper bound on the staging bytes that a rank needs at once.
     """
 
     members: tuple[int, ...]
@@ -52,10 +52,9 @@ class Batch:
 
 
 def filled(members: Sequence[Member], share: int) -> tuple[Batch, ...]:
-    """All members, in buckets that together fill ``share`` bytes of staging of a rank.
+    """Batches of all members, whose buckets stage at most ``share`` bytes per rank at once.
 
-    A unit that needs more, even in the most slices, has a bucket in which its ranks have nothing
-    else.
+    If a unit needs more, even with the most slices, its ranks stage nothing else in its bucket.
     """
     known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]] = {}
     return tuple(_batch(members, batch, share, known) for batch in _batches(members, share))
@@ -69,7 +68,7 @@ def _batch(
 ) -> Batch:
     """The batch of these members; ``known`` caches slices, lanes and staging by way."""
     ways = [members[i].way for i in batch]
-    # A bucket begins one phase after the bucket before it, so `depth` buckets are alive at once.
+    # A bucket starts one phase after the bucket before it, so `depth` buckets are alive at once.
     depth = max(way.num_phases for way in ways)
     cap = share // depth
     num_slices: list[int] = []
@@ -85,7 +84,7 @@ def _batch(
 
 
 def _fewest_slices(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
-    """The fewest slices whose staging fits, the lanes that they make, and a lane's staging."""
+    """The fewest slices whose staging fits ``cap``, the number of lanes, and a lane's staging."""
     for num_slices in SLICE_COUNTS:
         sizes = way.staging_bound(num_slices)
         if max(sizes.values(), default=0) <= cap:
@@ -94,13 +93,13 @@ def _fewest_slices(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
 
 
 def in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
-    """Items in an order in which all classes send all the time; a class keeps its own order.
+    """Items in an order in which all classes send at an even rate; a class keeps its own order.
 
     The *place* of an item, from 0 to 1, is the position of its middle byte in the bytes of its
     class.
 
-    Law (tests/plans/test_fill.py): before place x, a class has sent the share x of its bytes, up to
-    half an item.
+    Law (tests/plans/test_fill.py): before place x, a class has sent the share x of its bytes,
+    within half an item.
     """
     classes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     known: dict[Way, int] = {}
@@ -123,9 +122,9 @@ def in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
 def _buckets(
     units: Iterable[Unit], staging: Mapping[Unit, Mapping[int, int]], cap: int
 ) -> tuple[tuple[tuple[Unit, ...], ...], int]:
-    """Units in buckets in which no rank stages more than ``cap``; and the most that a rank stages.
+    """Buckets in which no rank stages more than ``cap`` bytes, and the most that a rank stages.
 
-    A unit that needs more has a bucket in which its ranks have nothing else.
+    If a unit needs more, its ranks stage nothing else in its bucket.
     """
     buckets: list[list[Unit]] = []
     staged: list[dict[int, int]] = []

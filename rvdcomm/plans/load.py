@@ -1,7 +1,7 @@
 """Load: the bytes that the exchanges of tensors put through the ports of a topology.
 
-Tensors that are moved at the same time share ports. Their load is the sum of the loads of each, and
-their time is the time of the busiest port (docs/many.md).
+Tensors that are moved at the same time share ports. Their loads add up, and their time is the time
+of the busiest port (docs/many.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUT, IN = 0, 1
 """The directions of a port."""
 
 MAX_RANKS_OF_COUNTED_LOADS = 512
-"""Ranks of both sides; above, counting one step takes more than some tenths of a second."""
+"""Limit on a step's src and dst ranks: above it, counting takes over some tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,11 +30,11 @@ class Load:
     """The bytes that one exchange puts through ports.
 
     Attributes:
-        ports: their numbers, each once.
-        num_bytes: through each of them.
+        ports: numbers of the ports (``Ports``), each once.
+        num_bytes: bytes through each of these ports.
         ranks: numbers of the ranks that send or receive.
-        rounds: messages one after another on the busiest of these ranks.
-        call: loads with the same call are joined in one collective; None stays alone.
+        rounds: sequential messages of the busiest of these ranks.
+        call: loads with equal calls are joined in one collective; a load with None is not joined.
     """
 
     ports: Ints
@@ -63,7 +63,7 @@ class Ports:
     # --- loads ----------------------------------------------------------------------------------
 
     def loads(self, way: Way) -> list[Load]:
-        """The load of every exchange of a tensor: counted, or for many ranks by formula.
+        """The load of every exchange of a tensor: counted, or by formula if it has many ranks.
 
         Law (tests/plans/test_load.py): where shards are equal, the formula gives the counted bytes
         into every port, and out of all ports of a level together.
@@ -116,7 +116,7 @@ class Ports:
     # --- time -----------------------------------------------------------------------------------
 
     def busiest_bytes(self, loads: Iterable[tuple[Load, int]]) -> tuple[int, ...]:
-        """Bytes through the busiest port of every level, for loads and their numbers."""
+        """Bytes through the busiest port of every level, for pairs (load, how often it occurs)."""
         through = np.zeros(self.starts[-1], np.int64)
         for load, count in loads:
             through[load.ports] += load.num_bytes * count
@@ -142,7 +142,7 @@ class Ports:
         return np.split(through, self.starts[1:-1])
 
     def _rounds(self, loads: Iterable[Load]) -> int:
-        """Messages of the busiest rank; a joined collective has those of its largest load."""
+        """Rounds of the busiest rank; a joined collective has the rounds of its largest load."""
         of_rank = np.zeros(len(self.ranks), np.int64)
         joined: dict[object, Ints] = {}
         for load in loads:
@@ -157,9 +157,9 @@ class Ports:
 def beat_costs(
     ways: Sequence[Way], batch: Batch, loads: Mapping[Way, Sequence[Load]], ports: Ports
 ) -> Iterator[StepCost]:
-    """The cost of every beat of the batch's program; ``ways`` are those of its tensors.
+    """The cost of every beat of the batch's program; ``ways`` are the ways of its tensors.
 
-    A bucket begins one beat after the bucket before it, and makes one exchange per beat. All
+    A bucket starts one beat after the bucket before it, and does one exchange per beat. All
     exchanges of a beat run at once, as in the program (``interleaved`` in program/slices.py).
     """
     beats: dict[int, list[Load]] = {}

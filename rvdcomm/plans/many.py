@@ -30,17 +30,17 @@ def plan_many(
 
     Args:
         src, dst: the layouts of every tensor, by the names that it has on either side.
-        dtype: of the tensors: one for all, or one per name of ``src``.
-        dst_dtype: of the results; as ``dtype`` if None, or where a mapping has no entry.
-        names: the name in ``dst`` of a name in ``src``; the same if None.
+        dtype: dtype of the tensors: one for all, or one per name of ``src``.
+        dst_dtype: dtype of the results; ``dtype`` if None, or where a mapping has no entry.
+        names: function from a name in ``src`` to the name in ``dst``; equal names if None.
         topology, executor: as in ``plan``.
-        memory_limit: bytes that the buffers of no rank may exceed, the src and dst shards of all
+        memory_limit: the most bytes that a rank's buffers may take, the src and dst shards of all
             tensors included.
 
     Raises:
         LayoutError: names or shapes do not match, a layout is illegal, or there is no such
             executor.
-        MemoryLimitError: nothing fits; the message names the least that was found.
+        MemoryLimitError: no bundle fits; the message names the least peak of those tried.
     """
     check_executor(executor)
     pairs = matched(src, dst, names)
@@ -91,7 +91,7 @@ def matched(
 
 
 def _shared_alpha(topology: Topology, num_tensors: int) -> Topology:
-    """The topology for one of many tensors: they share the latency of each round."""
+    """The topology for planning one of many tensors, which share the latency of each round."""
     levels = (
         replace(level, link=replace(level.link, alpha_secs=level.link.alpha_secs / num_tensors))
         for level in topology.levels

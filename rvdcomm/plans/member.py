@@ -1,6 +1,6 @@
 """Member: one tensor of a bundle, and bounds on its memory that follow from its layouts alone.
 
-Every rank has to choose the same buckets and slices without reading the programs of others. So
+Every rank has to choose the same buckets and slices without reading the programs of other ranks. So
 they are chosen by bounds that are computed from the states of a path, never from a program.
 """
 
@@ -19,15 +19,15 @@ from rvdcomm.program.lower import wire_dtype
 from rvdcomm.program.slices import slicing_of
 
 JOIN_BYTES = 1 << 20
-"""Tensors with larger messages keep their own collectives: a round costs less than their bytes."""
+"""Tensors with longer messages (in bytes) are not joined: their bytes cost more than a round."""
 
 BUFFERS_OF_LEG = 4
-"""An exchange has at most one buffer each to pack, to publish, to receive and for its result."""
+"""An exchange has at most one buffer each for packing, publishing, receiving and the result."""
 
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """The transition and the plan of a tensor; equal tensors of a bundle share the object."""
+    """The transition and the plan of a tensor; tensors with equal transitions share one object."""
 
     transition: Transition
     plan: Plan
@@ -38,12 +38,12 @@ class Way:
 
     @cached_property
     def dtype(self) -> str:
-        """The dtype of staging, and of all that is sent."""
+        """The dtype of staging buffers and of messages."""
         return wire_dtype(self.transition)
 
     @cached_property
     def shard_bounds(self) -> list[tuple[int, int]]:
-        """(rank, bytes of the largest shard) of both sides."""
+        """(rank, bytes of its layout's largest shard) of all ranks of src, then of dst."""
         found = []
         for name in (SRC, DST):
             layout = self.transition.layout(name)
@@ -53,26 +53,26 @@ class Way:
 
     @cached_property
     def num_phases(self) -> int:
-        """An upper bound on the phases of a lane of its program."""
+        """An upper bound on the number of phases of a lane of the program."""
         return 1 + sum(len(step.legs) for step in self.plan.path.steps)
 
     @cached_property
     def is_small(self) -> bool:
-        """Whether its messages are so small that they are joined with those of other tensors."""
+        """Whether the messages are so small that they are joined with those of other tensors."""
         legs = ((step, leg) for step in self.plan.path.steps for leg in step.legs)
         largest = max((_largest_message(step, *leg) for step, leg in legs), default=0)
         return largest * ITEM_BYTES[self.dtype] <= JOIN_BYTES
 
     def num_lanes(self, num_slices: int) -> int:
-        """Lanes of its program in so many slices; one if its path is not to be sliced."""
+        """Number of lanes of the program with ``num_slices``; 1 if the path cannot be sliced."""
         return slicing_of(self.plan.path, num_slices).num_slices
 
     def staging_bound(self, num_slices: int) -> dict[int, int]:
         """An upper bound on the bytes of all staging buffers of a lane together, by rank.
 
-        In a leg, a rank packs or publishes its shard, once for every rank that is to hold a copy.
-        It receives its new shard once for every part that is summed, and writes it. A lane does
-        this for one slice.
+        In a leg, a rank packs or publishes its shard once per rank that will hold a copy. The rank
+        receives its new shard once per part that is summed, and then writes the new shard. A lane
+        does this for one slice.
 
         Law (tests/plans/test_bundle.py): never below the staging of any program of the member.
         """
@@ -114,12 +114,12 @@ class Member:
 
     @property
     def transition(self) -> Transition:
-        """The layouts and dtypes that it has and gets."""
+        """The layouts and dtypes of the tensor before and after."""
         return self.way.transition
 
     @property
     def plan(self) -> Plan:
-        """The plan that it would have alone."""
+        """The plan of this tensor alone."""
         return self.way.plan
 
 
@@ -131,7 +131,7 @@ def shard_sizes(layout: Layout) -> dict[int, int]:
 
 
 def _copies_and_parts(step: Step, src: State, dst: State) -> tuple[int, int]:
-    """The ranks of a group that get what one rank holds; the most parts that one rank gets."""
+    """The number of ranks that get what one rank holds, and the most parts that one rank gets."""
     a, b = src.source, dst.source
     copies = b.rvd.r * b.rvd.v if isinstance(b, Layout) else _sizes(b, step, (R, V))
     return copies, a.rvd.v if isinstance(a, Layout) else _sizes(a, step, (V,))
@@ -147,7 +147,7 @@ def _sizes(binding: Binding, step: Step, targets: tuple[int, ...]) -> int:
 
 
 def _largest_message(step: Step, src: State, dst: State) -> int:
-    """About the elements of the largest message of a leg: the largest overlap of two cells.
+    """An estimate of the elements of a leg's largest message: the largest overlap of two cells.
 
     Holders of the same cell share a need, so messages from replicas are smaller.
     """

@@ -1,9 +1,9 @@
 """Modelled: the cost of a path by formula, in time that grows with the ranks, not the messages.
 
-Bytes are those of the program (tests/plans/test_modelled.py). The program may have more rounds:
-replicas that leave R may share a need, and a rank then has more partners. Memory is that of all
-buffers that a leg may have, without holes between them; the program may need fewer buffers. Where
-shards are unequal, all count as large as the largest one.
+The bytes equal those of the program (tests/plans/test_modelled.py). The program may have more
+rounds: replicas that leave R may share a need, and a rank then has more partners. Memory counts all
+buffers that a leg may have, without holes between them; the program may need fewer buffers. If
+shards are unequal, every shard counts with the size of the largest one.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from rvdcomm.planning.transfer import transfer
 from rvdcomm.program import ALIGN_BYTES
 
 NUM_BUFFERS = 5
-"""Staging buffers that are alive at once, each of which may be aligned."""
+"""Staging buffers that are alive at once; each of them may be padded for alignment."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelledCost:
-    """A path's cost by formula, and that of each of its steps.
+    """The cost of a path by formula, and the cost of each of its steps.
 
     Attributes:
-        cost: of the path; its time is that of rounds, one after another, and of bytes.
-        steps: of each step.
-        latency_secs: time of the rounds.
-        is_exact: whether time and rounds are those of the program too: shards are equal, and no
+        cost: cost of the path; its time is the latency of all rounds plus the time of the bytes.
+        steps: cost of each step.
+        latency_secs: seconds of latency of all rounds.
+        is_exact: whether time and rounds also equal those of the program: shards are equal, and no
             replica leaves R.
     """
 
@@ -54,7 +54,8 @@ class ModelledCost:
 def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCost | None:
     """The cost of ``path``; None where some step has no formula.
 
-    There is one for every rebind, and for the transfers that ``planning/transfer.py`` covers.
+    The rebinds that ``RebindPricer`` prices have a formula, and so have the transfers that
+    ``planning/transfer.py`` covers.
     """
     steps = [legs_of(step, item_bytes, topology) for step in path.steps]
     legs = [leg for found in steps if found is not None for leg in found]
@@ -68,18 +69,19 @@ def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCo
 
 @dataclass(frozen=True, slots=True)
 class ModelledLeg:
-    """One exchange of a step.
+    """The modelled cost of one exchange of a step.
 
     Attributes:
-        secs, rounds: under the port model.
-        latency_secs: time of the rounds.
-        ranks: those that receive.
-        entering: for every level, bytes that each of them receives from outside its group.
-        senders: those that send.
-        leaving: for every level, bytes that each of them sends out of its group, on average.
-        before, after: bytes of a shard.
-        sent, received: the most that a rank may have to pack, its own share included, or unpack.
-        crosses: whether it leads from the src group to another group.
+        secs, rounds: time and rounds under the port model.
+        latency_secs: seconds of latency of the rounds.
+        ranks: the ranks that receive.
+        entering: for every level, bytes that each receiver gets from outside its group.
+        senders: the ranks that send.
+        leaving: for every level, bytes that each sender sends out of its group, on average.
+        before, after: bytes of a shard before and after the exchange.
+        sent: the most bytes that a rank may have to pack, its own share included.
+        received: the most bytes that a rank may have to unpack.
+        crosses: whether the exchange leads from the src group to another group.
         is_exact: as in ``ModelledCost``.
     """
 
@@ -99,7 +101,7 @@ class ModelledLeg:
 
 
 def _step_cost(legs: Sequence[ModelledLeg]) -> StepCost:
-    """Legs of a step run one after another."""
+    """The cost of a step, whose legs run one after another."""
     recv_bytes: dict[int, int] = {}
     for leg in legs:
         for rank, num_bytes in zip(leg.ranks, leg.entering[0].tolist(), strict=True):
@@ -115,7 +117,7 @@ def _step_cost(legs: Sequence[ModelledLeg]) -> StepCost:
 
 
 def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg] | None:
-    """The exchanges of a step, by formula; None where there is none."""
+    """The modelled exchanges of a step; None if the step has no formula."""
     if step.direct:
         leg = _transfer_leg(step, item_bytes, topology)
         return None if leg is None else [leg]
@@ -136,9 +138,10 @@ def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg
 
 
 def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets, is_even: bool) -> ModelledLeg:
-    """A rebind; the formula is that of ``RebindPricer``, for every rank on its own.
+    """The leg of a rebind, by the formula of ``RebindPricer``, applied to every rank on its own.
 
-    Every rank counts as sending what it receives; where replicas leave R, some send more.
+    Every rank is assumed to send as many bytes as it receives. If replicas leave R, some ranks send
+    more.
     """
     grid, sizes = pricer.grid, pricer.sizes
     ticks, rounds = pricer.ticks(src, dst)
@@ -169,8 +172,9 @@ def _latency_secs(entering: Sequence[Ints], rounds: int, topology: Topology) -> 
 def _lacking(grid: Grid, src: Targets, dst: Targets, need: int, outer_axes: Iterable[int]) -> Ints:
     """Bytes that every rank needs and that no rank of its own group has.
 
-    The group has a fraction of the need: one k-th for an axis of size k outside it that leaves V or
-    whose digit is bound to no axis of dst; all or nothing for an axis whose digit goes to another.
+    The group has a fraction of the need, a product over the axes outside the group. An axis of size
+    k contributes 1/k if it leaves V, or if no axis of dst is bound to its digit. If its digit goes
+    to another axis, the group has all or nothing.
     """
     position = np.arange(len(grid.ranks))
     axis_of = axes_by_digit(dst)
@@ -215,11 +219,11 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLe
 
 
 def _peak_bytes(path: Path, legs: Sequence[ModelledLeg], item_bytes: int) -> int:
-    """The most memory of a rank: its src and dst shards and the buffers of a leg.
+    """Peak bytes of a rank: its src and dst shards and the buffers of a leg.
 
-    These buffers are the state before the leg, what is left of the state before that, a pack, what
-    arrives, and the state after the leg. The first state is src itself, the last is dst. If a path
-    leads to another group of ranks, the first group has no dst and the second no src.
+    These buffers are the state before the leg, the rest of the state before that one, the packed
+    data, the received data, and the state after the leg. The first state is src itself, the last is
+    dst. If a path leads to another group of ranks, the first group has no dst, the second no src.
     """
     src, dst = (layout.largest_shard * item_bytes for layout in (path.src, path.dst))
     crossing = next((i for i, leg in enumerate(legs) if leg.crosses), None)

@@ -40,25 +40,26 @@ EXECUTORS = ("auto", "dist", "peer")
 ``auto``: as ``peer`` where that is possible, unless only messages keep the memory limit."""
 
 CACHED_BYTES = 512 << 10
-"""The most bytes that a rank lets others read at a time, so that they are still in the cache."""
+"""The most bytes that a rank publishes at a time: others then read them while they are cached."""
 
 MAX_SLICES_OF_ALL = 128
-"""The most slices times ranks: every rank lowers, and waits for, every slice."""
+"""Limit on slices times ranks: every rank lowers every slice and waits for it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How to take a tensor of ``dtype`` from ``path.src`` to ``path.dst``; prints as a table.
+    """A plan that takes a tensor of ``dtype`` from ``path.src`` to ``path.dst``; prints as a table.
 
-    A plan owns the one program that runs: ``program`` is that of all ranks, ``program_of`` what a
-    rank runs, lowered alone. ``cost``, ``peak_bytes`` and ``verify`` refer to this program.
+    A plan owns the one program that runs. ``program`` is the program of all ranks, ``program_of``
+    the program of one rank, lowered alone. ``cost``, ``peak_bytes`` and ``verify`` refer to it.
 
-    ``near`` are groups of ranks that read each other's memory; if None, the ranks of each host,
-    unless ``executor`` is "dist". ``slices`` is how many pipeline slices overlap; chosen if None.
+    ``near`` are groups of ranks that read each other's memory (shared-memory domains). If None,
+    these are the ranks of each host, or no groups if ``executor`` is "dist". ``slices`` is the
+    number of pipeline slices that overlap; the plan chooses it if None.
 
     Law (tests/plans/test_plan.py): ``cost`` and ``simulate`` count the same bytes, and the same
     peak. On more than ``MAX_COUNTED_RANKS`` ranks costs are modelled where there is a formula
-    (``modelled.py``), and no program is made. The bytes of equal shards are then still exact.
+    (``modelled.py``), and no program is lowered. The bytes of equal shards are then still exact.
     """
 
     path: Path
@@ -81,7 +82,7 @@ class Plan:
 
     @cached_property
     def islands(self) -> Islands:
-        """Groups of two or more ranks that read each other's memory."""
+        """The shared-memory domains of two or more ranks, which read each other's memory."""
         return islands_of(self.near, self.executor, self.topology, self.path.ranks)
 
     @cached_property
@@ -89,8 +90,8 @@ class Plan:
         """Pipeline slices of the program that runs.
 
         The cost model chooses their number if links inside a host and between hosts can work at
-        the same time. If all ranks read each other's memory, slices are so small that what a rank
-        wrote is still in the cache when others read it.
+        the same time. If all ranks read each other's memory, slices are so small that the data that
+        a rank wrote are still in the cache when others read them.
         """
         if self.slices is not None:
             return self.slices
@@ -118,10 +119,10 @@ class Plan:
         return self._lowered(None)
 
     def program_of(self, rank: int) -> Program:
-        """What ``rank`` runs; other hosts are not lowered.
+        """The program that ``rank`` runs; ranks that share no memory with it are not lowered.
 
-        It also has the instructions of the ranks that share memory with ``rank``. The program of a
-        rank in neither layout is empty.
+        The program also has the instructions of the ranks that share memory with ``rank``. The
+        program of a rank in neither layout is empty.
         """
         members = together([rank], self.islands)
         if members not in self._programs:
@@ -170,7 +171,7 @@ class Plan:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Memory of the rank whose buffers take most, counted in the program."""
+        """Bytes of the rank whose buffers take most memory, counted in the program."""
         return max(self.program.peak_bytes(rank) for rank in self.program.ranks)
 
     @cached_property
@@ -185,13 +186,13 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """``cost.secs / bound.secs``: 1.0 is optimal; infinite if the bound alone is 0."""
+        """``cost.secs / bound.secs``: 1.0 is optimal; infinite if only the bound is 0."""
         if self.bound.secs == 0:
             return 1.0 if self.cost.secs == 0 else float("inf")
         return self.cost.secs / self.bound.secs
 
     def verify(self) -> Proof:
-        """Prove the program right, or raise a ProgramError."""
+        """Prove that the program is right, or raise a ProgramError."""
         return verify(self.program)
 
     def __str__(self) -> str:
@@ -236,13 +237,13 @@ def plan(
         src, dst: layouts of one global shape, over any ranks.
         dtype: a name, a numpy dtype or a torch dtype.
         topology: hosts and links; one host with a port for every rank if None.
-        memory_limit: bytes that no rank's buffers may exceed, src and dst shards included.
+        memory_limit: the most bytes that a rank's buffers may take, src and dst shards included.
         executor: one of ``EXECUTORS``: whether ranks of one host read each other's memory.
 
     Raises:
         LayoutError: the shapes differ, the dtype has no sum but a layout has V > 1, a rank is not
             in the topology, or there is no such executor.
-        MemoryLimitError: no plan fits; the message names the least limit that one fits.
+        MemoryLimitError: no plan fits; the message names the least memory that a plan needs.
     """
     return _plan_as_given(src, dst, dtype, topology, memory_limit, executor)
 
@@ -256,7 +257,7 @@ def _plan_as_given(
     memory_limit: int | None,
     executor: str,
 ) -> Plan:
-    """The cache by arguments as the caller writes them, so that a hit checks nothing."""
+    """Plans, cached by the arguments as the caller writes them: a cache hit checks nothing."""
     name = dtype_name(dtype)
     check_executor(executor)
     if src.shape != dst.shape:
@@ -276,7 +277,7 @@ def check_executor(name: str) -> None:
 
 
 def plan_with(made: Plan, *, executor: str | None = None, memory_limit: int | None = None) -> Plan:
-    """``made``, with another executor or memory limit where one is given.
+    """``made``, changed to another executor or memory limit if one is given.
 
     Raises:
         MemoryLimitError: no plan fits the limit.
@@ -294,7 +295,7 @@ def plan_with(made: Plan, *, executor: str | None = None, memory_limit: int | No
 
 
 def plan_over(made: Plan, islands: Islands) -> Plan:
-    """``made``, changed to other groups of ranks that read each other's memory.
+    """``made``, changed to other shared-memory domains (``islands``).
 
     Raises:
         MemoryLimitError: no plan fits the limit of ``made``.
@@ -306,7 +307,7 @@ def plan_over(made: Plan, islands: Islands) -> Plan:
 
 
 def hosts_of(topology: Topology, ranks: Iterable[int]) -> Islands:
-    """``ranks`` by the host on which the topology puts them."""
+    """``ranks``, grouped by the host on which the topology puts them."""
     if len(topology.levels) == 1:
         return (tuple(sorted(ranks)),)
     hosts: dict[int, list[int]] = {}
@@ -318,7 +319,7 @@ def hosts_of(topology: Topology, ranks: Iterable[int]) -> Islands:
 def islands_of(
     near: Islands | None, executor: str, topology: Topology, ranks: Iterable[int]
 ) -> Islands:
-    """Groups of two or more ranks that read each other's memory: ``near``, or else the hosts."""
+    """Shared-memory domains of two or more ranks: ``near``, or if None the ranks of each host."""
     if near is None:
         near = hosts_of(topology, ranks) if executor != "dist" else ()
     return tuple(group for group in near if len(group) > 1)
@@ -344,7 +345,7 @@ def _cached_plan(
     memory_limit: int | None,
     executor: str,
 ) -> Plan:
-    """The cache by checked and completed arguments."""
+    """Plans, cached by arguments that are checked and have their defaults filled in."""
     paths = list(candidate_paths(src, dst, ITEM_BYTES[dtype], topology))
     # One candidate, as for every even regular pair, needs no pricing.
     if len(paths) > 1:
@@ -353,7 +354,7 @@ def _cached_plan(
 
 
 def _fitting(best: Plan, paths: list[Path]) -> Plan:
-    """``best`` if it fits its memory limit, or else the first leaner plan that does."""
+    """``best`` if it fits its memory limit, else the first plan of ``_leaner`` that fits."""
     limit = best.memory_limit
     if limit is None or best.cost.peak_bytes <= limit:
         return best
@@ -370,7 +371,7 @@ def _fitting(best: Plan, paths: list[Path]) -> Plan:
 
 
 def clear_cache() -> None:
-    """Forget all plans, so that the next ``plan`` is cold."""
+    """Forget all plans, so that the next ``plan`` finds an empty cache."""
     _plan_as_given.cache_clear()
     _cached_plan.cache_clear()
 
@@ -378,8 +379,9 @@ def clear_cache() -> None:
 def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
     """Plans to try when the best one needs too much memory.
 
-    First every path with the chosen and with the finest slices; then messages alone, which may
-    arrive in their final place; then one exchange in more and more windows.
+    First every path with its chosen number of slices and with the most slices; then plans that only
+    send messages, which may arrive in their final place; then one exchange in more and more
+    windows.
     """
     finest = _slice_counts(best.path)[-1]
     for path in paths if best.islands else ():
@@ -398,13 +400,13 @@ def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
 def program_step_costs(
     program: Program, num_steps: int, topology: Topology, num_slices: int = 1
 ) -> tuple[StepCost, ...]:
-    """Price every step of a program: messages and reads of other ranks' memory, all at once.
+    """Price every step of a program; its messages and reads of other ranks' memory run at once.
 
-    The pipeline slices of a step count as one: its rounds, which overlap, are paid once.
+    The pipeline slices of a step count as one step: their rounds overlap and are paid once.
     """
     traffic: list[dict[tuple[int, int], int]] = [{} for _ in range(num_steps)]
     rounds: list[dict[int, int]] = [{} for _ in range(num_steps)]
-    # By rank and direction: the partner, and the buffer that is read.
+    # By (rank, direction): the (partner, buffer) pairs of its reads.
     reads: list[dict[tuple[int, str], set[tuple[int, str]]]] = [{} for _ in range(num_steps)]
     for one in program.instructions:
         if isinstance(one, Collective):

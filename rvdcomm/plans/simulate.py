@@ -25,7 +25,7 @@ class SimulationResult:
     """The results and the counts of a simulated run.
 
     Attributes:
-        shards: every dst rank's shard, shaped as its box.
+        shards: the shard of every dst rank, in the shape of its box.
         recv_bytes, sent_bytes: bytes from and to *other* ranks, by rank.
         peak_bytes: bytes of all buffers alive at once, by rank, src and dst shards included.
     """
@@ -90,7 +90,7 @@ def _check(program: Program, shards: Mapping[int, Array]) -> None:
 
 
 def _poisoned(num_bytes: int) -> NDArray[np.uint8]:
-    """Memory of a fixed odd byte, so that a read before the first write shows in the result."""
+    """Memory filled with one unusual byte, so that a read before the first write shows up."""
     return np.full(num_bytes, 0xA5, np.uint8)
 
 
@@ -101,7 +101,10 @@ def _is_other(name: str, dtype: str) -> bool:
 
 
 class _Simulation:
-    """Buffers of all ranks: shards as flat arrays of their own, staging in one arena a rank."""
+    """One simulated run: the buffers of all ranks, and the bytes that each rank sends and receives.
+
+    Every shard is a flat array of its own. The staging of a rank lies in one arena.
+    """
 
     def __init__(self, program: Program, shards: Mapping[BufferKey, Array]) -> None:
         self.program = program
@@ -116,7 +119,7 @@ class _Simulation:
             self.flat[home][:] = shard.reshape(-1)
 
     def _allocate(self, rank: int) -> int:
-        """Make all memory of a rank, and return how many bytes that is."""
+        """Allocate all memory of a rank, and return its number of bytes."""
         arena = self.program.arena(rank)
         memory = self.arena[rank] = _poisoned(arena.num_bytes)
         num_bytes = memory.nbytes
@@ -140,7 +143,7 @@ class _Simulation:
             runners[type(instruction)](instruction)  # type: ignore[operator]
 
     def results(self) -> dict[BufferKey, Array]:
-        """Every dst shard, shaped as its box."""
+        """Every dst shard, in the shape of its box."""
         return {
             (name, rank): self.flat[name, rank].reshape(
                 self.program.transition(name).dst.cell(rank).box.shape
@@ -192,7 +195,7 @@ class _Simulation:
                 self._view(dst[m.dst_rank], m.dst_rank, e.dst_piece, e.box)[...] = value
 
     def _all_reduce(self, messages: tuple[Message, ...], name: dict[int, str]) -> None:
-        """Sum in ascending order of ranks, which in every group is the order of parts."""
+        """Sum in ascending order of ranks, which is the order of parts in every group."""
         for i in range(len(messages[0].entries)):
             views = []
             for m in messages:

@@ -1,4 +1,4 @@
-"""Table: the printout of a bundle: one line per tensor, and the totals."""
+"""Table: the lines of a bundle's printout, one per tensor."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def rows(members: Sequence[Member]) -> Iterator[str]:
     rest = MAX_COLUMNS - NUM_FIGURE_COLUMNS - middle - 2
     left = min(max(len(line[0]) for line in lines), rest)
     for name, text, *figures in lines:
-        # The end of a name tells tensors apart, the start of a transition its two sides.
+        # Long names keep their end, which differs between tensors; transitions keep their start.
         name = name if len(name) <= left else f"..{name[2 - left :]}"
         text = text if len(text) <= middle else f"{text[: middle - 2]}.."
         yield f"{name:<{left}}  {text:<{middle}}{FIGURES.format(*figures)}"
 
 
 def _figures(way: Way) -> tuple[str, ...]:
-    """The columns that equal tensors share."""
+    """The columns that are equal for all tensors of a way."""
     cost, transition = way.plan.cost, way.transition
     return (
         f"{transition.src.rvd} -> {transition.dst.rvd}",

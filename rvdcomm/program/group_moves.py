@@ -1,4 +1,4 @@
-"""Group moves: lower the moves of one group to packs and one call of the backend."""
+"""Group moves: lower the moves of one group of ranks to packs and one call of the backend."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RankPair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Destination:
-    """Where the new state of one slice is written after a leg.
+    """The buffers in which the new state of one slice is written after a leg.
 
-    ``boxes`` are those of the slice that every rank holds, ``pieces`` those of the buffer ``name``.
-    ``needs_sum`` names the ranks that have to add parts. ``in_place`` allows messages to arrive in
-    the buffer itself.
+    By rank, ``boxes`` are the boxes of the slice that the rank holds, and ``pieces`` are the pieces
+    of its buffer ``name``. ``needs_sum`` says which ranks have to add parts. ``in_place`` allows
+    messages to arrive in the buffer itself.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Destination:
 class GroupMoves:
     """The moves of one group, to be lowered to one collective.
 
-    ``moves`` are those of ``members``: the ranks of the group that are lowered. The buffers of
-    other ranks stay unknown. ``name`` is the suffix of the names of new buffers.
+    ``members`` are the ranks of the group that are lowered, and ``moves`` are their moves. The
+    buffers of other ranks stay unknown. ``name`` is the suffix of the names of new buffers.
     """
 
     memory: LoweredMemory
@@ -59,7 +59,7 @@ class GroupMoves:
 
     @cached_property
     def by_pair(self) -> dict[RankPair, list[Move]]:
-        """Moves by (src, dst), in the order in which they travel."""
+        """Moves by (src_rank, dst_rank), in the order in which they are sent."""
         pairs: dict[RankPair, list[Move]] = {}
         for move in self.moves:
             pairs.setdefault((move.src_rank, move.dst_rank), []).append(move)
@@ -83,7 +83,7 @@ class GroupMoves:
                 yield pair, self.by_pair[pair]
 
     def _has_own(self, rank: int) -> bool:
-        """Whether a member also sends to itself: in a gather, or to send or receive one run."""
+        """Whether a member also sends to itself: in a gather, or if only this makes one run."""
         if self.is_gather or self.memory.staged:
             return self.is_gather
         if (rank, rank) not in self.by_pair:
@@ -94,7 +94,7 @@ class GroupMoves:
         return False
 
     def emit(self, step: int) -> list[Arrival]:
-        """Emit packs and the collective; returns where the boxes of the members' moves then lie."""
+        """Emit packs and the collective; returns where the members find the moved boxes then."""
         names: dict[int, tuple[str, str]] = {}
         arrivals: list[Arrival] = []
         sent: dict[RankPair, list[int]] = {}
@@ -135,7 +135,7 @@ class GroupMoves:
     def _run_to_send(
         self, rank: int, with_own: bool
     ) -> tuple[str, dict[RankPair, list[int]]] | None:
-        """The buffer and its pieces to send from, if all that is sent is one run of one buffer."""
+        """The buffer and its pieces to send from, if all sent boxes are one run of one buffer."""
         memory = self.memory
         names: set[str] = set()
         pieces: dict[RankPair, list[int]] = {}
@@ -143,7 +143,7 @@ class GroupMoves:
         def parts() -> Iterator[tuple[Buffer, int, Box] | None]:
             for pair, moves in self._moves_of(0, rank, with_own):
                 if self.is_gather and pieces:
-                    # A gather sends one list of boxes to all.
+                    # A gather sends the same list of boxes to all ranks.
                     pieces[pair] = next(iter(pieces.values()))
                     continue
                 pieces[pair] = []
@@ -159,7 +159,7 @@ class GroupMoves:
         return (names.pop(), pieces) if is_run(parts()) and names else None
 
     def _send(self, rank: int, with_own: bool) -> tuple[str, dict[RankPair, list[int]]]:
-        """The buffer and its pieces that ``rank`` sends; packed first unless they are one run."""
+        """The buffer and its pieces that ``rank`` sends; boxes that are not one run are packed."""
         found = None if self.memory.staged else self._run_to_send(rank, with_own)
         if found is not None:
             return found
@@ -184,7 +184,7 @@ class GroupMoves:
     # --- receiving ------------------------------------------------------------------------------
 
     def _run_to_receive(self, rank: int, with_own: bool) -> dict[RankPair, list[int]] | None:
-        """Pieces of the new shard that the messages fill in order, if they are one run of it."""
+        """Pieces of the new shard that the messages fill in order, if these are one run of it."""
         target = self.target
         if not target.in_place or rank not in target.pieces or target.needs_sum[rank]:
             return None
@@ -204,7 +204,7 @@ class GroupMoves:
         return pieces if is_run(parts()) else None
 
     def _receive(self, rank: int, with_own: bool) -> tuple[str, dict[RankPair, list[int]]]:
-        """The buffer and its pieces that ``rank`` receives in: the new shard if possible."""
+        """The buffer and its pieces into which ``rank`` receives: the new shard if possible."""
         incoming = list(self._moves_of(1, rank, with_own))
         if not incoming:
             return NO_BUFFER, {}

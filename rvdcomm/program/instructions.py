@@ -12,10 +12,10 @@ from typing import NamedTuple
 from rvdcomm.layout import Box, ranges_text
 
 NO_BUFFER = "-"
-"""Named where a rank sends nothing, or receives nothing, in a collective."""
+"""The buffer name of a rank that sends nothing, or receives nothing, in a collective."""
 
 UNKNOWN_BUFFER, UNKNOWN_PIECE = "?", -1
-"""The buffers and pieces of other ranks in a program that is lowered for some ranks alone."""
+"""Placeholders for buffers and pieces of other ranks in a program lowered for some ranks only."""
 
 BufferKey = tuple[str, int]
 """(name, rank) of a buffer."""
@@ -23,7 +23,7 @@ BufferKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of one rank: ``pieces`` one after another, each in row-major order."""
+    """A block of memory of one rank: ``pieces`` one after another, each in row-major order."""
 
     name: str
     rank: int
@@ -44,7 +44,7 @@ class Buffer:
 
 
 class Entry(NamedTuple):
-    """``box`` lies in piece ``src_piece`` of one buffer and goes to ``dst_piece`` of another."""
+    """A box that goes from piece ``src_piece`` of one buffer to piece ``dst_piece`` of another."""
 
     box: Box
     src_piece: int
@@ -53,10 +53,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """``rank`` copies boxes from buffer ``src`` to buffer ``dst``, or adds them (``op="add"``).
+    """A copy of boxes by ``rank`` from buffer ``src`` to ``dst``, or an addition (``op="add"``).
 
-    ``src`` is a buffer of ``src_rank``. If that is another rank, both must map its memory, and
-    the copy belongs to ``step``; for all other copies ``step`` is 0.
+    ``src`` is a buffer of ``src_rank``. If that is another rank, the buffer is in memory that both
+    ranks map, and the copy belongs to ``step``; for all other copies ``step`` is 0.
     """
 
     op: str
@@ -73,7 +73,7 @@ class Copy:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it reads another rank's memory."""
+        """Whether the copy reads another rank's memory."""
         return self.src_rank != self.rank
 
     @property
@@ -83,11 +83,11 @@ class Copy:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks whose memory it uses; the first one runs it."""
+        """Ranks whose memory the copy uses; the first one runs the copy."""
         return (self.rank, self.src_rank) if self.is_remote else (self.rank,)
 
     def buffers_of(self, rank: int) -> set[str]:
-        """Names of the buffers of ``rank`` that are used here."""
+        """Names of the buffers of ``rank`` that the copy uses."""
         mine = {self.dst} if rank == self.rank else set()
         return mine | {self.src} if rank == self.src_rank else mine
 
@@ -99,7 +99,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """``rank`` fills boxes of buffer ``dst`` with zeros; ``src_piece`` of entries is not used."""
+    """A fill of boxes of ``rank``'s buffer ``dst`` with zeros; ``src_piece`` has no meaning."""
 
     rank: int
     dst: str
@@ -107,11 +107,11 @@ class Zero:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks that take part."""
+        """The rank that runs the instruction."""
         return (self.rank,)
 
     def buffers_of(self, rank: int) -> set[str]:
-        """Names of the buffers that ``rank`` uses here."""
+        """Names of the buffers of ``rank`` that are filled."""
         return {self.dst} if rank == self.rank else set()
 
     def lines(self) -> list[str]:
@@ -121,7 +121,7 @@ class Zero:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What ``src_rank`` sends to ``dst_rank`` (maybe itself) in one collective."""
+    """The boxes that ``src_rank`` sends to ``dst_rank`` (maybe itself) in one collective."""
 
     src_rank: int
     dst_rank: int
@@ -137,10 +137,10 @@ class Message:
 class Collective:
     """One call of the backend by every rank of ``ranks``.
 
-    ``kind`` is the call: ``all_to_all`` (any sizes), ``all_gather`` (every rank sends the same to
-    all) or ``all_reduce`` (in place; its messages, from each rank to itself, name the memory).
-    ``src[i]``, ``dst[i]`` are the buffers of ``ranks[i]``, which ascend. ``step`` is the step it
-    belongs to.
+    ``kind`` is the call: ``all_to_all`` (any sizes), ``all_gather`` (every rank sends the same data
+    to all) or ``all_reduce`` (in place; its messages, from each rank to itself, name the memory).
+    ``ranks`` ascend; ``src[i]`` and ``dst[i]`` are the buffers of ``ranks[i]``. ``step`` is the
+    index of the path's step that the call belongs to.
     """
 
     kind: str
@@ -151,7 +151,7 @@ class Collective:
     messages: tuple[Message, ...]
 
     def buffers_of(self, rank: int) -> set[str]:
-        """Names of the buffers that ``rank`` uses here."""
+        """Names of the buffers of ``rank`` that the call uses."""
         i = bisect_left(self.ranks, rank)
         is_member = i < len(self.ranks) and self.ranks[i] == rank
         return {self.src[i], self.dst[i]} if is_member else set()
@@ -171,7 +171,7 @@ class Collective:
         return {(m.src_rank, m.dst_rank): m for m in self.messages}
 
     def traffic(self) -> dict[tuple[int, int], int]:
-        """Elements from rank to other rank.
+        """Elements sent from one rank to another, by (src_rank, dst_rank).
 
         An all_reduce of n elements by k ranks counts as its lower bound: each rank receives its
         chunk of the n elements from every other rank, and sends its summed chunk to every other
@@ -189,7 +189,7 @@ class Collective:
 
     @property
     def rounds(self) -> int:
-        """Messages one after another on the busiest rank."""
+        """Sequential messages of the busiest rank."""
         if self.kind == "all_reduce":
             return 2 * (len(self.ranks) - 1)
         partners: dict[tuple[int, str], int] = {}

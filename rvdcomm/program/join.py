@@ -2,7 +2,7 @@
 
 A *unit* is one slice of one tensor. A *bucket* is a set of units that go through their phases side
 by side: in every phase, the collectives of one kind and group become one collective, whose messages
-hold the messages of all units. Buckets are pipelined like the slices of one tensor.
+contain the messages of all units. Buckets are pipelined like the slices of one tensor.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def join(
     """One program for all tensors, of all ranks or of some.
 
     Args:
-        transitions: of all tensors; those of one program are staged in one dtype.
+        transitions: the transitions of all tensors; all tensors are staged in one dtype.
         tensors: the instructions of every tensor that some of ``ranks`` take part in.
-        buckets: every lane of every tensor once.
-        ranks: whose instructions ``tensors`` are; None for all ranks.
+        buckets: the units of every bucket; every lane of every tensor is in one bucket.
+        ranks: the ranks whose instructions ``tensors`` has; None for all ranks.
 
     Laws (tests/plans/test_bundle.py): the program verifies, moves as many bytes as the tensors' own
     programs, and gives each tensor the result of its own program. The program of some ranks is the
-    part of the program of all ranks that concerns them.
+    part of the program of all ranks that concerns these ranks.
     """
     joint = _Joint(transitions, tensors)
     lanes = [[*joint.phases(units, bucket)] for bucket, units in enumerate(buckets)]
@@ -68,15 +68,16 @@ class _Joint:
         dims = [len(transition.src.shape) for transition in transitions]
         self.num_dims = dims[0] if len(dims) == 1 else 1 + max(dims)
         self.made: list[Buffer] = []
-        # Joint collectives so far, by rank: the number names the joint buffers of the rank.
+        # Number of joint collectives so far, by rank. It is part of the names of joint buffers.
         self.num_joined: Counter[int] = Counter()
         # For a buffer that was joined with others: the joint buffer, and its pieces there.
         self.moved: dict[BufferKey, tuple[str, list[int]]] = {}
 
     def phases(self, units: Iterable[Unit], bucket: int) -> Iterator[list[Instruction]]:
-        """The instructions of the units by phase; the first phase has the bucket's number as step.
+        """The instructions of the units by phase; the steps of phases count from ``bucket``.
 
-        In a phase: copies, the collectives that stay alone, then those that are joined.
+        A phase has first the copies, then the collectives that are not joined, then the joined
+        collectives.
         """
         lanes = [(t, self.tensors[t].lanes[lane]) for t, lane in units if t in self.tensors]
         every_phase = zip_longest(*(phases for _, phases in lanes), fillvalue=())
@@ -97,7 +98,7 @@ class _Joint:
             yield [*copies, *alone, *joined]
 
     def settled(self, instruction: Instruction) -> Instruction:
-        """The instruction with joint buffers in place of those that were joined."""
+        """The instruction with joint buffers in place of the buffers that were joined."""
         if isinstance(instruction, Collective):
             return instruction
         dst, dst_pieces = self._home(instruction.dst, instruction.rank)
@@ -116,7 +117,7 @@ class _Joint:
         return replace(instruction, src=src, dst=dst, entries=entries)
 
     def buffers(self) -> Iterator[Buffer]:
-        """All buffers: those of every tensor that were not joined, and the joint ones."""
+        """All buffers: the buffers of every tensor that were not joined, and the joint buffers."""
         for t, lanes in self.tensors.items():
             for buffer in lanes.buffers:
                 name = self._name(buffer.name, t)
@@ -142,7 +143,7 @@ class _Joint:
         return tuple([Entry(lift(e.box, tensor, dims), e.src_piece, e.dst_piece) for e in entries])
 
     def _lifted(self, one: Instruction, tensor: int, step: int) -> Instruction:
-        """An instruction of a tensor in the names and boxes of all tensors, and in a joint step."""
+        """A tensor's instruction, with the names, boxes and step of the joint program."""
         if isinstance(one, Copy | Zero):
             dst = self._name(one.dst, tensor)
             entries = self._entries(one.entries, tensor)
@@ -169,7 +170,7 @@ class _Joint:
     # --- joint collectives ----------------------------------------------------------------------
 
     def _one(self, staged: list[Collective]) -> Collective:
-        """Collectives of one kind and group, each on staging of its own, as one."""
+        """Join collectives of one kind and group, each with staging of its own, into one."""
         first = staged[0]
         if first.kind == "all_reduce":
             src = dst = self._memory(staged, "x", is_dst=True)
@@ -182,7 +183,7 @@ class _Joint:
         return replace(first, src=src, dst=dst, messages=messages)
 
     def _memory(self, staged: list[Collective], kind: str, is_dst: bool) -> tuple[str, ...]:
-        """The joint buffer of every rank to send or receive, in the order of messages."""
+        """Names of the ranks' joint buffers to send or receive; pieces are in message order."""
         names = []
         for i, rank in enumerate(staged[0].ranks):
             homes = [(one.dst if is_dst else one.src)[i] for one in staged]
@@ -204,7 +205,7 @@ class _Joint:
     def _move(
         self, home: BufferKey, entry: Entry, is_dst: bool, name: str, pieces: list[Box]
     ) -> None:
-        """Give the entry's piece a place, once: a gather sends one piece to several ranks."""
+        """Append the entry's piece to ``pieces``, once: a gather sends it to several ranks."""
         _, found = self.moved.setdefault(home, (name, []))
         piece = entry.dst_piece if is_dst else entry.src_piece
         found += [-1] * (piece + 1 - len(found))

@@ -5,11 +5,11 @@ computed from the layouts. The program of all ranks is the union of the programs
 that read each other's memory are lowered together, since a reader must know where its partner's
 buffers lie.
 
-While it walks the steps, the lowering knows for every rank *where* each region of the current state
-lies (``memory.py``). So a slice is free, an unpack merges with the next pack, contiguous pieces are
-sent and received in place (``group_moves.py``), and ranks that share memory read each other's
-regions where they lie (``share.py``). A state is written out only where parts are added or where it
-is ``dst`` (docs/adr/0003-fusion-happens-while-lowering.md).
+The lowering goes through the steps in order. For every rank it knows *where* each region of the
+current state lies (``memory.py``). So a slice costs nothing, an unpack merges with the next pack,
+contiguous pieces are sent and received in place (``group_moves.py``), and ranks that share memory
+read each other's regions where they lie (``share.py``). A state is written to a buffer only where
+parts are added or where it is ``dst`` (docs/adr/0003-fusion-happens-while-lowering.md).
 
 A program may be cut into slices, which are pipelined through the steps (``slices.py``).
 """
@@ -58,11 +58,11 @@ def lower(
     Args:
         path, dtype, topology: what to lower; the topology decides which holders serve a need.
         ranks: ranks to lower; all if None. Ranks of one island are lowered together.
-        islands: disjoint groups of ranks that can map each other's memory.
-        num_slices: slices of the tensor that overlap in time, at most.
+        islands: shared-memory domains: disjoint groups of ranks that map each other's memory.
+        num_slices: the most slices of the tensor that may overlap in time.
 
     Laws (tests/program/test_lower.py): for all options the program of all ranks verifies and gives
-    the same data; the program of some ranks is the part of it that concerns them.
+    the same data; the program of some ranks is the part of that program that concerns them.
     """
     transition = Transition(path.src, path.dst, dtype, dtype, path.view)
     found = lanes(path, transition, topology, ranks=ranks, islands=islands, num_slices=num_slices)
@@ -86,7 +86,7 @@ class Lanes:
 
     Lanes are independent of each other. A phase ends where ranks begin to wait for others.
     ``staged`` says that every collective has buffers of its own. ``members`` are the ranks that
-    were lowered; None for all.
+    were lowered; None for all ranks.
     """
 
     transition: Transition
@@ -100,7 +100,7 @@ class Lanes:
 def wire_dtype(transition: Transition) -> str:
     """The dtype that is sent: the narrower of the two, or the wider one if parts are summed.
 
-    So no superfluous byte is sent, and values are rounded once, after they are summed.
+    With this rule no superfluous byte is sent, and values are rounded once, after they are summed.
     """
     dtypes = sorted((transition.src_dtype, transition.dst_dtype), key=ITEM_BYTES.__getitem__)
     return dtypes[-1] if transition.src.rvd.v > 1 else dtypes[0]
@@ -116,11 +116,11 @@ def lanes(
     num_slices: int = 1,
     staged: bool = False,
 ) -> Lanes:
-    """The instructions that run ``path``, before they are put in one order.
+    """The instructions that run ``path``, lane by lane, before they are put in one order.
 
     Args:
         path, topology, ranks, islands, num_slices: as in ``lower``.
-        transition: the path's ends, with dtypes that may differ.
+        transition: the layouts of the path, with the dtypes of src and dst, which may differ.
         staged: give every collective staging buffers of its own, so that it can be joined with
             others.
     """
@@ -160,7 +160,7 @@ def lanes(
 class _Lane:
     """The lowering of one slice through all legs, for the ranks ``here``.
 
-    ``sides`` are those of them that are in src, and in dst.
+    ``sides`` are the ranks of ``here`` in src, and those in dst.
     """
 
     path: Path
@@ -201,7 +201,7 @@ class _Lane:
         return self.done
 
     def _convert(self) -> None:
-        """Convert the src shards to the dtype of staging: terms of a sum have one dtype."""
+        """Convert the src shards to the dtype of staging, since terms of a sum have one dtype."""
         memory, name = self.memory, f"x{self.memory.new_number()}"
         for rank in self.sides[SRC]:
             boxes = tuple(place.box for place in memory.where[rank])
@@ -237,7 +237,7 @@ class _Lane:
         )
 
     def _leg(self, leg: Leg, is_last: bool) -> None:
-        """Move the current state to the next one, and write it out on ranks that must."""
+        """Lower one exchange, and write the new state to a buffer on the ranks that need this."""
         memory, number = self.memory, self.memory.new_number()
         moves = [
             Move(m.src_rank, m.dst_rank, m.part, box)
@@ -271,7 +271,7 @@ class _Lane:
     def _arrivals(
         self, leg: Leg, moves: Iterable[Move], target: Destination, number: str
     ) -> dict[int, list[Arrival]]:
-        """Publish moves inside islands, and emit a call per group; returns the arrivals by rank."""
+        """Publish moves inside islands, emit one call per group; returns the arrivals by rank."""
         near: list[Move] = []
         here = leg.taking_part(self.here)
         own: dict[int, list[Move]] = {rank: [] for rank in here}
@@ -299,7 +299,7 @@ class _Lane:
         return by_rank
 
     def _windows(self, leg: Leg, is_last: bool) -> None:
-        """An exchange in windows: each sends one slice of every move, then frees its staging.
+        """Lower an exchange in windows: each sends a slice of every move, then frees its staging.
 
         The windows of one part come before those of the next, so sums keep their order of parts.
         """
@@ -328,15 +328,16 @@ class _Lane:
         """Whether the backend's all_reduce keeps our promise of equal bits on all replicas.
 
         A backend sums in a fixed order of ranks. If in every group the order of ranks is the order
-        of parts, all groups sum their parts in the same order. Ranks of one island add faster by
-        reading each other's memory.
+        of parts, all groups sum their parts in the same order. The backend is not used for ranks of
+        one island, which add faster by reading each other's memory.
         """
         step = leg.step
         if self.dtype not in SUMMED_BY_BACKENDS:
             return False
         if leg.islands and any(map(leg.shares_memory, step.groups)):
             return False
-        # The axes of parts are in the order of the axes of ranks, so parts ascend with the ranks.
+        # The axes of parts have the order of the axes of positions. If the ranks ascend with the
+        # positions, so do the parts in every group.
         ranks = step.src.ranks
         if all(a < b for a, b in pairwise(ranks)):
             return True
@@ -348,7 +349,7 @@ class _Lane:
     def _all_reduce(self, index: int, step: Step, is_last: bool) -> None:
         """Copy the shard to where the result goes, and let the backend sum in place."""
         memory, number = self.memory, self.memory.new_number()
-        # A slice of dst is no single run of memory.
+        # A slice of dst is not one run of memory.
         is_whole = self.slicing.num_slices == 1 and not memory.staged
         is_dst = is_last and is_whole and DST not in memory.converted
         name = DST if is_dst else f"x{number}"
@@ -372,7 +373,7 @@ class _Lane:
             memory.settle(name, rank, boxes)
 
     def _finish(self, rank: int) -> None:
-        """Copy what does not lie in dst yet, and zero what no part came for (dst with V > 1)."""
+        """Copy boxes that are not in dst yet; zero boxes that no part came for (dst with V > 1)."""
         memory = self.memory
         buffer = memory.buffers[DST, rank]
         memory.copy_shard(rank, buffer)

@@ -12,7 +12,7 @@ from rvdcomm.program.regions import BoxIndex, is_filled, uncovered
 
 
 class Place(NamedTuple):
-    """``box`` of the current state lies in a piece of a buffer of ``rank``."""
+    """The place of ``box`` of the current state: a piece of a buffer of ``rank``."""
 
     box: Box
     buffer: str
@@ -20,12 +20,12 @@ class Place(NamedTuple):
     rank: int
 
     def is_in(self, buffer: Buffer) -> bool:
-        """Whether it lies in this buffer."""
+        """Whether the place is in this buffer."""
         return (self.buffer, self.rank) == (buffer.name, buffer.rank)
 
 
 class Arrival(NamedTuple):
-    """After a move, its box, or a part of it, is at ``place`` for the dst rank to read."""
+    """A move and the ``place`` where the dst rank can then read its box, or a part of the box."""
 
     move: Move
     place: Place
@@ -37,9 +37,9 @@ class LoweredMemory:
     Invariant: for every rank, the boxes of its places are disjoint and make up its shard; a place
     of another rank lies in staging memory of the same island.
 
-    ``step`` is the step of the path that is being lowered.
-    ``converted`` are shards of another dtype than staging: only copies may touch them. With
-    ``staged`` every collective has buffers of its own.
+    ``step`` is the step of the path that is being lowered. ``converted`` are the names of shards
+    whose dtype is not that of staging: only copies may read or write them. With ``staged`` every
+    collective has buffers of its own.
     """
 
     def __init__(self, converted: frozenset[str] = frozenset(), staged: bool = False) -> None:
@@ -78,7 +78,7 @@ class LoweredMemory:
         return [(places[i], common) for i, common in known[1].meeting(box)]
 
     def pieces(self, buffer: Buffer) -> BoxIndex:
-        """The pieces of a buffer."""
+        """An index of the pieces of a buffer."""
         known = self._pieces.get(id(buffer))
         if known is None:
             # The buffer is kept beside its index, so that its id is not reused.
@@ -86,7 +86,7 @@ class LoweredMemory:
         return known[1]
 
     def arrivals_at_home(self, moves: Iterable[Move]) -> list[Arrival]:
-        """The arrivals of moves of ranks to themselves: their boxes stay where they are."""
+        """The arrivals of moves from ranks to themselves, whose boxes stay where they are."""
         return [
             Arrival(Move(move.src_rank, move.dst_rank, move.part, box), place)
             for move in moves
@@ -104,7 +104,7 @@ class LoweredMemory:
             self.instructions.append(Copy(op, rank, src, dst, tuple(entries), src_rank, step))
 
     def copy_shard(self, rank: int, buffer: Buffer) -> None:
-        """Copy the current shard to ``buffer``, except what lies there already."""
+        """Copy the current shard to ``buffer``, except the boxes that lie there already."""
         sources = [
             (place, common, i)
             for i, piece in enumerate(buffer.pieces)
@@ -116,9 +116,9 @@ class LoweredMemory:
     def accumulate(
         self, rank: int, buffer: Buffer, arrivals: Iterable[Arrival], written: list[Box]
     ) -> None:
-        """Add what arrived in ascending order of parts; the first part of an element is copied.
+        """Add the arrivals in ascending order of parts; the first part of an element is copied.
 
-        ``written`` holds the disjoint boxes of ``buffer`` that have a value; it is extended.
+        ``written`` are the disjoint boxes of ``buffer`` that have a value; the list is extended.
         """
         by_part: dict[int, list[Arrival]] = {}
         for arrival in arrivals:
@@ -133,7 +133,7 @@ class LoweredMemory:
                     first += fresh
                     copies += [(arrival.place, new, piece) for new in fresh]
                     adds += [(arrival.place, old, piece) for old in uncovered([box], fresh)]
-            # What was received in place needs no copy.
+            # Boxes that were received in place need no copy.
             self.copy("copy", rank, buffer.name, [c for c in copies if not c[0].is_in(buffer)])
             self.copy("add", rank, buffer.name, adds)
             written += first

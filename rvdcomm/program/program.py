@@ -1,10 +1,10 @@
 """Program: a plan for machines: buffers, copies and collectives in one order for all ranks.
 
 Invariants (``verify.py`` checks them all): a buffer is the concatenation of its pieces, each a
-row-major box; what a rank sends in one collective is one contiguous run of one buffer, in the order
-of the group's ranks, and so is what it receives; a collective's group is ascending, which is the
-order of every backend; a copy from another rank's memory reads a
-staging buffer, never a shard, which is private to its rank.
+row-major box; the data that a rank sends in one collective are one contiguous run of one buffer, in
+the order of the group's ranks, and so are the data that it receives; a collective's group is
+ascending, which is the order of every backend; a copy from another rank's memory reads a staging
+buffer, never a shard, which is private to its rank.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from rvdcomm.program.shards import (
 from rvdcomm.program.text import TextReader
 
 ALIGN_BYTES = 64
-"""Staging buffers start at multiples of a cache line, which every dtype and vector load allows."""
+"""Staging buffers start at multiples of a cache line, which suits every dtype and vector load."""
 
 MAX_SORTED_BY_SIZE = 1024
-"""With more staging buffers, they are not placed a second time: that takes quadratic time."""
+"""With more staging buffers, the second placement (by size) is skipped: it takes quadratic time."""
 
 
 def aligned(num_bytes: int) -> int:
-    """Round up, so that what begins there, or a block of so many, can be viewed as any dtype."""
+    """Round up to a multiple of ``ALIGN_BYTES``, an offset or size that suits every dtype."""
     return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
@@ -66,7 +66,10 @@ class _Staged(NamedTuple):
 
 
 def _first_fit(staged: Sequence[_Staged], *, is_by_birth: bool) -> Arena:
-    """Each buffer at the lowest place that is free for its lifetime, one after another."""
+    """The arena in which each buffer, one after another, gets the lowest place that is free.
+
+    A place is free if no buffer there is alive in the lifetime of the new one.
+    """
     placed: list[tuple[int, int, _Staged]] = []
     offsets: dict[str, int] = {}
     num_bytes = 0
@@ -86,7 +89,7 @@ def _first_fit(staged: Sequence[_Staged], *, is_by_birth: bool) -> Arena:
 
 
 def _most_alive(staged: Sequence[_Staged]) -> int:
-    """The most bytes of aligned buffers that are alive at once; an arena above that has holes."""
+    """The most bytes of aligned buffers that are alive at once; a larger arena has holes."""
     sizes = [-(-x.num_bytes // ALIGN_BYTES) * ALIGN_BYTES for x in staged]
     changes = [(x.first, size) for x, size in zip(staged, sizes, strict=True)]
     changes += [(x.last + 1, -size) for x, size in zip(staged, sizes, strict=True)]
@@ -97,13 +100,13 @@ def _most_alive(staged: Sequence[_Staged]) -> int:
 class Program:
     """Instructions of all ranks, in one global order; ``str`` and ``parse`` are inverses.
 
-    Staging, and all that is sent, is of ``dtype``; a copy from or to a shard of another dtype
-    converts. Boxes are of a view of the tensor, whose dims may be parts of the tensor's; in a
-    program of several tensors the first dim of every box says which tensor it is of (``lift``), so
-    that boxes of two tensors never meet.
+    Staging buffers and messages are of ``dtype``; a copy from or to a shard of another dtype
+    converts. Boxes are of a view of the tensor, whose dims may be parts of the tensor's dims. In a
+    program of several tensors the first dim of every box is the index of its tensor (``lift``), so
+    that boxes of two tensors never overlap.
 
-    ``members`` are the ranks that were lowered, None for all ranks. A program of some ranks leaves
-    the memory of other ranks open and cannot be verified.
+    ``members`` are the ranks that were lowered, None for all ranks. A program of some ranks does
+    not say where other ranks' data lie, and cannot be verified.
     """
 
     transitions: tuple[Transition, ...]
@@ -137,13 +140,13 @@ class Program:
 
     @cached_property
     def num_dims(self) -> int:
-        """Dims of every box."""
+        """Number of dims of every box."""
         dims = [transition.num_dims for transition in self.transitions]
         return dims[0] if len(dims) == 1 else 1 + max(dims)
 
     @property
     def here(self) -> tuple[int, ...]:
-        """The ranks whose instructions these are, ascending."""
+        """The ranks whose instructions the program has, ascending."""
         return self.ranks if self.members is None else self.members
 
     def shard_names(self, rank: int) -> tuple[str, ...]:
@@ -156,7 +159,8 @@ class Program:
                 for i, transition in enumerate(self.transitions)
                 if rank in transition.layout(side)
             )
-            # Most ranks have the same names: one tuple serves them all, for up to a million ranks.
+            # Most ranks have equal names. One tuple serves them all, which saves memory for up to
+            # a million ranks.
             by_rank[rank] = equal.setdefault(names, names)
         return by_rank[rank]
 
@@ -167,7 +171,7 @@ class Program:
         return {}, {}
 
     def transition(self, name: str) -> Transition:
-        """What the caller's buffer ``name`` is a shard of."""
+        """The transition of the tensor that the caller's buffer ``name`` is a shard of."""
         return self.transitions[shard_index(name)]
 
     def shard_box(self, name: str, rank: int) -> Box:
@@ -190,7 +194,7 @@ class Program:
         return tuple(i for i in self.instructions if isinstance(i, Collective))
 
     def traffic(self) -> Iterator[tuple[int, tuple[int, int], int]]:
-        """(step, (from rank, to rank), elements) of every message, and of every read."""
+        """(step, (from rank, to rank), elements) of every message and read of another's memory."""
         for one in self.instructions:
             if isinstance(one, Collective):
                 for pair, num_elements in one.traffic().items():
@@ -211,7 +215,7 @@ class Program:
                 yield instruction
 
     def lifetimes(self, rank: int) -> dict[str, tuple[int, int]]:
-        """First and last instruction that uses each staging buffer of ``rank``."""
+        """Indices of the first and last instruction that use each staging buffer of ``rank``."""
         return self._lifetimes.get(rank, {})
 
     @cached_property
@@ -227,7 +231,7 @@ class Program:
         return alive
 
     def arena(self, rank: int) -> Arena:
-        """Where the staging buffers of ``rank`` lie: those alive at once never overlap.
+        """Where the staging buffers of ``rank`` lie; buffers alive at once never overlap.
 
         First fit in the order of birth. If that leaves holes, first fit by descending size is tried
         too, and the smaller arena is taken. Offsets are in bytes and aligned for any vector load.

@@ -1,4 +1,4 @@
-"""Regions: which boxes cover others, and which lie in one run of memory."""
+"""Regions: which boxes cover other boxes, and which boxes lie in one run of memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rvdcomm.program.instructions import Buffer
 class BoxIndex:
     """An index of boxes that finds those that meet another box without a scan.
 
-    Law (tests/program/test_regions.py): ``meeting`` finds what a scan finds.
+    Law (tests/program/test_regions.py): ``meeting`` gives the result of a scan.
     """
 
     def __init__(self, boxes: Sequence[Box]) -> None:
@@ -64,7 +64,7 @@ def is_filled(boxes: Iterable[Box], by: Iterable[Box]) -> bool:
 def is_run(parts: Iterable[tuple[Buffer, int, Box] | None]) -> bool:
     """Whether boxes, each in a piece of a buffer, lie one after another in the same buffer.
 
-    None in ``parts`` means no. The iterable is read only as far as needed.
+    If ``parts`` has a None, the result is False. The iterable is read only as far as needed.
     """
     home: Buffer | None = None
     end = 0
@@ -84,6 +84,6 @@ def is_run(parts: Iterable[tuple[Buffer, int, Box] | None]) -> bool:
 
 
 def window(box: Box, index: int, count: int) -> Iterable[Box]:
-    """The boxes of the ``index``-th of ``count`` equal runs of ``box``."""
+    """The boxes of the ``index``-th of ``count`` equal runs of ``box`` in row-major order."""
     n = box.num_elements
     return box.flat_range(index * n // count, (index + 1) * n // count)

@@ -28,7 +28,7 @@ def is_src(name: str) -> bool:
 
 
 def is_shard(name: str) -> bool:
-    """Whether a buffer is a caller's; all others are staging."""
+    """Whether a buffer is one of the caller's; all other buffers are staging."""
     return name.startswith((SRC, DST))
 
 
@@ -49,7 +49,7 @@ def lift(box: Box, index: int, num_dims: int) -> Box:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One tensor of a program: the layouts that it has and gets, and its dtype under each.
+    """One tensor of a program: its layouts and dtypes before and after.
 
     Boxes of the program are in ``view``, or in the dims of the tensor if None.
     """
@@ -66,7 +66,7 @@ class Transition:
 
     @property
     def num_dims(self) -> int:
-        """Dims of the boxes."""
+        """Number of dims of the boxes."""
         return self.view.num_dims if self.view else len(self.src.shape)
 
     def box(self, name: str, rank: int) -> Box:

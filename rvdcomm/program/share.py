@@ -1,4 +1,4 @@
-"""Share: ranks of one island read each other's memory instead of sending messages."""
+"""Share: ranks of one island (shared-memory domain) read each other's memory, without messages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rvdcomm.program.shards import DST, SRC
 
 
 def publish(memory: LoweredMemory, moves: Sequence[Move], name: str) -> list[Arrival]:
-    """Make the boxes of ``moves`` readable by other ranks; returns where they lie.
+    """Make the boxes of ``moves`` readable by other ranks; returns where the boxes lie.
 
     A shard is private to its rank. So its boxes are copied to a buffer ``name``, once for all
-    readers. Boxes in staging memory, of the rank or of another one, are read where they lie.
+    readers. Boxes in staging memory, of the src rank or of another rank, are read where they lie.
     """
     wanted: dict[int, dict[Box, None]] = {}
     for move in moves:

@@ -1,8 +1,8 @@
 """Slices: cut the tensor so that every step of a path treats each slice on its own.
 
-Slice i of k is the i-th slab of every *finest* box, a box that no move of the path cuts. So every
-move of every step is cut into equal parts, one per slice, and the slices can be pipelined through
-the steps.
+Slice i of k is the i-th slab of every *finest* box. The cut points of all states of the path bound
+the finest boxes, so no move cuts them. Every move of every step is therefore cut into equal parts,
+one per slice, and the slices can be pipelined through the steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rvdcomm.planning.path import Path
 from rvdcomm.program.instructions import Instruction
 
 MAX_FINEST_BOXES = 4096
-"""A path with more finest boxes is not sliced: they are small, and slices would be too many."""
+"""A path with more finest boxes is not sliced: the boxes are small, and their slabs too many."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Slicing:
         """Slice ``index`` of ``box``."""
         if self.num_slices == 1 or box.is_empty:
             return (box,)
-        # Replicas hold equal boxes, and a box is asked for before and after it moves.
+        # Replicas hold equal boxes, and a box is sliced both before and after it moves.
         if (box, index) not in self._known:
             self._known[box, index] = self._of_box(box, index)
         return self._known[box, index]
@@ -119,8 +119,9 @@ def _slab_share(shape: Sequence[int], count: int) -> Fraction:
 def interleaved(lanes: Sequence[Sequence[Sequence[Instruction]]]) -> list[Instruction]:
     """The instructions of all lanes, each lane one phase behind the lane before it.
 
-    Within a beat the lanes with the earliest phases come first. The transfers that they start
-    overlap with the work of the other lanes on data that has arrived.
+    In beat b, lane i runs its phase b - i. Within a beat the lanes with the earliest phases come
+    first. The transfers that they start overlap with the work of the other lanes on data that has
+    arrived.
     """
     longest = max(map(len, lanes), default=0)
     return [

@@ -21,18 +21,18 @@ from rvdcomm.program.shards import DIMS, DST, SRC, Transition
 from rvdcomm.text import integer, quoted
 
 MAX_CHARS = 1 << 26
-"""The longest text of a program."""
+"""The most characters that a program's text may have."""
 
 MAX_TEXT_BOXES = 1 << 20
-"""The most boxes and lines in a program's text: some 400 MB in memory. An all-to-all of 512 ranks
-has half as many. A ``Program`` that is made in Python has no limit."""
+"""The most boxes and lines in a program's text: about 400 MB in memory. An all-to-all of 512 ranks
+has half as many. A ``Program`` that is built in Python has no limit."""
 
 
 class TextReader:
     """Reads a program line by line; every error names the line.
 
-    Memory and time are proportional to the text, whoever wrote it: counts in the text are checked
-    before anything of that size is allocated.
+    Memory and time are proportional to the text, even if it comes from an untrusted source: counts
+    in the text are checked before anything of that size is allocated.
     """
 
     def __init__(self, text: str) -> None:
@@ -168,7 +168,7 @@ class TextReader:
             raise ValueError(f"{odd[0]!r} is no printable ASCII character")
 
     def _items(self, text: str) -> list[str]:
-        """Boxes, or entries, one after another."""
+        """The boxes or entries of a line, which are counted against the limit."""
         self.num_boxes += text.count(" ") + 1
         if self.num_boxes > MAX_TEXT_BOXES:
             raise ValueError(f"the text has more than {MAX_TEXT_BOXES} lines and boxes")

@@ -1,7 +1,7 @@
 """Traffic: the moves of some ranks in one exchange of a path, and the groups of their calls.
 
-A rank computes all of this alone. So the ranks of a group, each of which lowers its own part of a
-program, agree about the group and the kind of its call without a message.
+Every rank computes this alone, from the layouts. So the ranks of a group, each of which lowers its
+own part of a program, agree about the group and the kind of its call without a message.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CONNECTED = frozenset({"all_gather", "all_to_all", "reduce_scatter", "all_reduce
 class Leg:
     """One exchange of a step: the state after it, and its moves.
 
-    ``index`` is that of the step in its path, ``number`` that of the exchange in its step. What
-    ranks move, and their groups, are computed once: all slices of the tensor ask for them.
+    ``index`` is the index of the step in its path, ``number`` the index of the exchange in its
+    step. Moves and groups are computed once, since all slices of the tensor need them.
     """
 
     index: int
@@ -55,7 +55,7 @@ class Leg:
         return {rank: i for i, island in enumerate(self.islands) for rank in island}
 
     def target(self, rank: int) -> Cells:
-        """The cells of the state after the exchange."""
+        """The cells of the state after the exchange, in the group of ``rank``."""
         return self.exchange(rank).dst
 
     def exchange(self, rank: int) -> Exchange:
@@ -95,7 +95,7 @@ class Leg:
         return len({self.home.get(rank, -1 - rank) for rank in group}) < len(group)
 
     def _partners(self, rank: int) -> Iterator[int]:
-        """Ranks that ``rank`` sends to, or receives from."""
+        """Ranks to which ``rank`` sends messages, or from which it receives messages."""
         exchange = self.exchange(rank)
         for move in (*exchange.into(rank), *exchange.out_of(rank)):
             if not self.is_near(move) and move.src_rank != move.dst_rank:
@@ -169,11 +169,11 @@ class Leg:
     # --- kinds ----------------------------------------------------------------------------------
 
     def is_gather(self, group: Sequence[int], received: Mapping[int, Sequence[Move]]) -> bool:
-        """Whether the call is an all_gather: every rank sends the same to all, in equal sizes.
+        """Whether the call is an all_gather: every rank sends the same data to all, in equal sizes.
 
         Args:
             group: the ranks of the call.
-            received: the moves from every rank of the group to one of them.
+            received: the moves from every rank of the group to one rank of the group.
         """
         if len(received) < len(group):
             return False

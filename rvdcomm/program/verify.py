@@ -1,9 +1,9 @@
 """Verify: prove by symbolic execution over all ranks that a program does what its layouts say.
 
 The tensor is cut at every box bound that occurs in the program. All elements of such an *atom* are
-treated alike. So one counter per atom and value part is enough, whatever the size of the atom: how
-often the part was added (docs/program.md). A digest per atom says in which order parts were added:
-floating-point sums of equal digests have equal bits.
+treated alike. So one counter per atom and value part is enough for an atom of any size: how often
+the part was added (docs/program.md). A digest per atom records the order in which parts were added:
+floating-point sums with equal digests have equal bits.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_SYMBOLS = 1 << 27
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found out about a program that is right.
+    """The result of verifying a program that is right.
 
     Attributes:
-        rounds_apart: pairs of ranks that are replicas in dst and add the parts of src in different
-            orders, each rank with the first of its replicas. Elements of floating point may differ
-            between them in their last bits; those of all other replicas are equal bit by bit.
+        rounds_apart: pairs (first replica, other replica) of dst ranks that add the parts of src in
+            different orders. Their floating-point elements may differ in the last bits. The
+            elements of all other replicas are equal bit by bit.
     """
 
     rounds_apart: tuple[tuple[int, int], ...]
@@ -43,11 +43,11 @@ class Proof:
 
 @dataclass(frozen=True)
 class _Values:
-    """What is known of every atom of a piece.
+    """The known values of every atom of a piece.
 
-    ``counts`` says how often every part is in it, [num_parts, *atoms]; UNWRITTEN at first.
-    ``orders`` is a digest of its sum, parentheses included, [1, *atoms]; NO_SUMMANDS where it is
-    zero.
+    ``counts`` [num_parts, *atoms] says how often every part is in an atom; UNWRITTEN at first.
+    ``orders`` [1, *atoms] is a digest of an atom's sum, including its parentheses; NO_SUMMANDS if
+    the sum is zero.
     """
 
     counts: NDArray[np.int16]
@@ -84,7 +84,7 @@ def _digest(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def verify(program: Program) -> Proof:
-    """Check every invariant of ``Program`` and the result itself.
+    """Check every invariant of ``Program``, and that the program gives the right result.
 
     Proved: every element of every dst shard is written once, before it is read; over the value
     parts of dst each src part is in it exactly once; replicas hold equal sums; in every collective
@@ -131,7 +131,7 @@ class _Verifier:
                 )
 
     def _tensor(self, box: Box) -> int:
-        """The tensor that a box is of."""
+        """The index of the tensor to which a box belongs."""
         return box.lo[0] if len(self.program.transitions) > 1 else 0
 
     def _atoms(self, box: Box) -> Box:
@@ -258,7 +258,7 @@ class _Verifier:
             self._store(*item)
 
     def _check_runs(self, collective: Collective) -> None:
-        """What a rank sends, and what it receives, lies in one run in the order of ranks."""
+        """Check that the data a rank sends, or receives, lie in one run in the order of ranks."""
         sent: dict[int, list[Entry]] = defaultdict(list)
         received: dict[int, list[Entry]] = defaultdict(list)
         for m in collective.messages:
@@ -290,7 +290,7 @@ class _Verifier:
             end = start + e.box.num_elements
 
     def _check_gather(self, collective: Collective) -> None:
-        """Every rank sends one list of boxes to all, and all lists have one size."""
+        """Check that every rank sends one list of boxes to all, and all lists have one size."""
         by_pair = collective.by_pair
         sizes = set()
         for a in collective.ranks:
@@ -319,8 +319,8 @@ class _Verifier:
                 self._read(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box)
                 views.append(self._writable(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box))
             counts = np.sum([view.counts for view in views], axis=0, dtype=np.int64)
-            # The backend chooses the order; it is one for all ranks of the group, and may be
-            # another for each place in the buffer.
+            # The backend chooses the order of the sum. The order is equal on all ranks of the
+            # group, and may be different for each place in the buffer.
             orders = np.full(views[0].orders.shape, i + 1, np.uint64)
             for view in views:
                 orders = _digest(orders ^ view.orders)
@@ -331,10 +331,10 @@ class _Verifier:
     # --- result ---------------------------------------------------------------------------------
 
     def _check_result(self, index: int) -> set[tuple[int, int]]:
-        """Replicas are equal, and the parts of dst add up to every part of src once.
+        """Check that replicas are equal, and that the parts of dst contain every src part once.
 
         Returns:
-            The replicas that add parts in different orders.
+            Pairs of replicas that add parts in different orders.
         """
         src, dst = self.program.transitions[index].src, self.program.transitions[index].dst
         name = shard_name(DST, index, len(self.program.transitions))

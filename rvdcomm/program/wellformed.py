@@ -17,12 +17,12 @@ from rvdcomm.program.shards import Transition, is_shard
 
 
 def check_form(program: Program) -> None:
-    """Raise a ProgramError if the program names what does not exist.
+    """Raise a ProgramError if the program names ranks, buffers or dims that do not exist.
 
     Checked: the two layouts have one shape, and value parts only if the dtype has a sum. Shards are
     boxes of the view. Every buffer is declared once, for a rank of the program, and src and dst
-    only for ranks of their layout. Instructions name such buffers. Boxes have the dims of the view.
-    No collective has two messages between the same ranks.
+    only for ranks of their layout. Instructions name declared buffers. Boxes have the dims of the
+    view. No collective has two messages between the same ranks.
     """
     for transition in program.transitions:
         _check_layouts(program.dtype, transition)

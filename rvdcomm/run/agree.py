@@ -1,9 +1,9 @@
 """Agreement: the one place where ranks compare what they were asked for.
 
-Each rank posts a value in the job's store and reads what the others posted. From equal posts every
-rank draws an equal conclusion: one plan, or one error that names who is wrong. An error that
-follows from the posts leaves the group usable, since all ranks raise it and no byte was sent. A
-rank that does not come in time breaks the group for good (``World.fail``).
+Each rank posts a value in the job's store and reads what the others posted. All ranks read the same
+posts, so all reach the same conclusion: one plan, or one error that names the rank at fault. An
+error that follows from the posts leaves the group usable, since all ranks raise it and no byte was
+sent. A rank that does not post in time breaks the group for good (``World.fail``).
 
 Every store operation runs in a thread of its own with a deadline, because torch's store client
 waits without end for a host that is cut off from the network.
@@ -27,16 +27,16 @@ from rvdcomm.layout import ranges_text
 from rvdcomm.text import quoted
 
 Post = dict[str, Any]
-"""What one process tells others: a JSON object."""
+"""A JSON object that one process sends to others."""
 
 Members = tuple[int, ...]
 """Ranks of a group that agree among themselves."""
 
 
 class Group(Protocol):
-    """What an agreement needs of a process group; a ``World`` has it.
+    """The interface of a process group that an agreement needs; a ``World`` implements it.
 
-    ``generations`` and ``num_agreements`` are the agreement's own notes, kept as long as the group.
+    ``generations`` and ``num_agreements`` are state of the agreements, kept as long as the group.
     """
 
     name: str
@@ -69,10 +69,10 @@ _FAULTS = {error.__name__: error for error in (LayoutError, ShapeMismatchError)}
 
 FIRST_PAUSE_SECS = 1e-4
 MAX_PAUSE_SECS_PER_RANK = 1e-3
-"""Between two looks at the store: with many ranks, looks would keep the store from its work."""
+"""Pauses between polls of the store grow with the number of ranks, to limit the store's load."""
 
 GRACE_SECS = 1.0
-"""What a store that still answers needs beyond the group's timeout."""
+"""Seconds that a store which still works may need to answer, beyond the group's timeout."""
 
 
 def exchange_posts(
@@ -82,15 +82,15 @@ def exchange_posts(
 
     Args:
         world, members: who agrees.
-        post: of this rank.
+        post: the value of this rank.
         what: names the agreement in errors.
-        num_timeouts: how many of the group's timeouts to wait. More than one where members may come
-            from an agreement among fewer ranks: if that fails, it has to fail first, so that all
-            ranks name its cause and not the ranks that waited in it.
+        num_timeouts: how many times the group's timeout to wait. More than one is needed if members
+            may arrive late from an agreement among fewer ranks. If that one fails, it has to fail
+            first, so that all ranks report its cause and not the ranks that waited in it.
 
     Raises:
-        CommError: a member did not post in time, is dead, gave up, is in another call, or posted
-            what cannot be read. The group cannot be used any more.
+        CommError: a member did not post in time, is dead, gave up, is in another call, or its post
+            cannot be read. The group cannot be used any more.
     """
     world.check()
     try:
@@ -116,8 +116,9 @@ def compare_requests(
 
     Args:
         world, members, what: as of ``exchange_posts``.
-        asked: what all members must have been asked for, by the name that an error gives it.
-        fault: what is wrong with this rank's own arguments; it is then raised on all members.
+        asked: the arguments that must be equal on all members, by the names that errors use.
+        fault: the error in this rank's own arguments, if any; it is then raised on all members.
+        own: values of this rank for the other members.
 
     Raises:
         LayoutError, ShapeMismatchError: ``asked`` differs, or a member has a fault; the same on all
@@ -154,10 +155,10 @@ def check_equal(
 
 
 def generation_of(world: Group, members: Members, what: str) -> str:
-    """A name for this group, on which its members agree and which no other group ever had.
+    """A prefix of store keys for this group, agreed by its members and never used by another group.
 
-    What an earlier group of the same name left in the store is never taken for this group's.
-    Collective over ``members`` when first asked.
+    So keys that an earlier group of the same name left in the store are never read by this one.
+    Collective over ``members`` on the first call.
 
     Raises:
         CommError: as of ``exchange_posts``.
@@ -170,7 +171,7 @@ def generation_of(world: Group, members: Members, what: str) -> str:
 
 
 def tell_failure(world: Group, text: str) -> None:
-    """Let members that wait for this rank in an agreement, now or later, raise ``text``."""
+    """Make members that wait for this rank in an agreement, now or later, raise ``text``."""
     keys = [_failed(generation) for generation in world.generations.values()]
     if keys:
         bounded(lambda: [world.store.set(key, text) for key in keys], GRACE_SECS)
@@ -179,10 +180,10 @@ def tell_failure(world: Group, text: str) -> None:
 def bounded(function: Callable[[], _Result], timeout_secs: float) -> _Result:
     """Run ``function`` in a thread of its own and return its result.
 
-    If it takes too long, the thread is left behind.
+    If the function takes too long, its thread is left running.
 
     Raises:
-        TimeoutError: it took longer.
+        TimeoutError: the function took longer than ``timeout_secs``.
     """
     done: Future[_Result] = Future()
 
@@ -200,7 +201,7 @@ def bounded(function: Callable[[], _Result], timeout_secs: float) -> _Result:
 
 
 class _Agreement:
-    """One meeting of some members of a group in the store."""
+    """One agreement of members of a group, through the store."""
 
     def __init__(self, world: Group, members: Members, what: str, num_timeouts: int = 1) -> None:
         self.world, self.members, self.what = world, members, what
@@ -242,9 +243,10 @@ class _Agreement:
     # --- in the thread --------------------------------------------------------------------------
 
     def _generation(self) -> str:
-        """Members tell each other random words until all have heard the same ones.
+        """Exchange random words until all members have confirmed the same set of words.
 
-        Words that are left of an earlier group do no harm: nobody who said them hears the new ones.
+        Keys that an earlier group left in the store do no harm: its ranks never confirmed a set
+        with the new words.
         """
         world, store = self.world, self.world.store
         if self.members in world.generations:
@@ -273,7 +275,7 @@ class _Agreement:
             if not any(silent):
                 silent = [store.check([k]) and store.get(k) != answer.encode() for k in heard]
                 silent = silent if any(silent) else [not store.check([key]) for key in heard]
-            # An empty word: this rank was here, and nobody need answer it.
+            # An empty word: this rank was here, but gave up. No member confirms a set with it.
             store.set(hello[own], "")
             return [rank for rank, is_so in zip(self.members, silent, strict=True) if is_so]
 
@@ -298,7 +300,7 @@ class _Agreement:
         self._wait(lambda: bool(store.check(keys)), absent, generation)
         found: list[bytes] = store.multi_get(keys)
         if number:
-            # Who has posted this time has read what was posted the time before.
+            # All members have posted now, so all have read the posts of the agreement before.
             store.delete_key(f"{generation}/{number - 1}/{world.rank}")
         world.num_agreements[self.members] = number + 1
         return found
@@ -306,7 +308,7 @@ class _Agreement:
     def _wait(
         self, is_met: Callable[[], bool], absent: Callable[[], list[int]], generation: str = ""
     ) -> None:
-        """Return once ``is_met``. No lock of the store's is held between two looks."""
+        """Poll until ``is_met``; no lock of the store is held between two polls."""
         pause = FIRST_PAUSE_SECS
         while not is_met():
             if time.monotonic() > self.deadline:
@@ -316,8 +318,8 @@ class _Agreement:
                     self._check_failed(generation)
                 self.world.watch(self.members, self.what, is_met)
             except CommError:
-                # Who gave up may have read all posts first, and given up because of them. This
-                # rank then draws the same conclusion from them, and not that another has failed.
+                # A rank that gave up may have read all posts first, and given up because of them.
+                # This rank then has all posts too, and draws the same conclusion from them.
                 if is_met():
                     return
                 raise
@@ -337,12 +339,12 @@ class _Agreement:
 
 
 def _failed(generation: str) -> str:
-    """The key that holds why a rank gave up."""
+    """The store key of the reason why a rank gave up."""
     return f"{generation}/failed"
 
 
 def read_post(data: bytes) -> Post:
-    """Read the JSON object that another process sent; it holds plain values alone.
+    """Read the JSON object that another process sent; it holds plain values only.
 
     Raises:
         ValueError: it is no JSON object.

@@ -1,4 +1,4 @@
-"""Call memory: the memory of one run of a rank's program."""
+"""Call memory: the memory that one run of a rank's program uses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rvdcomm.program import is_shard
 
 @dataclass(slots=True)
 class CallMemory:
-    """The caller's tensors by buffer, and the block of staging memory; ``arena`` holds elements.
+    """The memory of one call: the caller's tensors by buffer name, and the staging block.
 
-    ``tag`` is the number that the messages of this call carry (``World.begin``); ``is_posted``
-    says that it is counted among the posted calls of its program alone.
+    ``arena`` is the staging block, as elements of the program's dtype. ``tag`` is the number that
+    the messages of this call carry (``World.begin``). ``is_posted`` says that the call is counted
+    only among the posted calls of its program.
 
-    A src shard may be strided; a call of the backend needs it in one piece, and gets that once.
+    A src shard may be strided. If the backend reads it, it is made contiguous once per call.
     """
 
     shards: dict[str, Tensor]
@@ -43,5 +44,5 @@ class CallMemory:
         return block.as_strided((count,), (1,), block.storage_offset() + start)
 
     def bytes(self, name: str, start: int, count: int) -> Tensor:
-        """The same as bytes, which every backend can move."""
+        """The same elements as bytes, which every backend can move."""
         return self.run(name, start, count).view(torch.uint8)

@@ -1,8 +1,9 @@
 """Choice: which plan this group can run, given whose memory its ranks can map.
 
-A plan says which ranks read each other's memory. Where they cannot (another machine, a rank without
-the native core, a system that refuses shared memory), all ranks plan again, under the same memory
-limit, for what is possible here. All ranks choose alike: they have asked each other.
+A plan says which ranks read each other's memory: its shared-memory domains, called *islands* here.
+Where ranks cannot do that (another machine, a rank without the native core, a system that refuses
+shared memory), all ranks plan again, under the same memory limit, for what is possible here. All
+ranks choose the same plan, because they have told each other what they can map.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from rvdcomm.run.world import World
 
 
 def executor_name(asked: str | None, default: str = "auto") -> str:
-    """What was asked for, or else ``RVDCOMM_EXECUTOR``, or else the default.
+    """The executor: ``asked``, or else the variable ``RVDCOMM_EXECUTOR``, or else ``default``.
 
     Raises:
-        LayoutError: that is no executor.
+        LayoutError: there is no executor of this name.
     """
     name = asked or os.environ.get("RVDCOMM_EXECUTOR") or default
     check_executor(name)
@@ -77,7 +78,8 @@ def compiled_many(bundle: Bundle, world: World) -> list[tuple[Batch, RankProgram
 def _check_limit(bundle: Bundle, world: World) -> None:
     """Raise, on all ranks, if the program of some rank exceeds the limit.
 
-    Buckets are chosen from bounds on the sizes of buffers, not on the gaps between them.
+    Buckets are chosen by bounds on the sizes of buffers. These bounds leave out the gaps between
+    the buffers in memory, so a program may need more than was planned.
     """
     if bundle.memory_limit is None:
         return
@@ -97,13 +99,13 @@ def _check_limit(bundle: Bundle, world: World) -> None:
 
 
 def _islands(topology: Topology, members: tuple[int, ...], world: World, executor: str) -> Islands:
-    """Ranks that are to read each other's memory, as groups of two or more."""
+    """The islands to plan for: groups of two or more ranks that can map each other's memory."""
     hosts = hosts_of(topology, members)
     if world.rank not in members or not _may_be_near(world, executor):
         return ()
     if all(len(host) == 1 for host in hosts):
         return ()
-    # A rank that cannot or may not share memory says so to the others by being in no host.
+    # A rank that cannot or may not share memory passes no hosts, so that it forms no island.
     willing = hosts if core is not None and executor != "dist" else ()
     key = ("islands", members, hosts, willing)
     found: Islands = world.once(key, lambda: islands(world, members, willing))
@@ -115,7 +117,7 @@ def _islands(topology: Topology, members: tuple[int, ...], world: World, executo
 def _may_be_near(world: World, executor: str) -> bool:
     """Whether memory can be shared on the world's device.
 
-    On GPUs only if it was asked for: NCCL maps the neighbours' memory itself.
+    On GPUs only with ``executor="peer"``, because NCCL maps the neighbours' memory itself.
     """
     if world.device.type == "cuda":
         return executor == "peer" and core is not None and core.has_cuda
@@ -140,13 +142,14 @@ def _may_run(
 ) -> bool:
     """Try to share the memory that the programs need; False if the system refuses it to any rank.
 
-    All members learn it, also those of other islands: they must run the same programs.
+    All members get the same answer, also those of other islands, because all must run one plan.
 
     Raises:
-        CommError: it did, and nothing else than ``peer`` will do.
+        CommError: the system refused, and ``executor`` is "peer".
     """
     refusal = next(filter(None, (_refusal(program, world) for program in programs)), "")
-    # An island whose member dies waits for one and a half timeouts: half for the links.
+    # Two timeouts, because an island that loses a member may take one and a half to fail: half a
+    # timeout to connect its sockets, and one for its own agreement.
     post = {"refusal": refusal}
     posts = exchange_posts(world, members, post, "sharing memory", num_timeouts=2)
     refusals = [post["refusal"] for post in posts.values() if post["refusal"]]
@@ -156,7 +159,7 @@ def _may_run(
 
 
 def _refusal(program: Program, world: World) -> str:
-    """Reserve the shared memory that a program needs; why the system refused, or an empty text."""
+    """Reserve the shared memory that a program needs; returns why the system refused, or ''."""
     group = next((group for group in program.peer_groups if world.rank in group), None)
     if group is None:
         return ""

@@ -1,9 +1,9 @@
-"""In place: sources that others read where they are, instead of a copy that their owner stages.
+"""In place: sources that other ranks read directly, instead of a copy that the owner stages.
 
-A program copies what others need of a source into staging memory, because a tensor of the caller's
-is private. Where it lies in a pool that the others map, that copy is left out, and who would have
-read the copy reads the tensor. Events are counted as before, so every rank decides anew in every
-call. An owner then waits for its readers before it gives the tensor back to its caller.
+A program copies the parts of a source that other ranks need into staging memory, because a tensor
+of the caller is private to its process. If the tensor lies in a pool that the others map, this copy
+is left out, and its readers read the tensor instead. Events are counted as before, so every rank
+decides anew in every call. The owner then waits for the readers before it returns to its caller.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rvdcomm.run import pool
 from rvdcomm.run.schedule import Action, Advance, Do
 
 Copies = frozenset[tuple[int, str]]
-"""Staging buffers, by (rank, name), that hold nothing but parts of their owner's source."""
+"""Staging buffers, as (rank, name), that hold only parts of the source of their rank."""
 
 
 @dataclass(frozen=True)
 class InPlace:
-    """What the ranks of one island can read in place.
+    """The sources that the ranks of one island can read in place, as seen by one rank.
 
-    ``copies`` are what they stage of their sources; ``owners`` are the ranks from whose copies
-    ``rank`` reads, ``readers`` those that read its own.
+    ``copies`` are the staged copies of sources that can be left out. ``owners`` are the ranks whose
+    copies this rank reads, ``readers`` are the ranks that read the copies of this rank.
     """
 
     copies: Copies
@@ -33,9 +33,10 @@ class InPlace:
 
     @classmethod
     def of(cls, program: Program, rank: int, island: Sequence[int]) -> InPlace:
-        """Find what ``rank`` may read in place, and what others may read of it.
+        """Find the staged copies that reads in place can replace, as ``rank`` sees them.
 
-        All ranks of the island find the same ``copies``: they see each other's instructions.
+        All ranks of the island find the same ``copies``, because they know each other's
+        instructions.
         """
         copies = _copies(program, island) if len(program.transitions) == 1 else frozenset()
         reads = {
@@ -50,7 +51,7 @@ class InPlace:
         )
 
     def of_owners(self, owners: Iterable[int]) -> Copies:
-        """The copies that a call leaves out when these ranks bring a source that lies in a pool."""
+        """The copies that a call leaves out if the sources of ``owners`` lie in their pools."""
         owners = frozenset(owners)
         return frozenset(one for one in self.copies if one[0] in owners)
 
@@ -81,8 +82,9 @@ def without(
 ) -> list[Action]:
     """The actions of ``rank`` in a call that leaves ``copies`` out.
 
-    ``is_all`` says that these are all the program's actions. If none of what is left touches
-    staging memory, the rank waits for nobody: sources do not change while they are read.
+    ``is_all`` says that ``actions`` are all actions of the program. If the copies and sums that are
+    left then use no staging memory, the rank waits for no other rank, because sources do not change
+    while they are read.
     """
     left = [
         action

@@ -41,7 +41,7 @@ def add_into(dst: Tensor, src: Tensor) -> None:
 def operation(
     program: Program, rank: int, instruction: Copy | Zero
 ) -> Callable[[CallMemory], None]:
-    """What runs ``instruction``, one tensor operation a box."""
+    """A function that runs ``instruction``, with one tensor operation per box."""
     dst = [_view(program, rank, instruction.dst, e.dst_piece, e.box) for e in instruction.entries]
     if isinstance(instruction, Zero):
 
@@ -66,12 +66,12 @@ def operation(
 def _view(
     program: Program, rank: int, name: str, piece: int, box: Box
 ) -> Callable[[CallMemory], Tensor]:
-    """A strided view of ``box`` in a piece of a buffer."""
+    """A function that returns a strided view of ``box`` in a piece of a buffer."""
     buffer = program.buffer[name, rank]
     outer = buffer.pieces[piece]
     if is_shard(name):
-        # The caller's tensor may be strided: its dims are split, and it is sliced, but it is never
-        # made contiguous for a copy.
+        # The caller's tensor may be strided: its dims are split and it is sliced, but a copy never
+        # needs it contiguous.
         within = box.slices_within(outer)
         return lambda call: call.shards[name].view(outer.shape)[within]
     stride = [prod(outer.shape[d + 1 :]) for d in range(len(outer.shape))]
@@ -86,5 +86,5 @@ def _view(
 
 
 def call_offset(program: Program, rank: int, name: str) -> int:
-    """Where a buffer begins in its block of memory, in elements; shards are blocks of their own."""
+    """Offset of a buffer in its block of memory, in elements; every shard is its own block."""
     return program.arena(rank).offsets.get(name, 0) // program.item_bytes

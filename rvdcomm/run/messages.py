@@ -1,7 +1,7 @@
-"""Dist: the collectives of one rank on torch.distributed, whichever backend serves it.
+"""Dist: the collectives of one rank, on the backend that torch.distributed uses for the group.
 
-They move bytes, so that every dtype torch can hold is moved exactly. They are started and finished
-apart from each other: what a program lets a rank do in between overlaps with the transfer.
+Bytes are moved as they are, so that every dtype that torch can hold is moved exactly. Starting and
+finishing a collective are separate actions: the work between them overlaps with the transfer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ ElementRun = tuple[str, int, int]
 """A contiguous run of memory: (buffer, first element in its block, number of elements)."""
 
 Begin = Callable[[CallMemory], list[Any]]
-"""Starts a collective; returns what there is to wait for."""
+"""Starts a collective; returns the work objects to wait for."""
 
 
 class CompiledCollective:
-    """One collective, compiled for this rank; making it is collective over its group.
+    """One collective, compiled for this rank; construction is collective over its group.
 
-    ``tag`` tells apart the transfers of one call and group; all ranks of the group use equal tags.
-    Messages carry it together with ``CallMemory.tag``, so that ranks in different calls never pair.
+    ``tag`` tells apart the collectives of one call and group; all ranks of the group use equal
+    tags. Messages carry the sum of ``tag`` and ``CallMemory.tag``, so that ranks in different calls
+    never pair.
 
-    Those of a call that is posted carry a *lane* too, which no other collective of the group has.
-    So ranks may post different transitions in different orders. Where messages have no tags, a
-    communicator of its own (``World.subgroup``) is the lane: that of ``identity``.
+    Messages of a posted call also carry a *lane*, the number of this collective in its group.
+    So ranks may post different transitions in different orders. With NCCL, whose messages have no
+    tags, a communicator of its own (``World.subgroup`` with ``identity``) takes the lane's role.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class CompiledCollective:
         self._begin, self._what = begin, what
 
     def start(self, call: CallMemory) -> None:
-        """Hand it to the backend; what it reads and writes must be left alone until it is done."""
+        """Hand the collective to the backend, which owns the memory until ``finish`` returns."""
         try:
             call.works[id(self)] = self._begin(call)
         except RuntimeError as error:
@@ -55,7 +56,7 @@ class CompiledCollective:
         call.sent_bytes += self.sent_bytes
 
     def finish(self, call: CallMemory) -> None:
-        """Wait until it is done."""
+        """Wait until the collective is done."""
         try:
             for work in call.works.pop(id(self)):
                 self._group.wait(work)
@@ -65,7 +66,7 @@ class CompiledCollective:
     # --- compiling ------------------------------------------------------------------------------
 
     def _compiled(self, src: str, dst: str) -> tuple[Begin, int]:
-        """What starts the collective, and how many bytes it sends to other ranks."""
+        """The function that starts the collective, and the bytes that it sends to other ranks."""
         ranks, item = self.collective.ranks, self.program.item_bytes
         if self.collective.kind == "all_reduce":
             sent = sum(n for (a, _), n in self.collective.traffic().items() if a == self.rank)
@@ -84,7 +85,7 @@ class CompiledCollective:
         return () if message is None else message.entries
 
     def _runs(self, name: str, entries: Iterable[tuple[Entry, ...]], side: str) -> list[ElementRun]:
-        """Where each message lies; ``verify`` proves that it is one run of memory."""
+        """The memory of each message; ``verify`` proves that a message is one contiguous run."""
         if name == NO_BUFFER:
             return [(name, 0, 0) for _ in entries]
         buffer = self.program.buffer[name, self.rank]
@@ -103,10 +104,10 @@ class CompiledCollective:
     # --- kinds ----------------------------------------------------------------------------------
 
     def _swap(self, sends: list[ElementRun], recvs: list[ElementRun]) -> Begin:
-        """Receive from and send to everybody who has something, all at once.
+        """Receive from and send to all ranks that exchange data with this one, all at once.
 
-        Receives are posted before any send, so that nothing that arrives has to be kept elsewhere.
-        Others than the ranks that have something for each other do not meet.
+        Receives are posted before any send, so that arriving data need no buffer of their own.
+        Ranks that exchange nothing do not wait for each other.
         """
         group = self._group
         rank, size = self.collective.ranks.index(self.rank), len(sends)
@@ -126,7 +127,7 @@ class CompiledCollective:
         return begin
 
     def _number(self, call: CallMemory) -> int:
-        """What tells the messages of this collective in a call from all others."""
+        """The tag that tells the messages of this collective in this call from all others."""
         if not call.is_posted:
             return (call.tag + self._tag) & MAX_TAG
         count = (call.tag + self._tag) & ((1 << LANE_SHIFT) - 1)
@@ -151,7 +152,7 @@ class CompiledCollective:
 
 
 def _joined(runs: list[ElementRun]) -> ElementRun:
-    """Runs that follow each other in one buffer, as one."""
+    """Runs that follow each other in one buffer, as one run."""
     filled = [run for run in runs if run[2]] or runs[:1]
     name, start, _ = filled[0]
     return name, start, sum(count for _, _, count in filled)

@@ -1,11 +1,11 @@
-"""Pool: memory for what calls return, kept for the next call when a result is dropped.
+"""Pool: memory for the results of calls, kept for later results when a result is dropped.
 
 Memory that comes fresh from the system is cleared page by page when it is first touched, which
 takes several times as long as the copy into it. So freed blocks are used again.
 
 The pool of a process is one sparse range of shared memory. Ranks of one machine map each other's
-range when they meet, and then read in place what lies there. Where the system refuses shared memory
-the range is private.
+ranges when they meet, and then read the tensors in them in place. If the system refuses shared
+memory, the range is private memory.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ MIN_BYTES = 1 << 20
 """Smaller results come from torch, whose allocator keeps small blocks itself."""
 
 MAX_KEPT_BYTES = 1 << 30
-"""Of blocks that nobody uses; the least recently used go first."""
+"""Bytes of unused blocks that are kept, at most; the block freed longest ago is dropped first."""
 
 MAX_CAPACITY = 1 << 38
-"""Of address space: a process maps the pools of all ranks of its machine."""
+"""Largest size of a pool in bytes. A process maps the pools of all ranks of its machine, and its
+address space is limited."""
 
 _MAP_NORESERVE = 0x4000
 _FORK_SECS = 60.0
-"""How long a process that forks waits for its child to copy what lives in the pool."""
+"""Seconds that a forking process waits for its child to copy the tensors in the pool, at most."""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """As ``torch.empty``; large ones on the CPU come from the pool."""
+    """As ``torch.empty``, but large tensors on the CPU come from the pool."""
     num_bytes = prod(shape) * dtype.itemsize
     if num_bytes < MIN_BYTES or device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
@@ -49,7 +50,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     view = None if pool is None else pool.take(num_bytes)
     if view is None:
         return torch.empty(shape, dtype=dtype, device=device)
-    # The tensor's storage holds the view, and the view's end is the tensor's.
+    # The storage of the tensor holds the view, so the block is freed when the storage is.
     return torch.frombuffer(view, dtype=torch.uint8, count=num_bytes).view(dtype).view(tuple(shape))
 
 
@@ -64,7 +65,7 @@ def pool_here() -> Pool | None:
 
 
 class Pool:
-    """Blocks of one range of memory; ``fd`` is how other processes map it, or -1.
+    """One range of memory, divided into blocks; other processes map it by ``fd`` (-1: private).
 
     Invariant: blocks in use, kept blocks and holes tile the range, and no two holes touch. Pages of
     a hole belong to the system.
@@ -86,24 +87,24 @@ class Pool:
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.address = address_of(self._memory)
         self._holes = [(0, capacity)]
-        # Offset and size of blocks; of those that are kept, the oldest first.
+        # Sizes of blocks by offset. Kept blocks are in the order in which they were freed.
         self._used: dict[int, int] = {}
         self._kept: dict[int, int] = {}
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of blocks that nobody uses."""
+        """Bytes of unused blocks."""
         return sum(self._kept.values())
 
     @property
     def has_shared(self) -> bool:
-        """Whether tensors live here that a forked process would share."""
+        """Whether the pool holds tensors that a forked process would share."""
         return self.fd >= 0 and bool(self._used)
 
     def take(self, num_bytes: int) -> memoryview | None:
-        """A block of so many bytes, in whole pages; None if there is none.
+        """A block of at least ``num_bytes``, in whole pages; None if there is no room.
 
-        The block comes back when the last object that holds the view is gone.
+        The block is freed when the last object that holds the view is gone.
         """
         size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         with _lock:
@@ -116,20 +117,20 @@ class Pool:
         return view
 
     def location(self, address: int, num_bytes: int) -> int:
-        """1 + the offset of this memory if all of it can be read by others here, or else 0."""
+        """1 + the offset of memory in the pool if other processes can read all of it, else 0."""
         offset = address - self.address
         if self.fd < 0 or offset < 0 or offset + num_bytes > self.capacity:
             return 0
         return 1 + offset
 
     def clear(self) -> None:
-        """Give all blocks that nobody uses back to the system."""
+        """Give all unused blocks back to the system."""
         with _lock:
             for offset in list(self._kept):
                 self._drop(offset)
 
     def _found(self, size: int) -> int | None:
-        # The last to come back is the first to go out: its pages are in the caches.
+        # The block that was freed last is taken first: its pages may still be in the caches.
         for offset in reversed(self._kept):
             if self._kept[offset] == size:
                 del self._kept[offset]
@@ -140,7 +141,7 @@ class Pool:
         offset, room = self._holes[index]
         if self.fd >= 0:
             try:
-                # All of it now: a page that is missing later is a SIGBUS.
+                # Allocate all pages now: access to a page that cannot be allocated is a SIGBUS.
                 os.posix_fallocate(self.fd, offset, size)
             except OSError:
                 self._memory.madvise(mmap.MADV_REMOVE, offset, size)
@@ -156,7 +157,7 @@ class Pool:
                 excess -= self._drop(next(iter(self._kept)))
 
     def _drop(self, offset: int) -> int:
-        """Make a kept block a hole; returns its size."""
+        """Turn a kept block into a hole; returns its size in bytes."""
         size = self._kept.pop(offset)
         option = mmap.MADV_REMOVE if self.fd >= 0 else mmap.MADV_DONTNEED
         self._memory.madvise(option, offset, size)
@@ -170,21 +171,21 @@ class Pool:
         return size
 
     def copy_in_child(self) -> None:
-        """After a fork: what lives here becomes the child's own memory, at the same addresses.
+        """After a fork: give the child its own copy of the tensors, at the same addresses.
 
         Raises:
-            OSError: the system has not so much memory.
+            OSError: the system has not enough memory.
         """
         if not self.has_shared:
             return
-        # Nobody takes from it any more; it is gone with the last of its tensors.
+        # The child takes no more blocks from this pool, which ends with its last tensor.
         self._kept, self._holes, self.fd = {}, [], -1
         for offset, size in self._used.items():
             _replace_by_copy(self.address + offset, size)
 
 
 _lock = threading.RLock()
-"""A result may be dropped while this thread is in here, by the garbage collector."""
+"""Reentrant, because the garbage collector may free a result while this thread holds the lock."""
 _pool: Pool | None = None
 _is_made = False
 
@@ -201,9 +202,9 @@ def _made() -> Pool | None:
 
 
 def mapping_of(fd: int) -> mmap.mmap | None:
-    """Another process's pool, to be read alone; None if the system refuses that.
+    """A read-only mapping of another process's pool; None if the system refuses the mapping.
 
-    It is mapped once, however many groups the process is in.
+    A pool is mapped once, however many groups this process is in.
     """
     status, flags = os.fstat(fd), mmap.MAP_SHARED | _MAP_NORESERVE
     known = _mapped.get(status.st_ino)
@@ -218,11 +219,11 @@ def mapping_of(fd: int) -> mmap.mmap | None:
 
 
 _mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
-"""By the number of the file, which no other file has as long as it is mapped."""
+"""Mappings by inode number, which no other file gets as long as this one is mapped."""
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Where a mapping begins in this process."""
+    """The address at which a mapping begins in this process."""
     return int(np.frombuffer(memory, dtype=np.uint8, count=1).ctypes.data)
 
 
@@ -239,7 +240,7 @@ _waiting: list[tuple[int, int]] = []
 
 
 def _replace_by_copy(address: int, size: int) -> None:
-    """Let private memory with the same bytes take the place of shared memory."""
+    """Replace shared memory by private memory with the same bytes, at the same address."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     copy = _libc.mmap(0, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     if copy != _FAILED:
@@ -256,13 +257,13 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
-    """Wait for the copy: the owner of a tensor may write to it at once."""
+    """Wait until the child has its copy, because the caller may write to its tensors at once."""
     try:
         while _waiting:
             ours, theirs = _waiting.pop()
             os.close(theirs)
-            # The child closes its end when it has a copy, or dies. Numbers of descriptors may be
-            # larger than ``select`` takes.
+            # The child's end closes when the child has its copy, or dies. ``poll`` takes larger
+            # descriptor numbers than ``select``.
             poller = select.poll()
             poller.register(ours, select.POLLIN)
             poller.poll(_FORK_SECS * 1e3)
@@ -277,7 +278,7 @@ def _after_fork_in_child() -> None:
         if _pool is not None:
             _pool.copy_in_child()
     except OSError as error:
-        # It would see its parent's later results in its own tensors.
+        # Without its own copy, the child would see the parent's later results in its tensors.
         os.write(2, f"rvdcomm: a forked process cannot copy its tensors: {error}\n".encode())
         os._exit(1)
     finally:

@@ -1,8 +1,9 @@
-"""RankProgram: a program compiled for one rank: every view, split and wait is worked out before.
+"""RankProgram: a program compiled for one rank; all views, splits and waits are computed once.
 
-It alternates between stages, which copy and wait in memory, and transfers, which the backend does.
-On the CPU a stage is one call of the native core; on other devices, or without the core, it is one
-tensor operation a box.
+A program alternates between stages, which copy, add and wait in memory, and transfers, which the
+backend does. On the CPU a stage is one call of the native core, on a GPU with the CUDA engine one
+kernel launch per batch of copies. On other devices, or without the core, a stage is one tensor
+operation per box.
 """
 
 from __future__ import annotations
@@ -39,22 +40,26 @@ _PEER_ERROR = _NO_ERROR if core is None else core.PeerError
 
 
 class RankProgram:
-    """Making one is collective over the ranks of every group that it uses; so is ``run``.
+    """A program compiled for one rank.
 
-    ``identity`` says what is run. It is equal on all ranks, whose programs are their own.
+    Construction and ``run`` are collective over the ranks of every group that the program uses.
 
-    ``sent_bytes`` counts what the last run sent to other ranks, or let them read; ``peak_bytes``
-    what it held on this rank: its shards, staging, and copies of shards that were not contiguous.
+    ``identity`` names the transition; it is equal on all ranks, though each rank has a program of
+    its own.
+
+    ``sent_bytes`` counts the bytes that the last run sent to other ranks, or let them read.
+    ``peak_bytes`` counts the bytes that it held on this rank: shards, staging, and the contiguous
+    copies of strided shards.
 
     Raises:
-        SharedMemoryError: the ranks of an island cannot share so much memory; on all of them.
+        SharedMemoryError: the ranks of an island cannot share that much memory; on all of them.
         CommError: a rank of a group did not join.
     """
 
     def __init__(self, program: Program, identity: str, world: World) -> None:
         self.program, self.rank, self._world = program, world.rank, world
         self.sent_bytes = 0
-        # Ranks compare it in every call.
+        # A digest, because ranks compare it in every call.
         self._identity = int.from_bytes(sha256(identity.encode()).digest()[:8], "little")
         self._tag = self._num_posted = 0
         self._dtype: torch.dtype = getattr(torch, program.dtype)
@@ -76,13 +81,14 @@ class RankProgram:
         self._held_bytes = program.arena(world.rank).num_bytes + sum(
             map(self._num_bytes, self.names)
         )
-        # What others read here is known beforehand; what is sent is counted as it is handed over.
+        # Bytes that others read from this rank are the same in every run; sent bytes are counted
+        # when they are handed to the backend.
         self._read_bytes = program.item_bytes * sum(
             i.num_elements
             for i in program.of_rank(world.rank)
             if isinstance(i, Copy) and i.is_remote and i.src_rank == world.rank
         )
-        # By the strides of shards, and by which ranks bring a source that is read in place.
+        # By the strides of shards, and by which ranks have a source that is read in place.
         self._native: dict[tuple[ShardStrides, tuple[bool, ...]], _NativeSteps] = {}
         self._cuda: dict[ShardStrides, list[Any]] = {}
         self._plain: list[_CallStep] | None = None
@@ -108,7 +114,7 @@ class RankProgram:
         Args:
             shards: the tensors of ``program.shard_names(rank)``; dst shards in ``direct`` are
                 contiguous.
-            device: where they are, and staging is.
+            device: the device of the shards and of the staging memory.
 
         Raises:
             CommError: a peer is dead, late or gave up.
@@ -130,27 +136,28 @@ class RankProgram:
             raise
 
     def prepare_post(self) -> None:
-        """Make what ``post`` needs; collective over the ranks of every group that it uses."""
+        """Prepare ``post``; collective over the ranks of every group that the program uses."""
         _ = self._messages
 
     def post(self, shards: Shards) -> Callable[[], None]:
-        """Begin a program of messages alone; what is returned waits for them.
+        """Begin a program that only sends and receives; the returned function waits for its end.
 
-        Posted calls of each program are counted apart from all other calls. So programs may be
-        posted in different orders on different ranks, and however late calls in the background are.
+        Posted calls of each program are counted apart from all other calls. So ranks may post
+        programs in different orders, and need not wait for calls that run in the background.
 
         Args:
             shards: contiguous tensors of ``program.shard_names(rank)``.
 
         Raises:
-            CommError: the group failed before; of the function, a peer is dead or late.
+            CommError: the group failed before. The returned function raises it too: a peer is dead
+                or late.
         """
         starts, finishes = self._messages
         self._world.check()
         self._num_posted += 1
         tag = hash((self._identity, self._num_posted))
         memory = dict(zip(self.names, shards, strict=True))
-        # Nothing is in it, but what is given to a backend must be where the backend works.
+        # The arena is empty, but a backend takes only tensors on the device that it serves.
         nothing = torch.empty(0, dtype=torch.uint8, device=self._world.device)
         call = CallMemory(memory, nothing, tag, is_posted=True)
         self.peak_bytes = self._held_bytes
@@ -160,9 +167,9 @@ class RankProgram:
 
     @cached_property
     def _messages(self) -> tuple[list[_CallStep], list[_CallStep]]:
-        """What starts the messages of a program that has nothing else, and what waits for them.
+        """The functions that start, and that wait for, the messages of a program without stages.
 
-        Where messages have no tags it is collective when first read.
+        If messages have no tags (NCCL), the first read of this property is collective.
         """
         assert not self.program.arena(self.rank).num_bytes, "it needs no memory of its own"
         transfers = [part for part in self._parts if isinstance(part, Start | Finish)]
@@ -189,7 +196,7 @@ class RankProgram:
             raise
 
     def _way(self, device: torch.device) -> _Way:
-        """How programs run on a device; asked once for each, as the name of a device is slow."""
+        """The method that runs programs on a device; kept, because ``device.type`` is slow."""
         if core is not None and device.type == "cpu":
             way: _Way = self._run_native
         elif core is not None and device.type == "cuda" and core.has_cuda:
@@ -205,7 +212,7 @@ class RankProgram:
         return num_elements * ITEM_BYTES[self.program.dtype_of(name)]
 
     def _copied_bytes(self, strides: ShardStrides) -> int:
-        """Bytes of shards that are copied first: the backend reads contiguous memory alone."""
+        """Bytes of strided shards that are copied, because the backend reads contiguous memory."""
         shards = zip(self.names, strides, strict=True)
         return sum(self._num_bytes(name) for name, one in shards if one and name in self.direct)
 
@@ -226,7 +233,7 @@ class RankProgram:
         self._staging.end_call(self._totals)
 
     def _run_in_place(self, shards: Shards, strides: ShardStrides, in_place: InPlace) -> None:
-        """Run a program some of whose sources may be read where they are."""
+        """Run a program in which ranks may read each other's sources in place."""
         staging = self._staging
         assert isinstance(staging, SharedStaging), "only islands read each other's sources"
         location = _location(shards[0]) if in_place.readers else 0
@@ -240,7 +247,8 @@ class RankProgram:
         staging.end_call(self._totals)
 
     def _run_steps(self, native: _NativeSteps, shards: Shards, addresses: tuple[int, ...]) -> None:
-        # A program that is not called again must not keep memory that was outgrown.
+        # The view of the block is made anew in every call: a program that is not called again must
+        # not keep a block that was replaced by a larger one.
         call = self._call(shards, self._staging.block.view(self._dtype))
         for stage, transfer in native.steps:
             if stage is not None:
@@ -250,7 +258,7 @@ class RankProgram:
         self.sent_bytes = call.sent_bytes + self._read_bytes
 
     def _native_steps(self, strides: ShardStrides, in_place: tuple[bool, ...]) -> _NativeSteps:
-        """The steps for such shards, compiled when first asked for, bound to the memory of now."""
+        """The steps for these strides and sources, compiled on first use, bound to the staging."""
         native = self._native.get((strides, in_place))
         if native is None:
             native = self._native[strides, in_place] = self._compile(strides, in_place)
@@ -311,7 +319,7 @@ class RankProgram:
         """The staging block on the device, and the addresses of all ranks' blocks."""
         if isinstance(self._staging, CudaStaging):
             return self._staging.block, self._staging.addresses
-        # Torch's allocator keeps freed memory, stream by stream.
+        # A block per call is cheap: torch's allocator keeps freed memory, per stream.
         num_bytes = aligned(self.program.arena(self.rank).num_bytes)
         block = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return block, [block.data_ptr()]
@@ -346,7 +354,7 @@ class RankProgram:
 
 
 def _in_place(program: Program, staging: Staging) -> InPlace | None:
-    """What may be read in place; None where nothing may."""
+    """The sources that may be read in place; None if there are none."""
     if not isinstance(staging, SharedStaging) or not staging.island.pools:
         return None
     found = InPlace.of(program, staging.rank, staging.ranks)
@@ -354,7 +362,7 @@ def _in_place(program: Program, staging: Staging) -> InPlace | None:
 
 
 def _location(source: Tensor) -> int:
-    """Where others can read a source in place; 0 if they cannot."""
+    """The location in the pool where others can read a source in place; 0 if they cannot."""
     pool = pool_here() if source.is_contiguous() else None
     return 0 if pool is None else pool.location(source.data_ptr(), source.nbytes)
 
@@ -369,11 +377,11 @@ def _tagged(collectives: Sequence[Collective]) -> Iterator[tuple[int, Collective
 
 
 class _NativeSteps:
-    """Native stages with the transfers between them; bound to memory of one version,
-    and to one limit of waiting.
+    """The compiled steps of a program: native stages, and the transfers between them.
 
-    Of every step either the stage's ``run`` or the transfer is there. ``alone`` is the one stage of
-    a program without transfers.
+    In every step, either the ``run`` of a stage or the transfer is set, the other is None.
+    ``alone`` is the only stage of a program without transfers. ``bound`` is the version of the
+    staging memory and the limit of waiting to which the stages are bound.
     """
 
     def __init__(self) -> None:
@@ -384,7 +392,7 @@ class _NativeSteps:
 
 
 def _parts(actions: Sequence[Action]) -> Iterator[Start | Finish | list[Action]]:
-    """Transfers, and runs of all other actions between them."""
+    """Split actions into transfers, and lists of the other actions between them."""
     run: list[Action] = []
     for action in actions:
         if isinstance(action, Start | Finish):

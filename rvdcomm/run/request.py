@@ -1,8 +1,8 @@
 """Request: what every rank was asked for, and the one plan, or the one error, that follows.
 
 On the first call of a transition each rank posts its request (plain values, so that they travel as
-JSON). From equal posts every rank draws an equal conclusion here, without another message: that is
-how an error that one rank made comes on all of them, before any byte is sent.
+JSON). All ranks read the same posts and reach the same conclusion here, without another message. So
+an error of one rank is raised on all ranks, before any byte is sent.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SHARES_MEMORY = (
 class Request:
     """What one rank was asked for: texts, and the shapes and dtypes of its tensors.
 
-    ``requires_grad`` says whether a gradient is to flow back, None that the other ranks know;
-    ``asks_grad`` that the caller said so, and expects a scalar to call ``backward`` on where there
-    is no result. ``place`` is where in out the shard lies, if it is a part of it. ``misuse`` says
-    what of this rank's arguments cannot be used at all, if anything; then no other field but src
-    and dst counts.
+    ``requires_grad`` says whether a gradient flows back; None leaves the answer to the other ranks.
+    ``asks_grad`` says that the caller passed ``requires_grad=True``, and so expects a scalar to
+    call ``backward`` on if this rank gets no result. ``place`` is the position of the shard in
+    ``out``, if the shard is a part of ``out``. ``misuse`` describes an argument that cannot be used
+    at all; if it is not None, only src and dst count besides it.
     """
 
     src: str
@@ -53,12 +53,12 @@ class Request:
     place: tuple[int, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The request as plain values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Request:
-        """What ``to_json`` gave, after a journey as JSON.
+        """The request whose ``to_json`` gave these values, before they travelled as JSON.
 
         Raises:
             CommError: another rank sent something else.
@@ -97,7 +97,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "tuple[str, ...]": _is_tuple_of(str),
     "tuple[int, ...] | None": lambda value: value is None or _is_tuple_of(int)(value),
 }
-"""Whether a value from JSON is of the type of a field of ``Request``."""
+"""By type of a field of ``Request``: whether a value from JSON has that type."""
 assert {str(field.type) for field in fields(Request)} <= set(_FITS)
 
 COMMON = ("src", "dst", "shape", "topology", "executor", "memory_limit", "replica_grads")
@@ -116,8 +116,8 @@ def resolve(
 
     Args:
         requests: every rank's request.
-        src, dst, topology: what this rank was given, of which the requests hold the texts.
-        group_size: ranks of the group; texts mean layouts over all of them.
+        src, dst, topology: the arguments of this rank; the requests hold their texts.
+        group_size: number of ranks of the group; RVD texts mean layouts over all of them.
 
     Raises:
         LayoutError, ShapeMismatchError: ranks disagree, or the request is illegal, or some rank's
@@ -164,7 +164,7 @@ def needs_grad(requests: Mapping[int, Request], made: Plan) -> bool:
 
     Raises:
         LayoutError: ranks disagree about it, a rank passed ``out``, the dtype has no gradient, or a
-            rank that gets no result did not ask for the scalar that stands for it.
+            rank that gets no result did not ask for the scalar that replaces the result.
     """
     known = {rank: r for rank, r in requests.items() if r.requires_grad is not None}
     if known:
@@ -218,7 +218,7 @@ def check_in_group(ranks: tuple[int, ...], group_size: int, what: str) -> None:
 
 
 def check_tensors(made: Plan, rank: int, request: Request) -> None:
-    """Raise a ShapeMismatchError if what ``rank`` passed is not its shard."""
+    """Raise a ShapeMismatchError or LayoutError if the tensors of ``rank`` do not fit the plan."""
     what = f"redistribute {made.src.rvd} -> {made.dst.rvd}"
     for noun, layout, got in (("shard", made.src, request.shard), ("out", made.dst, request.out)):
         want = shard_shape(layout, rank)
@@ -233,12 +233,12 @@ def check_tensors(made: Plan, rank: int, request: Request) -> None:
         raise LayoutError(f"{what}: rank {rank}: {SHARES_MEMORY}")
 
 
-# Asked for in every call, of every tensor of a state dict.
+# Cached, because every call asks for it, for every tensor of a state dict.
 @lru_cache(maxsize=1 << 14)
 def kept_place(src: Layout, dst: Layout, rank: int) -> tuple[int, ...] | None:
-    """Where in its dst shard a rank's src shard lies as it is; None if nowhere.
+    """The position of a rank's src shard within its dst shard; None if it is not a part of it.
 
-    A tensor that is this part of ``out`` is written with what it has.
+    A call whose tensor is this part of ``out`` overwrites it with the values that it already has.
     """
     if rank not in src or rank not in dst or src.rvd.v > 1 or dst.rvd.v > 1:
         return None
@@ -280,7 +280,7 @@ def layout_meant(
     group_size: int,
     requests: Mapping[int, Request] | None = None,
 ) -> Layout:
-    """The layout that a text means in this group; its shape comes from the shards if not given."""
+    """The layout that a text means in this group; without a shape, it is inferred from shards."""
     if isinstance(layout, Layout):
         return layout
     if "shape(" in layout:
@@ -294,7 +294,7 @@ def layout_meant(
 
 
 def _inferred_shape(rvd: RVD, requests: Mapping[int, Request]) -> tuple[int, ...]:
-    """Add up the shards along every dim; ranks are numbered row-major, R outermost."""
+    """The global shape: sizes of shards added up along every dim (ranks row-major, R outermost)."""
     sizes = []
     for d, count in enumerate(rvd.d):
         stride = prod(rvd.d[d + 1 :])

@@ -1,12 +1,13 @@
 """Schedule: what one rank of a program does in order, and what it waits for.
 
-A program is one global order for all ranks; ranks run ahead of each other as far as its meaning
-allows. Two things may be pending when an instruction wants memory: an own collective, which must be
-finished first, and other ranks of the island, which must have written what is read, or have read
-what is overwritten. Every rank counts its *events*; to wait for another's instruction is to wait
-until that rank has counted the event that follows it.
+A program is one global order for all ranks. Ranks may run ahead of each other as long as the result
+stays the same. An instruction may have to wait for two things before it uses memory: a collective
+of its own rank, which must be finished, and instructions of other ranks of the island (the
+shared-memory domain), which must have written the data that it reads, or have read the data that it
+overwrites. Every rank counts its *events*. To wait for an instruction of another rank is to wait
+until that rank has counted the event that follows the instruction.
 
-No schedule can deadlock: whoever waits, waits for something earlier in the global order, and counts
+No schedule can deadlock: a rank waits only for something earlier in the global order, and counts
 its own events before it waits.
 """
 
@@ -52,7 +53,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until ``peer`` has counted ``count`` events in this call; 0 means all earlier calls."""
+    """Wait until ``peer`` has counted ``count`` events of this call (0: all of earlier calls)."""
 
     peer: int
     count: int
@@ -60,7 +61,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Count one event, which wakes those that wait for it."""
+    """Count one event, which wakes the ranks that wait for it."""
 
 
 Action = Do | Start | Finish | Await | Advance
@@ -68,10 +69,10 @@ Action = Do | Start | Finish | Await | Advance
 
 @dataclass(frozen=True)
 class Schedule:
-    """Actions of one rank; ``totals`` are the events that every rank of its island counts a call.
+    """The actions of one rank; ``totals`` are the events per call of every rank of its island.
 
-    Law (tests/run/test_schedule.py): whatever the speeds of the ranks, schedules give what the
-    global order gives, and none waits for ever.
+    Law (tests/run/test_schedule.py): at any speeds of the ranks, schedules give the result of the
+    global order, and no rank waits forever.
     """
 
     actions: tuple[Action, ...]
@@ -116,7 +117,7 @@ def _dst_boxes(entries: Iterable[Entry]) -> tuple[tuple[int, Box], ...]:
 
 
 def _accesses(instruction: Instruction, rank: int) -> Iterator[_Access]:
-    """What ``instruction`` does to the memory of ``rank``."""
+    """The accesses of ``instruction`` to the memory of ``rank``."""
     if isinstance(instruction, Collective):
         i = instruction.ranks.index(rank)
         sent = [e for m in instruction.messages if m.src_rank == rank for e in m.entries]
@@ -134,7 +135,7 @@ def _accesses(instruction: Instruction, rank: int) -> Iterator[_Access]:
 
 @dataclass(frozen=True)
 class _MemorySpans:
-    """Where the buffers of one rank lie."""
+    """The byte ranges of the staging buffers of one rank."""
 
     program: Program
     rank: int
@@ -166,17 +167,17 @@ class _MemorySpans:
 # --- what waits for what ------------------------------------------------------------------------
 
 _ActionKey = tuple[int, int]
-"""(rank, index in its actions): an action that some other rank waits for."""
+"""An action, as (rank, index in the actions of that rank)."""
 
 
 class _Scheduler:
-    """Schedules of the ranks of one island, which depend on each other's."""
+    """Makes the schedules of the ranks of one island together, since they depend on each other."""
 
     def __init__(self, program: Program, group: tuple[int, ...]) -> None:
         self.program, self.group = program, group
         self.memory = {rank: _MemorySpans(program, rank) for rank in group}
         self.actions: dict[int, list[Do | Start | Finish]] = {rank: [] for rank in group}
-        # For every action, the points of other ranks that must come first.
+        # For every action, the actions of other ranks that must come first.
         self.needs: dict[_ActionKey, set[_ActionKey]] = {}
         self._pending: dict[int, list[Collective]] = {rank: [] for rank in group}
         self._last_write: dict[tuple[int, str], _ActionKey] = {}
@@ -218,7 +219,7 @@ class _Scheduler:
     # --- building -------------------------------------------------------------------------------
 
     def _place(self, instruction: Instruction) -> None:
-        """Append an instruction to the ranks that take part, after what it has to wait for."""
+        """Append an instruction to the actions of its ranks, after the collectives it waits for."""
         for rank in self.group:
             if rank in instruction.ranks:
                 self._finish_conflicting(rank, instruction)
@@ -260,7 +261,7 @@ class _Scheduler:
             self._readers.setdefault(key, {})[rank] = point
 
     def _readers_of(self, rank: int, buffer: str) -> set[_ActionKey]:
-        """The last reads of other ranks from what ``buffer`` of ``rank`` overwrites."""
+        """The last reads by other ranks of memory that writes to ``buffer`` of ``rank`` change."""
         memory = self.memory[rank]
         return {
             point
@@ -274,7 +275,7 @@ class _Scheduler:
         return rank, len(self.actions[rank]) - 1
 
     def _first_arena_write(self, rank: int) -> int | None:
-        """The first action that writes to memory which others may still read from earlier calls."""
+        """Index of the first write to memory that other ranks may still read for earlier calls."""
         for i, action in enumerate(self.actions[rank]):
             if isinstance(action, Finish):
                 continue
@@ -284,7 +285,7 @@ class _Scheduler:
         return None
 
     def _count_events(self, rank: int) -> _Events:
-        """Place events after actions that others wait for, as late as keeps nobody waiting."""
+        """Place an event after every awaited action, just before this rank may next block."""
         awaited = {i for needs in self.needs.values() for r, i in needs if r == rank}
         reads = [
             i
@@ -293,7 +294,7 @@ class _Scheduler:
             and isinstance(action.instruction, Copy)
             and action.instruction.is_remote
         ]
-        # The next call overwrites what was read here.
+        # The last remote read is awaited too: the next call overwrites the memory that it reads.
         awaited |= set(reads[-1:])
         before: list[int] = []
         total, is_due = 0, False
@@ -312,7 +313,7 @@ class _Scheduler:
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """``before[i]`` events are counted before action i, ``total`` in all."""
+    """The events of one rank: it counts ``before[i]`` before action i, and ``total`` in all."""
 
     before: tuple[int, ...]
     total: int

@@ -1,7 +1,7 @@
-"""Stage: what a rank does between two calls of the backend, compiled for the native core.
+"""Stage: the work of a rank between two calls of the backend, compiled for the native core.
 
-Copies, sums and zeros become ops of copy programs. A stage waits for all the ranks that it needs
-before its first copy, so that parts of different ranks are summed in one pass over memory.
+Copies, sums and zeros become ops of copy programs. A stage first waits for all ranks that its next
+copies need, so that value parts of different ranks are summed in one pass over memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COPY, AWAIT, ADVANCE = range(3)
 
 Strides = tuple[int, ...]
 ShardStrides = tuple[Strides | None, ...]
-"""Of every shard of the rank; None if it is contiguous."""
+"""Strides of every shard of the rank, in elements; None for a contiguous shard."""
 StridedRun = tuple[int, str, int, Strides]
 """(buffer, dtype, element offset, element strides)."""
 
@@ -36,12 +36,11 @@ def native_stage(
     strides: ShardStrides | None = None,
     copies: Copies = frozenset(),
 ) -> Any:
-    """The stage of the native core that does ``actions``, which are no transfers, on the CPU.
+    """Compile ``actions``, none of them a transfer, into a stage of the native core on the CPU.
 
-    Its buffers are the rank's shards, in the order of ``program.shard_names(rank)``, then, if there
-    are ``copies`` instead of which sources are read, a source for every rank of ``island``, and at
-    last an arena for every rank of it, own rank included. Without ``strides`` all shards are
-    contiguous.
+    The stage has these buffers, in this order: the rank's shards (``program.shard_names(rank)``);
+    if sources are read instead of ``copies``, the source of every rank of ``island``; the arena of
+    every rank of ``island``, this rank included. Without ``strides`` all shards are contiguous.
     """
     strides = strides or (None,) * len(program.shard_names(rank))
     steps = list(_steps(_Memory(program, rank, island, strides, copies), actions))
@@ -55,7 +54,7 @@ def native_stage(
 
 
 class CudaStage:
-    """The same on a GPU: one launch a batch of copies, on the caller's stream."""
+    """A stage on a GPU: one kernel launch per batch of copies, on the caller's stream."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class CudaStage:
         self._steps = list(_steps(memory, actions))
 
     def run(self, addresses: list[int], stream: Any, staging: Any) -> None:
-        """Queue the work; ``staging`` waits for peers and tells them, stream by stream."""
+        """Queue the work on ``stream``; ``staging`` waits for peers and signals to them."""
         for kind, what, count in self._steps:
             if kind == COPY:
                 what.run_cuda(addresses, stream.cuda_stream)
@@ -80,7 +79,7 @@ class CudaStage:
 
 
 def _steps(memory: _Memory, actions: Sequence[Action]) -> Iterator[tuple[int, Any, int]]:
-    """(kind, copy program or index of a peer, count to wait for)."""
+    """Steps of a stage, as (kind, copy program or index of a peer, count to wait for)."""
     for waits, copies, num_events in _rounds(actions):
         for wait in waits:
             yield AWAIT, memory.island.index(wait.peer), wait.count
@@ -88,7 +87,7 @@ def _steps(memory: _Memory, actions: Sequence[Action]) -> Iterator[tuple[int, An
             batch = _CopyOps(memory)
             for do in copies:
                 batch.add(do)
-            # Others wait for what is staged: it must not go past the caches.
+            # Other ranks wait for staged data, so copies to the arena must not bypass the caches.
             arena = memory.arena_of(memory.rank)
             yield COPY, core.CopyProgram(batch.ops, read_soon=[arena]), 0
         for _ in range(num_events):
@@ -96,9 +95,9 @@ def _steps(memory: _Memory, actions: Sequence[Action]) -> Iterator[tuple[int, An
 
 
 def _rounds(actions: Sequence[Action]) -> list[tuple[list[Await], list[Do], int]]:
-    """Split actions at every event: what to wait for, what to do, and how many events follow.
+    """Split actions at every event, into (waits, copies, number of events that follow).
 
-    Nobody waits for a copy of a run before the run's own event, so its waits may all come first.
+    No rank waits for a copy before the event that follows it, so all waits may come first.
     """
     found: list[tuple[list[Await], list[Do], int]] = []
     waits: list[Await] = []
@@ -116,7 +115,7 @@ def _rounds(actions: Sequence[Action]) -> list[tuple[list[Await], list[Do], int]
 
 @dataclass(frozen=True)
 class _Memory:
-    """Where the buffers of a program are among those of a stage, for one rank."""
+    """Maps the buffers of a program to the numbered buffers of a stage, for one rank."""
 
     program: Program
     rank: int
@@ -126,22 +125,22 @@ class _Memory:
 
     @cached_property
     def shards(self) -> dict[str, int]:
-        """The numbers of the rank's shards."""
+        """The buffer numbers of the rank's shards, by name."""
         return {name: i for i, name in enumerate(self.program.shard_names(self.rank))}
 
     def source_of(self, owner: int) -> int:
-        """The number of the source of a rank of the island."""
+        """The buffer number of the source of ``owner``, a rank of the island."""
         if owner == self.rank:
             return self.shards[SRC]
         return len(self.strides) + self.island.index(owner)
 
     def arena_of(self, owner: int) -> int:
-        """The number of the arena of a rank of the island."""
+        """The buffer number of the arena of ``owner``, a rank of the island."""
         num_sources = len(self.island) if self.copies else 0
         return len(self.strides) + num_sources + self.island.index(owner)
 
     def side(self, owner: int, name: str, piece: int, box: Box) -> StridedRun:
-        """A box of a piece of a buffer of ``owner``."""
+        """The run of a box of a piece of a buffer of ``owner``."""
         if (owner, name) in self.copies:
             return self._shard(owner, SRC, self.source_of(owner), 0, box)
         if is_shard(name):
@@ -160,7 +159,7 @@ class _Memory:
     def _inside(
         self, owner: int, name: str, piece: int, box: Box, strides: Strides | None
     ) -> tuple[int, Strides]:
-        """Where a box of a buffer begins, in elements; contiguous if there are no ``strides``."""
+        """Offset and strides of a box in a buffer, in elements; without ``strides``, contiguous."""
         buffer = self.program.buffer[name, owner]
         outer = buffer.pieces[piece]
         strides = strides or tuple(prod(outer.shape[d + 1 :]) for d in range(len(outer.shape)))
@@ -168,7 +167,7 @@ class _Memory:
         return buffer.offset(piece) + sum(inner), strides
 
     def _dims_of(self, name: str, strides: Strides | None) -> Strides | None:
-        """The strides of a tensor for the dims of the program."""
+        """The strides of a tensor, converted to the dims of the program."""
         if strides is None:
             return None
         transition = self.program.transition(name)
@@ -187,7 +186,7 @@ class _CopyOps:
     ops: list[tuple[tuple[int, ...], StridedRun, list[StridedRun]]] = field(default_factory=list)
     # For every buffer that this batch writes: piece, box and index of each op, in order.
     written: dict[str, list[tuple[int, Box, int]]] = field(default_factory=dict)
-    # For every own buffer that it reads: the last op that does.
+    # For every own buffer that this batch reads: the index of the last op that reads it.
     last_read: dict[str, int] = field(default_factory=dict)
 
     def add(self, do: Do) -> None:
@@ -215,9 +214,10 @@ class _CopyOps:
         self.ops.append(op)
 
     def _op_to_join(self, target: tuple[str, int, Box], instruction: Copy) -> int | None:
-        """The op that this sum can be a further source of: the last one to write any of the box.
+        """The op to which this sum can add its source: the last one that writes to the box.
 
-        Its source must be as it is now when that op runs, and nobody may have read the box since.
+        None if that op writes another box or only zeros, if this batch writes the source, or if
+        an op has read the destination since.
         """
         name, piece, box = target
         if not instruction.is_remote and instruction.src in self.written:

@@ -1,11 +1,11 @@
-"""Torch version: a warning where torch is one whose private names were not tried."""
+"""Torch version: a warning for releases of torch with which this package was not tried."""
 
 from __future__ import annotations
 
 import warnings
 
 OLDEST, FIRST_UNTRIED = (2, 11), (2, 14)
-"""As in pyproject.toml, which an installation without dependencies does not ask."""
+"""As in pyproject.toml, which an installation without dependencies does not check."""
 
 
 def warn_of_untried(version: str) -> None:

@@ -1,4 +1,4 @@
-"""Waiting: how long calls wait for other ranks, where that is not the group's timeout."""
+"""Waiting: how long calls wait for other ranks, if a caller sets another limit than the group's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from math import ceil
 from rvdcomm.errors import LayoutError
 
 _LONGEST_SECS = 1_000_000_000
-"""Clocks that count nanoseconds end at nine times as many."""
+"""Longest limit in seconds. A 64-bit count of nanoseconds overflows after 9 times as long."""
 
 _LIMIT: ContextVar[timedelta | None] = ContextVar("rvdcomm_timeout", default=None)
 
 
 @contextmanager
 def timeout(secs: float) -> Iterator[None]:
-    """Let every call that begins in this block wait at most so long for any other rank.
+    """Let every call that begins in this block wait at most ``secs`` for any other rank.
 
     Elsewhere calls wait for the timeout of their process group. A call in the background
     (``async_op=True``) keeps the limit of the block in which it began. A rank that waits in vain
@@ -30,11 +30,11 @@ def timeout(secs: float) -> Iterator[None]:
     datetime.timedelta(seconds=5)
 
     Args:
-        secs: above 0, and at most 1e9; whole milliseconds, rounded up. Ranks may give different
-            times.
+        secs: seconds, above 0 and at most 1e9; rounded up to whole milliseconds. Ranks may give
+            different limits.
 
     Raises:
-        LayoutError: ``secs`` is no such number.
+        LayoutError: ``secs`` is not a number in this range.
     """
     if not isinstance(secs, int | float) or not 0 < secs <= _LONGEST_SECS:
         raise LayoutError(

@@ -2,8 +2,8 @@
 
 Layouts number ranks within the group, as ``torch.distributed.get_rank(group)`` does.
 
-A world that failed once is failed for good (``World.fail``): every later call raises at once, says
-what failed first, and how to go on. So no call meets what an earlier one left behind.
+A world that failed once stays failed (``World.fail``): every later call raises at once, and says
+what failed first and how to go on. So no call can meet messages or events of a failed call.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _FORKED = (
 
 
 class World:
-    """One process group, with the subgroups that programs need; made once a group by ``of``.
+    """One process group, with the subgroups that programs need; ``of`` makes one per group.
 
-    It holds no reference to the group. It is closed when the group is dropped, or, if somebody
-    still holds the group, when the next world is made after ``destroy_process_group``.
+    A world holds no reference to its group. It is closed when the group is dropped. If the group is
+    still held after ``destroy_process_group``, it is closed when the next world is made.
     """
 
     _known: ClassVar[weakref.WeakKeyDictionary[Any, World]] = weakref.WeakKeyDictionary()
@@ -56,7 +56,8 @@ class World:
         self.backend: str = _backend_name(group)
         self.group_timeout: timedelta = _timeout(group)
         self.failure = ""
-        # Compiled transitions by request; never dropped, or ranks would agree at different times.
+        # Compiled transitions by request. Entries are never dropped: a rank that had dropped one
+        # would start an agreement that the other ranks do not join.
         self.agreed: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}
         self.num_agreements: dict[tuple[int, ...], int] = {}
@@ -64,9 +65,9 @@ class World:
         self._histories: dict[tuple[int, ...], int] = {}
         self.islands: weakref.WeakSet[Any] = weakref.WeakSet()
         self._made: dict[tuple[Any, ...], Any] = {}
-        # By ranks, and the identity of what alone uses it; 0 where it is everybody's.
+        # By ranks and identity: that of the only program that uses it, or 0 if all programs do.
         self._subgroups: dict[tuple[tuple[int, ...], int], Subgroup] = {}
-        # Of the backend's first communicator; their thread waits for the messages of all others.
+        # The gloo devices of the first communicator. All others share them, and so their thread.
         self.gloo_devices: list[Any] = []
 
     @classmethod
@@ -96,8 +97,8 @@ class World:
             if other not in dist.distributed_c10d._world.pg_map:
                 world.close()
         made = cls._known[group] = cls(group)
-        # At the end of the interpreter, too: a backend that outlives it ends with its threads
-        # running, which is an abort.
+        # Also at the end of the interpreter: a backend that outlives the interpreter is destroyed
+        # while its threads run, which aborts the process.
         weakref.finalize(group, made.close)
         return made
 
@@ -110,14 +111,14 @@ class World:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a call waits for another rank: the limit of the caller, or of the group."""
+        """How long a call waits for another rank: the limit of ``rv.timeout``, else the group's."""
         return of_block() or self.group_timeout
 
     @cached_property
     def store(self) -> Any:
         """The key-value store of the job, over a connection of this group's own.
 
-        An operation on torch's own connection keeps all other threads from theirs until it ends.
+        On torch's own connection, one operation blocks those of all other threads until it ends.
         """
         shared: Any = dist.distributed_c10d._get_default_store()
         try:
@@ -135,8 +136,8 @@ class World:
     def fail(self, error: BaseException) -> None:
         """Break the group for good because of ``error``, and let all ranks know that it is broken.
 
-        Ranks that share memory see it before their next call, ranks that are sent messages when
-        their connection to this rank is closed, ranks that agree when they look at the store.
+        Ranks that share memory notice before their next call, ranks that wait for messages when
+        their connection to this rank closes, ranks in an agreement when they poll the store.
         """
         if self.failure:
             return
@@ -157,11 +158,11 @@ class World:
             island.watch(members, what, is_done)
 
     def close(self) -> None:
-        """Let go of all communicators; transitions compiled for this group cannot run any more."""
+        """Release all communicators; transitions compiled for this group cannot run any more."""
         self.failure = self.failure or f"process group {self.name!r} was destroyed. {FORM_AGAIN}"
         for group in [group for group, world in list(self._known.items()) if world is self]:
             self._known.pop(group, None)
-        # Item by item: two threads may find at once that the group was destroyed.
+        # Item by item, because two threads may close this world at the same time.
         for table in (self._subgroups, self._made):
             with suppress(KeyError):
                 while True:
@@ -174,10 +175,10 @@ class World:
         self.__dict__.pop("store", None)
 
     def disown(self) -> None:
-        """In a forked child: touch nothing that the parent uses.
+        """In a forked child: make this world unusable without destroying what it holds.
 
-        The ends of backends, and of process groups that compiled calls hold, would wait for threads
-        that the child does not have. So they are kept.
+        The destructors of backends, and of process groups that compiled calls hold, would wait for
+        threads that the child does not have. So the child keeps these objects.
         """
         self.failure = _FORKED
         _not_ours.append(dict(self.__dict__))
@@ -188,10 +189,10 @@ class World:
     # --- what programs need ---------------------------------------------------------------------
 
     def begin(self, members: tuple[int, ...], identity: int) -> int:
-        """The number that messages of the next call of ``members`` carry.
+        """The tag that the messages of the next call of ``members`` carry.
 
-        It depends on all their calls up to this one, so that no message of one is taken for
-        another's; ``identity`` says what the call does.
+        The tag is a hash of all calls of ``members`` up to this one, so that messages of different
+        calls do not match; ``identity`` names what the call does.
         """
         self.check()
         history = hash((self._histories.get(members, 0), identity)) & MAX_TAG
@@ -199,7 +200,7 @@ class World:
         return history
 
     def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What ``make`` makes: made once for this group, and closed with it if it can be."""
+        """The result of ``make``, called once per ``key``; closed with this world if it can be."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -207,9 +208,10 @@ class World:
     def subgroup(self, ranks: tuple[int, ...], identity: int = 0) -> Subgroup:
         """The communicator of these ranks, in this order; collective over them when first asked.
 
-        It is a communicator of our own even where it has all ranks: calls of the user's on the same
-        group cannot mix with ours. With an ``identity`` nothing else uses it, and its ranks have
-        met: where messages have no tags, those of one communicator are issued in one order.
+        It is a communicator of our own even if it has all ranks, so that the user's calls on the
+        group cannot mix with ours. With an ``identity``, only the program of this identity uses it,
+        and its ranks are connected. NCCL needs that: its messages have no tags, so all ranks must
+        issue the messages of one communicator in one order.
         """
         key = ranks, identity
         if key not in self._subgroups:
@@ -217,8 +219,8 @@ class World:
                 known = ", ".join(sorted(_BACKENDS))
                 raise CommError(f"backend {self.backend!r} is not supported; use one of {known}.")
             try:
-                # gloo's own all_gather goes round a ring and through a second buffer as large as
-                # dst; its all_to_all lets ranks meet that have nothing for each other.
+                # gloo's own all_gather sends around a ring, through a second buffer as large as
+                # dst. Its all_to_all makes ranks wait for each other that exchange no data.
                 made = Subgroup(self._connected(ranks, identity), sends_best=self.has_tags)
                 if identity:
                     self._meet(made, ranks)
@@ -229,7 +231,7 @@ class World:
         return self._subgroups[key]
 
     def _meet(self, group: Subgroup, ranks: tuple[int, ...]) -> None:
-        """Exchange a byte: else the host waits for the other ranks in a group's first message."""
+        """Exchange a byte: the first message of a group blocks the host until all ranks join."""
         there, here = torch.empty((2, len(ranks)), dtype=torch.uint8, device=self.device)
         ones = [1] * len(ranks)
         try:
@@ -264,11 +266,12 @@ class World:
 
 
 MAX_TAG = (1 << 30) - 1
-"""Of a message of a call that is run. gloo's tags have 31 bits; the last is of calls posted."""
+"""Largest tag of calls that are not posted. Tags of gloo have 31 bits; the top bit marks posted
+calls."""
 
 LANE_SHIFT, NUM_LANES = 20, 1 << 10
-"""Of a message of a call that is posted: the bits below those of its lane, and how many lanes
-there are before one is used again."""
+"""In the tag of a posted call, the lowest ``LANE_SHIFT`` bits count and the bits above hold the
+lane; lane numbers are used again after ``NUM_LANES``."""
 
 _not_ours: list[Any] = []
 
@@ -291,8 +294,9 @@ class Subgroup:
     no part in a transition; with ``use_local_synchronization`` its ranks deadlock as soon as they
     are in unequal numbers of groups (pytorch#189073). So the backend is made here, from the store.
 
-    Ranks are numbered within it, and every call returns what there is to wait for. ``sends_best``:
-    sends and receives are the fastest way to do an all_to_all and an all_gather.
+    Ranks are numbered within the subgroup, and every operation returns a work object for ``wait``.
+    ``sends_best`` says that single sends and receives are the fastest way to do an all_to_all and
+    an all_gather.
     """
 
     def __init__(self, backend: Any, *, sends_best: bool) -> None:
@@ -301,7 +305,7 @@ class Subgroup:
         self._num_lanes = 0
 
     def lane(self) -> int:
-        """A number that tells apart what is compiled for this group; its ranks ask in one order."""
+        """The lane of the next compiled collective; all ranks of the group ask in one order."""
         self._num_lanes += 1
         return (self._num_lanes - 1) % NUM_LANES
 
@@ -310,7 +314,7 @@ class Subgroup:
         self._backend = None
 
     def wait(self, work: Any) -> None:
-        """Wait for what a call of this communicator returned."""
+        """Wait for the work that an operation of this communicator returned."""
         limit = of_block() if self.sends_best else None
         if limit is None:
             work.wait()
@@ -340,15 +344,16 @@ class Subgroup:
         options = dist.AllreduceOptions()
         limit = of_block()
         if limit is not None:
-            # Else the thread that adds would go on, in memory that is given back.
+            # Without it the backend's thread would go on adding after the call has given up, in
+            # memory that the caller uses again.
             options.timeout = limit
         return self._backend.allreduce([tensor], options)
 
 
 def _make_gloo(world: World, store: Any, rank: int, size: int) -> Any:
-    """All communicators of a world share the thread that waits for messages.
+    """A gloo backend; all communicators of a world share one thread that waits for messages.
 
-    One of its own for each would be woken beside the others', on the cores that compute.
+    With a thread per communicator, these threads would take time from the cores that compute.
     """
     if not world.gloo_devices:
         # torch knows which interfaces the user asked for.
@@ -374,7 +379,7 @@ _BACKENDS: dict[str, Callable[[World, Any, int, int], Any]] = {
 
 
 def _backend_name(group: Any) -> str:
-    """The backend that serves tensors; NCCL's where the group has several (cpu:gloo,cuda:nccl)."""
+    """The backend that serves tensors; NCCL if the group has several (cpu:gloo,cuda:nccl)."""
     name: str = dist.get_backend(group)
     return "nccl" if "nccl" in name else name
 

@@ -183,7 +183,7 @@ class AskedProgram:
         return self.plan.graph
 
     def batch(self, size: int) -> dict[str, Tensor]:
-        """Inputs of ``size`` samples by name; examples are repeated if they come in one size."""
+        """Inputs of ``size`` samples by name; examples of one fixed size are repeated."""
         made = self.make(size)
         names = [t.name for t in self.graph.inputs]
         given = dict(zip(names, made.args, strict=False)) | dict(made.kwargs)

@@ -18,7 +18,7 @@ def savings(takes: Mapping[str, Any]) -> list[str]:
 
 
 def levels(plan: str, knobs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Keep]]:
-    """Translate older options to ``keep``: the other options, and the levels to set in addition."""
+    """Translate older options to ``keep``; return all other options, and further levels to set."""
     older = ("recompute", "rerun", "rerun_coshard")
     found = {name: value for name, value in knobs.items() if name not in older}
     recompute = Keep.BLOCK_INPUTS if plan in AXIAL else Keep.SEGMENT_INPUTS

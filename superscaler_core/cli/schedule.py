@@ -34,7 +34,7 @@ def _timeline(name: str, args: argparse.Namespace) -> Timeline:
         partial(generator, **knobs), args.workers, args.microbatches,
         chunks=args.chunks if "num_chunks" in takes else 1, halves=args.halves, apart=args.apart,
     )  # fmt: skip
-    # Times are of a D-th of the model; where it has more stages, each is so much smaller.
+    # Times are for 1/D of the model; if it has more stages, each takes proportionally less.
     share = Fraction(args.workers, schedule.num_stages)
     return timeline(schedule, {kind: secs * share for kind, secs in args.times.items()})
 
@@ -47,7 +47,7 @@ def _bubbles(times: Timeline) -> str:
 
 
 def _times(text: str) -> dict[str, Time]:
-    """Parse ``F=1,B=2``; B is I + W, and half of B each of these, where it is not said."""
+    """Parse ``F=1,B=2``; B defaults to I + W, and I and W each default to half of B."""
     try:
         pairs = (word.split("=") for word in text.split(","))
         said: dict[str, Time] = {kind.strip(): Fraction(secs) for kind, secs in pairs}

@@ -78,7 +78,7 @@ class _Bar:
         self._bar.close()
 
     def show(self, num_tried: int, num_waiting: int, best: Trial | None) -> None:
-        """As ``search`` calls it."""
+        """Show one more candidate; called by ``search``."""
         text = f"{num_waiting} wait"
         if best is not None:
             size, name = bytes_text(best.peak_bytes), best.candidate.name
@@ -88,7 +88,7 @@ class _Bar:
 
 
 def _next(args: argparse.Namespace, found: Found) -> str:
-    """The command that simulates what was found."""
+    """The command that simulates the plan that was found."""
     words = ["superscaler", "simulate", args.model, args.out, "--devices", str(args.devices)]
     words += ["--microbatch", str(found.best.candidate.samples)]
     for option in ("preset", "dtype", "master_dtype", "topology"):

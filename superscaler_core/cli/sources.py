@@ -42,10 +42,10 @@ class Made:
 
     @classmethod
     def of(cls, function: Callable[..., Any], made: Any) -> Made:
-        """What a user's function returned.
+        """The model and the inputs that a user's function returned.
 
         Raises:
-            UsageError: it is no model with inputs.
+            UsageError: the function returned something else.
         """
         if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
             model, inputs = made

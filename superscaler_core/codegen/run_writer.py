@@ -33,7 +33,7 @@ class RunWriter:
     Args:
         made: the plan.
         stage, device: the stage and the device.
-        names: the names of the device's file; of each half they are others (``Names.of_half``).
+        names: the names of the device's file; each half has its own (``Names.of_half``).
         mb: the expression of the microbatch's number.
 
     Attributes:
@@ -53,7 +53,7 @@ class RunWriter:
     # --- around a run ---------------------------------------------------------------------------
 
     def arriving(self) -> list[Statement]:
-        """Receive what a forward reads of other stages."""
+        """Receive what a forward reads from other stages."""
         lines = []
         for edge in self._made.crossing_to(self._stage):
             if self._device in edge.dst.shards:

@@ -65,13 +65,13 @@ class SegmentWriter:
         return given, tuple(parts), sums, tuple(map(number, results))
 
     def _statement(self, part: Part, product: Part | None = None) -> Statement:
-        """The statement of a part; if a product adds the part's bias, of both in one call."""
+        """The statement of a part, or of a bias addition with its product in one call."""
         outs = tuple(self._values.of_part(part, i).name for i in range(len(part.outputs)))
         call = self._call(product or part, None if product is None else self._bias(part))
         return Statement(f"{', '.join(outs)} = {call}", outs, call.reads)
 
     def _bias(self, part: Part) -> Expression:
-        """What a part adds, in the dtype in which it adds it."""
+        """The bias that a part adds, in the dtype of the sum."""
         bias, dtype = self._expression(part, 1), part.op.outputs[0].dtype
         if part.op.inputs[1].dtype == dtype:
             return bias

@@ -24,7 +24,7 @@ class Totals:
         """The statements that add an expression to the total of ``key``.
 
         Args:
-            key: what the total is the sum of.
+            key: identifies the total.
             wish: a name for the total.
             term: the expression; the tensors that it names are not modified.
         """

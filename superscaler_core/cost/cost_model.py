@@ -312,17 +312,17 @@ class CostModel:
         *,
         storage: Mapping[PTensor, OpSplit] | None = None,
     ) -> tuple[float, float, float]:
-        """What it adds to a stage that a result is read with these splits.
+        """The time that moving a result to its readers adds to a stage.
 
         Args:
             tensor: a result.
-            splits: of the op that writes it, and of ops that read it.
+            splits: splits of the op that writes it, and of ops that read it.
             storage: as in ``memory_cost``.
 
         Returns:
-            Seconds of a microbatch forward and backward: of all moves, of the segments that they
-            end, and of an op that adds a bias where the product cannot do so in its own call. And
-            seconds of a step: of the sum of weights' gradients, if replicas compute shares of them.
+            Seconds per microbatch, forward and backward: of all moves, of the segments that they
+            end, and of an op that adds a bias if the product cannot do so in its own call. Third,
+            seconds per step for summing weights' gradients, if replicas compute shares of them.
 
         Raises:
             PlanError: the partial sums do not add up to a value.
@@ -349,7 +349,7 @@ class CostModel:
         shares: Mapping[Device, int] | None,
         storage: Mapping[PTensor, OpSplit],
     ) -> float:
-        """Seconds of a step that the gradients of an op's weights move, without latency."""
+        """Seconds per step in which the gradients of an op's weights move, without latency."""
         syncs = (
             self.sync_cost(
                 op.inputs[i], split, reader=(op, i), shares=shares,

@@ -8,8 +8,8 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.program.halves import Sides, sides_of
 
 BOTH = 0.5
-"""Share of W in the backward of an op that has gradients of both: both take equally long, as the
-two products of a linear layer do."""
+"""Share of W in the backward of an op with gradients of inputs and of weights. Both are taken to be
+equally long, as the two products of a linear layer are."""
 
 
 def halves(ops: Sequence[Op]) -> tuple[tuple[float, float], ...]:

@@ -70,16 +70,16 @@ def op_memory(part: Part) -> OpMemory:
 
 @dataclass(frozen=True, eq=False)
 class _PartOfForm:
-    """A part, compared by what decides its memory, as the key of a cache.
+    """A part as a cache key, compared by everything that decides its memory.
 
-    That is its sizes, the shapes of what it reads, and the numbers in its call.
+    This is its sizes, the shapes of its inputs, and the numbers in its call.
     """
 
     part: Part
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """What is compared."""
+        """The values that are compared."""
         form = self.part.form
         call = form.call if form.op.says_where else ()
         return form.op, form.extents, tuple(box.shape for box, _ in form.inputs), call

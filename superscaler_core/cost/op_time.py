@@ -1,9 +1,9 @@
 """Op time: the time of a part of an op forward and backward, from a table or by the roofline.
 
 Roofline (Williams, Waterman, Patterson 2009): an op takes as long as its operations or its memory
-traffic, whichever is longer. Operands are read and results written once. Both reach a share of the
-device's peak that depends on their amount (``Reach``): the operations of the product that is
-executed, which are those of the part and not of the op, and the part's bytes.
+traffic, whichever is longer. Operands are read and results written once. Each reaches a share of
+the device's peak that depends on its amount (``Reach``): the operations of the part's own product,
+not of the whole op, and the part's bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 
 BACKWARD_FLOPS = {"attention": 2.5}
-"""Operations of the backward divided by those of the forward; others have as many as gradients.
+"""Operations of the backward divided by those of the forward; see ``backward_products`` for others.
 
 Attention has five products where the forward has two (FlashAttention, Dao et al. 2022, recomputes
 the scores).
@@ -100,7 +100,7 @@ def backward_bytes(form: PartForm) -> int:
 
 
 def backward_products(form: PartForm) -> float:
-    """Operations of the backward divided by those of the forward: one for each needed gradient."""
+    """Operations of the backward divided by those of the forward: one per gradient, two at most."""
     wanted = sum(of.requires_grad for of in form.op.inputs)
     return BACKWARD_FLOPS.get(form.op.kind, min(2, wanted))
 
@@ -115,8 +115,8 @@ class OpTimes:
 
     Args:
         profile: profile of the device.
-        grown: every part reaches the shares of one with this many times its work. Where shares do
-            not fall, times are then lower bounds for a share of so much work, however it is cut.
+        grown: every part reaches the shares of a part with ``grown`` times its work. If shares do
+            not fall, times are then lower bounds for 1/``grown`` of that work, however it is cut.
     """
 
     def __init__(self, profile: DeviceProfile, grown: float = 1.0) -> None:
@@ -136,14 +136,13 @@ class OpTimes:
     def sum_secs(self, num_bytes: int) -> float:
         """Seconds of accumulating a weight's gradient of this size.
 
-        All of a microbatch came since it was last read, so no cache holds it; nor what
-        ``update_secs`` reads.
+        A whole microbatch has run since the gradient was last read, so no cache holds it. The
+        same goes for the tensors of ``update_secs``.
         """
         return ACCUMULATE * self.profile.cold_secs(num_bytes)
 
     def update_secs(self, num_states: int, here_bytes: int, hosted_bytes: int = 0) -> float:
-        """Seconds of the optimizer's one fused pass: it reads gradients, and writes weights and
-        states.
+        """Seconds of the optimizer: one fused pass over gradients, weights and states.
 
         Args:
             num_states: optimizer states per element.

@@ -2,8 +2,8 @@
 
 Peaks are dense, for one device. The host link is one direction of its PCIe link, as the vendor
 states it; the host memory bandwidth is an eighth of that of NVIDIA's server with eight devices.
-Shares are from published measurements, cited below and in ``docs/costs.md``; what no figure was
-found for is *assumed*, and says so.
+Shares are from published measurements, cited below and in ``docs/costs.md``; a share without a
+published figure is *assumed*, and its comment says so.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FUSED_ELSEWHERE = 0.4
 def _squares(peak_tflops: float, tflops: Mapping[int, float]) -> Reach:
     """Shares from measured speeds of products of square matrices, by their rows.
 
-    Measured times include a launch, which a profile counts beside the product. Speeds that fall
-    again with the size are left out by the tables: there the device was slowed to save power.
+    Measured times include a launch, which a profile counts beside the product. The tables leave
+    out larger sizes at which the speed falls again, because the device was slowed to save power.
     """
     points = []
     for rows, speed in tflops.items():
@@ -43,8 +43,8 @@ def _flat(share: float) -> Reach:
 
 # Products in torch 2.7 on a Tesla V100-SXM2-16GB, by rows of square matrices:
 # github.com/zzc0721/torch-performance-test-data issue 140. bfloat16 is emulated there. 512 rows:
-# cuBLAS, 13.51 us, github.com/cloudrift-ai/emmy pull 760; the same has 62, 84, 103 TFLOP/s for the
-# next three. float64 is assumed to reach the shares of float32.
+# cuBLAS, 13.51 us, github.com/cloudrift-ai/emmy pull 760, which has 62, 84, 103 TFLOP/s for the
+# next three sizes. float64 is assumed to reach the shares of float32.
 _V100_FLOAT32 = _squares(15.7, {1024: 10.56, 2048: 12.71, 4096: 13.85, 8192: 14.38, 10240: 14.51})
 _V100_PRODUCTS = {
     "float16": _squares(125, {512: 19.87, 1024: 57.30, 2048: 78.23, 4096: 95.73, 8192: 97.36}),
@@ -53,17 +53,17 @@ _V100_PRODUCTS = {
     "float64": _V100_FLOAT32,
 }
 
-# On a V100 fused attention is as fast as products and a softmax apart (forward: 4 and 5 % slower at
-# the median, backward 15 and 30 %; github.com/facebookresearch/xformers pull 362). Apart, a head of
-# 64 with 1,024 tokens takes its two products and four passes over the scores: 268 MFLOP in 10.5 us
-# (float16), in 21 + 21 us (float32): 0.2 and 0.4 of the peaks.
+# On a V100 fused attention is about as fast as separate products and a softmax (forward: 4 and 5 %
+# slower at the median, backward 15 and 30 %; github.com/facebookresearch/xformers pull 362). Done
+# separately, a head of 64 features with 1,024 tokens takes two products and four passes over the
+# scores: 268 MFLOP in 10.5 us (float16), in 21 + 21 us (float32): 0.2 and 0.4 of the peaks.
 _V100_ATTENTION = {
     "float16": _flat(0.2),
     **dict.fromkeys(("bfloat16", "float32", "float64"), _flat(FUSED_ELSEWHERE)),
 }
 
-# torch 2.8 on an A100-PCIE-40GB, the same collection's issue 108; of float16 and bfloat16, which
-# run alike, the faster. The card is limited to 250 W: one with SXM may reach more. float64 is
+# torch 2.8 on an A100-PCIE-40GB, the same collection's issue 108. float16 and bfloat16 run alike;
+# the faster figure is taken. The card is limited to 250 W; an SXM card may reach more. float64 is
 # assumed to reach the shares of float32.
 _A100_FLOAT32 = _squares(19.5, {1024: 8.99, 2048: 9.69, 4096: 15.52, 8192: 17.56})
 _A100_HALF = _squares(312, {1024: 94.89, 2048: 214.73, 4096: 241.49})
@@ -141,8 +141,8 @@ _H100 = _gpu(
 )  # fmt: skip
 
 # Memory: 795 GB/s of a copy on a V100-SXM2-32GB (github.com/pc2/GPUInspector.jl, docs/src/devices);
-# the others are assumed to reach the same share. Small passes are slow by their launch alone: at
-# this speed it takes as long as 4 MB.
+# the others are assumed to reach the same share. Small passes are slow only because of their
+# launch, which takes as long as 4 MB at this speed.
 _MEMORY = _flat(0.88)
 
 PROFILES = {

@@ -50,8 +50,8 @@ class DeviceProfile:
             ``move_secs``, on each of its devices.
         split_secs: overhead of every op whose backward is split into halves for its inputs and for
             its weights, in the second half.
-        wake_secs: from when what a device waited for has happened until it goes on, and meanwhile
-            does nothing; as long as it waited, if that is less.
+        wake_secs: time from the end of a wait until the device continues, in which it does
+            nothing; at most as long as it has waited.
         num_cores: cores that all devices share, each working on one; 0 if each has its own. It may
             be less than a machine has, as taking turns costs time. Only ``simulate`` reads it.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
@@ -99,9 +99,9 @@ class DeviceProfile:
 
         Args:
             flops: operations of one product, with its batch.
-            dtype: of its result.
-            kind: of the op.
-            grown: the share is that of a product this many times as large.
+            dtype: dtype of the result.
+            kind: kind of the op.
+            grown: the product reaches the share of one that is this many times as large.
 
         Raises:
             PlanError: the profile has no speed for this dtype.
@@ -126,7 +126,8 @@ class DeviceProfile:
     def cold_secs(self, num_bytes: int) -> float:
         """Seconds of a pass over memory that no cache holds.
 
-        A share that falls with the bytes is that of a cache, of which such a pass has nothing.
+        If the share falls with the bytes, its higher values are those of caches, which do not help
+        such a pass.
         """
         if not num_bytes:
             return 0.0

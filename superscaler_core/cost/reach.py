@@ -21,8 +21,8 @@ class Reach:
 
     The amount is the operations of a product, with its batch, or the bytes of a pass over memory.
     Between two points the share is a power of the amount: a straight line where both axes are
-    logarithmic. Below the first point the first line goes on, as far as the share falls; above the
-    last point the share stays.
+    logarithmic. Below the first point the first line continues if the share falls there, and else
+    the share is constant; above the last point it is constant.
 
     Laws (tests/superscaler_core/cost/test_reach.py): more work never takes less time; where shares
     do not fall, a piece of a k-th of the work takes at least a k-th of its time.

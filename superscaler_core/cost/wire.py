@@ -86,7 +86,7 @@ class _Step:
     level_bytes: tuple[int, ...]
 
     def on(self, devices: Mapping[Device, Device], topology: rv.Topology) -> _Step:
-        """The same on other devices, given by those that it is on."""
+        """The same step on other devices, given by the step's own devices."""
         groups = {
             (level, topology.home(level, device)): topology.home(level, new)
             for device, new in devices.items()
@@ -115,15 +115,15 @@ class CallSecs:
 
     @property
     def secs(self) -> float:
-        """Both."""
+        """Seconds of the latency and the bytes."""
         return self.latency_secs + self.bytes_secs
 
 
 @dataclass(frozen=True, eq=False)
 class _EvenPath:
-    """A path, as the key of a cache: where all shards are even, it is compared without its sizes.
+    """A path as a cache key; a path with only even shards is compared without its sizes.
 
-    Then each message is the same share of the tensor, however large that is.
+    In such a path each message is the same share of the tensor, whatever the tensor's size.
     """
 
     path: rv.Path
@@ -131,7 +131,7 @@ class _EvenPath:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """What is compared."""
+        """The values that are compared."""
         ends = self.path.src, self.path.dst
         states = [state.source for step in self.path.steps for leg in step.legs for state in leg]
         if not all(state.is_even for state in (*ends, *states)):
@@ -147,7 +147,7 @@ class _EvenPath:
 
 
 def _legs(of: _EvenPath) -> tuple[int, list[Traffic]]:
-    """The elements of a tensor, and those of each leg of its steps from device to device."""
+    """The number of elements of a tensor, and for each leg those moved from device to device."""
     legs = chain.from_iterable(step.traffic(of.topology, 1) for step in of.path.steps)
     return prod(of.path.src.shape), list(legs)
 
@@ -191,7 +191,7 @@ class Wires:
     def secs(self, leg: Transfer, method: str) -> CallSecs:
         """The duration of one transfer alone; ``of`` sums these with the longest latency of all.
 
-        It is that of the program. Where a formula gives the same, no program is made.
+        It equals the duration of the program. Where a formula gives the same, no program is made.
         """
         return self._secs_of((leg.src, leg.dst, leg.dtype), method)
 
@@ -247,16 +247,16 @@ class Wires:
             return self._modelled(plan)
         if not _has_even_chunks(plan.path):
             return self._lowered(plan)
-        # The moves of a path are the messages of its program, but for uneven chunks.
+        # The moves of a path are the messages of its program, except for uneven chunks.
         num_elements, legs = self._legs_of(_EvenPath(plan.path, self._topology))
         num_bytes = prod(src.shape) * ITEM_BYTES[dtype]
         moved = ({pair: n * num_bytes // num_elements for pair, n in leg.items()} for leg in legs)
         return [self._step(leg, _rounds(leg)) for leg in moved]
 
     def _around(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
-        """Steps without a hierarchy: a collective between hosts is one ring, not one in each.
+        """Steps without a hierarchy: a collective between hosts is one ring, not one per host.
 
-        In ascending order of the ranks the ring enters and leaves every host once.
+        The ring has the ranks in ascending order, so it enters and leaves every host once.
         """
         far = self._topology.levels[-1].link
         flat = rv.Topology.single_host(
@@ -355,7 +355,7 @@ def _has_even_chunks(path: rv.Path) -> bool:
 
 
 def _ring(groups: Iterable[Sequence[Device]], traffic: Traffic) -> Traffic:
-    """The bytes that every group sends in all, each of its ranks as many to the next."""
+    """The bytes of every group as a ring: each rank sends an equal share to the next one."""
     sent: dict[tuple[Device, Device], int] = {}
     for group in groups:
         total = sum(traffic.get(pair, 0) for pair in permutations(group, 2))
@@ -365,7 +365,7 @@ def _ring(groups: Iterable[Sequence[Device]], traffic: Traffic) -> Traffic:
 
 
 def _rounds(traffic: Traffic) -> int:
-    """Messages one after another on the device that has most of them."""
+    """The number of successive messages on the device that has the most."""
     ends = [end for a, b in traffic if a != b for end in ((a, "out"), (b, "in"))]
     return max(Counter(ends).values(), default=0)
 

@@ -1,4 +1,4 @@
-"""ATen ops by name: calls of them as records, with what torch says of each."""
+"""ATen ops by name: records of their calls, with the properties that torch states for each op."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_mutable(target: str) -> bool:
 
 
 def overload_with(base: str, names: Sequence[str]) -> str:
-    """The overload of an op with these arguments; empty if there is none."""
+    """The overload of an op that has exactly these arguments; empty if there is none."""
     namespace, name = base.split(".")
     packet = getattr(getattr(torch.ops, namespace), name)
     found = (f"{base}.{which}" for which in packet.overloads())
@@ -44,14 +44,14 @@ def arguments(target: str) -> list[str]:
 def call(
     like: Node, name: str, target: str, args: Mapping[str, Any], *outputs: TracedValue
 ) -> Node:
-    """Another call in the place of ``like``, of an op that writes nothing in place.
+    """Another call, at the place of ``like`` in the model, of an op that writes nothing in place.
 
     Args:
         like: a call of the same module.
         name: unique in the program.
         target: the op.
-        args: its arguments by name; others have their defaults.
-        outputs: what it returns.
+        args: its arguments by name; other arguments have their defaults.
+        outputs: shapes and dtypes of its results.
     """
     op = overload(target)
     assert op is not None, target
@@ -80,7 +80,7 @@ class Runner:
     op: Any
 
     def __call__(self, args: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        # A constant without a value makes others without one.
+        # If an argument has no value, the results have none, too.
         place = "meta" if any(isinstance(v, Tensor) and v.is_meta for v in _leaves(args)) else "cpu"
         values = {n: _placed(v, place) for n, v in args.items()}
         schema: Sequence[Any] = self.op._schema.arguments

@@ -1,9 +1,9 @@
-"""Autocast: which arguments of an op ``torch.autocast`` casts, found by asking torch.
+"""Autocast: finds out, by asking torch, which arguments of an op ``torch.autocast`` casts.
 
-Torch has no table of its rules to read. But it tells, in a dispatch mode, which kernels an op runs
-and in which dtypes. So a cast of the arguments is the one of autocast if, with it and without
-autocast, the op runs the same kernels in the same dtypes. This holds for composite ops too, whose
-inner ops are cast: cross entropy is computed in float32, as its inner logarithm is.
+Torch has no table of its rules to read. But a dispatch mode shows which kernels an op runs, and in
+which dtypes. So a cast of the arguments is that of autocast if the op, with this cast and without
+autocast, runs the same kernels in the same dtypes as under autocast. This also holds for composite
+ops, whose inner ops are cast: cross entropy is computed in float32, as its inner logarithm is.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def active() -> tuple[Autocast, ...]:
 def marked_changes() -> Iterator[list[tuple[Autocast, ...]]]:
     """While a model is traced, each change of autocast is a call of ``MARK`` in the program.
 
-    Torch would make a block a program of its own, and lose ``torch.no_grad()`` inside of it.
+    Otherwise torch would trace a block of autocast as a program of its own, and would lose
+    ``torch.no_grad()`` inside of the block.
 
-    Yields the autocasts after each change, by the number that is the argument of the call.
+    Yields a list of the autocasts after each change; the argument of a ``MARK`` is an index in it.
     """
     changes: list[tuple[Autocast, ...]] = []
     before = PreDispatchTorchFunctionMode.__torch_function__
@@ -57,7 +58,7 @@ def marked_changes() -> Iterator[list[tuple[Autocast, ...]]]:
 
 @contextmanager
 def entered(autocasts: Iterable[Autocast]) -> Iterator[None]:
-    """Inside this context, torch casts as these say, and as no others do."""
+    """Inside this context, exactly these autocasts are on."""
     with no_autocast(), ExitStack() as stack:
         for autocast in autocasts:
             stack.enter_context(autocast.entered())
@@ -66,7 +67,7 @@ def entered(autocasts: Iterable[Autocast]) -> Iterator[None]:
 
 @contextmanager
 def no_autocast() -> Iterator[None]:
-    """Inside this context, nothing is cast."""
+    """Inside this context, no autocast is on."""
     with ExitStack() as stack:
         for autocast in active():
             stack.enter_context(torch.autocast(autocast.device, enabled=False))
@@ -87,14 +88,14 @@ class Autocast:
     def cast_of(
         self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> torch.dtype | None:
-        """To which dtype an op casts its arguments; None if it leaves them as they are.
+        """The dtype to which this autocast casts an op's arguments; None if it does not cast them.
 
         Args:
             op: an ATen op.
             args, kwargs: its arguments, tensors without values; not modified.
 
         Raises:
-            LookupError: it is no cast of its arguments to one dtype that makes the difference.
+            LookupError: the effect of autocast is not a cast of the arguments to one dtype.
         """
         if not _ASKED_NOTHING.isdisjoint(op.tags):
             return None
@@ -115,10 +116,10 @@ class Autocast:
 
 
 _ASKED_NOTHING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-"""Ops that give indices or numbers, which do not run without values; none of them casts."""
+"""Tags of ops that return indices or numbers, which need values; autocast casts none of them."""
 
 _KNOWN: dict[str, torch.dtype | None] = {}
-"""The cast of every form of call that was asked for."""
+"""Results of ``cast_of`` so far, by the form of the call."""
 
 
 def is_cast(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -136,7 +137,7 @@ def _cast(dtype: torch.dtype | None, values: Any) -> Any:
 
 
 def _form(value: Any) -> Any:
-    """What of an argument decides on casts: of a tensor, all but its sizes."""
+    """The properties of an argument that decide on casts; for a tensor, not its sizes."""
     return (value.dtype, value.ndim, value.device) if isinstance(value, Tensor) else value
 
 
@@ -151,7 +152,7 @@ def _dtypes(values: Any) -> list[torch.dtype]:
 
 
 _MOVES = ("aten._to_copy", "aten.clone", "aten._unsafe_view")
-"""Casts, and what moves elements: before and after a cast, that is the same."""
+"""Casts, and ops that only move elements; a cast before or after these gives the same result."""
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -171,5 +172,5 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 torch.library.define("superscaler::autocast", "(int number) -> ()")
 MARK = torch.ops.superscaler.autocast.default
-"""In a traced program: from here on, the autocasts are those of this number."""
+"""An op in a traced program: from its call on, the autocasts are those with its number."""
 has_side_effect(MARK)

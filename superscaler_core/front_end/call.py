@@ -25,7 +25,7 @@ class NoRuleError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One traced call, whose tensors are those of the graph.
+    """One traced call, whose tensor arguments are tensors of the graph.
 
     Attributes:
         node: the call.
@@ -45,7 +45,7 @@ class Call:
         return self.args.get(name, default)
 
     def other(self, target: str, args: Mapping[str, Any], *shapes: Sequence[int]) -> Call:
-        """A call of another op in this one's place, whose results have these shapes."""
+        """A call of another op in place of this one; its results have these shapes."""
         values = (TracedValue(tuple(shape), self.node.outputs[0].dtype) for shape in shapes)
         node = aten.call(self.node, self.node.name, target, args, *values)
         return replace(self, node=node, args=dict(node.args))
@@ -81,7 +81,7 @@ class Call:
     ) -> PTensor:
         """Add an op with one result; by default it has the call's shape and dtype.
 
-        ``saves`` is as in ``graph.Op``; parameters and constants are removed from it here, and all
+        ``saves`` is as in ``graph.Op``. Parameters and constants are removed from it here, and all
         entries if no gradient flows.
         """
         value = self.node.outputs[0]
@@ -154,7 +154,7 @@ class Call:
         return f"torch.ops.{self.node.target}({', '.join(words)})"
 
     def error(self, why: str) -> NoRuleError:
-        """The error to raise if a rule does not cover the call, which then is an opaque op."""
+        """The error to raise if a rule does not cover the call; it then becomes an opaque op."""
         return NoRuleError(self._message(why))
 
     def refusal(self, why: str) -> CaptureError:
@@ -206,7 +206,7 @@ def broadcast_to(shape: Sequence[int], dims: Sequence[str], sizes: Sequence[int]
 
 
 def dim_of(dim: int, rank: int) -> int:
-    """A dim counted from the front."""
+    """The number of a dim, counted from the front; ``dim`` may be negative."""
     return dim % max(rank, 1)
 
 
@@ -224,10 +224,9 @@ def fixed(dims: Sequence[str], which: Iterable[int]) -> list[str]:
 
 
 def share(loops: Sequence[str], count: int) -> str:
-    """Code of the share of ``count`` iterations that are local; it turns a local mean into a
-    summand.
+    """Code of the local share of ``count`` iterations, the factor from a local mean to a summand.
 
-    So no sum is larger than a mean, which matters in half precision.
+    So no intermediate value is a sum over all iterations, which could overflow in half precision.
     """
     here = " * ".join(f"{{size[{i}]}}" for i in loops) or "1"
     return f"({here} / {count})"

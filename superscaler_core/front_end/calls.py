@@ -18,13 +18,13 @@ _LITERALS = (bool, int, float, str, torch.dtype, type(None))
 
 
 class TracedCall(ABC):
-    """A call whose insides are not traced.
+    """A call that is one op: its inside is not traced.
 
     Attributes:
         imports: Python modules that its code needs.
         modules: keys of modules of the model that its code calls.
         annotation: how the dims of its tensors relate; empty if that is unknown.
-        flops: operations of its forward; None if unknown.
+        flops: floating-point operations of its forward; None if unknown.
     """
 
     imports: Sequence[str] = ()
@@ -41,7 +41,7 @@ class TracedCall(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name of what is called."""
+        """The name of the called function or module."""
 
     def refused(self) -> str:
         """Why generated code cannot call it; empty if it can."""
@@ -52,7 +52,7 @@ class TracedCall(ABC):
         """The call as Python text, given the texts of its tensors."""
 
     def hint(self, rows: str) -> str:
-        """How to make it splittable, given the annotation if its rows are independent."""
+        """How to make the call splittable; ``rows`` is its annotation if rows are independent."""
         return hint_of_function(rows)
 
     @abstractmethod
@@ -64,12 +64,12 @@ class TracedCall(ABC):
         return self(args["tensors"])
 
     def shapes_only(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Results without values."""
+        """Tensors with the shapes and dtypes of the results, without values."""
         return [torch.empty_like(t) for t in self(tensors)]
 
 
 def hint_of_function(rows: str) -> str:
-    """How to make splittable what a function can call."""
+    """How to make a call splittable if it can be put into a function under ``@register_op``."""
     if not rows:
         return "A function that calls it, under @register_op, can be split as its annotation says."
     return (
@@ -86,11 +86,12 @@ def is_literal(value: Any) -> bool:
 
 
 class _Here(threading.local):
-    """What is being traced on a thread.
+    """The state of tracing on a thread.
 
     Attributes:
-        calls: so far, by the number that is an argument of their torch op.
-        runs: whether a call is being run, so that what it calls is part of it.
+        calls: the calls so far; an argument of their torch op is the index. None: nothing is
+            traced.
+        runs: whether a call is being run, so that inner calls are part of it.
     """
 
     calls: list[TracedCall] | None = None
@@ -102,7 +103,7 @@ _here = _Here()
 
 @contextmanager
 def recorded() -> Iterator[list[TracedCall]]:
-    """While a model is traced on this thread, calls may be ops; they are in the list."""
+    """Inside this context, a model is traced on this thread; yields the calls that became ops."""
     _here.calls = []
     try:
         yield _here.calls
@@ -111,7 +112,7 @@ def recorded() -> Iterator[list[TracedCall]]:
 
 
 def is_tracing() -> bool:
-    """Whether what is called now is traced."""
+    """Whether a call that is made now is traced."""
     return _here.calls is not None and not _here.runs
 
 

@@ -1,4 +1,4 @@
-"""Capture: trace a model, and turn what was traced into a graph."""
+"""Capture: traces a model, and turns the traced program into a graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def capture(
     recycled: Mapping[str, int] | None = None,
     results: Sequence[str | int] = (),
 ) -> Graph:
-    """Capture a model's forward pass on one microbatch as a graph, which has its gradients.
+    """Capture a model's forward pass on one microbatch as a graph, which determines its gradients.
 
     The model is traced, not run: it may be on the meta device. It is captured in its present mode,
     ``train()`` or ``eval()``, and with the casts of ``torch.autocast`` where that is on. A mean
@@ -42,19 +42,20 @@ def capture(
         model: its ``forward`` returns a scalar loss, alone, first in a tuple, or by the name
             ``loss`` (``output.loss`` or ``output["loss"]``).
         args, kwargs: example arguments, by position and by name (``args`` may be a mapping too);
-            of tensors only shapes and dtypes matter. Sizes are those of one microbatch and stay as
-            they are. Caches that only generation uses are switched off.
-        name: of the graph; the class of the model if None.
-        recycled: arguments that are a result of the turn before, zeros in the first: name ->
-            which result, counted from 1. ``forward`` then returns ``(loss, result 1, ...)``, and a
-            schedule says how many turns without gradient come before the one that is trained.
-        results: what to keep of the output beside the loss: names of keys or fields, or positions
-            in a tuple. A program returns them whole on every rank (``Trainer.results``).
+            only shapes and dtypes of tensors matter. Sizes are those of one microbatch, and are
+            fixed in the graph. Caches that only generation uses are switched off.
+        name: name of the graph; the class of the model if None.
+        recycled: names of arguments whose value is a result of the previous turn (zeros in the
+            first turn), each with the number of the result, counted from 1. ``forward`` then
+            returns ``(loss, result 1, ...)``, and a schedule says how many turns without gradient
+            come before the turn that is trained.
+        results: further values of the output to keep beside the loss: names of keys or fields, or
+            positions in a tuple. A program returns them whole on every rank (``Trainer.results``).
 
     Raises:
         CaptureError: tracing cannot follow the model, an op cannot be part of a graph, or the model
-            does what a graph would silently lose, such as a hook on a gradient; the message names
-            it, its module and what to do.
+            has an effect that a graph would silently lose, such as a hook on a gradient. The
+            message names the cause, its module and a remedy.
 
     >>> import torch
     >>> class Line(nn.Module):
@@ -85,13 +86,13 @@ def capture(
             if not error.node:
                 raise
             refused = error
-        # If it is the tracing that fails, it does so again, now with the user's line.
+        # If tracing itself failed, it fails again here, now with the user's line in the message.
         again = trace(model, called, lines=True)
         line = next((n.line for n in again.nodes if n.name == refused.node), "")
         raise CaptureError(f"{refused}{line}")
 
     state = State(model)
-    # The tracing casts as `called` says; what is computed here for the graph is not cast.
+    # Tracing enters the autocasts of `called`; constants that are computed here are not cast.
     with no_autocast():
         with state.watched():
             program, graph = call()
@@ -101,6 +102,6 @@ def capture(
         head = (
             f"{title}: every device that needs these computes all of them, as no rule splits them:"
         )
-        # The frames of this function and of its decorator are not the caller's.
+        # The stack level skips the frames of this function and of its decorator.
         warnings.warn("\n  ".join([head, *notes]), OpaqueWarning, stacklevel=3)
     return graph

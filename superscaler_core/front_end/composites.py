@@ -1,7 +1,7 @@
 """Composites: ops without a rule that torch itself computes by other ops.
 
-What an op computes without gradient inside is not told apart. Of torch's ops this is known of
-``cosine_similarity`` alone: there, vectors shorter than ``eps`` get another gradient.
+If an op computes something without gradient inside, this is not noticed. The only known case in
+torch is ``cosine_similarity``, where vectors shorter than ``eps`` get another gradient.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 _BY_OTHERS = {f"aten.{name}.default" for name in ("glu", "soft_margin_loss")}
-"""Ops with a kernel and a backward of their own, which torch also writes as others, with the same
-gradients everywhere. Of most such ops the gradients differ where there is no derivative."""
+"""Ops with a kernel and a backward of their own that torch can also compute by other ops, with the
+same gradients everywhere. For most other ops with a kernel, the two gradients differ at points
+without a derivative."""
 
 _KEPT = ("nn_module_stack", "stack_trace")
-"""What the calls take over from the one that they are."""
+"""Metadata that inner calls take over from the call that they compute."""
 
 
 def composed(node: fx.Node) -> fx.GraphModule | None:
-    """What a call does, as calls of other ops.
+    """The calls of other ops by which torch computes a call.
 
     Args:
         node: a call in an exported program.
 
     Returns:
-        A program of ``node.all_input_nodes``; None if torch computes the op by itself, or what it
-        calls depends on values.
+        A program with the inputs ``node.all_input_nodes``; None if torch computes the op by a
+        kernel of its own, or if the inner calls depend on values.
     """
     target: Any = node.target
     inputs = node.all_input_nodes
@@ -46,11 +47,11 @@ def composed(node: fx.Node) -> fx.GraphModule | None:
     try:
         with torch.no_grad():
             made: fx.GraphModule = make_fx(call, known)(*fakes)
-    except Exception:  # it looks at values, or torch has no form of it without them
+    except Exception:  # the op looks at values, or torch cannot run it without values
         return None
     parts = [other for other in made.graph.nodes if other.op not in ("placeholder", "output")]
     for part in parts:
         part.meta |= {key: node.meta[key] for key in _KEPT if key in node.meta}
-    # What checks values returns nothing.
+    # A call that checks values returns nothing.
     is_whole = all(part.op == "call_function" and "val" in part.meta for part in parts)
     return made if is_whole else None

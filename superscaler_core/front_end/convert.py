@@ -1,4 +1,4 @@
-"""From a traced program to a graph: constants are folded, every other call goes to its rule."""
+"""Converts a traced program to a graph: constants are folded, every other call goes to its rule."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def graph_of(
     """Turn a traced program into a graph.
 
     Args:
-        program: of the model.
-        model: for its parameters and buffers.
-        name: of the graph.
-        recycled: inputs, each with the number of the output that it is in the next turn.
+        program: the program that was traced from the model.
+        model: the model, for its parameters and buffers.
+        name: name of the graph.
+        recycled: inputs, each with the number of the output that is its value in the next turn.
         results: names of the last outputs of the program, which are kept beside the loss.
 
     Raises:
-        CaptureError: an op has no rule, or does what cannot be split; the message names it.
+        CaptureError: a call cannot be a part of a graph; the message names the call.
     """
     made = _Conversion(program, model, name).graph(recycled, results)
     packings = find_packings(made)
@@ -54,15 +54,18 @@ def graph_of(
 
 
 class _Conversion:
-    """Walks a program; its values are those of ``Storages``, which asks for them.
+    """The conversion of one program: it computes the calls that ``Storages`` passes on.
 
     Attributes:
-        values: what every ref is: a pTensor, or a real constant.
+        values: the value of every ref: a pTensor, or a real constant.
+        constants: constants of the graph, by the ref of their value.
+        by_memory: constants of the graph, by the memory, dtype and shape of their value.
         kept: buffers, and other tensors that the model keeps, as they were at the capture.
         state: buffers that the program writes, by the ref of their first value.
-        folded: those of them of which a constant was computed.
-        without_value: constants on the meta device, with the names of those kept that they need.
-        valueless: those of the names that the graph reads.
+        folded: names of the kept tensors from which a constant was computed.
+        without_value: constants on the meta device, with the names of the kept tensors that they
+            depend on.
+        valueless: names of kept tensors on the meta device on which the graph depends.
         packings: how parameters are read whose features are several pieces, by name.
     """
 
@@ -139,7 +142,7 @@ class _Conversion:
         return {} if any(tensor.is_meta for tensor in found.values()) else found
 
     def _buffers(self) -> dict[str, Tensor]:
-        """What the model's ``state_dict`` has beside parameters, zeros where there is no value."""
+        """The entries of the model's ``state_dict`` beside parameters; zeros if without value."""
         return {
             name: torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value
             for path, module in self.model.named_modules(remove_duplicate=False)
@@ -171,7 +174,7 @@ class _Conversion:
             return self.builder.parameter(name, shape, dtype, tensor.requires_grad)
         apart = packing.shape(shape)
         made = self.builder.parameter(name, apart, dtype, tensor.requires_grad)
-        # No op reads this view: rules read what it is a view of.
+        # No op reads this view: rules read the parameter that it is a view of.
         return view_of(self.builder, made, shape)
 
     def _add_constants(self) -> None:
@@ -191,7 +194,7 @@ class _Conversion:
                 value = self.kept[self.program.buffers[ref.name]]
                 self.state[ref] = self.values[ref] = self._constant(ref, value)
 
-    # --- what `Storages` asks for -----------------------------------------------------------------
+    # --- the methods that `Storages` calls --------------------------------------------------------
 
     def describe(self, value: Ref) -> TracedValue:
         """Shape and dtype of a value."""
@@ -203,7 +206,7 @@ class _Conversion:
         return self.values[value].requires_grad
 
     def check_writable(self, value: Ref, node: Node) -> None:
-        """Refuse a call that writes a tensor of the model, given by its value before."""
+        """Refuse a call that writes a tensor of the model; ``value`` is the tensor's old value."""
         found = self.values[value]
         for name, kept in self.kept.items():
             if kept is found:
@@ -215,7 +218,7 @@ class _Conversion:
             )
 
     def add(self, node: Node) -> None:
-        """Compute a call: its constants now, and the rest by ops of the graph."""
+        """Convert a call: constants are computed now, other results by ops of the graph."""
         if node.base == SHARD:
             marked = self.values[node.args["x"]]
             if isinstance(marked, PTensor):
@@ -238,7 +241,7 @@ class _Conversion:
     def _mark(self, tensor: PTensor, node: Node) -> None:
         maker = self.builder.maker_of(tensor)
         if maker is not None and maker.inputs[0].name in self.packings:
-            tensor = maker.inputs[0]  # the parameter, in whose own dims the model speaks
+            tensor = maker.inputs[0]  # the parameter itself, whose dims the spec names
         try:
             self.builder.mark(tensor, ShardSpec.parse(node.args["spec"]))
         except AnnotationError as error:
@@ -271,7 +274,7 @@ class _Conversion:
             result = opaque(call)
         results = (result,) if isinstance(result, PTensor) else tuple(result)
         if not node.with_grad and not node.is_passed_on:
-            # What a rule returns as it was given is another tensor in torch, without gradient.
+            # If a rule returns an argument, torch returns another tensor here, without gradient.
             results = tuple(
                 call.without_grad(x) if x.requires_grad and x in call.tensors else x
                 for x in results
@@ -285,12 +288,12 @@ class _Conversion:
         )
 
     def _tensor(self, ref: Ref, module: str = "") -> PTensor:
-        """What a ref is in the graph; a constant becomes one of the graph's when it is read."""
+        """The graph's tensor for a ref; a constant is added to the graph when it is first read."""
         value = self.values[ref]
         if isinstance(value, PTensor):
             return value
         if ref not in self.constants and self._name(ref) in self.kept:
-            # It has the shape of the buffer, whose other values may be loaded.
+            # It keeps the shape of the buffer, because other values of the buffer may be loaded.
             self.constants[ref] = self._constant(ref, value)
             if self.constants[ref].name != self._name(ref):
                 self.folded.add(self._name(ref))
@@ -308,7 +311,7 @@ class _Conversion:
         return self.constants[ref]
 
     def _name(self, ref: Ref) -> str:
-        """The name of a constant: that in the model, if it has one."""
+        """The name of a constant: its name in the model, if it has one."""
         if ref.name in self.program.constants:
             return self.program.constants[ref.name][0]
         return self.program.buffers.get(ref.name, f"constant.{ref.name}")

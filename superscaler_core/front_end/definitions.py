@@ -1,7 +1,7 @@
-"""Definitions: functions of torch that look at values, so that tracing cannot follow them.
+"""Definitions: replacements for functions of torch that read values and so cannot be traced.
 
-While a model is traced, each stands for the function of torch of its name, whose arguments it has.
-Checks of values are left out.
+While a model is traced, each replaces the function of torch with its name and its arguments. Checks
+of values are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from superscaler_core.front_end.register import register_op
 
 @contextmanager
 def definitions() -> Iterator[None]:
-    """Inside this context the functions of torch are those of this module."""
+    """Inside this context, the functions of this module replace those of torch."""
     with ExitStack() as stack:
         for function in (ctc_loss, gaussian_nll_loss):
             stack.enter_context(patch.object(F, function.__name__, function))

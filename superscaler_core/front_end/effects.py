@@ -1,8 +1,8 @@
 """Effects: actions of a model besides its ops, which a traced program would silently lose.
 
 A model can make autograd compute other gradients than those of its ops, for example with hooks. A
-traced program does not contain this. It is detected by name, before and during tracing, and
-refused.
+traced program does not contain these effects. They are detected by name, before and during tracing,
+and refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK = "look at, or change, gradients of Trainer.parameters() after a step, and
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _MODULE_HOOKS = {"_backward_hooks": "a backward hook", "_backward_pre_hooks": "a backward pre-hook"}
 
-# These are descriptors, which their types do not say.
+# At run time these are descriptors, which their declared types do not say.
 _DATA: Any = Tensor.data
 _NODE: Any = Tensor.grad_fn
 _REQUIRES_GRAD: Any = Tensor.requires_grad
@@ -46,7 +46,7 @@ _CALLS: Mapping[Callable[..., Any], str] = {
     _DATA.__set__: "it replaces the data of a tensor; compute a new tensor",
     _NODE.__get__: f"it looks at the node of autograd behind a tensor (grad_fn); {_INSTEAD}",
 }
-"""What a forward may not call, and what to do instead."""
+"""Functions that a forward may not call, each with the reason and a remedy."""
 
 _PACK: Any = torch._C._VariableFunctions._pack_padded_sequence
 
@@ -58,15 +58,15 @@ _BLOCKS: Mapping[type[Any], str] = {
     grad_mode.inference_mode: "it enters torch.inference_mode(); use torch.no_grad()",
     TorchDispatchMode: "it enters a TorchDispatchMode, which is not traced; call what it does",
 }
-"""Blocks that a forward may not enter. Those that torch derives from them compute the same."""
+"""Blocks that a forward may not enter. Torch's own subclasses of them do not change the results."""
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model that computes what a graph of its forward would not, or whose weights overlap.
+    """Refuse a model with overlapping weights or with effects that its graph would lose.
 
     Raises:
-        CaptureError: a hook would not be called, a factor depends on the number of calls, or two
-            parameters share memory.
+        CaptureError: a hook would not be called, a factor of a batch norm depends on the number of
+            calls, or a parameter shares memory with another tensor.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("a ScriptModule is not traced; capture the module that it was made of.")
@@ -101,11 +101,11 @@ def check_model(model: nn.Module) -> None:
 
 @contextmanager
 def watched(found: list[str], hints: list[str]) -> Iterator[None]:
-    """While a model is traced: refuse what a traced program would lose.
+    """Inside this context, in which a model is traced, refuse effects that the program would lose.
 
     Args:
-        found: gets why, as a model may catch what is raised here.
-        hints: get what may be the reason if tracing fails.
+        found: receives the reasons, because the model may catch the errors that are raised here.
+        hints: receives possible reasons for a failure of the tracing.
     """
 
     def refuse(why: str) -> None:
@@ -152,7 +152,7 @@ class _Calls(TorchFunctionMode):
         if func in _CALLS:
             self._refuse(_CALLS[func])
         if func is _PACK:
-            # A module that does so and returns tensors of fixed shapes can be one op.
+            # A module that packs sequences and returns tensors of fixed shapes can be one op.
             raise NotImplementedError(
                 "the sizes of packed sequences depend on values; pack and unpack them in a module "
                 "of their own, which returns pad_packed_sequence(..., total_length=...)."

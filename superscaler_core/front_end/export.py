@@ -1,4 +1,4 @@
-"""The one file that knows ``torch.export``: from a module to plain records."""
+"""Export: the only file that uses ``torch.export``; it converts a module to plain records."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedPr
     The innermost module that tracing cannot follow becomes one op.
 
     Args:
-        model: to be traced.
-        call: its arguments.
+        model: the model to trace.
+        call: the arguments of the model.
         lines: whether to record the user's line behind every node, which costs a tenth of the time.
 
     Raises:
@@ -73,7 +73,7 @@ def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
     refused: list[str] = []
     hints: list[str] = []
     try:
-        # What export warns of, attributes that a forward sets, `State` knows more of.
+        # Export warns of attributes that a forward sets; `State` checks these more exactly.
         with (
             warnings.catch_warnings(),
             watched(refused, hints),
@@ -94,7 +94,7 @@ def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """If tracing fails, torch prints the graph up to there, and warns of its own variables."""
+    """Suppress torch's output if tracing fails: the graph so far, and warnings of its variables."""
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     was_off, logger.disabled = logger.disabled, True
     try:
@@ -116,7 +116,7 @@ def _stack_traces(are_kept: bool) -> Iterator[None]:
 
 
 _NO_STACK_TRACES = "do_not_emit_stack_traces"
-"""A setting of torch; those that do not know it look no such name up."""
+"""A setting of torch; versions of torch without this setting ignore it."""
 
 
 class _Reader:
@@ -127,8 +127,8 @@ class _Reader:
     Args:
         exported: the program.
         calls: calls that are one op, by their numbers in the program.
-        autocasts: those that are on at the start of the program.
-        changes: those after each call of ``MARK``.
+        autocasts: the autocasts that are on at the start of the program.
+        changes: the autocasts that are on after each call of ``MARK``, by its number.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class _Reader:
                 )
 
     def _parts(self, node: fx.Node, made: Node) -> list[Node]:
-        """What a call does, if it has no rule and all that it does has; else nothing."""
+        """The inner calls of a call without a rule, if each of them has a rule; else empty."""
         if has_rule(made) or self.autocasts or (inner := composed(node)) is None:
             return []
         refs, writes = dict(self.refs), self.writes
@@ -217,7 +217,7 @@ class _Reader:
     def _inlined(
         self, inner: fx.GraphModule, node: fx.Node, args: Sequence[Any], with_grad: bool
     ) -> Iterator[Node]:
-        """A program in the place of a call, such as the body of ``torch.no_grad()``."""
+        """The nodes of an inner program in place of a call, such as of ``torch.no_grad()``."""
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
         outside = dict(self.refs)
         self.refs |= {p.name: self._read(a) for p, a in zip(places, args, strict=True)}
@@ -299,7 +299,7 @@ class _Reader:
         )
 
     def _shares(self, node: fx.Node) -> tuple[Ref | None, ...]:
-        # What copies a constant is traced as the constant itself.
+        # A copy of a constant is traced as the constant itself.
         if not self.writes or str(node.target) == "aten.lift_fresh_copy.default":
             return (None,) * len(self._outputs(node))
         held = {t.untyped_storage()._cdata: n for n in node.all_input_nodes for t in _tensors(n)}
@@ -343,20 +343,20 @@ def _with(value: Any, others: Mapping[Ref, Ref]) -> Any:
 
 
 def _refs_of(name: str, values: Sequence[Any]) -> list[Any]:
-    """A ref for every tensor of a result; other values are what they are."""
+    """A ref for every tensor of a result; other values stay."""
     number = itertools.count()
     return [Ref(name, next(number)) if isinstance(v, Tensor) else v for v in values]
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:
-    """What a node returns."""
+    """The tensors that a node returns."""
     fakes = node.meta.get("val")
     found = fakes if isinstance(fakes, list | tuple) else [fakes]
     return [t for t in found if isinstance(t, Tensor)]
 
 
 def _writes(node: fx.Node) -> dict[str, int]:
-    """The arguments that a node modifies in place, and which of its results each is; -1: none."""
+    """The arguments that a node modifies in place, each with the number of its result; -1: none."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return {}
     if keeps := _KEEPS_STATISTICS.get(str(node.target)):
@@ -376,12 +376,12 @@ _KEEPS_STATISTICS = {
     "aten.batch_norm.default": "training",
     "aten.instance_norm.default": "use_input_stats",
 }
-"""Ops that write running statistics, which their schemas do not say: the argument that lets them.
-Here the statistics are further results."""
+"""Ops that write running statistics although their schemas do not say so, each with the argument
+that enables it. Here the statistics are further results."""
 
 
 def _is_passed_on(node: fx.Node) -> bool:
-    """Whether torch returns its argument itself, so that the argument's gradient is kept."""
+    """Whether torch returns an argument itself, so that the argument's gradient is kept."""
     given: list[Tensor] = []
 
     def value(other: fx.Node) -> Any:
@@ -396,7 +396,7 @@ def _is_passed_on(node: fx.Node) -> bool:
 
 
 def _module(node: fx.Node) -> tuple[str, str]:
-    """Path and class of the innermost module; a module that is called again has ``@1``."""
+    """Path and class of the innermost module; the ``@1`` of a second call is removed."""
     stack = node.meta.get("nn_module_stack") or {"": ("", "")}
     path, kind = list(stack.values())[-1]
     name = kind if isinstance(kind, str) else kind.__name__
@@ -418,8 +418,9 @@ def _where(node: fx.Node) -> str:
 
 
 def _reason(model: nn.Module, error: Exception, known: Sequence[str]) -> CaptureError:
-    """Why tracing failed, in which module (the last one whose code was running), and at which line
-    of the user's.
+    """Why tracing failed, in which module, and at which line of the user's code.
+
+    The module is the last one whose code was running.
     """
     paths = {id(module): path for path, module in model.named_modules()}
     path, at = "", error.__traceback__

@@ -1,7 +1,8 @@
 """Functions: a ``torch.autograd.Function`` is one op that runs its own forward and backward.
 
-Tracing would look into the forward of a ``Function`` and differentiate that, and so lose the
-backward. Therefore, during tracing, ``Function.apply`` is a torch op that names the call.
+Tracing would follow the forward of a ``Function`` and differentiate that, so that the function's
+own backward would be lost. Therefore, during tracing, ``Function.apply`` is a torch op that names
+the call.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class FunctionCall(TracedCall):
 
     @cached_property
     def annotation(self) -> str:
-        """How its dims relate if it is pointwise; otherwise its gradient may not be a sum."""
+        """How the dims relate if it is pointwise; else empty: gradients of parts may not add up."""
         shapes = {shape for shape, _ in self._forms}
         if len(shapes) > 1 or not is_pointwise(self._applied, self._forms):
             return ""
@@ -111,8 +112,8 @@ class FunctionCall(TracedCall):
         """Call it without gradients.
 
         Raises:
-            CaptureError: it does what an op cannot: it draws random numbers or modifies an
-                argument.
+            CaptureError: the function does what an op cannot: it draws random numbers, modifies an
+                argument, or returns a value that is no tensor.
         """
         before = [t._version for t in tensors]
         self._forms = [(tuple(t.shape), t.dtype) for t in tensors]
@@ -128,7 +129,7 @@ class FunctionCall(TracedCall):
 
     @property
     def returns_one(self) -> bool:
-        """Whether it returns a tensor, as no tuple."""
+        """Whether the function returns a tensor instead of a tuple."""
         return self._returned is None
 
     def _error(self, why: str) -> CaptureError:
@@ -185,11 +186,11 @@ def functions_as_ops() -> Iterator[None]:
 
 
 def _code_of_apply() -> CodeType:
-    """Code that calls ``_apply``, with the closure of the code in whose place it is put."""
+    """Code that calls ``_apply``, with the same closure variables as torch's code."""
     __class__: Any = None
 
     def apply(cls: type[Function], *args: Any, **keywords: Any) -> Any:
-        # Names are looked up in torch's module, and the closure has to be that of torch's code.
+        # The code runs in torch's module, with the closure of torch's code, which has __class__.
         assert __class__ is not None
         from superscaler_core.front_end.functions import _apply
 
@@ -199,19 +200,19 @@ def _code_of_apply() -> CodeType:
 
 
 def _apply(cls: type[Function], *args: Any, **keywords: Any) -> Any:
-    # What torch makes for the derivative of a torch.library op is inside of that op.
+    # A Function that torch makes for the derivative of a torch.library op is inside of that op.
     if not is_tracing() or cls.__module__.startswith("torch._library"):
         return _OWN(cls, *args, **keywords)
     if cls is CheckpointFunction:
         return _checkpointed(*args)
-    # What is given by name is no argument that an op could have.
+    # An op has no keyword arguments: the dict of them is an argument that the call refuses.
     call = FunctionCall(cls, partial(_OWN, cls), [*args, *filter(None, [keywords])])
     results = called_as_op(call, [arg for arg in args if isinstance(arg, Tensor)])
     return results[0] if call.returns_one else tuple(results)
 
 
 def _checkpointed(run: Callable[..., Any], _: bool, *args: Any) -> Any:
-    """Reentrant checkpointing changes when things are computed, not what; plans say when."""
+    """Run directly: checkpointing only changes when values are computed, which plans decide."""
     needs_grad = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
     if torch.is_grad_enabled() and not needs_grad:
         raise CaptureError(

@@ -1,8 +1,8 @@
-"""ModelCall: the arguments with which a model is captured, and what of its output is the loss.
+"""ModelCall: the arguments with which a model is captured, and which of its outputs are kept.
 
 Models return their loss in several forms: alone, first in a tuple, or by the name ``loss`` in a
-mapping or an object with fields. Of what else they return, a call keeps the results that are asked
-for by name or by position.
+mapping or an object with fields. Of the other outputs, a call keeps those that are requested by
+name or by position.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.autocast import Autocast, active
 
 _OFF = {"use_cache": False}
-"""Arguments of a forward that ask for values which only generation uses, and how to decline."""
+"""Arguments of a forward that request values for generation alone, with the values that decline."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class ModelCall:
 
     Attributes:
         args, kwargs: arguments of its forward, by position and by name.
-        num_results: how many more values are kept beside the loss; a model with such results
-            returns a tuple, first the loss.
+        num_results: number of results that are recycled; if there are any, the model returns a
+            tuple of the loss and these results.
         results: further values to keep: keys or fields of the output, or positions in a tuple.
-        autocasts: that are on where it is called.
+        autocasts: the autocasts that are on where the model is called.
     """
 
     args: tuple[Any, ...]
@@ -49,7 +49,7 @@ class ModelCall:
         kwargs: Mapping[str, Any] | None = None,
         **kept: Any,
     ) -> ModelCall:
-        """The call with these arguments, those by name in the order of the forward.
+        """The call with these arguments; those by name are sorted in the order of the forward.
 
         Args:
             model: the model.
@@ -80,7 +80,7 @@ class ModelCall:
     def copied(self, model: nn.Module) -> ModelCall:
         """The same call with copies of its tensors, on the device of the model."""
         device = next((p.device for p in model.parameters()), None)
-        # Tracing takes one tensor given twice for one input.
+        # Without copies, tracing would make one input of a tensor that is given twice.
         return self.map(lambda tensor: tensor.detach().to(device, copy=True))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ModelCall:
@@ -100,7 +100,7 @@ class ModelCall:
 
     @contextmanager
     def returning_loss(self, model: nn.Module) -> Iterator[None]:
-        """Inside this context, the model returns the tuple of its loss and the results kept."""
+        """Inside this context, the model returns the tuple of its loss and the kept results."""
 
         def only(module: nn.Module, args: Any, output: Any) -> tuple[Any, ...]:
             return self._kept(model, output)
@@ -141,10 +141,10 @@ def _result(model: nn.Module, output: Any, which: str | int) -> Tensor:
 
 
 def loss_of(model: nn.Module, output: Any) -> Tensor:
-    """The loss in what a model returned.
+    """The loss in the output of a model.
 
     Raises:
-        CaptureError: there is none.
+        CaptureError: the output has no loss.
     """
     for form, found in _FORMS.items():
         if isinstance(output, form):

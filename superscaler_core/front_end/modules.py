@@ -1,7 +1,7 @@
 """Modules as ops: a module that tracing cannot follow, or that is registered, is one op.
 
-During tracing, the forward of such a module is a torch op that names the call. The shapes of its
-results, and what autograd keeps, are found by running the module without its weights' values.
+During tracing, the forward of the module is a torch op that names the call. The shapes of its
+results, and the bytes that autograd keeps, are found by running the module on placeholder values.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from superscaler_core.graph.annotation import Annotation
 from superscaler_core.ops.modules import ModuleCall, Slot, enter, skeleton_of, state_of
 
 REGISTERED_MODULES: dict[str, str] = {}
-"""Annotations of modules that are one op, by the path of their class, which may have ``*``."""
+"""Annotations of modules that are one op, by the path of their class, which may contain ``*``."""
 
 KNOWN_MODULES = {"transformers.models.*Experts": "t h^, t k^, t k^ -> t h^"}
-"""The same of libraries: the experts of transformers, of tokens, their experts, and their weights.
+"""Annotations of modules of libraries, in the same form. The experts of transformers take tokens,
+the experts of each token, and the weights of these experts.
 
-A class that fits the path but takes other tensors is traced as any other.
+A class that fits the path but takes another number of tensors is traced as any other class.
 """
 
 
@@ -39,7 +40,7 @@ def register_module(module: type[nn.Module] | str, annotation: str) -> None:
 
     The annotation is that of the tensors which the forward takes and returns; its parameters and
     buffers follow as whole operands. As for ``register_op``, the forward has to be correct on
-    parts: along a loop that is not fixed (``^``), on any piece. So a module whose rows are
+    parts, that is on any piece of a loop that is not fixed (``^``). So a module whose rows are
     independent has the annotation ``"b s^ h^ -> b s^ h^"``.
 
     Args:
@@ -64,7 +65,7 @@ def path_of(kind: type[nn.Module]) -> str:
 def _annotation_in(table: dict[str, str], module: nn.Module) -> str:
     """The annotation of a module; empty if it has none."""
     path = path_of(type(module))
-    # What is registered last is meant.
+    # The last registration that matches is used.
     return next((table[p] for p in reversed(table) if fnmatchcase(path, p)), "")
 
 
@@ -77,9 +78,9 @@ class UntraceableError(CaptureError):
     """Tracing cannot follow a module.
 
     Args:
-        path: of the module; empty if it is the model itself.
+        path: path of the module; empty if it is the model itself.
         why: a sentence for people.
-        is_op: whether it is one op already, and cannot be.
+        is_op: whether the module was made one op already, and this failed.
     """
 
     def __init__(self, path: str, why: str = "", *, is_op: bool = False) -> None:
@@ -88,12 +89,12 @@ class UntraceableError(CaptureError):
 
 
 class ModulesAsOps:
-    """Which modules of a model are one op.
+    """The modules of a model that are one op.
 
     Args:
         model: the model; registered modules are one op from the beginning.
 
-    Why tracing cannot follow each is in ``_why``; that is None for registered ones.
+    ``_why`` has the reason why tracing cannot follow each module; None for a registered module.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -114,10 +115,10 @@ class ModulesAsOps:
             yield
 
     def add(self, error: UntraceableError) -> None:
-        """Make the module where tracing failed one op too, or the one around it.
+        """Make the module where tracing failed one op; if it cannot be, the module around it.
 
         Raises:
-            CaptureError: that is the model itself, or a module that is one op failed as it ran.
+            CaptureError: this is the model itself, or a module that is one op failed as it ran.
         """
         path, why = error.path, error
         if known := self._why.get(path):
@@ -129,7 +130,7 @@ class ModulesAsOps:
         if not path:
             raise why from None
         kind = type(self._model.get_submodule(path))
-        # The second time, all modules of its class are meant.
+        # If a second module of a class fails, all modules of the class become ops.
         has_failed = any(type(self._model.get_submodule(p)) is kind for p in self._why)
         paths = [p for p, m in self._model.named_modules() if type(m) is kind] if has_failed else []
         for new in [path, *paths]:
@@ -141,7 +142,7 @@ class ModulesAsOps:
         return any(path == other or path.startswith(f"{other}.") for other in self._why)
 
     def _around(self, path: str) -> str:
-        """The module whose forward calls this one, which no list of modules does."""
+        """The nearest module around a module that has a forward; lists of modules have none."""
         while path:
             path = path.rpartition(".")[0]
             if type(self._model.get_submodule(path)).forward is not nn.Module.forward:
@@ -150,7 +151,7 @@ class ModulesAsOps:
 
 
 class _Forward:
-    """The forward of a module while it is traced."""
+    """The replacement for the forward of a module while the model is traced."""
 
     def __init__(self, path: str, module: nn.Module, annotation: str) -> None:
         self._path, self._module, self._forward = path, module, module.forward
@@ -192,10 +193,10 @@ class OneModule(TracedCall):
     """A call of a module in a traced program.
 
     Attributes:
-        known: the call.
+        known: the properties of the call.
         operands: shapes of its tensors.
-        rows: the annotation of its arguments and results, if it is registered.
-        modules: its key.
+        rows: the annotation of its arguments and results, if the module is registered.
+        modules: the key of the module.
     """
 
     known: Probed
@@ -227,7 +228,7 @@ class OneModule(TracedCall):
 
     def hint(self, rows: str) -> str:
         left, right = rows.split(" -> ") if rows else ("...", "...")
-        # The operands of its weights are understood.
+        # The operands of weights are not written in a registration.
         left = ", ".join(left.split(", ")[: len(self.operands) - len(self.call.names)])
         rows = f"{left} -> {right}"
         return (

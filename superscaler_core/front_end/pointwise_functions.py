@@ -1,8 +1,8 @@
-"""Pointwise functions: a ``torch.autograd.Function`` of which each element is on its own.
+"""Pointwise functions: recognises a ``torch.autograd.Function`` that computes each element alone.
 
-Such a function can be cut anywhere: a straight-through estimator, a gradient that is reversed or
-clamped, an activation with a backward of its own. It is recognised by what it calls, forward and
-backward, for shapes of several sizes.
+A pointwise function can be cut anywhere. Examples are a straight-through estimator, a gradient that
+is reversed or clamped, and an activation with a backward of its own. It is recognised by the ops
+that its forward and backward call for shapes of several sizes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _MORE = (0, 1, 4)
-"""What is added to the sizes of all dims: a number that depends on a size differs then."""
+"""Numbers that are added to all sizes, one in each run: arguments that depend on a size differ."""
 
 _ALIKE = {
     "aten::detach", "aten::alias", "aten::clone", "aten::_to_copy", "aten::ones_like",
     "aten::zeros_like", "aten::empty_like", "aten::full_like", "aten::square", "aten::log_sigmoid",
 }  # fmt: skip
-"""Calls that are pointwise, and not tagged as such."""
+"""Calls that are pointwise although torch does not tag them as pointwise."""
 
 _RESHAPES = {"aten::view", "aten::_unsafe_view", "aten::expand"}
-"""Calls that are pointwise where they keep the shape."""
+"""Calls that are pointwise if they keep the shape."""
 
 
 def is_pointwise(
     apply: Callable[..., Any], tensors: Sequence[tuple[Sequence[int], torch.dtype]]
 ) -> bool:
-    """Whether a function, and its gradient, compute each element from those at its place.
+    """Whether a function and its gradient compute an element only from elements at its position.
 
     Args:
         apply: calls the function; it gets tensors and returns one or a tuple.
@@ -44,7 +44,7 @@ def is_pointwise(
 def _calls(
     apply: Callable[..., Any], tensors: Sequence[tuple[Sequence[int], torch.dtype]], more: int
 ) -> list[tuple[Any, ...]] | None:
-    """What it calls, with all arguments that are no tensors; None if that is not pointwise."""
+    """The ops that a function calls, with their non-tensor arguments; None if not pointwise."""
     made = [
         torch.empty([size + more for size in shape], dtype=dtype, device="meta")
         for shape, dtype in tensors
@@ -62,7 +62,7 @@ def _calls(
                 grads = [torch.empty_like(tensor) for tensor in learned]
                 torch.autograd.grad(learned, wanted, grads, allow_unused=True)
     except Exception:
-        # It needs values, which tensors on the meta device do not have.
+        # The function needs values, which tensors on the meta device do not have.
         return None
     is_same = all(tensor.shape == made[0].shape for tensor in results)
     return recorder.calls if is_same and recorder.is_pointwise else None
@@ -84,7 +84,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _RESHAPES and shapes == {self.shape}:
             return result
         self.is_pointwise &= torch.Tag.pointwise in func.tags or name in _ALIKE
-        # One number that was made inside, such as a scale, is the same for all elements.
+        # A scalar that the function computes, such as a scale, is the same for all elements.
         self.is_pointwise &= shapes <= {self.shape, torch.Size([])}
         others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
         self.calls.append((str(func), *map(repr, others)))

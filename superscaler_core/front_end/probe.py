@@ -1,6 +1,6 @@
 """Probe: runs a module that cannot be traced, to learn the shapes of its results.
 
-Products of matrices are not computed: their shapes and operations are known without.
+Large products of matrices are not computed: their shapes and operations are known anyway.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from superscaler_core.known import Known
 from superscaler_core.ops.modules import ModuleCall, pickled, state_of, tensors_of
 
 _WEIGHT = 0.02
-"""The value of all weights: such that most functions of them are finite, and no result is zero."""
+"""The value of all weights: most functions of it are finite, and no result is zero."""
 
 
 class NotOneOpError(Exception):
-    """A module cannot be one op, and one around it may be.
+    """A module cannot be one op, but a module around it may be.
 
     Attributes:
-        path: of the module; who knows it says it.
+        path: path of the module; set by the caller that knows it.
     """
 
     path = ""
@@ -40,13 +40,13 @@ class NotOneOpError(Exception):
 
 @dataclass(frozen=True)
 class Probed:
-    """What is known of a call.
+    """The properties of a call that running it has shown.
 
     Attributes:
-        call: the call, complete.
+        call: the call, completed with the dtypes of its results and the bytes that it keeps.
         results: shapes and dtypes of its results.
-        returned: what it returned; tensors stand for the results, in order.
-        flops: operations of its products.
+        returned: the returned value; its tensors stand for the results, in order.
+        flops: floating-point operations of its products.
     """
 
     call: ModuleCall
@@ -56,15 +56,17 @@ class Probed:
 
 
 def probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
-    """Run a call for two values of its arguments.
+    """Run a call twice, with different values of its arguments, to learn its properties.
 
     Args:
-        call: without what is learned here.
-        tensors: its tensors, of which shapes and dtypes matter.
+        call: the call, without the attributes that are learned here.
+        tensors: its tensors, of which only shapes and dtypes matter.
 
     Raises:
-        NotOneOpError: its results depend on values in shape, or are no tensors.
-        CaptureError: it does what an op cannot: it draws random numbers, or changes something.
+        NotOneOpError: the shapes of its results depend on values, or it returns objects that are
+            neither tensors nor literals.
+        CaptureError: the call does what an op cannot: it draws random numbers, modifies a tensor,
+            or keeps state from one call to the next.
     """
     with outside_of_tracing():
         # Equal layers are run once.
@@ -79,7 +81,7 @@ def probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
 
 
 _KNOWN: Known[Hashable, Probed] = Known(64)
-"""Calls that were run, by the text and the shapes that decide all that is learned."""
+"""Results of ``probe`` so far, by the pickled call and the shapes and dtypes of its tensors."""
 
 
 def _probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
@@ -94,7 +96,7 @@ def _probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
 
     try:
         found = list(turns(0))
-    except RuntimeError:  # no index is above a bound, but numbers of something may not be zero
+    except RuntimeError:  # Small integers are valid indices, but a count may not be zero.
         found = list(turns(1))
     if state.changed:
         raise CaptureError(
@@ -149,9 +151,9 @@ def outside_of_tracing() -> Iterator[None]:
 
 
 def _argument(like: Tensor, turn: int, least: int) -> Tensor:
-    """Positive numbers, then negative ones; of integers the least ones, then some that are larger.
+    """An argument: in turn 0 positive or the least integers, in turn 1 negative or larger integers.
 
-    So most numbers of rows that depend on values differ.
+    So a number of rows that depends on values usually differs between the turns.
     """
     shape = tuple(like.shape)
     if not all(isinstance(n, int) for n in shape):
@@ -161,7 +163,7 @@ def _argument(like: Tensor, turn: int, least: int) -> Tensor:
         made = torch.randint(0, 1 + turn, shape, generator=generator)
         return (made if like.dtype == torch.bool else made + least).to(like.dtype)
     made = torch.randn(shape, generator=generator).abs().to(like.dtype) * (1.0 - 2.0 * turn)
-    # A function may write what it computed, but no leaf.
+    # A function may write in place into a computed tensor, but not into a leaf.
     return made.requires_grad_().clone()
 
 
@@ -173,11 +175,11 @@ def _weight(like: Tensor) -> Tensor:
 
 
 class _Kept(saved_tensors_hooks):
-    """Of a class of its own, as a model may not enter these hooks."""
+    """Hooks with a class of their own, because ``effects`` refuses torch's class in a forward."""
 
 
 class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations of products, whose results are zeros; refuses random numbers."""
+    """Counts operations of products, gives zeros for large products, refuses random numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

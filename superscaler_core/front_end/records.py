@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Output ``index`` of the node or argument ``name``."""
+    """A reference to output ``index`` of the node ``name``, or to the argument ``name``."""
 
     name: str
     index: int = 0
@@ -45,7 +45,7 @@ class Node:
             no tensors.
         with_grad: gradients are recorded here.
         is_passed_on: it returns one of its arguments itself, where no gradients are recorded.
-        run: computes it on the CPU, from all arguments by name.
+        run: computes the call on the CPU, from all arguments by name.
         line: the user's line that calls it, as text; empty if the tracing did not record it.
         is_autocast: it is a cast by ``torch.autocast`` for the op that follows.
     """
@@ -75,7 +75,7 @@ class Node:
 
     @property
     def place(self) -> str:
-        """Its module, for messages."""
+        """The module of the call, for messages."""
         return place_of(self.module, self.module_type)
 
 
@@ -91,7 +91,7 @@ class TracedProgram:
     Attributes:
         inputs: arguments of the model, in their order.
         parameters: for each argument that is a parameter, its name in the model.
-        buffers: the same for buffers.
+        buffers: for each argument that is a buffer, its name in the model.
         constants: other tensors found by tracing, with their names in the model and their values.
         nodes: in an order that follows the data flow.
         outputs: the results of the model.

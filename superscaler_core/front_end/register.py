@@ -62,7 +62,7 @@ class Registered:
         return getattr(found, "__wrapped__", None) is self.function
 
     def sizes_of(self, attributes: Mapping[str, Any]) -> dict[str, int]:
-        """The sizes that shapes of inputs do not determine."""
+        """The sizes of loops that the shapes of inputs do not determine."""
         return {i: attributes[s] if isinstance(s, str) else s for i, s in self.sizes.items()}
 
     def outputs(
@@ -85,7 +85,7 @@ class Registered:
     def forms(
         self, tensors: Sequence[Tensor], attributes: Mapping[str, Any]
     ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """The same of tensors, with torch's dtypes."""
+        """As ``outputs``, for input tensors, with torch's dtypes."""
         default = {p.name: p.default for p in inspect.signature(self.function).parameters.values()}
         inputs = [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
         made = self.outputs(inputs, {**default, **attributes})
@@ -107,20 +107,21 @@ def register_op(
     """Make a function one op of captured graphs; outside of capture it is the same function.
 
     The function takes its tensors by position and everything else by keyword, annotated as
-    ``int``, ``float``, ``bool`` or ``str``. It must be correct on parts: along a loop that is
-    neither fixed nor a sum, on any piece; along a loop marked ``+``, a piece gives a summand of the
-    output. It must be defined at the top of a module that every process can import.
+    ``int``, ``float``, ``bool`` or ``str``. It must be correct on parts: any piece of a loop
+    without mark gives a piece of the output, and any piece of a loop marked ``+`` gives a partial
+    sum of the output. It must be defined at the top of a module that every process can import.
 
-    It may do what tracing cannot follow: look at values, loop over them. Only the shapes of its
-    results must not depend on values: give ``sizes`` a bound, and fill up to it.
+    The function may do what tracing cannot follow: look at values, or loop over them. Only the
+    shapes of its results must not depend on values: give ``sizes`` an upper bound, and fill the
+    results up to this size.
 
     Args:
         annotation: annotation of its tensors; see ``Annotation``.
         sizes: sizes of loops that the inputs do not determine: a number, or the name of a keyword
             argument. Loops that only outputs have must be fixed, because a part would not know
             which piece it is.
-        dtypes: dtypes of the outputs, such as ``"int64"``; None is that of the first floating-point
-            input.
+        dtypes: dtypes of the outputs, such as ``"int64"``; None is the dtype of the first
+            floating-point input.
         saves, flops: as in ``graph.Op``.
 
     Raises:
@@ -154,7 +155,7 @@ def register_op(
             try:
                 return function(*args, **keywords)
             except RuntimeError:
-                # It looks at values, and memory is measured without.
+                # The function looks at values, but memory is measured without values.
                 made = without_data(args, known.forms(args, keywords))
                 return made[0] if len(made) == 1 else made
 
@@ -221,7 +222,7 @@ def _attributes(function: Callable[..., Any], num_inputs: int) -> dict[str, str]
 def _torch_op(known: Registered, attributes: Mapping[str, str]) -> Callable[..., Any]:
     """The torch op that represents the function while a model is traced."""
     base = re.sub(r"\W", "_", known.path)
-    # A module that is loaded again registers its functions again.
+    # A module that is loaded again registers its functions again, so names get a number.
     name = next(n for n in _candidates(base) if f"{NAMESPACE}.{n}" not in REGISTERED)
     tensors = [f"Tensor x{i}" for i in range(len(known.annotation.inputs))]
     words = [*tensors, *(["*", *attributes.values()] if attributes else [])]

@@ -1,4 +1,4 @@
-"""Shard: a model says how a tensor is cut; planners read it from the captured graph."""
+"""Shard: a model asks for a tensor to be cut; planners read the request from the captured graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TARGET = "superscaler.shard"
 
 
 def shard(tensor: Tensor, spec: str) -> Tensor:
-    """Say how a tensor is cut among devices; return the tensor itself.
+    """Ask for a tensor to be cut among devices; return the tensor itself.
 
-    It costs nothing: only while ``superscaler_core.capture`` traces a model, it leaves a mark
-    (``Graph.marks``). The plan ``gspmd`` follows the marks; other plans ignore them. A mark is of a
-    value: what a later op makes of the tensor may be marked in another way.
+    The call costs nothing: it leaves a mark (``Graph.marks``) only while
+    ``superscaler_core.capture`` traces a model. The plan ``gspmd`` follows the marks; other plans
+    ignore them. A mark belongs to one value: the result of a later op may be marked in another way.
 
     Args:
         tensor: an input, a parameter or an activation.
@@ -50,5 +50,5 @@ def _nothing(tensor: Tensor, spec: str) -> None:
 
 torch.library.define("superscaler::shard", "(Tensor x, str spec) -> ()")
 torch.library.register_fake("superscaler::shard", _nothing)
-# Tracing drops calls whose results nobody uses, unless it is told.
+# Tracing drops calls whose results nobody uses, unless they are declared to have an effect.
 has_side_effect(torch.ops.superscaler.shard.default)

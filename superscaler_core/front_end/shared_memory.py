@@ -1,4 +1,4 @@
-"""Shared memory: tensors of a model of which training one changes another, in torch alone."""
+"""Shared memory: refuses overlapping tensors of a model, which only torch would train together."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from superscaler_core.errors import CaptureError
 
 
 def check_apart(parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
-    """Refuse a parameter that has memory in common with another tensor, which would not change.
+    """Refuse a parameter that shares memory with another tensor, which a program would not update.
 
     Args:
         parameters: by name, each once: a tied parameter is one tensor.
-        others: what the model reads besides.
+        others: other tensors that the model reads, by name.
 
     Raises:
-        CaptureError: the message names both; or a parameter has no shape yet.
+        CaptureError: two tensors overlap (the message names both), or a parameter has no shape yet.
     """
     in_storage: dict[int, list[tuple[str, Tensor]]] = {}
     for name, tensor in [*parameters.items(), *others.items()]:
@@ -46,7 +46,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> tuple[int, int]:
-    """From the first byte of a tensor in its storage to the last."""
+    """The half-open range of bytes that a tensor spans in its storage."""
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     first = int(tensor.storage_offset())
     return first * tensor.itemsize, (first + int(last) + 1) * tensor.itemsize

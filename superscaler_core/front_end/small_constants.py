@@ -1,8 +1,8 @@
-"""Small constants: what a program computes from constants alone remains a rule where it is large.
+"""Small constants: a value computed from constants alone is a constant, unless it is large.
 
-A causal mask compares positions with positions. It is a constant of the square of the sequence,
-however large the batch. Where that would be large too, it is made of ops over positions, which are
-cut like everything else.
+A causal mask compares positions with positions. It is a constant whose size is the square of the
+sequence, whatever the batch. If this constant would be large, the mask is computed by ops over
+positions, which are cut like all other ops.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from superscaler_core.front_end.rules.table import has_rule
 from superscaler_core.graph.tensor import ITEM_BYTES
 
 LIMIT_BYTES = 1 << 26
-"""Of a constant that is computed at the capture, unless what it is computed from is as large.
+"""Limit for a constant that is computed at the capture, unless its operands are as large.
 
-Below it, a constant is better: stages of a pipeline have their own, and would be sent a result.
+Below the limit a constant is better: every pipeline stage has a copy, but would be sent a result.
 """
 
 _SMALL = 1 << 16
-"""Bytes below which a constant is kept as it is, though its elements repeat."""
+"""Bytes up to which a constant is kept as it is, even if its elements repeat."""
 
 _FILLS = ("full", "zeros", "ones")
 _FILLED = {f"aten.{form.format(name)}" for name in _FILLS for form in ("{}", "{}_like", "new_{}")}
@@ -37,7 +37,7 @@ def is_folded(node: Node, read: Sequence[Tensor]) -> bool:
 
     Args:
         node: the call.
-        read: its tensors.
+        read: the tensors that it reads.
     """
     made = max((_num_bytes(_distinct(node, v.shape, read), v.dtype) for v in node.outputs),
                default=0)  # fmt: skip
@@ -78,7 +78,7 @@ def _distinct(node: Node, shape: Sequence[int], read: Sequence[Tensor]) -> tuple
 
 
 def _first(arg: Any, shape: Sequence[int]) -> Any:
-    """Of a tensor that repeats along the dims of size 1 in ``shape``, the first elements there."""
+    """The first elements of a tensor along the dims of size 1 in ``shape``, where it repeats."""
     if not isinstance(arg, Tensor):
         return arg
     sizes = shape[len(shape) - arg.dim() :]
@@ -86,7 +86,7 @@ def _first(arg: Any, shape: Sequence[int]) -> Any:
 
 
 def compact(value: Tensor) -> Tensor:
-    """The constant to keep for a value: of a large one that repeats, each repeated element once."""
+    """The constant to keep for a value: large values are kept without their repetitions."""
     if value.nbytes <= _SMALL:
         return value
     found = _compact(value)

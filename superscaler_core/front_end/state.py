@@ -2,7 +2,8 @@
 
 For a counter, a cache, or a tensor of the previous step, a program uses the value at the capture.
 Many attributes are harmless: they are written before they are read (a loss that another module
-reads), or the first call computes them once. Capturing a second call shows whether one matters.
+reads), or the first call computes them once. Capturing a second call shows whether an attribute
+matters.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class State:
         """Refuse a model whose next call is another program.
 
         Args:
-            program, graph: those of the recorded call.
-            again: captures the model.
+            program, graph: the program and the graph of the recorded call.
+            again: captures the model again.
 
         Raises:
             CaptureError: the next call is another program.

@@ -3,8 +3,8 @@
 After ``y = x[0]; y.mul_(2)`` a read of ``x`` gives another value than before. A walk through a
 traced program therefore gives each *place* (memory of its own, or a view of it) its present value:
 
-- a write is a call that returns a new value, which is put into what the place is a view of:
-  ``select_scatter(x, y * 2, 0, 0)``;
+- a write becomes a call that returns a new value, which is put into the tensor that the place is a
+  view of: ``select_scatter(x, y * 2, 0, 0)``;
 - a view is computed again when it is read after such a write.
 
 torch has a pass for this too (``ExportedProgram.run_decompositions``). It is not used, because it
@@ -28,7 +28,7 @@ from superscaler_core.front_end.records import Node, Ref, TracedValue
 
 
 class Computes(Protocol):
-    """What computes the calls of a program, and knows the values so far."""
+    """An object that computes the calls of a program, and knows the values so far."""
 
     def add(self, node: Node) -> None:
         """Compute a call that writes nothing in place."""
@@ -48,9 +48,9 @@ class StorageView:
     """A place that is a part of another, or the same memory in another shape.
 
     Attributes:
-        base: what it is a view of.
-        call: the call that made it, as text.
-        index: which of its results.
+        base: the place of which this is a view.
+        call: the call that made the view, as text.
+        index: the number of the call's result that is the view.
         node: the call.
     """
 
@@ -67,21 +67,22 @@ class StorageView:
 
 
 Place = Ref | StorageView
-"""A ref is memory of its own, by the call or argument that it comes from."""
+"""A place of a tensor; a ref stands for the memory that this call or argument made."""
 
 
 class Storages:
-    """The places of a program, and their values at the point which the walk has reached.
+    """The places of a program, and their values at the point that the walk has reached.
 
     Laws (tests/superscaler_core/front_end/test_storage.py): the calls that ``run`` passes on write
     nothing in place, and give every read the value, and the gradient, that torch gives it.
 
     Attributes:
-        values: gets the calls.
-        places: of refs that are not memory of their own.
-        known: each place's value, and the number of writes to its memory before.
-        num_writes: to memory, by its own place.
-        unsure: memory that calls of functions may share with others.
+        values: computes the calls.
+        places: the places of refs that are not memory of their own.
+        known: for each place, the number of writes to its memory before its value was computed, and
+            the value.
+        num_writes: number of writes to each memory so far.
+        unsure: memory that calls of functions may share with other tensors.
     """
 
     def __init__(self, values: Computes) -> None:
@@ -93,7 +94,7 @@ class Storages:
         self._num_calls = 0
 
     def run(self, node: Node) -> None:
-        """Go on by one call of the program."""
+        """Process the next call of the program."""
         if node.target == CALL:
             refs = [*_refs(node.args), *(Ref(node.name, i) for i in range(len(node.outputs)))]
             self.unsure |= {_root(self.place(ref)) for ref in refs}
@@ -153,7 +154,7 @@ class Storages:
             self.places[Ref(node.name, number)] = self.place(node.args[name])
         if node.base == "aten.copy_" and args["self"] == args["src"]:
             return  # as in y[0] += 1, which first adds in place, and then assigns the sum to y[0]
-        # Both forms have the same arguments, but some by other names.
+        # Both forms have the same arguments, but some have other names.
         if len(aten.arguments(target)) < len(args):
             args = {name: value for name, value in args.items() if name not in node.writes}
         named = zip(aten.arguments(target), args.items(), strict=True)
@@ -165,7 +166,7 @@ class Storages:
             self._put(self.place(node.args[name]), Ref(node.name, number), node)
 
     def _outputs(self, target: str, args: Mapping[str, Any]) -> list[TracedValue]:
-        """What an op returns; its dtype may be wider than that of the memory that gets it."""
+        """The results of an op; a dtype may be wider than that of the memory that is written."""
 
         def on_meta(value: Any) -> Any:
             if isinstance(value, Ref):
@@ -177,7 +178,7 @@ class Storages:
         return [aten.value_of(op(**{name: on_meta(value) for name, value in args.items()}))]
 
     def _put(self, place: Place, new: Ref, node: Node) -> None:
-        """Make a value that of a place, and put it into all that the place is a view of."""
+        """Set the value of a place, and put it into all tensors that the place is a view of."""
         root = _root(place)
         self._check(place, new, node)
         made = {place: self._cast(new, self._value(place), node)}
@@ -201,7 +202,7 @@ class Storages:
             raise _error(node, "writes in place, with a gradient, what was detached")
 
     def _cast(self, new: Ref, old: Ref, node: Node) -> Ref:
-        """The new value in the dtype of the memory, which a call with wider operands lacks."""
+        """The new value in the dtype of the memory; the value of wider operands is wider."""
         found, wanted = self.values.describe(new), self.values.describe(old)
         if found.dtype == wanted.dtype:
             return new
@@ -221,7 +222,7 @@ class Storages:
         return self._call(node, target, args, base)
 
     def _call(self, like: Node, target: str, args: Mapping[str, Any], made: TracedValue) -> Ref:
-        # What is written without gradient has none anyway.
+        # A value that is written without recording gradients has no gradient anyway.
         node = aten.call(replace(like, with_grad=True), self._name(like), target, args, made)
         self.values.add(node)
         return Ref(node.name)
@@ -232,7 +233,7 @@ class Storages:
 
 
 def written(nodes: Sequence[Node]) -> set[Ref]:
-    """The refs of memory, of calls or arguments, that a program writes."""
+    """The memory that a program writes, each by the ref of the call or argument that made it."""
     roots: dict[Ref, Ref] = {}
     found = set()
     for node in nodes:
@@ -244,10 +245,10 @@ def written(nodes: Sequence[Node]) -> set[Ref]:
     return found
 
 
-# --- what puts a view back into its base --------------------------------------------------------
+# --- ops that put a view back into its base -----------------------------------------------------
 
 Back = tuple[str, Mapping[str, Any]]
-"""The op and its arguments, besides tensors; no op if the view is the base itself."""
+"""An op and its arguments except tensors; the op is empty if the view is the base itself."""
 
 
 def _slice(view: StorageView, base: TracedValue) -> Back:
@@ -331,16 +332,16 @@ _PUT_BACK: Mapping[str, Callable[[StorageView, TracedValue], Back]] = {
     }.items()
     for name in names
 }
-"""By the op of a view: the op that makes a value of its base from one of the view."""
+"""By the op of a view: the op that computes a value of its base from a value of the view."""
 
 
 def _without_writes(node: Node) -> str:
-    """The op that computes the same and writes nothing: ``aten.add`` of ``aten.add_``; or ""."""
+    """The op that computes the same without writing: ``aten.add`` of ``aten.add_``; else empty."""
     base, _, which = node.target.rpartition(".")
     target = _RENAMED.get(node.target, f"{_RENAMED.get(base, base.removesuffix('_'))}.{which}")
     if target != node.target or not aten.is_mutable(target):
         return target if aten.overload(target) else ""
-    # With ``out=``: the overload with the other arguments.
+    # For an op with ``out=``: the overload without the written arguments.
     return aten.overload_with(base, [name for name in node.args if name not in node.writes])
 
 
@@ -350,7 +351,7 @@ _RENAMED = {
     "aten.normal_": "aten.normal_functional",
     "aten.bernoulli_.float": "aten.bernoulli.p",
 }
-"""Ops in place whose other form has another name than theirs without the line at its end."""
+"""In-place ops whose other form is not just their name without the underscore at its end."""
 
 
 def _root(place: Place) -> Ref:
@@ -366,7 +367,7 @@ def _views(place: Place) -> Iterator[StorageView]:
 
 
 def _text(node: Node) -> str:
-    """A call without the tensor that it is a view of, which ``StorageView`` has as a place."""
+    """A call as text without its tensors; ``StorageView`` has the viewed tensor as its base."""
     args = {k: v for k, v in node.args.items() if not isinstance(v, Ref)}
     return f"{node.target} {args} {node.outputs} {node.with_grad} {node.is_passed_on}"
 

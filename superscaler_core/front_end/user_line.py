@@ -13,7 +13,7 @@ import torch
 
 _STDLIB = sysconfig.get_path("stdlib")
 _INSIDE = (*(str(Path(file).parent) for file in (torch.__file__, __file__)), "<")
-"""Where the code of torch and of the capture lies."""
+"""Beginnings of the paths of the code of torch and of the capture."""
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
@@ -28,7 +28,7 @@ def line_of_error(at: TracebackType | None) -> str:
 
 
 def line_of_trace(text: str) -> str:
-    """The same for a stack trace that torch recorded as text."""
+    """The user's innermost line in a stack trace that torch recorded as text; may be empty."""
     return _innermost((m["file"], int(m["line"])) for m in _FRAME.finditer(text))
 
 

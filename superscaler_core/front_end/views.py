@@ -13,11 +13,11 @@ from superscaler_core.front_end.call import names
 def view_annotation(src: tuple[int, ...], dst: tuple[int, ...]) -> tuple[str, dict[str, int]]:
     """The annotation of a reshape, and the sizes of its loops.
 
-    Both shapes are read from the outermost dim as mixed-radix numbers. A loop that both have gets
-    one name; where the radices have no common factor, the remaining dims cannot be cut.
+    Both shapes are read from the outermost dim as mixed-radix numbers. A loop that both shapes have
+    gets one name; where the radices have no common factor, the remaining dims cannot be cut.
 
     Raises:
-        AnnotationError: the shapes have different numbers of elements, or none.
+        AnnotationError: the shapes have different numbers of elements, or no elements.
 
     >>> view_annotation((2, 5, 12), (2, 5, 4, 3))
     ('b s (h d) -> b s h d', {'b': 2, 's': 5, 'h': 4, 'd': 3})

@@ -1,11 +1,13 @@
 """Annotation: how the dims of an op's tensors relate, such as ``m k+, k+ n -> m n``.
 
-An identifier names one loop of the op. It is *spatial* if every output has it, so that its pieces
-give pieces of the outputs; a *reduction*, marked ``+``, if its pieces give summands; and *fixed*,
-marked ``^``, if it cannot be cut. ``(h d)`` is one dim made of two loops, the outer first; ``1`` is
-a dim of size 1; ``()`` is a scalar. ``y*2-1+1`` is a dim of an input that is read through a window
-that slides along the loop ``y``; the reads of parts overlap, and each part gives a summand of the
-input's gradient. The form follows nnScaler's dimops, which have no windows.
+An identifier names one loop of the op. A *spatial* loop is in every output: a piece of the loop
+computes a piece of the outputs. A *reduction*, marked ``+``, is missing in some output: a piece of
+the loop computes a partial sum (a summand). A *fixed* loop, marked ``^``, cannot be cut.
+
+``(h d)`` is one dim made of two loops, the outer first; ``1`` is a dim of size 1; ``()`` is a
+scalar. ``y*2-1+1`` is a dim of an input that is read through a window that slides along the loop
+``y``. The reads of several parts overlap, and each part computes a partial sum of the input's
+gradient. The form follows nnScaler's dimops, which have no windows.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from superscaler_core.graph.sliding import SlidingWindow
 Operand = tuple[Dim, ...]
 
 Ranges = Mapping[str, tuple[int, int]]
-"""Half-open ranges of identifiers, in iterations; a missing identifier is whole."""
+"""A half-open range of iterations for each identifier; a missing identifier is whole."""
 
 
 @dataclass(frozen=True)
 class Annotation:
-    """Operands of an op by the loops that index them, in canonical form.
+    """The operands of an op, each given by the loops that index it, in canonical form.
 
     Laws (tests/superscaler_core/graph/test_annotation.py): ``Annotation.parse(str(x)) == x``; the
     boxes of an operand, over ranges that tile its loops, tile the operand, or cover it where
@@ -64,7 +66,7 @@ class Annotation:
 
     @cached_property
     def reductions(self) -> tuple[str, ...]:
-        """Identifiers that some output lacks: their pieces give summands of it."""
+        """Identifiers that some output lacks; pieces of these loops compute partial sums of it."""
         lacking = {i for out in self.outputs for i in self.ids if i not in _ids_of(out)}
         return tuple(i for i in self.ids if i in lacking and i not in self.fixed)
 
@@ -86,8 +88,8 @@ class Annotation:
         """The size of every identifier, from the shapes of the tensors, in elements.
 
         Args:
-            inputs, outputs: shapes.
-            known: sizes that the shapes do not determine, such as in ``g`` in ``(g c)``.
+            inputs, outputs: the shapes of the tensors.
+            known: sizes that the shapes do not determine, such as of ``g`` in ``(g c)``.
 
         Raises:
             AnnotationError: the shapes do not fit, or do not determine an identifier's size.
@@ -101,7 +103,7 @@ class Annotation:
             for dim, size in zip(operand, shape, strict=True)
         ]
         dims = [(dim, size) for dim, size in every if not isinstance(dim, SlidingWindow)]
-        # A dim determines its last unknown identifier, so a few rounds suffice.
+        # A dim determines its only unknown identifier, so a few rounds suffice.
         progress = True
         while progress:
             progress = False
@@ -144,7 +146,7 @@ class Annotation:
 
         Args:
             operand: an operand of this annotation.
-            ranges: iterations.
+            ranges: the iterations of each loop.
             sizes: sizes of all identifiers.
             shape: shape of the operand's tensor; needed only for windows.
 
@@ -164,7 +166,7 @@ class Annotation:
     def overhang(
         self, operand: Operand, ranges: Ranges, sizes: Mapping[str, int], shape: Sequence[int]
     ) -> tuple[tuple[int, int], ...]:
-        """How far windows reach over the ends of every dim; an op must pad this many elements."""
+        """Elements by which windows reach over both ends of every dim; an op must pad them."""
         found = []
         for dim, size in zip(operand, shape, strict=True):
             if isinstance(dim, SlidingWindow):
@@ -251,7 +253,7 @@ def _check_marks(made: Annotation, marks: Mapping[str, set[str]], text: str) -> 
 def _bounds(
     dim: Loops, ranges: Ranges, sizes: Mapping[str, int], annotation: Annotation
 ) -> tuple[int, int]:
-    """The index range of one dim: outer loops have one iteration, then one is cut, others whole."""
+    """The index range of one dim; all loops inside a loop with several iterations must be whole."""
     lo, extent, is_cut = 0, 1, False
     for identifier in dim:
         size = sizes[identifier]
@@ -269,13 +271,13 @@ def _bounds(
 
 @cache
 def tiling_loops(operand: Operand) -> frozenset[str]:
-    """The loops whose pieces are disjoint in an operand: all its loops except windows."""
+    """The loops whose pieces touch disjoint indices of an operand: all but overlapping windows."""
     windows = _windows((operand,))
     return _ids_of(operand) | {window.loop for window in windows if not window.overlap}
 
 
 def _loops(dim: Dim) -> Loops:
-    """The loops that index a dim; the loop of a window indexes other operands."""
+    """The loops that index a dim; none for a window, whose loop indexes other operands."""
     return () if isinstance(dim, SlidingWindow) else dim
 
 

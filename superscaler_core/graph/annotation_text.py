@@ -1,4 +1,4 @@
-"""Text of annotations: from ``m k+, k n -> m n`` to operands, word by word."""
+"""Text of annotations: parses texts such as ``m k+, k n -> m n`` into operands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def operands_of(text: str) -> Iterator[tuple[tuple[Dim, ...], bool]]:
                 raise AnnotationError(f"cannot parse annotation {text!r}: '(' is not closed.")
             if any_word or token == ",":
                 yield tuple(dims), token == "->"
-            elif token == "->":  # no inputs at all: an op that makes a tensor of nothing
+            elif token == "->":  # Without inputs, the op would make a tensor from nothing.
                 raise AnnotationError(f"cannot parse annotation {text!r}: no input before '->'.")
             dims, any_word = [], False
             continue

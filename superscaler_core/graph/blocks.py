@@ -1,7 +1,7 @@
-"""Blocks: the parts of a model that plans speak of, found by what its ops compute.
+"""Blocks: finds the parts of a model to which plans refer, by what its ops compute.
 
-Names of modules and parameters mean nothing here: the same model under other names has the same
-blocks, attentions, MLPs, embedding, head and experts.
+Names of modules and parameters are not used: the same model under other names has the same blocks,
+attentions, MLPs, embedding, head and experts.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ def find_blocks(
     experts: Modules | None = None,
     embedding: str = "",
 ) -> Blocks:
-    """The parts of a model; those that are not given are found by its structure.
+    """The parts of a model; parts that are not given are found by the model's structure.
 
     Args:
-        graph: of the model.
-        blocks: modules that are one block each.
-        features: parameters, and their dims that are inner features.
+        graph: the graph of the model.
+        blocks: the modules of the blocks; each matching module is one block.
+        features: parameters, each with the dim that is its inner features.
         experts: the modules of the experts.
-        embedding: the parameter in which words are looked up.
+        embedding: the name of the parameter in which words are looked up.
     """
     return Blocks(dims_of(graph), blocks, features, experts, embedding)
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The parts of one model; each is searched at its first use.
+    """The parts of one model; each part is searched at its first use.
 
     Laws (tests/superscaler_core/graph/test_blocks.py): the groups of ``groups`` are all ops, in
-    order; a model under other names has the same parts, op by op; where structure does not say what
-    a part is, the error names what was looked for and how to say it.
+    order; a model under other names has the same parts, op by op; if the structure does not
+    determine a part, the error says what was searched for and how to give the part.
 
     Attributes:
-        dims: of the graph.
-        said, said_features, said_experts, said_embedding: as in ``find_blocks``.
+        dims: the classes of the graph's dims.
+        said, said_features, said_experts, said_embedding: what the caller gave, as ``blocks``,
+            ``features``, ``experts`` and ``embedding`` of ``find_blocks``.
     """
 
     dims: Dims
@@ -74,10 +75,10 @@ class Blocks:
 
     @cached_property
     def all(self) -> tuple[OpGroup, ...]:
-        """The ops of every block, in order; those between two blocks are in the first of them.
+        """The ops of every block, in order; ops between two blocks belong to the earlier block.
 
         Raises:
-            PlanError: the model repeats nothing, or no module is as was said.
+            PlanError: the model has no repeated structure, or no module matches ``said``.
         """
         if not (starts := self._found):
             modules = ", ".join(dict.fromkeys(op.module for op in self.graph.ops if op.module))
@@ -92,8 +93,10 @@ class Blocks:
 
     @cached_property
     def layers(self) -> tuple[OpGroup, ...]:
-        """The blocks. If the model repeats nothing, the parts that begin where a module begins to
-        read parameters of its own; a model of one such module is one layer.
+        """The blocks; without repeated structure, one layer per module that reads parameters.
+
+        Such a layer begins at the module's first op that reads parameters. A model with one such
+        module is one layer.
         """
         if self.said is not None or self._found:
             return self.all
@@ -109,37 +112,37 @@ class Blocks:
         return starts_of_blocks(self.graph) if self.said is None else self._starts(self.said)
 
     def _runs(self, starts: Sequence[Op]) -> tuple[OpGroup, ...]:
-        """The ops from each start to the next; the last is where they end."""
+        """The ops from each start up to the next; the last of ``starts`` is only where they end."""
         ends = [*(op.index for op in starts[:-1]), starts[-1].index + 1]
         return tuple(self.graph.ops[a:b] for a, b in pairwise(ends))
 
     def _starts(self, said: Modules) -> OpGroup:
-        """The first op of each module, and the last op of all; empty if there are none."""
+        """The first op of each module, then the last op of all modules; empty if none matches."""
         firsts = [ops[0] for ops in said.instances(self.graph)]
         return (*firsts, *said.ops(self.graph)[-1:])
 
     @property
     def groups(self) -> tuple[OpGroup, ...]:
-        """All ops: those before the layers, every layer, those after them."""
+        """All ops in groups: the ops before the layers, every layer, the ops after the layers."""
         before = self.graph.ops[: self.layers[0][0].index]
         behind = self.graph.ops[self.layers[-1][-1].index + 1 :]
         return tuple(filter(None, (before, *self.layers, behind)))
 
     @property
     def behind(self) -> OpGroup:
-        """The ops after all blocks, or layers."""
+        """The ops after the last layer."""
         return self.graph.ops[self.layers[-1][-1].index + 1 :]
 
     # --- what a block consists of ---------------------------------------------------------------
 
     @cached_property
     def attention(self) -> tuple[OpGroup, ...]:
-        """For each block, the ops between the linear maps around its attentions; ``()`` if none."""
+        """For each block, the ops of its attentions, between linear maps; ``()`` if none."""
         return tuple(map(self._attention, self.all))
 
     @cached_property
     def mlp(self) -> tuple[OpGroup, ...]:
-        """For each block, the ops with inner features outside attention, such as its MLP."""
+        """For each block, the ops outside attention that have inner features, such as its MLP."""
         return tuple(map(self._mlp, self.all))
 
     def _mlp(self, block: OpGroup) -> OpGroup:
@@ -160,7 +163,7 @@ class Blocks:
         return tuple(op for op in block if op in found)
 
     def _attends(self, op: Op, inside: set[Op]) -> bool:
-        """Whether an op is an attention, or the softmax of one, over products of activations."""
+        """Whether an op is an attention, or a softmax over a product of two activations."""
         if op.kind == "attention":
             return True
         before = self._near(op, inside, self._makers) if op.kind == "softmax" else ()
@@ -170,7 +173,7 @@ class Blocks:
         )
 
     def _near(self, op: Op, inside: set[Op], next_to: Callable[[Op], Iterable[Op]]) -> set[Op]:
-        """The ops of a block that lead to an op, or that it leads to, up to linear maps."""
+        """The ops of a block that ``next_to`` reaches from an op, up to but without linear maps."""
         found: set[Op] = set()
         left = list(next_to(op))
         while left:
@@ -192,17 +195,18 @@ class Blocks:
     def inner(self) -> tuple[DimClass, ...]:
         """The inner features of all blocks: dims that one linear map makes and the next sums over.
 
-        Heads, and the features of MLPs. Where one map makes queries, keys and values, or a gate and
-        what it opens, they begin behind it: the map is whole on every device. Of three maps in a
-        row the last two count, so that no map is cut twice; where a block is one linear map, two
-        blocks make a pair, and of one that is left over its result counts.
+        Examples are attention heads and the features of MLPs. If one map makes queries, keys and
+        values together, or a gate and the values that it multiplies, the inner features begin after
+        that map, which is whole on every device. Of three maps in a row, the last two are used, so
+        that no map is cut twice. If each block is one linear map, two blocks form a pair; a block
+        that is left over contributes the dims of its result.
 
-        A model that repeats nothing, or whose blocks have no such pair, is searched as a whole, as
-        if it were one block. Without a pair there, the results of all its maps count.
+        A model without repeated structure, or whose blocks have no such pair, is searched as if it
+        were one block. If it has no pair either, the dims of the results of all its maps are used.
 
         Raises:
             PlanError: the model has no linear map and no convolution whose features can be cut, or
-                no parameter is as was said.
+                no parameter matches ``said_features``.
         """
         if self.said_features:
             return self._in_order(self.dims.of_params(*self.said_features))
@@ -221,7 +225,7 @@ class Blocks:
 
     @cached_property
     def width(self) -> tuple[DimClass, ...]:
-        """The features of the hidden state: the other dims of matrices with inner features."""
+        """The features of the hidden state: the dims over which maps to inner features sum."""
         inner = set(self.inner)
         found: set[DimClass] = set()
         for op in (op for op in self.graph.ops if is_map(op) and inner & self._made(op)):
@@ -230,7 +234,7 @@ class Blocks:
         return self._in_order(found)
 
     def _in_order(self, dims: Iterable[DimClass]) -> tuple[DimClass, ...]:
-        """Sorted by the first op that has each, independent of parameter names."""
+        """The dims, sorted by the first op that has each, independent of parameter names."""
         ops = {dim: self.dims.sizes(dim).values() for dim in dims}
         return tuple(sorted(ops, key=lambda dim: (min(map(_index, ops[dim]), default=0), dim)))
 
@@ -257,10 +261,10 @@ class Blocks:
         return found
 
     def _of_pieces(self, unit: OpGroup) -> set[DimClass]:
-        """The dims of pieces of results, such as of queries, keys and values made by one map.
+        """The dims of pieces of a map's result, such as queries, keys and values made by one map.
 
-        They have dims of their own, which no map makes: heads, which attentions can be cut along,
-        or the features of a gate and of what it opens.
+        No map makes these dims. They are heads, along which attentions can be cut, or the features
+        of a gate and of the values that it multiplies.
         """
         inside = set(unit)
         found = {dim for op in unit if _is_piece(op) for dim in self.dims.of_tensor(op.outputs[0])}
@@ -272,17 +276,17 @@ class Blocks:
         )
 
     def _stream(self, unit: OpGroup) -> set[DimClass]:
-        """The dims of a block's inputs and results, and those that some op of it cannot cut.
+        """The dims of a block's inputs and results, and the dims that some op of it cannot cut.
 
-        What no linear map leads to is not of the stream, such as a table of positions by heads that
-        all blocks share.
+        A tensor that depends on no linear map is not part of the stream, such as a table of
+        positions by heads that all blocks share.
         """
         inside, kept = set(unit), set(self.graph.state.values())
         made = {tensor for op in unit for tensor in op.outputs}
         left = {t for t in made if any(op not in inside for op, _ in self.graph.readers.get(t, ()))}
         left &= self._mapped
         read = {tensor for op in unit for tensor in op.inputs} & self._mapped
-        # A buffer that is replaced is gathered for that, however it was computed.
+        # An op that replaces a buffer gathers the new value, so its fixed dims do not count.
         computed = (op for op in unit if kept.isdisjoint(op.outputs))
         whole = {
             self.dims.of_loop(op, i)
@@ -294,7 +298,7 @@ class Blocks:
 
     @cached_property
     def _mapped(self) -> set[PTensor]:
-        """The activations to which linear maps lead."""
+        """The activations that depend on the result of a linear map."""
         found: set[PTensor] = set()
         for op in self.graph.ops:
             if is_map(op) or found.intersection(op.inputs):
@@ -314,7 +318,7 @@ class Blocks:
         return (self._of_parameters(op) & result).difference(self._summed(op), *read)
 
     def _numbers(self, op: Op) -> set[DimClass]:
-        """The dims of a linear map's parameters that its input and its result have."""
+        """The dims of a linear map's parameters that input and result have, such as of experts."""
         return self._of_parameters(op) - self._summed(op) - self._made(op)
 
     def _of_parameters(self, op: Op) -> set[DimClass]:
@@ -337,7 +341,7 @@ class Blocks:
         """The parameter in which words are looked up: the largest that integer inputs index.
 
         Raises:
-            PlanError: none is, or there is no such parameter.
+            PlanError: integer inputs index no parameter, or no parameter has the given name.
         """
         if self._embedding is None:
             raise PlanError(
@@ -372,7 +376,7 @@ class Blocks:
     def head(self) -> OpGroup:
         """The last linear map after the blocks, which scores each word; ``()`` if none.
 
-        Where the model looks words up, it has as many results as there are words.
+        If the model has an embedding, the map must have as many results as there are words.
         """
         words = self._embedding
         for op in reversed(self.behind):
@@ -390,7 +394,7 @@ class Blocks:
 
     @cached_property
     def scored(self) -> int:
-        """The index of the last op that scores each word; the number of ops if there is none."""
+        """The index of the last op whose result has a dim of words; the number of ops if none."""
         found = [
             op.index
             for op in self.graph.ops
@@ -404,12 +408,12 @@ class Blocks:
         """The dims of tokens: dim 1 of the inputs, for example of a source and a target.
 
         Raises:
-            PlanError: few ops have one of them, so they are no sequences.
+            PlanError: too few ops have one of these dims, so the inputs are no sequences.
         """
         ops, inputs = self.graph.ops, self.graph.inputs
         dims = dict.fromkeys(self.dims.of(t.name, 1) for t in inputs if len(t.shape) > 1)
         having = {dim: sum(bool(self.dims.ids(op, dim)) for op in ops) for dim in dims}
-        # Features of an input end at its first linear map; tokens are there all along.
+        # Features of an input end at its first linear map; most ops keep the dim of tokens.
         found = tuple(dim for dim, num in having.items() if 4 * num > len(ops))
         if 2 * sum(having[dim] for dim in found) > len(ops):
             return found
@@ -425,7 +429,7 @@ class Blocks:
         """The ops of all experts: from the first to the last linear map with a matrix per expert.
 
         Raises:
-            PlanError: there are none.
+            PlanError: the model has no experts.
         """
         if self.said_experts is not None:
             found = self.said_experts.ops(self.graph)
@@ -459,7 +463,7 @@ class Blocks:
 
 
 def _is_piece(op: Op) -> bool:
-    """Whether an op only takes a piece out of a tensor; readers of the piece may cut it."""
+    """Whether an op only slices a piece out of a tensor; readers of the piece may cut the piece."""
     sizes = [prod(t.shape) for t in (*op.inputs, *op.outputs)]
     return op.flops == 0 and not op.parameters and len(sizes) == 2 and sizes[1] < sizes[0]
 

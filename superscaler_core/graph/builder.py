@@ -31,14 +31,14 @@ class GraphBuilder:
     _marks: dict[str, ShardSpec] = field(default_factory=dict)
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> PTensor:
-        """An argument of the model, of one microbatch."""
+        """Add an argument of the model, with the shape of one microbatch."""
         self._inputs.append(PTensor(self._unique(name), tuple(shape), dtype, "input", False))
         return self._inputs[-1]
 
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str, requires_grad: bool = True
     ) -> PTensor:
-        """A parameter, by its name in the ``state_dict``."""
+        """Add a parameter, by its name in the ``state_dict``."""
         made = PTensor(self._unique(name), tuple(shape), dtype, PARAMETER, requires_grad)
         self._parameters[name] = made
         return made
@@ -48,38 +48,38 @@ class GraphBuilder:
         self._aliases[name] = of
 
     def constant(self, name: str, value: Any, shape: Sequence[int], dtype: str) -> PTensor:
-        """A value that depends on no input and is not trained."""
+        """Add a value that depends on no input and is not trained."""
         made = PTensor(self._unique(name), tuple(shape), dtype, "constant", False)
         self._constants[made.name] = value
         return made
 
     def cast(self, tensor: PTensor, dtype: str) -> PTensor:
-        """A tensor in another dtype, into which every op that reads it casts it on its own.
+        """A tensor in another dtype; every op that reads it does the cast itself.
 
-        So the graph has the ops that it has without the cast, and plans cut it in the same ways;
-        gradients of a parameter are summed in the dtype of the parameter.
+        So the graph has the same ops as without the cast, and plans cut it in the same ways.
+        Gradients of a parameter are summed in the dtype of the parameter.
         """
         made = replace(tensor, dtype=dtype)
         self._casts[made] = tensor
         return made
 
     def uncast(self, tensor: PTensor) -> PTensor:
-        """What a tensor is a cast of; itself if it is none."""
+        """The tensor of which ``tensor`` is a cast; ``tensor`` itself if it is no cast."""
         return self._casts.get(tensor, tensor)
 
     def value_of(self, tensor: PTensor) -> Any:
-        """The value of a constant; None of any other tensor."""
+        """The value of a constant; None for any other tensor."""
         return self._constants.get(tensor.name) if tensor.kind == CONSTANT else None
 
     def maker_of(self, tensor: PTensor) -> Op | None:
-        """The op that makes a tensor; None of an input, a parameter or a constant."""
+        """The op that makes a tensor; None for an input, a parameter or a constant."""
         return self._makers.get(tensor)
 
     def mark(self, tensor: PTensor, spec: ShardSpec) -> None:
-        """Say how a tensor is cut among devices.
+        """Record how a tensor is to be cut among devices.
 
         Raises:
-            AnnotationError: something else was said of it.
+            AnnotationError: another spec was recorded for the tensor.
         """
         before = self._marks.setdefault(self.uncast(tensor).name, spec)
         if before != spec:
@@ -113,7 +113,7 @@ class GraphBuilder:
         """Add an op and return its outputs.
 
         Args:
-            kind: what it computes.
+            kind: what the op computes, such as ``linear``.
             annotation: annotation of its tensors.
             inputs: tensors of this graph.
             outputs: shape and dtype of each output.
@@ -121,8 +121,8 @@ class GraphBuilder:
             module: path of its module.
             saves: as in ``Op``; all inputs that are not parameters if None.
             flops: as in ``Op``.
-            differentiable: whether gradients flow through it, if an input has one.
-            num_grads: how many of its results, the first ones, have gradients; all if None.
+            differentiable: whether gradients flow through the op, if an input has one.
+            num_grads: only this many of its first results have gradients; all if None.
             sizes: sizes of identifiers that the shapes do not determine.
             imports, hint, modules: as in ``Op``.
 
@@ -164,7 +164,7 @@ class GraphBuilder:
         return results
 
     def keep(self, buffer: PTensor, value: PTensor) -> PTensor:
-        """Replace a buffer by a value, whole on every device that reads the buffer.
+        """Add an op that makes a buffer's new value, whole on every device that reads the buffer.
 
         Returns:
             The value of the buffer from the next microbatch on.
@@ -175,7 +175,7 @@ class GraphBuilder:
             "keep", f"{dims} -> {dims}", (value,), [(value.shape, value.dtype)], "{x0}.clone()",
             module=self._ops[at].module, saves=(), flops=0.0,
         )  # fmt: skip
-        # It is computed where the value is, not at the end of the model.
+        # The op follows the op that computes the value; it is not at the end of the model.
         self._ops.insert(at + 1, self._ops.pop())
         return kept
 
@@ -191,7 +191,7 @@ class GraphBuilder:
         Args:
             loss: a scalar.
             recycled, results: as in ``Graph``.
-            fields: others of ``Graph``.
+            fields: other attributes of ``Graph``.
 
         Raises:
             PlanError: the loss is not a scalar, or a recycled value does not fit its input.
@@ -242,7 +242,7 @@ class GraphBuilder:
 
 
 def _casting(code: str | Invocation, dtypes: Mapping[int, str]) -> str | Invocation:
-    """Code that casts some of its inputs first, given by position."""
+    """The code with casts of some inputs, given by position with the dtype to cast to."""
     for position, dtype in dtypes.items():
         field_of_input = f"{{x{position}}}"
         change = (field_of_input, f"{field_of_input}.to(torch.{dtype})")

@@ -1,8 +1,8 @@
 """Dims: which dims of a model's tensors belong together, such as the batch, or a layer's heads.
 
-An op ties the dims that share an identifier. Followed through the whole graph, the ties give every
-loop of every op a meaning: all loops over the batch, or over the features between two linears.
-GSPMD propagates splits along these ties; here a plan looks them up.
+An op ties the dims that share an identifier. Following the ties through the whole graph gives
+classes of dims and loops, such as all loops over the batch, or over the features between two
+linears. GSPMD propagates splits along these ties; here a plan looks the classes up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Node = tuple[str | int, str | int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class DimClass:
-    """Dims that are tied together; named after the first of them."""
+    """A class of dims and loops that are tied together, named after its first dim."""
 
     tensor: str
     dim: int
@@ -85,7 +85,7 @@ class Dims:
 
     @cached_property
     def _of_tensors(self) -> dict[str, tuple[DimClass, ...]]:
-        """Those that were asked for, by the tensor's name."""
+        """Results of ``of_tensor`` so far, by the tensor's name."""
         return {}
 
     def of_loop(self, op: Op, identifier: str) -> DimClass:
@@ -97,7 +97,7 @@ class Dims:
         return self._sizes.get(of, {})
 
     def sizes_of_products(self, of: DimClass) -> frozenset[int]:
-        """Those of the sizes that a product has, such as a linear map or attention."""
+        """The sizes of a class' loops in products, such as a linear map or attention."""
         return self._sizes_of_products.get(of, frozenset())
 
     def ids(self, op: Op, of: DimClass) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ class Dims:
 
     @cached_property
     def _classes(self) -> dict[Node, DimClass]:
-        """By (tensor name, dim) and by (op index, identifier)."""
+        """The class of every dim (tensor name, dim) and of every loop (op index, identifier)."""
         parents: dict[Node, Node] = {}
 
         def root(node: Node) -> Node:
@@ -172,12 +172,12 @@ class Dims:
 
 @once_per_graph
 def dims_of(graph: Graph) -> Dims:
-    """The classes of a graph's dims, which all that ask share."""
+    """The classes of a graph's dims; all callers share one object."""
     return Dims(graph)
 
 
 def _is_product(op: Op) -> bool:
-    """Whether two inputs have a loop that is summed over."""
+    """Whether the op sums over a loop that two inputs share."""
     held = [
         {i for dim in dims if isinstance(dim, tuple) for i in dim} for dims in op.annotation.inputs
     ]
@@ -185,7 +185,7 @@ def _is_product(op: Op) -> bool:
 
 
 def _named(node: Node) -> DimClass:
-    """A class by its first dim: of a tensor, or a loop that is in no dim of size above 1."""
+    """The class that is named after a tensor's dim, or after a loop that no dim is tied to."""
     where, which = node
     return (
         DimClass(where, which)

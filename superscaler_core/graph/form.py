@@ -59,7 +59,7 @@ class OpForm:
 
     @classmethod
     def of(cls, *fields: Any) -> OpForm:
-        """The form with these attributes, in their order."""
+        """The form with these attributes, in the order of the fields; equal forms are shared."""
         return _interned(cls(*fields))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,7 +89,7 @@ class OpForm:
 
     @cached_property
     def says_where(self) -> bool:
-        """Whether the call of a part depends on where in the op it is, not only on its sizes."""
+        """Whether the call of a part depends on the part's position, not only on its sizes."""
         code = str(self.computes)
         return any(field in code for field in (".lo", ".hi", "{start", "{pad"))
 
@@ -108,7 +108,7 @@ def _interned(form: OpForm) -> OpForm:
 
 @dataclass(frozen=True)
 class PartForm:
-    """The pieces of an op of some form, and derived values.
+    """The form of a part: the form of its op, its pieces, and values derived from these.
 
     Attributes:
         op: the form of the op.
@@ -137,17 +137,17 @@ class PartForm:
 
     @cached_property
     def inputs(self) -> tuple[tuple[rv.Box, Summand], ...]:
-        """For each input the box that is read, and the summand of the gradient that it gives."""
+        """For each input, the box read, and which partial sum of its gradient is computed."""
         return self._views(self.op.annotation.inputs, self.op.inputs)
 
     @cached_property
     def outputs(self) -> tuple[tuple[rv.Box, Summand], ...]:
-        """For each output the box that is written, and its summand."""
+        """For each output, the box written, and which partial sum of it is computed."""
         return self._views(self.op.annotation.outputs, self.op.outputs)
 
     @cached_property
     def overhangs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """How far its windows reach over the ends of each dim of each input."""
+        """Elements by which windows reach over both ends of each dim, for each input."""
         op = self.op
         return tuple(
             op.annotation.overhang(operand, self.ranges, op.sizes_of, form.shape)
@@ -158,13 +158,13 @@ class PartForm:
     def call(self) -> tuple[str, ...]:
         """The expression for the outputs, split at the names of operands and of the seed.
 
-        Every second piece is such a name: ``x0``, ``x1``, ... or ``seed``.
+        Every second element is one of these names: ``x0``, ``x1``, ... or ``seed``.
         """
         return self._cut(self.op.computes)
 
     @cached_property
     def call_with_bias(self) -> tuple[str, ...]:
-        """The same for a call that also takes a ``bias``, which is a further name."""
+        """As ``call``, for a call that also takes a bias; ``bias`` is a further name."""
         assert isinstance(self.op.computes, Invocation), "others take no argument more"
         return self._cut(self.op.computes.adding("bias", "{bias}"))
 
@@ -186,7 +186,7 @@ class PartForm:
         op, found = self.op, []
         for operand, form in zip(operands, forms, strict=True):
             box = op.annotation.box(operand, self.ranges, op.sizes_of, form.shape)
-            # Where windows overlap, the parts give summands of one gradient.
+            # Where windows overlap, the parts compute partial sums of one gradient.
             tiling = tiling_loops(operand)
             found.append((box, tuple(p for p in self.pieces if p[0] not in tiling)))
         return tuple(found)

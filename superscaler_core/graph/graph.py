@@ -32,21 +32,23 @@ class Op:
         annotation: how the dims of its tensors relate.
         sizes: size of every identifier, in iterations.
         inputs, outputs: its tensors.
-        computes: the Python expression that computes it on local shards, with the fields below; a
-            record if it is a call that may get a further argument.
-        saves: operands that autograd keeps for the backward: numbers of inputs, then of outputs.
-        flops: floating-point operations of one iteration of all loops, forward.
+        computes: the Python expression that computes the op on local shards, with the fields below;
+            an ``Invocation`` if it is a call that may get a further argument.
+        saves: operands that autograd keeps for the backward, by number; inputs are numbered first,
+            then outputs.
+        flops: floating-point operations of the forward, per iteration of all loops.
         imports: modules whose functions the code calls, besides those that are always imported.
         copy_of: the op of the model that this op is a copy of (``side_by_side``); None if it is an
             original.
-        hint: how to make it splittable, if nothing says how its dims relate (an *opaque* op, of
-            which every device that needs a result computes all); empty for other ops.
+        hint: for an *opaque* op, whose dims have no known relation: how to make it splittable.
+            Every device that needs a result of an opaque op computes the whole op. Empty for other
+            ops.
         modules: keys of the modules that the code calls (``ops.call_module``).
 
     The expression may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``,
     ... (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{pad0[2]}``, ... (how far
     windows reach over both ends of dim 2 of an input), ``{size[k]}`` and ``{start[k]}`` (the number
-    of local iterations of loop k, and the first), and ``{seed}`` (a number of this op's own).
+    of local iterations of loop k, and the first), and ``{seed}`` (a number that seeds the op).
     """
 
     index: int
@@ -67,12 +69,12 @@ class Op:
 
     @property
     def seed(self) -> int:
-        """A number of this op, the same for all its copies, for its random numbers."""
+        """The seed of the op's random numbers, which all copies of the op share."""
         return (self.copy_of or self).index
 
     @cached_property
     def form(self) -> OpForm:
-        """Its form, which it shares with the same op of other layers."""
+        """The op's form, which the same op of other layers shares."""
         inputs, outputs = (
             tuple(TensorForm(t.shape, t.dtype, t.kind, t.requires_grad) for t in side)
             for side in (self.inputs, self.outputs)
@@ -138,23 +140,23 @@ class Graph:
         constants: values that depend on no input, by name.
         loss: the scalar.
         notes: differences between the graph and the model, for people; usually empty.
-        recycled: inputs that the caller does not give: each with the activation that it is in the
-            next turn of the same microbatch; it is zero in the first turn.
+        recycled: inputs that the caller does not give, each with the activation whose value it has
+            in the next turn of the same microbatch; in the first turn the input is zero.
         weights: the captured model's own parameters, not copies, by the names of ``parameters``;
             empty if the graph has no model, or its model is on the meta device.
         buffers: other entries of the model's ``state_dict``, by name, as at the capture.
         packed: how the graph reads parameters whose features are several pieces, by name.
         folded: the buffers from which constants were computed, so that they can no longer change.
-        valueless: buffers on the meta device that the graph needs: it can be planned, and not run.
-        state: buffers that a forward replaces, such as running statistics: each, a constant of the
-            graph, with the activation that it is from the next microbatch on.
+        valueless: buffers on the meta device that the graph needs: the graph can be planned, but
+            not run.
+        state: buffers that a forward replaces, such as running statistics. Each is a constant of
+            the graph, with the activation that is its value from the next microbatch on.
         more_losses: the losses of further copies of the model (``side_by_side``).
         results: activations that a program returns beside the loss, by name.
-        more_results: those of further copies of the model.
-        marks: what the model says of how tensors are cut (``shard``), by their names; of
-            parameters in the dims that they have in the model.
-        slices: how the sequence of the captured graph was cut (``token_slices``), of which this is
-            the graph of slices; None if it was not.
+        more_results: the results of further copies of the model, with their names.
+        marks: how the model asks for tensors to be cut (``shard``), by tensor name; a parameter's
+            dims are those that it has in the model.
+        slices: how the sequence was cut, if ``token_slices`` made this graph; else None.
     """
 
     name: str
@@ -180,7 +182,7 @@ class Graph:
 
     @cached_property
     def known(self) -> dict[Any, Any]:
-        """Results of functions of this graph, as ``once_per_graph`` keeps them."""
+        """Results that ``once_per_graph`` keeps for this graph."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,7 +203,7 @@ class Graph:
 
     @property
     def ends(self) -> tuple[PTensor, ...]:
-        """The activations that are read outside of the graph: losses, and values of buffers."""
+        """The activations that are read outside of the graph: losses, and new values of buffers."""
         return *self.losses, *self.state.values()
 
     @property
@@ -216,7 +218,7 @@ class Graph:
 
     @cached_property
     def updates(self) -> Mapping[str, Op]:
-        """The op that applies an optimizer, for every parameter: elementwise in all dims."""
+        """For every parameter, the op that applies an optimizer; it is elementwise in all dims."""
         return {
             name: _update(len(self.ops) + i, tensor)
             for i, (name, tensor) in enumerate(self.parameters.items())
@@ -229,7 +231,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[PTensor, tuple[tuple[Op, int], ...]]:
-        """The ops that read a tensor, and as which of their inputs."""
+        """The ops that read a tensor, each with the tensor's position among the op's inputs."""
         found: dict[PTensor, list[tuple[Op, int]]] = {}
         for op in self.ops:
             for position, tensor in enumerate(op.inputs):

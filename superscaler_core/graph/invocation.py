@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """The call that an op computes, if it is a single call to which arguments can be added.
+    """The single function call that an op computes; arguments can be added to it.
 
     Law (tests/superscaler_core/graph/test_invocation.py): the text with a keyword added is the call
     with that further argument.
 
     Attributes:
-        function: such as ``F.linear``.
-        args: texts of its arguments, which may have the fields of ``Op.code``.
+        function: the function's text, such as ``F.linear``.
+        args: texts of the arguments, which may have the fields of ``Op.code``.
         keywords: names and texts of keyword arguments.
 
     >>> str(Invocation("F.linear", ("{x0}", "{x1}")).adding("bias", "{bias}"))

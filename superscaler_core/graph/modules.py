@@ -12,7 +12,7 @@ from superscaler_core.graph.graph import Graph, Op, is_in
 class Modules:
     """Modules whose path fits a pattern with wildcards, such as ``Modules("layers.*")``.
 
-    Tells ``find_blocks`` the parts that it does not find, or that it should find differently.
+    They tell ``find_blocks`` the parts to use instead of those that it would find by structure.
 
     >>> Modules("layers.*.msa_*", "layers.*.outer").patterns
     ('layers.*.msa_*', 'layers.*.outer')

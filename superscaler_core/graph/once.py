@@ -1,4 +1,4 @@
-"""Once: what follows from a graph alone is computed once, and kept as long as the graph."""
+"""Once: results that depend on a graph alone are computed once, and kept as long as the graph."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ R = TypeVar("R")
 
 
 def once_per_graph(find: Callable[Concatenate[Graph, P], R]) -> Callable[Concatenate[Graph, P], R]:
-    """Let a function of a graph, and of further values that can be keys, remember its results.
+    """Let a function of a graph, and of further hashable values, remember its results.
 
-    All callers share a result, so it is a value that nobody changes. Graphs that are copied or
-    sent to other processes come without results.
+    All callers share a result, so nobody may change it. A graph that is copied or sent to another
+    process arrives without results.
     """
 
     @wraps(find)

@@ -1,4 +1,4 @@
-"""Opaque ops in words: which they are, their share of the time, and how to split them."""
+"""Opaque ops in words: which ops are opaque, their share of the time, and how to split them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 FLOPS_PER_BYTE = 96
-"""Operations in the time of one byte of memory traffic, for an estimate: of an A100 in bfloat16, at
-half of its peak and 0.8 of its memory's, 312e12 * 0.5 / (2039e9 * 0.8)."""
+"""Floating-point operations that take as long as one byte of memory traffic, for an estimate. On an
+A100 in bfloat16, at half of its peak and 0.8 of its bandwidth: 312e12 * 0.5 / (2039e9 * 0.8)."""
 
 
 def opaque_notes(graph: Graph) -> list[str]:
@@ -32,9 +32,9 @@ def opaque_notes(graph: Graph) -> list[str]:
 
 
 def rows_annotation(inputs: Iterable[PTensor], outputs: Sequence[Sequence[int]]) -> str:
-    """The annotation of an op whose rows are independent: the first dim is cut, no other.
+    """The annotation of an op whose rows are independent: only the first dim can be cut.
 
-    Parameters have no rows. The annotation is empty if no dim would be cut.
+    Parameters have no rows. The annotation is empty if no input has rows.
 
     >>> x = PTensor("x", (4, 6), "float32", "input", False)
     >>> w = PTensor("w", (4, 6), "float32", PARAMETER, True)
@@ -69,12 +69,12 @@ def whole_annotation(inputs: Iterable[Sequence[int]], outputs: Iterable[Sequence
 
 
 def whole_dims(shape: Sequence[int]) -> Iterable[str]:
-    """Dims of equal position and size share a loop, and each is fixed."""
+    """The texts of fixed dims; dims of equal position and size share a loop."""
     return (f"d{i}_{size}^" for i, size in enumerate(shape))
 
 
 def _work(op: Op) -> float:
-    """Time of an op's forward, in bytes of memory traffic; ops that compute nothing are views."""
+    """Estimated time of an op's forward, in bytes of memory traffic; views take none."""
     if not op.flops and not op.hint:
         return 0.0
     num_bytes = sum(t.num_bytes for t in (*op.inputs, *op.outputs))

@@ -1,9 +1,9 @@
 """Packed parameters: one linear map makes several results, such as queries, keys and values.
 
-Its features are the pieces of one dim, one after another. A device that has some heads needs a part
-of *each* piece, which is no box of that dim. So the graph reads such a parameter with two dims in
-place of the one: ``[pieces, features]``. Cut along the features, a part is a box as any other, and
-the product stays one product of the same memory.
+The results are pieces of one dim of features, one after another. A device that has some heads needs
+a part of *each* piece, which is not one box of that dim. So the graph reads such a parameter with
+two dims, ``[pieces, features]``, in place of one. A part that is cut along the features is then a
+box, and the product stays one product of the same memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
 
 
 def find_packings(graph: Graph) -> dict[str, Packing]:
-    """The parameters that can be read packed, by name: of a product and of its bias.
+    """The parameters that can be read packed, by name: weights of products, and their biases.
 
-    All readers of the parameter have to agree, and what they make has to be read by pieces alone.
+    All readers of a parameter have to agree on its packing, and their results may only be read
+    piece by piece.
     """
     found: dict[PTensor, list[Packing]] = {}
     for op in graph.ops:
@@ -40,7 +41,7 @@ def find_packings(graph: Graph) -> dict[str, Packing]:
 
 
 def _made(op: Op) -> Iterator[tuple[int, str]]:
-    """The dim of a linear map's result that its parameter makes, with its loop."""
+    """The dims of a linear map's result that its input lacks, each with its loop."""
     if op.kind in ("linear", "matmul") and op.inputs[1].kind == PARAMETER and is_map(op):
         read = loops_of(op.annotation.inputs[0])
         for feature, dim in enumerate(op.annotation.outputs[0]):
@@ -58,13 +59,13 @@ def _read_along(op: Op, loop: str) -> Iterator[tuple[PTensor, int]]:
 def _pieces(
     graph: Graph, tensor: PTensor, dim: int, chain: list[tuple[PTensor, int]], is_own: bool = False
 ) -> Iterator[int]:
-    """Into how many pieces every reader cuts a dim; 0 of a reader that does not.
+    """For every reader, the number of pieces into which it cuts a dim; 0 if it does not cut it.
 
     Args:
-        graph: of the tensor.
-        tensor: the product, or what follows from it.
-        dim: of its features, or of its pieces alone if ``is_own``.
-        chain: the parameters that are added on the way, with their dims.
+        graph: the graph of the tensor.
+        tensor: the product's result, or a tensor computed from it.
+        dim: the dim of the features, or of the pieces alone if ``is_own``.
+        chain: collects the parameters that are added on the way, with their dims.
         is_own: whether the pieces have a dim of their own.
     """
     for op, position in graph.readers.get(tensor, ()):
@@ -74,7 +75,7 @@ def _pieces(
             yield 0
         elif len(loops) == 1 and loops[0] in op.annotation.fixed:
             num, left = divmod(prod(tensor.shape), prod(op.outputs[0].shape))
-            # Of a dim of its own every piece is one index.
+            # If the pieces have a dim of their own, every piece is one index of it.
             yield 0 if left or op.flops or (is_own and num != tensor.shape[dim]) else num
         elif len(loops) == 1 and (is_own or op.kind == "add_bias" or not op.flops):
             chain += _read_along(op, loops[0])

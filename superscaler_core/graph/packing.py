@@ -15,7 +15,7 @@ class Packing:
     Law (tests/superscaler_core/graph/test_packed.py): ``unpacked(packed(x))`` is ``x``.
 
     Attributes:
-        dim: of the model's parameter.
+        dim: the dim of the model's parameter.
         num: number of pieces, all of one size.
     """
 
@@ -27,7 +27,7 @@ class Packing:
         return whole.reshape(self.shape(tuple(whole.shape)))
 
     def unpacked(self, tensor: Tensor) -> Tensor:
-        """A tensor in the dims of the graph, whole or a part, in those of the model."""
+        """A tensor, whole or a part, in the dims of the model instead of those of the graph."""
         return tensor.flatten(self.dim, self.dim + 1)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -36,5 +36,5 @@ class Packing:
         return (*shape[:dim], num, shape[dim] // num, *shape[dim + 1 :])
 
     def merged(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of ``unpacked`` tensors of this shape."""
+        """The shape that ``unpacked`` gives a tensor of this shape."""
         return (*shape[: self.dim], prod(shape[self.dim : self.dim + 2]), *shape[self.dim + 2 :])

@@ -15,14 +15,14 @@ __all__ = ["Part", "Piece"]
 
 @dataclass(frozen=True)
 class Part:
-    """The iterations ``pieces`` of an op; loops that are not listed there are whole.
+    """A part of an op: the iterations ``pieces``; loops that are not listed there are whole.
 
     Laws (tests/superscaler_core/plan/test_op_trans.py, models/test_models.py): the boxes and
-    summands of a part are those of its iterations; parts whose iterations tile the op's write every
-    element once, with every summand.
+    partial sums of a part are those of its iterations; parts whose iterations tile those of the op
+    write every partial sum of every element once.
 
     Attributes:
-        op: the op that it is a part of.
+        op: the op.
         pieces: sorted by identifier.
         replica: its number among parts with the same pieces, which do the same work.
     """
@@ -33,7 +33,7 @@ class Part:
 
     @cached_property
     def form(self) -> PartForm:
-        """The form that it shares with equal pieces of ops of the same form."""
+        """The part's form, which equal pieces of ops of the same form share."""
         return self.op.form.part(self.pieces)
 
     @property
@@ -47,13 +47,13 @@ class Part:
 
     @cached_property
     def inputs(self) -> tuple[VTensor, ...]:
-        """The boxes that it reads; the summand is that of the gradient that it gives."""
+        """The boxes that the part reads, and which partial sums of their gradients it computes."""
         pairs = zip(self.op.inputs, self.form.inputs, strict=True)
         return tuple(VTensor(tensor, *view) for tensor, view in pairs)
 
     @cached_property
     def outputs(self) -> tuple[VTensor, ...]:
-        """The boxes that it writes."""
+        """The boxes that the part writes."""
         pairs = zip(self.op.outputs, self.form.outputs, strict=True)
         return tuple(VTensor(tensor, *view) for tensor, view in pairs)
 

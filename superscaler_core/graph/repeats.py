@@ -19,21 +19,22 @@ from superscaler_core.graph.modules import paths
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER
 
 ALIKE = 0.7
-"""Blocks share this much of the ops of the smaller one: a decoder's has all that an encoder's has,
-and one of experts has the attention of one without."""
+"""Two blocks are alike if they share at least this fraction of the smaller block's ops. A decoder
+block has all ops of an encoder block, and a block with experts has the attention of a block
+without."""
 
 SIZES_APART = 2.5
 """Blocks differ in their number of ops by at most this factor: a norm is no block."""
 
 MOST = 0.8
-"""A module that is a row of blocks has this much of its linear maps in them."""
+"""A module counts as a list of blocks if these have at least this fraction of its linear maps."""
 
 Signature = Counter[tuple[str, str]]
-"""Kinds of ops with their annotations, and how many of each."""
+"""Kinds of ops with their annotations, and the number of ops of each."""
 
 
 def is_map(op: Op) -> bool:
-    """Whether an op is a linear map: it sums over a loop of a parameter and of what it reads."""
+    """Whether an op is a linear map: it sums over a loop of a parameter and of another input."""
     pairs = list(zip(op.inputs, op.annotation.inputs, strict=True))
     weights = {i for t, operand in pairs if t.kind == PARAMETER for i in loops_of(operand)}
     others = {i for t, operand in pairs if t.kind != PARAMETER for i in loops_of(operand)}
@@ -45,7 +46,7 @@ def loops_of(operand: Sequence[object]) -> set[str]:
 
 
 def starts_of_blocks(graph: Graph) -> tuple[Op, ...]:
-    """The first op of every block, and at the end the last op of the last one; empty if none.
+    """The first op of every block, then the last op of the last block; empty if there are none.
 
     Repetitions with less than half of the model's linear maps do not count.
     """
@@ -66,9 +67,9 @@ class _Family:
     """Sibling modules that compute nearly the same, in order.
 
     Attributes:
-        members: the ops of each.
-        num_maps: linear maps in all of them together.
-        is_list: whether they are members of a list, which torch numbers.
+        members: the ops of each module.
+        num_maps: linear maps in all modules together.
+        is_list: whether the modules are members of a list, which torch numbers.
     """
 
     members: tuple[tuple[Op, ...], ...]
@@ -77,12 +78,12 @@ class _Family:
 
     @property
     def span(self) -> tuple[int, int]:
-        """From its first op to its last."""
+        """The indices of the first and the last op."""
         return self.members[0][0].index, self.members[-1][-1].index
 
     @property
     def is_row(self) -> bool:
-        """Whether each reads a result of the one before it, unlike experts in parallel."""
+        """Whether each member reads a result of the previous one, unlike experts in parallel."""
         made = [{tensor for op in ops for tensor in op.outputs} for ops in self.members]
         read = [{tensor for op in ops for tensor in op.inputs} for ops in self.members]
         return all(a & b for a, b in zip(made, read[1:], strict=False))
@@ -112,7 +113,7 @@ def _starts_by_modules(graph: Graph) -> tuple[Op, ...]:
 
 
 def _has_blocks(family: _Family, lists: Sequence[_Family]) -> bool:
-    """Whether each of its members, such as an encoder and a decoder, is a list of blocks itself."""
+    """Whether each member is itself a list of blocks, such as an encoder and a decoder."""
     return all(
         any(
             inner is not family
@@ -164,7 +165,7 @@ def _kind(op: Op) -> tuple[str, str]:
 
 @lru_cache(maxsize=4096)
 def _text(annotation: Annotation) -> str:
-    """As printed; ops of a kind share it, and many modules are around an op."""
+    """The printed annotation; cached, since ops of a kind share it and modules are nested."""
     return str(annotation)
 
 
@@ -178,7 +179,7 @@ def _is_alike(one: Signature, other: Signature) -> bool:
 
 @dataclass(frozen=True, order=True)
 class _Run:
-    """``count`` repetitions of ``period`` ops from ``start`` on, perhaps with a partial one."""
+    """``covered`` ops from ``start`` on: ``count`` repetitions of ``period`` ops, and a rest."""
 
     covered: int
     count: int
@@ -201,13 +202,15 @@ def _starts_by_period(graph: Graph) -> tuple[Op, ...]:
 
 
 def _longest(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: int) -> list[_Run]:
-    """The longest run in ``[lo, hi)``, and before and after it others that are nearly as rich.
+    """The longest run in ``[lo, hi)``, and further runs before and after it, in order.
+
+    The period of a further run has at least half as many linear maps as that of the longest run.
 
     Args:
-        row: a number for each op; equal ones compute alike.
+        row: a number for each op; ops with equal numbers compute alike.
         maps: which ops are linear maps.
-        lo, hi: where to look.
-        least: linear maps of a period.
+        lo, hi: the range of ops to search.
+        least: the least number of linear maps in a period.
     """
     run = max(_runs(row, maps, lo, hi, least), default=None)
     if run is None:
@@ -231,7 +234,7 @@ def _runs(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: int
 
 
 def _border(ops: Sequence[Op], run: _Run) -> int:
-    """Where the first period begins: where the fewest bytes cross from one period to the next."""
+    """The start of the first period, where the fewest bytes cross from one period to the next."""
     slack = run.covered - run.count * run.period
     return min(range(run.start, run.start + slack + 1), key=lambda i: (_crossing(ops, i), i))
 

@@ -17,14 +17,14 @@ _FORM = "a spec is words such as d0@x, d1@y*z, d2@- and *@-, with commas between
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """What is said about the dims of one tensor, independent of the sizes of the mesh.
+    """How the dims of one tensor are cut along mesh axes, independent of the sizes of the mesh.
 
     ``d0@x`` cuts dim 0 along axis x; ``d0@x*y`` cuts it along x, and every piece along y; ``d0@-``
-    leaves it whole. ``*@-`` leaves every other dim whole. A dim about which nothing is said is
-    open: the planner chooses.
+    leaves it whole. ``*@-`` leaves every other dim whole. A dim that is not mentioned is open: the
+    planner chooses.
 
-    Laws (tests/superscaler_core/graph/test_shard_spec.py): ``ShardSpec.parse(str(x)) == x``; equal
-    specs are equal whatever the order of their words.
+    Laws (tests/superscaler_core/graph/test_shard_spec.py): ``ShardSpec.parse(str(x)) == x``; the
+    order of the words does not matter for equality.
 
     >>> spec = ShardSpec.parse("d1@y, d0@x*z, *@-")
     >>> str(spec), spec.said(3)
@@ -32,7 +32,7 @@ class ShardSpec:
 
     Attributes:
         dims: the dims that are named, ascending, with their axes.
-        others_whole: whether all other dims are whole; they are open if not.
+        others_whole: whether all other dims are whole; otherwise they are open.
     """
 
     dims: tuple[tuple[int, Axes], ...] = ()
@@ -52,14 +52,14 @@ class ShardSpec:
 
     @property
     def axes(self) -> frozenset[str]:
-        """All axes that it names."""
+        """All axes that the spec names."""
         return frozenset(axis for _, axes in self.dims for axis in axes)
 
     def said(self, rank: int) -> Mapping[int, Axes]:
-        """The axes of every dim that is not open, of a tensor with ``rank`` dims.
+        """For a tensor with ``rank`` dims, the axes of every dim that is not open.
 
         Raises:
-            AnnotationError: it names a dim that the tensor does not have.
+            AnnotationError: the spec names a dim that the tensor does not have.
         """
         if self.dims and self.dims[-1][0] >= rank:
             raise AnnotationError(
@@ -75,7 +75,7 @@ class ShardSpec:
 
     @classmethod
     def parse(cls, text: str) -> ShardSpec:
-        """Read the text that ``str`` writes; an empty text says nothing.
+        """Read the text that ``str`` writes; an empty text leaves all dims open.
 
         Raises:
             AnnotationError: the text has another form, or names a dim or an axis twice.

@@ -1,4 +1,4 @@
-"""Side by side: several copies of a model with shared weights, for microbatches on other routes."""
+"""Side by side: copies of a model that share weights, one copy per route of microbatches."""
 
 from __future__ import annotations
 

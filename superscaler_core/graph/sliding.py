@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from superscaler_core.errors import AnnotationError
 
 PATTERN = r"[A-Za-z_][A-Za-z0-9_.]*(?:(?:\*\d+)?-\d+\+\d+|\*\d+)"
-"""Of the text of a window, such as ``y*2-1+1``."""
+"""Regular expression of the text of a window, such as ``y*2-1+1``."""
 
 _PARTS = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)(?:\*(\d+))?(?:-(\d+)\+(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """Iteration ``y`` reads the indices from ``y * stride + first`` to ``y * stride + last``.
+    """A window: iteration ``y`` reads indices ``y * stride + first`` to ``y * stride + last``.
 
-    Windows reach over the ends of the tensor, where the op pads. Indices between two windows are
-    read with the first of them, and indices after the last window with the last.
+    Windows may reach over the ends of the tensor, where the op pads. Indices between two windows
+    are read with the first of the two, and indices after the last window with the last window.
 
     Laws (tests/superscaler_core/graph/test_sliding.py): ``SlidingWindow.parse(str(x)) == x``; runs
     of iterations that tile the loop read runs of indices that cover the dim, and tile it if
-    ``overlap`` is 0; neighbouring runs have ``overlap`` indices in common, or what the ends leave.
+    ``overlap`` is 0; neighbouring runs have ``overlap`` indices in common, fewer at the dim's ends.
 
     >>> window = SlidingWindow.parse("y*2-1+1")
     >>> window.reads(2, 4, of=5, size=9), window.overhang(2, 5, size=9)
@@ -50,24 +50,23 @@ class SlidingWindow:
         """The indices that iterations ``[start, stop)`` read, ``[lo, hi)``.
 
         Args:
-            start, stop: iterations.
+            start, stop: the range of iterations.
             of: number of all iterations.
-            size: of the dim.
+            size: size of the dim.
         """
         end = max((stop - 1) * self.stride + self.last + 1, stop * self.stride + self.first)
         return max(0, start * self.stride + self.first), size if stop == of else min(end, size)
 
     def overhang(self, start: int, stop: int, *, size: int) -> tuple[int, int]:
-        """How far the windows of iterations reach over both ends of the dim."""
+        """Elements by which windows ``[start, stop)`` reach over both ends of the dim."""
         before = -(start * self.stride + self.first)
         after = (stop - 1) * self.stride + self.last + 1 - size
         return max(0, before), max(0, after)
 
     def fits(self, of: int, size: int) -> bool:
-        """Whether ``of`` windows fit the dim: the last begins in it, and one more would end
-        outside.
+        """Whether ``of`` windows fit the dim: the last begins in it, one more would end outside.
 
-        So each window reads something, and the remainder is less than a stride.
+        So each window reads at least one index, and the remainder is less than a stride.
         """
         return (of - 1) * self.stride + self.first < size <= of * self.stride + self.last
 

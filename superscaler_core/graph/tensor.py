@@ -11,7 +11,7 @@ ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
-"""Bytes of one element, by the names that torch has too."""
+"""Bytes of one element, by torch's name of the dtype."""
 
 INPUT, PARAMETER, CONSTANT, ACTIVATION = "input", "parameter", "constant", "activation"
 
@@ -53,18 +53,18 @@ class PTensor:
 
 
 Summand = tuple[tuple[str, int, int], ...]
-"""The pieces of the summed loops, which the tensor lacks: ``(identifier, lo, hi)`` each."""
+"""Which partial sum a part computes: a piece ``(identifier, lo, hi)`` of each summed loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class VTensor:
-    """The box of a pTensor that a part of an op reads or writes: the mask of the paper.
+    """A vTensor: the box of a pTensor that a part of an op reads or writes (the paper's mask).
 
     Attributes:
         tensor: the pTensor.
-        box: a region of it.
+        box: a region of the pTensor.
         summand: for a write, the part's share of the sum over the reduction loops; for a read, the
-            part's share of the gradient. ``()`` is all of it.
+            part's share of the gradient. ``()`` is the whole sum.
     """
 
     tensor: PTensor

@@ -1,9 +1,9 @@
 """Token slices: a graph in which every op works on a slice of its sequences at a time.
 
-A causal model computes a token from tokens before it alone. So its ops can be cut along the
+A causal model computes a token without the tokens after it. So its ops can be cut along the
 sequence into slices that run one after another: attention of a slice reads the keys and values of
-all slices up to it, and every other op reads its own slice. What an op sums over the sequence, such
-as the loss, is the sum of what it makes of the slices.
+all slices up to it, and every other op reads its own slice. A sum over the sequence, such as the
+loss, is the sum of the results of the slices.
 
 Source: Li et al., TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language
 Models, ICML 2021.
@@ -34,18 +34,19 @@ def token_slices(
     Law (tests/superscaler_core/graph/test_token_slices.py): the slices compute the same loss.
 
     Args:
-        graph: of a causal model.
+        graph: the graph of a causal model.
         loops_of: the loops of an op over tokens that can be cut.
-        ends: the token behind each slice, ascending; the last is the length of the sequence.
-        stages: the ops of the graph in order, in stages.
+        ends: the index after the last token of each slice, ascending; the last index is the length
+            of the sequence.
+        stages: the ops of the graph in order, grouped into stages.
 
     Returns:
-        The graph, whose ops are those of stage 0's slice 0, of its slice 1, and so on; and for
-        each stage and slice the index of its first op.
+        The graph, whose ops are sorted by stage and then by slice; and for each stage and slice,
+        in this order, the index of its first op.
 
     Raises:
-        PlanError: a token reads later ones, or an op's numbers depend on the place of its slice; or
-            the slices do not add up to the sequences.
+        PlanError: a token depends on later tokens, an op's result depends on the position of its
+            slice, or the slices do not add up to the length of the sequences.
     """
     lengths = tuple(hi - lo for lo, hi in pairwise((0, *ends)))
     found = sequence_lengths(graph)
@@ -82,24 +83,24 @@ def sequence_lengths(graph: Graph) -> frozenset[int]:
 
 
 class _Cutter:
-    """Cuts ops one after another, and knows what became of their results.
+    """Cuts ops one after another, and knows the tensors that replace their results.
 
     Args:
         graph, loops_of: as in ``token_slices``.
-        bounds: the first token of each slice, and that behind it.
+        bounds: for each slice, its first token and the token after its last.
     """
 
     def __init__(self, graph: Graph, loops_of: LoopOf, bounds: tuple[tuple[int, int], ...]) -> None:
         self._graph, self._loops_of, self._bounds = graph, loops_of, bounds
         self._slices: dict[PTensor, list[PTensor]] = {}
-        """Of an activation that has tokens, or of what was read in slices."""
+        """For an activation that has a dim of tokens, its slices."""
         self._until: dict[PTensor, list[PTensor]] = {}
-        """Of keys or values, all tokens up to the end of each slice."""
+        """For keys or values, the tensor of all tokens up to the end of each slice."""
         self._sums: dict[PTensor, PTensor] = {}
-        """Of what is summed over tokens."""
+        """For a result that is summed over tokens, the sum over the slices."""
 
     def whole(self, tensor: PTensor) -> PTensor:
-        """What became of a tensor without tokens."""
+        """The tensor that replaces a tensor without tokens; itself if nothing does."""
         return self._sums.get(tensor, tensor)
 
     def cut(self, op: Op, made: Sequence[list[Op]]) -> None:
@@ -131,7 +132,7 @@ class _Cutter:
                 self._sums[tensor] = self._add_up(op, slices, made)
 
     def _keep(self, op: Op, made: Sequence[list[Op]]) -> None:
-        """Run an op without tokens as it is, in the first slice."""
+        """Put an op without tokens, unchanged, into the first slice."""
         late = [t for t in op.inputs if t in self._slices or t in self._sums]
         if late:
             raise PlanError(
@@ -154,7 +155,7 @@ class _Cutter:
             )
 
     def _read(self, op: Op, position: int, loop: str, i: int, made: list[Op]) -> PTensor:
-        """The input of slice i of an op; what it takes to make it is appended to ``made``."""
+        """The input of slice i of an op; ops that make the input are appended to ``made``."""
         tensor, dims = op.inputs[position], op.annotation.inputs[position]
         if loop in _ids(dims):
             slices = self._slices.get(tensor)
@@ -169,7 +170,7 @@ class _Cutter:
         return self._joined(op, tensor, i, made)
 
     def _joined(self, op: Op, tensor: PTensor, i: int, made: list[Op]) -> PTensor:
-        """Keys or values up to the end of slice i: those before, and its own."""
+        """Keys or values up to the end of slice i: those of earlier slices, and its own."""
         until = self._until.setdefault(tensor, [])
         if len(until) > i:
             return until[i]
@@ -217,7 +218,8 @@ class _Cutter:
         lo, hi = self._bounds[i]
         start = f"{{start[{loop}]}}"
         sizes = op.annotation.sizes([t.shape for t in inputs], [t.shape for t in outputs])
-        # Causal attention of a slice sees, of the keys up to its end, a share of (lo + hi) / 2 hi.
+        # Of the keys up to its end, a slice sees a share of (lo + hi) / (2 hi) on average. The
+        # flops of a causal attention already have a factor of 1 / 2.
         is_causal = any(t in self._until for t in op.inputs)
         return replace(
             op,
@@ -252,7 +254,7 @@ def _op(
     output: PTensor,
     code: str,
 ) -> Op:
-    """An op that the model does not have; its index is given later."""
+    """An op that the model does not have; the caller sets its index later."""
     made = Annotation.parse(annotation)
     sizes = made.sizes([t.shape for t in inputs], [output.shape])
     return Op(0, name, kind, module, made, sizes, inputs, (output,), code, (), 0.0)
@@ -269,7 +271,7 @@ def _ids(dims: Operand) -> set[str]:
 
 
 def _dims(rank: int, dim: int, name: str) -> str:
-    """The dims of an operand of which one, of this name, is not cut."""
+    """The text of an operand's dims, of which dim ``dim`` has this name and is fixed."""
     return " ".join(f"{name}^" if i == dim else f"d{i}" for i in range(rank))
 
 

@@ -1,4 +1,4 @@
-"""Without grad: a graph as it is evaluated, nothing of which needs a gradient."""
+"""Without grad: a graph for evaluation, in which no tensor needs a gradient."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from superscaler_core.graph.tensor import PTensor
 
 
 def without_grad(graph: Graph) -> Graph:
-    """The same ops on the same tensors, without gradients: its programs have a forward alone.
+    """The same ops on the same tensors, without gradients: its programs have only a forward.
 
-    Names stay, so that decisions about one graph are decisions about the other.
+    Names are kept, so that decisions about one graph also apply to the other.
     """
 
     def of(tensor: PTensor) -> PTensor:

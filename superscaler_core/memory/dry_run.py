@@ -119,7 +119,7 @@ class DryRun(SegmentRunner):
         return self.constant(name)
 
     def keep_state(self, name: str, value: Tensor) -> None:
-        """Ignore the value, which takes the memory of the one before."""
+        """Ignore the value, which replaces an old value of the same size."""
 
     def use(self, name: str) -> Tensor:
         if name not in self._weights:
@@ -196,7 +196,8 @@ class DryRun(SegmentRunner):
         self.meter.buffers -= num_bytes
 
     def drop(self, names: Sequence[str]) -> None:
-        # In I a window ends where it opened in the forward; otherwise it ends where it is reduced.
+        # A backward of inputs (I) drops a window at the step that opens it in the forward; other
+        # runs drop it at the step that closes it.
         self._begin_window(names, opens=self._run is ActionKind.INPUTS)
         self._open.discard(names[0])
         self.meter.opened -= sum(self._copy_bytes(self._uses[name]) for name in names)

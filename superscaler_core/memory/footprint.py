@@ -113,7 +113,7 @@ class _Footprints:
     def _looked_at(
         self, made: Materialized, stage: int, device: Device
     ) -> Mapping[ActionKind, Footprint]:
-        """Run a stage without data, if no stage with the same form was run before."""
+        """The footprints of a stage, which runs without data unless its form was run before."""
         form = StageForm(made, stage, device)
         key = form.key, self._master
         known = _KNOWN.get(key)
@@ -149,7 +149,7 @@ MAX_STAGE_FORMS = 256
 """Bound on cached footprints of stages; each takes some tens of kilobytes with its key."""
 
 _KNOWN: Known[Hashable, Mapping[ActionKind, Footprint]] = Known(MAX_STAGE_FORMS)
-"""By form: footprints in which gradients and segments are named by the form."""
+"""Footprints by form; gradients and segments have the names that the form gives them."""
 
 
 def _renamed(

@@ -116,7 +116,7 @@ def memory_of(
 def step_peaks_of(
     made: Materialized, *, optimizer: str = "adam", master_dtype: str | None = None
 ) -> dict[Device, StepPeaks]:
-    """The peaks of all steps on every device; arguments and errors as of ``memory_of``."""
+    """The peaks of all steps on every device; arguments and errors as for ``memory_of``."""
     return _Account(made, optimizer, master_dtype).peaks()
 
 

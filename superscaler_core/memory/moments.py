@@ -124,7 +124,7 @@ class Meter(StorageMeter):  # type: ignore[no-untyped-call]
             self._first_most = self._moment() + Moment(grads=staying)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator; results of known ones are allocated directly, as meta ops are slow."""
+        """Run an operator; if its results are known, allocate them instead: meta ops are slow."""
         if not _makes_all(func):
             return func(*args, **kwargs)
         key = func, _form(args), _form(tuple(kwargs.items()))

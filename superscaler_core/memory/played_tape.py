@@ -44,7 +44,7 @@ class _Played(Saved):
         kept: kept pieces of memory by number.
         weights: the trained weights, by position among ``others``.
         num_pieces: number of pieces that its forward was given or allocated.
-        recording: of its forward, if that was not known.
+        recording: the recording of its forward, if the forward was not known.
     """
 
     key: Hashable
@@ -135,7 +135,7 @@ class PlayedTape(Tape):
             given = Layouts.of(grads)
             trace = _BACKWARDS.get((saved.key, given))
         if trace is None:
-            # Many microbatches may be under way, and a recorded forward is good for one backward.
+            # Many microbatches may be under way, and a recorded forward serves only one backward.
             recording = saved.recording or self._recording(segment, saved.num_inputs, saved.given)
             trace = _BACKWARDS[saved.key, given] = recording.backward(given)
         with torch._C.DisableTorchFunction(), _disable_current_modes():

@@ -1,9 +1,9 @@
-"""Segment trace: what a segment does to memory, recorded once and played wherever it runs again.
+"""Segment trace: a segment's effects on memory, recorded once and replayed for equal segments.
 
-A segment runs on leaves of its own. So what it makes and lets go, and when, follows from its form
-and from how the tensors lie that it is given. It is recorded while the segment runs alone. A piece
-of memory that others hold too is gone when the last of them lets it go, so a trace says when the
-segment *drops* it.
+A segment runs on autograd leaves of its own. So what it allocates and releases, and when, depends
+only on its form and on the layouts of the tensors that it is given. It is recorded while the
+segment runs alone. A piece of memory that others hold too is freed when the last holder releases
+it, so a trace says when the segment itself *drops* the piece.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from superscaler_core.run.tape import SegmentFunction, Tape
 
 
 class Lying(NamedTuple):
-    """How a tensor lies in a piece of memory.
+    """The layout of a tensor in a piece of memory.
 
     Attributes:
         piece: number of the piece.
-        shape, stride, offset, dtype: of the tensor.
-        is_trained: whether gradients are added to it.
+        shape, stride, offset, dtype: properties of the tensor.
+        is_trained: whether the tensor requires a gradient.
     """
 
     piece: int
@@ -41,22 +41,22 @@ class Lying(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, piece: int) -> Lying:
-        """How a tensor lies in the piece of that number."""
+        """The layout of a tensor in the piece of that number."""
         offset = int(x.storage_offset())
         return cls(piece, tuple(x.shape), x.stride(), offset, x.dtype, x.requires_grad)
 
     def on(self, storage: UntypedStorage) -> Tensor:
-        """A tensor that lies so."""
+        """A tensor with this layout in a storage."""
         empty = torch.empty(0, dtype=self.dtype, device="meta")
         return empty.set_(storage, self.offset, self.shape, self.stride)
 
 
 class Layouts(NamedTuple):
-    """How tensors lie that a segment is given, and which of them share memory.
+    """The layouts of the tensors that a segment is given, and which of them share memory.
 
     Attributes:
-        tensors: how each lies; None where there is none.
-        sizes: bytes of the pieces.
+        tensors: the layout of each tensor; None where there is none.
+        sizes: bytes of each piece of memory.
     """
 
     tensors: tuple[Lying | None, ...]
@@ -64,7 +64,7 @@ class Layouts(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor | None]) -> Layouts:
-        """Of these tensors."""
+        """The layouts of these tensors."""
         pieces = pieces_of(tensors)
         numbers = {id(piece): number for number, piece in enumerate(pieces)}
         return cls(
@@ -76,7 +76,7 @@ class Layouts(NamedTuple):
         )
 
     def made(self) -> list[Tensor | None]:
-        """Other tensors that lie alike."""
+        """New tensors with these layouts."""
         storages = list(map(storage_of, self.sizes))
         return [
             None if lying is None else lying.on(storages[lying.piece]) for lying in self.tensors
@@ -84,7 +84,7 @@ class Layouts(NamedTuple):
 
 
 def pieces_of(tensors: Iterable[Tensor | None]) -> list[UntypedStorage]:
-    """The pieces in which tensors lie, in the order in which they come up."""
+    """The pieces of memory that hold tensors, in the order of their first tensors."""
     # torch keeps the Python object of a storage as long as the storage, so it is an identity.
     storages = (x.untyped_storage() for x in tensors if x is not None)
     return list({id(storage): storage for storage in storages}.values())
@@ -100,13 +100,13 @@ def storage_of(num_bytes: int) -> UntypedStorage:
 
 @dataclass(frozen=True, slots=True)
 class ForwardTrace:
-    """What a forward does; pieces are numbered: those that it was given, then those that it leaves.
+    """The effects of a forward; given pieces are numbered first, then those that it leaves.
 
     Attributes:
-        peak_bytes: the most that is there beside what was there before.
-        made: bytes of the pieces that it leaves.
-        outputs: how its results lie.
-        kept: the pieces that its backward needs.
+        peak_bytes: the most memory that the forward adds.
+        made: bytes of each piece that it leaves.
+        outputs: layouts of its results.
+        kept: numbers of the pieces that its backward needs.
     """
 
     peak_bytes: int
@@ -117,11 +117,11 @@ class ForwardTrace:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Operators run whose results are gone soon.
+    """The memory of consecutive operators whose results are freed within the segment.
 
     Attributes:
-        peak_bytes: the most beside what was there before; None if none has run.
-        left_bytes: what is left of it.
+        peak_bytes: the most memory that they add; None if no operator has run.
+        left_bytes: the memory that they have added at their end.
     """
 
     peak_bytes: int | None
@@ -130,14 +130,14 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The segment lets a piece go that its forward has kept."""
+    """The segment releases a piece of its forward or of a given gradient."""
 
     piece: int
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A piece comes to be in which results lie."""
+    """A piece is allocated that holds results."""
 
     piece: int
     num_bytes: int
@@ -145,7 +145,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class WeightGrad:
-    """Autograd has made the gradient of what was given at a position among ``others``."""
+    """Autograd has computed the gradient of the weight at a position among ``others``."""
 
     position: int
 
@@ -155,11 +155,13 @@ Happening = Moments | Drop | Result | WeightGrad
 
 @dataclass(frozen=True, slots=True)
 class BackwardTrace:
-    """What a backward does; pieces are numbered: of its forward, of given gradients, its own.
+    """The effects of a backward; pieces of the forward are numbered first.
+
+    Pieces of given gradients follow, and then those that the backward allocates for its results.
 
     Attributes:
-        happenings: in order.
-        results: how the gradients lie that it returns.
+        happenings: the effects, in order.
+        results: layouts of the gradients that it returns.
     """
 
     happenings: tuple[Happening, ...]
@@ -170,14 +172,14 @@ class BackwardTrace:
 
 
 class Recording:
-    """A segment that runs alone, on tensors that lie as those that it is given.
+    """Runs a segment alone, on new tensors with given layouts, and records its effects.
 
     Args:
         segment: the function.
-        num_inputs: how many of what it is given are inputs of which a gradient is wanted.
-        given: how they lie.
+        num_inputs: number of inputs that need gradients; they come first among the given tensors.
+        given: layouts of the given tensors.
         call: runs an operator.
-        tape: that remembers nothing but this.
+        tape: a tape for this recording alone.
     """
 
     def __init__(
@@ -193,14 +195,14 @@ class Recording:
         self._ran: tuple[ForwardTrace, dict[int, int]] | None = None
 
     def forward(self, *, with_grad: bool) -> ForwardTrace:
-        """Run it forward."""
+        """Record the segment's forward."""
         with _disable_current_modes():
             ran = self._forward(with_grad=with_grad)
         self._ran = ran if with_grad else None
         return ran[0]
 
     def backward(self, grads: Layouts) -> BackwardTrace:
-        """Run it back from gradients that lie so; forward before, unless that was just done."""
+        """Record its backward from such gradients; first its forward, unless just recorded."""
         recorder = self._recorder
         with _disable_current_modes():
             trace, pieces = self._ran or self._forward(with_grad=True)
@@ -224,7 +226,7 @@ class Recording:
             return BackwardTrace(happenings, tuple(lying))
 
     def _forward(self, *, with_grad: bool) -> tuple[ForwardTrace, dict[int, int]]:
-        """What the forward does, and its pieces by their numbers at the recorder."""
+        """The trace of the forward, and its numbers of pieces by those of the recorder."""
         recorder = self._recorder
         inputs, others = self._args()
         recorder.events.clear()
@@ -244,7 +246,7 @@ class Recording:
         return ForwardTrace(max(peaks, default=0), made, lying, kept), pieces
 
     def _args(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Tensors to run on."""
+        """New tensors as arguments of the segment."""
         given = [x for x in self._given.made() if x is not None]
         self._recorder.count(given)
         inputs, others = tuple(given[: self._num_inputs]), tuple(given[self._num_inputs :])
@@ -257,7 +259,7 @@ class Recording:
 
 
 class _Event(Enum):
-    """What happens to memory."""
+    """A kind of event that the recorder notes."""
 
     MADE = auto()
     GONE = auto()
@@ -266,7 +268,7 @@ class _Event(Enum):
 
 
 class _Recorder(StorageMeter):  # type: ignore[no-untyped-call]
-    """Writes down what happens; pieces are numbered in the order in which they come to be."""
+    """Records events; pieces of memory are numbered in the order of their first use."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -277,19 +279,19 @@ class _Recorder(StorageMeter):  # type: ignore[no-untyped-call]
 
     @property
     def living(self) -> list[int]:
-        """The pieces that are there, ascending."""
+        """The numbers of the pieces that are alive, ascending."""
         return sorted(self._numbers.values())
 
     def number_of(self, x: Tensor) -> int:
-        """Of the piece in which a tensor lies."""
+        """The number of the piece that holds a tensor."""
         return self._numbers[id(x.untyped_storage())]
 
     def happenings(self, before: Mapping[int, int], results: Mapping[int, int]) -> list[Happening]:
-        """The events, with what is gone soon added up.
+        """The recorded events, with temporary memory added up.
 
         Args:
-            before: numbers of pieces that were there before, by those that they have here.
-            results: of those that stay.
+            before: the trace's numbers of pieces that existed before, by the recorder's numbers.
+            results: the same for pieces that hold results.
         """
         found: list[Happening] = []
         now, most = 0, None
@@ -311,7 +313,7 @@ class _Recorder(StorageMeter):  # type: ignore[no-untyped-call]
         return [*found, Moments(most, now)] if now or most is not None else found
 
     def grad_hook(self, position: int) -> Callable[[Tensor], None]:
-        """What a weight calls when it has a gradient."""
+        """The hook that a weight calls when it has a gradient."""
 
         def hook(weight: Tensor) -> None:
             self.events.append((_Event.GRAD, position))

@@ -113,7 +113,7 @@ class StageForm:
         if isinstance(what, Window):
             return done, self._window(what)
         if isinstance(what, Bucket):
-            return done  # The dry run leaves it to the step's start and end.
+            return done  # The dry run counts buckets at the step's start and end.
         # Any other object is used as it is, so that no other stage has an equal key.
         return done, self._number(what) if isinstance(what, Segment) else what
 

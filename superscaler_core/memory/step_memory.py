@@ -54,7 +54,7 @@ class StepMemory:
         return Worst(resting + walk.worst, self._staging.get(device, 0), walk.most_host_bytes)
 
     def peaks(self, device: Device, states_bytes: int) -> StepPeaks:
-        """The peaks of all steps on a device, with so many bytes of optimizer states."""
+        """The peaks of all steps on a device, including the given bytes of optimizer states."""
         walk = self._walk(device)
         resting = self._resting(device).total + states_bytes
         found: dict[Run, tuple[StepPeak, ...]] = {}
@@ -69,13 +69,13 @@ class StepMemory:
         return StepPeaks(found, resting + walk.between_bytes)
 
     def _forms(self, device: Device, stage: int, kind: ActionKind) -> Sequence[Hashable]:
-        """What the steps of a run do, in its order."""
+        """The forms of the steps of a run, in the order of the run."""
         steps = self._made.stages[stage].steps[device]
         forms = [step_form(self._made, device, step) for step in steps]
         return forms[::-1] if runs_in_reverse(kind) else forms
 
     def _resting(self, device: Device) -> Moment:
-        """What is there all the time."""
+        """The memory that exists all the time."""
         buffers = self._constant_bytes + self._staging.get(device, 0)
         return Moment(weights=self._stored.resting_bytes(device), buffers=buffers)
 
@@ -131,13 +131,13 @@ class StepMemory:
 
 
 class _Walk:
-    """One device's runs in a step, in order.
+    """Adds up the memory of one device over its runs in a step, in order.
 
     Attributes:
-        footprints: of its runs.
+        footprints: footprints of its runs, by kind and stage.
         worst: the peak so far.
-        held_bytes: for every run, the most that there was before one of them.
-        between_bytes: the peak so far of moments in no run, or in two.
+        held_bytes: for every kind of run, the most memory that was held before such a run.
+        between_bytes: the peak so far outside runs, and in two runs that are woven.
         grads: bytes of the accumulated gradients, by weight.
         most_host_bytes: the peak on the host so far.
     """
@@ -202,7 +202,7 @@ class _Walk:
         self.look(Moment(buffers=arriving_bytes))
 
     def look(self, more: Moment) -> None:
-        """Look at what there is, and more for a moment, between runs."""
+        """Update the peaks outside runs with the present memory plus ``more``."""
         self.between_bytes = max(self.between_bytes, self._look(more))
 
     def _look(self, more: Moment) -> int:

@@ -15,11 +15,11 @@ from superscaler_core.schedules import ActionKind
 
 @dataclass(frozen=True)
 class StepPeak:
-    """The largest memory of a device at one step, over all runs of it.
+    """The largest memory of a device at one step of a stage, over all runs of that step.
 
     Attributes:
         form: what the step does; equal for the same step of alike blocks.
-        num_bytes: of all kinds.
+        num_bytes: bytes of all kinds.
     """
 
     form: Hashable
@@ -53,14 +53,16 @@ class StepPeaks:
         return max(self.between_bytes, max(steps, default=0))
 
     def grown(self, more: StepPeaks, times: int) -> int:
-        """The peak of a model that has ``times`` as many more blocks as another one has more.
+        """The peak of a deeper model, extrapolated from this model and one with more blocks.
 
-        The peak does not grow evenly with the blocks: with more of them another step may be the
-        largest. Every step does. Blocks are added in the middle, so the steps in front of them all
-        grow as the first one does, by what is there before a run, and those behind as the last.
+        If ``more`` has n additional blocks, the deeper model has ``times * n``. The overall peak
+        does not grow evenly with the blocks, because another step may become the largest; the peak
+        of each single step does. Blocks are added in the middle. So all steps in front of them grow
+        as the first one does, by the memory held before a run, and all steps behind them as the
+        last one does.
 
         Args:
-            more: of the same plan for a model with more blocks.
+            more: the peaks of the same plan for a model with more blocks.
             times: at least 1.
         """
         between = _line(self.between_bytes, more.between_bytes, times)
@@ -70,16 +72,16 @@ class StepPeaks:
 
 
 def _grown(peaks: Sequence[StepPeak], longer: Sequence[StepPeak], times: int) -> int:
-    """The peak of a run that has ``times`` as many more steps as another one has more."""
+    """The peak of a run, extrapolated from two runs to ``times`` their difference in steps."""
     added = len(longer) - len(peaks)
     first = _num_alike(peaks, longer)
     last = len(longer) - _num_alike(peaks[::-1], longer[::-1])
-    # Steps between are behind what is added in one row of blocks, and in front of another row.
+    # Steps in between are behind the blocks that one row gains, and in front of those of another.
     ends = [longer[place].num_bytes - peaks[place].num_bytes for place in (0, -1)]
     lifts = {(0, first): ends[0], (first, last): sum(ends) // 2, (last, len(longer)): ends[1]}
     if last <= first:
-        # Where steps are added cannot be told in a row of alike ones. It is taken to be the middle,
-        # and the steps of a block there may be in front or behind.
+        # In a row of alike steps, the place of the added ones is unknown. It is taken to be the
+        # middle, and steps of a block there count as in front and as behind.
         low, high = (last + first - added) // 2, (last + first + added + 1) // 2
         lifts = {(0, max(1, high)): ends[0], (max(0, low), len(longer)): ends[1]}
     return max(
@@ -90,20 +92,21 @@ def _grown(peaks: Sequence[StepPeak], longer: Sequence[StepPeak], times: int) ->
 
 
 def _num_alike(peaks: Sequence[StepPeak], longer: Sequence[StepPeak]) -> int:
-    """How many steps two runs begin with that do the same."""
+    """The number of steps at the start of two runs that have equal forms."""
     pairs = zip(peaks, longer, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0].form == pair[1].form, pairs))
 
 
 def _line(first: int, second: int, times: int) -> int:
-    """Where a line ends that begins at two values; it does not fall."""
+    """The first value plus ``times`` the difference of two values; never less than the first."""
     return first + times * max(0, second - first)
 
 
 def step_form(made: Materialized, device: Device, step: Step) -> Hashable:
     """What a step does, by forms and shapes alone.
 
-    A segment may be of many blocks, and of more in a deeper model: it has the same set of parts.
+    A segment may span many blocks, and more of them in a deeper model. The set of its parts' forms
+    is the same in both.
     """
     if isinstance(step, Segment):
         parts = frozenset(part.form for part in step.parts)

@@ -159,8 +159,7 @@ class StoredMemory:
 
     @cached_property
     def _buckets_on(self) -> Mapping[tuple[Verb, Device], list[list[Use]]]:
-        """For each instruction kind and device, the buckets of uses that one call fetches or
-        reduces.
+        """The buckets of uses that calls fetch or reduce, by instruction kind and device.
 
         In the step's order; buckets that the device neither reads nor stores are left out.
         """
@@ -207,7 +206,7 @@ class StoredMemory:
         """The most memory beyond gradients of copies while they are reduced, at the step's end.
 
         For each bucket, sums arrive where parameters are stored, and then the summands are dropped.
-        If backwards run meanwhile, as many buckets arrive at a time as may be under way.
+        If backwards run meanwhile, up to ``MOST_REDUCTIONS`` buckets arrive at a time.
         """
         buckets = self._buckets_on.get((Verb.REDUCE, device), [])
         at_once = MOST_REDUCTIONS if self._made.plan.overlap.reductions else 1
@@ -225,8 +224,10 @@ class StoredMemory:
         return most
 
     def handed_bytes(self, device: Device, stage: int) -> int:
-        """Bytes of gradients of borrowed weights that a stage's update hands over, to wait for the
-        owner's update; less those that have waited for this one.
+        """The change in bytes of handed-over gradients at a stage's update.
+
+        Gradients of weights that the stage borrows begin to wait for the owner's update; gradients
+        that have waited for this update are freed.
         """
         by_stage = self._made.borrowers
         waiting = sum(self._stored_grad_bytes(use, device) for use in by_stage.get(stage, ()))

@@ -25,12 +25,12 @@ class EvoformerConfig:
         layers: number of blocks.
         sequences: rows of the alignment.
         residues: its columns; pairs are of residues.
-        msa_width, pair_width: of an element of the alignment, and of a pair.
-        head_width: of a head of attention; divides both widths.
-        outer_width: of the vectors whose outer products are summed over the sequences.
-        triangle_width: of the edges that triangular products multiply; the pair's if 0.
-        bins: of the distances that the loss is about.
-        dropout: probability, of the branches of attention and triangles.
+        msa_width, pair_width: width of an element of the alignment, and of a pair.
+        head_width: width of a head of attention; divides both widths.
+        outer_width: width of the vectors whose outer products are summed over the sequences.
+        triangle_width: width of the edges that triangular products multiply; the pair's if 0.
+        bins: number of bins for the distances in the loss.
+        dropout: probability in the branches of attention and triangles.
         outer_last: outer product at a block's end, so that alignment and pairs of a block are two
             branches that do not wait for each other; AlphaFold2 has it between them.
     """
@@ -49,7 +49,7 @@ class EvoformerConfig:
 
     @classmethod
     def presets(cls) -> dict[str, EvoformerConfig]:
-        """``tiny`` for tests; the others are those of SuperScaler's study, s times r."""
+        """``tiny`` for tests; the others are those of SuperScaler's study, sequences x residues."""
         return {
             "tiny": cls(
                 layers=2, sequences=4, residues=5, msa_width=16, pair_width=8, head_width=4,

@@ -19,12 +19,12 @@ class GPTConfig:
         vocabulary: number of tokens.
         sequence: length of a sequence, in tokens.
         layers: number of blocks.
-        width: of the hidden state.
-        heads: of the attention; divides the width.
-        dropout: probability, of the embedding and of both branches of a block.
+        width: width of the hidden state.
+        heads: number of heads of the attention; divides the width.
+        dropout: probability, for the embedding and both branches of a block.
         tied: whether the head shares the embedding's weight.
-        fused: whether attention is one kernel, which keeps no matrix of queries times keys, or
-            written out, as it was before there were such kernels.
+        fused: whether attention is one kernel, which keeps no matrix of queries times keys;
+            otherwise it is written out as products and a softmax.
     """
 
     vocabulary: int = 50257
@@ -49,10 +49,10 @@ class GPTConfig:
 
 @register_op("b h q k, q, k -> b h q k", saves=())
 def hide_later(scores: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Hide keys behind their query.
+    """Hide keys that come later than their query.
 
     Args:
-        scores: of the attention, ``[batch, heads, queries, keys]``.
+        scores: scores of the attention, ``[batch, heads, queries, keys]``.
         queries, keys: their places in the sequence, ``[queries]`` and ``[keys]``.
 
     Returns:
@@ -144,7 +144,7 @@ class GPT(nn.Module):
 
         Args:
             tokens: int64 ``[batch, sequence]``.
-            targets: the same, the token that follows each.
+            targets: the token that follows each, of the same shape.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.embed(tokens) + self.position(places)

@@ -1,10 +1,10 @@
 """mBART: an encoder and a decoder that share one embedding of a very large vocabulary.
 
 The paper's study has 500,000 words, and its public code ends the decoder in a classifier of whole
-sequences. So the only large tensor beside the blocks is the embedding, which is read twice, at
-both ends of the encoder, and is cheap to compute: what the interlaced pipeline is about. That is
-``task="classification"``. ``task="translation"`` scores every word with the embedding's own weight,
-as mBART does when it is trained first; then the scores, not the embedding, dominate.
+sequences (``task="classification"``). So the only large tensor beside the blocks is the embedding,
+which encoder and decoder read, and which is cheap to compute: the case for which the interlaced
+pipeline is made. ``task="translation"`` scores every word with the embedding's own weight, as mBART
+does when it is trained first; then the scores, not the embedding, dominate.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class MBartConfig:
         sequence: length of a source, in tokens.
         target_sequence: length of a target, in tokens.
         layers: number of the encoder's blocks, and of the decoder's.
-        width: of the hidden state.
-        heads: of the attention; divides the width.
+        width: width of the hidden state.
+        heads: number of heads of the attention; divides the width.
         head_width: features of a head; ``width / heads`` if 0. The paper's public code has 64.
-        dropout: probability, of the embeddings and of all branches of a block.
+        dropout: probability, for the embeddings and all branches of a block.
         task: a name of ``TASKS``.
-        classes: of a classification.
+        classes: number of classes of a classification.
     """
 
     vocabulary: int = 500_000
@@ -133,7 +133,7 @@ class DecoderLayer(nn.Module):
 
 
 class Positions(nn.Module):
-    """From looked-up words to what the blocks read: scaled, with positions, normed."""
+    """Turns looked-up words into the blocks' input: scaled, with positions, normed."""
 
     def __init__(self, config: MBartConfig, length: int) -> None:
         super().__init__()

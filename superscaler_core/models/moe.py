@@ -26,10 +26,10 @@ class MoEConfig:
         vocabulary, sequence, layers, width, heads: as in ``GPTConfig``.
         experts: number of experts of a layer.
         top: experts of a token, 1 (Switch) or 2 (GShard).
-        capacity_factor: places of an expert over those of an even spread.
+        capacity_factor: places of an expert, divided by its tokens if they were spread evenly.
         balance: weight of the loss that evens out the experts.
-        inner_factor: inner width of an MLP or of an expert over ``width``.
-        dropout: probability, of the embedding and of both branches of a block.
+        inner_factor: inner width of an MLP or of an expert, divided by ``width``.
+        dropout: probability, for the embedding and both branches of a block.
         causal: whether a token attends only to those before it.
     """
 
@@ -77,7 +77,7 @@ def top_gating(scores: Tensor, *, top: int, capacity: int) -> tuple[Tensor, Tens
         capacity: places C of an expert in a group.
 
     Returns:
-        Weights ``[G, S, E, C]``, zero where a token is not; and for each group the mean over
+        Weights ``[G, S, E, C]``, zero where a token has no place; and for each group the mean over
         experts of (share of tokens whose best expert it is) * (mean gate), ``[G]``.
 
     Source: algorithm 1 of GShard, without its random choice of the second expert.
@@ -93,7 +93,7 @@ def top_gating(scores: Tensor, *, top: int, capacity: int) -> tuple[Tensor, Tens
     # Places are counted over first choices of all tokens, then over second ones.
     ordered = chosen.transpose(1, 2).flatten(1, 2)
     places = (ordered.cumsum(1) - ordered).view(len(scores), top, *scores.shape[1:]).transpose(1, 2)
-    # Of a place beyond the capacity the row is zero.
+    # The row of a place beyond the capacity is zero.
     slots = torch.arange(capacity, device=scores.device, dtype=scores.dtype)
     taken = (places.unsqueeze(-1) == slots).to(scores.dtype) * weights.unsqueeze(-1)
     return taken.sum(2), balance

@@ -1,8 +1,8 @@
 """HiDup's four models: encoders with a mixture of experts in every second layer.
 
 BERT reads tokens, and predicts every one of them; ViT reads images, and predicts a class. Both have
-gates of one expert (Switch) or of the two best (SGMoE, as in GShard), and as many experts as twice
-the devices.
+gates of one expert (Switch) or of the two best (SGMoE, as in GShard), and twice as many experts as
+devices.
 
 Source: the public code of HiDup (Zhang et al., SoCC 2022), exp/config.py.
 """
@@ -24,7 +24,7 @@ TOPS: Mapping[str, Mapping[str, Any]] = {
     "sgmoe": {"top": 2, "capacity_factor": 2.5},
     "switch": {"top": 1, "capacity_factor": 1.25},
 }
-"""The two gates, with the places of an expert over those of an even spread."""
+"""The settings of the two gates."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class EncoderConfig(MoEConfig):
             HiDup rounds up to a multiple of its devices.
         image: side of an image, in pixels; 0 if inputs are tokens.
         patch: side of a patch; divides the side of an image.
-        channels: of an image.
+        channels: channels of an image.
     """
 
     vocabulary: int = 33280
@@ -77,7 +77,7 @@ class Tokens(nn.Module):
 
 
 class Patches(nn.Module):
-    """Patches of images to vectors, behind one of the class.
+    """Patches of images to vectors, after a vector for the class.
 
     ``[batch, channels, side, side]`` to ``[batch, 1 + patches, width]``.
     """

@@ -1,4 +1,4 @@
-"""Recycling by plain torch: what programs that recycle are compared with."""
+"""Recycling by plain torch: the reference for programs that recycle."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ def last_turn(
     """The loss of the last of several turns; those before it have no gradient.
 
     Args:
-        model: its ``forward`` returns the loss, and if it recycles, results behind it.
-        inputs: arguments of ``forward``; last, and as they are in the first turn, the recycled.
-        recycled: those, in order, each with the number of the result that it is in the next turn.
-        turns: before the last.
+        model: its ``forward`` returns the loss, followed by results if it recycles.
+        inputs: arguments of ``forward``; the recycled ones come last, with their first values.
+        recycled: the recycled arguments in order, each with the number of the result that replaces
+            it in the next turn.
+        turns: number of turns before the last.
     """
     given = inputs[: len(inputs) - len(recycled)]
     before: Sequence[Tensor] = inputs[len(given) :]

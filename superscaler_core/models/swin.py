@@ -1,7 +1,7 @@
 """Swin Transformer: attention inside windows of an image, which every second block shifts.
 
-The matrix of attention is explicit, as in the paper's time: its memory, not that of a fused kernel,
-is what co-shard is about. Without stochastic depth.
+The matrix of attention is explicit, as in the paper's time, because co-shard is about its memory; a
+fused kernel would not keep it. There is no stochastic depth.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class SwinConfig:
         image: height and width of an image, in pixels.
         patch: height and width of a patch, which becomes one token.
         window: height and width of a window, in tokens; all of the image where that is smaller.
-        width: of a token in the first group of blocks; doubled, as the heads are, between groups.
-        heads: of the attention in the first group.
+        width: width of a token in the first group of blocks; width and heads double between groups.
+        heads: number of heads of the attention in the first group.
         depths: blocks of every group; between groups height and width are halved.
         classes: number of classes.
     """
@@ -42,8 +42,8 @@ class SwinConfig:
     def presets(cls) -> dict[str, SwinConfig]:
         """``tiny`` for tests; the others are those of the paper's code and its successor's.
 
-        Of the sizes for 4, 8, 16 and 32 devices the successor's are 2.1B, 5.4B, 11.6B and 29B. What
-        the paper's code calls 6.6B has 5.9B parameters.
+        The successor's sizes for 4, 8, 16 and 32 devices are 2.1B, 5.4B, 11.6B and 29B. The size
+        that the paper's code calls 6.6B has 5.9B parameters.
         """
         made = {
             "tiny": cls(image=16, patch=2, window=4, width=16, heads=4, depths=(2, 1), classes=8)
@@ -53,7 +53,7 @@ class SwinConfig:
         return made
 
 
-# Heads are 32 wide, but for the largest: 48, so that 32 heads can be cut over 32 devices.
+# Heads are 32 wide, except in the largest: 48, so that 32 heads can be cut over 32 devices.
 _PUBLISHED = (
     ("201M", 192, 18, 6), ("355M", 256, 18, 8),
     ("1.8B", 512, 26, 16), ("2.1B", 512, 32, 16), ("2.5B", 512, 42, 16),
@@ -69,9 +69,9 @@ def hide(scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Hide the tokens of a shifted window that come from the other side of the image.
 
     Args:
-        scores: of the attention, ``[batch, windows, heads, queries, keys]``.
+        scores: scores of the attention, ``[batch, windows, heads, queries, keys]``.
         rows: the region that every query is from, ``[windows, queries]``.
-        columns: that of every key, ``[windows, keys]``.
+        columns: the region that every key is from, ``[windows, keys]``.
 
     Returns:
         The scores, ``-inf`` where both regions differ.
@@ -86,7 +86,7 @@ def hide(scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 class WindowAttention(nn.Module):
     """Attention of the tokens of each window, ``[batch, windows, tokens, width]`` to the same.
 
-    Its bias is by the offset between two tokens, for each head.
+    The scores have a bias for each head and each offset between two tokens.
     """
 
     def __init__(self, width: int, heads: int, window: int) -> None:
@@ -128,11 +128,11 @@ class Block(nn.Module):
     """One layer, ``[batch, height, width of the image, width]`` to the same.
 
     Args:
-        width: of its tokens.
-        heads: of its attention.
+        width: width of its tokens.
+        heads: number of heads of its attention.
         size: height and width of the image, in tokens.
         window: height and width of a window.
-        shift: how far windows are shifted, in tokens; 0 for not.
+        shift: how far windows are shifted, in tokens; 0 for no shift.
         merges: whether it begins with a merge, of tokens of half the width.
     """
 
@@ -241,7 +241,7 @@ def offsets_of(window: int, device: torch.device) -> Tensor:
 
 
 def regions_of(block: Block, device: torch.device) -> Tensor:
-    """For every token of every shifted window a number of where it is from.
+    """For every token of every shifted window, the number of the region that it is from.
 
     Tokens that the shift brought from the other side have other numbers than their neighbours.
     """

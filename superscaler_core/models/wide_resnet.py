@@ -21,7 +21,7 @@ class WideResNetConfig:
     Attributes:
         blocks: number of blocks of every stage; the image is halved between stages.
         base: channels of the stem.
-        width_factor: of the inner width of a block.
+        width_factor: factor of the inner width of a block.
         classes: number of classes.
         image: height and width of an image, in pixels.
         narrow_entry: whether the first convolution of a block keeps the width that is not

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
 
 Overhang = Sequence[tuple[int, int]]
-"""Rows before and behind the piece that windows reach over, of every spatial dim."""
+"""Rows that windows reach beyond the piece, before and after it, for every spatial dim."""
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d}
@@ -26,7 +26,7 @@ def conv(
     groups: int = 1,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Convolution of a piece of an image; where windows reach over it they meet zeros.
+    """Convolution of a piece of an image; beyond the piece, windows see zeros.
 
     Args:
         x: ``[n, channels, *piece]``.
@@ -49,7 +49,7 @@ def max_pool(
     x: Tensor, kernel: Sequence[int], overhang: Overhang, *,
     stride: Sequence[int], dilation: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """Maximum over windows; where they reach over the piece they meet minus infinity.
+    """Maximum over windows; beyond the piece, windows see minus infinity.
 
     Args:
         x: ``[..., *piece]``, with one or two dims before the piece.
@@ -68,14 +68,14 @@ def avg_pool(
     x: Tensor, kernel: Sequence[int], overhang: Overhang, *,
     stride: Sequence[int], counts_padding: bool = True, divisor: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Mean over windows; where they reach over the piece they meet zeros.
+    """Mean over windows; beyond the piece, windows see zeros.
 
     Args:
         x: ``[..., *piece]``, with one or two dims before the piece.
         kernel, stride: as in ``torch.nn.functional.avg_pool2d``.
         overhang: see ``Overhang``.
         counts_padding: whether those zeros count in a mean.
-        divisor: of the sum over a window, instead of what counts.
+        divisor: divisor of the sum over a window; if None, the number of elements that count.
     """
     padding, left = _split(x, overhang, kernel, stride)
     how = {} if divisor is None else {"divisor_override": divisor}
@@ -94,12 +94,12 @@ def avg_pool(
 def _split(
     x: Tensor, overhang: Overhang, reach: Sequence[int], stride: Sequence[int]
 ) -> tuple[tuple[int, ...], Overhang]:
-    """What an op can pad itself, alike at both ends, and what is left to pad before it."""
+    """The padding that an op can do itself, equal at both ends, and the rest, done before it."""
     padding, left = [], []
     sizes = x.shape[x.dim() - len(overhang) :]
     for size, (before, after), rows, step in zip(sizes, overhang, reach, stride, strict=True):
-        # Rows behind the last window do no harm while they are less than a stride. Half a window
-        # is the most that torch's pools pad.
+        # Rows after the last window do no harm if they are fewer than a stride. Half a window is
+        # the most that torch's pools pad.
         over = (size + before + after - rows) % step
         is_even = before <= rows // 2 and 0 <= before - after < step - over
         padding.append(before if is_even else 0)

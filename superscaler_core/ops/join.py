@@ -1,4 +1,4 @@
-"""One tensor from pieces that lie, and add up, somewhere in it."""
+"""Join: one tensor from pieces that each hold a box of it; overlapping pieces add up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def join(box: str, pieces: Sequence[tuple[Tensor, str]]) -> Tensor:
     """The sum, in a box, of tensors that each hold some of it; differentiable.
 
     Args:
-        box: what to make, such as ``"[0:4,2:8]"``.
+        box: the box of the result, such as ``"[0:4,2:8]"``.
         pieces: each with the box that it holds; what lies outside ``box`` is left out.
 
     Returns:

@@ -10,12 +10,12 @@ from torch import Tensor
 def embedding(
     ids: Tensor, rows: Tensor, *, first: int, num_rows: int, padding_idx: int = -1
 ) -> Tensor:
-    """Rows of a table by number, zero where the number is not here: so parts add up.
+    """Rows of a table by number; zeros for rows that are not here, so that parts add up.
 
     Args:
-        ids: of integers.
+        ids: row numbers, integers.
         rows: ``[rows here, width]``, from row ``first`` on of a table of ``num_rows``.
-        first, num_rows: see there.
+        first, num_rows: see ``rows``.
         padding_idx: row that gets no gradient; none if negative.
 
     Returns:
@@ -40,14 +40,14 @@ def embedding_bag(
     is_mean: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Sum rows of a table by bags, given a piece of the table; parts are summed.
+    """The sums of rows by bags, from a piece of the table; results of all pieces add up.
 
     Args:
-        ids: of rows of the whole table, ``[bags, rows of each]``.
+        ids: row numbers in the whole table, ``[bags, rows of each]``.
         rows: the piece, ``[num_local, width]``.
-        weights: of each row in its bag, ``[bags, rows of each]``; 1 if None.
-        first: number of its first row.
-        is_mean: whether a sum is over the number of its rows.
+        weights: weight of each row in its bag, ``[bags, rows of each]``; 1 if None.
+        first: number of the piece's first row.
+        is_mean: whether a sum is divided by the number of its rows.
         padding_idx: the row that is in no sum and gets no gradient.
 
     Returns:

@@ -20,7 +20,7 @@ def cross_entropy(
     Args:
         scores: ``[n, classes, ...]``, or ``[classes]``.
         labels: ``[n, ...]`` of class numbers.
-        weight: of each class, ``[classes]``.
+        weight: weight of each class, ``[classes]``.
         ignore_index: label that is not counted.
         label_smoothing: as in ``torch.nn.functional.cross_entropy``.
     """
@@ -52,11 +52,11 @@ def count_labels(
 
 
 def mean_of_labels(losses: Tensor, count: Tensor) -> Tensor:
-    """Sum of these losses over the number of all labels that count: their share of the mean.
+    """The share of some losses in the mean: their sum divided by the number of counted labels.
 
     Args:
         losses: ``[...]`` of some labels.
-        count: of the labels of the whole microbatch, as of ``count_labels``.
+        count: the result of ``count_labels`` for the whole microbatch.
     """
     # The sum is of the count's dtype, as many losses in half precision exceed its largest number.
     return (losses.sum(dtype=count.dtype) / count).to(losses.dtype)

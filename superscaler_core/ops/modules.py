@@ -44,7 +44,7 @@ class ModuleCall:
         skeleton: the module; its parameters and buffers are on the meta device.
         args: its arguments by position and by name; tensors are ``Slot``s.
         names: names of the parameters and buffers, which follow the arguments.
-        dtypes: of the results.
+        dtypes: dtypes of the results.
         kept_bytes: what autograd keeps for each byte of the arguments, as measured at the capture.
     """
 
@@ -86,7 +86,7 @@ class ModuleCall:
 
     @property
     def _own(self) -> nn.Module:
-        """This thread's copy, as a call puts tensors into it."""
+        """This thread's copy of the module, because a call puts tensors into it."""
         copies: dict[int, nn.Module] = _here.__dict__.setdefault("copies", {})
         if id(self) not in copies:
             copies[id(self)] = copy.deepcopy(self.skeleton)
@@ -119,7 +119,7 @@ def call_module(
 
 
 def enter(call: ModuleCall) -> str:
-    """The key of a call; calls that are equal, such as those of equal layers, have one."""
+    """The key of a call; equal calls, such as those of equal layers, share one key."""
     name = type(call.skeleton).__name__
     text = pickled(call)
     key = f"{name}_{hashlib.sha256(text).hexdigest()[:12] if text else next(_numbers)}"

@@ -1,4 +1,4 @@
-"""Products whose features are several pieces: one product, of which each piece is a dim's index."""
+"""Products whose features are several pieces: one product, with a dim of its own for the pieces."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def linear_of_pieces(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 
 def matmul_of_pieces(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight`` by a weight ``[..., k, pieces, features]``, with these two last dims."""
+    """``x @ weight`` by a weight ``[..., k, pieces, features]``; keeps the last two dims."""
     made = x @ weight.flatten(-2)
     return made.reshape(*made.shape[:-1], *weight.shape[-2:])

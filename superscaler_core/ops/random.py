@@ -1,4 +1,4 @@
-"""Random numbers by counter: an element's depend on a seed and its place in the whole tensor.
+"""Random numbers by counter: they depend on a seed and an element's place in the whole tensor.
 
 So however a tensor is split, and however often a part is computed, the numbers are the same. The
 hash is SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
@@ -38,10 +38,10 @@ def uniform_bits(seed: int, lo: Sequence[int], extent: Sequence[int], shape: Seq
 
     Args:
         seed: any integer.
-        lo: of the box in the whole tensor.
+        lo: place of the box in the whole tensor.
         extent: shape of the box.
-        shape: of the whole tensor.
-        device: where to.
+        shape: shape of the whole tensor.
+        device: device of the result.
 
     Returns:
         int64 ``[*extent]``, uniform in ``[0, 2**53)``.
@@ -63,8 +63,8 @@ def dropout(x: Tensor, p: float, seed: int, *, lo: Sequence[int], shape: Sequenc
         x: a box of the whole tensor.
         p: in [0, 1].
         seed: any integer.
-        lo: of the box.
-        shape: of the whole tensor.
+        lo: place of the box in the whole tensor.
+        shape: shape of the whole tensor.
     """
     if p >= 1:
         return x * 0

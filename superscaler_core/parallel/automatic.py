@@ -39,11 +39,11 @@ def searched(
     Args:
         model, topology, memory_limit: as in ``parallelize``.
         example: a call with a whole batch.
-        num_ranks: of all ranks, from 0.
-        transport: shares what was found.
+        num_ranks: number of all ranks, which are numbered from 0.
+        transport: shares the plan that was found.
         device: where this rank computes.
         master_dtype: as in ``compile``.
-        profile: of every device; that of this rank's GPU if None and it is a preset, else a V100.
+        profile: profile of every device; if None, the preset of this rank's GPU, or else a V100's.
         budget_secs, max_tried: as in ``search``.
 
     Raises:

@@ -37,7 +37,7 @@ SPROGRAMS: Mapping[str, Callable[..., None]] = {
 
 
 def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
-    """The name of a plan and the values of its knobs; what is not of a shipped plan is a name.
+    """The name of a plan and the values of its knobs; for a plan not shipped, the whole text.
 
     Raises:
         PlanError: the plan has no such knob, or a value has another form; the message has the

@@ -21,7 +21,7 @@ from superscaler_core.run.transport import Transport
 
 
 class Evaluated(NamedTuple):
-    """What an evaluation returns if results beside the loss are kept, each whole, by name."""
+    """The loss of an evaluation, and the kept results beside it, each whole, by name."""
 
     loss: Tensor
     results: Mapping[str, Tensor]
@@ -35,13 +35,13 @@ class Parallel:
     depends neither on the plan nor on the number of ranks. All calls but ``parameters`` and
     ``named_parameters`` are collective.
 
-    A batch of another shape than the example gets a program of its own when it first comes, which
-    takes as long as the first one; a bounded number of programs is kept. All programs share
-    parameters, gradients and buffers.
+    A batch of another shape than the example gets a program of its own when it first comes. Making
+    it takes as long as making the first one; a bounded number of programs is kept. All programs
+    share parameters, gradients and buffers.
 
     Args:
-        programs: of the model.
-        call: the example.
+        programs: the programs of the model.
+        call: the call with the example.
         transport: moves tensors between ranks.
         options: ``seed``, ``dtype`` and ``device`` of ``Rank``.
     """
@@ -128,7 +128,7 @@ class Parallel:
         return self.trainer.named_parameters()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The same without names, as optimizers expect."""
+        """The parameters of ``named_parameters`` without names, as optimizers expect."""
         return self.trainer.parameters()
 
     def clip_grad_norm_(self, max_norm: float, *args: Any, **kwargs: Any) -> Tensor:

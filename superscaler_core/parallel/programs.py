@@ -33,7 +33,7 @@ from superscaler_core.program.side import Side
 from superscaler_core.schedules import ScheduleError
 
 MAX_PROGRAMS = 16
-"""Programs that are kept, besides the first; the one that was used longest ago is dropped."""
+"""Bound on kept programs besides the first; the least recently used one is dropped."""
 
 _log = logging.getLogger("superscaler_core")
 
@@ -46,12 +46,12 @@ class Programs:
     as the plan can use for it, and gives the same loss and gradients.
 
     Args:
-        model: captured once per shape, in the modes and under the autocasts of now.
+        model: the model; it is captured once per shape, in its present modes and autocasts.
         sprogram: fills the plans.
-        num_devices: of every plan.
+        num_devices: number of devices of every plan.
         results: what evaluation keeps beside the loss, as in ``capture``.
         is_silent: whether it logs for debugging only, because another rank logs the same.
-        options: of ``compile``.
+        options: options of ``compile``.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Programs:
     def call(
         self, args: Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any] | None
     ) -> ModelCall:
-        """A call of the model, as of ``ModelCall.of``."""
+        """A call of the model, as in ``ModelCall.of``."""
         return ModelCall.of(self.model, args, kwargs)
 
     def first(self, call: ModelCall) -> Compiled:
@@ -129,7 +129,7 @@ class Programs:
         casts = entered(self._autocasts)
         with self._in_mode(trains), casts, warnings.catch_warnings():
             if self._first is not None:
-                # What is opaque was said of the example.
+                # The capture of the example has warned of opaque ops already.
                 warnings.simplefilter("ignore", OpaqueWarning)
             results = () if trains else self._results
             return capture(self.model, part.args, part.kwargs, results=results)

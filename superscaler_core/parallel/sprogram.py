@@ -57,7 +57,7 @@ class SProgram:
 
     @property
     def num_microbatches(self) -> int:
-        """The number of microbatches that it says it will ask for; 1 if it says none."""
+        """The number of microbatches that its knobs or defaults ask for; 1 if it takes none."""
         default = self._takes[_MICROBATCHES].default if self.takes_microbatches else 1
         return int(self.knobs.get(_MICROBATCHES, default))
 
@@ -70,7 +70,7 @@ class SProgram:
         """Fill a plan.
 
         Args:
-            plan: without decisions.
+            plan: a plan without decisions.
             num_microbatches: the number of microbatches, if the function can choose it.
         """
         more = {_MICROBATCHES: num_microbatches} if self.takes_microbatches else {}

@@ -51,8 +51,8 @@ def parallelize(
             ``"hybrid:tp=2,pp=2"``; or a function that fills a ``Plan``; or ``"auto"``: the first
             rank searches for one (``docs/planners.md``), and its ``knobs`` are ``profile``,
             ``budget_secs`` and ``max_tried`` of ``search``.
-        knobs: options of the plan as values, by name, such as ``{"tp": 2, "pp": 2}``; these count
-            where the text has them too.
+        knobs: options of the plan as values, by name, such as ``{"tp": 2, "pp": 2}``; they take
+            precedence over those in the text.
         results: what ``evaluate`` returns beside the loss, as in ``capture``.
         group: process group; if None the default group, which is created as torchrun asks if there
             is none. A process that torchrun did not start trains alone.

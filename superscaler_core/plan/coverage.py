@@ -47,7 +47,7 @@ def check_coverage(plan: Plan) -> None:
 
 
 def _cut_ops(plan: Plan) -> Iterator[Op]:
-    """The ops of a plan, and those of the optimizer that it has cut."""
+    """The ops of a plan, and the optimizer ops that the plan has cut or assigned."""
     yield from plan.graph.ops
     yield from filter(plan.has_parts, plan.graph.updates.values())
 

@@ -1,4 +1,4 @@
-"""Members: what a decision of a plan is about has to be ops of its graph, or their parts."""
+"""Members: checks that a decision of a plan is about ops of its graph, or parts of these ops."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from superscaler_core.graph.part import Part
 
 
 def check_member(graph: Graph, asked: str, what: object) -> None:
-    """Refuse what is neither an op of the graph nor a part of one.
+    """Check that an argument of a plan's method is an op of the plan's graph, or a part of one.
 
     Args:
-        graph: of the plan.
+        graph: the plan's graph.
         asked: the method that was called, for the message.
-        what: its argument.
+        what: the argument.
 
     Raises:
-        PlanError: it is something else, or of another graph.
+        PlanError: the argument is something else, or belongs to another graph.
     """
     op = what.op if isinstance(what, Part) else what
     if not isinstance(op, Op):
@@ -39,7 +39,7 @@ def members(graph: Graph, asked: str, group: Iterable[Op | Part]) -> tuple[Op | 
     """A group of ops or parts.
 
     Raises:
-        PlanError: it is no group, or has other members.
+        PlanError: the argument is no group, or has a member that ``check_member`` refuses.
     """
     if isinstance(group, str | Op | Part) or not isinstance(group, Iterable):
         raise PlanError(

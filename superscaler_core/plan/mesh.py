@@ -50,7 +50,7 @@ class Mesh:
         return self.num_pieces(tuple(self.sizes))
 
     def num_pieces(self, axes: Axes) -> int:
-        """Into how many pieces these axes cut."""
+        """The number of pieces into which these axes together cut a loop."""
         return prod(self.sizes[axis] for axis in axes)
 
     def split(
@@ -60,7 +60,7 @@ class Mesh:
 
         Args:
             sizes: iterations of every loop.
-            cuts: loops with their axes; no axis is there twice.
+            cuts: the axes along which each loop is cut; an axis cuts one loop at most.
             devices: the last axis varies fastest.
         """
         parts = []

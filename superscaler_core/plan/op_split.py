@@ -13,7 +13,7 @@ from superscaler_core.graph.part import Piece
 from superscaler_core.plan.decisions import PlacedPart
 
 MAX_SPLITS = 1 << 16
-"""Splits that are interned, so that equal splits are one object."""
+"""Bound on cached splits. The cache interns them: equal splits are one object."""
 
 
 @dataclass(frozen=True)

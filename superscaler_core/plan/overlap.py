@@ -19,8 +19,7 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The rewrites that overlap communication with computing; by default devices wait for all of
-    it.
+    """The rewrites that overlap communication with computing; by default there are none.
 
     Law (tests/superscaler_core/plan/test_overlap.py): ``Overlap.parse(str(o)) == o``.
 
@@ -36,7 +35,7 @@ class Overlap:
         duplex: whether each microbatch of the schedule runs as two halves, of which one computes
             while the other communicates inside the stage (``program.duplex``). A step then takes
             twice as many microbatches, so the model is captured with half of the batch.
-        pairs: whether the two actions of a schedule's pair (``0F3&1B2``) run as one, in which one
+        pairs: whether the two actions of a schedule's pair (``0F3&1B2``) are interleaved: one
             computes while the other communicates inside its stage (``program.pairs``).
         bucket_bytes: the most bytes that one call reduces, or fetches for the whole step; a single
             larger weight is a bucket of its own.

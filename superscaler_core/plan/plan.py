@@ -37,13 +37,13 @@ Device = int
 
 
 _WHOLE = OpSplit.of([((), 0, None)])
-"""How an op is cut at first: not at all."""
+"""The split of every op in a new plan: one whole part without a device."""
 
 MAX_CUTS = 1 << 16
 """Bound on cached splits of ops: layers repeat, and every plan cuts many ops alike."""
 
 _CUTS: Known[tuple[OpForm, OpSplit, Transformation], OpSplit] = Known(MAX_CUTS)
-"""By form of an op and its split: what a transformation of all its parts makes of it."""
+"""The new split of an op, by its form, its old split, and the transformation of all its parts."""
 
 
 def _copied(value: Any) -> Any:
@@ -95,15 +95,13 @@ class Plan(Savings):
         self.placement: Placement | None = None
         """Which devices act as which workers of the schedule; None if not given."""
         self._splits: dict[int, OpSplit] = {}
-        # Follows from the splits; made when it is asked for.
+        # Derived from the splits on demand.
         self._parts: dict[int, tuple[Part, ...]] = {}
         self._orders: list[tuple[Op | Part, Op | Part]] = []
         self._cuts: tuple[int, ...] = ()
 
     def rewrite(self, graph: Graph) -> None:
-        """Plan another graph, which computes the same, in place of this one; nothing is decided
-        about it yet.
-        """
+        """Plan another graph of the same computation instead, and drop all decisions so far."""
         devices = self.devices
         self.__dict__.clear()
         Plan.__init__(self, graph, devices)
@@ -115,7 +113,7 @@ class Plan(Savings):
             For each stage and slice the index of its first op in the new graph.
 
         Raises:
-            PlanError: as of ``token_slices``, or the graph has no op of that name.
+            PlanError: as for ``token_slices``, or the graph has no op of that name.
         """
         firsts = (0, *(self.op(name).index for name in slices.stages), len(self.graph.ops))
         stages = [self.graph.ops[first:end] for first, end in pairwise(firsts)]
@@ -131,8 +129,10 @@ class Plan(Savings):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The repeated blocks of the model. Set them where the search by structure does not find
-        them: ``plan.blocks = find_blocks(graph, Modules("h.*"))``.
+        """The repeated blocks of the model.
+
+        Set them where the search by structure does not find them:
+        ``plan.blocks = find_blocks(graph, Modules("h.*"))``.
         """
         return find_blocks(self.graph)
 
@@ -211,7 +211,7 @@ class Plan(Savings):
         """The device of every part.
 
         Raises:
-            PlanError: there are more or fewer than parts, or the plan lacks one.
+            PlanError: the numbers of devices and parts differ, or the plan lacks a device.
         """
         devices = (given,) * num_parts if isinstance(given, int) else tuple(given)
         if len(devices) != num_parts:
@@ -231,8 +231,7 @@ class Plan(Savings):
         return self.op_split(part.op).places.get((part.pieces, part.replica))
 
     def stand_ins(self, op: Op) -> tuple[Mapping[Device, Device], ...]:
-        """For each route, a map from the devices of an op on the first route to those on this
-        route.
+        """For each route, a map from an op's devices on the first route to those on that route.
 
         The parts that update a parameter are on no route.
         """

@@ -1,4 +1,4 @@
-"""By hand: every shipped plan with the knobs that a person would try first."""
+"""By hand: every shipped plan, with the options that a person would try first."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.plans import PLANS
 
 OTHER_RESULTS = ("pipedream", "pipedream_2bw", "ampnet", "pipemare")
-"""Plans that do not compute what one device does."""
+"""Plans that are not proposed, because their training differs from that of one device."""
 
 SAMPLES = (1, 4)
-"""Samples of a microbatch for every replica."""
+"""Samples per microbatch and replica."""
 
 KEEPS = (Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
-"""What is kept if everything is too much, in this order."""
+"""Levels of recomputation to try, in this order, where a plan lacks memory."""
 
 
 def by_hand(request: Request) -> Iterator[Candidate]:
-    """Propose every plan in a few forms; keep less where memory is short."""
+    """Propose every plan with a few options; where memory is short, try to recompute."""
     for name, plan in PLANS.items():
         if name in OTHER_RESULTS:
             continue
@@ -35,12 +35,12 @@ def by_hand(request: Request) -> Iterator[Candidate]:
 
 @dataclass(frozen=True)
 class ByHand:
-    """A shipped plan with knobs, as an sProgram.
+    """An sProgram that fills a shipped plan with given options.
 
     Attributes:
-        name: of the plan.
-        microbatches: of a step.
-        knobs: further ones.
+        name: the plan's name in ``PLANS``.
+        microbatches: microbatches per step.
+        knobs: further options of the plan, by name.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ByHand:
 
 
 def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Knobs: all devices in one dimension, or tensor parallel inside a host and stages outside."""
+    """Options: one kind of parallelism for all devices, or tensor parallelism in a pipeline."""
     num = len(request.devices)
     switches = {name: True for name in ("zero1", "vocabulary") if name in takes}
     for tp, pp in sorted({(1, num), (min(8, num), max(1, num // 8)), (2, num // 2), (1, 1)}):
@@ -65,7 +65,7 @@ def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any
 
 
 def _replicas(request: Request, takes: Mapping[str, Any], knobs: Mapping[str, Any]) -> int:
-    """How many share the batch."""
+    """The number of data-parallel replicas."""
     sides = knobs.get("tp", 1) * knobs.get("pp", 1)
     return len(request.devices) // sides if {"tp", "pp"} & takes.keys() else len(request.devices)
 

@@ -1,4 +1,4 @@
-"""IntegerProgram: linear objective and constraints, built row by row and solved by HiGHS."""
+"""IntegerProgram: a linear objective and constraints, built row by row and solved by HiGHS."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 INFEASIBLE, FAILED = 2, 4
-"""Of scipy's ``milp``: its status codes."""
+"""Status codes of scipy's ``milp``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Optimum:
-    """Values of all variables.
+    """The best known values of all variables.
 
     Attributes:
-        values: ``[variable]``.
-        cost: of the values.
-        bound: no values cost less, as far as HiGHS knows; minus infinity if it knows nothing.
+        values: the value of every variable, ``[variable]``.
+        cost: the objective at these values.
+        bound: the lower bound of the objective that HiGHS proved; minus infinity if none.
     """
 
     values: NDArray[np.float64]
@@ -31,7 +31,7 @@ class Optimum:
 
 @dataclass(eq=False)
 class IntegerProgram:
-    """A program that is minimized; all variables are at least 0.
+    """A minimization problem over variables that are at least 0.
 
     >>> program = IntegerProgram()
     >>> x, y = program.variables(2, cost=1.0, is_whole=True).tolist()
@@ -58,7 +58,7 @@ class IntegerProgram:
         is_whole: bool = False,
         most: float = np.inf,
     ) -> NDArray[np.int64]:
-        """Add variables, of one cost or one each; return their numbers."""
+        """Add variables, with one common cost or one cost each; return their numbers."""
         first = len(self._costs)
         self._costs += cost if isinstance(cost, Sequence) else [cost] * num
         self._whole += [is_whole] * num
@@ -68,7 +68,7 @@ class IntegerProgram:
     def row(
         self, entries: Iterable[tuple[int, float]], *, least: float = -np.inf, most: float = np.inf
     ) -> None:
-        """Bound a sum of variables times factors."""
+        """Add a constraint: bounds of the sum of ``(variable, factor)`` products."""
         for variable, factor in entries:
             self._columns.append(int(variable))
             self._values.append(float(factor))
@@ -76,16 +76,16 @@ class IntegerProgram:
         self._bounds.append((least, most))
 
     def solve(self, limit_secs: float | None = None, *, is_relaxed: bool = False) -> Optimum | None:
-        """The best values of all variables; None if nothing was found.
+        """The best values of all variables; None if no feasible values were found.
 
         Args:
-            limit_secs: after which the best values known count.
-            is_relaxed: whether all variables may have fractions (the linear relaxation).
+            limit_secs: time limit; at its end the best known values are returned.
+            is_relaxed: whether all variables may be fractional (the linear relaxation).
         """
         shape = len(self._bounds), len(self._costs)
         rows = csr_array((self._values, self._columns, self._ends), shape=shape)
         least, most = zip(*self._bounds, strict=True)
-        # The presolve of HiGHS calls a few programs infeasible, or fails, that have a solution.
+        # On a few feasible programs, the presolve of HiGHS fails or reports infeasibility.
         for presolve in (True, False):
             found = milp(
                 self._costs,
@@ -102,7 +102,7 @@ class IntegerProgram:
                 break
         if found.x is None:
             return None
-        # A relaxation that is solved is its own bound; HiGHS names one for whole values only.
+        # The optimum of a relaxation is its own bound; HiGHS reports a bound for integers only.
         bound = found.fun if found.success else -np.inf
         if found.mip_dual_bound is not None:
             bound = min(found.mip_dual_bound, found.fun)

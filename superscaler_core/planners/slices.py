@@ -1,21 +1,22 @@
-"""Slices: how TeraPipe cuts a batch of sequences into slices, by a dynamic programme.
+"""Slices: TeraPipe's cut of a batch of sequences into slices, by dynamic programming.
 
-Through a pipeline of K stages, slices that take t_1, ..., t_n seconds at every stage take
+If slice i takes t_i seconds at every stage, n slices pass a pipeline of K stages in
 
     T = sum of t_i + (K - 1) * max of t_i
 
-A slice of s tokens behind c others, of b sequences, takes ``latency(b, s, c)``. For every value
-t_max that such a latency has, in ascending order, the best cut whose slices take at most t_max is
+A slice of b sequences and s tokens, behind c tokens, takes ``latency(b, s, c)``. The values t_max
+of this latency are tried in ascending order. The best cut whose slices take at most t_max is
 
     f[b, n] = min over s of f[b, n - s] + latency(b, s, n - s)      of the first n tokens
     g[B] = min over b of g[B - b] + f[b, L]                         of B sequences of L tokens
 
-and the best of ``g[B] + (K - 1) * t_max`` over all t_max is the best of all. Past a t_max whose
-``(K - 1) * t_max`` alone is more than the best so far, none can be better. Complexity:
-``O(B L**2)`` for each of at most ``B L**2 / 2`` values of t_max, in units of ``grain`` tokens.
+The least ``g[B] + (K - 1) * t_max`` over all t_max is the optimum. The loop ends at the first t_max
+whose ``(K - 1) * t_max`` alone is not below the best T so far, because no later t_max can improve
+it. Complexity: ``O(B L**2)`` for each of at most ``B L**2 / 2`` values of t_max, with L counted in
+units of ``grain`` tokens.
 
-Difference from the published code (``latency_model.py``): it leaves out values of t_max that are
-close to each other; here all are tried.
+Difference from the published code (``latency_model.py``): that code skips values of t_max that are
+close to each other; this module tries all.
 
 Source: Li et al., TeraPipe, ICML 2021, section 3.3.
 """
@@ -28,16 +29,16 @@ from functools import cache
 from math import inf
 
 Latency = Callable[[int, int, int], float]
-"""Seconds of a slice at a stage, from its sequences, its tokens and the tokens before it."""
+"""From a slice's sequences, its tokens, and the tokens before it to its seconds at a stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceCut:
-    """How a batch is cut.
+    """A cut of a batch into groups of sequences, and of each group into slices.
 
     Attributes:
-        secs: of the pipeline.
-        groups: for each group of sequences, their number and the tokens of their slices.
+        secs: seconds of the pipeline; in partial results, the sum of the slices' latencies.
+        groups: for each group, its number of sequences and the tokens of each slice.
     """
 
     secs: float
@@ -45,7 +46,7 @@ class SliceCut:
 
 
 def pipeline_secs(slice_secs: Sequence[float], num_stages: int) -> float:
-    """The time of slices through a pipeline of equal stages.
+    """Time of slices in a pipeline of equal stages, from their times at one stage.
 
     >>> pipeline_secs([4, 3, 2, 1], 4), pipeline_secs([2] * 5, 4)
     (22, 16)
@@ -56,14 +57,14 @@ def pipeline_secs(slice_secs: Sequence[float], num_stages: int) -> float:
 def cut_slices(
     latency: Latency, num_stages: int, batch: int, length: int, grain: int = 1
 ) -> SliceCut:
-    """The cut of the least time.
+    """The cut with the least time of the whole pipeline.
 
     Args:
-        latency: of a slice, above 0.
-        num_stages: K.
-        batch: number of sequences.
-        length: of each sequence, in tokens.
-        grain: slices are multiples of as many tokens; divides ``length``.
+        latency: seconds of a slice at a stage, above 0.
+        num_stages: number of stages K.
+        batch: number of sequences B.
+        length: length L of each sequence, in tokens.
+        grain: lengths of slices are multiples of this many tokens; divides ``length``.
 
     Raises:
         ValueError: a count is below 1, or ``grain`` does not divide ``length``.
@@ -91,7 +92,7 @@ def cut_slices(
 
 
 def _within(latency: Latency, most: float, batch: int, length: int, grain: int) -> SliceCut | None:
-    """The cut of the least sum, whose slices take at most so long; None if there is none."""
+    """The cut with the least sum of latencies, none above ``most``; None if there is none."""
     cuts: dict[int, SliceCut] = {}
     for size in range(1, batch + 1):
         best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}

@@ -1,4 +1,4 @@
-"""The table of planners: each by its name, as a function from a request to candidates."""
+"""Table: all planners by name, each a function from a request to candidates."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _OTHERS: Mapping[str, SearchPlanner] = {
 }
 
 PLANNERS: Mapping[str, SearchPlanner] = {"auto": partial(auto, others=_OTHERS), **_OTHERS}
-"""Planners by name; ``auto`` looks at what all others propose."""
+"""Planners by name; ``auto`` also looks at the candidates of all others."""
 
 
 def planner_of(planner: str | SearchPlanner) -> SearchPlanner:
-    """A planner by its name, or itself.
+    """The planner with a given name; a function is returned as it is.
 
     Raises:
         PlanError: there is no planner of that name.

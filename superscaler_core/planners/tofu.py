@@ -1,32 +1,33 @@
-"""Tofu's planner: cut every op in two along one loop, and every half again, by bytes moved.
+"""Tofu's planner: cut every op in two along one loop, and each half again, by bytes moved.
 
-For 2**m devices there are m levels. At each level every op is cut in two along one of its loops,
-and none is replicated (but those without a loop that can be cut, as of a scalar), so that at each
-level every tensor that is read or written along the loop is cut along one dim. Objective of a
-level: the bytes that the two halves move, forward and backward. For a tensor of S bytes that lies
-in one way and is needed in another,
+For 2**m devices there are m levels. Each level cuts every op in two along one of its loops. Only an
+op without a loop that can be cut is replicated (for example one on scalars). So a level cuts every
+tensor that has the loop of its op along one dim. The objective of a level is the bytes that the two
+halves move, forward and backward. For a tensor of S bytes, from the way in which its writer leaves
+it to the way in which a reader needs it:
 
     halves along one dim -> the same            0
     halves along one dim -> along another       S / 2
     halves along one dim -> whole on both       S
-    a sum over the two   -> halves              S
-    a sum over the two   -> whole on both       2 S
+    partial sums on both -> halves              S
+    partial sums on both -> whole on both       2 S
 
-An op along a loop that an input lacks reads it whole, and its gradient is a sum; along a loop that
-its result lacks (a reduction) the result is a sum, and it needs the whole gradient. Weights are
-stored in halves along the dim that moves least; a tied weight has one such dim for all its readers.
+If an op is cut along a loop that an input lacks, it reads that input whole, and the gradient of the
+input is a partial sum. If its result lacks the loop (a reduction), the result is a partial sum, and
+the op needs the whole gradient of the result. Weights are stored in halves, along the dim that
+moves least; a tied weight has one such dim for all its readers.
 
-Complexity: a level is one programme over the graph (``elimination``): ops with at most two
-neighbours, which are most, are eliminated in time linear in their number, as a dynamic programme
-along a chain does whose state is the one or two tensors between both sides; for the few that are
-left it is an integer programme. A level is exact. Levels are decided one after another: a
-heuristic, as what the first level takes is missing in the next where loops are short.
+Complexity: a level is one optimization over the graph (``elimination``). Ops with at most two
+neighbours, which are most, are eliminated in linear time, like dynamic programming along a chain
+whose state is the one or two tensors between both sides. The few remaining ops are decided by an
+integer programme. A level is solved exactly. Deciding the levels one after another is a heuristic:
+an early level may use up a short loop that a later level needs.
 
-Differences from the published algorithm: it merges ops (forward with backward, elementwise ops with
-what they follow, steps of a recurrence) into groups, and its programme goes along the chain of the
-groups; here only forward and backward are one, as elimination finds such chains on its own. There
-every op fetches what it needs from tensors, of which each has a dim of its own; here an activation
-lies as its writer writes it, and moves once for each of its readers.
+Differences from the published algorithm: it merges ops into groups (forward with backward,
+elementwise ops with the ops they follow, steps of a recurrence), and runs dynamic programming along
+the chain of groups. Here only forward and backward are merged, because elimination finds the chains
+itself. In the paper, every tensor has a dim of its own, and every op fetches what it needs. Here an
+activation stays as its writer leaves it, and moves once per reader.
 
 Source: Wang et al., Supporting Very Large Models using Automatic Dataflow Graph Partitioning
 (Tofu), EuroSys 2019, sections 4 and 5.
@@ -53,19 +54,20 @@ from superscaler_core.schedules import one_f_one_b
 WHOLE, SUM = "whole", "sum"
 
 Way = int | str
-"""How a tensor lies on two halves: cut along a dim, ``WHOLE`` on both, or their ``SUM``."""
+"""State of a tensor on two halves: cut along a dim, ``WHOLE`` on both, or a partial ``SUM``."""
 
 NO_LOOP = ""
-"""The choice of an op without a loop that can be cut: both halves compute all of it."""
+"""Choice of an op that has no loop to cut: both halves compute the whole op."""
 
 
 @dataclass(frozen=True)
 class Halvings:
-    """For every op the loops along which it is cut in two, one for each level.
+    """The loops along which every op is cut in two, one loop per level.
 
     Attributes:
-        loops: by the op's index; ``NO_LOOP`` where both halves compute the same.
-        moved_bytes: of a microbatch, forward and backward, over all devices, for each level.
+        loops: loops by the op's index; ``NO_LOOP`` where both halves compute the whole op.
+        moved_bytes: for each level, the bytes that all devices together move for a microbatch,
+            forward and backward.
     """
 
     loops: Mapping[int, tuple[str, ...]]
@@ -87,11 +89,11 @@ def halve(graph: Graph, levels: int) -> Halvings:
 
 
 def halving_space(graph: Graph, before: Halvings) -> Space:
-    """The next level's choices: nodes are ops, and tied weights; bytes take the place of seconds.
+    """The choices of the next level: nodes are ops and tied weights, costs are bytes, not seconds.
 
     Args:
-        graph: of one microbatch.
-        before: the levels above.
+        graph: graph of one microbatch.
+        before: decisions of the earlier levels.
     """
     nodes = []
     for op in graph.ops:
@@ -112,7 +114,7 @@ def halving_space(graph: Graph, before: Halvings) -> Space:
 
 
 def moved_share(src: Way, dst: Way) -> float:
-    """Share of a tensor's bytes that two halves move in all; the table above."""
+    """Bytes that two halves move in total, over the tensor's bytes; see the module's table."""
     if src == SUM:
         return 2.0 if dst == WHOLE else 1.0
     if src in (WHOLE, dst):
@@ -121,19 +123,20 @@ def moved_share(src: Way, dst: Way) -> float:
 
 
 def tofu(plan: Plan, *, microbatches: int = 1) -> None:
-    """An sProgram: the halvings of a model, with weights stored in pieces of 1/N.
+    """An sProgram: Tofu's cuts of a model on N devices, with weights stored in pieces of 1/N.
 
-    Every device computes 1/N of every op, but of those without a loop that can be cut. It stores
-    1/N of every weight, its gradient and its states; where ops read more of a weight, it is
-    gathered for the ops of a block, as in ``zero3``. An activation is 1/N where its reader's loops
-    are loops of it too; what an op reads whole stays whole on it until its backward.
+    Every device computes 1/N of every op; only ops without a loop to cut are computed whole. A
+    device stores 1/N of every weight, its gradient and its optimizer states. Where ops read more of
+    a weight, it is gathered for the ops of a block, as in ``zero3``. A device holds 1/N of an
+    activation that has all the loops along which its reader is cut; an input that an op reads whole
+    stays whole on the device until the backward.
 
     Args:
-        plan: to fill; the number of its devices is a power of two.
-        microbatches: of a step, each as large as what was captured.
+        plan: the plan to fill; its number of devices is a power of two.
+        microbatches: microbatches per step, each as large as the captured one.
 
     Raises:
-        PlanError: the number of devices is no power of two.
+        PlanError: the number of devices is not a power of two.
     """
     num = len(plan.devices)
     levels = num.bit_length() - 1
@@ -147,13 +150,13 @@ def tofu(plan: Plan, *, microbatches: int = 1) -> None:
 
 
 def propose_tofu(request: Request) -> Iterator[Candidate]:
-    """Tofu's plan for every size of microbatches, large ones first."""
+    """Tofu's plan for every microbatch size, largest first."""
     for samples in reversed(request.samples):
         yield Candidate(f"tofu samples={samples}", samples, tofu)
 
 
 def cut(plan: Plan, halvings: Halvings) -> None:
-    """Fill a plan with given halvings."""
+    """Fill a plan with given cuts."""
     for op in plan.graph.ops:
         for loop in halvings.loops[op.index]:
             plan.op_trans(op, split(loop, 2) if loop else replicate(2))
@@ -163,20 +166,20 @@ def cut(plan: Plan, halvings: Halvings) -> None:
 
 
 def _loops(op: Op, before: Sequence[str]) -> tuple[str, ...]:
-    """The loops that can be cut in two once more; those with equal halves if there are any."""
+    """The loops that can be cut in two once more; only those with equal halves if any exist."""
     sizes = {i: op.sizes[i] / 2 ** before.count(i) for i in op.sizes if op.is_splittable(i)}
     even = tuple(i for i, size in sizes.items() if size % 2 == 0)
     return even or tuple(i for i, size in sizes.items() if size >= 2) or (NO_LOOP,)
 
 
 def _dim(operand: Operand, loop: str) -> int | None:
-    """The dim of an operand that is cut where a loop is."""
+    """The dim of an operand that a cut of the loop cuts; None if there is none."""
     has = (loop in ((d.loop,) if isinstance(d, SlidingWindow) else d) for d in operand)
     return next((i for i, is_cut in enumerate(has) if is_cut), None)
 
 
 def _bytes(op: Op, position: int, before: Halvings) -> float:
-    """Bytes of an input that a part of the levels above reads."""
+    """Bytes of an input that one part reads after the cuts of the earlier levels."""
     operand = op.annotation.inputs[position]
     levels = sum(_dim(operand, loop) is not None for loop in before.loops[op.index])
     return float(op.inputs[position].num_bytes / 2**levels)
@@ -195,7 +198,7 @@ def _read(op: Op, position: int, loop: str) -> tuple[Way, Way]:
 
 
 def _moved(tensor: PTensor, src: tuple[Way, Way], dst: tuple[Way, Way]) -> float:
-    """Share of a tensor that moves forward, and of its gradient backward."""
+    """Bytes moved forward and for the gradient backward, over the tensor's bytes."""
     (wrote, needs_grad), (reads, leaves_grad) = src, dst
     back = moved_share(leaves_grad, needs_grad) if tensor.requires_grad else 0.0
     return moved_share(wrote, reads) + back
@@ -217,7 +220,7 @@ def _edge(
 
 
 def _stored_edge(nodes: Sequence[SpaceNode], op: Op, position: int, before: Halvings) -> SpaceEdge:
-    """From a stored weight, which is the last node, to an op that reads it."""
+    """The edge from a tied weight's storage, which is the last node, to an op that reads it."""
     tensor, size = op.inputs[position], _bytes(op, position, before)
     stored: Iterable[Way] = (int(d) if d != WHOLE else WHOLE for d in nodes[-1].choices)
     table = [
@@ -228,7 +231,7 @@ def _stored_edge(nodes: Sequence[SpaceNode], op: Op, position: int, before: Halv
 
 
 def _read_once(op: Op, tensor: PTensor, loop: str, before: Halvings) -> float:
-    """Bytes that move for a weight that one op reads; it is stored as the op reads it, or cut."""
+    """Bytes moved for a weight with one reader: stored as it is read, or cut if read whole."""
     position = op.inputs.index(tensor)
     way = _read(op, position, loop)
     is_cut = way[0] != WHOLE or max(tensor.shape, default=1) < 2

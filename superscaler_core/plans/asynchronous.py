@@ -25,16 +25,16 @@ def pipedream(
     zero1: bool = False,
     sizes: Sequence[int] = (),
 ) -> None:
-    """A stage on each group of devices, which stashes the versions that are still read.
+    """One stage per group of devices, which stashes the weight versions that are still read.
 
     Memory per group: 1/``pp`` of the weights, in ``pp - s`` versions on stage s (in ``pp`` versions
     if ``vertical``); activations of ``pp - s`` microbatches.
 
     Args:
         plan: to fill.
-        pp: groups of devices; as many as ``tp`` leaves if 0.
-        microbatches: of a run, each as large as what was captured.
-        every: microbatches of an update.
+        pp: groups of devices; if 0, as many as there are groups of ``tp`` devices.
+        microbatches: number per run, each as large as the captured batch.
+        every: microbatches per update.
         vertical: whether all stages read the version that stage 0 read (vertical sync).
         tp, zero1, sizes: as in ``one_f_one_b``.
 
@@ -80,7 +80,7 @@ def ampnet(
     zero1: bool = False,
     sizes: Sequence[int] = (),
 ) -> None:
-    """Like ``pipedream``, with one version of weights, which backwards read as it is by then.
+    """Like ``pipedream``, with only the newest version of weights, which backwards read, too.
 
     Args and errors are those of ``pipedream``.
 

@@ -65,7 +65,7 @@ def _branch_of(graph: Graph, branches: Sequence[Modules]) -> Mapping[Op, int]:
         _join(op, readers[op], found)
     for op in graph.ops:
         _join(op, [graph.producer[t] for t in op.inputs if t in graph.producer], found)
-    # What is computed from inputs alone joins the ops behind the branches that read it.
+    # Ops that depend on inputs alone join their readers, which may have joined a branch just now.
     for op in reversed(graph.ops):
         _join(op, readers[op], found)
         found.setdefault(op, 0)

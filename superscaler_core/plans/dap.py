@@ -23,14 +23,14 @@ def dap(
     A block has 6 all-to-alls forward, where rows become columns or back (2 of the alignment, 4 of
     the pairs), and 6 all-gathers, of 3 operands of products and 3 biases; backward 6 all-to-alls
     and 6 reduce-scatters. A step all-reduces the gradients of weights. Memory per device: all
-    weights, 1/N of the activations but for what is gathered.
+    weights, 1/N of the activations except what is gathered.
 
     Args:
         plan: to fill.
         dp: groups of devices among which the batch is cut.
-        modules: what is cut how.
-        zero1: cut master weights and states among the devices that read the same, which are all.
-        keep: what of the blocks stays for the backward.
+        modules: the dim along which each module is cut.
+        zero1: cut master weights and states among all devices, as all of them read all weights.
+        keep: which values of the blocks are kept for the backward.
 
     Raises:
         PlanError: ``dp`` does not divide the devices, a dim is too small, or there are no such

@@ -33,7 +33,7 @@ def dap_pipeline(
         plan: to fill.
         pp: stages.
         dp: groups of a stage's devices among which the batch is cut.
-        microbatches: of a step, each as large as what was captured.
+        microbatches: number per step, each as large as the captured batch.
         modules, zero1, keep: as in ``dap``.
         sizes: blocks of every stage, as in ``stages_of_blocks``.
 

@@ -20,14 +20,14 @@ def dualpipe(
 ) -> None:
     """The stages of ``chimera``, in an order that pairs every forward with a backward.
 
-    Communication is that of ``chimera``; with ``Overlap(pairs=True)`` the other half of a pair
-    computes beside that inside stages. Memory per group: 2/``pp`` of the weights; activations of
-    up to ``pp`` + 1 microbatches of a stage.
+    Communication is that of ``chimera``; with ``Overlap(pairs=True)``, one action of a pair
+    computes while the other communicates inside its stage. Memory per group: 2/``pp`` of the
+    weights; activations of up to ``pp`` + 1 microbatches of a stage.
 
     Args:
         plan: to fill.
         pp: groups of devices, an even number.
-        microbatches: an even number, best ``2 * pp`` or more; that if 0.
+        microbatches: an even number, best ``2 * pp`` or more; 0 means ``2 * pp``.
         tp, zero1, sizes: as in ``one_f_one_b``.
 
     Raises:

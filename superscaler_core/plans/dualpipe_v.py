@@ -20,13 +20,13 @@ def dualpipe_v(
 ) -> None:
     """The stages of ``zero_bubble_v``, in an order that pairs every forward with a backward.
 
-    Communication is that of ``zero_bubble_v``; with ``Overlap(pairs=True)`` the other half of a
-    pair computes beside that inside stages. Memory per group: 1/``pp`` of the weights; activations
-    of up to ``2 pp + 1`` microbatches of a stage, of which there are ``2 pp``.
+    Communication is that of ``zero_bubble_v``; with ``Overlap(pairs=True)``, one action of a pair
+    computes while the other communicates inside its stage. Memory per group: 1/``pp`` of the
+    weights; activations of up to ``2 pp + 1`` microbatches of one of the ``2 pp`` stages.
 
     Args:
         plan: to fill.
-        microbatches: best ``2 * pp`` or more; that if 0.
+        microbatches: best ``2 * pp`` or more; 0 means ``2 * pp``.
         pp, tp, zero1, sizes: as in ``one_f_one_b``.
 
     Source: Sea AI Lab, cut-in-half, 2025; DeepSeek's public code.

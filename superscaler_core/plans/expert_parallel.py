@@ -18,8 +18,8 @@ def expert_parallel(plan: Plan, *, ep: int = 0) -> None:
 
     Args:
         plan: to fill.
-        ep: devices among which the experts are dealt out; as many as divide both devices and
-            experts if 0. With fewer than all devices the experts are data parallel besides.
+        ep: devices among which the experts are dealt out; if 0, the most that divide both devices
+            and experts. If it is less than all devices, groups of ``ep`` are data parallel.
 
     Raises:
         PlanError: there are no experts, or ``ep`` does not divide the devices or the experts.

@@ -21,7 +21,7 @@ def gpipe(
     """Put equally many blocks on every group, and run all forwards before all backwards.
 
     A microbatch sends the hidden state from stage to stage, and its gradient back. Memory per
-    group: 1/``pp`` of the weights; of its stage the activations of all microbatches.
+    group: 1/``pp`` of the weights; the activations of all microbatches in its stage.
 
     Args:
         plan: to fill.

@@ -39,23 +39,23 @@ def hybrid(
     Args:
         plan: to fill.
         tp: devices that share a stage's inner features, as in ``megatron``.
-        pp: groups of devices, the schedule's workers; the batch is cut among the
-            ``len(devices) / (tp * pp)`` that are left.
-        microbatches: of a step, each as large as what was captured.
-        chunks: stages a group of devices, of the schedules ``interleaved`` and ``looped-bfs``.
+        pp: groups of devices, the schedule's workers; inside a group the batch is cut among
+            ``len(devices) / (tp * pp)`` replicas.
+        microbatches: number per step, each as large as the captured batch.
+        chunks: stages per group of devices, for the schedules ``interleaved`` and ``looped-bfs``.
         schedule: a value of ``SCHEDULES``; ``interleaved`` is 1F1B if there is one chunk.
         halves: run every backward as an I, for which earlier stages wait, and a W.
-        apart: run every recomputation as an action, when the gradient may not be there yet.
-        sequence: cut what is between tensor parallel maps along the sequence.
+        apart: run every recomputation as an action of its own, maybe before the gradient arrives.
+        sequence: cut the ops between tensor-parallel maps along the sequence.
         vocabulary: as in ``megatron``.
         experts: deal experts out to the replicas of a stage, instead of cutting their batch.
         zero1: cut master weights and states among all devices that read them.
-        keep: what of the blocks stays for the backward.
-        coshard: parts of every attention and MLP that a device runs one after another, as of
+        keep: which values of the blocks are kept for the backward.
+        coshard: parts of every attention and MLP that a device runs one after another, as in
             ``coshard``, which keeps the input of each attention and MLP.
         coshard_blocks: the blocks with such parts, as in ``coshard``.
-        keep_coshard: what of those blocks stays besides; as ``keep`` if None. By ``BLOCK_INPUTS``
-            they keep their input alone, and compute attention three times, not twice.
+        keep_coshard: what those blocks keep besides; as ``keep`` if None. With ``BLOCK_INPUTS``
+            they keep only their input, and compute attention three times instead of twice.
         sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Raises:

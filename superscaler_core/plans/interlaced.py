@@ -20,26 +20,26 @@ def interlaced(
     vocabulary: bool = False,
     keep: Keep = Keep.EVERYTHING,
 ) -> None:
-    """Look words up on all devices, and run the blocks in a stage on each ``tp`` of them.
+    """Look words up on all devices, and run the blocks in stages on ``tp`` devices each.
 
-    Every look-up, an encoder's and a decoder's, is a stage of all devices, in front of as many
-    stages of blocks. A microbatch gathers what is looked up on the group behind it, ``tp`` times
-    the hidden state in all, and scatters its gradient, once the hidden state. Else it communicates
+    Every look-up (an encoder's, a decoder's) is a stage on all devices, followed by equally many
+    stages of blocks. A microbatch gathers looked-up words on the next group (``tp`` times the
+    hidden state in all) and scatters their gradient (once the hidden state). Else it communicates
     as under ``megatron`` and ``one_f_one_b``; an encoder's result goes to all stages of a decoder.
-    Memory per device: 1/N of the embedding; of the blocks as under ``one_f_one_b``.
+    Memory per device: 1/N of the embedding; for blocks as under ``one_f_one_b``.
 
     Args:
         plan: to fill.
         tp: devices of a group, which share inner features as under ``megatron``.
-        microbatches: of a step, each as large as what was captured.
-        slack: steps by which look-ups run ahead of the blocks, and behind them on the way back; 0
+        microbatches: number per step, each as large as the captured batch.
+        slack: steps by which look-ups run ahead of the blocks, and behind them in the backward; 0
             is the table of the paper's code, where all devices meet at every step's border.
         apart: recompute beside the forwards, not inside the backwards, as the paper's code does.
-        rows: cut the embedding by rows, one a word, not by columns. Then every device has a summand
-            of all that is looked up and needs all of its gradient: about N times the hidden state
-            each way.
+        rows: cut the embedding by rows (words), not by columns. Then every device has a partial
+            sum of all that is looked up and needs all of its gradient: about N times the hidden
+            state each way.
         vocabulary: cut a head along the words, among a group, as ``megatron`` does.
-        keep: what of the blocks, without their look-ups, stays for the backward.
+        keep: which values of the blocks, without look-ups, are kept for the backward.
 
     Raises:
         PlanError: the groups of ``tp`` devices are no multiple of the look-ups, or a look-up has

@@ -27,7 +27,7 @@ def interleaved(
 
     Args:
         plan: to fill.
-        chunks: stages a group.
+        chunks: stages per group.
         pp, tp, microbatches, zero1, sizes: as in ``one_f_one_b``.
 
     Source: Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021.

@@ -10,16 +10,16 @@ from superscaler_core.plans.pieces.along import spread
 def mesh_2d(plan: Plan, *, x: int = 0, y: int = 0, sequence: bool = False) -> None:
     """Cut inner features along ``x`` and the width of the hidden state along ``y``.
 
-    Words of an embedding and a head count as inner features. What has no dim to cut along a side
-    of the mesh is cut along the batch there: a norm, which needs the whole width, along ``y``; what
-    is between the maps along ``x``. So a linear map gathers its input along one side and reduces
-    and scatters its output along the other. Memory per device: 1/(x * y) of the matrices of blocks,
-    of embedding and head, and of the activations.
+    Words of an embedding and a head count as inner features. An op without such a dim is cut along
+    the batch on that side of the mesh: a norm, which needs the whole width, along ``y``; ops
+    between the maps along ``x``. So a linear map gathers its input along one side and reduces and
+    scatters its output along the other. Memory per device: 1/(x * y) of the matrices of blocks, of
+    embedding and head, and of the activations.
 
     Args:
         plan: to fill.
         x, y: sides of the mesh, ``y`` innermost; the rest is data parallel. If both are 0, all
-            devices are one mesh, as square as can be; if one is, it is what the other leaves.
+            devices are one mesh, as square as can be; if one is 0, it follows from the other.
         sequence: cut the sequence instead of the batch, on the mesh.
 
     Raises:

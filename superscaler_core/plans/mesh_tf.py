@@ -20,7 +20,7 @@ def mesh_tf(plan: Plan, *, layout: MeshLayout = DATA_PARALLEL, mesh: Mesh | None
     An op without such a dim is replicated along a side, and weights are stored as they are read.
     Of two dims of one name in an op, such as queries and keys along the sequence, the first is cut.
     Memory per device: each tensor divided by the sides along which its dims are cut. Communication:
-    all-reduces where an op sums over what is cut, and what changes where a dim ends.
+    all-reduces where an op sums over a cut dim, and moves where the next op lacks the dim.
 
     Args:
         plan: to fill.

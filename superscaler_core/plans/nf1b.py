@@ -26,16 +26,16 @@ def nf1b(
 ) -> None:
     """Run ``recycle`` turns without gradient between the forwards and backwards of 1F1B.
 
-    A microbatch is sent from stage to stage ``recycle + 1`` times, what the last stage makes of it
-    to the first ``recycle`` times, and its gradient back once. Memory per device: as of
-    ``dap_pipeline``; turns without gradient keep nothing.
+    A microbatch passes all stages ``recycle + 1`` times, the last stage's result goes to the first
+    ``recycle`` times, and the gradient goes back once. Memory per device: as in ``dap_pipeline``;
+    turns without gradient keep nothing.
 
     Args:
         plan: to fill; its graph is captured with ``recycled``.
         recycle: turns of a microbatch before the one that is trained.
         pp: stages; as many as devices if 0.
         dp: groups of a stage's devices among which the batch is cut; in a group ``dap`` cuts.
-        microbatches: of a step, each as large as what was captured; as many as stages at least.
+        microbatches: number per step, at least that of stages; each as large as the captured batch.
         modules, zero1, keep: as in ``dap``.
         sizes: blocks of every stage, as in ``stages_of_blocks``.
 

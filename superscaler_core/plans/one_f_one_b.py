@@ -25,9 +25,9 @@ def one_f_one_b(
 
     Args:
         plan: to fill.
-        pp: groups of devices; as many as ``tp`` leaves if 0.
+        pp: groups of devices; if 0, as many as there are groups of ``tp`` devices.
         tp: devices of a group that share a stage's inner features; the batch is cut among the rest.
-        microbatches: of a step, each as large as what was captured.
+        microbatches: number per step, each as large as the captured batch.
         zero1: cut master weights and states among all devices that read them.
         sizes: blocks of every stage, as in ``stages_of_blocks``.
 

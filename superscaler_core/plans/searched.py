@@ -31,7 +31,7 @@ def searched(
 ) -> None:
     """Stages of blocks on ``pp`` groups of devices, in the best order that a search finds.
 
-    The times of stages are counted from their operations and bytes. Communication is that of
+    The times of stages are estimated from operations and bytes. Communication is that of
     ``one_f_one_b``, of ``interleaved`` or of ``chimera``, by the route. Memory per group: its
     weights, and activations of ``in_flight`` microbatches of a stage.
 
@@ -42,8 +42,8 @@ def searched(
             each; ``both``, half of the microbatches down and half of them up.
         chunks: stages of a group on a line.
         halves: whether backwards are split into I and W, as for zero bubbles.
-        in_flight: most activations of a group, in microbatches of a stage; if 0, as many as the
-            stages of a route, as 1F1B has at the first.
+        in_flight: limit of a group's activations, in microbatches of a stage; if 0, the number of
+            stages of a route, which is what 1F1B holds at its first stage.
 
     Raises:
         PlanError: ``tp * pp`` does not divide the devices, or there is no such route.

@@ -13,7 +13,7 @@ def sequence_parallel(plan: Plan) -> None:
     a step all-reduces the gradients of weights. Memory per device: all weights, 1/N of the
     activations but for keys and values.
     """
-    # What mixes the tokens of a sequence, such as a gate's places, is cut along the batch.
+    # Ops that mix the tokens of a sequence, such as a gate's places, are cut along the batch.
     dims = (*plan.blocks.tokens, plan.dims.batch)
     for op in plan.graph.ops:
         plan.op_trans(op, along(plan, op, len(plan.devices), *dims))

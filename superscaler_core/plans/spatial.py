@@ -14,9 +14,9 @@ def spatial(plan: Plan, *, rows: int = 0, columns: int = 1) -> None:
 
     A microbatch exchanges, for every convolution or pool whose windows overlap, *halos*: the rows
     and columns of neighbouring tiles that windows reach into, and on the way back their gradients.
-    Sums of batch norms are all-reduced, and once a step the gradients of weights. An op of no
-    image, or of one that has less rows than tiles, is cut along the batch, or replicated where that
-    is too small. Memory per device: all weights, 1/N of the activations, and halos.
+    Sums of batch norms are all-reduced, and once per step the gradients of weights. An op without
+    an image, or whose image has fewer rows than tiles, is cut along the batch, or replicated if the
+    batch is too small. Memory per device: all weights, 1/N of the activations, and halos.
 
     Args:
         plan: to fill.
@@ -59,6 +59,6 @@ def _image_dim(plan: Plan, dim: int) -> DimClass:
 
 
 def _has_tiles(plan: Plan, op: Op, dim: DimClass, num: int) -> bool:
-    """Whether an op can be cut along a dim into so many pieces, each of a row at least."""
+    """Whether an op can be cut along a dim into ``num`` pieces of at least one row."""
     ids = plan.dims.ids(op, dim)
     return bool(ids) and op.sizes[ids[0]] >= num

@@ -16,7 +16,7 @@ def swap(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
 
     Args:
         plan: to fill.
-        keep: what of the blocks stays for the backward, on the host.
+        keep: which values of the blocks are kept for the backward, on the host.
 
     Source: Rhu et al., vDNN, 2016.
     """

@@ -27,16 +27,16 @@ def terapipe(
 ) -> None:
     """Send every sequence through the stages slice by slice, so that few sequences suffice.
 
-    A slice sends its hidden state from stage to stage, and its gradient back: in all what a
+    Slices send their hidden states from stage to stage, and gradients back: together what a
     microbatch sends under ``one_f_one_b``. Keys and values stay on their device. Memory per group:
     1/pp of the weights; on stage s activations of at most pp - s microbatches, and the keys and
     values up to the end of each slice. The plan's graph becomes one of slices.
 
     Args:
         plan: to fill.
-        slices: of every sequence, of as many tokens or nearly.
-        lengths: tokens of every slice in place of these, such as ``planners.slices`` finds: later
-            slices are shorter, as they see more keys.
+        slices: number per sequence, with nearly equally many tokens.
+        lengths: tokens of every slice, instead of equal ones; for example from ``planners.slices``:
+            later slices are shorter, as they see more keys.
         pp, tp, microbatches, zero1, sizes: as in ``one_f_one_b``.
 
     Raises:
@@ -64,5 +64,5 @@ def terapipe(
 
 
 def _even(length: int, num: int) -> tuple[int, ...]:
-    """The tokens of so many slices."""
+    """The tokens of ``num`` nearly equal slices."""
     return tuple(length * (i + 1) // num - length * i // num for i in range(max(num, 1)))

@@ -15,7 +15,7 @@ def zero3_offload(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
 
     Args:
         plan: to fill.
-        keep: what of the blocks stays for the backward.
+        keep: which values of the blocks are kept for the backward.
 
     Source: Rajbhandari et al., ZeRO-Infinity, 2021.
     """

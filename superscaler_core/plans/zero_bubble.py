@@ -18,7 +18,7 @@ def zero_bubble(
     zero1: bool = False,
     sizes: Sequence[int] = (),
 ) -> None:
-    """The stages of ``one_f_one_b``, whose backwards run in halves; those for weights wait.
+    """The stages of ``one_f_one_b``, with backwards in halves; the halves for weights wait.
 
     Communication is that of ``one_f_one_b``, and devices are idle for about a third as long. Every
     group holds the activations of ``pp`` microbatches. ``hybrid`` with

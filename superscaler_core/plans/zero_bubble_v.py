@@ -22,12 +22,12 @@ def zero_bubble_v(
 
     A microbatch sends the hidden state twice as often as under ``one_f_one_b``. If F, I and W take
     equally long, no group waits between its first and its last action. Memory per group:
-    1/``pp`` of the weights; activations of ``2 pp`` microbatches of a stage, of which there are
-    ``2 pp``.
+    1/``pp`` of the weights; activations of ``2 pp`` microbatches of a stage; there are ``2 pp``
+    stages.
 
     Args:
         plan: to fill.
-        microbatches: best ``2 * pp`` or more; that if 0.
+        microbatches: best ``2 * pp`` or more; 0 means ``2 * pp``.
         pp, tp, zero1, sizes: as in ``one_f_one_b``.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023.

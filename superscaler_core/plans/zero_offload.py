@@ -14,7 +14,7 @@ def zero_offload(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
 
     Args:
         plan: to fill.
-        keep: what of the blocks stays for the backward.
+        keep: which values of the blocks are kept for the backward.
 
     Source: Ren et al., ZeRO-Offload, 2021.
     """

@@ -77,7 +77,7 @@ def _buckets(
         indexes = [op.index for op, _ in use.readers]
         # A copy of a stage on another route counts as the stage itself.
         mine = {homes[stages[index]] for index in indexes}
-        # What is borrowed is fetched when its owner updates it, and reduced by the borrower.
+        # A borrowed weight is fetched when its owner updates it; the borrower reduces its gradient.
         if use.owner is not None:
             return plan.num_stages + 1 + (use.owner if direction > 0 else min(mine)), 0
         # Weights that several stages share come last, because they wait for all of these stages.

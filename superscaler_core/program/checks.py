@@ -25,12 +25,13 @@ _KEEPS = {
     Verb.KEEP: Verb.RESUME,
     Verb.BACKWARD_INPUTS: Verb.BACKWARD_WEIGHTS,
 }
-"""Instructions that keep a value, with those that take it; ``BACKWARD_INPUTS`` takes it too."""
+"""Instructions that keep values, each with the one that takes them. ``BACKWARD_INPUTS`` may take
+those that are kept for ``BACKWARD``."""
 
 _TAKES = {verb: verb for verb in _KEEPS.values()} | {Verb.BACKWARD_INPUTS: Verb.BACKWARD}
 
 _READS = _TAKES | {Verb.RERUN: Verb.BACKWARD, Verb.OUT: Verb.BACKWARD}
-"""Instructions that need a kept value, with the instruction that kept it."""
+"""Instructions that need a kept value, each with the instruction for which it is kept."""
 
 
 def check_device(device: Device, instructions: Iterable[tuple[StepInstruction, int]]) -> None:
@@ -158,7 +159,7 @@ class _Versions:
         updating: for each stage's weights, by name, the devices that update them.
 
     Attributes:
-        waiting: for each stage's weights, the instruction whose gradients are not in an update yet.
+        waiting: for each stage's weights, the last instruction whose gradients wait for an update.
     """
 
     def __init__(self, updating: Mapping[str, Collection[Device]]) -> None:
@@ -223,7 +224,7 @@ def check_borrowed(
     Args:
         events: all events, in order.
         borrowed: as in ``StepProgram``.
-        num_kept: for each stage with updates, the versions that exist after one.
+        num_kept: for each stage with updates, the number of versions that exist after one.
 
     Raises:
         PlanError: names the action and the stage that owns the weights.

@@ -58,7 +58,7 @@ def both_halves(events: Iterable[Event]) -> Iterator[Event]:
 def woven(
     first: Block, second: Block, shared: Collection[Verb] = OF_WEIGHTS
 ) -> Iterator[StepInstruction]:
-    """Two orders of instructions as one: while one communicates, the other one computes.
+    """Weave two orders of instructions into one: while one communicates, the other one computes.
 
     Each order runs until it has to wait for a move. Then it is the other's turn, which begins with
     the wait for its own move. So with computations A and communications C, two equal orders become:
@@ -107,7 +107,7 @@ class _Side:
                     yield instruction
                 self._pass()
             else:
-                # These weights go when both orders are here; then it is the first order's turn.
+                # Weights are dropped when both orders are here; then it is the first order's turn.
                 if other.left[0].kind in self._shared and self.num_passed == other.num_passed:
                     yield instruction
                     self._pass()
@@ -130,7 +130,7 @@ def _half(block: Block, number: int) -> Block:
 
 
 def _in_phases(block: Block) -> Iterator[StepInstruction]:
-    """A block whose moves are started before they are waited for, independent ones together."""
+    """A block in which every move is a start and a wait; independent moves start together."""
     place = 0
     while place < len(block):
         moves = moved_together(block, place)

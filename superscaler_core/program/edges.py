@@ -84,7 +84,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """How each reader of an activation obtains it."""
+    """All edges of a plan, with the edge from which each reader of an activation reads."""
 
     all: tuple[Edge, ...]
     of_reader: Mapping[Reader, Edge]
@@ -236,7 +236,7 @@ def reads_weights_alone(op: Op) -> bool:
 
 @lru_cache(maxsize=MAX_SIDES)
 def shares_of(form: OpForm, split: OpSplit, reading: Side) -> Mapping[Device, int] | None:
-    """The share of the gradient that each replica takes of an op that only reads weights.
+    """The share of the gradient that each replica takes, for an op that only reads weights.
 
     The backward of an op is linear. So each replica of such an op, for example a table of
     positions, may use only the gradient that is on its own device. The partial sums are then
@@ -302,7 +302,8 @@ def _edges_of(
     made: list[Edge] = []
     parent = None
     if src.num_summands > 1 and len(left) > 1:
-        # The tensor is summed once, for the reader with the simplest wish; others start from there.
+        # The tensor is summed once, for a reader in this stage if there is one, with the fewest
+        # summands. The other readers start from the result.
         whole = min(left, key=lambda end: (end[0] != stage, end[1].num_summands, end[0]))
         side = whole[1].whole
         direct = left.pop((whole[0], side), [])

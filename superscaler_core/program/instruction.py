@@ -75,7 +75,7 @@ OF_MICROBATCH = SWAPS | MOVES
 """Communication that belongs to one microbatch; all other communication is of weights."""
 
 OF_WEIGHTS = frozenset({Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE})
-"""Communication of weights in a stage's block, which is done once for all of a microbatch."""
+"""Communication of weights in a stage's block, done once for both halves of a microbatch."""
 
 
 class Phase(StrEnum):

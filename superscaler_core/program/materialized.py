@@ -227,13 +227,15 @@ class Materialized:
 
     @property
     def has_one_version(self) -> bool:
-        """Whether stages keep one version of weights, which backwards read whatever it is."""
+        """Whether stages keep only the newest version of weights, which all backwards read."""
         schedule = self.plan.schedule
         return schedule is not None and schedule.weights is WeightRule.NEWEST
 
     @cached_property
     def delays(self) -> Mapping[str, float]:
-        """For each trained parameter, the delay of its gradients in updates, if there is any.
+        """For each trained parameter, the delay of its gradients, counted in updates.
+
+        Empty if all weights are updated after the step.
 
         A use of a borrowed weight has, under its own name, the delay of the stage that borrows it.
         """

@@ -1,7 +1,7 @@
-"""Moved home: transfers that are alike but for the devices are priced once, on the first devices.
+"""Moved home: transfers that differ only in their devices are priced once, on the first devices.
 
-Stages of a pipeline and groups of a grid repeat the same transfers on other devices. A topology of
-equal hosts looks the same from all of them, so one of these transfers stands for the others.
+Stages of a pipeline and groups of a grid repeat the same transfers on other devices. On equal hosts
+these transfers cost the same, so one of them stands for the others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def moved_home(
     distances; the plan of the moved transfer has the cost of the original's.
 
     Args:
-        src, dst: of the transfer.
-        topology: that it is planned for; one host if None. If its groups are not equal runs of
-            ranks, nothing is moved.
+        src, dst: the layouts of the transfer.
+        topology: the topology that the transfer is planned for; one host if None. If its groups are
+            not equal runs of ranks, nothing is moved.
     """
     devices = frozenset((*src.ranks, *dst.ranks))
     home = _homes(devices, topology)
@@ -43,7 +43,7 @@ def moved_home(
 
 @lru_cache(maxsize=MAX_MOVED)
 def _homes(devices: frozenset[Device], topology: rv.Topology | None) -> Mapping[Device, Device]:
-    """The new device of each."""
+    """The new device of each device."""
     if topology is None:
         return _in_order(devices)
     if topology.runs is None:

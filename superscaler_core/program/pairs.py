@@ -28,7 +28,7 @@ def weave_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) ->
         program: a program whose instructions have their objects (``StepInstruction.what``). The
             actions of a pair are on the same devices, and begin at the same time: between them in
             the order is nothing that the second one waits for (``step_events``).
-        pairs: of the program's actions, those that are next to each other in their worker's row.
+        pairs: pairs of the program's actions that are next to each other in their worker's row.
     """
     given = [Woven(first, second) for first, second in pairs]
     blocks: dict[Pair, Block] = {}
@@ -45,7 +45,7 @@ def weave_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) ->
     done: set[Woven] = set()
     for event in program.events:
         pair = pair_with.get(event) if isinstance(event, Action) else None
-        # A pair is where the first of its actions is in the order.
+        # A pair takes the place of its first action in the order.
         if pair is None or pair not in done:
             events.append(pair or event)
         done |= {pair} if pair else set()

@@ -18,8 +18,7 @@ from superscaler_core.schedules import Action
 
 
 def by_routes(plan: Plan) -> Plan:
-    """The plan itself if there is one route; else its decisions repeated for each copy of its
-    model.
+    """The plan with one copy of every stage per route; the plan itself if there is one route.
 
     On every route the parts of an op are on the devices that replace those of the first route
     (``Placement.standing_in``). A parameter is still stored in one place for all routes.
@@ -41,7 +40,7 @@ def on_its_route(plan: Plan, action: Action) -> Action:
 
 
 def home(plan: Plan, stage: int) -> int:
-    """The original stage that a stage of a plan made by ``by_routes`` is a copy of."""
+    """The original stage of which a stage in a plan of ``by_routes`` is a copy."""
     return stage % (plan.num_stages // plan.num_routes)
 
 

@@ -175,8 +175,7 @@ def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
 
 
 def _sequence(steps: Sequence[Step]) -> Hashable:
-    """A key that is equal for devices that run one part of each of the same ops in the same
-    segments.
+    """A key, equal for devices whose segments have the same ops, with one part of each op.
 
     None for a device with several parts of an op. With one part per op, which part it is does not
     change which segment reads which result, so equal keys have equal readers.

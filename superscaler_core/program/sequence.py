@@ -95,7 +95,7 @@ def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
     orders = _orders_of(plan, stage)
     if not orders:
         return tuple(sorted(keys, key=keys.__getitem__))
-    # Numbers stand for items: of pairs that are in order there may be millions.
+    # Numbers stand for items, because there may be millions of ordered pairs.
     numbers = {item: number for number, item in enumerate(keys)}
     parts = {part: numbers[item] for part, item in computes.items()}
     before = _data_order(plan, edges, computes, moves, numbers)

@@ -59,7 +59,7 @@ class Side:
 
     @cached_property
     def shards(self) -> Mapping[Device, Shard]:
-        """What each device holds, as one box."""
+        """The shard of each device: its views as one box."""
         found: dict[Device, list[View]] = {}
         for view in self.views:
             found.setdefault(view.device, []).append(view)
@@ -149,7 +149,7 @@ def sides_of(form: OpForm, split: OpSplit) -> OpSides:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one device holds of a tensor: the smallest box around its views.
+    """The part of a tensor that one device holds: the smallest box around its views.
 
     Elements of the box outside all views are zero in a sum, and are otherwise never read.
     """

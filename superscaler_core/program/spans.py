@@ -31,7 +31,7 @@ def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
                 ends[number] = place
     found: dict[Item, int] = {}
     windows = _windows(items)
-    # Numbered by position, so that equal plans give equal texts in whatever order they were made.
+    # Numbered by position, so that equal plans have equal texts, whatever the order of calls.
     for number, group in enumerate(sorted(ends, key=begins.__getitem__), 1):
         first, last = _with_windows(begins[group], ends[group], windows)
         for item in items[first : last + 1]:

@@ -49,8 +49,7 @@ class StageProgram:
 
     @cached_property
     def order(self) -> Mapping[ActionKind, tuple[StepInstruction, ...]]:
-        """For each kind of run, the instructions of all devices, in an order that every device
-        keeps.
+        """The instructions of all devices by kind of run, in an order that every device keeps.
 
         A stage has the runs that the schedule has for it. If there is a separate recomputation (R),
         it contains all reruns, and B or I contains only the backward itself. I computes the

@@ -11,7 +11,7 @@ from superscaler_core.plan import Device, OpSplit, Plan
 def with_state(plan: Plan) -> Plan:
     """The plan, with every new value of a buffer on all devices that read the buffer.
 
-    Every microbatch reads what the one before has left, on the device where it reads.
+    Every microbatch reads the value that the one before has left, on the device that reads it.
 
     Raises:
         PlanError: a buffer is read in another stage than the one that replaces it, or stages run on
@@ -34,7 +34,7 @@ def with_state(plan: Plan) -> Plan:
 
 
 def _devices(plan: Plan, buffer: PTensor, op: Op) -> tuple[Device, ...]:
-    """The devices that read a buffer; those that replace it if none does."""
+    """The devices that read a buffer; if none does, the devices that replace it."""
     readers = [reader for reader, _ in plan.graph.readers.get(buffer, ())]
     stage = next(stage for stage in plan.stages if op in stage.ops)
     outside = [reader for reader in readers if reader not in stage.ops]

@@ -368,7 +368,7 @@ def pair_of(event: Woven) -> Pair:
 
 
 def _done(block: Iterable[StepInstruction]) -> list[StepInstruction]:
-    """What a block does, in order; a move where it is waited for."""
+    """The instructions of a block, in order; a move stands where it is waited for."""
     ended = (i for i in block if i.kind not in MOVES or i.phase is not Phase.START)
     return [replace(i, half=None, phase=Phase.WHOLE if i.kind in MOVES else i.phase) for i in ended]
 

@@ -85,8 +85,8 @@ def borrowed_of(
 ) -> Mapping[tuple[Action, int], int]:
     """For each action and each stage that it borrows weights of, the version that it reads.
 
-    It is the one that the owner's forward of the microbatch reads, which comes first. If only one
-    version is kept, it is the newest.
+    This is the version that the owner's forward of the microbatch reads, which comes first. If only
+    one version is kept, it is the newest one.
     """
     found: dict[tuple[Action, int], int] = {}
     if not borrowers:
@@ -107,7 +107,7 @@ def borrowed_of(
 
 
 def check_asynchronous(plan: Plan) -> None:
-    """Refuse decisions whose meaning needs that a step has one version of its weights.
+    """Refuse decisions that require a single version of the weights in a step.
 
     Raises:
         PlanError: names the decision.

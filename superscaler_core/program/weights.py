@@ -3,8 +3,8 @@
 A parameter is stored where the parts of its optimizer op are assigned; without such a decision,
 every device stores what it reads. A *use* is a set of ops that share one copy of the parameter per
 device: either all ops outside windows, or the ops of one window (``Plan.gather_weights``,
-``Plan.reduce_grads``); of these, apart, the ops that give summands of its gradient, and those that
-give all of it, such as the square of a weight in the loss.
+``Plan.reduce_grads``). Ops that give partial sums of its gradient, and ops that give the whole
+gradient (such as the square of a weight in the loss), are separate uses.
 
 In an asynchronous pipeline stages update at different times. A parameter that several stages read
 belongs to the first of them, its *owner*; the others *borrow* it, each by a use of its own.
@@ -37,7 +37,7 @@ class Use:
         side: the end where it is read; its summands are those of the gradient.
         readers: the ops.
         window: the window of the ops; None if the copy exists all the time.
-        owner: of a borrowed parameter, the stage that updates it; otherwise None.
+        owner: for a borrowed parameter, the stage that updates it; otherwise None.
     """
 
     number: int
@@ -143,7 +143,7 @@ def uses_of(
     owner = min((stage for stage in stages if stage is not None), default=None)
     groups: dict[tuple[Window | None, bool, int | None], list[Reader]] = {}
     for reader in readers:
-        # A device that added a summand to a whole gradient could give neither of them to others.
+        # A device that added a partial sum to a whole gradient could pass on neither of the two.
         is_summed = _read_by(plan, deferred, *reader).num_summands > 1
         stage = stage_of.get(reader[0].index)
         borrower = None if owner is None or stage == owner else stage

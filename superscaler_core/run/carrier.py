@@ -36,7 +36,8 @@ class Carrier:
             ends = _box(edge.src), _box(edge.dst)
             self._ways[name, False] = Way(transport, edge.forward, *ends)
             self._ways[name, True] = Way(transport, edge.backward, *ends[::-1])
-        # The halves of a microbatch start in the order in which they wait.
+        # Moves of an edge that were started and not waited for. With duplex, both halves of a
+        # microbatch may have one; they wait in the order in which they started.
         self._moving: defaultdict[tuple[str, bool], deque[Wait]] = defaultdict(deque)
         self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
         self._num_carried: Counter[tuple[str, bool]] = Counter()
@@ -97,7 +98,7 @@ class Carrier:
         return torch.zeros(box.shape, dtype=dtype, device=self._device)
 
     def brought(self, names: Collection[str], mb: int) -> Tensor:
-        """A result of a microbatch: it left the program by one of these edges."""
+        """A result of a microbatch, which one of these edges brought."""
         name = next(name for name in names if self._mail["in", name, mb])
         value = self.receive(name, mb)
         assert value is not None, "results go to all ranks"
@@ -144,14 +145,15 @@ class Carrier:
     def _started(self, name: str, is_back: bool, shard: Tensor | None) -> Wait:
         """Start a move, and post the receives of the next one.
 
-        Then messages arrive while this rank computes. A message that is sent before its receive is
-        posted needs two more messages: one to announce it and one to request it.
+        With a posted receive, a message arrives while this rank computes. A message that is sent
+        before its receive is posted needs two more: one to announce it and one to request it.
         """
         way = self._ways[name, is_back]
         waits = way.start(shard)
         self._num_carried[name, is_back] += 1
-        # Every step moves an edge equally often. How often depends on the schedule, because an edge
-        # may belong to one route or turn; so the first step posts no early receives.
+        # Every step has the same number of moves over an edge. The number depends on the schedule,
+        # because an edge may belong to one route or turn. The first step does not know the number,
+        # so it posts no early receives.
         if self._num_carried[name, is_back] < self._num_before[name, is_back]:
             way.expect()
         return waits

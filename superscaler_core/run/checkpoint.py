@@ -23,25 +23,26 @@ FORMATS = ("safetensors", "dcp")
 ``torch.distributed.checkpoint``."""
 
 Home = tuple[rv.Layout, Stored | None]
-"""The layout in which a parameter is read; whole, with what the rank stores of it, if its boxes
-form no layout of the model's parameter."""
+"""The layout in which a rank reads a parameter, and None. If the stored boxes form no layout of the
+model's parameter, the rank reads it whole, and the ``Stored`` entry tells the box to cut out."""
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """What one rank stores of a model, and where all ranks store it.
+    """The part of a model that one rank stores, and where all ranks store the model.
 
     Attributes:
         rank: this rank.
         ranks: all ranks.
         stored: this rank's boxes of parameters, by name.
         buffers: whole, the same on all ranks.
-        homes: for every parameter, where it is read from.
+        homes: how this rank reads every parameter.
         texts_of_all: gives every rank's text to every rank; collective.
-        whole: brings a tensor with the boxes of a parameter whole to every rank, given the
-            parameter, this rank's tensor, if it stores any of it, and its dtype; collective.
-        dtypes: in which parameters are stored.
-        buffer_faults: reasons why buffers cannot take these values.
+        whole: gathers a tensor that is stored in a parameter's boxes; every rank gets all of it.
+            Arguments are the parameter's name, this rank's box of the tensor (None if it stores
+            none), and the tensor's dtype; collective.
+        dtypes: the dtype in which each parameter is stored.
+        buffer_faults: reasons why the buffers cannot take given values.
     """
 
     rank: int
@@ -63,7 +64,7 @@ class StoredModel:
         buffer_faults: Callable[[Mapping[str, Tensor]], list[str]],
         transport: Transport,
     ) -> StoredModel:
-        """The model of a program's rank."""
+        """The model as one rank of a program stores it."""
         homes: dict[str, Home] = {}
         for name, entry in tables.parameters.items():
             layout = entry.whole[0].layouts[0] if len(entry.whole) == 1 else None
@@ -82,7 +83,7 @@ class StoredModel:
 
     @classmethod
     def alone(cls, model: nn.Module) -> StoredModel:
-        """A model on a single device, which is rank 0 of one."""
+        """A model on a single device, as rank 0 of one rank."""
         parameters = dict(model.named_parameters())
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         buffers = {name: value for name, value in model.state_dict().items() if name not in tied}
@@ -97,8 +98,8 @@ class StoredModel:
     def written(self) -> dict[str, rv.Layout]:
         """For every parameter, the layout in which it is written: each box by one rank.
 
-        Replicas take turns, so that each writes an equal share of the model; and so do all ranks
-        with parameters whose boxes form no layout, each of which one rank writes whole.
+        Replicas take turns, so that each writes an equal share of the model. A parameter whose
+        boxes form no layout is written whole by one rank; for these, all ranks take turns.
         """
         found = {}
         for number, (name, (layout, entry)) in enumerate(self.homes.items()):
@@ -119,8 +120,9 @@ class StoredModel:
         """The shards that this rank writes; collective.
 
         Args:
-            tensors: of the checkpoint, each with the parameter whose boxes it has, and its dtype.
-            here: this rank's boxes of them.
+            tensors: names of the checkpoint's tensors, each with the parameter in whose boxes it is
+                stored, and its dtype.
+            here: this rank's boxes of these tensors.
         """
         written, found = self.written, {}
         for name, (parameter, dtype) in tensors.items():
@@ -138,7 +140,7 @@ class StoredModel:
 
         Args:
             folder: the checkpoint.
-            names: of tensors in it, each with the parameter in whose layout it is read.
+            names: names of its tensors, each with the parameter in whose layout it is read.
             buffers: names of buffers, which are read whole.
 
         Raises:
@@ -165,11 +167,11 @@ def write(
     """Write one checkpoint, which is complete or cannot be read; collective.
 
     Args:
-        folder: which all ranks share.
-        model: tells the ranks.
+        folder: a folder that all ranks share.
+        model: the model; its ranks take part.
         tensors: this rank's shards by name; those that another rank writes are left out.
-        layouts: of all tensors, the same on all ranks.
-        save_id: a text that all ranks have for this save alone.
+        layouts: layouts of all tensors, the same on all ranks.
+        save_id: a text that identifies this save, the same on all ranks.
         form: one of ``FORMATS``.
     """
     rank, first = model.rank, model.rank == model.ranks[0]
@@ -190,7 +192,7 @@ def write(
 
 
 def clear_left_over(folder: Path) -> None:
-    """Remove what a save in the form of DCP that did not end has left beside ``folder``."""
+    """Remove the files that an interrupted save in the form "dcp" left beside ``folder``."""
     for what in ("shards", "dcp"):
         shutil.rmtree(_beside(folder, what), ignore_errors=True)
 
@@ -200,7 +202,7 @@ def _beside(folder: Path, what: str) -> Path:
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Replace the parameters saved in ``folder`` by these whole parameters; by none if empty."""
+    """Replace the parameters saved in ``folder`` by these whole ones; no parameters delete it."""
     shutil.rmtree(folder, ignore_errors=True)
     if weights:
         save_shards(folder, dict(weights), {n: on_rank(0, t.shape) for n, t in weights.items()}, 0)

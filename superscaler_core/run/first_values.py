@@ -30,9 +30,9 @@ def take_first_values(
     Args:
         weights: this rank's whole parameters, by name; empty if they have no values.
         stored: the boxes that this rank stores.
-        tables: of the program.
+        tables: tables of the program.
         transport: moves the boxes.
-        device: where it moves them.
+        device: the device of the tensors that are moved.
     """
     first = ranks_of(tables)[0]
     is_first = tables.rank == first
@@ -58,10 +58,10 @@ def share_buffers(
     """Give the model of every rank the buffers of the first rank's model, in place; collective.
 
     Args:
-        buffers: this rank's buffers, by name; those on the meta device stay so.
-        num_ranks: of all ranks, from 0.
+        buffers: this rank's buffers, by name; those on the meta device are left as they are.
+        num_ranks: number of all ranks, which are numbered from 0.
         transport: moves the buffers.
-        device: where it moves them.
+        device: the device of the tensors that are moved.
     """
     for name, buffer in buffers.items() if num_ranks > 1 else ():
         if buffer.is_meta or not buffer.numel():
@@ -84,7 +84,7 @@ def _held(entry: Stored) -> rv.Box:
 
 
 def _from_rank(rank: int, legs: Iterable[Leg]) -> Iterator[Leg]:
-    """From one rank to where the region of each leg is stored: all ranks of its src."""
+    """Legs that move each leg's region from one rank to all ranks that store it (its src)."""
     for leg in legs:
         storage = leg.layouts[0]
         yield Leg(leg.box, str(on_rank(rank, storage.shape)), leg.src, leg.dtype)

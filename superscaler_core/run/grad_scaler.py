@@ -1,4 +1,4 @@
-"""GradScaler: that of torch, for gradients whose parameters are stored on several ranks."""
+"""GradScaler: torch's gradient scaler, for parameters that are stored on several ranks."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Arrival = Callable[[], Tensor]
-"""A copy that was started; a call waits for it and returns it, and can be repeated."""
+"""A started copy: each call waits for it and returns it."""
 
 
 class Host:
@@ -33,7 +33,10 @@ class Host:
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=self._stream is not None)
 
     def to_host(self, x: Tensor) -> Tensor:
-        """Start a copy to the host; it may go back at once, but may be read only after ``wait``."""
+        """Start a copy to the host.
+
+        ``to_device`` may take the copy at once; its values may be read only after ``wait``.
+        """
         if self._stream is None:
             return x.detach().clone()
         copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)

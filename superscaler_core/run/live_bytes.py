@@ -33,7 +33,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched: dict[int, weakref.ref[Any]] = {}
 
     def count(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors from now on; those already counted or ignored stay so."""
+        """Count tensors from now on; nothing changes for those already counted or ignored."""
         self.count_pieces(tensor.untyped_storage() for tensor in tensors)
 
     def count_pieces(self, storages: Iterable[torch.UntypedStorage]) -> None:
@@ -184,10 +184,10 @@ class LiveBytes:
 
 
 class _Peak(StorageMeter):  # type: ignore[no-untyped-call]
-    """Records the peak.
+    """A meter that records the peak.
 
     Args:
-        is_outside: whether a tensor that an operator reads, but none has made, is not counted.
+        is_outside: whether a tensor that is seen for the first time is not to be counted.
         windowed: tensors whose memory is resized.
     """
 

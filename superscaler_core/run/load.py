@@ -32,8 +32,8 @@ def load(
         folder: the folder that ``Compiled.save`` wrote.
         group: process group; the default group if None.
         topology: hosts and links; those that the program was compiled for if None.
-        options: ``seed`` of dropout (an int); ``dtype`` of stored parameters (the model's if None:
-            float32 for a model in bfloat16 makes master weights); ``device``.
+        options: ``seed`` of dropout (an int); ``dtype`` of stored parameters (the model's if None;
+            float32 gives a model in bfloat16 master weights); ``device``.
 
     Raises:
         PlanError: the program has no such rank, or has more ranks than the group.

@@ -21,7 +21,7 @@ Brought = Iterator[tuple[str, rv.Box, Tensor]]
 
 
 def move_many(transport: Transport, moves: Moves) -> Brought:
-    """Move many shards; those of the same ranks in one call."""
+    """Move many shards; legs of the same ranks share one call."""
     groups = _Groups(transport.rank, moves)
     yield from groups.staying
     for legs, pieces in groups.calls():

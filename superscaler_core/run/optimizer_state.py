@@ -25,11 +25,11 @@ _NO_OPTIONS = ("params", "param_names")
 
 @dataclass(frozen=True)
 class Entry:
-    """What an optimizer knows of one parameter.
+    """The state that an optimizer keeps for one parameter.
 
     Attributes:
         values: plain values, by key.
-        tensors: the dtypes of tensors of the parameter's shape, by key.
+        tensors: the dtypes of the tensors that have the parameter's shape, by key.
     """
 
     values: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Group:
 
     @classmethod
     def of_plain(cls, value: list[Any]) -> Self:
-        """The group of a plain value."""
+        """The inverse of ``plain``."""
         kind, options, entries = value
         return cls(kind, options, {name: Entry(*entry) for name, entry in entries.items()})
 
@@ -61,8 +61,8 @@ def groups_of(optimizers: Iterable[Optimizer], stored: Mapping[str, Tensor]) -> 
     """The groups of optimizers over parameters that are ``stored`` on this rank.
 
     Raises:
-        PlanError: they update another tensor, or one twice; or a part of a state has neither the
-            shape of its parameter nor is it a plain value.
+        PlanError: an optimizer updates a tensor that is not stored here, two update one parameter,
+            or a tensor of a state is no scalar and has another shape than its parameter.
     """
     groups: list[Group] = []
     for optimizer in optimizers:
@@ -87,7 +87,7 @@ def groups_of(optimizers: Iterable[Optimizer], stored: Mapping[str, Tensor]) -> 
 def tensors_of(
     optimizers: Iterable[Optimizer], stored: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    """By parameter and key, the state's tensors of this rank's box of the parameter."""
+    """By parameter and key, the state's tensors for this rank's box of the parameter."""
     return {
         name: _like(parameter, optimizer.state.get(parameter, {}))
         for optimizer in optimizers
@@ -97,7 +97,7 @@ def tensors_of(
 
 
 def merged(groups: Iterable[Group]) -> list[Group]:
-    """Groups of several ranks as one list; equal groups become one.
+    """Groups of several ranks as one list; groups of equal class and options become one.
 
     Raises:
         PlanError: ranks disagree about a parameter.
@@ -157,9 +157,9 @@ def restore(
     """Let an optimizer continue from a state that fits it.
 
     Args:
-        optimizer: over parameters that are stored here.
-        groups: of all parameters.
-        tensors: as ``tensors_of``.
+        optimizer: an optimizer over parameters that are stored here.
+        groups: the saved groups, of all parameters.
+        tensors: the saved tensors, as ``tensors_of`` returns them.
         stored: this rank's boxes of parameters, by name.
     """
     home = {name: group for group in groups for name in group.entries}
@@ -173,7 +173,8 @@ def restore(
             if entry.values or entry.tensors:
                 state[number] = {**entry.values, **{k: tensors[name][k] for k in entry.tensors}}
     optimizer.load_state_dict({"state": state, "param_groups": fresh})
-    # torch takes all tensors to the parameter's dtype; NAdam's products would round differently.
+    # torch casts all tensors of a state to the parameter's dtype. Scalars of another dtype are
+    # restored in their own: NAdam's running products would otherwise round differently.
     for _, parameters in _named(optimizer, stored):
         for name, parameter in parameters.items():
             held = optimizer.state.get(parameter, {})
@@ -201,7 +202,7 @@ def _named(
 
 
 def _like(parameter: Tensor, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state that have the parameter's shape; a scalar's, also its dtype."""
+    """The tensors of a state with the parameter's shape; for a scalar parameter, also its dtype."""
     return {
         key: value
         for key, value in state.items()

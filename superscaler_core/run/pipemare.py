@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PipeMare:
-    """How updates are corrected for the delay of their gradients; 0 leaves a correction out.
+    """Corrections of updates for the delay of their gradients; a value of 0 turns one off.
 
     A stage's delay tau is the number of updates between the version that its forwards read and the
     one that the update changes, on average (``Schedule.delays``). The corrections are:
@@ -104,8 +104,9 @@ class Discrepancy:
                 copy.copy_(self._values[name])
 
     def look(self, copies: Iterable[tuple[str, Tensor, int]]) -> list[tuple[str, Tensor]]:
-        """Bring the means of the weights' changes up to date: needed before a step's first update,
-        and after every update.
+        """Update the running means of the weights' changes.
+
+        Call this before a step's first update, and after every update.
 
         Returns:
             The copies that are corrected.
@@ -124,5 +125,5 @@ class Discrepancy:
         return [(name, copy) for name, copy, _ in chosen]
 
     def restart(self) -> None:
-        """Begin a step: its version 0 is what the weights are now."""
+        """Begin a step, whose version 0 is the present weights."""
         self._values.clear()

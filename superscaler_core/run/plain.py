@@ -1,4 +1,4 @@
-"""Plain values as a JSON text: what is neither a tensor of the model nor code.
+"""Plain values as a JSON text: values that are neither tensors of the model nor code.
 
 States of schedulers and random generators have tuples, counters and small tensors. JSON has none of
 these, so each is an object with one key that names its type. Nothing is ever unpickled.
@@ -39,7 +39,7 @@ def value_of(text: str) -> Any:
     """The value that ``text_of`` wrote.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: the text has another form.
     """
     return _unpacked(json.loads(text))
 

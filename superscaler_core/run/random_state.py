@@ -22,7 +22,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Let all generators go on from a state; those of a GPU if the state has them."""
+    """Let all generators continue from a state, with the GPU's generator if the state has it."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])

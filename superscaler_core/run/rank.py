@@ -39,7 +39,7 @@ class Rank(SegmentRunner):
         seed: seed of dropout.
         dtype: dtype of stored parameters; that of the model if None.
         device: where tensors live.
-        host: where tensors live that the program stores on the host or swaps.
+        host: the place of tensors that the program stores on the host or swaps.
         shares: a rank of another program whose stored parameters and buffers this one uses.
     """
 
@@ -92,7 +92,7 @@ class Rank(SegmentRunner):
 
     @property
     def draws(self) -> tuple[int, int]:
-        """The seed of dropout and the number of steps so far: masks follow from these two."""
+        """The seed of dropout and the number of steps so far; they determine all masks."""
         return self._seed, self._num_steps
 
     @draws.setter
@@ -130,7 +130,7 @@ class Rank(SegmentRunner):
         return self._total
 
     def _brought(self) -> dict[str, Tensor]:
-        """The results of a step: of all microbatches, along dim 0; of scalars the mean."""
+        """The results of a step: microbatches joined along dim 0, and scalars averaged."""
         edges: dict[str, list[str]] = {}
         for edge, name in self.tables.results.items():
             edges.setdefault(name, []).append(edge)
@@ -186,12 +186,12 @@ class Rank(SegmentRunner):
         version: int,
         borrowed: Mapping[str, int] = _NOTHING,
     ) -> None:
-        """Run a stage's forward with a version of its weights; version 0 is read without this.
+        """Run a stage's forward with a version of its weights; version 0 needs no such call.
 
         Args:
             stage: the function of the stage's forward.
             mb: the microbatch.
-            version: of the stage's own weights.
+            version: the version of the stage's own weights.
             borrowed: the versions of copies of weights that belong to other stages.
         """
         versions = self.weights.versions
@@ -234,7 +234,7 @@ class Rank(SegmentRunner):
         return self._constants[name]
 
     def state(self, name: str, mb: int) -> Tensor:
-        """The value of a buffer for a microbatch: the same again in a recomputation."""
+        """The value of a buffer for a microbatch; a recomputation gets the same value."""
         key = name, mb, self._turn
         if key not in self._states:
             self._states[key] = self._constants[name].clone()
@@ -369,7 +369,7 @@ class Rank(SegmentRunner):
         self._loss = share if self._loss is None else self._loss + share
 
     # --- edges ----------------------------------------------------------------------------------
-    # These return None where this rank is at no end of an edge; generated code knows where.
+    # These return None where this rank receives nothing; generated code knows where that is.
 
     def move(self, name: str, shard: Tensor | None) -> Any:
         """Move the value of an edge from its writers to its readers."""

@@ -25,7 +25,7 @@ class SegmentRunner(ABC):
 
     @abstractmethod
     def _rng(self, mb: int) -> int:
-        """The seed of a microbatch: the same on all ranks, and again in a recomputation."""
+        """The seed of a microbatch, equal on all ranks and in a recomputation."""
 
     def _begin(self, segment: SegmentFunction) -> None:  # noqa: B027 - most are told nothing
         """Called when a segment begins to run, forward or backward."""

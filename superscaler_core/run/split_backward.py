@@ -104,7 +104,7 @@ class SplitBackward:
         return found[:num_leaves]
 
     def weights(self) -> None:
-        """Add to the gradients of weights; free what this half needs on the way."""
+        """Add the gradients of weights to their ``grad``; release what ``inputs`` has kept."""
         ends = {**self._direct, **self._ends}
         self._direct, self._ends = {}, {}
         left, self._entered = self._entered[::-1], []
@@ -129,7 +129,7 @@ class SplitBackward:
 
 
 class _Graph:
-    """The nodes of an autograd graph that some edges lead to.
+    """The nodes of an autograd graph that can be reached from some edges.
 
     Attributes:
         behind: for each node off the chain, the weights that it leads to, as the nodes that
@@ -207,7 +207,7 @@ class _Graph:
     # --- weights that I computes ----------------------------------------------------------------
 
     def is_early(self, edge: GradientEdge) -> bool:
-        """Whether the weights of an edge are early; they are so all or none."""
+        """Whether the weights of an edge are early; either all of them are, or none."""
         return not self.early.isdisjoint(self.behind.get(edge.node, ()))
 
     def _find_early(self, borders: Sequence[_BorderNode]) -> frozenset[Node]:
@@ -230,7 +230,7 @@ class _Graph:
         return frozenset(found)
 
     def _has_detour(self, start: Node, end: Node) -> bool:
-        """Whether another path leads from a node to another besides the edge between them."""
+        """Whether a path besides the edge between them leads from ``start`` to ``end``."""
         stack = [edge.node for edge in self._next[start] if edge.node is not end]
         seen = set(stack)
         while stack:

@@ -15,7 +15,7 @@ from superscaler_core.run.host import Arrival, Host
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A view of a tensor's memory, which the parcel knows by its number."""
+    """A placeholder for a packed tensor: the number of a piece of memory, and a view of it."""
 
     piece: int
     dtype: torch.dtype

@@ -103,8 +103,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Stored:
-    """A parameter: the box that this rank stores (None: nothing), and the legs that gather all of
-    it.
+    """A parameter: the box that this rank stores (None: nothing), and legs that gather it whole.
 
     ``on_host`` tells whether it is stored in host memory. ``packing`` tells how the program reads
     a parameter whose features are several pieces: ``shape`` and all boxes are in these dims, while

@@ -87,7 +87,8 @@ class Tape:
     ) -> tuple[Saved, Tensors]:
         """Run a segment under autograd; return what its backward needs, and its results."""
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
-        # Autograd would keep a leaf itself, although its memory is freed; it only needs a view.
+        # Autograd saves a leaf as the object itself, whose memory ``emptied`` drops below. A view
+        # holds its memory, and autograd saves it only if the backward reads it.
         outputs = segment(seed, *(leaf.view_as(leaf) for leaf in leaves), *others)
         saved = Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
         return saved, tuple(x.detach() for x in outputs)
@@ -112,7 +113,7 @@ class Tape:
         return tuple(x.detach() for x in outputs)
 
     def rerun(self, segment: SegmentFunction, mb: int, seed: int) -> None:
-        """Recompute a segment that kept only its inputs, so that its backward need not.
+        """Recompute a segment that kept only its inputs, so that its backward need not do it.
 
         From then on the tape keeps the same values as for a segment that is not recomputed.
         """

@@ -28,7 +28,7 @@ def run_threads(
 ) -> dict[int, T]:
     """Call ``work(trainer)`` on every rank, each in a thread; return the results by rank.
 
-    Communication is by ``rvdcomm.simulate``: correct and counted, but slow.
+    Communication is by ``rvdcomm.simulate``: it is correct and its bytes are counted, but slow.
 
     Args:
         folder: a program that ``Compiled.save`` wrote.
@@ -40,9 +40,9 @@ def run_threads(
     Raises:
         Exception: the exception of the first rank that failed.
     """
-    # Read once, outside the threads: numpy parses headers with `ast`, and CPython 3.11 and 3.12
-    # count the depth of that per interpreter, so two threads in it raise SystemError. Every rank
-    # has a copy, since a state is loaded into it.
+    # Read once, outside the threads: numpy parses headers with `ast`, whose recursion depth CPython
+    # 3.11 and 3.12 count per interpreter, so two threads in it raise SystemError. Every rank has a
+    # copy, because loading a state changes the values.
     constants = load_constants(Path(folder))
 
     def serve(transport: ThreadTransport) -> T:

@@ -56,7 +56,7 @@ class Trainer:
 
     @property
     def rank(self) -> int:
-        """The device of the plan that this rank is."""
+        """This rank's number, which is also its device in the plan."""
         return self._rank.tables.rank
 
     @property
@@ -101,10 +101,10 @@ class Trainer:
 
     @property
     def results(self) -> Mapping[str, Tensor]:
-        """What the model was captured to return beside the loss, of the last step, by name.
+        """The last step's results that the model was captured to return beside the loss, by name.
 
-        Each is whole on every rank: microbatches follow each other along dim 0, as in the batch. Of
-        a scalar it is the mean over microbatches.
+        Each is whole on every rank: microbatches follow each other along dim 0, as in the batch. A
+        scalar is the mean over microbatches.
         """
         return self._rank.results
 
@@ -177,13 +177,13 @@ class Trainer:
             max_norm: the largest norm.
             norm_type: p of the p-norm, above zero; may be infinite.
             error_if_nonfinite: whether a norm that is infinite or NaN is an error.
-            foreach: whether to scale by the grouped kernels of torch; where they are fast if None.
+            foreach: whether to scale by torch's grouped kernels; if None, where they are fast.
 
         Returns:
-            The norm before, the same on all ranks, as ``torch.nn.utils.clip_grad_norm_``.
+            The norm before scaling, the same on all ranks, as ``torch.nn.utils.clip_grad_norm_``.
 
         Raises:
-            RuntimeError: the norm is not finite, and that is an error; on all ranks.
+            RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set; on all ranks.
             PlanError: the program updates weights between microbatches.
         """
         if self.is_asynchronous:
@@ -208,8 +208,8 @@ class Trainer:
         """A gradient scaler: from now on, steps leave gradients that are scaled by it.
 
         Use it as ``torch.amp.GradScaler``, without ``scaler.scale``: a step scales the loss for its
-        backward, and returns it unscaled. ``unscale_`` and ``step`` are collective, for a gradient
-        that overflows on one rank is skipped by all ranks.
+        backward, and returns it unscaled. ``unscale_`` and ``step`` are collective, because all
+        ranks skip an update if a gradient overflows on one of them.
 
         >>> # scaler = trainer.grad_scaler()
         >>> # loss = trainer.step(tokens, targets)
@@ -236,7 +236,7 @@ class Trainer:
         yield from self._rank.weights.stored.items()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The same without names, as optimizers expect."""
+        """The parameters of ``named_parameters`` without names, as optimizers expect."""
         yield from self._rank.weights.stored.values()
 
     # --- parameters as on a single device -------------------------------------------------------
@@ -314,16 +314,17 @@ class Trainer:
     ) -> None:
         """Write a checkpoint, each rank its own boxes; ``rvdcomm reshard`` converts its layouts.
 
-        With any of the options, and if the program updates weights, the checkpoint also has the
-        state of the run: that of the optimizer, of the scheduler and of the scaler, ``step``,
-        ``extra``, the random state of every rank, and that of dropout. A process that dies in the
-        midst of it leaves a folder that cannot be loaded, and that a later save completes.
+        With any of the options, or if steps update weights, the checkpoint also has the state of
+        the run: the states of optimizer, scheduler and scaler, ``step``, ``extra``, the random
+        state of every rank, and that of dropout. If a process dies during the save, the folder
+        cannot be loaded; a later save completes it.
 
         Args:
             folder: a new folder that all ranks share.
-            optimizer: over ``parameters()``, or several; element by element, as Adam.
-            scheduler: of learning rates, or several.
-            scaler: of ``grad_scaler``.
+            optimizer: one or several optimizers over ``parameters()``, which work element by
+                element, as Adam does.
+            scheduler: one or several schedulers of learning rates.
+            scaler: the scaler that ``grad_scaler`` returned.
             step: the number of steps that were taken.
             extra: a plain value: numbers, texts, lists, dicts, small tensors.
             format: "safetensors", or "dcp" for the files of ``torch.distributed.checkpoint``.
@@ -345,13 +346,13 @@ class Trainer:
     ) -> Saved:
         """Read this rank's boxes from a checkpoint with any layouts, or from a single device.
 
-        With an optimizer, or after ``update_with``, the run is resumed: on another plan and another
-        number of ranks it goes on as it would have without a break. Without, only parameters and
-        buffers are read.
+        With an optimizer, or after ``update_with``, the run is resumed: also on another plan and
+        another number of ranks, it continues as it would have without a break. Otherwise only
+        parameters and buffers are read.
 
         Args:
-            folder: what ``save`` wrote, or ``save_run``; any checkpoint of the model if there is no
-                run to be resumed.
+            folder: a folder that ``save`` or ``save_run`` wrote; any checkpoint of the model if no
+                run is resumed.
             optimizer, scheduler, scaler: as given to ``save``; each takes its state.
 
         Returns:

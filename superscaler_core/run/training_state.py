@@ -56,14 +56,14 @@ class Saved:
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run is beside its model.
+    """The state of a training run besides its model.
 
     Attributes:
         optimizers, schedulers: in the order in which they were saved.
-        scaler: of gradients, with ``state_dict`` and ``load_state_dict``.
+        scaler: the gradient scaler, with ``state_dict`` and ``load_state_dict``.
         step: number of steps that were taken.
         extra: a plain value of the caller.
-        device: whose random numbers are drawn.
+        device: the device whose random state belongs to the run.
         dropout: seed and number of draws of the program's dropout; None on a single device.
     """
 
@@ -99,7 +99,7 @@ def save(folder: str | Path, model: StoredModel, run: Run, form: str = FORMATS[0
     """Write a model, and a run if there is one; collective over the model's ranks.
 
     Raises:
-        PlanError: a part of the state cannot be saved; on all ranks, whichever of them it is on.
+        PlanError: a part of the state cannot be saved; raised on all ranks, whichever has the part.
         CheckpointError: the folder holds a checkpoint already.
     """
     folder, first = Path(folder), model.rank == model.ranks[0]
@@ -134,7 +134,7 @@ def save(folder: str | Path, model: StoredModel, run: Run, form: str = FORMATS[0
 
 
 def _parts_of_all(model: StoredModel, run: Run) -> list[dict[str, Any]]:
-    """What every rank knows of the run, as plain values; the first rank tells what all know."""
+    """Every rank's part of the run, as plain values; state common to all is in the first part."""
     part: dict[str, Any] = {"id": uuid.uuid4().hex, "fault": "", "groups": [], "rest": {}}
     part["random"] = random_state(run.device)
     try:
@@ -174,12 +174,12 @@ def _name(parameter: str, key: str) -> str:
 
 
 class Resumed:
-    """A checkpoint that was read: ``saved`` is for the caller, and optimizers can take theirs.
+    """A run that was read from a checkpoint; optimizers can take their states from it later.
 
     Args:
-        saved: what the caller gets.
-        groups: of the optimizers.
-        tensors: by parameter and key, this rank's boxes.
+        saved: the values for the caller.
+        groups: the optimizers' groups.
+        tensors: this rank's boxes of the optimizers' tensors, by parameter and key.
         dropout: seed and number of draws of the program's dropout.
     """
 
@@ -206,13 +206,13 @@ class Resumed:
 def load(folder: str | Path, model: StoredModel, run: Run, *, resume: bool) -> Resumed:
     """Read a model, and a run if one is wanted.
 
-    Nothing is changed if a part of it does not fit.
+    Nothing is changed if a part of the checkpoint does not fit.
 
     Args:
-        folder: a checkpoint of any kind; of a run if it is resumed.
+        folder: a checkpoint of any kind; one of a run if it is resumed.
         model: takes its parameters and buffers.
         run: its optimizers, schedulers and scaler take their states.
-        resume: whether the run goes on, and with it all random numbers.
+        resume: whether to resume the run, including its random state.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
@@ -285,9 +285,9 @@ def _check(
 
 
 def latest(folder: str | Path) -> Path | None:
-    """The checkpoint of the most steps among the folders in ``folder``; None if there is none.
+    """The checkpoint with the most steps among the folders in ``folder``; None if there is none.
 
-    Folders of saves that did not end, and of models alone, do not count.
+    Interrupted saves and checkpoints of a model alone do not count.
     """
     steps = {}
     for path in Path(folder).iterdir() if Path(folder).is_dir() else ():

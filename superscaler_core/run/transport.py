@@ -129,7 +129,8 @@ class DistCall:
         return handle
 
     def expect(self) -> None:
-        # Other background calls run in one order, which must be the same on all ranks.
+        # Background calls that are not posted run in one order, the same on all ranks, so they
+        # cannot start early on some ranks.
         if self.redistributor.is_posted and not self.redistributor.is_in_src:
             early = self.redistributor(None, requires_grad=False, async_op=True)
             self._expected.append(early)

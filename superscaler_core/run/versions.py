@@ -12,16 +12,17 @@ from torch import Tensor, nn
 class Versions:
     """Older versions of the copies that segments read; the newest is the copy itself.
 
-    Autograd's graphs hold the memory of the version that a forward read. So an update that keeps
-    older versions is made in other memory: that of the oldest version, which nobody reads any more,
-    or new memory. At the end of a step the newest version returns to where it was at the start.
+    Autograd's graphs hold the memory of the version that a forward read. An update that keeps older
+    versions therefore writes to other memory: that of the oldest version if nobody reads it any
+    more, or new memory. At the end of a step the newest version returns to the memory that the
+    weights had at its start.
     """
 
     def __init__(self) -> None:
         self.read = 0
         """The version that segments read now."""
         self.borrowed: Mapping[str, int] = {}
-        """The same for copies of weights that belong to other stages, by name."""
+        """The versions that segments read now of copies that belong to other stages, by name."""
         self._newest: Counter[str] = Counter()
         self._older: dict[str, dict[int, Tensor]] = {}
         self._homes: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Way: moves a shard over an edge in one or more legs, each of which may take a region of it."""
+"""Way: moves a shard over an edge in one or more legs, each for the whole shard or a region."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Way:
         self._is_whole = dst is not None and found == [dst] and len(self._legs) == 1
 
     def move(self, shard: Tensor | None) -> Tensor | None:
-        """Move a shard; this rank's shard at the dst end, or None if it gets none."""
+        """Move a shard; return this rank's shard at the dst end, or None if it gets none."""
         return self._assembled([
             leg.piece(shard) if leg.call is None else leg.call.move(leg.piece(shard))
             for leg in self._legs

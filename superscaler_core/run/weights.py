@@ -22,18 +22,19 @@ from superscaler_core.run.versions import Versions
 class WeightStore:
     """The parameters of one rank.
 
-    A *stored* parameter is the one that the optimizer updates: this rank's box of it, under its
-    single-device name. A *copy* is what segments read, and where autograd leaves gradients. The
-    two share memory where their box and dtype are the same. Gradients of copies in a narrower
-    dtype are summed and reduced in the dtype of the stored parameter. A parameter stored on the
-    host shares no memory with its copies; its gradients move to the host after they are reduced.
+    A *stored* parameter is the tensor that the optimizer updates: this rank's box of a parameter,
+    under its single-device name. A *copy* is what segments read, and where autograd leaves
+    gradients. The two share memory where their box and dtype are the same. Gradients of copies in a
+    narrower dtype are summed and reduced in the dtype of the stored parameter. A parameter stored
+    on the host shares no memory with its copies; its gradients move to the host after they are
+    reduced.
 
     Args:
         tables: tables of the rank's file.
         transport: moves copies and gradients.
         dtype: dtype of stored parameters (master weights); that of the model if None.
         device: where copies live, and stored parameters that are not on the host.
-        host: where parameters on the host are stored; as chosen for the device if None.
+        host: the place of parameters that are stored on the host; a new ``Host`` if None.
         stored: the stored parameters of another program on this rank, which this one uses too.
     """
 
@@ -101,7 +102,7 @@ class WeightStore:
         return self._dtype or _dtype(self._tables.parameters[parameter].dtype)
 
     def _made(self, name: str, weight: Weight) -> Tensor:
-        """A copy without values, or one that shares those of the stored parameter."""
+        """A copy without values, or one that shares memory with the stored parameter."""
         dtype, is_trained = _dtype(weight.dtype), self._tables.parameters[weight.name].is_trained
         if self._is_shared(weight):
             # Unlike ``detach``, ``data`` does not tell autograd when the parameter is updated in
@@ -149,14 +150,14 @@ class WeightStore:
         return value, box_of(entry.box)
 
     def whole(self, parameter: str, tensor: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """A tensor with the boxes of a parameter, such as a state of its optimizer, whole.
+        """Gather a tensor that is stored in a parameter's boxes, such as an optimizer's state.
 
-        Collective; the result is on the CPU, in the dims of the model.
+        Collective; the result is whole, on the CPU, in the dims of the model.
 
         Args:
-            parameter: its name.
-            tensor: what this rank has of it; None if it stores nothing of the parameter.
-            dtype: of the tensor, on all ranks.
+            parameter: the parameter's name.
+            tensor: this rank's box of the tensor; None if it stores nothing of the parameter.
+            dtype: dtype of the tensor, the same on all ranks.
         """
         entry, shard = self._tables.parameters[parameter], None
         if tensor is not None:
@@ -213,7 +214,7 @@ class WeightStore:
                 copy.untyped_storage().resize_(0)
 
     def fetch(self, names: Sequence[str]) -> None:
-        """Update copies to the stored values, on whichever ranks those are."""
+        """Update copies to the stored values, whichever ranks store these."""
         self._fill(move_many(self._transport, self._fetched(names)))
         self._fill_from_here(names)
 
@@ -282,7 +283,7 @@ class WeightStore:
         return () if copy is None else self.versions.every(name, copy)
 
     def _add_up(self, brought: Brought) -> None:
-        # Gradients that an earlier window sent to the host had the time of this one to arrive.
+        # Gradients that an earlier window sent to the host have had the time since then to arrive.
         if self._landing:
             self._settle()
         handed: dict[str, list[tuple[rv.Box, Tensor]]] = {}
@@ -352,7 +353,7 @@ class WeightStore:
     # --- updates between microbatches -----------------------------------------------------------
 
     def update(self, parameters: Sequence[str], keeps: int, step: Callable[[], object]) -> None:
-        """Make the next version of parameters, and keep those before that are still read.
+        """Make the next version of parameters, and keep earlier versions that are still read.
 
         Args:
             parameters: those of a stage; some may be stored on other ranks.
@@ -360,13 +361,14 @@ class WeightStore:
             step: steps the optimizer.
         """
         mine = set(parameters)
-        # Borrowers may be some updates ahead: the k-th update takes their k-th gradient.
+        # A stage that borrows a weight may be some updates ahead: the k-th update takes its k-th
+        # gradient.
         for name, waiting in self._handed.items():
             if waiting and self._tables.weights[name].name in mine:
                 for box, grad in waiting.popleft():
                     self._add(self._tables.weights[name].name, box, grad)
         self.settle(parameters)
-        # They may have gradients again.
+        # The next microbatches may give these weights gradients again.
         weights = self._tables.weights
         self._unreduced |= {n: None for n in self._unwindowed if weights[n].name in mine}
         copies = [name for name in self._copies if weights[name].name in mine]
@@ -380,7 +382,7 @@ class WeightStore:
         self._fill_from_here(copies)
 
     def _make_room(self, copies: Iterable[str], keeps: int) -> None:
-        """Let the present version of copies keep its memory, also of those that are stored."""
+        """Move stored parameters that share memory with copies, so that the copies keep theirs."""
         moved = set[str]()
         for name in copies:
             spare, weight = self.versions.drop(name, keeps - 2), self._tables.weights[name]
@@ -391,14 +393,14 @@ class WeightStore:
                 moved.add(weight.name)
 
     def end_versions(self) -> None:
-        """Keep only the newest version of each weight, where it was when the step began."""
+        """Keep only the newest version of each weight, in the memory that it had at the start."""
         moved = self.versions.end(self.stored.__getitem__)
         for name, weight in self._tables.weights.items():
             if weight.name in moved and name in self._copies and self._is_shared(weight):
                 self._copies[name] = self._made(name, weight)
 
     def newest(self, first: Collection[str]) -> Iterable[tuple[str, Tensor, int]]:
-        """All copies, with the numbers of their newest versions; some of them before others."""
+        """All copies with the numbers of their newest versions, those in ``first`` first."""
         names = sorted(self._copies, key=lambda name: name not in first)
         return ((name, self._copies[name], self.versions.number(name)) for name in names)
 

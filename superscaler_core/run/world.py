@@ -14,10 +14,10 @@ from superscaler_core.errors import PlanError
 
 @dataclass(frozen=True)
 class World:
-    """This process among all processes of a group.
+    """The place of this process among all processes of a group.
 
     Attributes:
-        rank: its number.
+        rank: number of this process.
         num_ranks: number of processes.
         group: the process group; None for the default group, or if there is one process alone.
     """
@@ -28,7 +28,7 @@ class World:
 
 
 def join_world(device: torch.device, group: Any = None) -> World:
-    """This process's place in a group, which is created as torchrun asks if there is none.
+    """This process's place in a group; if there is none, it is created as torchrun asks.
 
     A process that torchrun did not start is alone.
 

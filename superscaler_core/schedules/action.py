@@ -13,8 +13,8 @@ class ActionKind(StrEnum):
     """What a stage does with a microbatch; the value of a member is its spelling in texts.
 
     A microbatch has one ``F`` at every stage, and after it either one ``B``, or one ``I`` and one
-    ``W``, which are the two halves of a ``B``. In between it may have one ``R``. Before all of
-    them it may have any number of ``f``.
+    ``W``, which are the two halves of a ``B``. Between forward and backward, it may have one ``R``.
+    Before its ``F``, it may have any number of ``f``.
     """
 
     FORWARD = "F"
@@ -30,8 +30,9 @@ class ActionKind(StrEnum):
     TURN = "f"
     """A forward that keeps nothing, for a microbatch that is recycled."""
     UPDATE = "U"
-    """Update the stage's weights with the gradients of all microbatches since the last update; it
-    is named after the last of them. Without any, weights are updated after the schedule."""
+    """Update the stage's weights with the gradients of all microbatches since the last update. The
+    action is named after the last of these microbatches. If a schedule has no updates, weights are
+    updated after it."""
 
     @property
     def goes_back(self) -> bool:

@@ -1,4 +1,4 @@
-"""AMPNet (Gaunt et al., 2017) and PipeMare (Yang et al., 2021): one version of weights."""
+"""AMPNet (Gaunt et al., 2017) and PipeMare (Yang et al., 2021) keep one version of weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from superscaler_core.schedules.versions import WeightRule
 def ampnet(num_stages: int, num_microbatches: int, *, every: int = 1) -> Schedule:
     """1F1B without a flush: stages update at once and keep one version, which all actions read.
 
-    A backward reads weights that are up to ``D - 1 - s`` updates (of one microbatch) younger than
-    those of its forward at stage s of D. AMPNet decides at run time what to run next; this order
-    is the one of equal stages with at most D microbatches in flight.
+    At stage s of D, a backward reads weights that are up to ``D - 1 - s`` updates (of one
+    microbatch) newer than the weights of its forward. AMPNet chooses the next action at run time;
+    this order is that of equal stages with at most D microbatches in flight.
 
     >>> print(ampnet(2, 3))
     ampnet stages=2 microbatches=3 weights=newest
@@ -21,7 +21,7 @@ def ampnet(num_stages: int, num_microbatches: int, *, every: int = 1) -> Schedul
 
     Args:
         num_stages, num_microbatches: at least 1.
-        every: number of microbatches of an update.
+        every: number of microbatches per update.
 
     Raises:
         ScheduleError: a count is below 1, or ``every`` does not divide the microbatches.
@@ -43,7 +43,7 @@ def pipemare(num_stages: int, num_microbatches: int, *, every: int = 1) -> Sched
 
     Args:
         num_stages, num_microbatches: at least 1.
-        every: number of microbatches of an update (N of the paper).
+        every: number of microbatches per update (N of the paper).
 
     Raises:
         ScheduleError: a count is below 1, or ``every`` does not divide the microbatches.

@@ -1,4 +1,4 @@
-"""Asynchronous pipelines: a run of many minibatches that updates weights on the way."""
+"""Asynchronous pipelines: a run of many minibatches that updates weights during the run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def with_updates(schedule: Schedule, every: int, weights: WeightRule) -> Schedul
 
     Args:
         schedule: a schedule without updates, whose stages are on one worker each.
-        every: number of microbatches of an update; it divides those of the schedule.
-        weights: which versions are read.
+        every: number of microbatches per update; it divides the number of microbatches.
+        weights: the rule that says which versions of weights are read.
 
     Raises:
         ScheduleError: ``every`` does not divide the microbatches, or a stage has copies.
@@ -56,10 +56,10 @@ def _updated(row: tuple[Action, ...], every: int) -> Iterator[Action]:
 
 
 def on_one_worker(schedule: Schedule) -> Schedule:
-    """The same actions on one worker, in the order in which they start if each takes one unit;
-    of those that start together, lower stages first.
+    """The same actions on one worker, in the order in which they start if each takes one unit.
 
-    Its actions read the same versions of weights, so it trains the same.
+    Of the actions that start together, those of lower stages come first. All actions read the same
+    versions of weights as before, so the trained weights are the same.
 
     >>> print(on_one_worker(with_updates(straight("s", 2, 2, lambda stage: 1 - stage), 1, "stash")))
     s stages=2 microbatches=2 weights=stash
@@ -85,9 +85,9 @@ def without_flush(
     Args:
         name: name of the schedule.
         num_stages, num_microbatches: at least 1.
-        every: number of microbatches of an update.
-        weights: which versions are read.
-        num_warmup: as in ``straight``; that of 1F1B if None.
+        every: number of microbatches per update.
+        weights: the rule that says which versions of weights are read.
+        num_warmup: as in ``straight``; the warm-up of 1F1B if None.
 
     Raises:
         ScheduleError: a count is below 1, or ``every`` does not divide the microbatches.

@@ -12,12 +12,12 @@ from superscaler_core.schedules.schedule import Schedule
 def chimera(num_workers: int, num_microbatches: int) -> Schedule:
     """Worker d holds stage d of the pipeline down, and stage D - 1 - d of the pipeline up.
 
-    Microbatches come in rounds of D, of which the last may have fewer: the first half of a round
-    goes down, the second half up. Each
-    pipeline runs its half as 1F1B does, and fills the idle time of the other. If a backward takes
-    as long as a forward, ``(D - 2) / (2 N + D - 2)`` of the makespan is idle; if it takes two
-    forwards, ``(D - 2) / (3 N / 2 + D - 2)`` for N = D, and more for several rounds. A worker holds
-    the weights of two stages, and from ``D / 2 + 1`` (first and last worker) to D microbatches.
+    Microbatches come in rounds of D; the last round may have fewer. The first half of a round goes
+    down, the second half up. Each pipeline runs its half as 1F1B does, and fills the idle time of
+    the other pipeline. If a backward takes as long as a forward, ``(D - 2) / (2 N + D - 2)`` of the
+    makespan is idle; if it takes as long as two forwards, ``(D - 2) / (3 N / 2 + D - 2)`` for
+    N = D, and more for several rounds. A worker holds the weights of two stages, and from
+    ``D / 2 + 1`` (first and last worker) to D microbatches.
 
     >>> print(chimera(2, 2))
     chimera stages=2 microbatches=2
@@ -26,7 +26,7 @@ def chimera(num_workers: int, num_microbatches: int) -> Schedule:
 
     Args:
         num_workers: D, even.
-        num_microbatches: N, at least 1. The figures above are of multiples of D.
+        num_microbatches: N, at least 1. The figures above hold for multiples of D.
 
     Raises:
         ScheduleError: D is odd, or a count is below 1.

@@ -1,4 +1,4 @@
-"""Completeness: checks, when a schedule is created, that it has each action once and in place."""
+"""Completeness: checks that a new schedule has every action once, on the right workers."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def waits_of(schedule: Schedule, edges: Edges | None = None) -> Waits:
     its own forward (and recomputation, if there is one) and the same kind of action of the stages
     after it. The half for weights reads the half for inputs; a recomputation reads only its
     forward. Forwards without gradient form a chain: the first stages start a turn with the
-    results of the last stages in the turn before, and the forward of training is the last turn.
+    results of the last stages in the previous turn, and the forward of training is the last turn.
 
     Args:
         schedule: the schedule.
@@ -56,7 +56,7 @@ def waits_of(schedule: Schedule, edges: Edges | None = None) -> Waits:
 
 
 class _StageGraph:
-    """Which stages, and therefore which actions, feed which."""
+    """The stage graph of a schedule: which actions read the results of which other actions."""
 
     def __init__(self, schedule: Schedule, edges: Edges | None) -> None:
         num_stages = schedule.num_stages

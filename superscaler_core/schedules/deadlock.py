@@ -18,7 +18,7 @@ def explain_deadlock(schedule: Schedule, waits: Waits, ended: Set[Action]) -> st
     Args:
         schedule: a schedule that cannot finish.
         waits: the waits of all its actions.
-        ended: the actions that can run; every other action waits for another such action.
+        ended: the actions that can run; every other action waits for an action that cannot run.
     """
     # Every worker is stuck at one action. Following these gives a cycle with at most two waits per
     # worker: one for data, and one for the action at which the source of the data is stuck.

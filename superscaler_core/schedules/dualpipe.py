@@ -1,4 +1,4 @@
-"""DualPipe and DualPipeV: every forward beside a backward of the other way (DeepSeek, 2024)."""
+"""DualPipe and DualPipeV: forwards beside backwards of the other direction (DeepSeek, 2024)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def dualpipe(num_workers: int, num_microbatches: int) -> Schedule:
     Worker d holds stage d of the pipeline down, and stage D - 1 - d of the pipeline up, as in
     Chimera. The first half of the microbatches goes down, the second half up. In a pair the forward
     of one direction computes while the backward of the other communicates, and the reverse. For
-    N >= 2 D, and a pair that takes F&B, a worker is idle for ``(D / 2 - 1)(F&B + B - 3 W)``. It
-    holds the weights of two stages, and up to D + 1 microbatches.
+    N >= 2 D a worker is idle for ``(D / 2 - 1)(F&B + B - 3 W)``, where F&B is the time of a pair.
+    It holds the weights of two stages, and up to D + 1 microbatches.
 
     Args:
         num_workers: D, even.
@@ -37,7 +37,7 @@ def dualpipe(num_workers: int, num_microbatches: int) -> Schedule:
     down, up = range(half), range(half, num_microbatches)
     rows = []
     for worker in range(num_workers):
-        # The second half of the workers is the first half as the other direction sees it.
+        # The second half of the workers mirrors the first half, with the directions exchanged.
         near = min(worker, num_workers - 1 - worker)
         first, second = (down, up) if near == worker else (up, down)
         ways = {"0": (near, first), "1": (num_workers - 1 - near, second)}
@@ -48,10 +48,10 @@ def dualpipe(num_workers: int, num_microbatches: int) -> Schedule:
 def dualpipe_v(num_workers: int, num_microbatches: int) -> Schedule:
     """DualPipe with one pipeline, folded into a V: worker d holds stages d and 2 D - 1 - d.
 
-    Each worker has the row of a worker of ``dualpipe(2 * num_workers, 2 * num_microbatches)``, and
-    the microbatches that went up there are those that come back here. So the weights are held once.
-    For N >= 2 D a worker is idle for ``(D - 1)(F&B + B - 3 W)``, with times of one of its two
-    stages; it holds up to 2 D + 1 microbatches of such a stage.
+    Each worker has the row of a worker of ``dualpipe(2 * num_workers, 2 * num_microbatches)``. The
+    microbatches that go up there are microbatches on their way back here, so the weights are held
+    once. For N >= 2 D a worker is idle for ``(D - 1)(F&B + B - 3 W)``, with the times of one of its
+    two stages; it holds up to 2 D + 1 microbatches of one stage.
 
     Args:
         num_workers: D, at least 1.
@@ -71,20 +71,21 @@ def dualpipe_v(num_workers: int, num_microbatches: int) -> Schedule:
 
 
 def _phases(near: int, num: int, num_microbatches: int) -> Iterator[Phase]:
-    """The row of the worker that is ``near`` workers from where way 0 begins, of ``num`` workers up
-    to where it turns into way 1.
+    """The row of worker ``near`` of the ``num`` workers that way 0 passes until it becomes way 1.
+
+    Worker 0 is where way 0 begins.
     """
     ahead = num - 1 - near
     yield 2 * ahead, "F0"
     yield near + 1, "F0 F1"
     yield ahead, "I1 W F1"
-    # With fewer microbatches the words for those that are missing are left out.
+    # With fewer microbatches, the words for missing microbatches are left out.
     full = max(num_microbatches, 2 * num) - 2 * num + near + 1
     # Where way 0 turns into way 1, the first backward waits for the forward before it in the row.
     first = "F0&B1 F1&B0" if ahead else "F0 B1 F1&B0"
     yield from ((1, first), (full - 1, "F0&B1 F1&B0"))
     yield ahead, "B1 F1&B0"
-    # The second half of the last backwards leaves its W's for the time in which others still send.
+    # The second half of the last backwards runs its W's later, while other workers still send.
     whole = [f"B{way}" for _ in range(near + 1) for way in "10"][: near + 1]
     halves = [f"I{way}" for _ in range(near + 1) for way in "10"][near + 1 :]
     yield 1, " ".join([*whole, *halves])

@@ -1,4 +1,4 @@
-"""Fitted: the zero bubble that is fastest for given times of F, I and W, within a memory limit."""
+"""Fitted: a fast zero-bubble schedule for given times of F, I and W, within a memory limit."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def zero_bubble_fitted(
 ) -> Schedule:
     """The fastest of several orders of F, I and W for given times, one worker per stage.
 
-    Compared are straight pipelines with some warm-up and some delay of W's, lists by urgency, and
-    the result of ``exact_schedule`` if there is time for it. 1F1B in halves is among them, and so
-    are ZB-H1, and ZB-H2 if it fits. So it is never slower than these. Without ``search_secs`` it is
-    a heuristic: in small cases (up to D = 4 and N = 8) with N >= D, a limit of D and stages that
-    are alike it takes as long as the best order, and with other counts at most 5 % longer
-    (tests/superscaler_core/schedules/test_schedules_fitted.py).
+    The candidates are straight pipelines with several warm-ups and delays of W, list schedules by
+    urgency, and the result of ``exact_schedule`` if there is time for it. They include 1F1B with
+    split backwards, ZB-H1, and ZB-H2 if its memory fits, so the result is never slower than these.
+    Without ``search_secs`` the result is a heuristic. In small cases (up to D = 4 and N = 8) with
+    N >= D, a limit of D and equal stages, it takes as long as the best order; with other counts it
+    takes at most 5 % longer (tests/superscaler_core/schedules/test_schedules_fitted.py).
 
     >>> times = {"F": 2, "I": 3, "W": 1}
     >>> print(zero_bubble_fitted(2, 3, times))
@@ -42,14 +42,14 @@ def zero_bubble_fitted(
         num_microbatches: N.
         durations: times of F, I and W, of all stages or of each.
         limit: the most microbatches whose activations a worker may hold, at least D; D if 0.
-        search_secs: seconds after which ``exact_schedule`` is given up; D <= 4, N <= 8 and times
-            that are small whole numbers take it seconds.
+        search_secs: time limit of ``exact_schedule``, in seconds; 0 leaves it out. It takes seconds
+            for D <= 4, N <= 8 and times that are small whole numbers.
 
     Raises:
         ScheduleError: a count is below 1, the limit is below D, or a time is missing.
 
     Source: the aim is that of the automatic schedules of Qi et al., Zero Bubble Pipeline
-    Parallelism, 2023; the orders compared are our own.
+    Parallelism, 2023; the candidates are our own.
     """
     name = "zero-bubble-fitted"
     require_counts(name, num_stages=num_stages, num_microbatches=num_microbatches)
@@ -70,10 +70,10 @@ def zero_bubble_fitted(
 
 
 def _straights(num_stages: int, num_microbatches: int, limit: int) -> Iterator[Schedule]:
-    """Warm-ups of 1F1B or twice as long, and W's that wait for none or for more and more I's.
+    """Straight pipelines with the warm-up of 1F1B or twice that, and with growing delays of W.
 
     A warm-up of ``factor (D - 1 - d)`` forwards and a delay of ``factor d`` of worker d are ZB-H1
-    (factor 1) and ZB-H2 (factor 2). A worker holds one microbatch more than both together.
+    (factor 1) and ZB-H2 (factor 2). A worker holds one microbatch more than warm-up plus delay.
     """
     for factor in (1, 2):
         ahead = [min(factor * lag, limit - 1) for lag in reversed(range(num_stages))]

@@ -15,7 +15,7 @@ from superscaler_core.schedules.timeline import timeline as timeline_of
 IDLE, GOES_ON = "--", ".."
 
 MAX_COLUMNS = 2000
-"""Most columns of the default unit; a longer picture (of times in ns, for example) is useless."""
+"""Most columns with the default unit; a longer picture (of times in ns, for example) is useless."""
 
 
 def grid(what: Timeline | Schedule, *, unit: Time | None = None, width: int = 100) -> str:

@@ -2,7 +2,7 @@
 
 A large embedding is cheap to compute and large to store. On one worker it would take the memory of
 many layers; here it is cut over all workers. Stages are numbered in the model's order, every
-embedding before its stages of layers. An encoder and a decoder on four workers have
+embedding before its stages of layers. The stages of an encoder and a decoder on four workers are:
 
     stage     0            1 2       3            4 5
     is        embedding    layers    embedding    layers
@@ -47,10 +47,10 @@ def interlaced(
         num_microbatches: N.
         num_embeddings: each precedes S / ``num_embeddings`` stages of layers.
         slack: number of steps by which embeddings run forward earlier, and backward later.
-        apart: put an R right behind every F of the layers, for the B of the other half of the step,
-            or of the first half of the next. If recomputing takes as long as a forward and a
-            backward as long as two, each half of a step is full: a step takes four units where
-            recomputing inside the backward takes six.
+        apart: put an R right after every F of the layers. It recomputes for the B in the other half
+            of the step, or in the first half of the next step. If a recompute takes as long as a
+            forward and a backward as long as two forwards, each half of a step is full: a step
+            takes four units instead of the six units of recomputing inside the backward.
 
     Raises:
         ScheduleError: a count is below 1, or ``num_embeddings`` does not divide S.

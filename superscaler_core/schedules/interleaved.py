@@ -98,7 +98,7 @@ def _in_rounds(
     rounds: Sequence[range],
     num_warmup: Callable[[int], int],
 ) -> Schedule:
-    """Rounds of microbatches go through one chunk of a worker after another, after its warm-up."""
+    """The schedule in which each round of microbatches passes a worker's chunks one by one."""
     rows = []
     for worker in range(num_workers):
         stages = range(worker, num_workers * num_chunks, num_workers)

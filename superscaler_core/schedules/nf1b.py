@@ -13,7 +13,7 @@ def nf1b(num_stages: int, num_microbatches: int, recycle: int = 2) -> Schedule:
     """Run every microbatch ``recycle`` times forward without gradient, then as in 1F1B.
 
     One worker per stage. A worker runs in waves: in wave w it runs turn t of microbatch w - t, for
-    all turns from the first to the one with gradient, then the backward that 1F1B has there. So a
+    all turns from the first to the turn with gradient, then the backward that 1F1B runs there. So a
     turn of a microbatch comes ``recycle + 3`` actions after its previous turn. If that is at least
     D, the result of the last stage arrives before the first stage needs it, and no worker waits
     once the pipeline is full; otherwise workers wait in every wave. Worker d holds ``D - d``

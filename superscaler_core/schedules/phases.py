@@ -1,4 +1,4 @@
-"""Phases: rows written as words that repeat, of workers that hold two stages each."""
+"""Phases: a notation for rows of workers that hold two stages each, as words that repeat."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from superscaler_core.schedules.errors import require_counts
 from superscaler_core.schedules.schedule import Pair, Schedule
 
 Phase = tuple[int, str]
-"""How often the words run, and the words: ``(3, "F0&B1 W")``.
+"""The number of times that some words run, and the words: ``(3, "F0&B1 W")``.
 
 A word is a kind of action and the digit of one of the worker's ways. It runs the next microbatch of
-that way. ``W`` without a digit takes the I that waits longest, of either way. ``&`` joins a pair.
+that way. ``W`` without a digit runs the W that has waited longest, on either way. ``&`` joins a
+pair.
 """
 
 Ways = Mapping[str, tuple[int, Iterable[int]]]
-"""By digit: the stage that a way passes on the worker, and the microbatches that take it."""
+"""For each way, by digit, its stage on the worker and the microbatches that take the way."""
 
 
 def from_phases(
@@ -25,7 +26,8 @@ def from_phases(
 ) -> Schedule:
     """The schedule whose workers have these ways and run these phases.
 
-    A word for which no microbatch is left is left out. So phases of many microbatches serve few.
+    A word is skipped if no microbatch is left for it. So phases for many microbatches also work for
+    few.
     """
     found: list[tuple[Action, ...]] = []
     pairs: set[Pair] = set()
@@ -45,7 +47,7 @@ def folded(
     """A schedule of one pipeline folded into a V, given the phases of each worker.
 
     Worker d of D holds stage d, way 0, and stage ``2 D - 1 - d``, way 1. A microbatch passes every
-    worker on both ways, and its loss is where it began.
+    worker on both ways, and its loss is computed on the worker where it began.
 
     Raises:
         ScheduleError: a count is below 1.
@@ -60,7 +62,7 @@ def folded(
 
 
 class _Worker:
-    """What is left to run of a worker's row."""
+    """The actions of one worker that are left to run."""
 
     def __init__(self, ways: Ways) -> None:
         self._stages = {way: stage for way, (stage, _) in ways.items()}

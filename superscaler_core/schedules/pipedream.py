@@ -14,9 +14,9 @@ def pipedream(
     """1F1B without a flush: stages update at once, and stash the versions that are still read.
 
     With an update per microbatch (a *minibatch* of the paper), stage s of D keeps ``D - s``
-    versions of its weights; the gradient of an update is that of weights ``D - 1 - s`` updates ago.
-    With vertical sync every stage keeps D versions, and all gradients are ``D - 1`` updates old.
-    Between fill and drain no worker is idle if stages are equal.
+    versions of its weights; the gradient of an update is computed with weights that are
+    ``D - 1 - s`` updates old. With vertical sync every stage keeps D versions, and all gradients
+    are ``D - 1`` updates old. Between fill and drain no worker is idle if stages are equal.
 
     >>> print(pipedream(2, 3))
     pipedream stages=2 microbatches=3 weights=stash
@@ -25,7 +25,7 @@ def pipedream(
 
     Args:
         num_stages, num_microbatches: at least 1.
-        every: number of microbatches of an update.
+        every: number of microbatches per update.
         vertical: whether all stages read the version that stage 0 read (vertical sync).
 
     Raises:
@@ -38,7 +38,7 @@ def pipedream(
 
 
 def pipedream_2bw(num_stages: int, num_microbatches: int, *, every: int = 0) -> Schedule:
-    """PipeDream with two versions: an update has so many microbatches that two suffice.
+    """PipeDream with two versions of weights: updates have enough microbatches for two to suffice.
 
     All stages compute update t from version ``t - 1`` of the weights, and the first update from
     version 0: ``w(t+1) = w(t) - lr * grad(w(t-1))``. This is vertical sync with at least D
@@ -51,7 +51,7 @@ def pipedream_2bw(num_stages: int, num_microbatches: int, *, every: int = 0) -> 
 
     Args:
         num_stages, num_microbatches: at least 1.
-        every: number of microbatches of an update, at least ``num_stages``; that if 0.
+        every: number of microbatches per update, at least ``num_stages``; 0 means ``num_stages``.
 
     Raises:
         ScheduleError: a count is below 1, or ``every`` is below ``num_stages`` or does not divide

@@ -60,11 +60,12 @@ class Schedule:
         name: one word.
         num_stages, num_microbatches: at least 1.
         rows: for each worker its actions, in its order.
+        pairs: neighbours in a row that may run at the same time.
         weights: which versions of weights actions read; None if the schedule has no updates.
 
     Raises:
         ScheduleError: an action is missing, repeated, out of range or on the wrong workers; or a
-            pair is not a forward and the backward of another microbatch right behind it.
+            pair is not a forward and the backward of another microbatch right after it.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Schedule:
 
     @cached_property
     def partners(self) -> dict[Action, Action]:
-        """The other action of every action that is in a pair."""
+        """For every action that is in a pair, the other action of the pair."""
         return {one: other for pair in self.pairs for one, other in (pair, pair[::-1])}
 
     @property
@@ -112,7 +113,7 @@ class Schedule:
 
     @cached_property
     def microbatches_per_update(self) -> int:
-        """Number of microbatches whose gradients an update applies; all if it comes at the end."""
+        """Number of microbatches whose gradients an update applies; all if there are no updates."""
         what = f"schedule {self.name}"
         return check_updates(what, self.num_microbatches, self.rows, self.weights)
 
@@ -120,7 +121,7 @@ class Schedule:
     def versions(self) -> dict[Action, int]:
         """For every action, the version of its stage's weights that it reads, or makes (U).
 
-        It is empty for a schedule without updates, which reads one version.
+        The dict is empty for a schedule without updates, which reads one version.
         """
         size = self.microbatches_per_update
         return {} if self.weights is None else versions_of(self.rows, self.weights, size)
@@ -134,9 +135,9 @@ class Schedule:
 
     @cached_property
     def delays(self) -> tuple[Fraction, ...]:
-        """For each stage, how many updates the last update's forwards are behind, on average.
+        """For each stage, the average age of the weights of the last update's forwards, in updates.
 
-        It is the delay between fill and drain if the run is long enough to be filled.
+        It is the delay between fill and drain if the run is long enough to fill the pipeline.
         """
         if self.weights is None:
             return (Fraction(0),) * self.num_stages
@@ -181,9 +182,9 @@ class Schedule:
         """The most activations that each worker holds, in microbatches of one stage.
 
         A microbatch counts from the start of its forward to the end of its B, or of its W, because
-        W still needs its activations; the counts of all stages of the worker are added. If it has
-        an R, it counts only from there, because its forward keeps only its inputs. A forward
-        without gradient does not count.
+        W still needs its activations; the counts of all stages of the worker are added. If the
+        microbatch has an R, it counts only from the R on, because its forward keeps only its
+        inputs. A forward without gradient does not count.
         """
         again = {(a.stage, a.microbatch) for a in self.places if a.kind is ActionKind.RECOMPUTE}
         changes = (

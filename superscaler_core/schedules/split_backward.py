@@ -15,8 +15,8 @@ def split_backward(schedule: Schedule, delay: int | Callable[[int], int] = 0) ->
     """Replace every B of a schedule by I and W.
 
     I takes the place of B. With a delay of k, the W of a microbatch comes right after the k-th I
-    that follows its own I on the worker; W's that remain at the end of the row come there. So the
-    I's, for which earlier stages wait, run earlier, and k more microbatches' activations are held.
+    that follows its own I on the worker; the remaining W's come at the end of the row. So the I's,
+    for which earlier stages wait, run earlier, and the activations of k more microbatches are held.
 
     >>> from superscaler_core.schedules import one_f_one_b
     >>> print(split_backward(one_f_one_b(2, 3), delay=lambda worker: worker))
@@ -25,7 +25,7 @@ def split_backward(schedule: Schedule, delay: int | Callable[[int], int] = 0) ->
     worker 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
 
     Args:
-        schedule: I's and W's that it already has keep their places.
+        schedule: a schedule; I's and W's that it already has keep their places.
         delay: k, the same for all workers, or a function of the worker. Workers that share a stage
             need equal delays; above 0, they also need the same order of their common actions, as
             ``timeline`` checks.
@@ -63,7 +63,7 @@ def _halved(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
 
 
 def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -> Schedule:
-    """Insert an R right before every B or I of a schedule, or before the pair that it is in.
+    """Insert an R right before every B or I of a schedule, or right before its pair.
 
     A worker that waits for the gradient from the next stage recomputes in the meantime.
 
@@ -74,7 +74,7 @@ def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -
     worker 1: 1F0 1B0 1F1 1B1
 
     Args:
-        schedule: R's that it already has keep their places.
+        schedule: a schedule; R's that it already has keep their places.
         stages: stages that get an R; all if None.
 
     Raises:
@@ -92,7 +92,7 @@ def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -
         for action in row:
             again = replace(action, kind=ActionKind.RECOMPUTE, turn=0)
             if action.kind.goes_back and action.stage in chosen and again not in schedule.places:
-                # Not between the actions of a pair.
+                # If the action is in a pair, the R comes before the pair.
                 found.insert(len(found) - (action in schedule.partners), again)
             found.append(action)
         rows.append(tuple(found))

@@ -46,8 +46,8 @@ def alternate(
 ) -> tuple[Action, ...]:
     """``num_warmup`` forwards, then forward and backward alternating, then the remaining backwards.
 
-    With no warm-up a backward follows every forward; with a warm-up of all forwards, they come
-    first. Values in between trade memory for activations against idle time.
+    With no warm-up, a backward follows every forward; with a warm-up of all forwards, all forwards
+    come first. Values in between trade memory for activations against idle time.
 
     >>> forwards = [Action.parse(word) for word in ("0F0", "0F1", "0F2")]
     >>> backwards = [Action.parse(word) for word in ("0B0", "0B1", "0B2")]

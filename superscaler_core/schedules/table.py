@@ -23,7 +23,7 @@ from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2
 from superscaler_core.schedules.zero_bubble_v import zero_bubble_v
 
 Generator = Callable[..., Schedule]
-"""Takes the numbers of workers and of microbatches, and may take more."""
+"""Takes the numbers of workers and of microbatches, and may take further arguments."""
 
 SCHEDULES: dict[str, Generator] = {
     "naive": naive,
@@ -65,11 +65,11 @@ def generate(
     worker 1: 1F0 1F1 1I0 1W0 1I1 1W1
 
     Args:
-        generator: a value of ``SCHEDULES``, or a function like them.
+        generator: a value of ``SCHEDULES``, or another function of this form.
         num_workers, num_microbatches: as the generator takes them.
-        chunks: stages a worker, for ``interleaved`` and ``looped_bfs``; 1 for all others.
+        chunks: stages per worker, for ``interleaved`` and ``looped_bfs``; 1 for all others.
         halves: whether every backward is an I and a W, as by ``split_backward``.
-        apart: whether every recomputation is an action, as by ``recompute_apart``.
+        apart: whether every recompute is an action, as by ``recompute_apart``.
 
     Raises:
         ScheduleError: the generator has no choice of chunks, or does not take these counts.

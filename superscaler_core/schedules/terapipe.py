@@ -12,11 +12,11 @@ from superscaler_core.schedules.schedule import Schedule
 
 
 def terapipe(num_workers: int, num_microbatches: int, num_slices: int) -> Schedule:
-    """1F1B in which a worker runs a microbatch forward slice by slice, and backward from the last.
+    """1F1B in which a worker runs each microbatch slice by slice, and backward from the last slice.
 
-    Stage ``d * num_slices + i`` is slice i on worker d. It reads slice i of the worker before, and
-    the keys and values of slice i - 1 on its own worker. The forwards of a microbatch whose slices
-    take t_i at each of D workers take ``sum of t_i + (D - 1) * max of t_i``.
+    Stage ``d * num_slices + i`` is slice i on worker d. It reads slice i of the previous worker,
+    and the keys and values of slice i - 1 on its own worker. If slice i takes t_i on each of D
+    workers, the forwards of a microbatch take ``sum of t_i + (D - 1) * max of t_i``.
 
     >>> print(terapipe(2, 1, 2))
     terapipe stages=4 microbatches=1
@@ -26,7 +26,7 @@ def terapipe(num_workers: int, num_microbatches: int, num_slices: int) -> Schedu
     Args:
         num_workers: D.
         num_microbatches: N.
-        num_slices: of each sequence.
+        num_slices: number of slices of each sequence.
 
     Raises:
         ScheduleError: a count is below 1.
@@ -40,7 +40,7 @@ def terapipe(num_workers: int, num_microbatches: int, num_slices: int) -> Schedu
 
 
 def terapipe_edges(num_workers: int, num_slices: int) -> tuple[tuple[int, int], ...]:
-    """The stage graph: a slice reads itself on the worker before, and the slice before it.
+    """The stage graph: a slice reads itself on the previous worker, and the slice before it.
 
     >>> terapipe_edges(2, 2)
     ((0, 1), (0, 2), (1, 3), (2, 3))

@@ -132,7 +132,7 @@ def timeline(
     waits = waits_of(schedule, edges)
     beside = {one: pair for pair in schedule.pairs if _name(pair) in durations for one in pair}
     for first, then in set(beside.values()):
-        # Both wait for what either waits for, and not for each other.
+        # Both actions wait for all that either of them waits for, but not for each other.
         both = [w for w in (*waits[first], *waits[then]) if w.on not in (first, then)]
         waits[first] = waits[then] = both
     spans: dict[Action, Span] = {}
@@ -144,7 +144,7 @@ def timeline(
 
 
 def _name(pair: Pair) -> str:
-    """What durations call the time of a pair: ``F&B``."""
+    """The key of a pair's time in durations: ``F&B``."""
     return "&".join(action.kind for action in pair)
 
 
@@ -165,10 +165,10 @@ def _in_order(schedule: Schedule, waits: Waits) -> list[Action]:
 
 
 def duration_of(name: str, stage: int, durations: Durations) -> Time:
-    """The time of an action of a stage, by its kind or, of a pair, by their kinds.
+    """The time at a stage of an action, by its kind, or of a pair, by both kinds.
 
     Raises:
-        ScheduleError: it is missing, or not above 0.
+        ScheduleError: the time is missing, or not above 0.
     """
     duration = durations.get((name, stage), durations.get(name))
     if name == ActionKind.UPDATE and not duration:

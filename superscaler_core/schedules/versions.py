@@ -38,7 +38,7 @@ def versions_of(rows: Rows, rule: WeightRule, per_update: int) -> dict[Action, i
     Args:
         rows: for each worker its actions, in its order.
         rule: which version is read.
-        per_update: number of microbatches of an update.
+        per_update: number of microbatches per update.
 
     Raises:
         ScheduleError: an action would read a version that its stage has not made yet.
@@ -60,7 +60,7 @@ def versions_of(rows: Rows, rule: WeightRule, per_update: int) -> dict[Action, i
 
 
 def _decides(action: Action, rule: WeightRule, per_update: int) -> Action:
-    """The action before which the newest version is the one that ``action`` reads."""
+    """The action at whose place in a row the newest version is the version ``action`` reads."""
     if action.kind is ActionKind.UPDATE or rule is WeightRule.NEWEST:
         return action
     if rule is WeightRule.STASH:
@@ -69,7 +69,7 @@ def _decides(action: Action, rule: WeightRule, per_update: int) -> Action:
 
 
 def versions_kept(rows: Rows, versions: dict[Action, int], num_stages: int) -> tuple[int, ...]:
-    """For each stage, the most versions that exist at one time, with the newest."""
+    """For each stage, the most versions that exist at one time, including the newest."""
     most = [1] * num_stages
     for row in rows:
         oldest: dict[int, int] = {}
@@ -86,9 +86,7 @@ def versions_kept(rows: Rows, versions: dict[Action, int], num_stages: int) -> t
 def delays_of(
     versions: dict[Action, int], num_stages: int, num_microbatches: int, per_update: int
 ) -> tuple[Fraction, ...]:
-    """For each stage, how many updates old the weights of the last update's forwards are, on
-    average over its microbatches.
-    """
+    """For each stage, the average age, in updates, of the weights of the last update's forwards."""
     last = range(num_microbatches - per_update, num_microbatches)
     found = []
     for stage in range(num_stages):
@@ -99,9 +97,9 @@ def delays_of(
 
 
 def check_updates(what: str, num_microbatches: int, rows: Rows, rule: WeightRule | None) -> int:
-    """Check the updates of a complete schedule; return the number of microbatches of an update.
+    """Check the updates of a complete schedule; return the number of microbatches per update.
 
-    Without updates it is that of the schedule: the weights are updated after it.
+    Without updates, it is the number of all microbatches: weights are updated after the schedule.
 
     Raises:
         ScheduleError: names the update, and what would be correct.

@@ -14,10 +14,10 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
 
     One worker per stage. For D equal stages, N >= D microbatches and times F, I >= W a worker is
     idle for ``(D - 1)(F + I - W)``; under 1F1B it is idle for ``(D - 1)(F + I + W)``. Every worker
-    holds up to ``min(N, D)`` microbatches, as many as the first worker under 1F1B. No order with
-    that memory is shorter in the cases that an exact search has proved: up to D = 4 and N = 8,
-    with N >= D, for six times of F, I and W. With N < D there may be a shorter one
-    (tests/superscaler_core/schedules/test_schedules_fitted.py).
+    holds up to ``min(N, D)`` microbatches, as many as the first worker under 1F1B. In the cases
+    that an exact search has covered, it is proved that no order with that memory is shorter: up to
+    D = 4 and N = 8, with N >= D, for six times of F, I and W. With N < D there may be a shorter
+    order (tests/superscaler_core/schedules/test_schedules_fitted.py).
 
     >>> print(zero_bubble(2, 3))
     zero-bubble stages=2 microbatches=3
@@ -36,21 +36,21 @@ def zero_bubble_h2(num_stages: int, num_microbatches: int) -> Schedule:
     """ZB-H2: twice the warm-up of 1F1B and twice the delay of ZB-H1, for twice the memory.
 
     For D equal stages, N >= 2 D - 1 microbatches and times F, I >= W with F + I >= 2 W, a worker is
-    idle for ``(D - 1)(F + I - 2 W)`` between its first and its last action. That is nothing if
-    F = I = W. Of the makespan ``(D - 1) F`` more is idle, because workers start one after another.
-    Every worker holds up to ``min(N, 2 D - 1)`` microbatches. Of the makespan, too, it is proved in
-    small cases that no order with that memory is shorter.
+    idle for ``(D - 1)(F + I - 2 W)`` between its first and its last action. That is 0 if F = I = W.
+    Another ``(D - 1) F`` of the makespan is idle, because workers start one after another. Every
+    worker holds up to ``min(N, 2 D - 1)`` microbatches. In small cases it is proved that no order
+    with that memory has a shorter makespan.
 
     Raises:
         ScheduleError: a count is below 1.
 
-    Source: as of ``zero_bubble``: the hand-made schedule H2.
+    Source: as for ``zero_bubble``: the hand-made schedule H2.
     """
     return _ahead("zero-bubble-h2", num_stages, num_microbatches, 2)
 
 
 def _ahead(name: str, num_stages: int, num_microbatches: int, factor: int) -> Schedule:
-    """1F1B whose forwards run ahead, and W's come late, by ``factor`` microbatches a stage."""
+    """1F1B whose forwards run ahead and whose W's are late by ``factor`` microbatches per stage."""
     whole = straight(
         name, num_stages, num_microbatches, lambda stage: factor * (num_stages - 1 - stage)
     )

@@ -12,7 +12,7 @@ def zero_bubble_v(num_workers: int, num_microbatches: int) -> Schedule:
     """Worker d holds stages d and 2 D - 1 - d, so that a microbatch turns where it arrived.
 
     For N >= 2 D - 1 microbatches and times F = I = W no worker waits between its first and its last
-    action: ``Timeline.bubble_of_span`` is 0. Of the makespan D - 1 units are idle, because workers
+    action: ``Timeline.bubble_of_span`` is 0. D - 1 units of the makespan are idle, because workers
     start one after another. A worker holds up to 2 D microbatches of one of its two stages, as
     much as D microbatches of the first stage of 1F1B.
 

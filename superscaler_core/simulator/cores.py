@@ -1,9 +1,9 @@
 """Cores: a step of devices that share processors, from the step in which each has its own.
 
-Processes of one machine that are more than its cores take turns. While n devices work on c cores,
-each advances at ``min(1, c / n)`` of its speed, which is the same for all of them. So the order of
-events stays, and a moment t of the step with a core each comes at the integral of ``max(1, n / c)``
-from 0 to t.
+If a machine has more processes than cores, they take turns. While n devices work on c cores, each
+advances at ``min(1, c / n)`` of its speed. All slow down alike, so the order of events does not
+change. A moment t of the step in which every device has a core of its own moves to the integral of
+``max(1, n / c)`` from 0 to t.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def on_cores(timeline: StepTimeline, num_cores: float) -> StepTimeline:
     A device works while it computes or communicates, also in the background, but not while it waits
     for others. Waits of ``StepTimeline.waits`` and ``calls`` keep their lengths.
 
-    Laws (tests/superscaler_core/simulator/test_cores.py): on one core a step takes as long as all
-    its devices' work together, on several at least its share of that; where no more devices work at
-    one time than there are cores, nothing changes.
+    Laws (tests/superscaler_core/simulator/test_cores.py): on one core a step takes as long as the
+    work of all its devices together, on several at least that time divided by their number; if at
+    no time more devices work than there are cores, nothing changes.
 
     Args:
-        timeline: of devices with a core each.
+        timeline: the step of devices that have a core each.
         num_cores: above 0.
     """
     clock = _Clock(timeline, num_cores)
@@ -44,7 +44,7 @@ def on_cores(timeline: StepTimeline, num_cores: float) -> StepTimeline:
 
 
 class _Clock:
-    """Moments on few cores, from those with a core each."""
+    """Maps moments of a step with a core per device to moments on few cores."""
 
     def __init__(self, timeline: StepTimeline, num_cores: float) -> None:
         changes: dict[int, int] = {0: 0}
@@ -60,12 +60,12 @@ class _Clock:
         self._moved = [0.0, *accumulate(stretched)]
 
     def at(self, moment: int) -> int:
-        """When a moment comes, in whole ticks."""
+        """The moment on few cores, in whole ticks."""
         place = bisect_right(self._moments, moment) - 1
         return round(self._moved[place] + (moment - self._moments[place]) * self._rates[place])
 
     def run(self, ran: Ran) -> Ran:
-        """A run, whose inside is no longer that of equal runs."""
+        """A run on few cores. Runs that were equal before may be stretched differently."""
         start, inside = self.at(ran.start), ran.inside
 
         def moved(moment: int) -> int:
@@ -82,10 +82,10 @@ class _Clock:
 
 
 def _working(timeline: StepTimeline) -> Iterable[tuple[int, int, int]]:
-    """From when to when how many devices work."""
+    """Intervals in which devices work: start, end, and the number of these devices."""
     for ran in timeline.runs:
         for act, start, end in (*ran.inside.spans, *ran.inside.beside):
-            # What waits for communication under way moves no bytes itself.
+            # A wait for communication under way moves no bytes itself, and is no work.
             if act.wire is None or act.wire.level_bytes:
                 yield ran.start + start, ran.start + end, len(act.devices)
     for start, end in timeline.starts:

@@ -11,14 +11,15 @@ from superscaler_core.schedules.grid import title
 from superscaler_core.simulator.picture import COLOURS, KINDS, MAX_LABELS, new_figure
 
 LIGHTER = 0.5
-"""How much white is in the colour of a worker's later stages."""
+"""Share of white in the colour of a worker's later stages."""
 
 
 def draw_grids(timelines: Sequence[Timeline], path: str | Path) -> None:
     """Draw timelines below each other, on one scale of time; the file's suffix selects the format.
 
-    A box is an action, labelled with its microbatch. On workers with several stages those of the
-    first half of the model are dark. The two of a pair that run at the same time share the height.
+    A box is an action, labelled with its microbatch. On workers with several stages, stages of the
+    first half of the model are dark. The two actions of a pair that run at the same time share the
+    height of the row.
 
     Raises:
         PlanError: matplotlib is missing, or cannot write this suffix.
@@ -67,7 +68,7 @@ def _panel(axes: Any, times: Timeline) -> None:
 
 
 def _heights(span: Span, partner: Span) -> tuple[float, float]:
-    """The part of a row's height that a box takes: half of it beside the other of a pair."""
+    """The part of a row's height that a box takes: half of it for an action of a pair."""
     if partner is span or partner.start != span.start:
         return -0.42, 0.42
     return (-0.42, 0.0) if span.action.kind is ActionKind.FORWARD else (0.0, 0.42)

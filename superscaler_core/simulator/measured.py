@@ -52,9 +52,9 @@ def measured(
     """Measure every distinct op shape of some programs on this process's device, a CPU.
 
     Forward and backward of each op run on tensors with the shapes of the parts, with one thread.
-    Times are those of its processor, so processes that share this core do not matter; where ranks
-    are more than cores, the profile says how many cores there are. Let as many ranks as there are
-    cores measure at the same time, because they share the memory in training, too.
+    Times are processor times of this thread, so other processes on its core do not matter. For
+    plans with more ranks than cores, the profile says how many cores there are. Let as many ranks
+    as there are cores measure at the same time, because in training they share the memory, too.
 
     Args:
         programs: programs whose parts are measured.
@@ -63,8 +63,8 @@ def measured(
         move_secs: overhead of moving a tensor, in addition to its plan's time.
         memory_bytes: memory of a device; this machine's if None.
         known: signatures of ops that are left out.
-        clock: times ops, in seconds: of this thread's processor if None; ``time.perf_counter``
-            counts their waiting, too.
+        clock: the clock for ops, in seconds; this thread's processor time if None.
+            ``time.perf_counter`` counts waiting, too.
 
     Returns:
         A profile with times of these ops; other ops are priced by the speeds of products and copies
@@ -225,8 +225,8 @@ def _streams(launch_secs: float, secs: float) -> list[tuple[float, float]]:
 def _products(dtype: str, launch_secs: float, secs: float) -> list[tuple[float, float]]:
     """Operations of products of several sizes, and how many they do in a second.
 
-    A larger product is taken to be at least as fast: what a cache or another process does to one
-    of them is noise here, and bounds of planners rely on it.
+    A larger product is taken to be at least as fast as a smaller one: planners' bounds rely on
+    this, and effects of caches and other processes on one size are noise here.
     """
     found = []
     for rows in PRODUCT_ROWS:
@@ -238,7 +238,7 @@ def _products(dtype: str, launch_secs: float, secs: float) -> list[tuple[float, 
 
 
 def _beyond(taken: float, launch_secs: float) -> float:
-    """The part of a time that a profile does not count as a launch; never nothing."""
+    """The part of a time that a profile does not count as a launch; at least half of it."""
     return max(taken - launch_secs, taken / 2)
 
 
@@ -252,7 +252,7 @@ def _peak_and_reach(speeds: list[tuple[float, float]]) -> tuple[float, Reach]:
 
 
 def _timed(work: Callable[[], object], secs: float) -> float:
-    """Median time of one call, of this thread's processor alone."""
+    """Median processor time of one call on this thread, in seconds."""
     work()
     times = []
     for _ in _while(secs):

@@ -39,8 +39,8 @@ MAX_RUNS = 1 << 14
 """Bound on cached runs of ops with their acts; on times of runs and stages; and on calls."""
 
 EDGES_OF_TENSOR = 1 << 16
-"""More than the edges of any tensor: the edges of the next tensor are numbered from here on, so
-they keep their order when one tensor has more or fewer edges."""
+"""Difference between the first edge numbers of successive tensors. It exceeds the number of edges
+of any tensor, so edges keep their order when one tensor gets more or fewer edges."""
 
 
 class Resimulator:
@@ -226,7 +226,7 @@ class _State:
         made: the plan with its communication.
         edges: the edges of every activation, with gradient shares that may replace them.
         beyond: edges to the next turn and out of the program.
-        uses: by parameter.
+        uses: the storage and the uses of every parameter.
         stages: the acts of the stages.
     """
 

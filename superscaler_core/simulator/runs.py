@@ -1,8 +1,8 @@
-"""Runs: cuts a stage where all of its devices communicate, so that the runs between are values.
+"""Runs: cuts a stage where all of its devices communicate, so that runs in between can be cached.
 
 At such a point all devices continue together, and no segment spans it. So the acts of a run do not
-depend on what is before it or after it; its times depend on how much later than the first its other
-devices begin.
+depend on the runs before and after it; its times depend on how much later than its first device
+the other devices begin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.work import Act, Work
 
 WHOLE = (ActionKind.TURN, ActionKind.FORWARD, ActionKind.BACKWARD)
-"""A stage's action, as a sequence of runs of ops."""
+"""The kinds of actions that are sequences of runs of ops."""
 
 Turn = tuple[ActionKind, bool]
 """An action of a stage, and whether it is the first backward of its step."""
@@ -195,8 +195,10 @@ def _key(
     place: Mapping[Op | Edge, int],
     leaving: Mapping[PTensor, Sequence[Edge]],
 ) -> Hashable:
-    """The key of a run: its ops with their splits, the edges of their inputs, its moves, and the
-    readers of its results elsewhere.
+    """The key of a run: all that its acts depend on.
+
+    This is its ops with their splits, the edges of their inputs, its moves, and the readers of its
+    results outside the run.
     """
     of_reader, readers = made.edges.of_reader, made.plan.graph.readers
     found: list[Hashable] = []

@@ -60,8 +60,8 @@ def simulate(
         communication: "rvd": by rvdcomm's plans; "ring": by plans that know no hosts, whose
             collectives go around a flat ring of their ranks; or "p2p": every reader pulls what it
             needs from its writers, with one message each.
-        intra: the same for communication inside stages, including weights and gradients.
-        inter: the same for communication between stages.
+        intra: overrides ``communication`` inside stages, including weights and gradients.
+        inter: overrides ``communication`` between stages.
 
     Raises:
         PlanError: there is no such profile or method, or the topology lacks a device.

@@ -26,7 +26,7 @@ class StageRun:
         spans: every act with its start and end.
         beside: what runs in the background: started communication, and copies to and from the host.
         taken: reserved intervals of ports.
-        under_way: what is under way at the end, or was at some time before.
+        under_way: background work that the devices have started by the end, even if it has ended.
     """
 
     devices: tuple[Device, ...]
@@ -37,7 +37,7 @@ class StageRun:
     under_way: UnderWay
 
     def of_half(self, half: int) -> StageRun:
-        """What one action of a pair does in a run of both."""
+        """The part of one action in a run of a pair."""
         spans, beside = (
             tuple(span for span in spans if span[0].half == half)
             for spans in (self.spans, self.beside)
@@ -214,10 +214,10 @@ def run_acts(
 
 
 def woken(now: int, end: int, wake_ticks: int) -> int:
-    """When a device goes on that waits from ``now`` on, for what ends at ``end``.
+    """The tick at which a device continues that waits from ``now`` for work that ends at ``end``.
 
-    It looks around for as long as waking up takes before it falls asleep, so who waited for a short
-    time is awake soon.
+    A device polls for as long as waking up takes before it falls asleep. So waking up takes no
+    longer than the wait did.
     """
     return end + min(wake_ticks, end - now)
 

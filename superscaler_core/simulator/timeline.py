@@ -57,7 +57,7 @@ class StepTimeline:
         carries: in the program's order.
         waits: ticks that each device waits for carries under way, by level.
         calls: ticks that each device takes to start carries, by level.
-        starts: from when to when a device starts a carry.
+        starts: intervals in which a device starts a carry.
         makespan: when the last device has finished.
     """
 
@@ -82,7 +82,7 @@ class Stepper:
         work: the work of devices.
         optimizer_secs: time of the optimizer on every device, at the end.
         carry_secs: time of a device to start a carry.
-        wake_secs: as of ``DeviceProfile``.
+        wake_secs: as in ``DeviceProfile``.
         is_memoized: as in ``StageRuns``.
         tick: called after every event.
     """
@@ -141,11 +141,11 @@ class Stepper:
         acts, devices = self._updates_of[event.stage]
         if devices:
             self._do(event, acts, devices, {})
-        # The next backward is the first one of its update.
+        # The next backward is the first one of the next update.
         self._begun.discard((event.stage, self._stage_devices[event.stage]))
 
     def _pair(self, event: Woven) -> None:
-        """Run two stages as one; it waits for what either waits for."""
+        """Run the two actions of a pair as one, which waits for the inputs of both."""
         firsts = [self._is_first(run) for run in actions_in(event)]
         devices = {d for run in actions_in(event) for d in self._stage_devices[run.stage]}
         arrivals: dict[Device, Arrival] = {}
@@ -159,7 +159,7 @@ class Stepper:
             self.timeline.runs.append(Ran(run, both.start, both.inside.of_half(half)))
 
     def _optimizers(self, stage: int) -> Iterator[Act]:
-        """The optimizer of one stage on its devices: its share of that of all their weights."""
+        """The optimizer of one stage: its share of the time that each device's weights take."""
         storage = self._made.weights.storage
         mine = self._made.updated_in(stage)
         for device in self._made.plan.devices:
@@ -214,7 +214,7 @@ class Stepper:
     # --- between stages -------------------------------------------------------------------------
 
     def _carry(self, event: Carry) -> None:
-        """Start a carry on all its devices when each reaches it; the devices continue."""
+        """Start a carry when all its devices have reached it; the devices continue."""
         key = event.edge, event.is_back
         if key not in self._wires:
             self._wires[key] = self._work.carry(*key)

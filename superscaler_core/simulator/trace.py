@@ -22,7 +22,7 @@ from superscaler_core.simulator.timeline import Carried, Ran
 MICROS_PER_TICK = 1e6 / TICKS_PER_SEC
 
 DOES, TRAVELS = 0, 1
-"""Threads of a device."""
+"""Threads of a device: foreground, and communication in the background."""
 
 
 def save_trace(account: Account, path: str | Path) -> None:

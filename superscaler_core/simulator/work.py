@@ -44,7 +44,7 @@ class Act:
         is_copy: whether it copies between a device and its host, parallel to all communication.
         phase: for communication: run it, start it in the background, or wait for its end.
         key: identifies a started communication for its wait.
-        half: in a pair of actions, the action that it is of.
+        half: in a pair of actions, the number of the action that it belongs to.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Act:
 class _Times:
     """Seconds that a segment computes: in its forward, and in each half of its backward.
 
-    ``split`` is what the halves take more than the whole.
+    ``split`` is the additional time of two halves compared with a whole backward.
     """
 
     forward: float
@@ -83,7 +83,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class Methods:
-    """How tensors move inside stages (including weights), and between stages."""
+    """The methods by which tensors move inside stages (including weights) and between stages."""
 
     intra: str
     inter: str
@@ -138,7 +138,7 @@ class Work:
         return self._stages[key]
 
     def pair(self, event: Woven, *, is_first: bool = False) -> Sequence[Act]:
-        """The acts of two actions that run as one; ``is_first`` is of the backward."""
+        """The acts of two actions that run as one; ``is_first`` is about the backward."""
         mine = tuple(instruction for instruction, _ in self._made.step_program.run_as_one(event))
         key = pair_of(event), is_first, mine
         if key not in self._pairs:
@@ -154,7 +154,7 @@ class Work:
         return self._pairs[key]
 
     def _acts(self, block: Sequence[StepInstruction], sums: Sums, is_apart: bool) -> Iterable[Act]:
-        """The acts of a block; segments are recomputed in it, or in a separate run."""
+        """The acts of a block; with ``is_apart``, segments are recomputed in a run of their own."""
         for instruction in block:
             kind, what = instruction.kind, instruction.what
             if kind in COMPUTING:

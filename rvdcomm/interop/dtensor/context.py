@@ -22,23 +22,23 @@ from rvdcomm.interop.dtensor.redistribute import redistribute
 from rvdcomm.run import World
 
 MAX_SLABS = 16
-"""Above this DTensor's one gather is as fast: of 64 KiB it takes as long as 18 of ours
-(bench/results/local-4.json)."""
+"""Most slabs of a planned redistribution. With more, DTensor's single gather is as fast: of 64 KiB
+it takes as long as 18 of our calls (bench/results/local-4.json)."""
 
 
 @dataclass
 class Tally:
-    """Redistributions of one ``planned`` context."""
+    """Counts of the redistributions in one ``planned`` context."""
 
     planned: int = 0
-    """Run by our plans."""
+    """Redistributions that our plans ran."""
     fallbacks: Counter[str] = field(default_factory=Counter)
-    """Left to DTensor, by reason."""
+    """Redistributions that were left to DTensor, by reason."""
 
 
 @dataclass
 class _Patches:
-    """The replaced functions of torch, and the entered contexts; the last one's options hold."""
+    """The replaced functions of torch, and the entered contexts; the last one's options apply."""
 
     contexts: tuple[tuple[Tally, Options], ...] = ()
     originals: list[tuple[Any, str, Any]] = field(default_factory=list)
@@ -73,14 +73,14 @@ def planned(*, topology: Topology | None = None, executor: str | None = None) ->
     """In this context our plans run all redistributions of DTensor, those of its operators too.
 
     That holds for everything that runs inside, forward or backward. A redistribution that we cannot
-    plan runs as it would outside, and is counted with its reason: under torch.compile, for
-    reductions that are neither a sum nor an average, for masked embeddings, for strided shards with
-    many gaps.
-    ``DTensor.redistribute`` to another mesh, which DTensor cannot do, runs ours too. ``async_op``
-    is a permission: what we run is done when the call returns.
+    plan runs as it would outside, and is counted with its reason. Examples are calls under
+    torch.compile, reductions that are neither a sum nor an average, masked embeddings, and strided
+    shards with many gaps. ``DTensor.redistribute`` to another mesh, which DTensor cannot do, runs
+    our plans too. ``async_op`` is accepted, but our redistributions are done when the call returns.
 
-    It holds for the whole process, other threads included, may be nested, and torch is as it was
-    when the outermost context is left. All ranks must enter it alike.
+    The context applies to the whole process, other threads included, and may be nested. The
+    functions of torch are restored when the outermost context is left. All ranks must enter the
+    context at the same point, with equal arguments.
 
     Args:
         topology, executor: as of ``rvdcomm.redistribute``.
@@ -120,7 +120,7 @@ def _instead_of_local(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _instead_of_redistribute(original: Callable[..., DTensor]) -> Callable[..., DTensor]:
-    """``DTensor.redistribute``, but to another mesh too, where ``original`` would not move."""
+    """``DTensor.redistribute``, extended to other meshes, which ``original`` does not serve."""
 
     @wraps(original)
     def to_any_mesh(
@@ -151,7 +151,7 @@ def _move_or_reason(shard: Tensor, src: Any, dst: Any, options: Options) -> DTen
         return f"the local tensor is a {type(shard).__name__}"
     masked = [p for p in (*src.placements, *dst.placements) if is_masked(p)]
     if masked:
-        # Every call of an embedding has a mask of its own, which must not stay as a key.
+        # Every call of an embedding has a mask of its own, which must not be kept as a key.
         return f"{masked[0]!r} makes summands only when it is reduced"
 
     def make() -> DTensorMove | str:

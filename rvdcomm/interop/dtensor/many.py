@@ -32,15 +32,15 @@ def redistribute_many(
 ) -> dict[str, Any]:
     """Redistribute a state dict whose tensors may be DTensors, as one call.
 
-    Collective over the default group. Every rank passes what it has; a rank may lack a tensor, as
-    the stages of a pipeline do. Ranks tell each other where their tensors are. Where ranks have one
-    tensor on different meshes, as norms are on one submesh for every rank of tensor parallelism,
-    these are its replicas: what is there has to be equal, and is not compared.
+    Collective over the default group. Every rank passes the tensors that it has; a rank may lack
+    some, as a pipeline stage does. Ranks tell each other where their tensors are. If ranks have one
+    tensor on different meshes (as norms are, on one submesh per tensor-parallel rank), these are
+    its replicas: their values must be equal, which is not checked.
 
     Args:
         tensors: this rank's tensors by name: DTensors, or others with an entry in ``src``; a
             Parameter counts as its data. They are not modified and get no gradient.
-        dst: where they are to be, by name; for all of them, or for those that this rank gets. A
+        dst: where tensors are to be, by name; for all tensors, or for those that this rank gets. A
             tensor that has no entry on any rank is an error.
         src: layouts of the tensors that are no DTensors.
         options: as of ``rvdcomm.redistribute_many``: ``dst_dtype``, ``memory_limit``,
@@ -100,7 +100,7 @@ def _targets(sources: Mapping[str, str], dst: Mapping[str, Target]) -> dict[str,
 
 
 def _merged(posts: Mapping[int, Mapping[str, Any]], side: str) -> dict[str, Layout]:
-    """The layout of every tensor, of what all ranks say of it."""
+    """The layout of every tensor, from the layouts that all ranks posted."""
     said: dict[str, set[str]] = {}
     for post in posts.values():
         for name, text in post[side].items():
@@ -109,7 +109,7 @@ def _merged(posts: Mapping[int, Mapping[str, Any]], side: str) -> dict[str, Layo
 
 
 def _union(name: str, layouts: list[Layout]) -> Layout:
-    """One layout of tensors that are replicas of each other on ranks of their own."""
+    """One layout of tensors that are replicas of each other, each on other ranks."""
     first = layouts[0]
     ranks = [rank for layout in layouts for rank in layout.ranks]
     alike = {(layout.shape, layout.rvd.v, layout.rvd.d, layout.cuts) for layout in layouts}

@@ -30,7 +30,7 @@ Slices = tuple[slice, ...] | None
 
 @dataclass(frozen=True)
 class Options:
-    """As in ``rvdcomm.redistribute``; transitions of more than ``max_slabs`` slabs are refused."""
+    """Options of ``rvdcomm.redistribute``, and the most slabs that a transition may have."""
 
     topology: Topology | None = None
     executor: str | None = None
@@ -51,8 +51,8 @@ class Draft:
         """Plan from one spec to another, without a message to anyone.
 
         Args:
-            src, dst: DTensorSpecs, or what has a mesh, placements and a shape; of one shape. Mesh
-                ranks are those of the default group.
+            src, dst: DTensorSpecs, or other objects with a mesh, placements and a shape; of one
+                shape. The ranks of a mesh are ranks of the default group.
 
         Raises:
             LayoutError: there is no such transition.
@@ -79,18 +79,19 @@ class Draft:
 
 
 class DTensorMove:
-    """Takes this rank's shard under ``src`` to that under ``dst``; every call is collective.
+    """A compiled transition of this rank's shard, from ``src`` to ``dst``; calls are collective.
 
-    Making it is collective over the ranks of both meshes: they compare what they were asked for,
-    and trust each other from then on. A rank in neither has nothing to do.
+    Construction is collective over the ranks of both meshes: they compare what they were asked for,
+    and trust each other from then on. A rank in neither mesh has nothing to do.
 
     Args:
-        draft: what to do.
-        shape: of this rank's shard of ``src``; of no meaning outside that mesh.
+        draft: the transition and its plans.
+        shape: shape of this rank's shard of ``src``; ignored outside the mesh of ``src``.
 
     Raises:
-        LayoutError: ranks disagree about what to do.
-        ShapeMismatchError: some rank's shard is not what ``src`` gives it. Both on all of them.
+        LayoutError: ranks disagree about the transition.
+        ShapeMismatchError: some rank's shard is not what ``src`` gives it. All ranks of both meshes
+            raise this error, or all raise the LayoutError.
         CommError: a rank did not join.
     """
 
@@ -122,7 +123,7 @@ class DTensorMove:
         return result.div_(self._divisor) if self._divisor > 1 else result
 
     def _in_slabs(self, shard: Tensor) -> Tensor | None:
-        """Slab by slab, into a result on the device of ``shard``; all ranks pass one."""
+        """Redistribute slab by slab, on the device of ``shard``, which all ranks pass."""
         result = None if self._dst_shape is None else shard.new_empty(self._dst_shape)
         for redistributor, src_slices, dst_slices in self._steps:
             redistributor(
@@ -140,7 +141,7 @@ def _compiled(world: World, made: Plan, options: Options) -> Redistributor:
 
 
 def _agree(world: World, draft: Draft, shape: tuple[int, ...]) -> None:
-    """Raise, on all members, if they were asked for different things or a shard is not theirs."""
+    """Raise, on all members, if they were asked for different things or a shard does not fit."""
     transition = draft.transition
     asked = {
         "transition": str(transition),

@@ -21,7 +21,7 @@ Mesh = DeviceMesh | Sequence[Any] | np.ndarray[Any, Any]
 
 
 def layout_of(mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int]) -> Layout:
-    """The layout of a DTensor of ``shape``, in elements; a partial tensor holds summands.
+    """The layout of a DTensor of ``shape``, in elements; partial placements become value parts.
 
     Law (tests/interop/test_dtensor_layouts.py): every rank's cell is what DTensor's
     ``compute_local_shape_and_global_offset`` says.
@@ -30,8 +30,8 @@ def layout_of(mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int])
     'R(2)V(1)D(2,1) shape(6,10) ranks(0:4)'
 
     Raises:
-        LayoutError: the placements do not fit the mesh or the shape, or no layout says the same: a
-            reduction that is not a sum, a strided shard that leaves gaps.
+        LayoutError: the placements do not fit the mesh or the shape, or no layout can express them:
+            a reduction that is not a sum, or a strided shard that leaves gaps.
     """
     _check_sums(placements)
     return sharding_of(mesh, placements, shape).layout()
@@ -44,7 +44,7 @@ def layout_of_dtensor(dtensor: Any) -> Layout:
 
 
 def placements_of(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:
-    """The placements on ``mesh`` that mean ``layout``: the first of those without strides.
+    """The placements on ``mesh`` that mean ``layout``; without strided shards if possible.
 
     Law (tests/interop/test_dtensor_layouts.py): ``layout_of(mesh, placements_of(x, mesh),
     x.shape)`` places every element as ``x`` does.
@@ -76,11 +76,12 @@ def sharding_of(
     shape: Sequence[int],
     order: Mapping[int, tuple[int, ...]] | None = None,
 ) -> Sharding:
-    """The same without torch's types; every reduction counts as parts.
+    """The sharding of a DTensor, without torch's types; every reduction counts as parts.
 
     Args:
-        mesh, placements, shape: of a DTensor.
-        order: mesh dims that cut a tensor dim, in turn; from left to right if not given.
+        mesh, placements, shape: of the DTensor; the shape in elements.
+        order: the mesh dims that cut a tensor dim, in their order, by tensor dim; from left to
+            right if not given.
     """
     ranks = ranks_of(mesh)
     placements = normalized(placements, ranks.shape, len(shape))
@@ -108,7 +109,7 @@ def sharding_of_dtensor(dtensor: Any) -> Sharding:
 def normalized(
     placements: Sequence[Placement], mesh: Sequence[int], num_dims: int
 ) -> tuple[Any, ...]:
-    """Placements, one a mesh dim, that count tensor dims from the front."""
+    """The placements, one per mesh dim, with tensor dims counted from the front."""
     if len(placements) != len(mesh):
         raise LayoutError(
             f"{len(placements)} placements {list(placements)} were given for a mesh of "
@@ -123,17 +124,17 @@ def ranks_of(mesh: Mesh) -> np.ndarray[Any, Any]:
 
 
 def is_shard(placement: Any) -> bool:
-    """Whether it cuts a dim; ``is_shard()`` of torch says no for strided ones."""
+    """Whether a placement cuts a dim; ``is_shard()`` of torch is False for strided shards."""
     return isinstance(placement, Shard) or hasattr(placement, "split_factor")
 
 
 def is_masked(placement: Any) -> bool:
-    """Whether it is partial as an embedding's rows are, to be masked before they are summed."""
+    """Whether a placement is partial as in a sharded embedding: rows are masked before the sum."""
     return placement.is_partial() and type(placement) is not Partial
 
 
 def is_sum(placement: Any) -> bool:
-    """Whether it is partial and the parts are summands."""
+    """Whether a placement is partial and its parts are summed."""
     return type(placement) is Partial and placement.reduce_op == "sum"
 
 
@@ -165,7 +166,7 @@ def _candidates(layout: Layout, mesh: tuple[int, ...]) -> Iterator[tuple[Placeme
     wanted = layout.rvd.counts
     fitting = []
     for choice in product(range(len(kinds)), repeat=len(mesh)):
-        # A mesh dim of one rank may be called anything: it is called replicated.
+        # Every placement means the same for a mesh dim of one rank; only Replicate is tried.
         if any(mesh[m] == 1 and kind != 0 for m, kind in enumerate(choice)):
             continue
         counts = [
@@ -187,8 +188,8 @@ def _in_order(
 ) -> tuple[Placement, ...]:
     """Placements that cut in this order of mesh dims.
 
-    A mesh dim's split factor is the number of pieces there are when its turn comes that DTensor,
-    from left to right, has not made yet.
+    The split factor of a mesh dim is the number of pieces that mesh dims to its right have made
+    before its turn. DTensor, which cuts from left to right, makes these pieces later.
     """
     out = list(placements)
     for turn, m in enumerate(order):

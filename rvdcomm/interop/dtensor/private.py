@@ -27,10 +27,10 @@ def strided_shard(dim: int, split_factor: int) -> Any:
 
 
 def shard_order(dtensor: Any) -> dict[int, tuple[int, ...]]:
-    """Mesh dims that cut a tensor dim, in turn, where that is not from left to right.
+    """By tensor dim: the mesh dims that cut it, in their order; {} if that is left to right.
 
-    Strided placements say the order themselves: what they say is taken literally, as DTensor does
-    when it makes shards.
+    Strided placements contain the order themselves. They are taken literally, as DTensor does when
+    it makes shards.
     """
     order = getattr(spec_of(dtensor), "shard_order", None)
     if order is None or any(hasattr(p, "split_factor") for p in dtensor.placements):
@@ -39,7 +39,7 @@ def shard_order(dtensor: Any) -> dict[int, tuple[int, ...]]:
 
 
 def spec_of(dtensor: Any) -> Any:
-    """The spec of a DTensor; what is no DTensor is its own."""
+    """The spec of a DTensor; any other object is returned as it is."""
     return getattr(dtensor, "_spec", dtensor)
 
 
@@ -57,12 +57,12 @@ def callers() -> list[Any]:
 
 
 def are_tracing() -> bool:
-    """Whether torch.compile looks on, so that there is nothing to run."""
+    """Whether torch.compile is tracing, so that no plan can run."""
     return bool(_named("torch.distributed._functional_collectives", "_are_we_tracing")())
 
 
 def waited(tensor: Any) -> Tensor:
-    """The tensor itself, where a collective of DTensor's is still filling it."""
+    """The tensor itself; waits for the collective of DTensor that may still be filling it."""
     waited: Tensor = tensor.wait() if hasattr(tensor, "trigger_wait") else tensor
     return waited
 

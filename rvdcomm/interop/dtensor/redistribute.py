@@ -20,7 +20,7 @@ from rvdcomm.run import World
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a tensor of ``shape`` is; what a DTensorSpec says, without strides."""
+    """Mesh, placements and shape of a tensor: a DTensorSpec without strides."""
 
     device_mesh: DeviceMesh
     placements: tuple[Placement, ...]
@@ -42,21 +42,21 @@ def redistribute(
     it passes one (see ``placeholder``) and gets one.
 
     Differentiable, any number of times. The gradient comes back on the mesh and placements of
-    ``dtensor``, replicated where that is partial, as DTensor's own does; ``backward`` is collective
-    like the call, so ranks outside ``device_mesh`` call it too.
+    ``dtensor``, but replicated where ``dtensor`` is partial, as in DTensor itself. ``backward`` is
+    collective like the call, so ranks outside ``device_mesh`` call it too.
 
     Args:
-        dtensor: of any placements, strided and uneven ones too; not modified. Its parts must be
-            summed or averaged, or stay as they are.
-        device_mesh: of the same device type; that of ``dtensor`` if None. Ranks are those of the
-            default group.
+        dtensor: a DTensor of any placements, also strided and uneven ones; not modified. Its parts
+            must be summed or averaged, or stay as they are.
+        device_mesh: a mesh of the same device type; that of ``dtensor`` if None. Its ranks are
+            ranks of the default group.
         placements: one for every dim of ``device_mesh``; replicated if None.
         topology, executor: as of ``rvdcomm.redistribute``.
 
     Raises:
         LayoutError: there is no such transition, or ranks disagree about it.
-        ShapeMismatchError: some rank's local tensor is not what ``dtensor.placements`` give it.
-            Both come on every rank of the first call of a transition.
+        ShapeMismatchError: some rank's local tensor is not what ``dtensor.placements`` give it. In
+            the first call of a transition, every rank raises this error or the LayoutError.
         CommError: a peer failed, or did not join within the group's timeout.
     """
     if not isinstance(dtensor, DTensor):
@@ -99,7 +99,7 @@ def placeholder(
 
 
 def move_of(src: Any, dst: Any, shard: Tensor, options: Options) -> DTensorMove:
-    """The compiled transition between two specs; made once, by all ranks of it together."""
+    """The compiled transition between two specs; the first call is collective over its ranks."""
 
     def make() -> DTensorMove:
         return DTensorMove(Draft.of(src, dst, shard.dtype, options), tuple(shard.shape))
@@ -110,7 +110,7 @@ def move_of(src: Any, dst: Any, shard: Tensor, options: Options) -> DTensorMove:
 
 
 class _RedistributeDTensor(torch.autograd.Function):
-    """``backward`` calls this function again, so that gradients have gradients too."""
+    """The autograd node of a redistribution; its backward is one too, so it is differentiable."""
 
     @staticmethod
     def forward(ctx: Any, dtensor: DTensor, src: Any, dst: Placed, options: Options) -> DTensor:
@@ -151,9 +151,10 @@ def _as_agreed(grad: DTensor, dst: Placed, options: Options) -> tuple[DTensor, P
 
 
 def _grad_placements(grad: Any, mesh: DeviceMesh, placements: Any) -> tuple[Placement, ...]:
-    """Replicated where ``placements`` are partial: a summand's gradient is that of the sum.
+    """The placements of a gradient: replicated where ``placements`` are partial, else the same.
 
-    Where the gradient is partial itself along that dim of the same mesh it stays so, as in DTensor.
+    The gradient of a summand is the gradient of the sum. If ``grad`` itself is partial along that
+    dim of the same mesh, it stays partial, as in DTensor.
     """
     is_partial = [False] * len(placements)
     if grad is not None and grad.device_mesh == mesh:

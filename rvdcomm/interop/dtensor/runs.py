@@ -16,17 +16,17 @@ IndexRange = tuple[int, int]
 """Half-open range of indices, never empty."""
 
 Runs = tuple[IndexRange, ...]
-"""Ascending, not adjacent; empty if the rank holds nothing."""
+"""Index ranges, ascending and not adjacent; empty if the rank holds nothing."""
 
 Cutter = tuple[int, int]
-"""How one mesh dim cuts: into how many, and by which split factor (1 for ``Shard``)."""
+"""How one mesh dim cuts: (number of pieces, split factor); the factor is 1 for ``Shard``."""
 
 
 def nested_runs(size: int, cutters: Sequence[Cutter]) -> list[Runs]:
-    """What every coordinate holds of a dim of ``size``, row-major over the mesh dims in turn.
+    """The runs of a dim of ``size`` that each coordinate holds, row-major over the mesh dims.
 
-    Law (tests/interop/test_dtensor_layouts.py): the offset of the first run and the sum of all are
-    what ``compute_local_shape_and_global_offset`` says.
+    Law (tests/interop/test_dtensor_layouts.py): the offset of the first run, and the length of all
+    runs, are what ``compute_local_shape_and_global_offset`` says.
 
     >>> nested_runs(9, [(2, 1), (2, 1)])
     [((0, 3),), ((3, 5),), ((5, 7),), ((7, 9),)]
@@ -40,7 +40,7 @@ def nested_runs(size: int, cutters: Sequence[Cutter]) -> list[Runs]:
 
 
 def length(runs: Runs) -> int:
-    """Indices held."""
+    """Number of indices in ``runs``."""
     return sum(stop - start for start, stop in runs)
 
 
@@ -61,7 +61,7 @@ def _cut(runs: Runs, count: int, split_factor: int) -> Iterator[Runs]:
 
 
 def _slice(runs: Runs, start: int, stop: int) -> Iterator[IndexRange]:
-    """The ``start``-th to ``stop``-th of the indices held."""
+    """The ``start``-th to ``stop``-th index in ``runs``, as ranges."""
     passed = 0
     for a, b in runs:
         low, high = max(start - passed, 0), min(stop - passed, b - a)

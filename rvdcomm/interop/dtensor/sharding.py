@@ -24,8 +24,8 @@ Cutters = tuple[tuple[int, int], ...]
 class Sharding:
     """A tensor of ``shape`` on a mesh: ``mesh`` has the sizes of its dims, ``ranks`` is row-major.
 
-    Along the mesh dims ``parts`` ranks hold summands, along those in ``cutters[d]`` pieces of dim
-    d, along all others replicas.
+    Along the mesh dims ``parts``, ranks hold value parts (partial sums). Along the mesh dims in
+    ``cutters[d]``, they hold pieces of dim d. Along all other mesh dims they hold replicas.
 
     Law (tests/interop/test_dtensor_layouts.py): ``layout().cell(rank).box`` is what DTensor's
     ``compute_local_shape_and_global_offset`` says.
@@ -39,20 +39,20 @@ class Sharding:
 
     @cached_property
     def replicas(self) -> tuple[int, ...]:
-        """Mesh dims whose ranks hold the same."""
+        """Mesh dims along which ranks hold replicas."""
         used = {*self.parts, *(m for cutters in self.cutters for m, _ in cutters)}
         return tuple(m for m in range(len(self.mesh)) if m not in used)
 
     @cached_property
     def runs(self) -> tuple[list[Runs], ...]:
-        """By tensor dim: what every coordinate of its cutters holds, row-major."""
+        """By tensor dim: the runs that each coordinate of its cutters holds, row-major."""
         return tuple(
             nested_runs(size, [(self.mesh[m], factor) for m, factor in cutters])
             for size, cutters in zip(self.shape, self.cutters, strict=True)
         )
 
     def held(self, rank: int) -> tuple[Runs, ...]:
-        """What ``rank`` holds of every tensor dim."""
+        """The runs that ``rank`` holds of every tensor dim."""
         coordinate = np.unravel_index(self.ranks.index(rank), self.mesh)
         found = []
         for runs, cutters in zip(self.runs, self.cutters, strict=True):
@@ -63,10 +63,10 @@ class Sharding:
         return tuple(found)
 
     def layout(self, slab: Box | None = None) -> Layout:
-        """The same as a layout; that of a slab alone if one is given, as a tensor of its own.
+        """The layout of the tensor, or of a slab as a tensor of its own.
 
         Raises:
-            LayoutError: some rank's shard of it has gaps.
+            LayoutError: the shard of some rank has gaps, within the slab if one is given.
         """
         slab = slab or Box.of_shape(self.shape)
         cut_dims = [m for cutters in self.cutters for m, _ in cutters]
@@ -82,7 +82,7 @@ class Sharding:
         return Layout(slab.shape, RVD(r, v, counts), array.reshape(-1).tolist(), cuts)
 
     def _grid(self, d: int, runs: list[Runs], lo: int, hi: int) -> tuple[list[int], list[int]]:
-        """Coordinates in the order of what they hold of ``[lo, hi)``, and the cut points there."""
+        """Coordinates in the order of their ranges in ``[lo, hi)``, and the cut points from lo."""
         clipped = [within(held, lo, hi) for held in runs]
         gaps = [held for held in clipped if len(held) > 1]
         if gaps:
@@ -91,7 +91,7 @@ class Sharding:
                 f"{', '.join(f'{a}:{b}' for a, b in gaps[0])}; a layout holds one range a rank. "
                 "rvdcomm.interop.dtensor.redistribute moves it in slabs."
             )
-        # DTensor puts what is empty at the end of the dim, wherever its neighbours are.
+        # DTensor puts empty ranges at the end of the dim, wherever their neighbours are.
         ranges = [
             (held[0][0] - lo, held[0][1] - lo) if held else (hi - lo,) * 2 for held in clipped
         ]

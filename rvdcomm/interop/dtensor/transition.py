@@ -31,12 +31,12 @@ from rvdcomm.layout import Box
 
 _AVERAGES = ("avg",)
 _IDEMPOTENT = ("avg", "min", "max")
-"""Reductions of equal values that give the value."""
+"""Reductions that give v for parts that all equal v."""
 
 
 @dataclass(frozen=True)
 class PlacementChange:
-    """From ``src`` to ``dst``, both summed over their parts, then divided by ``divisor``."""
+    """A transition from ``src`` to ``dst``: parts are summed, the sum is divided by ``divisor``."""
 
     src: Sharding
     dst: Sharding
@@ -44,7 +44,7 @@ class PlacementChange:
 
     @cached_property
     def slabs(self) -> list[Box]:
-        """Regions that are redistributed one by one; mostly one."""
+        """Regions that are redistributed one by one; there is usually one."""
         return slabs_of(self.src, self.dst)
 
     @cached_property
@@ -99,7 +99,7 @@ def _kept(src: Any, dst: Any) -> list[int]:
 
 
 def _sliced(sharding: Sharding, kept: list[int], rank: int) -> Sharding:
-    """The mesh of the ranks with this rank's coordinates along the dims ``kept``."""
+    """The sharding on the ranks that have the coordinates of ``rank`` along the dims ``kept``."""
     if not kept or rank not in sharding.ranks:
         return sharding
     coordinate = np.unravel_index(sharding.ranks.index(rank), sharding.mesh)

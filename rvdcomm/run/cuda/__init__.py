@@ -1,1 +1,1 @@
-"""The same on GPUs."""
+"""Ranks of one machine that read each other's memory on GPUs."""

@@ -1,8 +1,9 @@
 """Staging on GPUs: blocks that the ranks of an island map by CUDA IPC, ordered by CUDA events.
 
-An event of a rank is counted on the host when the work before it is queued, and recorded on the
-stream. Who waits for it waits on the host until it is queued, which takes no time if all ranks run
-alike, and lets its own stream wait for the recorded event: the GPUs run on without the hosts.
+When a rank has queued the work before an event, it records the event on its stream and counts it
+on the host. A rank that waits for the event first waits on its host for the count, which takes no
+time if all ranks run alike. Then it lets its own stream wait for the recorded event. So the GPUs
+run on without the hosts.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ Event: Any = torch.cuda.Event
 
 
 class CudaStaging:
-    """Blocks of an island's ranks in GPU memory; collective over the island when made.
+    """The staging blocks of an island in GPU memory; construction is collective over the island.
 
-    A later record of a peer's event only waits for more. That cannot go round in a circle: what the
-    peer has queued by then depends on nothing that this rank has not queued yet.
+    Every rank records one CUDA event again and again. A wait may therefore meet a later record of
+    a peer's event, and wait for more work than it needs. No circular wait can arise: the work that
+    the peer has queued by then depends on nothing that this rank has not queued yet.
     """
 
     def __init__(self, world: World, island: Any, device: torch.device) -> None:
@@ -51,17 +53,17 @@ class CudaStaging:
         ]
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
-        """Let every rank's block have at least so many bytes; collective over the island.
+        """Grow every rank's block to at least ``num_bytes[rank]``; collective over the island.
 
         Raises:
-            CommError: a GPU has not so much memory; on all ranks.
+            CommError: a GPU has not enough memory; on all ranks.
         """
         wanted = {r: max(num_bytes.get(r, 0), self._sizes[r]) for r in self.ranks}
         if wanted == self._sizes:
             return
         post: dict[str, Any] = {"refusal": "", "storage": None}
         try:
-            # Nobody reads the old blocks any more once all have come here.
+            # Once all ranks have come here, no rank reads the old blocks any more.
             torch.cuda.synchronize(self.device)
             own_bytes = aligned(max(wanted[self.rank], 1))
             block = torch.empty(own_bytes, dtype=torch.uint8, device=self.device)
@@ -86,32 +88,32 @@ class CudaStaging:
         self.block: Tensor = block
         self._sizes = wanted
         self.version += 1
-        # A rank drops its old block only when nobody maps it any more.
+        # A rank may free its old block only when no other rank maps it any more.
         self._exchange({})
 
     def _exchange(self, post: dict[str, Any]) -> dict[int, Any]:
         return exchange_posts(self._world, self.ranks, post, "sharing GPU memory")
 
     def advance(self, stream: Any) -> None:
-        """Count one event, after all that is queued on ``stream``."""
+        """Count one event, which comes after all work that is queued on ``stream``."""
         self._event.record(stream)
         self.island.signals.advance()
 
     def wait(self, peer: int, count: int, stream: Any) -> None:
-        """Let ``stream`` wait for the ``peer``-th rank's event of that number in this call."""
+        """Let ``stream`` wait for event number ``count`` of the ``peer``-th rank in this call."""
         self.island.signals.wait(peer, count, self.island.timeout_secs)
         stream.wait_event(self._events[peer])
 
     def begin_call(self, identity: int, location: int) -> None:
-        """A call begins; ranks whose ``identity`` differs never believe each other's events."""
+        """Begin a call; ranks whose ``identity`` differs do not accept each other's events."""
         self.island.signals.begin(identity, location, self.island.timeout_secs)
 
     def end_call(self, totals: list[int]) -> None:
-        """The call is queued; every rank of the island counted so many events in it."""
+        """End a queued call, in which the i-th rank of the island counts ``totals[i]`` events."""
         self.island.signals.end(totals)
 
     def close(self) -> None:
-        """Let go of all blocks."""
+        """Release all blocks."""
         self._mapped.clear()
         self.island.close()
 
@@ -125,7 +127,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A value of torch's handle, for JSON."""
+    """A value of torch's handle of the storage, in a form for JSON."""
     return {"bytes": _text(value)} if isinstance(value, bytes) else value
 
 

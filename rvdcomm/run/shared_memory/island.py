@@ -1,7 +1,9 @@
-"""Islands: ranks of one machine that map each other's memory and signal through it.
+"""Islands (shared-memory domains): ranks of one machine that map each other's memory.
 
-Sharing is all or nothing: whatever one rank cannot get, all ranks of the island raise the same
-error. A rank that dies is found by its wire, which the kernel closes, and named by all that wait.
+The ranks of an island signal to each other through this memory. Sharing is all or nothing: if the
+system refuses something to one rank, all ranks of the island raise the same error. The kernel
+closes the wire (socket) of a rank that dies; all ranks that wait for that rank then raise an error
+that names it.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ _RESERVING = "reserving shared memory"
 
 _Result = TypeVar("_Result")
 Lost = tuple[Literal["dead", "timeout", "failed", "elsewhere"], int]
-"""What became of a rank, and the rank."""
+"""What happened to a lost rank, and its number."""
 
 
 class Island:
-    """Ranks of one machine that map each other's segments; made once a set of ranks.
+    """A shared-memory domain: ranks of one machine that map each other's segments.
 
-    ``signals`` numbers ranks by their place in ``ranks``. ``pools`` are the pools of the other
-    ranks as they are mapped here; none unless every rank maps those of all others.
+    There is one island per set of ranks. ``signals`` numbers ranks by their index in ``ranks``.
+    ``pools`` holds the pools of the other ranks, as mapped in this process. It is empty unless
+    every rank of the island maps the pools of all others.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Island:
 
     @classmethod
     def connect(cls, world: World, ranks: Sequence[int]) -> Island:
-        """Share memory among ``ranks``, which are all in one of ``islands``; collective over them.
+        """Share memory among ``ranks``, all from one set of ``islands()``; collective over them.
 
         Raises:
             SharedMemoryError: a rank cannot share memory; raised by all of them.
@@ -86,7 +89,7 @@ class Island:
             pools: dict[int, mmap.mmap] = {}
             verdict: Post = {"refusal": "", "lost": "", "maps_pools": False}
             try:
-                # Half of the time, so that the others still wait for the verdict.
+                # Half of the timeout: if this fails, the others must still wait for the verdict.
                 met = meet(world.rank, listener, posts, fds, timeout_secs / 2)
                 for peer, (wire, theirs) in met.items():
                     undo.callback(wire.close)
@@ -118,14 +121,14 @@ class Island:
     # --- memory ---------------------------------------------------------------------------------
 
     def address(self, rank: int) -> int:
-        """Where the arena of ``rank`` begins in this process, until it grows or the island closes.
+        """The address of the arena of ``rank`` in this process; 0 while it has no bytes.
 
-        0 while it has no bytes.
+        It is valid until the arena grows or the island closes.
         """
         return self._segments[rank].address
 
     def in_pool(self, rank: int, location: int) -> int:
-        """Where the ``location`` in the pool of another rank (see ``Pool``) is in this process."""
+        """The address here of a ``location`` (``Pool.location``) in the pool of another rank."""
         return self._pool_addresses[rank] + location - 1
 
     def arena(self, num_bytes: int) -> memoryview:
@@ -137,14 +140,15 @@ class Island:
         return self._segments[rank].num_bytes
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
-        """Let the arena of every rank have at least ``num_bytes[rank]``; what it holds stays.
+        """Grow the arena of every rank to at least ``num_bytes[rank]``; its contents stay.
 
-        Collective over the island with equal arguments. Where no arena has to grow, nothing is
-        sent and no address changes; those of arenas that grow do.
+        Collective over the island with equal arguments. If no arena has to grow, nothing is sent
+        and no address changes. The addresses of arenas that grow change.
 
         Raises:
-            SharedMemoryError: a rank has not so much; raised by all, and all arenas are as before.
-            CommError: a rank is dead, late, or asks for something else; the island is broken.
+            SharedMemoryError: a rank cannot get that much; raised on all ranks, whose arenas are as
+                before.
+            CommError: a rank is dead, late, or asks for other sizes; the island is broken.
         """
         wanted = {rank: whole_pages(num_bytes.get(rank, 0)) for rank in self.ranks}
         growth = {r: n for r, n in wanted.items() if n > self._segments[r].num_bytes}
@@ -157,8 +161,8 @@ class Island:
                 own.allocate(growth[self.rank])
 
         try:
-            # First all have the memory, then all map it, then all use it: the mappings that a
-            # failure leaves behind have pages that are gone, and nobody has touched them.
+            # First all ranks allocate, then all map, then all use the mappings. After a failure the
+            # pages behind new mappings are gone, but no rank has touched these mappings yet.
             self._all_or_none(allocate, wanted)
             mappings = self._all_or_none(
                 lambda: {rank: self._segments[rank].mapping(n) for rank, n in growth.items()},
@@ -171,7 +175,7 @@ class Island:
             self._segments[rank].use(mapping)
 
     def _all_or_none(self, action: Callable[[], _Result], wanted: dict[int, int]) -> _Result:
-        """Do something that the system may refuse; if it refuses one rank, all raise that."""
+        """Run an action that the system may refuse; if it refuses one rank, all ranks raise."""
         refusal = ""
         try:
             result = action()
@@ -191,7 +195,7 @@ class Island:
     # --- failures -------------------------------------------------------------------------------
 
     def comm_error(self, error: _C.PeerError, what: str) -> CommError:
-        """What to raise for a peer that is lost; ``what`` names the step that needed it."""
+        """The error to raise for a lost peer; ``what`` names the step that needed the peer."""
         ranks = ranges_text(self.ranks)
         return CommError(f"{what} on ranks ({ranks}), rank {self.rank}: {self._reason(error)}.")
 
@@ -210,7 +214,7 @@ class Island:
     def watch(self, members: Iterable[int], what: str, is_done: Callable[[], bool]) -> None:
         """Raise a CommError if this island failed, or a member is gone before ``is_done``.
 
-        A rank that is gone may have done all that this one waits for.
+        A rank that has left may already have done everything that this rank waits for.
         """
         try:
             self.signals.check()
@@ -226,7 +230,7 @@ class Island:
         return self._world.timeout.total_seconds()
 
     def lost(self) -> Lost | None:
-        """What failed first here: its kind and the rank; None while nothing has."""
+        """The first failure of this island, and the rank; None if nothing has failed."""
         try:
             self.signals.check()
         except _C.PeerError as error:
@@ -234,9 +238,9 @@ class Island:
         return None
 
     def fail(self, lost: Lost | None) -> None:
-        """Break the island because of a rank that another island ``lost``, or of this rank.
+        """Break the island because of a rank that another island ``lost``, or because of this rank.
 
-        So all islands of a group name the rank at fault, not the one that was first to see it.
+        So all islands of a group name the rank at fault, not the rank that first noticed it.
         """
         if lost is None or lost[1] not in self.ranks:
             self.signals.fail()
@@ -248,10 +252,11 @@ class Island:
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of wires and memory; the island cannot be used any more.
+        """Release wires and memory; the island cannot be used any more.
 
-        Memory that somebody has a view of goes with the view. Not collective: the others may finish
-        what needs nothing more of this rank. In a forked child the parent's island stays as it is.
+        Memory that still has a view is released with its last view. Not collective: the other ranks
+        may finish work that needs nothing more from this rank. A forked child that closes its
+        island leaves the parent's island as it is.
         """
         _open_islands.discard(self)
         self._world.islands.discard(self)

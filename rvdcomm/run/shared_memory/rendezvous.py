@@ -1,11 +1,12 @@
-"""Rendezvous: find out which ranks are on one machine, and join each two of them by a socket.
+"""Rendezvous: find out which ranks are on one machine, and connect every two of them by a socket.
 
 Abstract unix sockets belong to a network namespace of one kernel, so a connection is the proof that
-two ranks are on one machine. Host names are not asked: containers and emulated hosts share them.
+two ranks are on one machine. Host names prove nothing: containers and emulated hosts share them.
 
 Any program of the machine can connect to such a socket. Both ends of a connection therefore ask the
 kernel for the other's user, and a rank identifies itself by a key that only the job's store has.
-Who is of another user, or does not identify itself at once, is dropped, and keeps nobody waiting.
+A connection of another user, or one that does not identify itself within ``IDENTIFY_SECS``, is
+dropped, and no rank waits for it.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from rvdcomm.run.world import World
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_FDS = 2
-"""What a rank hands over: its segment, and its pool if it has one to share."""
+"""Most descriptors that a rank hands over: of its segment, and of its pool if that is shared."""
 
 IDENTIFY_SECS = 1.0
-"""A rank sends who it is as soon as it is connected."""
+"""Seconds that a connection has to identify itself; a rank does that as soon as it connects."""
 
 MAX_STRANGERS = 64
-"""Connections that have not identified themselves yet; the oldest is dropped first."""
+"""Open connections that have not identified themselves, at most; the oldest is dropped first."""
 
 
 class Listener:
     """A socket to which ranks of this machine can connect; it appears in no file system.
 
-    Its name can be seen by other programs. Its key cannot: it is in the job's store alone.
+    Other programs can see its name. They cannot see its key, which is only in the job's store.
     """
 
     def __init__(self, backlog: int) -> None:
@@ -48,7 +49,8 @@ class Listener:
         self.socket = unix_socket()
         try:
             self.socket.bind(f"\0{self.name}")
-            # All may connect before the first is accepted, so nobody has to do two things at once.
+            # All ranks may connect before the first is accepted, so that no rank has to connect and
+            # accept at the same time.
             self.socket.listen(backlog)
         except OSError:
             self.socket.close()
@@ -56,7 +58,7 @@ class Listener:
 
     @property
     def post(self) -> Post:
-        """What other ranks need to connect, and to prove that they are ranks."""
+        """Name and key, which other ranks need to connect and to prove that they are ranks."""
         return {"name": self.name, "key": self.key}
 
     def __enter__(self) -> Listener:
@@ -67,7 +69,7 @@ class Listener:
 
 
 def unix_socket() -> socket.socket:
-    """A socket that keeps messages apart and tells at once when the other end is gone."""
+    """A socket that keeps message boundaries and shows at once that the other end is closed."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -79,17 +81,17 @@ def islands(
 ) -> tuple[tuple[int, ...], ...]:
     """Split ``members`` into sets of ranks that can reach each other on one machine.
 
-    Collective over ``members``. All ranks get the same answer: ascending, each rank in one island,
-    those that reach nobody alone.
+    Collective over ``members``. All ranks get the same answer: ascending sets, with each rank in
+    exactly one. A rank that reaches no other rank is a set of its own.
 
     Args:
         world: the group in which ranks are numbered.
-        members: the ranks that ask.
+        members: the ranks that make this call.
         groups: ranks of different groups are kept apart even if they are on one machine; a rank
-            in none stays alone. None: all may be together.
+            in no group stays alone. If None, all ranks may be together.
 
     Raises:
-        CommError: some members did not join within the group's timeout; names them.
+        CommError: some members did not join within the group's timeout; the error names them.
     """
     members = tuple(sorted(members))
     what = "finding ranks of one machine"
@@ -107,9 +109,9 @@ def islands(
 
 
 def partition(reached: dict[int, frozenset[int]]) -> tuple[tuple[int, ...], ...]:
-    """Split ranks into sets in which every two reach each other; ``reached`` says who reached whom.
+    """Split ranks into sets in which every two have ``reached`` each other.
 
-    Where reaching is not transitive a rank joins the first set that takes it.
+    If reaching is not transitive, a rank joins the first set that it fits into.
 
     >>> partition({0: frozenset({2}), 1: frozenset({2}), 2: frozenset({0, 1})})
     ((0, 2), (1,))
@@ -143,7 +145,7 @@ def _can_reach(name: str) -> bool:
         try:
             probe.connect(f"\0{name}")
         except BlockingIOError:
-            return True  # More ranks ask than the system lets wait, so somebody is there.
+            return True  # The queue of connections is full, so a process listens.
         except OSError:
             return False
         return is_same_user(probe)
@@ -162,15 +164,15 @@ def is_same_user(sock: socket.socket) -> bool:
 class Wire:
     """The socket between this rank and one other.
 
-    While both processes live it is open: its end is how a death is seen, at once, whatever the
-    process died of and across namespaces of process ids.
+    The socket is open as long as both processes live. If one dies, the kernel closes its end. The
+    other process sees that at once, whatever the cause and across namespaces of process ids.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
 
     def send(self, message: Post, fds: Sequence[int] = ()) -> None:
-        """Hand over a message, which is kept until the other rank asks for it.
+        """Send a message, which the kernel keeps until the other rank receives it.
 
         Raises:
             OSError: the other process ended, or closed the wire.
@@ -187,7 +189,7 @@ class Wire:
             OSError: any other failure; also if this process can take no more descriptors.
         """
         self.socket.settimeout(max(timeout_secs, 1e-3))
-        # Not socket.recv_fds, which drops the flag: a descriptor must not outlive an exec.
+        # Not socket.recv_fds, which drops MSG_CMSG_CLOEXEC: an exec must close the descriptors.
         room = socket.CMSG_SPACE(max_fds * array("i").itemsize) if max_fds else 0
         data, extra, flags, _ = self.socket.recvmsg(
             MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC
@@ -213,11 +215,11 @@ class Wire:
         return bool(poller.poll(0))
 
     def close(self) -> None:
-        """Hang up, on our side alone: a forked child does so without disturbing its parent."""
+        """Close this end; if a forked child does so, the connection of its parent stays open."""
         self.socket.close()
 
     def __del__(self) -> None:
-        # A group that is dropped hangs up like one that is closed.
+        # A group that is dropped closes its wires, like a group that is closed.
         self.close()
 
 
@@ -233,20 +235,20 @@ def meet(
     fds: Sequence[int],
     timeout_secs: float,
 ) -> dict[int, tuple[Wire, list[int]]]:
-    """A wire to every other rank of ``posts``, and the descriptors that this rank handed over.
+    """A wire to every other rank of ``posts``, and the descriptors that the other rank handed over.
 
-    Collective over the ranks of ``posts``. A rank connects to all lower ones, and then accepts the
-    higher ones. Rank by rank, the lower ones are there to accept, so nobody waits in a circle.
+    Collective over the ranks of ``posts``. A rank connects to all lower ranks, and then accepts the
+    higher ranks. Rank 0 accepts at once, then rank 1, and so on, so there is no circular wait.
 
     Args:
         rank: this rank.
-        listener: this rank's.
+        listener: the listener of this rank.
         posts: ``Listener.post`` of every rank.
-        fds: the descriptors that all others get, one to ``MAX_FDS``.
-        timeout_secs: for all of it.
+        fds: the descriptors that all other ranks get, 1 to ``MAX_FDS``.
+        timeout_secs: limit for the whole meeting.
 
     Raises:
-        TimeoutError, ConnectionError: another rank is late, gave up or is another user's.
+        TimeoutError, ConnectionError: another rank is late, gave up, or runs as another user.
         OSError: the system refused this rank something.
     """
     deadline = time.monotonic() + timeout_secs
@@ -272,8 +274,8 @@ def meet(
                 met[peer] = wire, theirs
             undo.pop_all()
     except OSError:
-        # Nobody need wait for this rank until the time is over, neither those that have connected
-        # nor those to which it would.
+        # Tell all other ranks now, so that none waits for this one until its timeout: those that
+        # connect here, by closing the listener, and the lower ones, by a connection that gives up.
         listener.socket.close()
         for peer in lower:
             with suppress(OSError), ExitStack() as undo:
@@ -285,9 +287,9 @@ def meet(
 def _dial(
     rank: int, peer: int, post: Post, fds: Sequence[int], deadline: float, undo: ExitStack
 ) -> Wire:
-    """Connect to ``peer``, which wrote ``post``; without a descriptor this says "I give up"."""
+    """Connect to ``peer``, given its ``post``; without descriptors this says "I give up"."""
     wire = Wire(undo.enter_context(unix_socket()))
-    # Only a call that blocks has a place in the queue of those that wait to connect.
+    # Only a blocking connect waits if the queue of the listener is full.
     secs = max(deadline - time.monotonic(), 1e-3)
     limit = struct.pack("ll", int(secs), int(secs % 1 * 1e6))
     wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -313,7 +315,7 @@ class _Reception:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         listener.socket.setblocking(False)
-        # The oldest first, each with the time when it must have identified itself.
+        # The oldest first, each with the deadline by which it must identify itself.
         self._strangers: dict[Wire, float] = {}
 
     def __enter__(self) -> _Reception:
@@ -365,7 +367,7 @@ class _Reception:
         self._strangers[stranger] = time.monotonic() + IDENTIFY_SECS
 
     def _identified(self, stranger: Wire) -> tuple[int, list[int]] | None:
-        """The rank and descriptors of a connection that sent something; a stranger is dropped."""
+        """The rank and descriptors of a connection that sent data; if it is no rank, drop it."""
         try:
             hello, fds = stranger.receive(0.0, MAX_FDS)
         except (EOFError, ConnectionError, TimeoutError, ValueError):

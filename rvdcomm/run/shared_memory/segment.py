@@ -1,8 +1,8 @@
 """Segments: anonymous shared memory of one rank, mapped by all ranks of its island.
 
 A segment is a page with the rank's signals (csrc/include/rvdcomm/signal.h) and, behind it, an arena
-that only grows. It has no name in any file system: it is gone when the last process that maps it
-is, whatever that process dies of.
+that only grows. It has no name in any file system, so the kernel frees it when the last process
+that maps it ends, however that process ends.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SharedMemoryError(CommError):
 class Segment:
     """One rank's segment, as mapped in this process.
 
-    Invariant: the mapped arena is never longer than what the owner has allocated, so no access to
-    it can fail. What was mapped stays mapped as long as somebody holds a view of it.
+    Invariant: the mapped arena is never longer than the owner's allocation, so no access to it can
+    fail. A mapping lives until its last view is gone.
     """
 
     def __init__(self, fd: int) -> None:
@@ -46,7 +46,7 @@ class Segment:
 
     @classmethod
     def create(cls) -> Segment:
-        """A segment of this rank's own, with an arena of no bytes.
+        """A segment that this rank owns, with an arena of no bytes.
 
         Raises:
             OSError: the system gives no memory or no file descriptor.
@@ -73,7 +73,7 @@ class Segment:
 
     @property
     def address(self) -> int:
-        """Where the arena begins in this process; 0 while it has no bytes."""
+        """The address of the arena in this process; 0 while it has no bytes."""
         if self._arena is None:
             return 0
         return ctypes.addressof(ctypes.c_char.from_buffer(self._arena))
@@ -88,42 +88,42 @@ class Segment:
         return memoryview(self._arena or bytearray())[:num_bytes]
 
     def allocate(self, num_bytes: int) -> None:
-        """Give the owner's arena memory, all of it now: a page that is missing later is a SIGBUS.
+        """Allocate all pages of the owner's arena now: access to a missing page is a SIGBUS.
 
         Raises:
-            OSError: there is not so much.
+            OSError: the system has not enough memory.
         """
         os.posix_fallocate(self._fd, HEADER_BYTES, num_bytes)
 
     def release(self) -> None:
-        """Give back what was allocated and is not mapped."""
+        """Give back memory that was allocated but is not part of the mapped arena."""
         os.ftruncate(self._fd, HEADER_BYTES + self.num_bytes)
 
     def mapping(self, num_bytes: int) -> mmap.mmap:
-        """A mapping of so much of the arena, for ``use``; the owner has allocated it."""
+        """A mapping of the first ``num_bytes`` of the arena, which the owner has allocated."""
         mapping = mmap.mmap(self._fd, num_bytes, offset=HEADER_BYTES)
         with suppress(OSError):
             mapping.madvise(mmap.MADV_HUGEPAGE)
         return mapping
 
     def use(self, mapping: mmap.mmap) -> None:
-        """Make a mapping the arena."""
+        """Make a mapping (see ``mapping``) the arena."""
         self._arena = mapping
 
     def close(self) -> None:
-        """Close the descriptor; what is mapped goes with the last view of it."""
+        """Close the descriptor; mappings are released with their last view."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
 
 def reason_of(error: OSError) -> str:
-    """What the system said, and what to do about it."""
+    """The system's error text, and what to do about the error."""
     remedy = _REMEDIES.get(error.errno or 0)
     text = os.strerror(error.errno) if error.errno else str(error)
     return f"{text}; {remedy}." if remedy else f"{text}."
 
 
 def whole_pages(num_bytes: int) -> int:
-    """Round up to what the system maps."""
+    """Round up to whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

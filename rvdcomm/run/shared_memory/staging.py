@@ -1,7 +1,7 @@
-"""Staging: memory of a rank in which programs prepare what others need, and keep what they got.
+"""Staging: memory of a rank in which programs prepare data for other ranks and keep received data.
 
 One block serves all programs of the same ranks, because fresh pages cost more than the copy into
-them. In an island the block is shared: the other ranks read from it.
+them. In an island (a shared-memory domain) the block is shared: the other ranks read from it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rvdcomm.run.world import World
 
 
 class PrivateStaging:
-    """A block of this rank's own; ``version`` changes when it moves."""
+    """A staging block that only this rank uses; ``version`` changes when its address does."""
 
     island: Any = None
-    """Nobody waits for this rank's memory."""
+    """None: no other rank waits for this rank's memory."""
 
     def __init__(self, rank: int) -> None:
         self.ranks = (rank,)
@@ -29,7 +29,7 @@ class PrivateStaging:
         self.block = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
-        """Let the block have at least so many bytes."""
+        """Grow the block to at least ``num_bytes`` of this rank."""
         wanted = aligned(num_bytes[self.rank])
         if self.block.numel() < wanted:
             self.block = torch.empty(wanted, dtype=torch.uint8)
@@ -40,26 +40,26 @@ class PrivateStaging:
         stage.bind([self.block.data_ptr()], None, 0.0)
 
     def begin_call(self, identity: int, location: int) -> None:
-        """A call begins, of which no other rank need know."""
+        """Do nothing: no other rank has to know that a call begins."""
 
     def sources(self, owners: Collection[int], location: int) -> tuple[int, ...]:
-        """Nobody's memory can be read."""
+        """Nothing: this rank can read no other rank's memory."""
         return ()
 
     def wait_for(self, readers: Collection[int], totals: list[int]) -> None:
-        """Nobody reads this rank's memory."""
+        """Do nothing: no other rank reads this rank's memory."""
 
     def end_call(self, totals: list[int]) -> None:
-        """The call is over."""
+        """Do nothing: no other rank has to know that a call ends."""
 
     def close(self) -> None:
-        """Let go of the block."""
+        """Release the block."""
         self.block = torch.empty(0, dtype=torch.uint8)
         self.version += 1
 
 
 class SharedStaging:
-    """The blocks of an island: this rank's own, and those of the others to read from."""
+    """The staging blocks of an island: this rank's own, and those of the others to read from."""
 
     def __init__(self, island: Any) -> None:
         self.island = island
@@ -69,10 +69,10 @@ class SharedStaging:
         self.block = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
-        """Let every rank's block have at least so many bytes; collective over the island.
+        """Grow every rank's block to at least ``num_bytes[rank]``; collective over the island.
 
         Raises:
-            SharedMemoryError: a rank has not so much, on all ranks alike.
+            SharedMemoryError: a rank cannot get that much; on all ranks.
         """
         wanted = {rank: aligned(num_bytes.get(rank, 0)) for rank in self.ranks}
         before = self._sizes()
@@ -92,18 +92,18 @@ class SharedStaging:
         stage.bind(addresses, self.island.signals, self.island.timeout_secs)
 
     def begin_call(self, identity: int, location: int) -> None:
-        """A call begins; ranks whose ``identity`` differs never believe each other's events.
+        """Begin a call; ranks whose ``identity`` differs do not accept each other's events.
 
-        ``location`` says where in this rank's pool its source is, 0 that it is elsewhere.
+        ``location`` is the location of this rank's source in its pool; 0 if it is not in the pool.
         """
         self.island.signals.begin(identity, location, self.island.timeout_secs)
 
     def sources(self, owners: Collection[int], location: int) -> tuple[int, ...]:
         """The address of every rank's source in this process.
 
-        It is 0 for a rank that is not among ``owners``, or whose source is not in its pool.
-
-        This rank's own is its ``location``. Waits until all ``owners`` have begun this call.
+        The address is 0 for a rank that is not among ``owners``, or whose source is not in its
+        pool. The entry of this rank is its ``location``, not an address. Waits until all ``owners``
+        have begun this call.
         """
         island, out = self.island, []
         for i, rank in enumerate(self.ranks):
@@ -115,17 +115,17 @@ class SharedStaging:
         return tuple(out)
 
     def wait_for(self, readers: Collection[int], totals: list[int]) -> None:
-        """Wait until ``readers`` have counted all events of this call: they read nothing more."""
+        """Wait until ``readers`` have counted all events of this call, and so read nothing more."""
         for i, rank in enumerate(self.ranks):
             if rank in readers:
                 self.island.signals.wait(i, totals[i], self.island.timeout_secs)
 
     def end_call(self, totals: list[int]) -> None:
-        """The call is over; every rank of the island counted so many events in it."""
+        """End a call in which the i-th rank of the island counts ``totals[i]`` events."""
         self.island.signals.end(totals)
 
     def close(self) -> None:
-        """Let go of all blocks."""
+        """Release all blocks."""
         self.block = torch.empty(0, dtype=torch.uint8)
         self.island.close()
 
@@ -134,9 +134,10 @@ Staging = PrivateStaging | SharedStaging | CudaStaging
 
 
 def staging_of(world: World, island: tuple[int, ...] | None) -> Staging:
-    """The staging that these ranks share, or this rank's own; collective when first asked.
+    """The staging that the ranks of ``island`` share, or this rank's own if None.
 
-    It is on the device that the world's backend serves.
+    The first call is collective over the island. Shared staging is on the device that the world's
+    backend serves.
 
     Raises:
         SharedMemoryError: the ranks cannot share memory; on all of them.

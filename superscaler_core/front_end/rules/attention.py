@@ -1,4 +1,4 @@
-"""Attention: batch, heads and queries are cut freely, keys never."""
+"""Attention: batch, heads and queries can be cut; keys stay whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def attention(call: Call) -> PTensor:
     batch = ["b", "h", "s", "f", "i"][: len(lead)]
     kv_batch, kv_lead = list(batch), lead
     if call["enable_gqa"]:
-        # Query head (g r) reads key head g: cut by groups, each part has its own.
+        # Query head (g r) reads key head g. If heads are cut by groups, each part has its own keys.
         batch[-1], kv_batch[-1] = "(g r)", "g"
         kv_lead = (*lead[:-1], k.shape[-3])
     inputs = [q, k, v]
@@ -27,7 +27,7 @@ def attention(call: Call) -> PTensor:
         inputs.append(mask)
         operands.append(broadcast_to(mask.shape, [*batch, "l", "t^"], (*lead, queries, keys)))
     annotation = f"{', '.join(operands)} -> {text([*batch, 'l', 'd'])}"
-    # Two products over keys: 2 (e + d) operations where the loops e and d make e * d iterations.
+    # Two products over keys: 2 (e + d) operations for the e * d iterations of the loops e and d.
     width, value_width = q.shape[-1], v.shape[-1]
     flops = 2.0 * (1 / width + 1 / value_width) / (2 if call["is_causal"] else 1)
     return call.op(

@@ -1,5 +1,4 @@
-"""Ops whose output elements depend only on the input elements at their position: all loops are
-free.
+"""Elementwise ops: an output element depends on input elements at its position; all loops are free.
 
 The traced program tells which ops these are; the tables here only make their code readable, and say
 what autograd keeps.
@@ -45,7 +44,7 @@ _TEMPLATES: dict[str, tuple[str, ...]] = {
     "aten.maximum.default": ("torch.maximum({self}, {other})",),
     "aten.minimum.default": ("torch.minimum({self}, {other})",),
     "aten.log_sigmoid.default": ("F.logsigmoid({self})",),
-    # A lazy conjugate would be sent without its mark.
+    # A lazy conjugate would lose its mark when it is sent to another rank.
     "aten._conj.default": ("torch.conj_physical({self})",),
     "aten.hardswish.default": ("F.hardswish({self})",),
 } | {
@@ -99,7 +98,7 @@ def _saves(call: Call, inputs: Sequence[PTensor]) -> Sequence[int]:
     if call.kind in _SAVES_MASK:
         return (inputs.index(call.get("condition") or call.get("mask")),)
     if call.kind in ("mul", "div") and len(inputs) <= 2:
-        # The gradient of each operand reads the other; a quotient's divisor reads both.
+        # The gradient of each operand reads the other operand; that of a divisor reads both.
         needs = [t.requires_grad for t in inputs]
         if len(inputs) == 1:
             return (0,) if len(call.tensors) == 2 else ()
@@ -122,7 +121,7 @@ def to(call: Call) -> PTensor:
 
 @rule("aten.contiguous", "aten.clone", "aten.alias", "aten.positive")
 def identity(call: Call) -> PTensor:
-    """An op that changes memory but no value does nothing in a graph."""
+    """An op that changes the memory of a tensor, but no value, does nothing in a graph."""
     x: PTensor = call["self"]
     return x
 
@@ -135,7 +134,7 @@ def detach(call: Call) -> PTensor:
 
 @rule("aten.dropout")
 def dropout(call: Call) -> PTensor:
-    """Random by the element's position in the whole tensor: the same on every part and rerun."""
+    """Random by the element's position in the whole tensor: equal on all parts and recomputes."""
     (x,) = call.tensors
     if not call["train"] or call["p"] == 0:
         return x

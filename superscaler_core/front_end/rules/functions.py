@@ -1,4 +1,4 @@
-"""Calls that are not traced: one op each, whose loops are unknown unless it is registered."""
+"""Calls that are not traced: each is one op; its loops are unknown if it has no annotation."""
 
 from __future__ import annotations
 

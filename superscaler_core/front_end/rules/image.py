@@ -24,9 +24,9 @@ class _Windows:
 
     Attributes:
         sizes, counts: sizes of the image, and numbers of windows.
-        reach: rows that a window spans.
+        reach: indices that a window spans.
         stride: distance between two windows.
-        before: rows of padding before the image.
+        before: indices of padding before the image.
     """
 
     sizes: Sequence[int]
@@ -52,13 +52,13 @@ class _Windows:
         return made
 
     def overhang(self, lead: int) -> str:
-        """Code of how far windows reach over the ends, after ``lead`` other dims."""
+        """Code of the lengths by which windows reach over the ends, after ``lead`` other dims."""
         return f"[{', '.join(f'{{pad0[{lead + i}]}}' for i in range(len(self)))}]"
 
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
 def convolution(call: Call) -> PTensor:
-    """Input channels are summed, by groups if there are several; the bias is an op of its own."""
+    """The op sums over input channels, within groups if there are any; the bias is another op."""
     x, weight = call["input"], call["weight"]
     rank = len(x.shape) - 2
     if len(weight.shape) != len(x.shape):
@@ -70,7 +70,7 @@ def convolution(call: Call) -> PTensor:
     flops = 2.0
     if image is None:
         image, out = ([f"{c}{i}^" for i in range(rank)] for c in "xy")
-        flops /= prod(x.shape[2:])  # pixels are loops too here, but each window is met once
+        flops /= prod(x.shape[2:])  # loops over input pixels add no operations
     groups = call["groups"]
     if groups == 1:
         dims = ["n", "c+", *image], ["o", "c+", *kernel], ["n", "o", *out]
@@ -147,7 +147,7 @@ def _are_whole(windows: _Windows) -> bool:
 
 @rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d")
 def adaptive(call: Call) -> PTensor:
-    """Pooling to one pixel is a mean, which is a sum of the parts' shares."""
+    """Pooling to one pixel is a mean; means of parts, times their shares, add up to it."""
     (x,) = call.tensors
     rank = int(call.kind[-2])
     if prod(call.shape[-rank:]) != 1:
@@ -164,7 +164,7 @@ def adaptive(call: Call) -> PTensor:
 
 @rule("aten.upsample_nearest2d")
 def repeated(call: Call) -> PTensor:
-    """For a power of two every pixel is repeated, however the image is cut."""
+    """For a power of two every pixel is repeated, so the image can be cut anywhere."""
     (x,) = call.tensors
     factors = [out // size for out, size in zip(call.shape[2:], x.shape[2:], strict=True)]
     is_whole = call.shape[2:] == tuple(f * n for f, n in zip(factors, x.shape[2:], strict=True))

@@ -54,7 +54,7 @@ def scatter(call: Call) -> PTensor:
     dims = names(len(x.shape))
     dim = dim_of(call["dim"], len(dims))
     shapes = [t.shape for t in (x, index, src) if t is not None]
-    # Where sizes differ, the position decides which elements are touched.
+    # Where sizes differ, the position decides which elements are touched; these dims stay whole.
     whole = {i for i in range(len(dims)) if i == dim or len({s[i] for s in shapes}) > 1}
     inputs = [t for t in (x, index, src) if t is not None]
     operands = [
@@ -70,7 +70,7 @@ def scatter(call: Call) -> PTensor:
 
 @rule("aten.index_add", "aten.index_copy", "aten.index_reduce", "aten.index_fill")
 def indexed_rows(call: Call) -> PTensor:
-    """Rows of one dim are written, by their numbers; other dims are cut freely."""
+    """Rows of one dim are written, given by their numbers; other dims can be cut."""
     x, index = call["self"], call["index"]
     dims = names(len(x.shape))
     dim = dim_of(call["dim"], len(dims))
@@ -89,9 +89,9 @@ def indexed_rows(call: Call) -> PTensor:
 def index(call: Call) -> PTensor:
     """``x[..., numbers, ...]``, with any number of index tensors that broadcast to one shape.
 
-    An index tensor of all numbers of its dim in order, such as ``arange(batch)[:, None]``, changes
-    no element along it: the dim remains a loop, which is cut like any other. If all index tensors
-    are of this kind, the result is a view.
+    An index tensor that has all numbers of its dim in order, such as ``arange(batch)[:, None]``,
+    moves no element along the dim: the dim remains a loop, which can be cut like any other. If all
+    index tensors are of this kind, the result is a view.
     """
     x: PTensor = call["self"]
     given = {call["dim"]: call["index"]} if "dim" in call.args else dict(enumerate(call["indices"]))
@@ -116,7 +116,7 @@ def index(call: Call) -> PTensor:
 
 @rule("aten.index_put", "aten._unsafe_index_put")
 def index_put(call: Call) -> PTensor:
-    """``x[..., numbers, ...] = values``: of numbers that may be the same, all are needed."""
+    """``x[..., numbers, ...] = values``: the numbers stay whole, as several may be equal."""
     x, values = call["self"], call["values"]
     given = {d: t for d, t in enumerate(call["indices"]) if t is not None}
     if any(t.dtype in ("bool", "uint8") for t in given.values()):
@@ -142,7 +142,7 @@ def index_put(call: Call) -> PTensor:
 
 
 def _masked_put(call: Call, x: PTensor, at: Mapping[int, PTensor], values: PTensor) -> PTensor:
-    """``x[mask] = value``, where the value does not depend on the place."""
+    """``x[mask] = value``, with one value for all positions."""
     mask = at.get(0)
     if len(at) != 1 or mask is None or prod(values.shape) != 1 or call["accumulate"]:
         raise call.error("a mask as an index may only be given one value; use where.")
@@ -161,11 +161,12 @@ class _Indexed:
     """The dims of ``x[..., numbers, ...]``.
 
     Attributes:
-        tensors: of numbers, by the dim of x.
-        same: dims of which every number is read once, in order: by which dim of the numbers.
-        sizes, chosen: of the dims of all numbers together, and their names.
-        place: of these dims in the result.
-        dims, out: of x and of the result.
+        tensors: the index tensors (tensors of numbers), by the dim of x that they index.
+        same: dims of x of which every number is read once, in order, each with the dim of the index
+            tensors along which the numbers ascend.
+        sizes, chosen: sizes and names of the dims to which all index tensors broadcast.
+        place: the position of these dims in the result.
+        dims, out: names of the dims of x and of the result.
     """
 
     tensors: Mapping[int, PTensor]
@@ -181,7 +182,7 @@ class _Indexed:
         shapes = (t.shape for t in tensors.values())
         sizes = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
         first, last = min(tensors), max(tensors)
-        # Where the indexed dims lie apart, their result comes first; so numpy defines it.
+        # If the indexed dims are not adjacent, their result comes first, as numpy defines it.
         place = first if last - first + 1 == len(tensors) else 0
         chosen = [f"n{i}" for i in range(len(sizes))]
         same = _unchanged(call, x, tensors, sizes)
@@ -194,7 +195,7 @@ class _Indexed:
         return cls(tensors, same, sizes, chosen, place, dims, out)
 
     def words(self, inputs: Sequence[PTensor]) -> list[str]:
-        """Code of the numbers of each dim up to the last that has some; empty if it has none."""
+        """Code of the index of each dim, up to the last indexed one; empty if a dim has none."""
         words = [""] * (max(self.tensors) + 1)
         for d, tensor in self.tensors.items():
             is_same = d in self.same
@@ -202,7 +203,7 @@ class _Indexed:
         return words
 
     def _arange(self, along: int) -> str:
-        """Code of the numbers of a loop's local iterations, along one dim of the numbers."""
+        """Code of the numbers of a loop's local iterations, along one dim of the index tensors."""
         form = ", ".join(":" if i == along else "None" for i in range(len(self.sizes)))
         return f"torch.arange({{size[n{along}]}}, device={{x0}}.device)[{form}]"
 
@@ -210,7 +211,7 @@ class _Indexed:
 def _unchanged(
     call: Call, x: PTensor, at: Mapping[int, PTensor], sizes: Sequence[int]
 ) -> dict[int, int]:
-    """The dims of which every number is read once, in order: by which dim of the index tensors."""
+    """``_Indexed.same``: dims of which every number is read once, in order."""
     found: dict[int, int] = {}
     for dim, tensor in at.items():
         value, size = call.builder.value_of(tensor), x.shape[dim]

@@ -97,7 +97,7 @@ def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
 
 
 def _batch_apart(call: Call, x: PTensor, y: PTensor) -> tuple[PTensor, PTensor] | None:
-    """Both factors with two batch dims, such as batch and heads, if views have merged these."""
+    """Both factors with two batch dims, such as batch and heads; None if no view merged these."""
     if len(x.shape) != 3 or len(y.shape) != 3:
         return None
     of_x, of_y = packed(call, x, 0), packed(call, y, 0)
@@ -107,7 +107,7 @@ def _batch_apart(call: Call, x: PTensor, y: PTensor) -> tuple[PTensor, PTensor] 
 
 
 def _transposes_weight(call: Call, op: Op) -> bool:
-    """Whether an op makes ``weight.T``, so that a product by it is a linear map of the weight."""
+    """Whether an op makes ``weight.T``, so that a product with its result is a linear map."""
     (dims,), (out,) = op.annotation.inputs[:1], op.annotation.outputs[:1]
     weight = packed(call, op.inputs[0], 0) or op.inputs[0]
     return weight.kind == PARAMETER and len(dims) == 2 and out == dims[::-1] and not op.flops
@@ -153,7 +153,7 @@ def einsum(call: Call) -> PTensor:
 
 @rule("aten.embedding")
 def embedding(call: Call) -> PTensor:
-    """Look up rows; a part of the rows gives zero for rows that it lacks, and parts are summed."""
+    """Look up rows; a part with some of the rows gives zeros for the others; parts are summed."""
     rows, ids = call["weight"], call["indices"]
     if call["scale_grad_by_freq"] or call["sparse"]:
         raise call.error("scale_grad_by_freq and sparse are not supported.")
@@ -170,7 +170,7 @@ def embedding(call: Call) -> PTensor:
 
 @rule("aten.embedding_bag")
 def embedding_bag(call: Call) -> tuple[PTensor, ...]:
-    """Sums or means of rows by bags of one size; of other bags, and of maxima, it is opaque."""
+    """Sums or means of rows over bags of one size; other bags and maxima are opaque ops."""
     rows, ids, weights = call["weight"], call["indices"], call["per_sample_weights"]
     num_bags = call.shape[0]
     size = ids.shape[0] // max(num_bags, 1)

@@ -1,4 +1,4 @@
-"""Losses: each part of a mean divides by the number of all elements, so that parts are summed."""
+"""Losses: each part of a mean divides by the number of all elements, so that parts add up."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def nll(call: Call) -> PTensor:
 def _of_labels(call: Call, kind: str, more: str) -> PTensor:
     """A loss of class numbers, some of which may be ignored; classes may have weights.
 
-    A mean is over the labels that count, whose number depends on their values; it is a sum over
-    parts. The losses of single labels come before it. So only these, and not the scores, wait for
-    the number from other devices.
+    A mean is over the labels that are not ignored. Their number depends on the labels' values, and
+    is summed over parts. An op of its own computes the losses of single labels first. So only these
+    losses, and not the scores, wait for the number from other devices.
     """
     scores, labels, weight = call["self"], call["target"], call["weight"]
     classes, dims = _dims(scores)
@@ -51,7 +51,7 @@ def _of_labels(call: Call, kind: str, more: str) -> PTensor:
     summed = _text(dims, True)
     if reduction == "sum":
         return call.op("sum", f"{summed} -> ()", (losses,), "{x0}.sum()", saves=())
-    # Half precision has no number for every count.
+    # Half precision cannot represent every count.
     dtype = "float64" if losses.dtype == "float64" else "float32"
     count = call.op(
         "count_labels", f"{', '.join([summed, *['v^'] * len(weights)])} -> ()",
@@ -66,7 +66,7 @@ def _of_labels(call: Call, kind: str, more: str) -> PTensor:
 
 
 def _of_probabilities(call: Call, more: str) -> PTensor:
-    """Cross entropy of a probability of every class, of which no label is ignored."""
+    """Cross entropy of labels that are a probability of every class; no label is ignored."""
     scores, labels, weight = call["self"], call["target"], call["weight"]
     classes, dims = _dims(scores)
     reduction = _REDUCTIONS[call["reduction"]]
@@ -82,7 +82,7 @@ def _of_probabilities(call: Call, more: str) -> PTensor:
 
 
 def _dims(scores: PTensor) -> tuple[list[str], list[str]]:
-    """The dims of scores, and those of labels."""
+    """The dims of scores, and the dims of labels."""
     dims = names(len(scores.shape) - 1)
     return ["v^"] if not dims else [dims[0], "v^", *dims[1:]], dims
 
@@ -104,7 +104,7 @@ _PAIRED = {
 
 @rule(*(f"aten.{name}" for name in _PAIRED))
 def paired(call: Call) -> PTensor:
-    """A loss of one element against one other; both may have weights, which are broadcast."""
+    """A loss of each element and the target at its position; weights are broadcast."""
     x, target = call["self"], call["target"]
     if x.shape != target.shape:
         raise call.error("the target has to have the shape of the input.")

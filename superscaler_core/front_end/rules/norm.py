@@ -1,4 +1,4 @@
-"""Normalizations: over dims that stay whole, or as sums over what is cut."""
+"""Normalizations: statistics are over dims that stay whole, or are sums over dims that are cut."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def group_norm(call: Call) -> PTensor:
 
 @rule("aten.batch_norm")
 def batch_norm(call: Call) -> PTensor | Sequence[PTensor]:
-    """By running statistics; or by those of the batch, which two ways are there to find.
+    """Normalize by running statistics, or by those of the batch, which are found in two ways.
 
-    Mean and variance as sums over batch and image are exact however the batch is cut: so normalize
-    ``SyncBatchNorm``, and modules without running statistics. Others normalize each part of a cut
-    batch by itself, as on ranks of torch's ``DistributedDataParallel``.
+    ``SyncBatchNorm``, and modules without running statistics, compute mean and variance as sums
+    over batch and image, which are exact for every cut of the batch. Other modules normalize each
+    part of a cut batch by itself, as ranks of torch's ``DistributedDataParallel`` do.
     """
     x: PTensor = call["input"]
     if not call["training"]:
@@ -70,9 +70,9 @@ def batch_norm(call: Call) -> PTensor | Sequence[PTensor]:
 
 
 def _kept(call: Call, found: Sequence[PTensor], correction: float = 1.0) -> list[PTensor]:
-    """The running statistics after the mean and variance of a batch; the variance times a number.
+    """The running statistics after a batch with this mean and variance, which is corrected.
 
-    What is kept has no gradient.
+    The running statistics have no gradient.
     """
     factors = call["momentum"], call["momentum"] * correction
     running = [call["running_mean"], call["running_var"]]
@@ -87,7 +87,7 @@ def _kept(call: Call, found: Sequence[PTensor], correction: float = 1.0) -> list
 
 
 def _by_parts(call: Call) -> Sequence[PTensor]:
-    """Each part by its own statistics; the first part's are kept."""
+    """Normalize each part by its own statistics; the first part's statistics are kept."""
     call.builder.note(
         "batch norms normalize each part of a cut batch by itself, and the running statistics are "
         "those of the first part, as in DistributedDataParallel; over the whole batch, as on one "
@@ -109,9 +109,10 @@ def _by_parts(call: Call) -> Sequence[PTensor]:
 
 @rule("aten.instance_norm")
 def instance_norm(call: Call) -> PTensor | Sequence[PTensor]:
-    """Every channel of every image by its own mean and variance, or by running statistics.
+    """Normalize each channel of each image by its own mean and variance, or by running statistics.
 
-    Running are the means, over the batch, of the statistics of its images: sums over its parts.
+    The running statistics are means, over the batch, of the statistics of its images; they are
+    summed over parts of the batch.
     """
     x = call["input"]
     if not call["use_input_stats"]:
@@ -140,7 +141,7 @@ def instance_norm(call: Call) -> PTensor | Sequence[PTensor]:
 
 @rule("aten._weight_norm")
 def weight_norm(call: Call) -> PTensor:
-    """A weight of given length along one dim; along that it is cut, or nowhere (dim -1)."""
+    """A weight whose slices along one dim have given norms; only this dim can be cut (-1: none)."""
     v, g, dim = call["v"], call["g"], call["dim"]
     dims = names(len(v.shape))
     whole = text(fixed(dims, (i for i in range(len(dims)) if i != dim)))
@@ -158,7 +159,7 @@ def _centered(call: Call, x: PTensor, mean: PTensor) -> PTensor:
 
 
 def _scaled(call: Call, x: PTensor, variance: PTensor) -> PTensor:
-    """Over the deviation, times the weight; both as one vector, so that autograd keeps only x."""
+    """Multiply by weight over deviation as one vector, so that autograd keeps only x; add bias."""
     weight, bias = call["weight"], call["bias"]
     dims = text(["n", "c", *names(len(x.shape))[2:]])
     scale = f"torch.rsqrt({{x1}} + {call['eps']})"

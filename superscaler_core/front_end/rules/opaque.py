@@ -1,4 +1,4 @@
-"""Opaque ops: calls that no rule covers. They are never cut, and right under every plan."""
+"""Opaque ops: calls that no rule covers. They are never cut, so they are correct in every plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def opaque(call: Call) -> tuple[PTensor, ...]:
     """The call as it was traced, as one op.
 
     Raises:
-        CaptureError: it draws random numbers, which devices would draw differently.
+        CaptureError: the call draws random numbers, which devices would draw differently.
     """
     if call.node.is_random:
         raise call.refusal(
@@ -45,14 +45,14 @@ def opaque_op(
     hint: Callable[[str], str] = hint_of_function,
     modules: Sequence[str] = (),
 ) -> tuple[PTensor, ...]:
-    """An op whose gradient autograd computes, from all that it reads and writes.
+    """An op whose gradient autograd computes, from all tensors that the op reads and writes.
 
     Args:
         call: the call.
-        kind, inputs, code, imports, modules: of the op.
-        annotation: how its dims relate; every dim is fixed if empty, and then the op is opaque.
+        kind, inputs, code, imports, modules: as in ``Call.op_of_many``.
+        annotation: how its dims relate; if empty, every dim is fixed and the op is opaque.
         flops: operations of the forward; one for each element of its largest tensor if None.
-        hint: how to make it splittable, given the annotation if its rows are independent.
+        hint: how to make the op splittable, given its annotation if its rows are independent.
     """
     outputs = [(value.shape, value.dtype) for value in call.node.outputs]
     shapes = [t.shape for t in inputs], [shape for shape, _ in outputs]

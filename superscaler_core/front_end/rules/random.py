@@ -1,4 +1,4 @@
-"""Random numbers: by the element's place in the whole tensor, so every part draws its own."""
+"""Random numbers: each depends on its place in the whole tensor, so every part draws its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLES = {
     "aten.randn_like.default", "aten.normal_functional", "aten.bernoulli", "aten.exponential",
 )  # fmt: skip
 def samples(call: Call) -> PTensor:
-    """The same numbers on every part and in every recomputation, though not those of torch."""
+    """The same numbers on every part and in every recompute, but not the numbers of torch."""
     out = call.node.outputs[0]
     given = call.get("self")
     x = given if isinstance(given, PTensor) and given.kind != "constant" else _scalar(call)
@@ -45,7 +45,7 @@ def samples(call: Call) -> PTensor:
 
 
 def _scalar(call: Call) -> PTensor:
-    """A constant that tells the device."""
+    """A scalar constant, from which the op takes its device."""
     return call.builder.constant("origin", torch.zeros(()), (), "float32")
 
 

@@ -1,4 +1,4 @@
-"""Reductions: sums and means are cut and add up; all others keep the reduced dims whole."""
+"""Reductions: parts of sums and means add up; all other reductions keep the reduced dims whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from superscaler_core.graph.tensor import PTensor
 
 @rule("aten.sum", "aten.mean")
 def sums(call: Call) -> PTensor:
-    """Parts of a mean are means times their shares of the whole, so that they add up."""
+    """Each part of a mean is its own mean times its share of the elements, so that parts add up."""
     x: PTensor = call["self"]
     rank = len(x.shape)
     over = dims_of(call.get("dim"), rank)
@@ -73,7 +73,7 @@ def transform(call: Call) -> PTensor:
 @rule(*(f"aten.fft_{name}" for kind in ("fft", "ifft", "rfft", "irfft")
         for name in (f"{kind}2", f"{kind}n")))  # fmt: skip
 def transforms(call: Call) -> PTensor:
-    """Fourier transforms along several dims; the last ones if only their sizes are given."""
+    """Fourier transforms along several dims; along the last dims if only sizes are given."""
     rank, sizes = len(call["self"].shape), call["s"]
     return along(call, call["dim"] or range(rank - len(sizes) if sizes else 0, rank))
 
@@ -90,7 +90,7 @@ def along(call: Call, whole: Iterable[int]) -> PTensor:
 
 @rule("aten.sort", "aten.topk", "aten.max.dim", "aten.min.dim")
 def ordered(call: Call) -> tuple[PTensor, ...]:
-    """Values and places along one dim."""
+    """Values along one dim, and their positions."""
     x: PTensor = call["self"]
     dims = names(len(x.shape))
     dim = dim_of(call["dim"], len(dims))
@@ -99,5 +99,5 @@ def ordered(call: Call) -> tuple[PTensor, ...]:
         del out[dim]
     annotation = f"{text(fixed(dims, [dim]))} -> {text(out)}, {text(out)}"
     outputs = [(value.shape, value.dtype) for value in call.node.outputs]
-    # Of it autograd keeps the places.
+    # Autograd keeps only the positions.
     return call.op_of_many(call.kind, annotation, (x,), call.fallback((x,)), outputs, saves=(2,))

@@ -1,4 +1,4 @@
-"""Ops whose rows are independent: the batch is cut, all other dims stay whole."""
+"""Ops whose rows are independent: the batch can be cut, all other dims stay whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS = {
     ("input", "hx"): ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
     ("input1", "input2"): ("bilinear",),
 }  # fmt: skip
-"""The arguments that have rows, and the ops."""
+"""The arguments that have rows, each with the ops that take them."""
 
 _ARGUMENTS = {f"aten.{name}": args for args, names in _ROWS.items() for name in names}
 
@@ -46,7 +46,7 @@ def rows(call: Call) -> tuple[PTensor, ...]:
 
 @rule("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")
 def recurrent(call: Call) -> tuple[PTensor, ...]:
-    """Layers of a recurrent network over a whole sequence; each is an op if there is dropout."""
+    """Layers of a recurrent network over a whole sequence; with dropout, each layer is an op."""
     num = call["num_layers"]
     if num == 1 or not (call["dropout"] and call["train"]):
         return _recurrent(call)
@@ -94,12 +94,12 @@ def by_batch(
     batch: Sequence[int | None],
     of_results: Sequence[int],
 ) -> tuple[PTensor, ...]:
-    """The call as it was traced, cut along its batch alone.
+    """The call as it was traced, as an op that can be cut only along its batch.
 
     Args:
         call: the call.
         inputs: its tensors.
-        batch, of_results: which dim of each input and result is the batch; None: it has none.
+        batch, of_results: the dim of each input and result that is the batch; None if it has none.
     """
 
     def dims(shape: Sequence[int], at: int | None) -> str:

@@ -36,9 +36,9 @@ def view(call: Call) -> PTensor:
 
 
 def reshaped(call: Call, x: PTensor, shape: tuple[int, ...], kind: str = "view") -> PTensor:
-    """A tensor in another shape; if that is the one of which it is a view, that tensor.
+    """A tensor in another shape; if it is a view of a tensor of that shape, that tensor itself.
 
-    So a dim that only the shape between merges with others can be cut.
+    So a dim can be cut even if an intermediate shape merges it with others.
     """
     if x.shape == shape:
         return x
@@ -50,7 +50,7 @@ def reshaped(call: Call, x: PTensor, shape: tuple[int, ...], kind: str = "view")
         x, (annotation, sizes) = src, direct
     apart = tuple(sizes.values())
     if "^" not in annotation and len(apart) > max(_rank(x.shape), _rank(shape)):
-        # Split first, then merged: what is between can be cut along every dim.
+        # Dims are split first and merged then: the tensor between can be cut along every dim.
         x = _view_op(call, kind, view_annotation(x.shape, apart), x, apart)
         annotation, sizes = view_annotation(apart, shape)
     return _view_op(call, kind, (annotation, sizes), x, shape)
@@ -69,7 +69,7 @@ def _rank(shape: tuple[int, ...]) -> int:
 
 
 def view_of(builder: GraphBuilder, x: PTensor, shape: tuple[int, ...]) -> PTensor:
-    """A tensor in another shape, for what is no call of the model's."""
+    """A tensor in another shape, by an op that is no call of the model."""
     annotation, sizes = view_annotation(x.shape, shape)
     (made,) = builder.op(
         "unpacked", annotation, (x,), [(shape, x.dtype)], _VIEW, sizes=sizes, saves=(), flops=0.0
@@ -78,15 +78,15 @@ def view_of(builder: GraphBuilder, x: PTensor, shape: tuple[int, ...]) -> PTenso
 
 
 def viewed(call: Call, x: PTensor) -> PTensor:
-    """What a tensor is a view of; itself if it is none."""
+    """The tensor that ``x`` is a view of; ``x`` itself if it is no view."""
     maker = call.builder.maker_of(x)
-    # Where no gradients are recorded, what is returned has to be a new tensor.
+    # Where no gradients are recorded, the result of a view has to be a new tensor.
     is_view = call.node.with_grad and maker is not None and maker.code == _VIEW
     return maker.inputs[0] if is_view and maker is not None else x
 
 
 def packed(call: Call, x: PTensor, dim: int) -> PTensor | None:
-    """What a tensor is a view of, if ``dim`` is two dims there: ``[pieces, features]``."""
+    """The tensor that ``x`` is a view of, if ``dim`` is ``[pieces, features]`` there; else None."""
     kept = call.builder.uncast(x)
     maker = call.builder.maker_of(kept)
     if maker is None or maker.code != _VIEW:
@@ -102,8 +102,9 @@ def packed(call: Call, x: PTensor, dim: int) -> PTensor | None:
 def rows_apart(call: Call, x: PTensor) -> PTensor:
     """``x[rows, n]`` with the dims that a view has merged into its rows: ``[batch, tokens, n]``.
 
-    What treats every row alike can then be cut along each of them. A tensor that has other dims
-    too, such as windows, stays as it is: several maps may share the copy that its view makes.
+    An op that treats every row alike can then be cut along each of these dims. A tensor that has
+    other dims too, such as windows, stays as it is: several maps may share the copy that its view
+    makes.
     """
     src = viewed(call, x)
     if len(x.shape) == 2 and x.shape[0]:
@@ -121,7 +122,7 @@ def permuted(call: Call, order: list[int], code: str) -> PTensor:
     for dim in range(len(dims)):
         src = packed(call, x, dim)
         if src is not None and src.kind != PARAMETER:
-            # The view follows the permutation, so that what reads pieces finds them.
+            # The view follows the permutation, so that readers of pieces find the pieces.
             apart = [d + (d > dim) + i for d in order for i in ((0, 1) if d == dim else (0,))]
             sizes = [src.shape[d] for d in apart]
             words = names(len(sizes))
@@ -176,7 +177,7 @@ def expand(call: Call) -> PTensor:
 
 
 def expanded(call: Call, x: PTensor) -> PTensor:
-    """The same for every index of the dims that it lacks or whose size is 1."""
+    """``x`` repeated along the dims that it lacks, and along its dims of size 1."""
     if x.shape == call.shape:
         return x
     dims = names(len(call.shape))
@@ -196,7 +197,7 @@ def broadcast_tensors(call: Call) -> list[PTensor]:
 
 @rule("aten.repeat")
 def repeat(call: Call) -> PTensor:
-    """Copies are a loop of their own, the outer one of each dim."""
+    """The copies are a loop of their own, the outer loop of each dim."""
     x, repeats = call["self"], call["repeats"]
     skipped = len(repeats) - len(x.shape)
     inner = names(len(x.shape))
@@ -221,7 +222,7 @@ def slice_(call: Call) -> PTensor:
 
 @rule("aten.copy", "aten.fill.Tensor")
 def copy(call: Call) -> PTensor:
-    """What is assigned, in the shape and dtype of what it is assigned to."""
+    """The assigned value, in the shape and dtype of the tensor to which it is assigned."""
     x: PTensor = call["src"] if "src" in call.args else call["value"]
     out = call.node.outputs[0]
     if x.dtype != out.dtype:
@@ -233,7 +234,7 @@ def copy(call: Call) -> PTensor:
 
 @rule("aten.slice_scatter")
 def slice_scatter(call: Call) -> PTensor:
-    """A tensor some of whose indices of one dim are those of another; that dim stays whole."""
+    """A tensor with some indices of one dim replaced by another tensor; this dim stays whole."""
     x, src = call["self"], call["src"]
     if src.shape == x.shape:
         return src  # type: ignore[no-any-return]
@@ -271,7 +272,7 @@ def piece(call: Call, x: PTensor, dim: int, start: int, length: int) -> PTensor:
 
 
 def _piece_of_view(call: Call, x: PTensor, dim: int, start: int, length: int) -> PTensor | None:
-    """A run of indices of a dim that is ``[pieces, features]`` in what a tensor is a view of."""
+    """A run of indices of a dim, if it is a piece of ``[pieces, features]`` before a view."""
     src = packed(call, x, dim)
     if src is None or length != src.shape[dim + 1] or start % length:
         return None
@@ -280,7 +281,7 @@ def _piece_of_view(call: Call, x: PTensor, dim: int, start: int, length: int) ->
 
 
 def _along(call: Call, x: PTensor, dim: int, code: str, **more: Any) -> PTensor:
-    """An op that mixes the indices of one dim: it stays whole, and may change its size."""
+    """An op that mixes the indices of one dim: the dim stays whole, and may change its size."""
     dims = names(len(x.shape))
     out = [*dims[:dim], "o^", *dims[dim + 1 :]]
     return move(call, f"{text(fixed(dims, [dim]))} -> {text(out)}", (x,), code, **more)
@@ -288,7 +289,7 @@ def _along(call: Call, x: PTensor, dim: int, code: str, **more: Any) -> PTensor:
 
 @rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split")
 def split(call: Call) -> list[PTensor]:
-    """An op for each piece, so that one is computed only if it is read."""
+    """An op for each piece, so that a piece is computed only if it is read."""
     dim = dim_of(call["dim"], len(call.shape))
     lengths = [value.shape[dim] for value in call.node.outputs]
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
@@ -385,7 +386,7 @@ def reordered(call: Call) -> PTensor:
 
 @rule("aten.tril", "aten.triu")
 def triangle(call: Call) -> PTensor:
-    """Cut anywhere: the diagonal of a part is the whole's, seen from its corner."""
+    """All loops can be cut: a part's diagonal is that of the whole, shifted by the part's start."""
     x: PTensor = call["self"]
     *_, row, column = dims = names(len(x.shape))
     diagonal = f"{{start[{row}]}} - {{start[{column}]}} + {call['diagonal']}"

@@ -18,10 +18,10 @@ LIKE = {
     "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_tensor",
     "aten.copy", "aten.fill", "aten.zero",
 }  # fmt: skip
-"""Of these only the shape and dtype of the argument matter, so that their results are constants."""
+"""Ops that read only the shape and dtype of their argument, so that their results are constants."""
 
 RULES: dict[str, Rule] = {}
-"""By ``aten.name`` or, where overloads differ, ``aten.name.overload``."""
+"""Rules by ``aten.name`` or, where overloads differ, ``aten.name.overload``."""
 
 
 def rule(*targets: str) -> Callable[[Rule], Rule]:
@@ -29,7 +29,7 @@ def rule(*targets: str) -> Callable[[Rule], Rule]:
 
     The function gets a ``Call`` and returns the results of the call, as tensors of the graph. Parts
     of the ops that it adds have to be exact: if a loop marked ``+`` is cut, each part computes its
-    summand of the output, and autograd through it gives its share of the gradients.
+    partial sum of the output, and autograd through the part gives its share of the gradients.
     """
 
     def enter(function: Rule) -> Rule:
@@ -57,7 +57,7 @@ def rule_of(call: Call) -> Rule:
     """The rule of a call.
 
     Raises:
-        NoRuleError: there is none.
+        NoRuleError: no rule covers the call.
     """
     found = _found(call.node)
     if found is None:

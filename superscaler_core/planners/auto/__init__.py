@@ -1,4 +1,4 @@
-"""Auto: our planner, over degrees, schedules, splits, storage, recomputation and overlap."""
+"""Auto: our own planner, for degrees, schedules, splits, storage, recomputation and overlap."""
 
 from superscaler_core.planners.auto.auto import Proposals, Settings, auto, options_of
 from superscaler_core.planners.auto.setting import Setting

@@ -1,4 +1,4 @@
-"""Asked: sPrograms that ask another planner where they fill a plan, once in a process."""
+"""Asked: sPrograms that ask another planner when they fill a plan, once per process."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from superscaler_core.plan import Decisions, Plan
 from superscaler_core.planners.search.request import Request, SearchPlanner
 
 SPENT = "proposes nothing more"
-"""How the problem begins of a number that is past the last proposal."""
+"""Start of the error message if a planner has fewer proposals than the number asked for."""
 
 MAX_ANSWERS = 64
 
 _answers: dict[tuple[str, str], Decisions] = {}
-"""The latest answers of planners in this process."""
+"""Decisions of planners in this process, by search and candidate; the latest ``MAX_ANSWERS``."""
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """An sProgram that thinks once, and then repeats what it has decided.
+    """An sProgram that runs another one once per process, and then repeats its decisions.
 
     Attributes:
-        search: a name of the search; another one has other limits, and so other answers.
-        name: of the candidate.
-        sprogram: that thinks.
+        search: an id of the search; the answers depend on the limits of the search.
+        name: name of the candidate.
+        sprogram: the sProgram to run, which takes long.
     """
 
     search: str
@@ -46,13 +46,13 @@ class Remembered:
 
 @dataclass(frozen=True)
 class Asked:
-    """An sProgram: a proposal of a planner that thinks before it proposes.
+    """An sProgram: one proposal of a planner that computes its plans before it proposes them.
 
     Attributes:
-        planner: who is asked.
-        request: of what; its graphs are not used.
-        samples: of a microbatch.
-        number: of the proposal, from 0.
+        planner: the planner to ask.
+        request: the request to ask with; its graphs are replaced by the plan's.
+        samples: samples of a microbatch.
+        number: number of the proposal, from 0.
     """
 
     planner: SearchPlanner
@@ -64,7 +64,7 @@ class Asked:
         """Fill a plan.
 
         Raises:
-            PlanError: there are not so many proposals, or the planner finds none.
+            PlanError: the planner has no proposal of this number, or finds no plan.
         """
         asked = replace(self.request, graph_of=lambda _: plan.graph, samples=(self.samples,))
         try:

@@ -1,20 +1,21 @@
 """Auto: the best plan over degrees, schedules, splits, storage, recomputation and overlap.
 
-Objective: the simulated time of a step; no device needs more than its memory.
+Objective: the simulated time of a step; no device may need more than its memory.
 
-Settings: it begins with one for every layout of the devices (data, tensor and pipeline parallel;
-axial, interlaced or spatial where the model has what that needs). A setting that fits is followed
-by those that differ from it in one choice, and one that lacks memory by those that need less. Which
-of all these is looked at next is told by what was seen so far (``Ranking``).
+Settings: the search begins with settings for every layout of the devices (data, tensor and pipeline
+parallel; axial, interlaced or spatial where the model allows it). A setting that fits is followed
+by the settings that differ in one choice. A setting that lacks memory is followed by settings that
+need less. ``Ranking`` selects the next one from the trials so far.
 
-Others' plans: all candidates of all other planners wait as well (``others.Others``), and have a
-share of the trials, so a search that ends by itself is at least as good as each of them.
+Other planners: all their candidates wait as well (``others.Others``) and get a share of the trials,
+so a search that ends by itself is at least as good as each of them.
 
-What a lower bound says cannot win is not looked at. So given time it looks at all that these moves
-reach, and returns the best; with less time it is a best-first search, whose order is a heuristic.
-Every setting is compiled and simulated, with few microbatches and few of the repeated blocks first.
+A candidate that cannot win by its lower bound is not looked at. With enough time, the search looks
+at all other settings that these moves reach, and returns the best. With less time it is a
+best-first search, whose order is a heuristic. Every setting is compiled and simulated, at first
+with few microbatches and few of the repeated blocks.
 
-Complexity: a setting takes what compiling and simulating take.
+Complexity: one compilation and simulation per setting.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ from superscaler_core.planners.search.request import (
 )
 
 SHARE = 0.25
-"""Trials of others' plans for every one of settings; others that think cost more."""
+"""Usual looks at other planners' candidates per look at a setting; slow planners cost more."""
 
 
 class Settings(Protocol):
-    """Settings that a planner may choose from, as ``Options`` has them."""
+    """A space of settings, such as ``Options``."""
 
     def roots(self) -> Iterator[Setting]:
-        """Those that are looked at first."""
+        """The settings with which the search begins."""
 
     def moves(self, setting: Setting) -> Iterator[Setting]:
-        """Changes of one that fits."""
+        """The changes of a setting that fits."""
 
     def savings(self, setting: Setting) -> Iterator[Setting]:
-        """Changes of one that lacks memory."""
+        """The changes of a setting that lacks memory."""
 
 
 def auto(request: Request, *, others: Mapping[str, SearchPlanner] | None = None) -> Proposals:
-    """Propose plans for every layout of the devices and by every other planner; follow the best.
+    """Propose settings for every layout of the devices, and the candidates of other planners.
 
     Args:
-        request: what is asked.
-        others: planners by name.
+        request: the model, cluster and step.
+        others: other planners by name.
     """
     options = options_of(request)
     found = Others(request, options.traits, Bounds(request), others or {})
@@ -73,18 +74,18 @@ def auto(request: Request, *, others: Mapping[str, SearchPlanner] | None = None)
 
 
 def options_of(request: Request) -> Options:
-    """All that a request's model and cluster allow."""
+    """The settings that a request's model and cluster allow."""
     return Options(request, traits_of(request.graph_of(request.samples[0])))
 
 
 class Proposals:
-    """Settings, and others' candidates, that of all that wait first that may be best.
+    """The queue of waiting settings and of other planners' candidates, most promising first.
 
-    Iterating takes them from what waits; trials that were taken add to it.
+    Iterating takes candidates from the queue; following a trial (``Candidate.follow``) adds to it.
 
     Args:
-        request: what is asked.
-        settings: to choose from.
+        request: the model, cluster and step.
+        settings: the space of settings.
         others: candidates of other planners; none if None.
     """
 
@@ -92,9 +93,9 @@ class Proposals:
         self._request, self._settings = request, settings
         self._bounds, self._guess = Bounds(request), Guess(request)
         self._ranking = Ranking(self._guess, request.memory_bytes)
-        # Every setting that was proposed, with the trial that it is a change of, if that fits.
+        # Every setting that was added, with the trial of the setting that it changes, if that fits.
         self._before: dict[Setting, Trial | None] = {}
-        # Those that seemed to need too much; they are proposed when nothing else waits.
+        # Settings that seem to need too much memory; they wait until nothing else does.
         self._unlikely: dict[Setting, None] = {}
         self._numbers = count()
         self._others: list[tuple[float, int, Candidate]] = []
@@ -127,7 +128,7 @@ class Proposals:
     # --- settings -------------------------------------------------------------------------------
 
     def _add(self, setting: Setting, before: Trial | None = None) -> None:
-        """A setting waits, if it is new, and if it seems not to fit, those that need less do."""
+        """Queue a new setting, and if it seems not to fit, settings that need less memory."""
         if setting in self._before:
             return
         self._before[setting] = before
@@ -138,7 +139,7 @@ class Proposals:
                 self._add(changed)
 
     def _smaller(self, setting: Setting, peak_bytes: float) -> Iterator[Setting]:
-        """Settings with fewest savings that may fit, by what this one needs."""
+        """The settings with fewest savings that may fit, given the bytes that ``setting`` needs."""
         waiting, seen = deque([setting]), {setting}
         while waiting:
             for changed in self._settings.savings(waiting.popleft()):
@@ -163,7 +164,7 @@ class Proposals:
             is_bound = trial.lacks_memory and trial.peak_bytes <= least_bytes
             self._ranking.learn(setting, replace(trial, peak_bytes=0) if is_bound else trial)
             if before is not None and _seen_of(trial) == _seen_of(before):
-                # The change changed nothing, so what follows it is what follows the other.
+                # The change had no effect, so its followers are those of the unchanged setting.
                 return iter(())
             if trial.fits:
                 for changed in self._settings.moves(setting):
@@ -189,7 +190,7 @@ class Proposals:
     # --- others ---------------------------------------------------------------------------------
 
     def _add_other(self, candidate: Candidate) -> None:
-        """Another planner's candidate waits, and after it what it is followed by."""
+        """Queue another planner's candidate, and after its trial the candidates that follow it."""
 
         def follow(trial: Trial) -> Iterator[Candidate]:
             self._ranking.best_secs = min(self._ranking.best_secs, trial.secs)

@@ -1,7 +1,7 @@
-"""Balance: how many blocks each stage of a pipeline has, so that all take nearly as long.
+"""Balance: numbers of blocks per pipeline stage such that all stages take nearly equal time.
 
-Blocks of one model differ (a decoder's attends twice, the first of Swin see most tokens), and what
-is before and behind them joins the first and the last stage.
+The blocks of one model differ: a decoder's block attends twice, and the first blocks of Swin have
+most tokens. The ops before and behind the blocks join the first and the last stage.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def balanced_sizes(
 ) -> tuple[int, ...]:
     """Blocks of every stage, as ``hybrid`` takes them; empty if there are fewer than stages.
 
-    Stages take a forward and a backward of uncut ops; as tensor parallel cuts all blocks alike,
-    their ratios are those of any grid.
+    The cost of a block is the time of its forward and backward, with ops that are not cut. Tensor
+    parallelism cuts all blocks alike, so the ratios of these costs hold for every degree.
 
     Args:
-        graph: of the model.
-        num_stages: at least 1.
-        profile: of every device.
-        blocks: of the graph; found by its structure if None.
+        graph: graph of the model.
+        num_stages: number of stages, at least 1.
+        profile: profile of every device.
+        blocks: blocks of the graph; found by its structure if None.
     """
     known = _KNOWN.setdefault(graph, [])
     costs = next((costs for other, costs in known if other is profile), None)
@@ -41,20 +41,20 @@ def balanced_sizes(
 
 
 _KNOWN: WeakKeyDictionary[Graph, list[tuple[DeviceProfile, list[float]]]] = WeakKeyDictionary()
-"""Seconds of every block."""
+"""Seconds of every block, by graph and profile."""
 
 
 def partition(costs: Sequence[float], num: int) -> list[int]:
-    """Cut a row of costs into runs whose dearest is as cheap as can be; returns their lengths.
+    """Cut a sequence into runs so that the largest cost of a run is minimal; return their lengths.
 
-    The last runs are filled first: under 1F1B the first stages hold most microbatches.
+    The last runs are filled first, because under 1F1B the first stages hold most microbatches.
 
     Args:
-        costs: above 0.
-        num: of runs, each of at least one cost; at most as many as costs.
+        costs: costs above 0.
+        num: number of runs, each of at least one cost; at most the number of costs.
     """
     ends = [0.0, *accumulate(costs[::-1])]
-    # The dearest run costs what some neighbours do, and a higher limit never needs more runs.
+    # The optimum is a sum of consecutive costs. If a limit is possible, so is every higher limit.
     limits = sorted({b - a for a, b in combinations(ends, 2)})
     place = bisect_left(limits, True, key=lambda limit: _fits(ends, num, limit))
     starts = _starts(ends, num, limits[place])
@@ -62,23 +62,23 @@ def partition(costs: Sequence[float], num: int) -> list[int]:
 
 
 def _fits(ends: Sequence[float], num: int, limit: float) -> bool:
-    """Whether no run costs more."""
+    """Whether the greedy runs all cost at most ``limit``."""
     starts = _starts(ends, num, limit)
     return all(ends[b] - ends[a] <= limit for a, b in pairwise([*starts, len(ends) - 1]))
 
 
 def _starts(ends: Sequence[float], num: int, limit: float) -> list[int]:
-    """Where runs start, each of which but the last takes all that it may, and at least one."""
+    """Starts of runs, filled greedily: every run except the last takes as many items as fit."""
     starts = [0]
     for left in range(num - 1, 0, -1):
         most = bisect_right(ends, limit, key=lambda end: end - ends[starts[-1]]) - 1
-        # Every run behind has something left.
+        # A run takes at least one item, and leaves one for each later run.
         starts.append(min(max(most, starts[-1] + 1), len(ends) - 1 - left))
     return starts
 
 
 def _block_secs(parts: Blocks, profile: DeviceProfile) -> list[float]:
-    """Seconds of every block, with what joins the first and the last."""
+    """Seconds of every block; the ops before and behind the blocks join the first and the last."""
     times = OpTimes(profile)
 
     def secs(ops: tuple[Op, ...]) -> float:

@@ -1,4 +1,4 @@
-"""Bounds: what every plan of a setting takes and needs at least, without a plan."""
+"""Bounds: lower bounds of the time and memory of all plans of a setting, without making a plan."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from superscaler_core.planners.search.request import Request
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Lower bounds for one request, from its smallest microbatches: capturing takes seconds.
+    """Lower bounds for one request, from its smallest microbatches, as capturing takes seconds.
 
-    Of time: the devices together compute every op at least once for every microbatch, so the
-    slowest takes at least its share. Speeds grow with the work, so no part of any microbatch is
-    faster than the whole op at the largest microbatch. At that speed an op takes, by the roofline,
-    ``max(f, a + w)`` for its operations, its activations' traffic and that of its weights, of which
-    f and a grow evenly with the samples k, or, as for the making of a mask, not at all. That is
-    convex in k, so of two sizes the difference a sample is a lower bound of every larger one's;
-    what does not grow is not in it.
+    Time: the devices together compute every op at least once for every microbatch, so the slowest
+    device takes at least the mean. Speeds grow with the work, so no part of any microbatch is
+    faster than the whole op at the largest microbatch. At that speed, the roofline gives an op the
+    time ``max(f, a + w)``: f for operations, a for traffic of activations, w for traffic of
+    weights. Here f and a are linear in the samples k, or constant (as for making a mask). The time
+    is therefore convex in k, so the time per added sample between two sizes is a lower bound of the
+    time per added sample at larger sizes. Constant times are not in the bound.
 
-    Of memory: weights, gradients and states are somewhere; and when a microbatch has ended its
+    Memory: weights, gradients and optimizer states are on some device. When a microbatch ends its
     forward, all that its backward needs is on some device.
 
-    With measured times of ops (``DeviceProfile.op_secs``) the bound of time is an estimate.
+    With measured times of ops (``DeviceProfile.op_secs``) the bound of time is only an estimate.
     """
 
     request: Request
@@ -42,7 +42,7 @@ class Bounds:
 
     @cached_property
     def _sample_secs(self) -> float:
-        """The least time that a sample adds to a forward and a backward on one device."""
+        """Seconds that a sample adds at least to a forward and a backward on one device."""
         samples = self.request.samples
         times = OpTimes(self.request.profile, grown=samples[-1] / samples[0])
 
@@ -52,16 +52,16 @@ class Bounds:
 
         if len(samples) == 1:
             return secs(samples[0]) / samples[0]
-        # The second size is at higher speeds than the first's, so the difference is less still.
+        # The second size is priced at higher speeds than the first, which lowers the difference.
         first, second = samples[:2]
         return max(0.0, secs(second) - secs(first)) / (second - first)
 
     def secs(self, setting: Setting) -> float:
-        """A lower bound of a step."""
+        """A lower bound of the seconds of a step."""
         return self._sample_secs * self.request.batch / len(self.request.devices)
 
     def least_bytes(self, setting: Setting) -> float:
-        """A lower bound of the memory of the fullest device."""
+        """A lower bound of the bytes on the fullest device."""
         if setting.offload:
             return 0.0
         keeps_all = setting.keep is Keep.EVERYTHING and setting.coshard == 1
@@ -69,7 +69,7 @@ class Bounds:
         return self.stored_bytes(setting) + kept_bytes
 
     def stored_bytes(self, setting: Setting) -> float:
-        """The same of weights and their states, without what is on the host."""
+        """A lower bound of a device's bytes of weights and states; 0 if they are on the host."""
         if setting.offload:
             return 0.0
         num, (weights, states) = len(self.request.devices), self.trained_bytes
@@ -78,20 +78,20 @@ class Bounds:
 
     @property
     def is_tight(self) -> bool:
-        """Whether no plan can keep all that backwards need, so that all compute it again."""
+        """Whether every plan has to recompute, because kept activations exceed all memory."""
         kept = self.kept_bytes / len(self.request.devices)
         return kept > self.request.memory_bytes
 
     @cached_property
     def trained_bytes(self) -> tuple[float, float]:
-        """Bytes of all weights that are trained, and of their optimizer's states and masters."""
+        """Bytes of all trained weights, and of their optimizer states and master weights."""
         weights = sum(tensor.num_bytes for tensor in self._trained)
         masters = self.gradient_bytes
         return weights, (STATES[self.request.optimizer] + (masters != weights)) * masters
 
     @cached_property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradients of all weights, which are summed up in the masters' dtype."""
+        """Bytes of all gradients of weights, which are accumulated in the master weights' dtype."""
         if self.request.master_dtype is None:
             return sum(tensor.num_bytes for tensor in self._trained)
         size = ITEM_BYTES[self.request.master_dtype]
@@ -103,12 +103,12 @@ class Bounds:
 
     @cached_property
     def kept_bytes(self) -> int:
-        """What the smallest microbatch keeps; no other keeps less."""
+        """Bytes that the smallest microbatch keeps for its backward; larger ones keep no less."""
         return kept_bytes(self._graph)
 
 
 def _splits(setting: Setting, num: int) -> int:
-    """Into how many parts weights are cut at most."""
+    """The largest number of parts into which weights are cut."""
     if setting.zero == 3 or setting.experts or setting.family == "interlaced":
         return num
     return {"axial": setting.pp, "spatial": 1}.get(setting.family, setting.tp * setting.pp)

@@ -1,4 +1,4 @@
-"""Change: what auto decides anew about a plan that another planner has filled."""
+"""Change: decisions that auto adds to a plan of another planner."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from superscaler_core.plans.pieces.storage import shard_storage
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Decisions in addition to those of a plan; ``str`` names them.
+    """Decisions to add to a filled plan; ``str`` names them.
 
     Attributes:
-        overlap: a name of ``OVERLAPS``; none if empty.
-        zero: 1 or 3: what of the weights the devices that read them share; nothing more if 0.
-        keep: what blocks are to keep; as the plan has it if None.
+        overlap: a name of ``OVERLAPS``; no more overlap if empty.
+        zero: ZeRO stage to add, 1 or 3; none if 0.
+        keep: what blocks keep for their backward; the plan's own choice if None.
     """
 
     overlap: str = ""
@@ -30,7 +30,7 @@ class Change:
         return " ".join(filter(None, [self.overlap, zero, keep]))
 
     def __call__(self, plan: Plan) -> None:
-        """Change a filled plan."""
+        """Add the decisions to a filled plan."""
         if self.zero:
             shard_storage(plan)
         if self.zero == 3:
@@ -41,14 +41,18 @@ class Change:
             plan.overlap = overlapped(plan.overlap, OVERLAPS[self.overlap])
 
     def more(self) -> Iterator[Change]:
-        """The same with one decision more that may make a step faster."""
+        """This change with one more decision that may make a step faster."""
         for name in OVERLAPS if not self.overlap else ():
             yield replace(self, overlap=name)
         for zero in (1, 3) if not self.zero else ():
             yield replace(self, zero=zero)
 
     def savings(self, is_far: bool) -> Iterator[Change]:
-        """The same with one decision more that saves memory; the most saving one if it is far."""
+        """This change with one more decision that saves memory.
+
+        Args:
+            is_far: whether the plan needs far too much memory; only what saves most is proposed.
+        """
         for zero in (1, 3) if not (self.zero or is_far) else ():
             yield replace(self, zero=zero)
         keeps = (Keep.BLOCK_INPUTS,) if is_far else (Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
@@ -61,7 +65,7 @@ NO_CHANGE = Change()
 
 @dataclass(frozen=True)
 class Changed:
-    """An sProgram with a change."""
+    """An sProgram that fills a plan and applies a change."""
 
     sprogram: Callable[..., None]
     change: Change

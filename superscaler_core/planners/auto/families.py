@@ -1,4 +1,4 @@
-"""Families: from a setting to a filled plan, by the shipped plans."""
+"""Families: fill a plan by a setting, with the shipped plans."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from superscaler_core.schedules import SCHEDULES, one_f_one_b
 from superscaler_core.schedules import nf1b as turns
 
 STAGES_A_WORKER = {"zero-bubble-v": 2, "dualpipe-v": 2}
-"""Of schedules that have more than one without being asked for chunks."""
+"""Stages per worker of the schedules that have several without the option ``chunks``."""
 
 
 @dataclass(frozen=True)
 class Filling:
-    """An sProgram: fills plans by a setting.
+    """An sProgram that fills plans by a setting.
 
     Attributes:
-        setting: what is decided.
-        profile: of every device, for stages that take as long.
-        recycle: turns without gradient of every microbatch.
-        microbatches: of a step.
+        setting: the decisions.
+        profile: profile of every device, to balance the stages.
+        recycle: forwards without gradient per microbatch.
+        microbatches: microbatches per step.
     """
 
     setting: Setting
@@ -46,15 +46,15 @@ class Filling:
     microbatches: int
 
     def __call__(self, plan: Plan, microbatches: int = 0, sizes: Sequence[int] = ()) -> None:
-        """Fill a plan with so many microbatches, or those of a step.
+        """Fill a plan.
 
         Args:
-            plan: to fill.
-            microbatches: of a shorter step.
-            sizes: blocks of every stage, if they are not to be balanced.
+            plan: the plan to fill.
+            microbatches: microbatches of a shortened step; those of a step if 0.
+            sizes: blocks of every stage; balanced if empty.
 
         Raises:
-            PlanError: the model cannot be cut so.
+            PlanError: the model cannot be cut by this setting.
             ScheduleError: the schedule does not take these counts.
         """
         chosen, num = self.setting, microbatches or self.microbatches
@@ -68,7 +68,7 @@ class Filling:
         plan.overlap = overlap
 
     def sizes(self, blocks: Blocks) -> tuple[int, ...]:
-        """Blocks of every stage; empty if there are too few."""
+        """Blocks of every stage; empty if there are fewer blocks than stages."""
         chosen = self.setting
         if chosen.family == "interlaced":
             return _behind_lookups(blocks, chosen.pp)
@@ -113,7 +113,7 @@ def _interlaced(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) 
 
 
 def _behind_lookups(blocks: Blocks, num_stages: int) -> tuple[int, ...]:
-    """The blocks of every stage of ``interlaced``, which are even behind each look-up."""
+    """Blocks of every stage of ``interlaced``, which cuts those behind each look-up evenly."""
     starts = [ops[0].index for ops in blocks.all]
     firsts = [op.index for op in blocks.lookups if op.index < starts[-1]]
     behind = [len(starts) - bisect_left(starts, first) for first in firsts]
@@ -136,4 +136,4 @@ FAMILIES: Mapping[str, Family] = {
     "interlaced": _interlaced,
     "spatial": _spatial,
 }
-"""How ops may be cut, by name."""
+"""The function of each family, which cuts the ops of a plan and sets its schedule."""

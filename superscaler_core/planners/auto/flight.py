@@ -1,4 +1,4 @@
-"""Flight: what the order of a pipeline makes a device hold, from the schedule itself."""
+"""Flight: the activations and weights that a pipeline schedule makes a device hold."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.schedules import SCHEDULES, ActionKind, ScheduleError, generate
 
 ROUNDS = 2
-"""Microbatches for every worker, at which the most are in flight."""
+"""Microbatches per worker in the generated schedule; more do not increase those in flight."""
 
 MAX_WORKERS = 8
-"""Longer pipelines hold nearly the same shares, and their schedules are long."""
+"""Most workers of the generated schedule: longer pipelines hold nearly the same shares."""
 
 
 @dataclass(frozen=True)
 class Flight:
-    """What a worker of a schedule holds at most.
+    """What the fullest worker of a schedule holds.
 
     Attributes:
-        microbatches: of the whole model. A pipeline of n workers by 1F1B holds n of an n-th: 1.
-        is_split: whether gradients of weights come late, so that all that they need waits for them,
-            and nothing is saved by computing it again.
-        copies: of the worker's share of the weights.
+        microbatches: activations, in microbatches of the whole model. 1F1B on n workers holds n
+            microbatches of 1/n of the model: 1.
+        is_split: whether gradients of weights are computed in a later action (W). All that they
+            need is then kept until W, so recomputation saves nothing.
+        copies: number of copies of every stage's weights; 2 for Chimera.
     """
 
     microbatches: float = 1.0
@@ -32,7 +33,7 @@ class Flight:
 
 
 def flight_of(setting: Setting, num: int) -> Flight:
-    """That of a setting's schedule with so many microbatches."""
+    """The flight of a setting's schedule with ``num`` microbatches."""
     if setting.family != "hybrid" or setting.pp == 1:
         return Flight()
     workers, rounds = min(setting.pp, MAX_WORKERS), min(ROUNDS, max(1, num // setting.pp))

@@ -1,4 +1,4 @@
-"""Guess: what a step takes and needs, from the setting alone; it sets the order of looking."""
+"""Guess: estimate time and memory of a step from the setting alone, to order the looks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ from superscaler_core.planners.auto.working import PASSES, Working
 from superscaler_core.planners.search.request import Request
 
 SENT, WIDE = 0.02, 4.0
-"""What cutting rows and columns costs for every device, and between hosts, as shares of a step."""
+"""Communication of plans that cut rows and columns, over the computing time.
+
+``SENT`` is per device of a group within a host, ``WIDE`` in all for a group across hosts.
+"""
 
 HIDDEN = 0.5
-"""The share of sums of gradients that computing hides, if they are overlapped."""
+"""Share of gradient reduction that computing hides if the two overlap."""
 
 FETCHING, FETCHING_CUT = 0.9, 0.3
-"""The share of a microbatch in which weights are fetched, if that is ahead of their use; and the
-same under tensor parallel, whose sums wait for it. In steps of GPT-3 and Swin on two and four hosts
-that were simulated it is 0.8 to 0.9, and 0.15 to 0.35."""
+"""Shares of a microbatch's computing that hide prefetches, without and with tensor parallelism.
+
+The all-reduces of tensor parallelism wait for prefetches. In simulated steps of GPT-3 and Swin on
+two and four hosts, the shares are 0.8 to 0.9, and 0.15 to 0.35.
+"""
 
 AGAIN: Mapping[Keep, float] = {
     Keep.EVERYTHING: 1.0,
@@ -34,35 +39,39 @@ AGAIN: Mapping[Keep, float] = {
     Keep.BLOCK_INPUTS: 1.34,
     Keep.STAGE_INPUT: 1.35,
 }
-"""What a step takes longer for what is computed again: a forward is a third of it."""
+"""Factors on the computing time for recomputation; a forward is a third of it."""
 
 FORWARD = 1 / 3
-"""The share of a turn without gradient."""
+"""Time of a forward without gradient over that of a forward and a backward."""
 
 AGAIN_HEAVY, AGAIN_PARTS = 1.15, 0.3
-"""The same of a model of which the blocks that keep most are in parts; and what is added to what a
-block takes if all are: parts are computed again one by one, after their block."""
+"""Recomputation by co-shard: the least factor for heavy blocks, and the addition for all blocks.
+
+The addition is needed because each part is recomputed once more after its block.
+"""
 
 GATHERS = 2
-"""How often a microbatch gathers fetched weights: in the forward and in the backward."""
+"""Gathers of fetched weights per microbatch: one in the forward and one in the backward."""
 
 HOST_TRIPS = 3
-"""The same between a device and its host, if weights are there; and as often the host reads or
-writes them, as it adds up gradients."""
+"""Transfers between device and host per microbatch, if weights are stored on the host.
+
+The host's memory is read or written as often, because the host accumulates gradients.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Estimates, in no direction, for one request, all from its smallest microbatches.
+    """Estimates (not bounds) for one request, from its smallest microbatches.
 
-    An op is as fast as one of the part that a device gets of it; every microbatch launches it.
-    Communication is that of the shipped plans, by its bytes (``Sending``).
+    An op runs at the speed of the part that one device computes, and is launched once per pass of a
+    microbatch. The communication is that of the shipped plans, by its bytes (``Sending``).
     """
 
     request: Request
 
     def secs(self, setting: Setting) -> float:
-        """What a step takes."""
+        """Seconds of a step."""
         request = self.request
         num = request.microbatches(setting.microbatch)
         work = self._working.sample_secs(setting.samples, setting.tp * setting.coshard)
@@ -74,7 +83,7 @@ class Guess:
         return busy * (1 + bubble) + self._weights_secs(setting, busy / num)
 
     def _cut_secs(self, setting: Setting) -> float:
-        """What all stages send in a microbatch, as ops are cut."""
+        """Seconds of a microbatch's communication in all stages, due to the cuts of ops."""
         sending, tp, dp = self._sending, setting.tp, setting.dp
         if setting.family in ROWS:
             share = WIDE if tp > self._per_host else SENT * tp
@@ -87,11 +96,11 @@ class Guess:
         return secs
 
     def _weights_secs(self, setting: Setting, microbatch_secs: float) -> float:
-        """What weights and gradients are sent for longer than computing hides."""
+        """Seconds per step of communicating weights and gradients that computing does not hide."""
         _, size, stride = replicas(setting)
         shared, dealt = self._holding.shared_bytes(setting), self._holding.dealt_bytes(setting)
         profile = self.request.profile
-        # An all-reduce is a scatter and a gather.
+        # An all-reduce is a reduce-scatter and an all-gather of equal time.
         gather = self._sending.all_reduce_secs(shared, size, stride) / 2
         scatter = self._gradient_share * gather
         if setting.zero == 3:
@@ -103,16 +112,16 @@ class Guess:
             hidden = most * microbatch_secs if setting.prefetch else 0.0
             longer = self._longer_secs(setting, each, hidden)
             return self.request.microbatches(setting.microbatch) * longer
-        # States that are shared update pieces of weights, which are gathered as they are.
+        # With sharded states, updated pieces of weights are gathered in the weights' dtype.
         secs = scatter + (gather if setting.zero else scatter)
         host_secs = (shared + dealt) / profile.host_bytes_per_sec if setting.offload else 0.0
         return secs * (HIDDEN if setting.reductions else 1.0) + 2 * host_secs
 
     def _longer_secs(self, setting: Setting, secs: float, hidden_secs: float) -> float:
-        """What fetching takes longer than it is hidden, block by block.
+        """Seconds of fetching weights that computing does not hide, summed over blocks.
 
-        Only computing of its neighbours hides what is fetched of a block, and in many models of
-        images the first blocks compute longest, while the last have most weights.
+        Only the computing of neighbouring blocks hides the fetching of a block. In many image
+        models, the first blocks compute longest and the last ones have most weights.
         """
         num_bytes = self._holding.layer_bytes(setting)
         each = secs / max(1, sum(num_bytes))
@@ -120,16 +129,16 @@ class Guess:
         return sum(max(0.0, each * fetched - hidden_secs * share) for fetched, share in shares)
 
     def num_bytes(self, setting: Setting) -> float:
-        """What the fullest device needs."""
+        """Bytes on the fullest device."""
         return self._holding.num_bytes(setting)
 
     def smaller_bytes(self, setting: Setting, peak_bytes: float, changed: Setting) -> float:
-        """The same of a changed setting, given what was seen without the change."""
+        """Bytes on the fullest device under ``changed``, if ``setting`` needs ``peak_bytes``."""
         return self._holding.smaller_bytes(setting, peak_bytes, changed)
 
     @cached_property
     def _gradient_share(self) -> float:
-        """Bytes of gradients, which are summed in the masters' dtype, over those of weights."""
+        """Bytes of gradients over bytes of weights; gradients have the master weights' dtype."""
         bounds = Bounds(self.request)
         return bounds.gradient_bytes / max(1.0, bounds.trained_bytes[0])
 
@@ -160,7 +169,7 @@ class Guess:
 
 
 def _again(setting: Setting) -> float:
-    """What is computed again; a co-shard's parts are, so that one is kept at a time."""
+    """The factor of recomputation; co-shard always recomputes its parts, to keep one at a time."""
     if setting.heavy:
         return max(AGAIN[setting.keep], AGAIN_HEAVY)
     if setting.coshard > 1:

@@ -1,4 +1,4 @@
-"""Holding: what the fullest device needs under a setting, by degrees and bytes alone."""
+"""Holding: estimate the memory of the fullest device from degrees and bytes alone."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from superscaler_core.planners.auto.traits import Traits, traits_of
 from superscaler_core.planners.search.request import Request
 
 FETCHED_BLOCKS, COPIES = 2, 3
-"""Blocks whose weights are there at once, if they are fetched, and how often: as weights, as
-gradients, and in buffers of communication."""
+"""Blocks whose fetched weights are held at once, and their copies: weights, gradients, buffers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """Estimates for one request, in no direction, from its two smallest microbatches."""
+    """Estimates (not bounds) for one request, from its two smallest microbatches."""
 
     request: Request
 
     def num_bytes(self, setting: Setting) -> float:
-        """All that the fullest device holds."""
+        """Bytes on the fullest device."""
         return self.stored_bytes(setting) + self.kept_bytes(setting)
 
     def smaller_bytes(self, setting: Setting, peak_bytes: float, changed: Setting) -> float:
-        """The same of a changed setting, given what was seen without the change."""
+        """Bytes on the fullest device under ``changed``, if ``setting`` needs ``peak_bytes``."""
         kept = peak_bytes - self.stored_bytes(setting)
         share = self.kept_bytes(changed) / self.kept_bytes(setting)
         return self.stored_bytes(changed) + max(0.0, kept) * share
@@ -36,7 +35,7 @@ class Holding:
     # --- weights --------------------------------------------------------------------------------
 
     def stored_bytes(self, setting: Setting) -> float:
-        """Weights, gradients and states of the fullest stage, which has the words of the model."""
+        """Bytes of weights, gradients and states of the fullest stage, with all word tables."""
         weights, states = self._bounds.trained_bytes
         states_per_byte = states / weights if weights else 0.0
         held, size = self.held_bytes(setting), replicas(setting)[1]
@@ -50,11 +49,11 @@ class Holding:
         return both * held + states * (pieces if setting.zero else held)
 
     def held_bytes(self, setting: Setting) -> float:
-        """Weights that a device computes with."""
+        """Bytes of the weights with which a device computes."""
         return self.shared_bytes(setting) + self.dealt_bytes(setting)
 
     def shared_bytes(self, setting: Setting) -> float:
-        """Weights that a device computes with, as its replicas do."""
+        """Bytes of the weights with which a device and its replicas compute."""
         weights, cut = self._bounds.trained_bytes[0], self._cut(setting)
         if setting.family == "interlaced":
             return weights / cut
@@ -62,13 +61,13 @@ class Holding:
         return self._words_bytes(setting) + (weights - self._traits.word_bytes - dealt) / cut
 
     def dealt_bytes(self, setting: Setting) -> float:
-        """Weights of experts that are dealt out: no replica has them, so they are not fetched."""
+        """Bytes of a device's own experts under expert parallelism; they are never fetched."""
         if not setting.experts:
             return 0.0
         return self._traits.expert_bytes / setting.dp / self._cut(setting)
 
     def layer_bytes(self, setting: Setting) -> tuple[int, ...]:
-        """Weights of each block, before it is cut, of which replicas have the same."""
+        """Bytes of each block's weights that all replicas have, before tensor parallelism."""
         return self._traits.shared_layer_bytes if setting.experts else self._traits.layer_bytes
 
     def _cut(self, setting: Setting) -> float:
@@ -78,7 +77,7 @@ class Holding:
         return self._traits.word_bytes / (setting.tp if setting.vocabulary else 1)
 
     def _fetched_bytes(self, setting: Setting) -> float:
-        """Weights that are there at once, if they are fetched: words, or the largest blocks."""
+        """Most bytes of fetched weights at once: the word tables, or neighbouring blocks."""
         layers = self.layer_bytes(setting)
         runs = (sum(layers[i : i + FETCHED_BLOCKS]) for i in range(len(layers)))
         return max(self._words_bytes(setting), max(runs) * setting.pp / replicas(setting)[0])
@@ -86,7 +85,7 @@ class Holding:
     # --- what backwards need --------------------------------------------------------------------
 
     def kept_bytes(self, setting: Setting) -> float:
-        """What backwards need; some of it, such as masks, does not grow with the microbatch."""
+        """Bytes that backwards need; some, such as masks, do not grow with the microbatch."""
         flight, sizes = self._flight(setting), [*self._kept]
         first = self._kept[sizes[0]].num_bytes(setting, flight)
         if len(sizes) == 1:
@@ -99,7 +98,7 @@ class Holding:
 
     @cached_property
     def _kept(self) -> dict[int, Kept]:
-        """Of microbatches of one size or two, by the size."""
+        """The estimates for one or two sizes of microbatches, by size in samples."""
         request = self.request
         return {n: Kept(traits_of(request.graph_of(n))) for n in request.samples[:2]}
 
@@ -113,7 +112,7 @@ class Holding:
 
 
 def replicas(setting: Setting) -> tuple[int, int, int]:
-    """Into how many parts weights are cut, how many devices have each, and how far apart."""
+    """Parts into which weights are cut, devices that hold each part, and these devices' stride."""
     if setting.family in ROWS:
         return setting.pp, setting.dp * setting.tp, 1
     return setting.pp * setting.tp, setting.dp, setting.tp

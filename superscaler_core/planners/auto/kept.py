@@ -1,4 +1,4 @@
-"""Kept: what backwards need of a microbatch under a setting, by degrees and bytes alone."""
+"""Kept: estimate what backwards need of a microbatch, from degrees and bytes alone."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from superscaler_core.planners.auto.setting import ROWS, Setting
 from superscaler_core.planners.auto.traits import Traits, heavy_blocks, kept_sizes
 
 SEGMENTS = 4.0
-"""How often the bytes of all inputs of blocks are kept, if segments between communications are
-computed again; without communication in a block it is one segment."""
+"""Bytes kept under ``SEGMENT_INPUTS`` over the bytes of all blocks' inputs, if blocks communicate.
+
+Without communication, a block is one segment.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Estimates, in no direction, for the microbatch of one graph.
+    """Estimates (not bounds) for the microbatch of one graph.
 
     Attributes:
-        traits: of the model, with a microbatch of some size.
+        traits: traits of the graph.
     """
 
     traits: Traits
 
     def num_bytes(self, setting: Setting, flight: Flight) -> float:
-        """What backwards need, if a replica computes the graph's microbatch.
+        """Bytes that backwards need, if each replica computes the graph's microbatch.
 
-        The fullest moment is either in the backward of what is behind the blocks, or in that of a
-        block.
+        The fullest moment is in the backward of the ops behind the blocks, or in that of a block.
 
         Args:
-            setting: of the plan.
-            flight: of its schedule.
+            setting: the plan's setting.
+            flight: what its schedule makes a worker hold.
         """
 
         def own(whole: float, cut: float) -> float:
@@ -54,14 +55,14 @@ class Kept:
         return (flight.microbatches * kept + max(behind, block)) * (2 if setting.duplex else 1)
 
     def _gathered_bytes(self, setting: Setting) -> float:
-        """What maps read of which every device has some tokens: it is gathered and kept so."""
+        """Bytes of linear maps' inputs that sequence parallelism gathers: they are kept whole."""
         is_kept = setting.keep not in (Keep.BLOCK_INPUTS, Keep.STAGE_INPUT)
         if not (setting.sequence and is_kept and setting.coshard == 1):
             return 0.0
         return self.traits.summed_bytes
 
     def _kept(self, setting: Setting) -> tuple[float, float]:
-        """What is kept from forwards, as ``_kinds``."""
+        """Bytes kept from forwards to backwards, as in ``_kinds``."""
         whole, cut = self._light if setting.heavy else self._blocks
         if setting.keep is Keep.STAGE_INPUT:
             return setting.pp / self.traits.num_layers * self._input_bytes, 0.0
@@ -76,7 +77,7 @@ class Kept:
         return whole, cut
 
     def _computed_again(self, setting: Setting) -> tuple[float, float]:
-        """What is there at once of what is computed again: a block, or a stage, or a part."""
+        """Most recomputed bytes at once: a block, a stage or a co-shard part; as in ``_kinds``."""
         whole, cut = self._largest
         if setting.keep is Keep.EVERYTHING:
             return 0.0, cut / setting.coshard if setting.coshard > 1 else 0.0
@@ -90,36 +91,36 @@ class Kept:
 
     @cached_property
     def _left_by_attentions(self) -> float:
-        """The share of what has features that is not made and kept by ops of attentions."""
+        """The share of kept bytes with cut features that ops outside attentions make."""
         attentions = sum(map(self._made_inside, self.traits.attentions))
         return 1 - attentions / max(1, self._kinds()[1])
 
     def _made_inside(self, ops: OpGroup) -> int:
-        """Bytes with features that some ops keep of what they make."""
+        """Bytes with cut features that ``ops`` keep of tensors that they make themselves."""
         inside, maker = {*ops}, self.traits.graph.producer
         kept = kept_sizes(self.traits.graph, ops)
         return self._split((tensor, size) for tensor, size in kept if maker[tensor] in inside)[1]
 
     @cached_property
     def _working(self) -> tuple[int, int]:
-        """The most gradients that are there at once in a block, as ``_kinds``."""
+        """Most bytes of gradients of one op's activations in a block, as in ``_kinds``."""
         ops = (op for layer in self.traits.blocks.layers for op in layer)
         return max(map(self._gradients, ops), key=sum)
 
     def _gradients(self, op: Op) -> tuple[int, int]:
-        """Those of what an op reads and makes, as ``_kinds``."""
+        """Bytes of gradients of the activations that an op reads and makes, as in ``_kinds``."""
         tensors = {*op.inputs, *op.outputs} - {*op.parameters}
         return self._split((t, t.num_bytes) for t in tensors if t.requires_grad)
 
     @cached_property
     def _behind_bytes(self) -> int:
-        """What the ops behind all blocks keep, and the most of their gradients at once."""
+        """Bytes that the ops behind all blocks keep, plus the gradients of the largest op."""
         gradients = (sum(self._gradients(op)) for op in self.traits.blocks.behind)
         return sum(self._behind) + max(gradients, default=0)
 
     @cached_property
     def _input_bytes(self) -> int:
-        """What all blocks read that others make; what many read is kept once."""
+        """Bytes that blocks read and other ops make; a tensor with many readers counts once."""
         found = set()
         for ops in self.traits.blocks.layers:
             inside = {*ops}
@@ -130,7 +131,7 @@ class Kept:
 
     @cached_property
     def _light(self) -> tuple[int, int]:
-        """What blocks keep but those that keep most, as ``_kinds``."""
+        """Bytes that all but the heavy blocks keep, as in ``_kinds``."""
         blocks = self.traits.blocks
         heavy = [self._kinds(blocks.layers[i]) for i in heavy_blocks(blocks)]
         whole, cut = self._blocks
@@ -138,22 +139,22 @@ class Kept:
 
     @cached_property
     def _blocks(self) -> tuple[int, int]:
-        """What all ops keep that are not behind the blocks, as ``_kinds``."""
+        """Bytes that all ops keep that are not behind the blocks, as in ``_kinds``."""
         (whole, cut), (behind_whole, behind_cut) = self._kinds(), self._behind
         return max(0, whole - behind_whole), max(0, cut - behind_cut)
 
     @cached_property
     def _behind(self) -> tuple[int, int]:
-        """The same of the ops behind all blocks, such as those with the scores of words."""
+        """Bytes that the ops behind all blocks keep, such as the scores of words."""
         return self._kinds(self.traits.blocks.behind)
 
     @cached_property
     def _largest(self) -> tuple[int, int]:
-        """The same of the block that keeps most."""
+        """Bytes that the heaviest block keeps, as in ``_kinds``."""
         return max(map(self._kinds, self.traits.blocks.layers), key=sum)
 
     def _kinds(self, ops: OpGroup | None = None) -> tuple[int, int]:
-        """Bytes that some ops, or all, keep without and with features that tensor parallel cuts."""
+        """Bytes that ``ops`` (or all) keep, without and with features that tensor parallel cuts."""
         return self._split(kept_sizes(self.traits.graph, ops))
 
     @cached_property

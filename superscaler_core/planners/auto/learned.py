@@ -1,9 +1,9 @@
-"""Learned: what guesses of settings are off by, from the settings that were looked at.
+"""Learned: the errors of guesses, learned from the settings that were looked at.
 
-A Gaussian process over the logarithm of what was seen over what was guessed. What is alike for all
-settings shows after a few; what a choice adds everywhere (the linear part of the kernel) and what
-some choices do together (its other part) after some more. Far from all that was seen the deviation
-is wide, so a search for the largest expected improvement tries what it does not know.
+A Gaussian process over ``log(seen / guessed)``. An error that all settings share is learned from a
+few of them. The error of a choice (the linear part of the kernel) and of choices together (the
+squared exponential part) needs some more. Far from all seen settings the standard deviation is
+large, so a search for the largest expected improvement also tries unknown settings.
 
 Source of the formulas: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2.2.
 """
@@ -24,28 +24,30 @@ from superscaler_core.planners.auto.setting import Setting
 Floats = NDArray[np.float64]
 
 COMMON, LAYOUT, CHOICE, TOGETHER, NOISE = 0.5, 0.1, 0.06, 0.1, 0.01
-"""Standard deviations, as shares: of what is alike for all settings; of what a layout of the
-devices has of its own; of what a choice adds; of what choices do together; and of what the place of
-a setting does not tell."""
+"""Standard deviations of the parts of an error's logarithm.
+
+The parts are common to all settings, to a layout of the devices, to a choice, and to choices
+together; ``NOISE`` is what the place of a setting does not explain.
+"""
 
 ALIKE = 2.0
-"""How many choices settings differ in that still tell much of each other."""
+"""Length scale of the squared exponential, in choices that differ."""
 
 NUM_LAYOUT = 4
-"""Coordinates of a place that name its layout."""
+"""Number of coordinates, at the start of a place, that name the layout."""
 
 MINOR = 0.4
-"""A choice that changes little, as a share of one: what is overlapped, and how words are cut."""
+"""Coordinate of a choice with a small effect, in place of 1: overlap, or how words are cut."""
 
 LEAST = 0.1
-"""The same of what hardly ever changes anything: whether two blocks' weights are fetched ahead."""
+"""Coordinate of a choice with hardly any effect: whether two blocks' weights are prefetched."""
 
 MAX_SEEN = 400
-"""Settings that are learned from; of more, the latest."""
+"""Number of settings to learn from, the latest ones."""
 
 
 def place(setting: Setting) -> Floats:
-    """Where a setting is: its layout, then a coordinate for every choice, one for a doubling."""
+    """The coordinates of a setting: its layout, then one per choice; doubling a degree adds 1."""
     degrees = (setting.tp, setting.pp, setting.samples, setting.chunks, setting.coshard)
     switches = (
         setting.heavy, setting.zero > 0, setting.zero == 3, setting.offload, setting.sequence,
@@ -77,11 +79,11 @@ _SCHEDULES = ("zero-bubble", "zero-bubble-h2", "zero-bubble-v", "chimera", "dual
 
 @dataclass(frozen=True)
 class Expected:
-    """Logarithms of factors on guesses, one for every place that was asked for.
+    """Predicted logarithms of the factors on guesses, one for every place asked for.
 
     Attributes:
-        mean: what is expected.
-        deviation: the standard deviation of it.
+        mean: expected values.
+        deviation: standard deviations.
     """
 
     mean: Floats
@@ -89,10 +91,10 @@ class Expected:
 
 
 class Learned:
-    """Factors on guesses, learned from those of some settings.
+    """A model of the factors on guesses, learned from the settings that were seen.
 
     Args:
-        scale: of all deviations: how rough the guesses are.
+        scale: factor on all standard deviations; larger for rougher guesses.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -101,13 +103,13 @@ class Learned:
         self._solved: _Solved | None = None
 
     def see(self, setting: Setting, factor: float) -> None:
-        """What was seen of a setting, over what was guessed; what was known of it is forgotten."""
+        """Record ``factor``, seen over guessed, for a setting, in place of an earlier record."""
         self._seen.pop(setting, None)
         self._seen[setting] = place(setting), log(factor)
         self._solved = None
 
     def at(self, places: Sequence[Floats]) -> Expected:
-        """What to expect of settings, by their places."""
+        """The prediction for settings, by their places."""
         asked = np.array(places)
         variance = _variance(asked)
         if not self._seen:
@@ -122,12 +124,12 @@ class Learned:
 
 @dataclass(frozen=True)
 class _Solved:
-    """What was seen, as it is asked for again and again.
+    """The factorized covariance of the seen settings, which all predictions reuse.
 
     Attributes:
-        places: where it was seen.
-        root: of the covariance, lower triangular.
-        told: the inverse of the root, times what was seen.
+        places: places of the seen settings, ``[n, d]``.
+        root: lower Cholesky factor of their covariance, ``[n, n]``.
+        told: inverse of ``root`` times the seen logarithms, ``[n]``.
     """
 
     places: Floats
@@ -144,7 +146,7 @@ def _solved(seen: Sequence[tuple[Floats, float]]) -> _Solved:
 
 
 def _covariance(a: Floats, b: Floats) -> Floats:
-    """Of factors at places, (n, d) with (m, d): (n, m)."""
+    """Prior covariance of the logarithms at two lists of places, [n, d] and [m, d]: [n, m]."""
     is_layout: Floats = 1.0 * (a[:, None, :NUM_LAYOUT] == b[None, :, :NUM_LAYOUT]).all(-1)
     a, b = a[:, NUM_LAYOUT:], b[:, NUM_LAYOUT:]
     products: Floats = a @ b.T
@@ -154,6 +156,6 @@ def _covariance(a: Floats, b: Floats) -> Floats:
 
 
 def _variance(a: Floats) -> Floats:
-    """The diagonal of the covariance of places with themselves."""
+    """The diagonal of ``_covariance(a, a)``."""
     own: Floats = (a[:, NUM_LAYOUT:] ** 2).sum(1)
     return COMMON**2 + LAYOUT**2 + CHOICE**2 * own + TOGETHER**2

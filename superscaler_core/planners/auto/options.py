@@ -1,4 +1,4 @@
-"""Options: the settings that a model and a cluster allow, and the moves from one to others."""
+"""Options: the settings that a model and a cluster allow, and the moves between settings."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Request
 
 MAX_SAMPLES = 32
-"""Samples of a microbatch and replica: more gain nothing, and keep pipelines empty."""
+"""Most samples per microbatch and replica: more gain nothing, and leave pipelines empty."""
 
 MAX_PARTS = 8
-"""Parts of an attention or MLP on a device, as in the studies."""
+"""Most co-shard parts of an attention or MLP on a device, as in the studies."""
 
 
 KEPT_LESS = (Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
-"""What settings that are looked at first may keep, if not all."""
+"""Levels that a setting with which a search begins may have, besides ``EVERYTHING``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """What may be chosen for one request.
+    """The space of settings for one request.
 
     Attributes:
-        request: what is asked.
-        traits: of its model.
+        request: the model, cluster and step.
+        traits: traits of the model.
     """
 
     request: Request
     traits: Traits
 
     def roots(self) -> Iterator[Setting]:
-        """Every way to lay out the devices and the weights.
+        """Settings for every layout of the devices and the weights.
 
-        Microbatches, and what is kept, are those that are guessed to be the fastest of all that
-        there is memory for.
+        Each has the microbatch size and the recomputation guessed to be the fastest within memory.
         """
         for family, lay_out in LAYOUTS.items():
             for chosen in lay_out(self):
@@ -51,10 +50,10 @@ class Options:
                     yield from self._sized(replace(setting, **storage))
 
     def _sized(self, setting: Setting) -> Iterator[Setting]:
-        """The same with the best size of microbatches, if there is one; the least if none fits.
+        """The setting with the best microbatch size; with the smallest one if none seems to fit.
 
-        Tokens are cut where that saves the memory that is short. What keeps less is another one, if
-        nothing fits that keeps all, or if it seems faster.
+        Sequence parallelism is chosen as well, where it seems to help. A setting that recomputes is
+        added if nothing fits that keeps everything, or if it seems faster.
         """
         cuts = (False, True) if _may_cut_tokens(self, setting) else (False,)
         every = [
@@ -70,18 +69,18 @@ class Options:
             yield whole
 
     def _fastest(self, settings: Iterable[Setting]) -> Setting | None:
-        """The fastest by its guess, of those that fit by theirs."""
+        """The setting with the least guessed time among those guessed to fit in memory."""
         memory_bytes = self.request.memory_bytes
         fit = (each for each in settings if self.guess.num_bytes(each) <= memory_bytes)
         return min(fit, key=self.guess.secs, default=None)
 
     @cached_property
     def guess(self) -> Guess:
-        """What steps take and need."""
+        """Estimates of time and memory of settings."""
         return Guess(self.request)
 
     def _with_defaults(self, setting: Setting) -> Setting:
-        """What saves memory and costs nearly nothing is on at first; moves may turn it off."""
+        """Turn on what saves memory and costs nearly nothing; moves may turn it off."""
         is_shared = setting.dp > 1 or setting.family in ("axial", "spatial")
         return replace(
             setting,
@@ -91,12 +90,12 @@ class Options:
         )
 
     def has_experts(self, setting: Setting) -> bool:
-        """Whether experts can be dealt out to the replicas."""
+        """Whether expert parallelism over the replicas is possible."""
         num = self.traits.num_experts
         return setting.family == "hybrid" and setting.dp > 1 and num > 0 and num % setting.dp == 0
 
     def allows(self, setting: Setting) -> bool:
-        """Whether a step can be cut so."""
+        """Whether the setting's microbatches and stages are possible for this request."""
         request = self.request
         if setting.microbatch not in request.samples:
             return False
@@ -172,7 +171,7 @@ LAYOUTS: dict[str, Callable[[Options], Iterator[Setting]]] = {
     "interlaced": _interlaced,
     "spatial": _spatial,
 }
-"""How devices may be laid out, by family; nothing where a model does not have what it needs."""
+"""By family, the layouts of the devices; empty if the model does not allow the family."""
 
 
 STORAGES: tuple[Mapping[str, Any], ...] = (
@@ -180,8 +179,10 @@ STORAGES: tuple[Mapping[str, Any], ...] = (
     {"zero": 3, "prefetch": 1, "reductions": True, "offload": True},
     {"offload": True},
 )
-"""Where weights may be besides, if there are replicas. They leave memory for larger microbatches,
-so what they are worth is not seen by a look at the same ones."""
+"""Further storage of weights, if there are replicas.
+
+Each is a root of its own, because its gain is mainly the memory for larger microbatches.
+"""
 
 
 # --- moves --------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ Move = Callable[[Options, Setting], Iterator[Setting]]
 
 
 def _values(name: str, *values: Any, when: Callable[[Options, Setting], bool]) -> Move:
-    """A move that gives an attribute other values."""
+    """A move that sets an attribute to each of ``values``, where ``when`` holds."""
 
     def move(options: Options, setting: Setting) -> Iterator[Setting]:
         if when(options, setting):
@@ -217,20 +218,20 @@ def _may_cut_tokens(options: Options, setting: Setting) -> bool:
 
 
 def _scaled(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Microbatches of twice or half as many samples."""
+    """Double or halve the microbatch."""
     for samples in (2 * setting.samples, setting.samples // 2):
         if samples:
             yield replace(setting, samples=samples)
 
 
 def _in_half(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Microbatches of half as many samples."""
+    """Halve the microbatch."""
     if setting.samples > 1:
         yield replace(setting, samples=setting.samples // 2)
 
 
 def _scheduled(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Other orders of a pipeline."""
+    """Other pipeline schedules."""
     if not _in_pipeline(options, setting):
         return
     for chunks in (1, 2, 4):
@@ -240,21 +241,21 @@ def _scheduled(options: Options, setting: Setting) -> Iterator[Setting]:
 
 
 def _kept(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Keep more: what is kept is not computed again."""
+    """Keep more activations, to recompute less."""
     levels = list(Keep)
     for keep in levels[: levels.index(setting.keep)]:
         yield replace(setting, keep=keep)
 
 
 def _in_half_and_kept(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Microbatches of half as many samples, with what they need less spent on keeping more."""
+    """Halve the microbatch, and spend the saved memory on keeping more."""
     for halved in _in_half(options, setting):
         yield from _kept(options, halved)
         yield from _in_fewer_parts(options, halved)
 
 
 def _in_more_parts(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Co-shard: twice as many parts of all blocks, or of those that keep most."""
+    """Co-shard with twice as many parts, of all blocks or only of the heavy ones."""
     if setting.family != "hybrid" or not options.traits.has_features:
         return
     if setting.heavy:
@@ -267,7 +268,7 @@ def _in_more_parts(options: Options, setting: Setting) -> Iterator[Setting]:
 
 
 def _in_fewer_parts(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Fewer parts, or parts of fewer blocks, or parts that keep all: parts only save memory."""
+    """Less co-shard, which only saves memory: fewer parts, in fewer blocks, or that keep all."""
     if setting.coshard == 1:
         return
     half = setting.coshard // 2
@@ -279,14 +280,14 @@ def _in_fewer_parts(options: Options, setting: Setting) -> Iterator[Setting]:
 
 
 def _overlapped(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Weights fetched ahead and gradients reduced in the backward, or neither."""
+    """Weights prefetched and gradients reduced during the backward, or neither."""
     if _has_replicas(options, setting):
         for prefetch, reductions in ((0, False), (1, True), (2, True)):
             yield replace(setting, prefetch=prefetch, reductions=reductions)
 
 
 def _sharded(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Share nothing, states, or weights too, which are then fetched ahead or not."""
+    """Other ZeRO stages; stage 3 also with two blocks' weights prefetched."""
     if _has_replicas(options, setting):
         for zero in (0, 1, 3):
             yield replace(setting, zero=zero)
@@ -314,7 +315,7 @@ MOVES: tuple[Move, ...] = (
     _values("duplex", True, False, when=lambda o, s: s.tp > 1 or s.experts),
     _values("offload", False, when=lambda o, s: s.offload),
 )  # fmt: skip
-"""Changes of a setting that fits; which comes first is told by ``Learned``."""
+"""Changes of a setting that fits; ``Ranking`` orders them."""
 
 SAVINGS: tuple[Move, ...] = (
     _values("keep", Keep.ATTENTION_ONLY, when=lambda o, s: s.keep is Keep.EVERYTHING),
@@ -328,4 +329,4 @@ SAVINGS: tuple[Move, ...] = (
     _in_half,
     _values("offload", True, when=lambda o, s: s.zero > 0),
 )  # fmt: skip
-"""Changes of a setting that lacks memory; which comes first is told by ``Guess``."""
+"""Changes of a setting that lacks memory; ``Guess`` selects those that may fit."""

@@ -1,18 +1,18 @@
-"""Others: the candidates of all other planners, which wait with auto's, and auto's changes of them.
+"""Others: the candidates of all other planners, and auto's changes of them, which wait with auto's.
 
-Given time auto has looked at whatever another planner proposes, and at what that is followed by. In
-which order is a heuristic; a candidate's ``cost`` says how much is to be saved up for it.
+With enough time, auto looks at all candidates of another planner, and at those that follow them.
+Their order is a heuristic; a candidate's ``cost`` is the number of looks to be saved up for it.
 
-- Its first candidate has microbatches of about one sample a device. It is guessed to take the lower
-  bound of a step, with recomputation where memory is too small for less, and ``PATIENCE`` longer
-  for each second that the planner is expected to think: cheap planners come first, slow ones
-  late, and what was the best of no cell yet after nearly all else.
-- The next one is guessed to be nearly as fast as its planner's best so far; after each that cannot
-  be, a fifth slower than the last guess.
-- One that fits is followed by changes (``Change``), as settings are; what a planner finds that was
-  found before, by its time and memory, is not.
+- A planner's first candidate has microbatches of about one sample per device. Its guess is the
+  lower bound of a step, with recomputation where memory requires it, plus the share ``PATIENCE``
+  per second that the planner is expected to think. So fast planners come first and slow ones late;
+  planners that were never the best in ``bench.search`` come last.
+- The next candidate is guessed to be nearly as fast as the planner's best so far; while none was
+  possible, a fifth slower than the previous guess.
+- A candidate that fits is followed by changes (``Change``), as settings are. It is not, if its time
+  and memory equal those of an earlier trial.
 
-Planners think where a candidate is looked at, in a worker if there are any.
+A planner runs where its candidate is looked at: in a worker process if there are any.
 """
 
 from __future__ import annotations
@@ -40,44 +40,49 @@ LAZY_SECS: Mapping[str, float] = {
     "alpa_intra": 8, "unity": 8, "hidup": 10,
     "tofu": 3, "tarnawski": 30, "pipedream": 30, "pipedream_hierarchical": 30, "flexflow": 50,
 }  # fmt: skip
-"""Planners that propose at once and think where a candidate is filled, with the seconds that this
-takes them for a thousand ops and eight devices; tenfold for those that were the best other planner
-in no cell of ``bench.search``."""
+"""Seconds that planners think when a candidate is filled, for 1000 ops and 8 devices.
+
+They are multiplied by 10 for planners that were never the best beside auto in ``bench.search``.
+"""
 
 OTHER_SECS: Mapping[str, float] = {
     "alpa_hierarchical": 8, "mesh_tf": 50, "earliest_finish": 100, "min_cut": 100,
 }  # fmt: skip
-"""The same of planners that think before they propose."""
+"""The same seconds for planners that think before they propose."""
 
 UNKNOWN_SECS = 20.0
-"""Of a planner that is in no table."""
+"""The same seconds for a planner that is in neither table."""
 
 LOOKS_A_SEC = 3.0
-"""Looks at settings in a second, where that is what planners take."""
+"""Usual looks per second, to convert thinking time into ``Candidate.cost``."""
 
 PATIENCE = 0.03
-"""What a second of thinking adds to a guess, as a share of the bound."""
+"""Addition to a planner's first guess per second of thinking, as a share."""
 
 NEEDS: Mapping[str, Callable[[Traits], bool]] = {
     "hidup": lambda traits: traits.num_experts > 0,
     "mesh_2d": lambda traits: traits.has_features,
     "terapipe": lambda traits: traits.has_tokens,
 }
-"""What a model needs for a planner, or a plan by hand, to be worth its time."""
+"""Traits without which a planner, or a plan of ``by_hand``, is put last."""
 
 LAST = 10.0
-"""The guess for what is worth no time, in bounds. So are plans by hand that are not in ``NEEDS``:
-settings come near to them."""
+"""Addition to the first guess of what is put last, as a share.
+
+Plans of ``by_hand`` that are not in ``NEEDS`` are put last too: settings come near to them.
+"""
 
 CHANGED, NEXT, DEARER = 1.02, 1.05, 1.2
-"""Guesses of what a step takes, as shares: after a change; for a planner's next candidate, of its
-best so far; and after a change that only saves memory, for what a planner says to look at instead,
-or where it has found nothing yet.
-Above 1, so that moves of a setting that is as fast come first: there are more, and they gain
-more."""
+"""Factors that give the guess for the step of a following candidate.
+
+``CHANGED`` is on the trial's step, after a change. ``NEXT`` is on the planner's best step, for its
+next candidate. ``DEARER`` is on the last guess: after a change that only saves memory, for what the
+planner itself lets follow, and for its next candidate while none was possible. All are above 1, so
+that moves of an equally fast setting come first: these are more, and gain more.
+"""
 
 FAR = 2.0
-"""How often too much memory has to be needed that only the most saving change is tried."""
+"""Multiple of the memory beyond which a plan is followed by the most saving change only."""
 
 _searches = count()
 
@@ -90,13 +95,13 @@ class Others:
     """The candidates of other planners for one request.
 
     Args:
-        request: what is asked.
-        traits: of its model.
-        bounds: of the request.
-        planners: by name.
+        request: the model, cluster and step.
+        traits: traits of the model.
+        bounds: lower bounds of the request.
+        planners: the planners by name.
 
     Attributes:
-        results: times and memory of all that auto has seen.
+        results: step time and memory of all trials that auto has seen.
     """
 
     def __init__(
@@ -106,7 +111,7 @@ class Others:
         bounds: Bounds,
         planners: Mapping[str, SearchPlanner],
     ) -> None:
-        # What is sent to workers has no graphs; they have them.
+        # sPrograms are sent to workers, which have the graphs already.
         self._request = replace(request, graph_of=_no_graph, captured=None)
         self._traits, self._planners = traits, planners
         self.bound_secs = bounds.secs(Setting())
@@ -118,7 +123,7 @@ class Others:
         self.results: set[tuple[float, int]] = set()
 
     def roots(self) -> Iterator[Candidate]:
-        """The first candidate of every planner, and of every plan by hand."""
+        """The first candidate of every planner, and of every plan of ``by_hand``."""
         for name, planner in self._planners.items():
             if name not in LAZY_SECS:
                 yield from _Row(self, name, planner, _secs(name)).next(self._guess_secs(name))
@@ -133,11 +138,11 @@ class Others:
                 yield from _Row(self, row, near, _secs(name)).next(first)
 
     def distance(self, samples: int) -> float:
-        """From microbatches of one sample a device."""
+        """Distance of a microbatch size from one sample per device, in doublings."""
         return abs(log2(samples / len(self._request.devices)))
 
     def asked(self, row: _Row, planner: SearchPlanner) -> Iterator[Candidate]:
-        """What a planner proposes that thinks before: a number after the other, of every size."""
+        """Candidates of a planner that thinks first: for every size, its proposals by number."""
         for samples in sorted(self._request.samples, key=self.distance):
             row.is_spent = False
             for number in count():
@@ -147,7 +152,7 @@ class Others:
                     break
 
     def _guess_secs(self, name: str, row: str = "") -> float:
-        """Of a planner's first candidate."""
+        """The guess for a planner's first candidate, in seconds of a step."""
         size = len(self._traits.graph.ops) / 1000 * len(self._request.devices) / 8
         secs = _secs(name) * size
         needs = NEEDS.get(row or name)
@@ -157,16 +162,16 @@ class Others:
 
 
 def _secs(name: str) -> float:
-    """What a planner thinks, for a thousand ops and eight devices."""
+    """Thinking time of a planner for 1000 ops and 8 devices, in seconds."""
     return {**LAZY_SECS, **OTHER_SECS}.get(name, UNKNOWN_SECS)
 
 
 class _Row:
-    """The candidates of one planner, of which the next one follows what came of the last.
+    """The sequence of one planner's candidates; the next is queued after the trial of the last.
 
     Attributes:
-        name: of the planner, or of a plan by hand.
-        is_spent: whether a planner that was asked for a number had no such proposal.
+        name: name of the planner, or of a plan of ``by_hand``.
+        is_spent: whether the last trial failed because the planner had no more proposals.
     """
 
     def __init__(
@@ -183,7 +188,7 @@ class _Row:
             yield self._own(candidate, guess_secs, is_next=True)
 
     def _own(self, given: Candidate, guess_secs: float, *, is_next: bool) -> Candidate:
-        """The planner's candidate in the queue; ``is_next`` if the row goes on behind it."""
+        """A planner's candidate for auto's queue; if ``is_next``, the row's next one follows it."""
 
         def follow(trial: Trial) -> Iterator[Candidate]:
             self.is_spent = trial.problem.startswith(SPENT)
@@ -206,13 +211,13 @@ class _Row:
     def _changes(
         self, own: Candidate, change: Change, seen: set[Change], trial: Trial
     ) -> Iterator[Candidate]:
-        """The planner's candidate with one change more than the one of the trial.
+        """The planner's candidate with one more change than in the trial.
 
         Args:
-            own: without a change.
-            change: of the trial.
-            seen: all changes of it that were proposed.
-            trial: what came of it.
+            own: the candidate without changes.
+            change: the change in the trial.
+            seen: all changes of ``own`` that were proposed; extended here.
+            trial: the result.
         """
         result, results = (trial.secs, trial.peak_bytes), self._others.results
         if trial.lacks_memory:

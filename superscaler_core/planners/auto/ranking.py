@@ -1,10 +1,10 @@
-"""Ranking: which of the settings that wait to look at next, by what was seen so far.
+"""Ranking: select the waiting setting to look at next, from the trials so far.
 
-The one with the largest expected improvement of the best step, times the probabilities that it fits
-in memory and that the model can be cut so. All follow from the guesses and from what these were off
-by (``Learned``). So a search follows what is fast, and turns to what it does not know when little
-more can be gained there. Before that it sees every promising layout once, and in between it takes
-small gains that are nearly sure.
+The choice is the setting with the largest expected improvement of the best step, times the
+probabilities that it fits in memory and that the model can be cut by it. These are computed from
+the guesses and their learned errors (``Learned``). So a search follows fast settings, and turns to
+unknown ones when the fast ones promise little more. It begins with one look at every promising
+layout, and now and then takes a small gain that is nearly sure.
 
 Source: Gardner et al., "Bayesian Optimization with Inequality Constraints" (2014).
 """
@@ -26,31 +26,37 @@ from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.search.request import Trial
 
 ROUGH_BYTES = 1.0
-"""How rough guesses of memory are, beside those of time."""
+"""Standard deviations of memory guesses' errors, relative to those of time guesses."""
 
 RANKED, ALL_RANKED = 512, 32
-"""Of the settings that wait, those that were ranked first are ranked anew each time, and all after
-so many times."""
+"""Settings that are ranked at a choice, and choices after which all ranks are dropped.
+
+Settings without a rank are ranked first, then those of the highest ranks.
+"""
 
 NEAR, NEARER = 1.15, 1.05
-"""How many times as long as the best of all settings one may be guessed to take that is looked at
-before anything is ranked, if it is the best of its layout, and if it is not."""
+"""Settings within these factors of the least guessed step are looked at before any ranking.
+
+They are the best of each layout within ``NEAR``, then all others within ``NEARER``.
+"""
 
 SURE, SURE_EVERY = 0.15, 3
-"""The share of deviations that one of so many choices reckons with: it takes what is nearly sure to
-gain a little, which the expected improvement of what is not known would leave for ever."""
+"""Factor on standard deviations at every ``SURE_EVERY``-th choice, to take a nearly sure gain.
+
+Otherwise unknown settings with a larger expected improvement would always come before small gains.
+"""
 
 LEAST_SURE = 0.01
-"""The least probability that a model can be cut so, whatever was seen of other settings."""
+"""Least probability that the model can be cut by a setting, whatever other settings showed."""
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A setting that waits.
+    """The guesses for a setting that waits.
 
     Attributes:
-        place: of the setting, for ``Learned``.
-        secs, num_bytes: logarithms of the guesses.
+        place: coordinates of the setting, as in ``learned.place``.
+        secs, num_bytes: logarithms of the guessed seconds and bytes.
     """
 
     place: Floats
@@ -59,20 +65,20 @@ class _Waiting:
 
 
 class Ranking:
-    """Settings that wait, and what is known of those that were looked at.
+    """The waiting settings, and what was learned from those that were looked at.
 
     Args:
-        guess: of time and memory.
-        memory_bytes: of a device.
+        guess: estimates of time and memory.
+        memory_bytes: memory of a device.
 
     Attributes:
-        best_secs: the fastest step so far.
+        best_secs: seconds of the fastest step so far.
     """
 
     def __init__(self, guess: Guess, memory_bytes: int) -> None:
         self._guess, self._memory = guess, log(memory_bytes)
         self._secs, self._bytes = Learned(), Learned(ROUGH_BYTES)
-        # Factors of 1 where the model could be cut so, and of e where it could not.
+        # Learns logarithms: 0 where the model can be cut by the setting, 1 where it cannot.
         self._failures = Learned()
         self._waiting: dict[Setting, _Waiting] = {}
         self._ranks: dict[Setting, float] = {}
@@ -84,17 +90,17 @@ class Ranking:
         return len(self._waiting)
 
     def add(self, setting: Setting) -> float:
-        """A setting waits; the bytes that it is expected to need are returned."""
+        """Add a waiting setting; return the bytes that it is expected to need."""
         where, num_bytes = place(setting), self._guess.num_bytes(setting)
         self._waiting[setting] = _Waiting(where, log(self._guess.secs(setting)), log(num_bytes))
         return num_bytes * exp(self._bytes.at([where]).mean[0])
 
     def begin_with_layouts(self) -> None:
-        """Before all else the best of every layout that waits is taken, if it is near the best.
+        """Take the best waiting setting of every layout first, if it is near the best of all.
 
-        What is seen of one layout tells little of another, so that errors of guesses could hide
-        the best one until the search ends. For the same reason all others follow that are nearly as
-        good as the best: weights that are fetched tell little of weights that are not.
+        Trials of one layout tell little about another, so errors of guesses could hide the best
+        layout until the search ends. For the same reason, all other settings that seem nearly as
+        good follow: trials with fetched weights tell little about settings without.
         """
         fitting = {s: w.secs for s, w in self._waiting.items() if w.num_bytes <= self._memory}
         best: dict[Hashable, Setting] = {}
@@ -106,7 +112,7 @@ class Ranking:
         self._first.extend(dict.fromkeys((*near, *nearer)))
 
     def take(self) -> tuple[Setting, float]:
-        """The setting to look at next, which waits no more, and the seconds expected of it."""
+        """Remove and return the setting to look at next, with its expected seconds of a step."""
         if self._first:
             first = self._first.popleft()
             return first, exp(self._waiting.pop(first).secs)
@@ -119,7 +125,7 @@ class Ranking:
         places = [each.place for each in waiting]
         secs, needs = self._secs.at(places), self._bytes.at(places)
         means = np.array([each.secs for each in waiting]) + secs.mean
-        # As long as nothing fits, the fastest that is expected stands for the best.
+        # Before anything fits, the least expected time stands in for the best step.
         best = log(self.best_secs) if self.best_secs < inf else means.min()
         room = self._memory - needs.mean - np.array([each.num_bytes for each in waiting])
         chances = ndtr(room / needs.deviation)
@@ -133,11 +139,11 @@ class Ranking:
         return some[best_place], exp(means[best_place])
 
     def learn(self, setting: Setting, trial: Trial) -> None:
-        """What a trial says of the guesses.
+        """Learn the errors of a setting's guesses from its trial.
 
         Args:
-            setting: that was looked at.
-            trial: what came of it, with the memory that it was seen to need.
+            setting: the setting that was looked at.
+            trial: the result; ``peak_bytes`` is 0 if the memory was not measured.
         """
         self._failures.see(setting, 1.0 if trial.fits or trial.lacks_memory else e)
         if trial.peak_bytes:
@@ -148,11 +154,11 @@ class Ranking:
 
 
 def _improvement(better: Floats, deviation: Floats) -> Floats:
-    """What is gained on average of normal variables, where they are above 0.
+    """Expected improvement: the mean of ``max(0, x)`` for normal variables x.
 
     Args:
-        better: their means.
-        deviation: their standard deviations.
+        better: means of the variables.
+        deviation: standard deviations of the variables.
     """
     ratio = better / deviation
     found: Floats = deviation * np.exp(-(ratio**2) / 2) / sqrt(2 * pi) + better * ndtr(ratio)

@@ -1,8 +1,8 @@
-"""Sending: how long communication takes under a setting, by degrees and bytes alone.
+"""Sending: estimate the time of communication under a setting, from degrees and bytes alone.
 
-A group of devices has ``size`` members that are ``stride`` apart. Its collectives go level by
-level: reduce-scatter inside each host, then between hosts, where all devices of a host share its
-port, then all-gather (Cho et al., "BlueConnect", 2019).
+A group of devices has ``size`` members that are ``stride`` apart. An all-reduce goes level by
+level: reduce-scatter inside each host, all-reduce between hosts, where all devices of a host share
+its port, then all-gather inside each host (Cho et al., "BlueConnect", 2019).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from superscaler_core.graph.tensor import PTensor
 from superscaler_core.planners.auto.traits import Traits
 
 WAYS = 2
-"""What is summed in the forward is gathered in the backward, and the other way round."""
+"""Passes that communicate: every collective of the forward has a counterpart in the backward."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sending:
-    """Times of communication that nothing hides.
+    """Times and bytes of a model's communication on a cluster, without overlap.
 
     Attributes:
-        traits: of the model, with its smallest microbatch.
-        topology: of the cluster.
+        traits: traits of the model with its smallest microbatch.
+        topology: topology of the cluster.
     """
 
     traits: Traits
@@ -36,7 +36,7 @@ class Sending:
     # --- a group of devices ---------------------------------------------------------------------
 
     def all_reduce_secs(self, num_bytes: float, size: int, stride: int = 1) -> float:
-        """A sum of so many bytes over each of all groups at once; a gather takes half of it."""
+        """Seconds of all-reduces of ``num_bytes`` in all groups at once; all-gathers take half."""
         secs, left = 0.0, num_bytes
         for link, sharing, num in self._meetings(size, stride):
             if num > 1:
@@ -46,7 +46,7 @@ class Sending:
         return secs
 
     def all_to_all_secs(self, num_bytes: float, size: int, stride: int = 1) -> float:
-        """An exchange: each member sends an equal part of so many bytes to each other one."""
+        """Seconds of all-to-alls in all groups at once; each member has ``num_bytes`` to send."""
         secs, inside = 0.0, float(size)
         for link, sharing, num in self._meetings(size, stride):
             if num > 1:
@@ -56,7 +56,7 @@ class Sending:
         return secs
 
     def _meetings(self, size: int, stride: int) -> Iterator[tuple[rv.Link, int, float]]:
-        """For each level: its link, the devices that share it, the ports of a group that meet."""
+        """For each level: its link, devices behind a port, ports of a group that communicate."""
         num = len(self.topology.ranks)
         levels = self.topology.levels
         sharing = [min(num, len(level.groups[0])) for level in levels]
@@ -68,16 +68,15 @@ class Sending:
 
     @cached_property
     def summed(self) -> tuple[int, int]:
-        """Sums over features that tensor parallel cuts, and those of their gradients.
+        """Number and bytes of the sums that tensor parallelism all-reduces per microbatch.
 
-        Returns:
-            How many there are in a microbatch, and their bytes.
+        Both count forward and backward.
         """
         return WAYS * len(self.traits.sums), WAYS * self.traits.summed_bytes
 
     @cached_property
     def dealt_bytes(self) -> int:
-        """What a microbatch sends to its experts and back, with the gradients."""
+        """Bytes that a microbatch sends to its experts and back, gradients included."""
         return WAYS * sum(
             min(tensor.num_bytes for tensor in (*_read(op), *op.outputs))
             for op in self.traits.expert_maps
@@ -85,5 +84,5 @@ class Sending:
 
 
 def _read(op: Op) -> list[PTensor]:
-    """Activations that an op reads."""
+    """The activations that an op reads."""
     return [tensor for tensor in op.inputs if tensor not in op.parameters]

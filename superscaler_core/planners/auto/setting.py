@@ -1,4 +1,4 @@
-"""Setting: all that auto decides about a plan, as a value."""
+"""Setting: all of auto's decisions about a plan, as a value."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Keep
 
 ROWS = ("axial", "spatial")
-"""Families that cut rows and columns, not features; all of a stage's devices have its weights."""
+"""Families that cut rows and columns, not features; every device of a stage has its weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One point of auto's space; ``str`` names what differs from the default.
+    """One point of auto's space; ``str`` shows the layout and what differs from the defaults.
 
     Law (tests/superscaler_core/planners/search): ``Setting.parse(str(x)) == x``.
 
     Attributes:
         family: how ops are cut, a name of ``FAMILIES``.
-        dp, tp, pp: groups that share the batch; devices that share features, or rows and columns;
-            groups of devices with stages of their own.
-        samples: of a microbatch and replica.
+        dp: data-parallel degree: replicas that share the batch.
+        tp: tensor-parallel degree: devices that share features, or rows and columns.
+        pp: pipeline-parallel degree: groups of devices with stages of their own.
+        samples: samples of a microbatch per replica.
         schedule: a name of ``SCHEDULES``.
-        chunks: stages a worker, of ``interleaved``.
+        chunks: stages per worker of the schedule ``interleaved``.
         sequence, vocabulary, experts: what else is cut, as in ``hybrid``.
-        zero: 0, 1 or 3: what of the weights the devices that read them share.
-        offload: whether weights and states are stored on the host.
-        keep: what blocks keep for the backward.
-        apart: whether recomputations are actions of a pipeline, as in ``hybrid``.
-        coshard: parts of every attention and MLP on a device.
-        heavy: whether only the blocks that keep most have such parts.
-        keep_coshard: what blocks in parts keep besides; as ``keep`` if None.
-        slack: of ``interlaced``.
+        zero: ZeRO stage among the devices that read a weight: 0, 1 or 3.
+        offload: whether weights and optimizer states are stored on the host.
+        keep: what blocks keep for their backward.
+        apart: whether recomputations are actions of the pipeline schedule, as in ``hybrid``.
+        coshard: co-shard parts of every attention and MLP on a device.
+        heavy: whether only the blocks that keep most are in co-shard parts (``heavy_blocks``).
+        keep_coshard: what blocks in co-shard parts keep besides; as ``keep`` if None.
+        slack: as in ``interlaced``.
         prefetch, reductions, moves, duplex: as in ``Overlap``.
     """
 
@@ -63,7 +64,7 @@ class Setting:
 
     @property
     def microbatch(self) -> int:
-        """Samples of a microbatch, all replicas together."""
+        """Samples of a microbatch over all replicas."""
         return self.samples * self.dp
 
     def __str__(self) -> str:
@@ -78,7 +79,7 @@ class Setting:
 
     @classmethod
     def parse(cls, text: str) -> Setting:
-        """Read what ``str`` writes.
+        """Read the text that ``str`` writes.
 
         Raises:
             PlanError: the text has another form.
@@ -94,7 +95,7 @@ class Setting:
         return cls(family, **given)
 
     def knobs(self, *names: str) -> Mapping[str, Any]:
-        """Some attributes by name."""
+        """The values of some attributes, by name."""
         return {name: getattr(self, name) for name in names}
 
 
@@ -103,4 +104,4 @@ _SAID = ("family", "dp", "tp", "pp", "samples")
 _READERS: Mapping[str, Callable[[str], Any]] = {"Keep": Keep, "str": str, "int": int, "bool": bool}
 
 _READ = {each.name: _READERS[str(each.type).split()[0]] for each in fields(Setting)}
-"""How to read the value of every attribute."""
+"""For every attribute, the function that reads its value."""

@@ -1,4 +1,4 @@
-"""Traits: what a model has that plans can use, found out from its graph."""
+"""Traits: properties of a model that plans can use, derived from its graph."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from superscaler_core.plans.pieces.axial import EVOFORMER, axial_loops
 
 @dataclass(frozen=True, eq=False)
 class Traits:
-    """What a model has.
+    """The properties of one model.
 
     Attributes:
-        graph: of a microbatch.
+        graph: the model's graph with one microbatch.
     """
 
     graph: Graph
 
     @cached_property
     def blocks(self) -> Blocks:
-        """Its parts."""
+        """The parts of the model."""
         return find_blocks(self.graph)
 
     @cached_property
     def num_layers(self) -> int:
-        """The most stages of a pipeline."""
+        """The number of blocks, which is the largest number of pipeline stages."""
         return len(self.blocks.layers)
 
     @cached_property
     def layer_bytes(self) -> tuple[int, ...]:
-        """Weights of each block."""
+        """Bytes of the weights of each block."""
         return self._layer_bytes(())
 
     @cached_property
     def shared_layer_bytes(self) -> tuple[int, ...]:
-        """Weights of each block without those of its experts."""
+        """Bytes of the weights of each block, without its experts."""
         return self._layer_bytes(self.expert_maps)
 
     def _layer_bytes(self, without: tuple[Op, ...]) -> tuple[int, ...]:
@@ -58,12 +58,12 @@ class Traits:
 
     @cached_property
     def has_features(self) -> bool:
-        """Whether blocks have inner features."""
+        """Whether blocks have inner features, which tensor parallelism cuts."""
         return _has(lambda: self.blocks.inner)
 
     @cached_property
     def sums(self) -> tuple[PTensor, ...]:
-        """Sums over inner features, which tensor parallel makes in parts."""
+        """Results that sum over inner features: partial sums under tensor parallelism."""
         if not self.has_features:
             return ()
         dims, inner = self.blocks.dims, {*self.blocks.inner}
@@ -78,7 +78,7 @@ class Traits:
 
     @cached_property
     def summed_bytes(self) -> int:
-        """Bytes of these sums."""
+        """Bytes of ``sums``."""
         return sum(tensor.num_bytes for tensor in self.sums)
 
     @cached_property
@@ -88,17 +88,17 @@ class Traits:
 
     @cached_property
     def has_words(self) -> bool:
-        """Whether there is an embedding or a head, whose words can be cut."""
+        """Whether there is an embedding or a head that can be cut along the words."""
         return bool(self.blocks.words) and self.has_tokens
 
     @cached_property
     def has_lookups(self) -> bool:
-        """Whether words are looked up in front of blocks."""
+        """Whether words are looked up in an embedding."""
         return _has(lambda: self.blocks.embedding)
 
     @cached_property
     def num_experts(self) -> int:
-        """Into how many parts experts can be dealt out; 0 without experts."""
+        """The largest degree of expert parallelism; 0 without experts."""
         if not _has(lambda: self.blocks.experts):
             return 0
         dims = self.blocks.expert_dims
@@ -111,7 +111,7 @@ class Traits:
 
     @cached_property
     def word_bytes(self) -> int:
-        """Weights with a row for every word."""
+        """Bytes of the word tables: weights with a row for every word (embedding and head)."""
         if not self.has_words:
             return 0
         words, dims = {*self.blocks.words}, self.blocks.dims
@@ -127,29 +127,29 @@ class Traits:
 
     @cached_property
     def expert_bytes(self) -> int:
-        """Weights of all experts."""
+        """Bytes of the weights of all experts."""
         return sum(t.num_bytes for t in {t for op in self.expert_maps for t in op.parameters})
 
     @cached_property
     def is_axial(self) -> bool:
-        """Whether its modules treat rows or columns apart."""
+        """Whether the model has an Evoformer's modules, which can be cut along rows or columns."""
         return _has(lambda: axial_loops(self.graph, EVOFORMER))
 
     @cached_property
     def has_images(self) -> bool:
-        """Whether it convolves images."""
+        """Whether the model convolves images."""
         shape = self.graph.inputs[0].shape if self.graph.inputs else ()
         return len(shape) == 4 and any("conv" in op.kind for op in self.graph.ops)
 
     @cached_property
     def has_heavy_blocks(self) -> bool:
-        """Whether some blocks, but not all, keep much more than others."""
+        """Whether some blocks, but not all, are heavy (``heavy_blocks``)."""
         return 0 < len(heavy_blocks(self.blocks)) < len(self.blocks.layers)
 
 
 @once_per_graph
 def traits_of(graph: Graph) -> Traits:
-    """Of a graph, found once."""
+    """The traits of a graph; cached."""
     return Traits(graph)
 
 
@@ -161,26 +161,26 @@ def _has(find: Callable[[], Any]) -> bool:
 
 
 def heavy_blocks(blocks: Blocks) -> tuple[int, ...]:
-    """The numbers of the blocks that keep at least half as much as the one that keeps most."""
+    """Numbers of the heavy blocks: those that keep at least half as much as the largest does."""
     kept = [kept_bytes(blocks.graph, ops) for ops in blocks.layers]
     return tuple(i for i, size in enumerate(kept) if 2 * size >= max(kept))
 
 
 @once_per_graph
 def kept_bytes(graph: Graph, ops: tuple[Op, ...] | None = None) -> int:
-    """What autograd saves of a microbatch that is not cut, as ``kept_sizes``."""
+    """Bytes that autograd saves of an uncut microbatch; arguments as in ``kept_sizes``."""
     return sum(size for _, size in kept_sizes(graph, ops))
 
 
 @once_per_graph
 def kept_sizes(graph: Graph, ops: tuple[Op, ...] | None = None) -> tuple[tuple[PTensor, int], ...]:
-    """The tensors that autograd saves of a microbatch that is not cut, each with its bytes.
+    """The tensors that autograd saves of an uncut microbatch, each with its bytes.
 
-    Views are saved with what they view, and masks stand under what they mask.
+    A view counts as the tensor that it views. A mask is listed under the result that it masks.
 
     Args:
-        graph: of the microbatch.
-        ops: of which it saves; all if None.
+        graph: graph of the microbatch.
+        ops: the ops whose saved tensors are listed; all if None.
     """
     found: dict[Any, tuple[PTensor, int]] = {}
     for op in graph.ops if ops is None else ops:
@@ -198,7 +198,7 @@ def kept_sizes(graph: Graph, ops: tuple[Op, ...] | None = None) -> tuple[tuple[P
 
 
 def _viewed(graph: Graph, tensor: PTensor) -> PTensor:
-    """The tensor whose memory it is."""
+    """The tensor whose memory ``tensor`` is a view of; ``tensor`` itself if it is no view."""
     while tensor in graph.producer and graph.producer[tensor].kind in VIEWS:
         tensor = graph.producer[tensor].inputs[0]
     return tensor

@@ -1,4 +1,4 @@
-"""Working: what computing takes a device, by degrees and the sizes of ops alone."""
+"""Working: estimate the time of computing from degrees and the sizes of ops alone."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from superscaler_core.graph.part import Part
 from superscaler_core.planners.search.request import Request
 
 PASSES = 3
-"""Launches of an op: one in the forward, two in the backward."""
+"""Launches of an op per microbatch: one in the forward, two in the backward."""
 
 
 @dataclass(frozen=True, eq=False)
 class Working:
-    """Estimates for one request, in no direction, from the ops of its smallest microbatch.
+    """Estimates (not bounds) for one request, from the ops of its smallest microbatch.
 
-    An op is as fast as one of the part that a device gets of it. Most ops grow with the microbatch;
-    others, such as those that make a mask, are done once in each.
+    An op runs at the speed of the part that one device computes. Most ops grow with the microbatch;
+    the work of others, such as those that make a mask, does not depend on its size.
     """
 
     request: Request
 
     def sample_secs(self, samples: int, parts: int) -> float:
-        """A forward and a backward of a sample, without launches, on devices together.
+        """Device-seconds of a sample's forward and backward, without launches.
 
         Args:
-            samples: of a microbatch.
-            parts: of every op, each computed alone.
+            samples: samples of a microbatch.
+            parts: parts of every op, each computed separately.
         """
         first = self.request.samples[0]
         growing, fixed = self._ops
@@ -40,7 +40,7 @@ class Working:
 
     @cached_property
     def layer_shares(self) -> tuple[float, ...]:
-        """The share of each block in the time of all of them."""
+        """The share of each block in the computing time of all blocks."""
         graph = self.request.graph_of(self.request.samples[0])
         secs = [self._secs(layer, 1.0) for layer in find_blocks(graph).layers]
         total = sum(secs)
@@ -51,7 +51,7 @@ class Working:
         return cache(self._find)
 
     def _find(self, ops: OpGroup, grown: float) -> float:
-        """What ops take, each as fast as one with so many times its work."""
+        """Seconds of ops, each at the speed of an op with ``grown`` times its work."""
         times, launch_secs = OpTimes(self.request.profile, grown), self.request.profile.launch_secs
         parts = [Part(op) for op in ops]
         secs = sum(times.forward_secs(part) + times.backward_secs(part) for part in parts)

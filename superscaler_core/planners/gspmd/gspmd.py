@@ -30,12 +30,12 @@ def gspmd(
 ) -> None:
     """Cut every op as the specs of a few tensors say, completed by propagation.
 
-    A parameter with a spec is stored as the spec says; others are stored where they are read.
+    A parameter with a given spec is stored as the spec says; others are stored where they are read.
     Where specs exclude each other, prices decide, and the log says so.
 
     Args:
         plan: to fill.
-        mesh: of the plan's devices; one axis x if None.
+        mesh: a mesh of the plan's devices; one axis x if None.
         specs, profile, topology: as in ``complete``.
 
     Raises:
@@ -67,17 +67,17 @@ def complete(
 ) -> Propagated:
     """The specs of all tensors and the cuts of all ops, from the specs of a few tensors.
 
-    Those are the marks of the model (``superscaler_core.shard``), and those given here, which
-    replace marks of the same tensors.
+    The given specs are the marks of the model (``superscaler_core.shard``) and the argument
+    ``specs``, which replaces marks of the same tensors.
 
     Args:
         graph: the graph.
-        devices: of the mesh, whose last axis varies fastest.
-        mesh: of the devices.
-        specs: by names of inputs, parameters, activations or ops (then of what they write), with
-            ``*``; of several names that a tensor fits, the first counts.
-        profile: of every device.
-        topology: with these devices; one host with NVLink if None.
+        devices: the devices of the mesh, whose last axis varies fastest.
+        mesh: the mesh of the devices.
+        specs: specs by names, which may have ``*``: of inputs, parameters, activations, or ops (for
+            their outputs). If several names fit a tensor, the first counts.
+        profile: the profile of every device.
+        topology: a topology with these devices; one host with NVLink if None.
 
     Raises:
         PlanError: the mesh has another number of devices, a name fits nothing, or a spec does not
@@ -94,10 +94,10 @@ def complete(
 
 
 def _named(graph: Graph, specs: Mapping[str, ShardSpec]) -> dict[str, ShardSpec]:
-    """The specs of tensors, from those of names with ``*``.
+    """The specs by tensor, from specs by names with ``*``.
 
     Raises:
-        PlanError: a name fits nothing; the message has similar ones.
+        PlanError: a name fits nothing; the message has similar names.
     """
     names = dict(_names(graph))
     found: dict[str, ShardSpec] = {}
@@ -127,7 +127,7 @@ def _names(graph: Graph) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _in_graph(graph: Graph, specs: Mapping[str, ShardSpec]) -> dict[str, ShardSpec]:
-    """The same of the graph's tensors: a packed parameter has one dim more than the model's."""
+    """The specs of the graph's tensors: a packed parameter has one dim more than the model's."""
     made = {}
     for name, spec in specs.items():
         packing = graph.packed.get(name)

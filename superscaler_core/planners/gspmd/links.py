@@ -1,4 +1,4 @@
-"""Links: which loop of an op a cut of a tensor's dim cuts, and how far specs pass along it."""
+"""Links: which loop of an op is cut with a dim of its tensor, and when specs pass along a loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superscaler_core.graph.sliding import SlidingWindow
 from superscaler_core.plan.mesh import Mesh
 
 MAX_FORMS = 1 << 12
-"""Bound on the links that are kept: ops of one form share them."""
+"""Bound on the op forms whose links are kept; ops of one form share them."""
 
 Specs = Mapping[str, tuple[Axes, ...]]
 """For every tensor, by name, the axes of each dim."""
@@ -21,13 +21,13 @@ Specs = Mapping[str, tuple[Axes, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DimLink:
-    """A dim of an operand that is cut where a loop of the op is.
+    """A dim of an operand, and the loop of the op that is cut with it.
 
     Attributes:
-        operand: its number, inputs first.
-        dim: of the operand's tensor.
-        loop: of the op; all pieces of the loop are pieces of the dim.
-        sizes: of the dim, and of the loop.
+        operand: number of the operand, inputs first.
+        dim: dim of the operand's tensor.
+        loop: loop of the op; all pieces of the loop are pieces of the dim.
+        sizes: sizes of the dim and of the loop.
     """
 
     operand: int
@@ -36,7 +36,7 @@ class DimLink:
     sizes: tuple[int, int]
 
     def fitting(self, axes: Axes, mesh: Mesh) -> Axes:
-        """As many of the axes, from the first, as cut dim and loop at the same places."""
+        """The longest prefix of the axes that cuts dim and loop at the same places."""
         dim, loop = self.sizes
         for count in range(len(axes), 0, -1):
             num = mesh.num_pieces(axes[:count])
@@ -68,11 +68,12 @@ NUM_PRIORITIES = 3
 
 @lru_cache(maxsize=MAX_FORMS)
 def priorities(form: OpForm) -> Mapping[str, int]:
-    """When specs pass along each loop of an op, 0 first.
+    """The priority of every loop of an op: specs pass along loops of priority 0 first.
 
-    First along all loops of ops that sum over none, such as elementwise ops, views and softmax;
-    then along the other dims that an op keeps, such as the batch of a product; last from one
-    operand to another along what is summed over.
+    Priority 0 has all loops of ops that sum over none, such as elementwise ops, views and softmax.
+    For other ops, priority 1 has the loops that are not summed over, such as the batch of a
+    product. Priority 2 has the loops that are summed over; along these, specs pass from one operand
+    to another.
 
     Source: Xu et al., GSPMD, 2021, whose priorities are of ops and directions, not of loops.
     """
@@ -81,7 +82,7 @@ def priorities(form: OpForm) -> Mapping[str, int]:
 
 
 def wanted(op: Op, specs: Specs, mesh: Mesh) -> dict[str, dict[Axes, str]]:
-    """The axes that the specs of its tensors want for every loop, each with one such tensor."""
+    """For every loop of an op the axes that its tensors' specs want, each with one such tensor."""
     tensors = (*op.inputs, *op.outputs)
     found: dict[str, dict[Axes, str]] = {}
     for link in links_of(op.form):
@@ -93,6 +94,6 @@ def wanted(op: Op, specs: Specs, mesh: Mesh) -> dict[str, dict[Axes, str]]:
 
 
 def merged(axes: Iterable[Axes]) -> list[Axes]:
-    """Axes of one loop without those that begin others: one if they are compatible."""
+    """The axes of one loop, without prefixes of other entries; one entry if all are compatible."""
     found = list(dict.fromkeys(axes))
     return [a for a in found if not any(a != b and b[: len(a)] == a for b in found)]

@@ -22,12 +22,12 @@ Cut = tuple[tuple[str, Axes], ...]
 
 @dataclass(frozen=True)
 class Conflict:
-    """How an op is cut, where its tensors want more than one cut.
+    """An op whose tensors want more than one cut, and the prices that decide.
 
     Attributes:
         op: name of the op.
         wants: for each wanted cut of a loop, such as ``k@y``, a tensor that wants it.
-        prices: all cuts that were priced, in seconds, the cheapest first: the one that is taken.
+        prices: all priced cuts with their seconds, the cheapest first; the first one is taken.
     """
 
     op: str
@@ -50,9 +50,9 @@ class Prices:
     """Prices of the ops of a graph on a mesh.
 
     Attributes:
-        costs: of the graph.
-        mesh: of the devices.
-        devices: the last axis of the mesh varies fastest.
+        costs: the cost functions of the graph.
+        mesh: the mesh of the devices.
+        devices: the devices; the last axis of the mesh varies fastest.
     """
 
     costs: CostModel
@@ -60,10 +60,11 @@ class Prices:
     devices: Sequence[Device]
 
     def chosen(self, op: Op, specs: Specs) -> tuple[Cut, Conflict | None]:
-        """How an op is cut, given the specs of its tensors; and the choice, if there was one.
+        """How an op is cut, given the specs of its tensors; and the conflict, if there was one.
 
-        Every axis cuts the loop that its tensors want it to cut. Where an axis is wanted by two
-        loops, or two axes by one loop, all combinations are priced, those without the axis too.
+        Every axis cuts the loop that its tensors want it to cut. If one axis is wanted by two
+        loops, or tensors want incompatible axes for one loop, all combinations are priced,
+        including those that leave an axis out.
         """
         wants = wanted(op, specs, self.mesh)
         loops: dict[str, list[str]] = {}
@@ -75,7 +76,7 @@ class Prices:
         if not unclear:
             return tuple(sorted((loop, merged(found)[0]) for loop, found in wants.items())), None
         cuts = sorted(set(self._cuts(op, wants, loops, unclear)))
-        # Of equal prices the cut that comes first as text is taken, whatever the order of ops.
+        # Among equal prices the first cut in sorted order is taken, whatever the order of ops.
         prices = sorted((self.price(op, cut, specs), cut) for cut in cuts)
         said = [
             (cut_text(((loop, axes),)), tensor)
@@ -105,10 +106,10 @@ class Prices:
                 yield tuple(sorted(cut))
 
     def price(self, op: Op, cut: Cut, specs: Specs) -> float:
-        """Seconds of an op, forward and backward, and of what moves for it.
+        """Seconds of an op, forward and backward, with the moves of its tensors.
 
-        Activations come from, and go to, where their specs are; a parameter is stored as its spec
-        says. Gradients of parameters are summed once. Memory has no price.
+        Activations are moved from and to the places that their specs say; a parameter is stored as
+        its spec says. Gradients of parameters are summed once. Memory has no price.
         """
         split = self.split(op, cut)
         time = self.costs.op_cost(op, split)
@@ -134,13 +135,13 @@ class Prices:
         return self.mesh.split(op.sizes, dict(cut), self.devices)
 
     def storage(self, tensor: PTensor, specs: Specs) -> OpSplit:
-        """The parts of an op whose loops are the dims of a tensor, as of its update."""
+        """The split of an op whose loops are the dims of a tensor, such as the tensor's update."""
         sizes = {f"d{dim}": size for dim, size in enumerate(tensor.shape)}
         cuts = {f"d{dim}": axes for dim, axes in enumerate(specs[tensor.name]) if axes}
         return self.mesh.split(sizes, cuts, self.devices)
 
     def side(self, tensor: PTensor, specs: Specs) -> Side:
-        """Where a tensor is by its spec."""
+        """The boxes of a tensor on all devices, according to its spec."""
         views = []
         for part in self.storage(tensor, specs).parts:
             ranges = {loop: (lo, hi) for loop, lo, hi in part.pieces}

@@ -22,7 +22,7 @@ from superscaler_core.planners.gspmd.links import (
 from superscaler_core.planners.gspmd.price import Conflict, Cut, Prices, cut_text
 
 Change = tuple[int, Axes]
-"""A dim of a tensor, and more axes for it."""
+"""A dim of a tensor, and its new axes, which begin with the axes that it has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +31,11 @@ class Propagated:
 
     Attributes:
         graph: the graph.
-        prices: of the graph on the mesh.
-        said: what was said of tensors, by their names.
+        prices: prices of the graph on the mesh.
+        said: the given specs, by the names of their tensors.
         specs: the axes of every dim of every tensor.
-        cuts: of every op.
-        choices: where tensors of an op want what cannot all be, resolved by price.
+        cuts: the cut of every op.
+        choices: the ops whose tensors want cuts that exclude each other; price decided.
     """
 
     graph: Graph
@@ -56,7 +56,7 @@ class Propagated:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The tensors of which something was said, and which no op reads or writes."""
+        """The tensors with a given spec that no op reads or writes."""
         return tuple(name for name in self.said if name not in self.specs)
 
     def summed(self, op: Op) -> frozenset[str]:
@@ -78,29 +78,29 @@ class Propagated:
 def propagate(graph: Graph, said: Mapping[str, ShardSpec], prices: Prices) -> Propagated:
     """Complete the specs of a graph from those of a few tensors, and cut every op by them.
 
-    In a round, each op proposes to its tensors the axes that the others have for its loops
-    (``wanted``). A proposal only adds axes to a dim that was not said. Loops of a higher priority
-    are done first (``priorities``), and again after every change. Where the proposals of a round
-    exclude each other, as an axis cuts one dim of a tensor, the price of the ops around the tensor
-    decides. When nothing changes any more, every op is cut by what its tensors want, by
-    price where that cannot all be (``Prices.chosen``).
+    In a round, each op proposes to each of its tensors the axes that its other tensors have for the
+    same loops (``wanted``). A proposal only adds axes, and only to a dim without a given spec.
+    Loops of priority 0 come first (``priorities``), and again after every change. Proposals of a
+    round may exclude each other, because an axis cuts only one dim of a tensor; then the price of
+    the ops around the tensor decides. When nothing changes any more, every op is cut as its tensors
+    want. Where these cuts exclude each other, price decides (``Prices.chosen``).
 
-    Laws (tests/superscaler_core/planners/gspmd): what was said stays; the result
-    does not depend on the order of ops; with its specs said, the result is the same.
+    Laws (tests/superscaler_core/planners/gspmd): given specs stay; the result does not depend on
+    the order of ops; if all specs of a result are given, the result is the same.
 
-    Complexity: at most (dims * axes) changes a tensor, each of which lets its ops propose again.
+    Complexity: at most (dims * axes) changes of a tensor, each of which lets its ops propose again.
 
     Args:
         graph: the graph.
-        said: by the names of tensors.
-        prices: of the graph on the mesh.
+        said: the given specs, by the names of their tensors.
+        prices: prices of the graph on the mesh.
 
     Raises:
         PlanError: a spec does not fit its tensor or the mesh.
 
-    Source: Xu et al., GSPMD, 2021. Differences: loops of annotations take the place of rules for
-    every op; conflicts are resolved by price, not by order; partial sums are not specs, but follow
-    from the cut of the op that makes them.
+    Source: Xu et al., GSPMD, 2021. Differences: loops of annotations replace rules for every op;
+    conflicts are resolved by price, not by order; partial sums are not specs, but follow from the
+    cut of the op that makes them.
     """
     run = _Run(graph, said, prices)
     run.to_fixpoint()
@@ -194,7 +194,7 @@ class _Run:
                     yield name, (link.dim, axes)
 
     def _free(self, tensor: str, dim: int, axes: Axes) -> Axes:
-        """As many of the axes, from the first, as the dim can have; none if it has others."""
+        """The longest prefix of the axes that the dim can have; none if it has other axes."""
         if dim in self.fixed.get(tensor, {}):
             return ()
         spec = self.specs[tensor]
@@ -203,7 +203,7 @@ class _Run:
         return axes[:count] if axes[: len(spec[dim])] == spec[dim] else ()
 
     def _resolved(self, tensor: str, changes: Collection[Change]) -> tuple[Axes, ...]:
-        """The spec of a tensor after all changes, or after those of the lowest price."""
+        """A tensor's spec after all changes or, if they conflict, after the cheapest one."""
         longest = {dim: max((c for c in changes if c[0] == dim), key=_length) for dim, _ in changes}
         made = self._changed(tensor, longest.values())
         if made is not None and all(axes == made[dim][: len(axes)] for dim, axes in changes):

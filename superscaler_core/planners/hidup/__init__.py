@@ -1,4 +1,4 @@
-"""HiDup: a strategy of forms for all tensors, whose communication overlaps with computing."""
+"""HiDup: forms for all tensors, chosen so that communication overlaps with computing."""
 
 from superscaler_core.planners.hidup.bound import least_secs
 from superscaler_core.planners.hidup.prices import FormPrices, OurPrices, PublishedPrices

@@ -1,4 +1,4 @@
-"""A lower bound of all strategies of a problem of forms, which says how far a beam may be off."""
+"""A lower bound on the time of all strategies, which shows how far a beam search may be off."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode
 from superscaler_core.planners.space.alpa_intra import alpa_intra
 
 NUM_TURNS = 12
-"""Of the search for the best weight; the last ones differ by less than a hundredth."""
+"""Turns of the search for the best weight; the interval that remains is shorter than a
+hundredth."""
 
 
 def least_secs(problem: FormProblem, *, backward: str = "woven", counts_last: bool = True) -> float:
-    """No strategy of a problem takes less; arguments are those of ``hidup``.
+    """A lower bound on the seconds of every strategy; the arguments are those of ``hidup``.
 
-    As ``max(a, b) >= w a + (1 - w) b`` for any weight w from 0 to 1, both halves take at least
+    For any weight w from 0 to 1, ``max(a, b) >= w a + (1 - w) b``. So both halves together take at
+    least
 
         2 (w computing + (1 - w) communication)
 
-    of all stages, whatever the stages are: a sum over calls, and over pairs of calls of which one
-    reads the other's tensors. A tensor communicates at most once, so each of the k calls that read
-    it counts a k-th if it wants another form. The least sum is that of a ``Space``. The weight of
-    the highest bound is searched for by thirds, as least sums are concave in the weight.
+    of all stages, however the calls are divided into stages. This is a sum over calls, and over
+    pairs of calls of which the second reads tensors of the first. A tensor communicates at most
+    once. So each of the k calls that read it counts a k-th of the communication if it wants another
+    form. The least sum is that of a ``Space``. It is concave in the weight, so the weight of the
+    highest bound is found by a ternary search.
     """
-    # The backward of the last stage may not count, so nothing is known of it then.
+    # If the last stage's backward does not count, the bound counts no backward at all.
     has_backward = backward != "none" and counts_last
 
     def bound(weight: float) -> float:
@@ -45,14 +48,14 @@ def least_secs(problem: FormProblem, *, backward: str = "woven", counts_last: bo
 
 @dataclass(frozen=True, eq=False)
 class _Weighed:
-    """A problem as a space, by one weight of computing."""
+    """A problem as a space, with computing and communication added up by one weight."""
 
     problem: FormProblem
     weight: float
     has_backward: bool
 
     def space(self) -> Space:
-        """Calls are nodes; reads are edges."""
+        """The space: calls are nodes, and reads are edges."""
         nodes = tuple(
             SpaceNode.of(
                 f"{number} {call.name}",
@@ -92,7 +95,7 @@ class _Weighed:
 
 
 def _forms(call: FormCall, tensor: int) -> list[set[Form]]:
-    """For every signature the forms in which a call reads a tensor, or the one that it writes."""
+    """For every signature, the forms in which a call reads a tensor, or the form that it writes."""
     return [
         {
             form

@@ -1,8 +1,9 @@
 """Forms of a model's tensors on equal devices in one group, in HiDup's words.
 
-A written tensor is ``Full``, ``Gather(d)``, of which every device has a piece along dim d, or
-``Reduce``, a partial sum. A tensor that is read whole is ``Full`` if every device computes the same
-with it, and ``Replicate`` if they compute different pieces: then its gradient is a partial sum.
+A written tensor is ``Full`` (whole on every device), ``Gather(d)`` (every device has a piece along
+dim d) or ``Reduce`` (a partial sum). A tensor that is read whole is ``Full`` if every device
+computes the same with it, and ``Replicate`` if the devices compute different pieces; its gradient
+is then a partial sum.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ def gather(dim: int) -> str:
 
 
 def is_gather(form: str) -> bool:
-    """Whether every device has a piece."""
+    """Whether a form is ``Gather``: every device has a piece."""
     return form.startswith("Gather")
 
 
 def form_of(side: Side, shape: Sequence[int], *, is_read: bool) -> str:
-    """The form of an end of a tensor; ends of one form have equal boxes.
+    """The form of one end of a tensor (writers or readers); ends of one form have equal boxes.
 
     Args:
         side: what all devices write, or read.
-        shape: of the tensor.
-        is_read: which of both.
+        shape: shape of the tensor.
+        is_read: whether it is read; otherwise it is written.
     """
     boxes = [side.shards[device].box for device in sorted(side.shards)]
     distinct = set(boxes)

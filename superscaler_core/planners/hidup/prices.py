@@ -21,31 +21,31 @@ Reader = tuple[Op, int]
 
 
 class FormPrices(Protocol):
-    """What a half of a microbatch costs; the graph is captured with a half."""
+    """Prices of one half of a microbatch; the graph is captured with the size of a half."""
 
     @property
     def graph(self) -> Graph:
         """The model."""
 
     def computing(self, op: Op, split: OpSplit) -> DuplexStage:
-        """An op."""
+        """The price of computing an op."""
 
     def moving(
         self, tensor: PTensor, from_split: OpSplit, to_split: OpSplit, reader: Reader
     ) -> DuplexStage:
-        """An activation, from the op that writes it to one that reads it."""
+        """The price of moving an activation from the op that writes it to one that reads it."""
 
     def weight(self, reader: Reader, split: OpSplit, storage: OpSplit | None) -> DuplexStage:
-        """A parameter of an op, its gradient and its update; it may be stored in pieces."""
+        """The price of a parameter: fetch, gradient, update; no pieces if ``storage`` is None."""
 
 
 @dataclass(frozen=True, eq=False)
 class OurPrices:
-    """Prices by the cost functions; what is once a step is divided among the halves.
+    """Prices by the cost functions; work that is done once per step is divided among the halves.
 
     Attributes:
-        costs: of the graph.
-        num_halves: of a step.
+        costs: the cost functions of the graph.
+        num_halves: halves in a step.
     """
 
     costs: CostModel
@@ -57,7 +57,7 @@ class OurPrices:
         return self.costs.graph
 
     def computing(self, op: Op, split: OpSplit) -> DuplexStage:
-        """By the roofline, or measured; gradients of weights are added but for the first half."""
+        """By the roofline or measured; every half but the first adds up gradients of weights."""
         cost = self.costs.op_cost(op, split)
         added = cost.accumulate_secs * (1 - 1 / self.num_halves)
         return DuplexStage(0, cost.forward_secs, 0, cost.backward_secs + added)
@@ -65,12 +65,12 @@ class OurPrices:
     def moving(
         self, tensor: PTensor, from_split: OpSplit, to_split: OpSplit, reader: Reader
     ) -> DuplexStage:
-        """By the rvdcomm plan."""
+        """By the rvdcomm plan of the move."""
         cost = self.costs.edge_cost(tensor, from_split, to_split, reader=reader)
         return DuplexStage(cost.forward_secs, 0, cost.backward_secs, 0)
 
     def weight(self, reader: Reader, split: OpSplit, storage: OpSplit | None) -> DuplexStage:
-        """Without latencies, which the weights of a bucket share."""
+        """Without latencies, because the weights of a bucket share them."""
         op, position = reader
         cost = self.costs.sync_cost(op.inputs[position], split, storage=storage, reader=reader)
         fetch, reduce = (
@@ -83,15 +83,16 @@ class OurPrices:
 # --- the published code ---------------------------------------------------------------------------
 
 COMM_SECS = 1e-4
-"""Latency of every communication."""
+"""Latency of every communication, in seconds."""
 
 FLOPS_PER_ELEMENT = {"softmax": 5, "log_softmax": 15, "cross_entropy": 15, "layer_norm": 10,
     "dropout": 20}  # fmt: skip
-"""Of ops that are no products; all others that are none cost nothing."""
+"""Flops of ops that are not products, per element of the result; ops that are not listed cost
+nothing."""
 
 FLOPS_PER_PRODUCT = 1.5
-"""Over those of an op here: 3 of a multiplication and addition, as its speed is measured over
-forward, backward and update."""
+"""Flops of a product there over its flops here: 3 for a multiplication and an addition instead of
+2, because the speed is measured over forward, backward and update."""
 
 PUBLISHED_RATES: Mapping[str, float] = {
     "all_gather": 1.2246e9,
@@ -99,10 +100,10 @@ PUBLISHED_RATES: Mapping[str, float] = {
     "reduce_scatter": 1.1302e9,
     "all_to_all": 1.0701e10,
 }
-"""Bytes of a whole tensor a second, in the code's own profile."""
+"""Bytes of a whole tensor per second, from the profile of the published code."""
 
 CONJUGATE = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
-"""What moves the gradient; other communications are their own conjugates."""
+"""The communication that moves the gradient; all others are their own conjugates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +112,8 @@ class PublishedPrices:
 
     Attributes:
         graph: the model.
-        flops_per_sec: of a device, over forward, backward and update.
-        bytes_per_sec: by communication.
+        flops_per_sec: speed of a device, over forward, backward and update.
+        bytes_per_sec: the rate of each communication.
 
     Source: profiler.rs, annotator.py and exp/config.py of the published code.
     """
@@ -122,7 +123,7 @@ class PublishedPrices:
     bytes_per_sec: Mapping[str, float] = field(default_factory=lambda: PUBLISHED_RATES)
 
     def computing(self, op: Op, split: OpSplit) -> DuplexStage:
-        """Of all devices, over their number if any tensor is cut; backwards take twice as long."""
+        """The whole op's time, divided among devices if it is cut; a backward takes twice that."""
         per_element = FLOPS_PER_ELEMENT.get(op.kind, 0)
         flops = float(per_element * prod(op.outputs[0].shape))
         if decides(op) or op.kind == "attention":
@@ -134,7 +135,7 @@ class PublishedPrices:
     def moving(
         self, tensor: PTensor, from_split: OpSplit, to_split: OpSplit, reader: Reader
     ) -> DuplexStage:
-        """One communication of the whole tensor, by the two forms."""
+        """One communication of the whole tensor; the two forms say which."""
         writer, (op, position) = self.graph.producer[tensor], reader
         src = sides_of(writer.form, from_split).outputs[writer.outputs.index(tensor)]
         dst = sides_of(op.form, to_split).inputs[position]
@@ -142,7 +143,7 @@ class PublishedPrices:
         return self._reform(tensor, before, form_of(dst, tensor.shape, is_read=True))
 
     def weight(self, reader: Reader, split: OpSplit, storage: OpSplit | None) -> DuplexStage:
-        """``Replicate`` to ``Full``, or ``Gather`` to ``Full`` if it is stored in pieces."""
+        """``Full`` (or ``Gather`` if stored in pieces) to ``Replicate``; other forms are free."""
         op, position = reader
         tensor = op.inputs[position]
         form = form_of(sides_of(op.form, split).inputs[position], tensor.shape, is_read=True)
@@ -156,7 +157,7 @@ class PublishedPrices:
         elif before == REDUCE:
             forward = "reduce_scatter" if is_gather(after) else "all_reduce"
         else:
-            # Slices are free; what is whole is read for a gradient that has to be summed.
+            # Slices are free. The gradient of what is read as ``Replicate`` has to be summed.
             backward = "all_reduce" if after == REPLICATE else ""
             return DuplexStage(0, 0, self._secs(tensor, backward), 0)
         backward = CONJUGATE.get(forward, forward)

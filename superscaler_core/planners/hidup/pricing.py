@@ -1,4 +1,4 @@
-"""Pricing: the problem of forms of a captured model, and the plan of its strategy."""
+"""Pricing: the problem of forms of a captured model, and the plan of a strategy."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ from superscaler_core.program.side import sides_of
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A signature with the decisions that it stands for: splits, and of weights in pieces the
-    splits of their updates, by the op's place in its group and the input.
+    """A signature with the decisions that it stands for.
+
+    Attributes:
+        signature: forms and costs of the group.
+        choice: the splits of its ops.
+        stored: for weights in pieces the splits of their updates, by the place of the op in the
+            group and the number of its input.
     """
 
     signature: Signature
@@ -41,16 +46,16 @@ class _Way:
 
 @dataclass(frozen=True, eq=False)
 class PricedForms:
-    """The calls of a model: groups of ops that one decision moves, with HiDup's signatures.
+    """The calls of a model: groups of ops that are cut together, with HiDup's signatures.
 
-    A signature cuts every loop of its class in the group, or none (all ``Full``). A batch is read
-    in any form for free. A weight that all devices read whole, and of which each computes a part of
-    the gradient, is ``Replicate``, or stored as ``Gather``. Communication inside a group, such as
-    of a loss, counts as one of its stage.
+    A signature cuts all loops of one class in the group, or none (everything is ``Full``). A batch
+    is read in any form for free. A weight that all devices read whole, while each computes a part
+    of its gradient, is ``Replicate``; it may be stored as ``Gather``. Communication inside a group,
+    such as that of a loss, counts as communication of its stage.
 
     Attributes:
-        prices: of the graph, which is captured with half of the batch.
-        devices: equal ones, in one group.
+        prices: prices of the graph, which is captured with half of the batch.
+        devices: equal devices in one group.
         stores_pieces: whether weights may be stored as ``Gather``.
     """
 
@@ -65,7 +70,7 @@ class PricedForms:
 
     @cached_property
     def groups(self) -> tuple[OpGroup, ...]:
-        """The groups of all ops, in an order that follows the data flow."""
+        """All groups, in the order of the data flow; single ops if there is no such order."""
         found = [g for run in self.blocks.groups for g in groups_of(self.prices.graph, run)]
         ordered = _ordered(found, self.prices.graph.producer)
         return ordered or tuple((op,) for op in self.prices.graph.ops)
@@ -74,7 +79,7 @@ class PricedForms:
 
     @cached_property
     def problem(self) -> FormProblem:
-        """What ``hidup`` solves."""
+        """The problem that ``hidup`` solves."""
         calls = tuple(
             FormCall(
                 group[0].name,
@@ -87,7 +92,7 @@ class PricedForms:
         return FormProblem(calls, self._reforms)
 
     def fill(self, plan: Plan, strategy: FormStrategy) -> None:
-        """Set the splits of a plan, where its weights are stored, and its overlap.
+        """Set the splits, the storage of weights and the overlap of a plan.
 
         Raises:
             PlanError: the plan is of another graph.
@@ -155,7 +160,7 @@ class PricedForms:
             if key not in known:
                 ways: list[_Way] = []
                 for choice in choices_of(dims, group, self.devices, (len(self.devices),)):
-                    # Partial sums of parts that overlap are no value.
+                    # Partial sums of overlapping parts give no value: such a choice is skipped.
                     with suppress(PlanError):
                         ways += self._of_choice(group, choice)
                 known[key] = tuple(ways)
@@ -163,7 +168,7 @@ class PricedForms:
         return tuple(found)
 
     def _of_choice(self, group: OpGroup, choice: Choice) -> list[_Way]:
-        """A choice with weights where they are read; and with weights in pieces, if any can be."""
+        """A choice with weights where they are read and, if possible, with weights in pieces."""
         splits = dict(zip(group, choice.splits, strict=True))
         reads = tuple(self._form_read(op, i, splits[op]) for op, i in self._reads(group))
         writes = tuple(
@@ -186,7 +191,7 @@ class PricedForms:
         return found
 
     def _inside(self, op: Op, splits: Mapping[Op, OpSplit]) -> DuplexStage:
-        """Communication of an op's results inside its group; readers of one form share one."""
+        """Communication of an op's results inside its group; readers of the same form share it."""
         found = DuplexStage()
         for tensor in op.outputs:
             forms: dict[Form, None] = {self._form_written(tensor, splits[op]): None}
@@ -199,7 +204,7 @@ class PricedForms:
         return found
 
     def _pieces(self, splits: Mapping[Op, OpSplit]) -> Mapping[tuple[int, int], OpSplit]:
-        """The storage in pieces of weights that devices share: along the first dim that is even."""
+        """Storage of shared weights in pieces, along the first dim that all devices cut evenly."""
         found, num, places = {}, len(self.devices), list(splits)
         for op, i in _weights(splits):
             tensor = op.inputs[i]
@@ -225,7 +230,7 @@ class PricedForms:
 
     @cached_property
     def _reforms(self) -> Mapping[int, Mapping[tuple[Form, Form], DuplexStage]]:
-        """Of every tensor between groups what each form that it is read in costs."""
+        """For tensors between groups, the cost of each change from a written to a read form."""
         written: dict[PTensor, dict[Form, OpSplit]] = {}
         read: dict[PTensor, dict[Form, tuple[Reader, OpSplit]]] = {}
         for group, ways in zip(self.groups, self._ways, strict=True):
@@ -262,9 +267,7 @@ def _weights(ops: Iterable[Op]) -> list[Reader]:
 def _ordered(
     groups: Sequence[OpGroup], producer: Mapping[PTensor, Op]
 ) -> tuple[OpGroup, ...] | None:
-    """Groups in an order that follows the data flow, as near to the given one as can be; None if
-    there is none.
-    """
+    """Groups in an order that follows the data flow, near the given order; None if impossible."""
     place = {op: number for number, group in enumerate(groups) for op in group}
     waits = [
         {place[producer[t]] for op in group for t in op.inputs if t in producer} - {number}

@@ -1,4 +1,4 @@
-"""FormProblem: calls, the forms in which each reads and writes tensors, and what reforms cost."""
+"""FormProblem: calls, forms in which they read and write tensors, and costs of changing forms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.planners.hidup.recurrence import DuplexStage
 
 Form = Hashable
-"""How devices hold a tensor; here only a name."""
+"""How devices hold a tensor; in the problem it is only a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class Signature:
     """One way to run a call on all devices.
 
     Attributes:
-        reads, writes: the forms of its tensors.
-        work: computing of one half of a microbatch; and communication of its weights, which may
-            start with the stage, because weights exist before it.
+        reads, writes: the forms of the call's tensors.
+        work: computing of one half of a microbatch, and the communication that may start with the
+            stage, such as that of weights, which exist before.
         name: for people.
     """
 
@@ -52,9 +52,9 @@ class FormProblem:
 
     Attributes:
         calls: in that order.
-        reforms: for every tensor the communication from one form to another, as a stage without
-            computing; a pair that is missing cannot be.
-        results: the forms that tensors have at the end.
+        reforms: for every tensor the communication that changes one form to another, as a stage
+            without computing; a missing pair is impossible.
+        results: the forms that tensors must have at the end.
     """
 
     calls: tuple[FormCall, ...]
@@ -78,7 +78,7 @@ class FormProblem:
 
     @cached_property
     def last_use(self) -> Mapping[int, int]:
-        """The number of the last call that needs a tensor, or one after all if it is a result."""
+        """The number of the last call that needs each tensor; for a result, the number of calls."""
         found = {t: i for i, call in enumerate(self.calls) for t in (*call.writes, *call.reads)}
         return found | dict.fromkeys(self.results, len(self.calls))
 
@@ -89,7 +89,7 @@ class FormStage:
 
     Attributes:
         reforms: (tensor, form before, form after) of its communications.
-        signatures: of its calls, in order; their numbers in ``FormCall.signatures``.
+        signatures: for each of its calls, in order, the number in ``FormCall.signatures``.
         work: its communication and its computing.
     """
 

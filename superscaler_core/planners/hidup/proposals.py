@@ -13,16 +13,18 @@ from superscaler_core.planners.hidup.search import hidup
 from superscaler_core.planners.search.request import Candidate, Request, Trial
 
 BEAM = 64
-"""Strategies of a cut that are kept, so the search is a heuristic. On HiDup's models its strategies
-take at most 2 % more than the lower bound (``least_secs``) where links are fast, and at most 28 %
-more where they are slow; there, eight times as many strategies of a cut save up to 2 %."""
+"""Strategies that are kept per cut (the position between two calls), so the search is a heuristic.
+On HiDup's models its strategies take at most 2 % more than the lower bound (``least_secs``) where
+links are fast, and at most 28 % more where they are slow. With slow links, a beam of eight times as
+many saves up to 2 %."""
 
 
 def propose_hidup(request: Request) -> Iterator[Candidate]:
-    """HiDup's strategy for the largest microbatches of which two are halves of one.
+    """HiDup's strategy for the largest microbatches whose number in a step is even.
 
-    The search knows no limit of memory. Where that is short, the next smaller microbatches follow:
-    they need less, and nothing overlaps with other microbatches, so they are no faster.
+    The search does not limit memory. If a candidate does not fit, the next smaller microbatches
+    follow. They need less memory, and are no faster, because nothing overlaps with other
+    microbatches.
     """
     sizes = [size for size in request.samples if request.microbatches(size) % 2 == 0]
 
@@ -40,7 +42,7 @@ def propose_hidup(request: Request) -> Iterator[Candidate]:
 
 
 def duplexed(plan: Plan, *, request: Request, samples: int) -> None:
-    """An sProgram: the strategy of the least time on all devices of a request, with duplex.
+    """An sProgram: the fastest strategy found on all devices of a request, with duplex.
 
     Raises:
         PlanError: a call has no signature that fits the others.

@@ -1,4 +1,4 @@
-"""Recurrence: what stages cost while half a microbatch computes and the other half communicates."""
+"""Recurrence: the time of stages if one half of a microbatch computes, the other communicates."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ BACKWARDS: Mapping[str, Callable[[float, float, float], float]] = {
     "committed": lambda debt, comm, secs: debt + comm + secs + comm,
     "woven": lambda debt, comm, secs: max(debt, comm) + max(secs, comm),
 }
-"""What a stage's backward adds, by name, from the backward that the stage before it left, and the
-stage's own communication and computing. ``committed`` is what the published code runs: nothing
-overlaps. ``woven`` is there in a comment, and is what ``Overlap(duplex=True)`` does."""
+"""Rules for the seconds that a stage's backward adds. Their arguments are the computing that the
+backward of the stage before left (``debt``), and the stage's own communication and computing.
+``committed`` is the rule that the published code runs: nothing overlaps. ``woven`` is in a comment
+of that code, and is what ``Overlap(duplex=True)`` does."""
 
 
 class DuplexStage(NamedTuple):
-    """Communication, then computing; seconds of one half of a microbatch.
+    """One stage, communication before computing: seconds of one half of a microbatch.
 
     Attributes:
-        comm_secs, secs: of the forward.
-        backward_comm_secs, backward_secs: of the backward.
+        comm_secs, secs: communication and computing of the forward.
+        backward_comm_secs, backward_secs: communication and computing of the backward.
     """
 
     comm_secs: float = 0.0
@@ -39,15 +40,15 @@ class DuplexStage(NamedTuple):
 
 
 class Duplexed(NamedTuple):
-    """The two costs of a strategy for the first stages of a model; the second one in two phases.
+    """The costs of a strategy for a model's first stages: elapsed time, and computing still open.
 
-    Of two strategies that reach the same state, one is no better than the other if none of its
-    costs is less: later stages add a value that grows with each of them.
+    Take two strategies that reach the same state. The first is no better than the second if none of
+    its costs is less, because later stages add a time that grows with each cost.
 
     Attributes:
         acc: seconds until the first half has left the last of these stages.
-        debt: seconds of computing that the second half still has there: they overlap with the
-            communication of the next stage.
+        debt: seconds of computing that the second half still has to do in that stage; it
+            overlaps with the communication of the next stage.
         backward_debt: the same in the backward.
     """
 
@@ -56,7 +57,7 @@ class Duplexed(NamedTuple):
     backward_debt: float = 0.0
 
     def then(self, stage: DuplexStage, backward: str) -> Duplexed:
-        """The costs with one more stage: each half meets the other one twice in it.
+        """The costs with one more stage; twice in it, one half computes and one communicates.
 
         >>> Duplexed(4, 4).then(DuplexStage(3, 5), "none")
         Duplexed(acc=13.0, debt=5, backward_debt=0)
@@ -69,7 +70,7 @@ class Duplexed(NamedTuple):
         return Duplexed(acc, secs, 0 if backward == "none" else stage.backward_secs)
 
     def secs(self, *, counts_last: bool = True) -> float:
-        """Seconds if nothing follows.
+        """Seconds of the step if no stage follows.
 
         Args:
             counts_last: whether the backward of the second half in the last stage counts; the
@@ -81,7 +82,7 @@ class Duplexed(NamedTuple):
 def overlapped_secs(
     stages: Iterable[DuplexStage], backward: str = "none", *, counts_last: bool = True
 ) -> float:
-    """Seconds of a step of two halves, with a backward of ``BACKWARDS``.
+    """Seconds of a step of two halves that overlap; ``backward`` is one of ``BACKWARDS``.
 
     >>> overlapped_secs([DuplexStage(0, 4), DuplexStage(3, 5), DuplexStage(6, 2)])
     27.0
@@ -103,11 +104,11 @@ def serial_secs(stages: Iterable[DuplexStage], backward: str = "none") -> float:
 
 
 class Prediction(NamedTuple):
-    """Seconds of a step of two halves.
+    """Predicted seconds of a step of two halves.
 
     Attributes:
         wall_secs: with overlap.
-        computing_secs, comm_secs: of both halves.
+        computing_secs, comm_secs: computing and communication of both halves.
     """
 
     wall_secs: float
@@ -116,7 +117,7 @@ class Prediction(NamedTuple):
 
     @classmethod
     def of(cls, stages: Sequence[DuplexStage], backward: str = "woven") -> Prediction:
-        """By the recurrence."""
+        """The prediction of the recurrence."""
         computing = [DuplexStage(0, s.secs, 0, s.backward_secs) for s in stages]
         moving = [DuplexStage(s.comm_secs, 0, s.backward_comm_secs, 0) for s in stages]
         return cls(
@@ -127,11 +128,11 @@ class Prediction(NamedTuple):
 
     @property
     def total_secs(self) -> float:
-        """Without overlap."""
+        """Seconds without overlap."""
         return self.computing_secs + self.comm_secs
 
     @property
     def overlap(self) -> float:
-        """The time that is hidden, over the most that could be."""
+        """The hidden time, as a share of the most that could be hidden."""
         least = min(self.computing_secs, self.comm_secs)
         return (self.total_secs - self.wall_secs) / least if least else 0.0

@@ -4,22 +4,24 @@ Objective: with stages of communication c and computing p (seconds of a half), t
 
     acc' = acc + max(debt, c) + max(p, c),    debt' = p,    a step takes acc + debt
 
-and a backward of ``BACKWARDS`` for every stage. A dynamic programme goes through the calls in their
-order. Its state is the cut, the forms of every live tensor (at most two, so a tensor communicates
-once), and what is known of the open stage; per state it keeps every cost that no other dominates.
-``acc + debt`` alone would not do: a larger debt hides more of the next communication.
+plus a backward of ``BACKWARDS`` for every stage. A dynamic programme goes through the calls in
+their order. A position between two calls is a cut. A state is a cut, the forms of every live tensor
+(at most two, because a tensor communicates at most once), and what is known of the open stage. For
+each state, all partial strategies are kept whose costs no other dominates. Comparing ``acc + debt``
+alone would be wrong: a larger debt hides more of the next communication.
 
-A stage is communications, only of tensors that live when it begins, then calls. A stage without
-communication is the first one, or follows a full one.
+A stage has communications, only of tensors that live when it begins, and then calls. Only the first
+stage, or one after a full stage, may have no communication.
 
-Exact: without ``beam`` it finds the optimum, which it looks for below the time that a beam found.
-Complexity: O(N S^2 F W) for N calls, S signatures of a call, F costs that do not dominate each
-other, and W states of a cut, which grow exponentially with the number of tensors that live there.
+Without ``beam`` the search is exact. It then looks only for strategies that take less than the best
+one of a first search with a beam. Complexity: O(N S^2 F W) for N calls, S signatures of a call, F
+strategies of a state that do not dominate each other, and W states of a cut, which grow
+exponentially with the number of live tensors.
 
 Differences from the published code: dominance is used inside stages too, so a stage need not be
 short; with ``most_calls=11`` the limit is that of the published code, which tests ``len > 10``
-after it has inserted. A communication is in the stage of the first call that needs it. Weights'
-communication is part of a signature.
+after it has inserted. A communication is in the stage of the first call that needs it. The
+communication of weights is part of a signature.
 
 Source: Zhang et al., Accelerating Large-Scale Distributed Neural Network Training with SPMD
 Parallelism, SoCC 2022.
@@ -45,17 +47,17 @@ from superscaler_core.planners.hidup.problem import (
 from superscaler_core.planners.hidup.recurrence import Duplexed, DuplexStage
 
 PUBLISHED_MOST_CALLS = 11
-"""Calls of a stage in the published code."""
+"""The most calls of a stage in the published code."""
 
 FIRST_BEAM = 64
-"""Strategies of a cut in the search whose result bounds the exact one."""
+"""The beam of the first search, whose result bounds the exact search."""
 
 Costs = tuple[float, ...]
 """All costs of a partial strategy: of its closed stages, then of its open one."""
 
 
 def all_costs(closed: Duplexed, stage: DuplexStage) -> Costs:
-    """What dominance compares: two costs, and what the open stage will add to them."""
+    """The costs that dominance compares: those of closed stages, then the open stage's work."""
     return *closed, *stage
 
 
@@ -71,12 +73,13 @@ def hidup(
     """The strategy of the least time of a step of two halves.
 
     Args:
-        problem: the calls.
+        problem: the calls and their forms.
         backward: one of ``BACKWARDS``.
         counts_last: as in ``Duplexed.secs``.
-        most_calls: calls of a stage; any number if None.
-        beam: strategies of a cut that are kept, by a lower bound of their time; all if None.
-        compared: costs of which one at least has to be less for a strategy to be kept.
+        most_calls: the most calls of a stage; any number if None.
+        beam: how many strategies are kept per cut, those with the least lower bounds; all if None.
+        compared: the costs by which dominance is decided: a strategy is kept only if, against every
+            other one of its state, at least one of them is less.
 
     Raises:
         PlanError: no signatures fit each other.
@@ -84,7 +87,7 @@ def hidup(
     search = _Search(problem, backward, counts_last, most_calls, compared)
     found, is_exact = search.run(beam or FIRST_BEAM, inf)
     if beam is None and not is_exact:
-        # A little above that time, so that its own strategy is not lost to rounding.
+        # The limit is a little above that time, so that rounding does not drop its own strategy.
         found, _ = search.run(None, inf if found is None else found.secs * (1 + 1e-9))
     if found is None:
         raise PlanError(
@@ -104,12 +107,12 @@ class _Live(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What later calls depend on.
+    """All that later calls depend on.
 
     Attributes:
-        live: tensors, in the order in which they were written.
+        live: the live tensors, in the order in which they were written.
         may_end: whether the open stage has communication, or needs none.
-        num_calls: of the open stage; 0 throughout where there is no limit.
+        num_calls: calls of the open stage; always 0 if there is no limit.
     """
 
     live: tuple[_Live, ...]
@@ -118,7 +121,7 @@ class _State(NamedTuple):
 
 
 class _Partial(NamedTuple):
-    """A strategy for the first calls, as its last step and the strategy before it."""
+    """A strategy for the first calls: its last step, and the strategy before that step."""
 
     closed: Duplexed
     stage: DuplexStage
@@ -140,7 +143,7 @@ class _Search:
     compared: Callable[[Duplexed, DuplexStage], Costs]
 
     def run(self, beam: int | None, most_secs: float) -> tuple[FormStrategy | None, bool]:
-        """The best strategy of at most so many seconds, and whether no beam cut the search."""
+        """The best strategy of at most ``most_secs``, and whether the beam dropped no strategy."""
         is_exact = True
         rest = self._least_rests()
         start = _Partial(Duplexed(), DuplexStage(), None, -1, (), True)
@@ -212,7 +215,7 @@ class _Search:
     def _reformed(
         self, call: FormCall, signature: Signature, live: tuple[_Live, ...]
     ) -> tuple[tuple[_Live, ...], tuple[tuple[int, Form, Form], ...], DuplexStage] | None:
-        """The communications that a signature still needs, or None if they cannot be."""
+        """The communications that a signature still needs, or None if they are impossible."""
         reforms: list[tuple[int, Form, Form]] = []
         comm = DuplexStage()
         needed = dict.fromkeys(zip(call.reads, signature.reads, strict=True))
@@ -250,8 +253,8 @@ class _Search:
         return closed.secs(counts_last=self.counts_last)
 
     def _least_rests(self) -> list[tuple[float, float]]:
-        """For every cut, the least computing of the calls behind it: forward and backward."""
-        # The backward of the last stage may not count, so nothing is known of it then.
+        """For every cut, the least computing of the calls behind it, forward and backward."""
+        # If the last stage's backward does not count, the bound counts no backward at all.
         has_backward = self.backward != "none" and self.counts_last
         rest = [(0.0, 0.0)]
         for call in reversed(self.problem.calls):
@@ -261,10 +264,10 @@ class _Search:
         return rest[::-1]
 
     def _bound(self, partial: _Partial, rest: tuple[float, float]) -> float:
-        """No time with these first calls is less.
+        """A lower bound on the seconds of all strategies with these first calls.
 
-        Both halves still compute the rest: at best one of them beside the open stage's
-        communication.
+        Both halves still have to compute the rest. At best, one of them does so beside the
+        communication of the open stage.
         """
         comm, secs, backward_comm, backward_secs = partial.stage
         return (
@@ -274,7 +277,7 @@ class _Search:
         )
 
     def _insert(self, front: list[tuple[Costs, _Partial]], made: _Partial) -> None:
-        """Keep what no other of its state dominates."""
+        """Add a strategy to its state unless another dominates it; drop all that it dominates."""
         costs = self.compared(made.closed, made.stage)
         if any(all(map(le, has, costs)) for has, _ in front):
             return
@@ -282,7 +285,7 @@ class _Search:
         front.append((costs, made))
 
     def _best(self, fronts: _Fronts, rest: tuple[float, float], beam: int | None) -> _Fronts:
-        """The strategies of the least bounds, so many of all states."""
+        """The ``beam`` strategies with the least bounds, over all states."""
         if beam is None or sum(map(len, fronts.values())) <= beam:
             return fronts
         bounds = [

@@ -4,18 +4,22 @@ Objective: that of ``stages.alpa``, the time of a step of B microbatches,
 
     sum of t_i + (B - 1) max of t_i,
 
-where t_i is the best time of a run of blocks on a submesh: over its logical meshes, over how its
-ops are cut (``alpa_intra``), and over what its blocks keep. A way counts only where the stages
-behind it leave it the memory that it needs.
+where t_i is the best time of a run of blocks on a submesh: over the logical meshes of the submesh,
+over the cuts of the run's ops (``alpa_intra``), and over what its blocks keep. A way to run a stage
+is allowed only if it has memory for the microbatches that the stages behind it make it keep.
 
-Complexity: one priced space for every mesh; one solution for every mesh and every run of blocks
-that differs from others; then that of ``alpa_stages``.
+Complexity: one priced space for every mesh; one solution for every mesh and every distinct run of
+blocks; then that of ``alpa_stages``.
 
-Differences from the published code: stages are priced, and not compiled and measured; repeated
-blocks of a stage are cut alike, so that runs of as many of them are solved once, and blocks are
-clustered only if there are more than ``most_layers``; clusters are as even in time as can be, and
-what crosses a cut has no weight there; a mesh of two axes also contains those of one, as both axes
-may cut the same dim; besides the fastest way of a run there are leaner ones, and recomputing ones.
+Differences from the published code:
+
+- stages are priced, and not compiled and measured;
+- repeated blocks of a stage are cut alike, so runs with the same numbers of equal blocks are solved
+  once;
+- blocks are clustered only if there are more than ``most_layers``. Clusters are as even in time as
+  possible, and the bytes that cross a cut have no weight;
+- a mesh of two axes covers those of one axis too, because both axes may cut the same dim;
+- besides the fastest way of a run there are leaner ones, and ones with recomputation.
 
 Source: Zheng et al., Alpa, OSDI 2022, sections 4 to 6.
 """
@@ -38,14 +42,14 @@ from superscaler_core.planners.stages.candidates import UNLIMITED
 from superscaler_core.planners.stages.problem import Array
 
 MOST_LAYERS = 32
-"""The dynamic programme's work grows with the square of it."""
+"""The most layers that are told apart: the dynamic programme's work grows with their square."""
 
 
 def meshes_of(num_devices: int, per_host: int, num_axes: int = 2) -> tuple[Mesh, ...]:
-    """Logical meshes of all submeshes: powers of two inside a host, and whole hosts.
+    """Logical meshes of all submeshes: powers of two of a host's devices, and of whole hosts.
 
-    With two axes, those of two sizes are there in both orders. They contain the mesh of one axis,
-    which is there only for submeshes that cannot have two.
+    With two axes, a mesh whose sizes differ occurs in both orders. A mesh of two axes covers the
+    mesh of one axis, so that occurs only for submeshes that cannot have two axes.
 
     >>> meshes_of(8, 8), meshes_of(8, 8, num_axes=1)
     (((1,), (2,), (2, 2), (2, 4), (4, 2)), ((1,), (2,), (4,), (8,)))
@@ -61,9 +65,10 @@ def meshes_of(num_devices: int, per_host: int, num_axes: int = 2) -> tuple[Mesh,
 
 
 def clusters_of(secs: Sequence[float], most: int) -> tuple[int, ...]:
-    """Where to cut blocks into at most so many runs: ends of runs, the last one being the number.
+    """The ends of at most ``most`` runs into which blocks are cut; the last is their number.
 
-    The largest run is as small as can be; of those cuts, the squares of runs add up to least.
+    The longest time of a run is as short as possible. Among such cuts, the sum of the squared times
+    is least.
 
     >>> clusters_of([1, 1, 1, 1, 1, 1], 3), clusters_of([1, 1, 4], 2)
     ((2, 4, 6), (2, 3))
@@ -97,12 +102,12 @@ def alpa_hierarchical(
     """The best stages on all devices.
 
     Args:
-        prices: of every mesh that a stage may have.
-        devices: to use, all.
-        microbatches: of a step.
-        memory_bytes: of a device.
-        levels: what blocks may keep.
-        most_layers: that are told apart; more blocks are clustered.
+        prices: the prices for every mesh that a stage may have.
+        devices: the devices, all of which are used.
+        microbatches: microbatches in a step.
+        memory_bytes: memory of a device.
+        levels: what blocks may keep for the backward.
+        most_layers: the most layers that are told apart; more blocks are clustered.
 
     Raises:
         PlanError: no cut fits in memory.
@@ -163,7 +168,7 @@ def _ends(prices: Sequence[StagePrices], most_layers: int) -> tuple[int, ...]:
 
 
 def _most_behind(way: MeshWay, memory_bytes: float, microbatches: int) -> int:
-    """How many stages may come after it before memory is short; -1 if it never fits."""
+    """The most stages that may come after a stage before memory is short; -1 if it never fits."""
     free = memory_bytes - way.resting_bytes - way.work_bytes
     if free < 0:
         return -1
@@ -178,7 +183,7 @@ def placed(
     microbatches: int,
     objective: float,
 ) -> MeshCut:
-    """Stages on devices: larger ones first, so that powers of two lie in as few hosts as can be."""
+    """Place stages on devices, larger ones first, so that few stages span several hosts."""
     sizes = [prices.num_devices for prices, *_ in stages]
     first: dict[int, int] = {}
     used = 0

@@ -1,7 +1,7 @@
-"""Assignments: how the ops of many runs are cut best, all runs at once.
+"""Assignments: the best cuts of the ops of many runs of layers, computed for all runs at once.
 
-Runs of one model have the same nodes and edges, in other numbers. So one elimination, with a place
-for every run, solves all of them (``space.elimination``).
+Runs of one model have the same nodes and edges, and differ only in how often each occurs. So one
+elimination solves all of them, with one entry per run in its arrays (``space.elimination``).
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from superscaler_core.planners.space.alpa_intra import alpa_intra
 from superscaler_core.planners.space.elimination import Choices, Core
 
 PRICES = (0.1, 1.0, 10.0)
-"""Of memory: the time of the fastest way for so many times the memory of a device."""
+"""Prices of memory: a device's whole memory costs this many times the time of the fastest
+assignment."""
 
 AT_ONCE = 64
-"""Runs that are solved together: arrays of some ten megabytes."""
+"""Runs that are solved together; their arrays take some ten megabytes."""
 
 
 def assignments(
     runs: Runs, wanted: Sequence[Run], in_flight: int
 ) -> Iterator[list[tuple[float, Choices]]]:
-    """For every run its fastest assignment, and where that needs much memory, leaner ones.
+    """For every run its fastest assignment and, if that needs much memory, leaner ones.
 
-    Those are the fastest at some prices of memory, so each is the best for some limit of memory
-    (Everett, 1963).
+    A leaner assignment is the fastest one at some price of memory, so it is the best for some limit
+    of memory (Everett, 1963).
 
     Args:
-        runs: of a model on a mesh.
-        wanted: which.
-        in_flight: microbatches that a stage of its size has to hold, or nearly.
+        runs: the runs of a model on a mesh.
+        wanted: the runs to solve.
+        in_flight: microbatches that a stage on this mesh keeps at a time, approximately.
 
     Returns:
-        Each with the time of a step in seconds, and the choices ``[node]`` of all nodes of the
-        model; those of nodes that the run does not have mean nothing. A run of which no assignment
-        can be has an empty list.
+        For every run a list of its assignments, each with the time of a step in seconds and the
+        choices ``[node]`` of all nodes of the model. Choices of nodes that the run does not have
+        mean nothing. The list is empty if no assignment is possible.
     """
     for start in range(0, len(wanted), AT_ONCE):
         yield from _Batch(runs, wanted[start : start + AT_ONCE]).found(in_flight)
@@ -50,13 +51,13 @@ def assignments(
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """Some runs of a model, ``[run]``."""
+    """Runs of a model that are solved together, ``[run]``."""
 
     runs: Runs
     wanted: Sequence[Run]
 
     def found(self, in_flight: int) -> list[list[tuple[float, Choices]]]:
-        """The assignments of every run, each once, the fastest first."""
+        """The assignments of every run, without duplicates, the fastest first."""
         fastest = self._fastest()
         secs = self._secs(fastest)
         found = [{tuple(row): (each, row)} for each, row in zip(secs, fastest, strict=True)]
@@ -75,7 +76,7 @@ class _Batch:
                 ]
                 core = self._core(priced, short)
                 if core.node_secs:
-                    break  # a programme each takes longer than it is worth
+                    break  # one integer programme per run takes longer than it is worth
                 leaner = core.choices({})
                 for place, each, row in zip(short, self._secs(leaner, short), leaner, strict=True):
                     found[place].setdefault(tuple(row), (each, row))
@@ -96,7 +97,7 @@ class _Batch:
 
     @cached_property
     def _node_secs(self) -> list[Array]:
-        """What every choice of a node adds, ``[run, choice]``, by the node."""
+        """For every node the seconds that each choice adds, ``[run, choice]``."""
         return [
             _times(self._counts[:, node, None], secs / of.count)
             for node, (of, secs) in enumerate(
@@ -106,7 +107,7 @@ class _Batch:
 
     @cached_property
     def _edge_secs(self) -> list[Array]:
-        """What every pair of choices adds, ``[run, choice, choice]``, by the edge."""
+        """For every edge the seconds that each pair of choices adds, ``[run, choice, choice]``."""
         counts = self.runs.edge_counts(self.wanted)
         return [
             _times(counts[:, edge, None, None], secs / of.count)
@@ -116,14 +117,14 @@ class _Batch:
         ]
 
     def _held(self, in_flight: int) -> list[Array]:
-        """Bytes of every choice, ``[run, choice]``, by the node."""
+        """For every node the bytes that each choice holds, ``[run, choice]``."""
         return [
             self._counts[:, number, None] * (node.resting_bytes + in_flight * node.kept_bytes)
             for number, node in enumerate(self._space.nodes)
         ]
 
     def _secs(self, choices: Choices, some: Choices | slice = slice(None)) -> Array:
-        """Times of a step, ``[run]``, of choices ``[run, node]``."""
+        """Seconds of a step, ``[run]``, for choices ``[run, node]``; of the runs ``some`` only."""
         total: Array = np.zeros(len(choices))
         for node, secs in enumerate(self._node_secs):
             total += _at(secs[some], choices[:, node])
@@ -135,7 +136,7 @@ class _Batch:
     # --- solutions ------------------------------------------------------------------------------
 
     def _core(self, node_secs: Sequence[Array], some: Choices | slice = slice(None)) -> Core:
-        """What elimination leaves."""
+        """The core that elimination leaves."""
         core = Core.joined(self._space, node_secs, [secs[some] for secs in self._edge_secs])
         core.eliminate()
         return core
@@ -149,17 +150,17 @@ class _Batch:
         for place, run in enumerate(self.wanted):
             space, numbers = self.runs.space(*run)
             free = Space(space.nodes, space.edges, space.microbatches)
-            with suppress(PlanError):  # none can be, so the first choices take forever as well
+            with suppress(PlanError):  # none is possible: the first choices are infinite as well
                 found[place, list(numbers)] = alpa_intra(free).assignment
         return found
 
 
 def _times(count: Counts, secs: Array) -> Array:
-    """Costs so many times; what is not there costs nothing, also where it cannot be."""
+    """Costs times counts; where the count is 0 the cost is 0, even if it is infinite."""
     with np.errstate(invalid="ignore"):
         return np.where(count > 0, count * secs, 0.0)
 
 
 def _at(costs: Array, choices: Choices) -> Array:
-    """Every run's costs at its choice, of ``[run, choice, ...]``."""
+    """The costs of every run at its own choice, from ``[run, choice, ...]``."""
     return costs[np.arange(len(choices)), choices]

@@ -15,14 +15,15 @@ from superscaler_core.schedules import nf1b, one_f_one_b
 
 @dataclass(frozen=True)
 class MeshStage:
-    """Blocks that run together on a mesh of devices.
+    """One stage: blocks that run together on a mesh of devices.
 
     Attributes:
-        blocks: the first one, and the one after the last.
-        devices: of the mesh; its last axis varies fastest.
+        blocks: the first block, and the one after the last.
+        devices: the devices of the mesh; its last axis varies fastest.
         mesh: sizes of its axes.
-        keep: what of the blocks stays for the backward: everything, or block inputs.
-        splits: of its ops, each with its name, on the first devices of all.
+        keep: what the blocks keep for the backward: everything, or block inputs.
+        splits: the name and the split of each op, with the first devices of the cluster in place of
+            ``devices``.
     """
 
     blocks: tuple[int, int]
@@ -40,15 +41,15 @@ class MeshStage:
 
 @dataclass(frozen=True)
 class MeshCut:
-    """An sProgram: the stages of a model in the order of 1F1B; of nF1B if the model is recycled.
+    """An sProgram: the stages of a model in the order of 1F1B, or of nF1B if the model is recycled.
 
-    Devices that read the same weights share their optimizer states, as Alpa has it where it prefers
-    reduce-scatter.
+    Devices that read the same weights each store a piece of them with its optimizer states, as Alpa
+    does if it prefers reduce-scatter.
 
     Attributes:
         stages: in order.
-        microbatches: of a step.
-        objective: what the planner minimized, in seconds.
+        microbatches: microbatches in a step.
+        objective: the value that the planner minimized, in seconds.
         recycle: turns without gradient of every microbatch.
     """
 
@@ -70,8 +71,8 @@ class MeshCut:
 
         Args:
             plan: to fill.
-            microbatches: of a shorter step, if given.
-            sizes: blocks of every stage of a model that lacks some, if given.
+            microbatches: microbatches of a shorter step, if given.
+            sizes: blocks of every stage of a model with fewer blocks, if given.
 
         Raises:
             PlanError: the plan is of another model.

@@ -14,16 +14,17 @@ from superscaler_core.planners.hierarchical.ways import price_ways
 from superscaler_core.planners.search.request import Candidate, Look, Request
 
 SHARES = (1.0, 0.85, 0.7)
-"""Of the memory: a program also holds what arrives for a stage and what waits to leave it, so the
-cuts for less memory are there in case that the one for all of it does not fit."""
+"""Shares of the memory for which cuts are made. A program also holds tensors that arrive for a
+stage or wait to leave it; so if the cut for all of the memory does not fit, those for less may."""
 
 
 def propose_alpa(request: Request) -> Iterator[Candidate]:
     """The stages that Alpa's planner chooses, for every size of a microbatch.
 
-    Meshes of one axis, which are priced in a tenth of the time, come before those of two. Sizes
-    near to a sample a device come first: smaller ones leave devices nothing to share, and of larger
-    ones a pipeline has few. Where a size does not fit, larger ones do not either.
+    Meshes of one axis come before those of two, because they are priced in a tenth of the time.
+    Sizes near one sample per device come first: smaller microbatches leave devices nothing to
+    share, and larger microbatches are too few to fill a pipeline. If a size does not fit, larger
+    ones do not either.
     """
     devices = request.devices
     sizes = sorted(request.samples, key=lambda each: abs(log2(each / len(devices))))
@@ -57,7 +58,7 @@ def propose_alpa(request: Request) -> Iterator[Candidate]:
 
 
 def _candidate(name: str, samples: int, cut: MeshCut) -> Candidate:
-    """A cut, which a few rounds of its pipeline show the pace of, with fewer of the blocks."""
+    """A candidate for a cut, first looked at with a few rounds of its pipeline and fewer blocks."""
     look = Look(len(cut.stages) + cut.recycle, partial(_sizes, cut))
     return Candidate(name, samples, cut, guess_secs=cut.objective, look=look)
 

@@ -15,24 +15,24 @@ from superscaler_core.planners.space import PricedSpace, Space
 OpGroup = tuple[Op, ...]
 
 Run = tuple[int, int]
-"""The first layer of some, and the one after the last."""
+"""A run of consecutive layers: the first one, and the one after the last."""
 
 Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """A priced space, seen layer by layer.
+    """A priced space with the counts of its nodes and edges per layer; they give each run's space.
 
-    Repeated blocks take one decision, so a run differs from the model in how often each node and
-    edge occurs, and in nothing else.
+    Repeated blocks take one decision. So a run differs from the whole model only in how often each
+    node and edge occurs.
 
-    Law (tests/superscaler_core/planners/hierarchical): the space of all layers is the
-    space itself; a run of layers has the costs of ``price_space(..., ops=...)`` for its ops.
+    Law (tests/superscaler_core/planners/hierarchical): the space of all layers is the space itself;
+    a run of layers has the costs of ``price_space(..., ops=...)`` for its ops.
 
     Attributes:
         priced: the space of the model.
-        layers: all ops, in order.
+        layers: the ops of every layer; together these are all ops, in order.
     """
 
     priced: PricedSpace
@@ -53,7 +53,7 @@ class Runs:
 
     @cached_property
     def _reads(self) -> Mapping[tuple[int, int], Counts]:
-        """By two nodes, how often the second reads the first: ``[layer written, layer read]``."""
+        """For two nodes, how often the second reads the first: ``[layer written, layer read]``."""
         place = {
             op: (node, number)
             for node, groups in enumerate(self.priced.groups)
@@ -75,18 +75,18 @@ class Runs:
 
     @cached_property
     def _nodes_before(self) -> Counts:
-        """How often a node occurs before a layer, ``[node, layer]``."""
+        """How often a node occurs in the layers before a given one, ``[node, layer]``."""
         return np.pad(self.nodes.cumsum(axis=1), ((0, 0), (1, 0)))
 
     @cached_property
     def _edges_before(self) -> NDArray[np.float64]:
-        """The same of an edge, with its ends before two layers: ``[edge, layer, layer]``."""
+        """How often an edge has writer and reader before two layers, ``[edge, layer, layer]``."""
         edges = self.priced.space.edges
         shape = len(edges), len(self.layers), len(self.layers)
         found = np.zeros(shape)
         for number, edge in enumerate(edges):
             reads = self._reads[edge.src, edge.dst]
-            # Several reads of equal ends were summed to one edge.
+            # Several reads between the same two nodes were merged into one edge.
             found[number] = edge.count * reads / reads.sum()
         return np.pad(found.cumsum(axis=1).cumsum(axis=2), ((0, 0), (1, 0), (1, 0)))
 
@@ -103,12 +103,12 @@ class Runs:
         return (before[:, end, end] - below).round().astype(np.int64).T
 
     def keys(self, runs: Sequence[Run]) -> list[bytes]:
-        """Equal for runs of equal spaces."""
+        """A key for every run; runs with equal spaces have equal keys."""
         counts = np.concatenate([self.node_counts(runs), self.edge_counts(runs)], axis=1)
         return [mine.tobytes() for mine in counts]
 
     def space(self, first: int, end: int) -> tuple[Space, tuple[int, ...]]:
-        """The space of layers ``first`` to ``end - 1``, and its nodes' numbers in the whole."""
+        """The space of layers ``first`` to ``end - 1``, and its nodes' numbers in the whole one."""
         whole = self.priced.space
         (counts,) = self.node_counts([(first, end)]).tolist()
         (edge_counts,) = self.edge_counts([(first, end)]).tolist()

@@ -1,4 +1,4 @@
-"""Ways: how a run of blocks may run on a submesh, with the time and memory of a stage."""
+"""Ways: how a run of blocks may run as a stage on a submesh, with its time and memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ LEVELS = (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
 
 @dataclass(frozen=True)
 class MeshWay:
-    """How a stage may run.
+    """One way to run a stage.
 
     Attributes:
-        keep: what its blocks keep.
-        secs: forward and backward of a microbatch, with its share of what is done once a step.
-        resting_bytes, kept_bytes, work_bytes: as in ``SpaceNode``, of the whole stage.
+        keep: what its blocks keep for the backward.
+        secs: seconds of forward and backward per microbatch, with its share of what is done once
+            per step.
+        resting_bytes, kept_bytes, work_bytes: as in ``SpaceNode``, for the whole stage.
         assignment: the choice of every node that the stage has, by the node.
     """
 
@@ -46,14 +47,14 @@ class MeshWay:
 
 @dataclass(frozen=True, eq=False)
 class StagePrices:
-    """Ways of all stages of a model on one mesh.
+    """The ways of all possible stages of a model on one mesh.
 
     Attributes:
-        runs: of its blocks, each with what is around it at the ends.
-        blocks: of the model.
+        runs: runs of its blocks; ops before and after all blocks belong to the blocks at the ends.
+        blocks: the blocks of the model.
         mesh: sizes of the axes.
-        in_flight: microbatches that a stage of its size has to hold, or nearly.
-        recycle: turns without gradient of every microbatch, whose time is in that of forwards.
+        in_flight: microbatches that a stage on this mesh keeps at a time, approximately.
+        recycle: turns without gradient of every microbatch; the times of forwards include them.
     """
 
     runs: Runs
@@ -66,7 +67,7 @@ class StagePrices:
 
     @property
     def num_devices(self) -> int:
-        """Of the mesh."""
+        """The number of devices of the mesh."""
         return len(self.runs.priced.devices)
 
     def ways(self, first: int, end: int) -> tuple[MeshWay, ...]:
@@ -95,7 +96,7 @@ class StagePrices:
         )
 
     def _found(self, run: Run, found: Sequence[tuple[float, Choices]]) -> Iterator[MeshWay]:
-        """A way for every assignment and level."""
+        """A way for every assignment and every value of ``LEVELS``."""
         (counts,) = self.runs.node_counts([run])
         nodes = counts.nonzero()[0]
         alike = Counter(self._alike[layer] for layer in range(*run))
@@ -116,13 +117,13 @@ class StagePrices:
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """Of every layer the first one with the same nodes."""
+        """For every layer the first layer with the same nodes."""
         first: dict[bytes, int] = {}
         nodes = (self.runs.nodes > 0).T
         return tuple(first.setdefault(mine.tobytes(), layer) for layer, mine in enumerate(nodes))
 
     def _layer(self, layer: int, chosen: Mapping[int, int]) -> Mapping[Keep, _Held]:
-        """What a block holds, with what is around it, by what it keeps."""
+        """What a layer holds with the chosen cuts, by what its block keeps."""
         nodes = self.runs.nodes[:, layer].nonzero()[0].tolist()
         key = tuple((node, chosen[node]) for node in nodes)
         if key not in self._layers:
@@ -188,13 +189,13 @@ def price_ways(
     """The prices of stages on every mesh.
 
     Args:
-        graph: of one microbatch.
-        devices: of the cluster; a mesh is priced on the first ones.
+        graph: the model, for one microbatch.
+        devices: the devices of the cluster; a mesh is priced on the first ones.
         topology, profile, optimizer, master_dtype: as in ``CostModel``.
         meshes: sizes of the axes of each, the last one innermost.
-        microbatches: of a step.
-        memory_bytes: of a device; that of the profile if None.
-        blocks: of the graph; found by its structure if None.
+        microbatches: microbatches in a step.
+        memory_bytes: memory of a device; that of the profile if None.
+        blocks: the blocks of the graph; found by its structure if None.
         recycle: turns without gradient of every microbatch.
     """
     known = blocks or find_blocks(graph)
@@ -213,7 +214,7 @@ def price_ways(
 
 
 def _with_turns(space: Space, recycle: int) -> Space:
-    """The space of a model whose microbatches run forward so many times more."""
+    """The space of a model whose microbatches run forward ``recycle`` times more."""
     times = 1 + recycle
     nodes = (replace(node, forward_secs=times * node.forward_secs) for node in space.nodes)
     edges = (replace(edge, forward_secs=times * edge.forward_secs) for edge in space.edges)

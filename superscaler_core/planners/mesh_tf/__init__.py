@@ -1,4 +1,4 @@
-"""Mesh-TensorFlow's layout optimizer: the layout of a model that takes least memory."""
+"""Mesh-TensorFlow's layout optimizer: the layout of a model that takes the least memory."""
 
 from superscaler_core.planners.mesh_tf.models import layout_problem, propose_mesh_tf
 from superscaler_core.planners.mesh_tf.optimizer import assignments, auto_mtf

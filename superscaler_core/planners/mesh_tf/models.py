@@ -18,7 +18,7 @@ from superscaler_core.plans.pieces.mesh_layout import named_dims
 
 
 def layout_problem(plan: Plan, mesh: Mesh, optimizer: str = "adam") -> LayoutProblem:
-    """The tensors of a step of one microbatch, by the names of ``named_dims``."""
+    """The layout problem of a step of one microbatch, with the dims of ``named_dims``."""
     graph, dims = plan.graph, named_dims(plan.blocks)
     name_of = {each: name for name, classes in dims.items() for each in classes}
     tensors: dict[str, MeshTensor] = {}

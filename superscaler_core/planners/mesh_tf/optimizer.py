@@ -1,24 +1,25 @@
 """Mesh-TensorFlow's layout optimizer: which dims to cut along which sides of a mesh, for memory.
 
-Objective: with z the most bytes that a device holds at once, over a list schedule of the ops, and
-D dims,
+Objective: z is the most bytes that a device holds at once, over a list schedule of the ops. x is 1
+for every dim and side along which the dim is cut. With D dims,
 
-    min  (D + 1) z - sum of x      x = 1 for every dim and side along which it is cut
+    min  (D + 1) z - sum of x
 
-so the least memory, and of equal ones the layout that cuts most. Every dim is cut along one side at
-most, and only if all its sizes are multiples of the side; no two dims of an op along the same side.
-For every set of dims that a tensor has, ``y`` names which of all assignments of it to sides holds;
-z is at least the sum of the tensors alive at any time, each by its y.
+so the least memory comes first and, among equal ones, the layout that cuts most dims. Every dim is
+cut along one side at most, and only if all its sizes are multiples of the side. No two dims of an
+op are cut along the same side. For every set of dims that a tensor has, ``y`` says which assignment
+of these dims to sides holds. z is at least the bytes of all tensors alive at any time, each by its
+y.
 
 Complexity: an integer programme of ``O(T A)`` variables, with T sets of dims that a tensor has and
-A assignments of one; times at which every set has at most the bytes of another time are left out.
-Exact for the schedule that it is given.
+A assignments of one set. A time is left out if at another time every set has at least as many
+bytes. The result is exact for the given schedule.
 
-Differences from the published code (``auto_mtf/layout_optimizer.py``): HiGHS instead of CP-SAT;
-memory and ties are two programmes, one after the other, which is the same for whole numbers and
-does not lose a tie to rounding among gigabytes. The schedule is the same greedy one: next is the op
-that frees most bytes. What a model's tensors are follows from its forward: backward ops read what
-autograd saves; weights with gradients and states are there all along.
+Differences from the published code (``auto_mtf/layout_optimizer.py``): HiGHS replaces CP-SAT.
+Memory and ties are two programmes, one after the other: for whole numbers this is the same, and no
+tie is lost to rounding among gigabytes. The schedule is the same greedy one: next is the op that
+frees most bytes. The tensors of a step follow from the model's forward: backward ops read what
+autograd saves; weights with gradients and optimizer states exist all the time.
 
 Source: Shazeer et al., Mesh-TensorFlow, NeurIPS 2018; ``auto_mtf`` in its repository.
 """
@@ -37,7 +38,7 @@ from superscaler_core.planners.space import Array
 from superscaler_core.plans.pieces.mesh_layout import MeshLayout
 
 TOLERANCE = 1e-6
-"""By which HiGHS may violate a row, in units of the whole model's bytes."""
+"""Tolerance by which HiGHS may violate a row, in units of the whole model's bytes."""
 
 
 def assignments(dims: Iterable[str], sides: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -54,15 +55,15 @@ def assignments(dims: Iterable[str], sides: Sequence[str]) -> Iterator[dict[str,
 
 
 def auto_mtf(problem: LayoutProblem) -> MeshLayout:
-    """The layout of the least memory, and of these the one that cuts most dims."""
+    """The layout of the least memory; of equal ones, the one that cuts most dims."""
     small = _solve(problem, cuts=0.0)
-    # Not HiGHS's own figure, which is less than any layout's where an x is not quite 1.
+    # HiGHS's own figure may be below that of any layout, because an x may be not quite 1.
     least = problem.peak_bytes(dict(small.dims))
     return _solve(problem, cuts=1.0, most=least * (1 + TOLERANCE))
 
 
 def _solve(problem: LayoutProblem, cuts: float, most: float = inf) -> MeshLayout:
-    """The layout that is best by memory, or by cuts among those of at most some memory."""
+    """The layout of least memory if ``cuts`` is 0, else the one of most cuts within ``most``."""
     program = IntegerProgram()
     sides = list(problem.mesh.sizes)
     times, sets = _bytes_by_dims(problem)
@@ -107,7 +108,7 @@ def _solve(problem: LayoutProblem, cuts: float, most: float = inf) -> MeshLayout
 
 
 def _bytes_by_dims(problem: LayoutProblem) -> tuple[Array, list[frozenset[str]]]:
-    """Bytes alive at each time that may be the fullest ``[time, set of dims]``, and the sets."""
+    """Bytes alive at the times that may be the fullest, ``[time, set of dims]``, and the sets."""
     sets = sorted({tensor.dims for tensor in problem.tensors.values()}, key=sorted)
     column = {dims: i for i, dims in enumerate(sets)}
     times = np.zeros((len(problem.contents), len(sets)))

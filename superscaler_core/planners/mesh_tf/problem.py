@@ -1,4 +1,4 @@
-"""LayoutProblem: ops over tensors with named dims, whose layout on a mesh is asked for."""
+"""LayoutProblem: ops over tensors with named dims, for which a layout on a mesh is searched."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class MeshTensor:
     """A tensor of named dims.
 
     Attributes:
-        dims: those that may be cut.
-        num_bytes: of the whole tensor.
-        stays: whether it is held to the end.
+        dims: the dims that may be cut.
+        num_bytes: bytes of the whole tensor.
+        stays: whether it is held to the end of the step.
     """
 
     dims: frozenset[str]
@@ -41,8 +41,8 @@ class LayoutProblem:
     """Ops over tensors with named dims, and a mesh.
 
     Attributes:
-        mesh: of devices.
-        sizes: of every dim that may be cut, all that it has in different ops.
+        mesh: the mesh of devices.
+        sizes: for every dim that may be cut, all sizes that it has in different ops.
         tensors: by name; each is written by one op.
         ops: in an order that follows the data flow.
     """
@@ -66,7 +66,7 @@ class LayoutProblem:
         return all(size % self.mesh.sizes[side] == 0 for size in self.sizes[dim])
 
     def allows(self, layout: Mapping[str, str]) -> bool:
-        """Whether a layout follows the rules."""
+        """Whether no side cuts two dims of one op, and each side divides the dims that it cuts."""
         alone = all(
             len({layout[dim] for dim in dims if dim in layout}) == len(dims & layout.keys())
             for dims in self.op_dims
@@ -130,7 +130,7 @@ def list_schedule(problem: LayoutProblem) -> list[int]:
                     heappush(ready, (-freed(user), user))
         for tensor in set(op.reads):
             users[tensor].discard(number)
-            # The last reader of a tensor frees more now; its older entry is passed over above.
+            # The last reader of a tensor frees more now; its older entry is skipped above.
             for last in users[tensor] if len(users[tensor]) == 1 else ():
                 if not waits[last]:
                     heappush(ready, (-freed(last), last))

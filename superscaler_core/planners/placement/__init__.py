@@ -1,4 +1,4 @@
-"""Whole operations on devices: published placement planners over one problem."""
+"""Placement of whole operations on devices: published planners over one problem."""
 
 from superscaler_core.planners.placement.brute_force import every_placement
 from superscaler_core.planners.placement.earliest_finish import earliest_finish

@@ -1,4 +1,4 @@
-"""Every placement: the best of all of a small problem; the oracle of the placement planners."""
+"""Every placement: the best placement of a small problem; the oracle of the placement planners."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from superscaler_core.planners.placement.problem import MAX_AT_ONCE, PlacementPr
 from superscaler_core.planners.space import Solution
 
 MOST_PLACEMENTS = 2_000_000
-"""That are tried: some minutes for a hundred operations."""
+"""The most placements that are tried; they take some minutes for a hundred operations."""
 
 
 def every_placement(problem: PlacementProblem) -> Solution:
     """The placement of the least time; the first of equal ones.
 
     Raises:
-        PlanError: none fits, or there are too many to try all.
+        PlanError: no placement fits, or there are too many to try all.
     """
     num = problem.num_devices ** len(problem.groups)
     if num > MOST_PLACEMENTS:

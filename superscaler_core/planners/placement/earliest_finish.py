@@ -1,14 +1,16 @@
 """Earliest finish: list scheduling by the critical path, as HEFT does.
 
-An operation's rank is the longest path from it to the end, with mean times of devices and of links.
-In descending order of ranks, each operation goes to the device on which it would end first, with
-the ports as they are then; the first operation of a group decides for the group. Devices without
-memory for the whole group are left out. A heuristic: it does not look ahead.
+The upward rank of an operation is the longest path from it to the end, with mean times of devices
+and of links. In descending order of upward ranks, each operation goes to the device on which it
+would end first, given what the ports have sent so far. The first operation of a group decides for
+the group. Devices without memory for the whole group are left out. This is a heuristic: it does not
+look ahead.
 
 Complexity: operations and their results, times devices.
 
-Differences from the published HEFT: an operation is put behind what its device has, never into a
-gap before; and the time that is told is the problem's, whose devices run operations in its order.
+Differences from the published HEFT: an operation is put after all that its device has, never into
+an earlier gap; and the time of the result is the problem's, whose devices run operations in its
+order.
 
 Source: Topcuoglu, Hariri, Wu, IEEE TPDS 2002.
 """
@@ -27,7 +29,7 @@ def earliest_finish(problem: PlacementProblem) -> Solution:
     """Place groups one by one where their first operation ends earliest.
 
     Raises:
-        PlanError: a group is left that no device has memory for.
+        PlanError: for some group, no device both can run it and has memory left for it.
     """
     at = np.full(len(problem.groups), -1)
     left = np.array(problem.memory_bytes)
@@ -49,7 +51,7 @@ def earliest_finish(problem: PlacementProblem) -> Solution:
 def upward_ranks(problem: PlacementProblem) -> Array:
     """The longest path from every operation to the end, in mean seconds, ``[operation]``."""
     num = problem.num_devices
-    # Of all pairs of devices, those of a device with itself send nothing.
+    # A device sends nothing to itself, so these pairs are not in the mean.
     means = problem.message_secs.sum(axis=(1, 2)) - np.trace(problem.message_secs, axis1=1, axis2=2)
     sent = means / max(1, num * (num - 1))
     ranks = np.zeros(len(problem.operations))
@@ -65,7 +67,7 @@ def upward_ranks(problem: PlacementProblem) -> Array:
 
 
 class _Lists:
-    """What devices and ports have done so far, in the order of the ranks."""
+    """What devices and ports have done so far, in the order of the upward ranks."""
 
     def __init__(self, problem: PlacementProblem) -> None:
         self._problem = problem
@@ -92,7 +94,7 @@ class _Lists:
         return start + problem.operations[number].secs[device], sent
 
     def add(self, number: int, device: int, at: Array) -> None:
-        """Put an operation behind what its device has."""
+        """Append an operation to what its device has."""
         end, sent = self.end(number, device, at)
         self._ends[number] = self._free[device] = end
         for (i, src, dst), arrival in sent.items():

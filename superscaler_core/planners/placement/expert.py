@@ -1,7 +1,8 @@
 """Expert: a placement by hand, as a rule from the names of operations to devices.
 
-Nothing is searched. Source: the baseline of that name in Mirhoseini et al., ICML 2017: a layer of
-LSTMs on each device, attention and softmax beside the last layer; an Inception on one device.
+Nothing is searched. Source: the baseline of that name in Mirhoseini et al., ICML 2017. There, each
+layer of LSTMs has a device of its own, attention and softmax are beside the last layer, and an
+Inception is on one device.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ Rule = Callable[[str], int]
 
 
 def expert(problem: PlacementProblem, rule: Rule) -> Solution:
-    """Place every group where the rule has its first operation.
+    """Place every group on the device that the rule gives to its first operation.
 
     Raises:
-        PlanError: the rule names a device that there is not, or the placement does not fit.
+        PlanError: the rule names a device that does not exist, or the placement does not fit.
     """
     names = [problem.operations[members[0]].name for members in problem.groups]
     devices = [rule(name) for name in names]
@@ -37,7 +38,7 @@ def expert(problem: PlacementProblem, rule: Rule) -> Solution:
 
 
 def by_patterns(devices: Mapping[str, int]) -> Rule:
-    """The rule of the first pattern with wildcards that fits a name.
+    """A rule: the device of the first pattern with wildcards that fits a name.
 
     >>> by_patterns({"encoder.*": 0, "*": 1})("decoder.0")
     1

@@ -1,8 +1,8 @@
 """Integer programme: the best placement of a small problem, by HiGHS.
 
-Objective: the time of a step, exactly as ``PlacementProblem`` defines it. With x[g, d] = 1 where
-group g is on device d, ends e of operations and m of messages, and z[i, a, b] = 1 where result i is
-sent from a to b,
+Objective: the time of a step, exactly as ``PlacementProblem`` defines it. x[g, d] = 1 if group g is
+on device d. z[i, a, b] = 1 if result i is sent from device a to device b. e[v] is the end of
+operation v, and m[i, b] the end of the message with result i to device b:
 
     sum of x[g, d] over d = 1,     z[i, a, b] >= x[writer, a] + x[reader, b] - 1
     e[v] - secs[v] >= 0
@@ -11,14 +11,15 @@ sent from a to b,
     m[i, b] - secs[i, b] >= e[writer of i],     e[v] - secs[v] >= m[i, b] - M (1 - x[v, b])
     m[j, c] - secs[j, c] >= m[i, b] - M (2 - z[i, a, b] - z[j, a, c])      likewise at b's port
 
-As the orders of devices and ports are the problem's, no variable decides them, and the least ends
-are those of the simulation. M is the time of a known placement, which is an upper bound.
+The problem fixes the orders of operations on devices and of messages at ports. So no variable
+decides an order, and the least ends are those of the simulation. M is the time of a known
+placement, which is an upper bound.
 
 Complexity: exponential in the worst case; ``O(V**2 D + R**2 D**3)`` rows for V operations, R
-results and D devices. For some 15 groups; above that, give a limit of time.
+results and D devices. It suits up to some 15 groups; above that, give a time limit.
 
-Difference from Tarnawski et al., whose programme has the load of the fullest device as objective
-(``tarnawski_scattered``): here it is the time of one step with its dependencies.
+Difference from Tarnawski et al. (``tarnawski_scattered``): their objective is the load of the
+fullest device; here it is the time of one step with its dependencies.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from superscaler_core.planners.placement.problem import PlacementProblem
 from superscaler_core.planners.space import Solution
 
 TOLERANCE = 1e-6
-"""To which HiGHS meets rows, in units of the known time."""
+"""Tolerance to which HiGHS meets rows, in units of the known placement's time."""
 
 Entries = list[tuple[int, float]]
 
@@ -45,8 +46,8 @@ def integer_placement(problem: PlacementProblem, limit_secs: float | None = None
     """Place groups by an integer programme.
 
     Args:
-        problem: what is placed.
-        limit_secs: after which the best placement known counts, with the bound known by then.
+        problem: the placement problem.
+        limit_secs: time limit in seconds; the best placement and the bound known by then count.
 
     Raises:
         PlanError: no placement fits in memory, or none was found in time.
@@ -59,7 +60,7 @@ def integer_placement(problem: PlacementProblem, limit_secs: float | None = None
     if found is not None:
         options.append(tuple(int(found.values[x].argmax()) for x in program.of_groups))
         bound = found.bound * program.unit_secs * (1 - TOLERANCE)
-    # HiGHS may exceed memory by its tolerance.
+    # HiGHS may exceed memory by its tolerance; such a placement takes infinite time here.
     best = min(options, key=lambda option: float(problem.secs(option)), default=None)
     if best is None:
         raise problem.none_fits("integer programme")
@@ -67,7 +68,7 @@ def integer_placement(problem: PlacementProblem, limit_secs: float | None = None
 
 
 def _known(problem: PlacementProblem) -> Solution | None:
-    """A placement that fits, without a search; None if these do not."""
+    """The best of some placements without a search; None if none of them fits."""
     every = np.arange(problem.num_devices)[:, None].repeat(len(problem.groups), axis=1)
     options = [problem.solution(row, "one device") for row in every if problem.secs(row) < np.inf]
     with suppress(PlanError):
@@ -76,12 +77,12 @@ def _known(problem: PlacementProblem) -> Solution | None:
 
 
 class _Program:
-    """The rows of a problem, with times in units of the known placement's."""
+    """The integer programme of a problem, with times in units of the known placement's time."""
 
     def __init__(self, problem: PlacementProblem, known: Solution | None) -> None:
         self.problem, self.program = problem, IntegerProgram()
         secs = np.where(np.isfinite(problem.op_secs), problem.op_secs, 0.0)
-        # Everything one after another is an upper bound too.
+        # The time of everything one after another is an upper bound too.
         serial = secs.max(axis=1).sum() + problem.message_secs.sum()
         self.unit_secs = max(float(serial if known is None else known.secs), 1e-300)
         self.op_secs, self.message_secs = (
@@ -104,7 +105,7 @@ class _Program:
         return self.x[[members[0] for members in self.problem.groups]]
 
     def _place(self) -> None:
-        """Every group is on one device, on which it can run, and which has memory for it."""
+        """Add rows: every group is on one device that can run it and has memory for it."""
         problem, row = self.problem, self.program.row
         mine = self.of_groups.tolist()
         for group, devices in enumerate(mine):
@@ -118,12 +119,12 @@ class _Program:
                 row([(devices[device], share[g]) for g, devices in enumerate(mine)], most=1.0)
 
     def _start(self, number: int) -> Entries:
-        """When an operation starts, as a sum."""
+        """The start of an operation, as a sum of variables."""
         secs = zip(self.x[number].tolist(), (-self.op_secs[number]).tolist(), strict=True)
         return [(self.ends[number], 1.0), *secs]
 
     def _after(self, start: Entries, end: int, *conditions: Entries) -> None:
-        """Something starts at an end or later, if every condition's sum is 1."""
+        """Add a row: ``start`` is at ``end`` or later, if the sum of every condition is 1."""
         entries = [*start, (end, -1.0)]
         for condition in conditions:
             entries += [(variable, -self.most * factor) for variable, factor in condition]
@@ -178,7 +179,7 @@ class _Program:
 
 
 def _summed(entries: Entries) -> Entries:
-    """The same sum, with every variable once."""
+    """An equal sum in which every variable occurs once."""
     found: dict[int, float] = {}
     for variable, factor in entries:
         found[variable] = found.get(variable, 0.0) + factor

@@ -1,12 +1,13 @@
 """MinCut: recursive bipartitioning of the groups and of the devices together.
 
-Devices and groups are cut in two halves, each half of the groups goes to a half of the devices, and
-so on. A cut of groups has to have the devices' shares of the work, to a slack, and few bytes
-between its halves; devices are cut where links are slow. Neither order nor overlap of operations
-counts, nor does memory; so what it finds may be far from fast, as in the published comparisons.
+Devices and groups are cut in two halves. Each half of the groups goes to a half of the devices, and
+so on. Each half of the groups has its devices' share of the work, within a slack, and few bytes
+pass between the halves. Devices are cut where links are slow. The order and overlap of operations
+and the memory are ignored, so the result may be far from fast, as in the published comparisons.
 
-A cut is spectral: groups in the order of the Laplacian's second eigenvector (Fiedler), cut where
-the least bytes cross within the slack, and then single moves while they lessen the bytes.
+A cut is spectral: groups are sorted by the Laplacian's second eigenvector (Fiedler) and cut where
+the least bytes cross within the slack. Then single groups change sides while that lessens the
+bytes.
 
 Complexity: ``O(n**3)`` for n groups, by the eigenvectors.
 
@@ -35,9 +36,10 @@ def min_cut(
     """Place groups by balanced cuts of few bytes.
 
     Args:
-        problem: what is placed.
-        devices: those to use; all if None.
-        slack: how far the work of a half may be from its share, of the work of both.
+        problem: the placement problem.
+        devices: the devices to use; all if None.
+        slack: how far the work of a half may be from its share, as a part of the work of both
+            halves.
 
     Raises:
         PlanError: the placement does not fit in memory.
@@ -73,19 +75,20 @@ def bipartition(weights: Array, work: Array, share: float, slack: float) -> NDAr
     """Which nodes are in the first half.
 
     Args:
-        weights: of the edges, symmetric, ``[node, node]``.
-        work: of the nodes.
-        share: of all work that the first half should have.
-        slack: how far from it that may be; the nearest cut counts if none is near enough.
+        weights: weights of the edges, symmetric, ``[node, node]``.
+        work: work of the nodes.
+        share: the share of all work that the first half should have.
+        slack: how far the first half may be from this share; if no cut is near enough, the nearest
+            one counts.
     """
     num = len(work)
     weights = weights * (1 - np.eye(num))
-    # Faint edges between all join what is not connected.
+    # Faint edges between all nodes join parts that are not connected.
     joined = weights + 1e-9 * max(weights.max(initial=0.0), 1.0) * (1 - np.eye(num))
     vector = np.linalg.eigh(np.diag(joined.sum(axis=1)) - joined)[1][:, min(1, num - 1)]
     part = work / max(work.sum(), 1e-300)
     options = []
-    # A direction of the vector is as good as the other.
+    # The sign of an eigenvector is arbitrary, so both directions are tried.
     for order in (np.argsort(vector, kind="stable"), np.argsort(-vector, kind="stable")):
         is_first = np.zeros(num, dtype=bool)
         for count in range(1, num):
@@ -102,7 +105,7 @@ def bipartition(weights: Array, work: Array, share: float, slack: float) -> NDAr
 def _improved(
     is_first: NDArray[np.bool_], weights: Array, part: Array, share: float, slack: float
 ) -> NDArray[np.bool_]:
-    """Single moves, the best first, while they lessen what crosses and keep the balance."""
+    """Move single nodes, the best first, while less crosses then and the balance is kept."""
     while True:
         across = np.where(
             is_first, weights[:, ~is_first].sum(axis=1), weights[:, is_first].sum(axis=1)
@@ -111,7 +114,7 @@ def _improved(
         after = part[is_first].sum() + np.where(is_first, -part, part)
         gain[np.abs(after - share) > slack] = 0.0
         best = int(gain.argmax())
-        # A relative threshold: sums in another order must not move a node forth and back.
+        # A relative threshold: rounding must not move a node back and forth.
         if gain[best] <= 1e-9 * weights.sum():
             return is_first
         is_first[best] = not is_first[best]

@@ -34,15 +34,17 @@ def place_graph(
 ) -> PlacementProblem:
     """The placement problem of a model: a microbatch, its backward, and the optimizer.
 
-    Operation i of the problem is op i of the graph; behind them are the backwards. An op holds its
-    weights, gradients and optimizer states, and what it saves for its backward. Ops with a common
-    parameter are one group, as is an op whose results one op alone reads with that op, if no
-    repeated block begins or ends between them (the rule of Mirhoseini et al., within blocks).
+    Operation i of the problem is op i of the graph; the backwards come behind all forwards. An op
+    holds its weights, gradients and optimizer states, and what it saves for its backward. Ops with
+    a common parameter are one group. An op whose results only one op reads is in the group of that
+    op, unless a repeated block begins or ends between them (the rule of Mirhoseini et al., within
+    blocks).
 
     Args:
         costs: the cost functions; devices are equal, and links are those of its topology.
-        devices: of the topology, by their place in an assignment.
-        memory_bytes: of a device, for what ops hold; what they need while they run is not counted.
+        devices: devices of the topology; an assignment names them by their place here.
+        memory_bytes: memory of a device for what ops hold; what they need while they run is not
+            counted.
     """
     graph, whole = costs.graph, OpSplit.of([((), 0, devices[0])])
     prices = [costs.op_cost(op, whole) for op in graph.ops]
@@ -85,7 +87,7 @@ def place_graph(
 
 
 def _groups(graph: Graph) -> list[str]:
-    """The name of every op's group: the op of the group that is last in the graph."""
+    """The name of every op's group: the name of the group's last op in the graph."""
     block_of = {op: i for i, layer in enumerate(find_blocks(graph).layers) for op in layer}
     found: dict[Op, Op] = {}
 
@@ -115,14 +117,15 @@ def assign(
 ) -> None:
     """An sProgram: every op whole, on the device of its group; moves overlap with computing.
 
-    The program's step is not the problem's: a value moves when the segment ends that computes it,
-    which may be later than the op, and gradients of weights are computed while others move.
+    The step of the program differs from that of the problem. A value moves at the end of the
+    segment that computes it, which may be later than the end of the op. Gradients of weights are
+    computed while other gradients move.
 
     Args:
-        plan: of the model, on the problem's devices, in their order.
+        plan: a plan of the model, on the problem's devices, in their order.
         problem: from ``place_graph``.
-        assignment: of the problem.
-        microbatches: of a step, one after another.
+        assignment: an assignment of the problem.
+        microbatches: microbatches in a step, one after another.
     """
     for op in plan.graph.ops:
         plan.op_assign(op, plan.devices[assignment[problem.group_of[op.index]]])
@@ -138,7 +141,7 @@ PLACERS: dict[str, Placer] = {"earliest_finish": earliest_finish, "min_cut": min
 
 
 def search_placement(placer: Placer) -> SearchPlanner:
-    """A planner of plans from one of placements: a candidate for every size of microbatch."""
+    """A search planner from a placement planner: a candidate for every size of microbatch."""
     return partial(_propose, placer=placer)
 
 

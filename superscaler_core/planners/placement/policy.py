@@ -1,29 +1,30 @@
 """Policy: a network that learns to place groups from the simulated times of its own placements.
 
-Objective: the expectation of R = sqrt(time) over placements that the network draws, by REINFORCE.
-Of K placements an update, with a moving average b of R as baseline, it descends
+Objective: the least expected R = sqrt(time) of the placements that the network draws, by REINFORCE.
+An update draws K placements and descends
 
     mean of (R - b) log p(placement)
 
-Times are in units of the work on the fastest device; a placement that cannot be counts as 100.
+where the baseline b is a moving average of R. Times are in units of the work on the fastest device;
+an impossible placement counts as 100.
 
-``Placer`` is ColocRL's: an LSTM reads the groups in order, a second one writes a device for each,
-with attention over all groups, and is told the device before. With ``num_groups``, a ``Grouper``
-comes first, as in the hierarchical model: it draws a new group for every group of the problem, and
-the placer places those; log p is the sum of both. A heuristic: nothing says how far the result is
-from the best. Torch is imported here alone among the placement planners.
+``Placer`` is ColocRL's: an LSTM reads the groups in order, and a second one chooses a device for
+each, with attention over all groups and with the device before as input. With ``num_groups``, a
+``Grouper`` comes first, as in the hierarchical model: it draws a new group for every group of the
+problem, and the placer places the new groups; log p is the sum of both. This is a heuristic without
+a bound on its gap. Of the placement planners, only this module imports torch.
 
 Complexity: updates times K simulations, and as many steps of the networks as there are groups.
 
 Differences from the published: simulated times, not measured ones; the placer's second LSTM also
-reads the encoding of the group that it places; sizes are small; features are times, bytes and
+reads the encoding of the group that it places; networks are small; features are times, bytes and
 traffic (there, types and shapes of operations); the learning rate is lower than the 0.1 of the
 hierarchical code, which decays it by 0.95; scores are bounded; the best placement drawn is the
 answer.
 
 Sources: Mirhoseini et al., ICML 2017; Mirhoseini et al., ICLR 2018, and its published controller:
-baseline of 0.9, signal of failure 100, gradients of norm at most 1, min(256, 20 devices) groups,
-failures ignored after 1000 updates.
+baseline decay 0.9, failure counted as 100, gradients of norm at most 1, min(256, 20 devices)
+groups, failures ignored after 1000 updates.
 """
 
 from __future__ import annotations
@@ -40,24 +41,25 @@ from superscaler_core.planners.placement.problem import PlacementProblem
 from superscaler_core.planners.space import Array, Solution
 
 FAILED = 100.0
-"""The time that counts for a placement that cannot be."""
+"""The time that an impossible placement counts as, in units of the work on the fastest device."""
 
 BASELINE_DECAY = 0.9
 MOST_NORM = 1.0
-"""Of the gradients."""
+"""The largest norm of the gradients."""
 
 MOST_LOGIT = 2.0
-"""Scores of devices stay below it, so that none is ever certain and the policy goes on drawing."""
+"""Bound on the scores of devices: none is ever certain, so the policy goes on drawing others."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedPlacement:
-    """What a policy found, and how it learned.
+    """The result of a policy, and its progress.
 
     Attributes:
         solution: the best placement that it drew.
-        mean_secs: of the placements of each update that can be; NaN where none can.
-        best_secs: of all placements up to each update.
+        mean_secs: for each update, mean seconds of its possible placements; NaN if none is
+            possible.
+        best_secs: for each update, seconds of the best placement up to it.
         num_samples: placements simulated.
     """
 
@@ -91,18 +93,18 @@ def learn_placement(
     """Train a policy on a problem; the same seed gives the same placement.
 
     Args:
-        problem: what is placed.
-        updates: of the network; the budget is ``updates * samples`` simulated placements.
+        problem: the placement problem.
+        updates: updates of the network; the budget is ``updates * samples`` simulated placements.
         samples: placements of an update, K.
-        num_groups: the grouper's groups, such as ``default_groups``; no grouper if 0.
-        width: of the LSTMs.
-        rate: of Adam.
-        valid_after: updates after which placements that cannot be are not learned from.
-        seed: of the network and of all that it draws.
+        num_groups: number of the grouper's groups, such as ``default_groups``; no grouper if 0.
+        width: width of the LSTMs.
+        rate: learning rate of Adam.
+        valid_after: updates after which impossible placements are ignored.
+        seed: seed of the network and of all that it draws.
         tick: called after every update.
 
     Raises:
-        PlanError: no placement that was drawn can be.
+        PlanError: no placement that was drawn is possible.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -159,7 +161,7 @@ def _moved(baseline: float, mean: float) -> float:
 
 
 class _Policy(nn.Module):
-    """Draws placements of a problem."""
+    """A network that draws placements of a problem."""
 
     def __init__(self, problem: PlacementProblem, num_groups: int, width: int) -> None:
         super().__init__()
@@ -189,7 +191,7 @@ class _Policy(nn.Module):
 
 
 def features(problem: PlacementProblem) -> Array:
-    """Of every group its share of the time and memory, its traffic, and its place in the order."""
+    """For every group its times, memory, traffic and place in the order, scaled to at most 1."""
     secs = np.where(np.isfinite(problem.group_secs), problem.group_secs, 0.0)
     last = np.array([members[0] for members in problem.groups]) / len(problem.operations)
     columns = [*secs.T, problem.group_bytes, problem.traffic.sum(axis=1), last]
@@ -197,7 +199,7 @@ def features(problem: PlacementProblem) -> Array:
 
 
 class Grouper(nn.Module):
-    """Draws a group for every row of features, each on its own."""
+    """A network that draws a group for every row of features, independent of other rows."""
 
     def __init__(self, num_features: int, num_groups: int, width: int) -> None:
         super().__init__()
@@ -213,7 +215,7 @@ class Grouper(nn.Module):
 
 
 class Placer(nn.Module):
-    """Draws a device for every group, one after another."""
+    """A network that draws a device for every group, one after another."""
 
     def __init__(self, num_features: int, num_devices: int, width: int) -> None:
         super().__init__()
@@ -234,7 +236,7 @@ class Placer(nn.Module):
         """
         encoded, (hidden, cell) = self.encode(self.embed(inputs))
         keys, state = self.key(encoded), (hidden[0], cell[0])
-        # The number behind the last device says that there is none yet.
+        # The number behind the last device says that no device has been drawn yet.
         device = torch.full((len(inputs),), self.num_devices)
         devices, log_p = [], torch.zeros(len(inputs))
         for group in range(inputs.shape[1]):
@@ -249,7 +251,7 @@ class Placer(nn.Module):
 
 
 def draw(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """A number by the probabilities of each row, and its log p; ``[..., number] -> [...]``."""
+    """Draw a number by each row's probabilities, with its log p; ``[..., number] -> [...]``."""
     log_p = logits.log_softmax(dim=-1)
     drawn = log_p.detach().exp().flatten(0, -2).multinomial(1).view(log_p.shape[:-1])
     return drawn, log_p.gather(-1, drawn[..., None]).squeeze(-1)

@@ -1,11 +1,11 @@
 """PlacementProblem: whole operations on devices that may differ, and how long a placement takes.
 
-The model of a step, exactly. Operations are given in an order that follows the data. Each device
-runs its operations in this order, one at a time. A result is sent once to every device that has a
-reader and is not its writer's, as soon as it exists; a message takes latency + bytes / bandwidth,
-and for as long it occupies its sender's outgoing and its receiver's incoming port. A port serves
-one message at a time, in the order of the writers, of their results, and then of the receivers.
-Computation and messages overlap. So with messages m from device a to device b,
+This is the exact model of a step. Operations are given in an order that follows the data flow. Each
+device runs its operations in this order, one at a time. As soon as a result exists, it is sent once
+to every other device that has a reader. A message takes latency + bytes / bandwidth. For this time
+it occupies the outgoing port of its sender and the incoming port of its receiver. A port serves one
+message at a time, in the order of the writers, then of their results, then of the receivers.
+Computation and messages overlap. For an operation v, and a message m from device a to device b,
 
     start(v)  = max(end of the operation before v on its device, arrival of all that v reads)
     start(m)  = max(end(writer of m), end of the message before m at a's outgoing port,
@@ -34,13 +34,13 @@ MAX_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What runs whole on one device.
+    """An operation that runs whole on one device.
 
     Attributes:
         name: for people and rules; distinct in a problem.
-        secs: on each device; infinite where it cannot run.
+        secs: seconds on each device; infinite where it cannot run.
         held_bytes: memory that it occupies on its device.
-        group: operations of one group are on one device; a group of its own if empty.
+        group: operations of one group are on one device; if empty, the operation is a group alone.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
-    """What one operation writes and later ones read; all by number."""
+    """A result of one operation that later ones read; operations are given by number."""
 
     writer: int
     readers: tuple[int, ...]
@@ -60,18 +60,18 @@ class OperationResult:
 
 @dataclass(frozen=True, eq=False)
 class PlacementProblem:
-    """Operations, what they send each other, and devices; what all placement planners search.
+    """Operations, their results, and devices: the problem that all placement planners solve.
 
     An assignment is the device of every group.
 
-    Laws (tests/superscaler_core/planners/placement): ``secs`` equals a simulation
-    event by event; no assignment takes less than ``bound_secs`` or than the work of a device.
+    Laws (tests/superscaler_core/planners/placement): ``secs`` equals a simulation event by event;
+    no assignment takes less than ``bound_secs``, or less than the work of any of its devices.
 
     Attributes:
-        operations: in an order that follows the data.
-        results: in any order; those of a writer are sent in this order.
-        latency_secs, bytes_per_sec: of the link from device to device, ``[device, device]``.
-        memory_bytes: of every device.
+        operations: in an order that follows the data flow.
+        results: in any order; those of one writer are sent in this order.
+        latency_secs, bytes_per_sec: of the link between two devices, ``[sender, receiver]``.
+        memory_bytes: memory of every device.
 
     >>> pair = Operation("a", (1.0, 2.0)), Operation("b", (1.0, 2.0))
     >>> link = np.full((2, 2), 0.5), np.full((2, 2), 10.0)
@@ -116,7 +116,7 @@ class PlacementProblem:
         bytes_per_sec: ArrayLike = inf,
         memory_bytes: float = inf,
     ) -> PlacementProblem:
-        """A problem, from one number for all links and memories or one for each link."""
+        """A problem from one latency and bandwidth, or one for each link, and one memory size."""
         num = len(operations[0].secs) if operations else 0
         latency, speed = (
             np.broadcast_to(np.asarray(given, dtype=float), (num, num))
@@ -168,23 +168,23 @@ class PlacementProblem:
 
     @cached_property
     def op_secs(self) -> Array:
-        """Times of operations, ``[operation, device]``."""
+        """Seconds of operations, ``[operation, device]``."""
         return np.array([op.secs for op in self.operations])
 
     @cached_property
     def group_secs(self) -> Array:
-        """Times of groups, ``[group, device]``."""
+        """Seconds of groups, ``[group, device]``."""
         return np.array([self.op_secs[list(members)].sum(axis=0) for members in self.groups])
 
     @cached_property
     def group_bytes(self) -> Array:
-        """Memory of groups, ``[group]``."""
+        """Bytes that groups hold, ``[group]``."""
         held = [op.held_bytes for op in self.operations]
         return np.array([sum(held[i] for i in members) for members in self.groups])
 
     @cached_property
     def message_secs(self) -> Array:
-        """Times of messages, ``[result, sender, receiver]``."""
+        """Seconds of messages, ``[result, sender, receiver]``."""
         sizes = np.array([result.num_bytes for result in self.results]).reshape(-1, 1, 1)
         return self.latency_secs + sizes / self.bytes_per_sec
 
@@ -209,7 +209,7 @@ class PlacementProblem:
         return np.asarray((held_bytes <= room).all(axis=-1))
 
     def secs(self, assignments: ArrayLike) -> Array:
-        """Time of a step, ``[..., group] -> [...]``; infinite where memory does not suffice."""
+        """Seconds of a step, ``[..., group] -> [...]``; infinite where memory does not suffice."""
         chosen = np.asarray(assignments, dtype=np.int64)
         rows = chosen.reshape(-1, len(self.groups))
         parts = [self.ends(rows[i : i + MAX_AT_ONCE]) for i in range(0, len(rows), MAX_AT_ONCE)]
@@ -217,10 +217,10 @@ class PlacementProblem:
         return np.where(self.fits(chosen), secs, inf)
 
     def ends(self, assignments: ArrayLike) -> Array:
-        """When every operation ends, ``[placement, group] -> [placement, operation]``.
+        """The end of every operation in seconds, ``[placement, group] -> [placement, operation]``.
 
-        Complexity: operations and their readers, and results times devices, for all placements
-        together.
+        Complexity: linear in operations and their readers, and in results times devices; each step
+        is done for all placements together.
         """
         at = np.asarray(assignments, dtype=np.int64)[:, self.group_of]
         each, devices = np.arange(len(at)), range(self.num_devices)
@@ -249,7 +249,7 @@ class PlacementProblem:
 
     @cached_property
     def critical_secs(self) -> float:
-        """The longest path of operations, each on its fastest device, without messages."""
+        """Seconds of the longest path of operations on their fastest devices, without messages."""
         ends = np.zeros(len(self.operations))
         fastest = self.op_secs.min(axis=1)
         for number, read in enumerate(self.reads):
@@ -259,7 +259,7 @@ class PlacementProblem:
 
     @cached_property
     def bound_secs(self) -> float:
-        """No assignment takes less: the longest path, the longest group, or all work shared."""
+        """A lower bound: the longest path, the longest group, or all work shared equally."""
         fastest = self.group_secs.min(axis=1)
         shared = self.op_secs.min(axis=1).sum() / self.num_devices
         return float(max(self.critical_secs, fastest.max(), shared))
@@ -267,7 +267,7 @@ class PlacementProblem:
     # --- answers --------------------------------------------------------------------------------
 
     def solution(self, assignment: ArrayLike, planner: str, bound_secs: float = 0.0) -> Solution:
-        """An assignment with its time, and the better of the planner's bound and the problem's.
+        """An assignment with its time, and the higher lower bound, the planner's or the problem's.
 
         Raises:
             PlanError: it does not fit in memory, or an operation cannot run where it is.
@@ -276,11 +276,11 @@ class PlacementProblem:
         secs = float(self.secs(chosen))
         if secs == inf:
             raise self.none_fits(planner)
-        # Sums in another order may round a bound to above the time itself.
+        # The rounding of sums in another order may lift a bound above the time itself.
         return Solution(chosen, secs, min(secs, max(bound_secs, self.bound_secs)))
 
     def none_fits(self, planner: str) -> PlanError:
-        """The error of a planner whose placement cannot be."""
+        """The error of a planner whose placement is not possible."""
         return PlanError(
             f"{planner}: {len(self.groups)} groups of {bytes_text(self.group_bytes.sum())} do not "
             f"fit on devices of {', '.join(map(bytes_text, self.memory_bytes))}, or cannot run "
@@ -293,13 +293,14 @@ def with_backward(
     results: Sequence[OperationResult],
     backward_secs: Sequence[Sequence[float]],
 ) -> tuple[tuple[Operation, ...], tuple[OperationResult, ...]]:
-    """Operations and their backwards, in reverse order and each beside its forward.
+    """Operations followed by their backwards in reverse order, each in the group of its forward.
 
-    A result's gradient is as large as the result; every reader sends its own to the writer.
+    The gradient of a result is as large as the result. Every reader sends a gradient of its own to
+    the writer.
 
     Args:
         operations, results: of the forward.
-        backward_secs: of every operation, on each device.
+        backward_secs: for every operation the seconds of its backward on each device.
     """
     last = 2 * len(operations) - 1
     groups = [op.group or op.name for op in operations]

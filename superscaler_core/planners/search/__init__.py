@@ -1,1 +1,1 @@
-"""Search: candidates of a planner, compiled, read for memory, simulated and compared."""
+"""Search: compile a planner's candidates, read their memory, simulate and compare them."""

@@ -1,4 +1,4 @@
-"""Evaluate: what comes of a candidate, by the compiler, the memory reader and the simulator."""
+"""Evaluate: a look at a candidate compiles it, reads its memory and simulates its step."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from superscaler_core.simulator import simulate
 from superscaler_core.units import bytes_text
 
 FAULTS = (PlanError, ScheduleError, rv.LayoutError, rv.MemoryLimitError)
-"""What is raised for plans that cannot be; anything else is a fault of this package."""
+"""Errors of plans that are not possible; any other exception is a defect of this package."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What was seen of a plan; as in ``Trial``, and it can be sent between processes."""
+    """The result of a look: a ``Trial`` without its candidate, so that it can be pickled."""
 
     secs: float = float("inf")
     peak_bytes: int = 0
@@ -41,18 +41,18 @@ class Looked:
 
 
 def evaluate(request: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
-    """Compile a candidate, read its memory, and simulate it.
+    """Compile a candidate, read its memory, and simulate its step.
 
     Args:
-        request: what is asked.
-        candidate: the plan.
-        how: all of it, or how small a look is.
+        request: the model, cluster and step.
+        candidate: the proposed plan.
+        how: which part of the step and of the model to look at.
     """
     return trial_of(candidate, look(request, candidate.samples, candidate.sprogram, how))
 
 
 def trial_of(candidate: Candidate, looked: Looked) -> Trial:
-    """What came of a candidate."""
+    """The trial of a candidate, from the result of its look."""
     return Trial(
         candidate, looked.secs, looked.peak_bytes, looked.problem, looked.is_estimate,
         looked.look_secs,
@@ -62,7 +62,7 @@ def trial_of(candidate: Candidate, looked: Looked) -> Trial:
 def look(
     request: Request, samples: int, sprogram: Callable[..., None], how: Look = WHOLE
 ) -> Looked:
-    """The same for a candidate's parts."""
+    """As ``evaluate``, given a candidate's microbatch size and sProgram."""
     start = time.monotonic()
     looked = _look(request, samples, sprogram, how)
     return replace(looked, look_secs=time.monotonic() - start)
@@ -81,13 +81,18 @@ def _look(request: Request, samples: int, sprogram: Callable[..., None], how: Lo
 
 
 MAX_GARBAGE = 1_000_000
-"""Objects that programs of earlier candidates may leave behind: some 100 MB. Collecting takes a
-third of a second in a process that has torch, more than a small candidate."""
+"""Objects that earlier candidates may leave behind before a garbage collection: some 100 MB.
+
+A collection takes a third of a second in a process that has torch, longer than a small candidate.
+"""
 
 
 ROUNDS = 3
-"""Periods of microbatches in a short step. One with a period less shows the pace: the pipelines
-that are shipped are full after two."""
+"""Periods of microbatches in a shortened step.
+
+A second run with one period less gives the time per period: all shipped pipelines are full after
+two periods.
+"""
 
 
 def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: Look) -> Looked:
@@ -117,11 +122,11 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
 
 
 def _peak_bytes(programs: Sequence[Compiled], steps: int) -> int:
-    """The memory of the fullest device of the whole.
+    """Bytes on the fullest device of the whole model.
 
     Args:
-        programs: that of the whole, or those of two short graphs.
-        steps: from the first of two to the whole.
+        programs: the program of the whole model, or the programs of two short graphs.
+        steps: equal increments of blocks from the first short graph to the whole model.
     """
     if len(programs) == 1:
         return max(own.total_bytes for own in programs[0].memory.values())
@@ -130,12 +135,12 @@ def _peak_bytes(programs: Sequence[Compiled], steps: int) -> int:
 
 
 def _alone(figure: float) -> float:
-    """The figure of the whole, of which it is."""
+    """The figure itself: with one program there is nothing to extrapolate."""
     return figure
 
 
 def _short(graph: Graph, how: Look) -> Short | None:
-    """Two short graphs, if a look is at such and the model is deep enough."""
+    """Two short graphs; None if the look is at all blocks, or the model is not deep enough."""
     if how.stages is None:
         return None
     repeats = repeats_of(graph)
@@ -153,7 +158,7 @@ def compiled(
     """The program of a candidate; arguments as in ``filled``.
 
     Raises:
-        PlanError: the model cannot be cut so.
+        PlanError: the sProgram cannot cut this model.
     """
     return compile(
         filled(request, samples, sprogram, microbatches=microbatches, short=short),
@@ -164,5 +169,5 @@ def compiled(
 
 
 def lack(num_bytes: float, request: Request) -> str:
-    """What is wrong with a plan that needs too much memory."""
+    """The problem of a plan that needs more memory than a device has, as text."""
     return f"needs {bytes_text(num_bytes)} of {bytes_text(request.memory_bytes)}"

@@ -1,4 +1,4 @@
-"""Found: the plan that a search chose, and all that it has tried."""
+"""Found: the plan that a search chose, and all its trials."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ WIDTH = 100
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search found; print it.
+    """The result of a search; print it.
 
     Attributes:
-        request: what was asked.
-        best: the fastest candidate that fits in memory, simulated in full.
-        tried: everything that was looked at, in that order, the best too.
+        request: the model, cluster and step of the search.
+        best: the fastest trial that fits in memory, simulated in full.
+        tried: all trials, in the order in which they ended, ``best`` included.
         num_skipped: candidates whose lower bound was not below the best plan's time.
-        num_left: candidates that were not looked at, as the budget was spent.
-        search_secs: how long the search took.
+        num_left: candidates that were still waiting when the search ended.
+        search_secs: seconds of the search.
     """
 
     request: Request
@@ -42,17 +42,17 @@ class Found:
 
     @property
     def name(self) -> str:
-        """The chosen plan in words."""
+        """The name of the chosen candidate."""
         return self.best.candidate.name
 
     @property
     def secs(self) -> float:
-        """Simulated time of a step."""
+        """Simulated seconds of a step."""
         return self.best.secs
 
     @property
     def peak_bytes(self) -> int:
-        """Memory of the fullest device."""
+        """Bytes on the fullest device."""
         return self.best.peak_bytes
 
     @property
@@ -67,7 +67,7 @@ class Found:
 
     @cached_property
     def compiled(self) -> Compiled:
-        """Its program."""
+        """The chosen plan's program."""
         candidate = self.best.candidate
         return compiled(self.request, candidate.samples, candidate.sprogram)
 
@@ -77,11 +77,11 @@ class Found:
         return self.plan.decisions
 
     def save(self, path: str | Path) -> None:
-        """Write the plan's decisions, which ``Decisions.load`` reads."""
+        """Write the plan's decisions to a file that ``Decisions.load`` reads."""
         self.decisions.save(path)
 
     def draw(self, path: str | Path) -> None:
-        """Write a picture: time against memory of everything that was tried, and what was chosen.
+        """Write a picture: time against memory of all trials, with the chosen one marked.
 
         Raises:
             PlanError: matplotlib is missing, or cannot write this suffix.
@@ -89,7 +89,7 @@ class Found:
         draw(self.request, self.tried, self.best, path)
 
     def explain(self, op: str) -> str:
-        """What each cut of an op would have cost, all others being as in the chosen plan; a table.
+        """A table of the cost of each cut of an op, with all other ops as in the chosen plan.
 
         Raises:
             PlanError: the model has no such op.
@@ -108,7 +108,7 @@ class Found:
         return "\n".join([self.summary(), "", self.table()])
 
     def summary(self) -> str:
-        """What was chosen, and how much was looked at."""
+        """The chosen plan, and how many candidates were tried, skipped and left."""
         num, samples = len(self.tried), self.best.candidate.samples
         left = f", {self.num_left} not looked at" if self.num_left else ""
         return "\n".join(
@@ -124,7 +124,7 @@ class Found:
         )
 
     def table(self, num: int = 10) -> str:
-        """The best candidates, and why the others lost."""
+        """The ``num`` best candidates, and why the others lost."""
         fits = sorted(_last(self.tried), key=lambda trial: trial.secs)
         lines = [f"{'step':>10} {'memory':>10}  {'':>7}  plan"]
         for trial in fits[:num]:
@@ -142,7 +142,7 @@ class Found:
         return "\n".join(lines)
 
     def _losses(self, num: int) -> list[tuple[str, int]]:
-        """Why the candidates that the table does not show lost, the most frequent first."""
+        """Why the candidates that the table does not show lost, with the count of each reason."""
         rows = _last(self.tried)
         fit = sum(trial.fits for trial in rows)
         whys = Counter(
@@ -158,7 +158,7 @@ class Found:
 
 
 def _last(tried: Sequence[Trial]) -> list[Trial]:
-    """The last trial of every candidate: the one in full, if there is one."""
+    """The last trial of every candidate, which is the full look if there was one."""
     found: dict[Candidate, Trial] = {}
     for trial in tried:
         found[trial.candidate] = trial

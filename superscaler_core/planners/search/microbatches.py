@@ -1,4 +1,4 @@
-"""Microbatches: one model captured with microbatches of several sizes."""
+"""Microbatches: the graphs of one model for several microbatch sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from superscaler_core.graph.graph import Graph
 from superscaler_core.planners.search.resized import resized
 
 GraphOf = Callable[[int], Graph]
-"""From the samples of a microbatch to the model captured with it."""
+"""From the number of samples of a microbatch to the model's graph with this microbatch."""
 
 
 def graphs_of(
@@ -33,10 +33,10 @@ def graphs_of(
     samples: Sequence[int] = (),
     recycled: Mapping[str, int] | None = None,
 ) -> tuple[GraphOf, tuple[int, ...]]:
-    """How to come to a graph of any size, and the sizes; arguments are those of ``search``.
+    """A function that makes the graph of a size, and the sizes; arguments as in ``search``.
 
     Raises:
-        PlanError: a model without inputs.
+        PlanError: a model was given without inputs.
     """
     sizes = tuple(sorted(samples)) or tuple(n for n in range(1, batch + 1) if batch % n == 0)
     if isinstance(given, Graph):
@@ -51,17 +51,17 @@ def graphs_of(
 
 
 class Resizing:
-    """Graphs of all sizes from those of two; where these differ in more than sizes, captured ones.
+    """Makes the graphs of all sizes from two captured graphs, or captures them where this fails.
 
     Args:
         capture: captures a graph of any size.
-        sizes: all that may be asked for, ascending.
+        sizes: all sizes that may be asked for, ascending, in samples.
     """
 
     def __init__(self, capture: GraphOf, sizes: Sequence[int]) -> None:
         self._capture = capture
         several = [size for size in sizes if size > 1]
-        # Of three sizes one follows from two.
+        # With three sizes or more, two are captured and the others follow from them.
         self._ends = (several[0], several[1]) if len(several) > 2 else None
         self._made: dict[int, Graph] = {}
 
@@ -70,7 +70,7 @@ class Resizing:
 
     @property
     def as_captured(self) -> GraphOf | None:
-        """What captures every size; None if it always does."""
+        """The function that captures every size; None if this object never resizes."""
         return None if self._ends is None else self._capture
 
     def __call__(self, samples: int) -> Graph:
@@ -80,7 +80,7 @@ class Resizing:
         return self._made[samples]
 
     def _resized(self, samples: int) -> Graph | None:
-        # Dims of one element are not cut, so the graph of one sample is another one.
+        # A dim of one element cannot be cut, so the graph of one sample differs in form.
         if self._ends is None or samples in (1, *self._ends):
             return None
         small, large = map(self, self._ends)
@@ -88,7 +88,7 @@ class Resizing:
 
 
 class Same:
-    """One graph, of the only size that there is."""
+    """Returns one given graph, which has the only microbatch size of the search."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -100,18 +100,19 @@ class Same:
 class Captures:
     """Captures a model when a size is first asked for, and keeps the graph.
 
-    A process to which it is sent shares its graphs through a folder, as capturing takes seconds.
+    Processes that receive a pickled copy share the graphs through a folder, because capturing takes
+    seconds.
 
     Args:
-        model: in the mode and on the device in which it is captured; nothing of it is run.
-        call: an example; dim 0 of the tensors that are as long as the first is the batch.
+        model: the model, in the mode and on the device in which it is captured; it is not run.
+        call: example arguments; dim 0 of every tensor that is as long as the first is the batch.
         recycled: as in ``capture``.
     """
 
     def __init__(self, model: nn.Module, call: ModelCall, recycled: Mapping[str, int]) -> None:
         self._model, self._call, self._recycled = model, call, recycled
         self._made: dict[int, Graph] = {}
-        self._folder: Path | None = None  # there is one as soon as another process shares it
+        self._folder: Path | None = None  # created when this object is first pickled
 
     def __getstate__(self) -> dict[str, Any]:
         if self._folder is None:
@@ -143,7 +144,7 @@ class Captures:
         call = self._call.map(resized)
         with warnings.catch_warnings():
             if self._made:
-                # What is opaque was said of the first.
+                # The first capture has warned of the opaque ops.
                 warnings.simplefilter("ignore", OpaqueWarning)
             return capture(self._model, call.args, call.kwargs, recycled=self._recycled or None)
 
@@ -153,12 +154,12 @@ def _same(graph: Graph) -> Graph:
 
 
 def _samples_of(graph: Graph) -> int:
-    """The samples that a graph was captured with: dim 0 of its first input."""
+    """The samples of a graph's microbatch: dim 0 of its first input that has dims."""
     return next((t.shape[0] for t in graph.inputs if t.shape), 1)
 
 
 def _kept(path: Path | None, make: Callable[[], Graph]) -> Graph:
-    """The graph in a file, or a new one, which is written there."""
+    """The graph in a file; if there is no file yet, a new graph that is written there."""
     if path is None:
         return make()
     if path.exists():
@@ -166,7 +167,7 @@ def _kept(path: Path | None, make: Callable[[], Graph]) -> Graph:
         assert isinstance(graph, Graph)
         return graph
     graph = make()
-    # Renamed when it is whole: another process may look at any time.
+    # Renamed when complete, because another process may read the file at any time.
     part = path.with_suffix(f".{os.getpid()}")
     part.write_bytes(pickle.dumps(graph))
     part.rename(path)

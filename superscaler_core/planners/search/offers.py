@@ -1,4 +1,4 @@
-"""Offers: what every planner's plans are offered, whoever proposes them."""
+"""Offers: rewrites that are tried on the plans of every planner."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OVERLAPS = {
     "overlap": Overlap(prefetch=1, reductions=True),
     "overlap moves": Overlap(prefetch=1, reductions=True, moves=True),
 }
-"""Rewrites that overlap communication with computing, by a word for the plan's name."""
+"""Overlap of communication with computing, by the words that are added to the plan's name."""
 
 
 def overlapped(now: Overlap, offer: Overlap) -> Overlap:
-    """What a plan overlaps already, and what it is offered."""
+    """The overlap of a plan, and that of an offer, combined."""
     return replace(
         now,
         prefetch=max(now.prefetch, offer.prefetch),
@@ -33,11 +33,11 @@ def overlapped(now: Overlap, offer: Overlap) -> Overlap:
 
 @dataclass(frozen=True)
 class Overlapped:
-    """An sProgram that overlaps more.
+    """An sProgram that fills a plan and adds overlap.
 
     Attributes:
         sprogram: fills the plan.
-        overlap: what it is offered.
+        overlap: the overlap to add.
     """
 
     sprogram: Callable[..., None]
@@ -49,7 +49,7 @@ class Overlapped:
 
 
 def with_overlap(planner: SearchPlanner) -> SearchPlanner:
-    """The same planner, each of whose plans that fits is also tried with overlap."""
+    """A planner that proposes the plans of ``planner``, and those that fit again with overlap."""
 
     def offered(candidate: Candidate) -> Candidate:
         def follow(trial: Trial) -> Iterator[Candidate]:

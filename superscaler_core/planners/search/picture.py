@@ -1,4 +1,4 @@
-"""Picture of a search: the time of every candidate against its memory."""
+"""Picture of a search: the step time of every trial against its memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from superscaler_core.simulator.picture import COLOURS, new_figure
 from superscaler_core.units import bytes_text, secs_text
 
 TOO_LARGE = 2
-"""How far beyond the limit, relative to it, candidates without memory are still shown."""
+"""Candidates that need more than this many times the memory limit are not shown."""
 
 
 def draw(request: Request, tried: Sequence[Trial], best: Trial, path: str | Path) -> None:
-    """Draw what was tried for a request; the file's suffix selects the format.
+    """Draw the trials of a search; the file's suffix selects the format.
 
     A dot is a plan that fits, and the star is the chosen one. The dashed line is the memory of a
-    device. Plans beyond it were not simulated: ticks at the top show what they need.
+    device. Plans beyond this line were not simulated: ticks at the top show their memory.
 
     Raises:
         PlanError: matplotlib is missing, or cannot write this suffix.

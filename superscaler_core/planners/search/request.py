@@ -1,4 +1,4 @@
-"""Request, Candidate and Trial: what a planner is asked, what it answers, and what came of it."""
+"""Request, Candidate and Trial: a planner's task, its proposals, and the results of the looks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from superscaler_core.schedules import nf1b, one_f_one_b
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A model, a cluster, and what a step is.
+    """The task of a search: a model, a cluster, and the batch of a step.
 
     Attributes:
-        graph_of: the model with a microbatch of so many samples.
-        samples: the sizes of microbatches that may be asked for, ascending; all divide ``batch``.
-        batch: samples of a step.
-        devices: those that may be used.
-        topology: with these devices.
-        profile: of every device.
-        memory_bytes: of a device; no plan may need more.
+        graph_of: from the samples of a microbatch to the model's graph.
+        samples: microbatch sizes that may be asked for, ascending; all divide ``batch``.
+        batch: samples per step.
+        devices: devices that may be used.
+        topology: hosts and links of these devices.
+        profile: profile of every device.
+        memory_bytes: memory of a device; no plan may need more.
         optimizer, master_dtype: as in ``compile``.
-        recycle: turns without gradient of every microbatch, for a model that is recycled.
+        recycle: forwards without gradient per microbatch, for a model that recycles its results.
         communication: how tensors move, as in ``simulate``.
-        captured: the same as ``graph_of``, captured with just that size, if ``graph_of`` is not
-            (``resized``); what is found is looked at on these graphs. None if it is.
+        captured: like ``graph_of``, but captures a graph of each size. The chosen plan is checked
+            on these graphs. None if ``graph_of`` itself never resizes (``resized``).
     """
 
     graph_of: Callable[[int], Graph]
@@ -57,17 +57,17 @@ class Request:
 
     @property
     def as_captured(self) -> Request:
-        """The same on graphs that are captured."""
+        """This request with captured graphs instead of resized ones."""
         if self.captured is None:
             return self
         return replace(self, graph_of=self.captured, captured=None)
 
     def microbatches(self, samples: int) -> int:
-        """How many microbatches of so many samples a step has."""
+        """The number of microbatches per step, if each has ``samples`` samples."""
         return self.batch // samples
 
     def costs(self, samples: int) -> CostModel:
-        """The cost functions of a microbatch of so many samples."""
+        """The cost functions of a microbatch of ``samples`` samples."""
         return CostModel(
             self.graph_of(samples),
             self.profile,
@@ -78,21 +78,22 @@ class Request:
 
 
 def nothing_more(trial: Trial) -> Iterable[Candidate]:
-    """Follow a candidate by none."""
+    """The default of ``Candidate.follow``: no more candidates."""
     return ()
 
 
 @dataclass(frozen=True)
 class Look:
-    """How small a look at a candidate is; what is left out is added at the pace of the rest.
+    """The part of a candidate that is compiled and simulated; the rest is extrapolated.
 
     Attributes:
-        period: of microbatches, after which a pipeline that is full does the same again. Some
-            periods are looked at; ``sprogram`` then takes the number of their microbatches as
-            ``microbatches``. If 0, all are looked at.
-        stages: how many of a model's blocks each stage has, of which all lose as many, and
-            ``sprogram`` then takes what is left as ``sizes``. If None, all blocks are looked at.
-        is_exact: whether it is at the graph that is captured (``Request.captured``).
+        period: microbatches after which a full pipeline repeats its pattern. Only a few periods are
+            simulated; ``sprogram`` then takes their microbatches as ``microbatches``. If 0, all
+            microbatches are simulated.
+        stages: from a model's blocks to the number of blocks of each stage. Every stage then loses
+            equally many; ``sprogram`` takes the remaining numbers as ``sizes``. If None, no block
+            is left out.
+        is_exact: whether the graph is the captured one (``Request.captured``).
     """
 
     period: int = 0
@@ -101,26 +102,26 @@ class Look:
 
 
 WHOLE, EXACT = Look(), Look(is_exact=True)
-"""All microbatches and all blocks, and that of the graph as captured."""
+"""Looks at all microbatches and all blocks; ``EXACT`` uses the captured graph."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan that a planner proposes; it is filled only when it is looked at.
+    """A plan that a planner proposes; the plan is filled only when it is looked at.
 
     Attributes:
-        name: its knobs, for people; distinct in a planner's answers.
-        samples: of a microbatch.
-        sprogram: fills a new plan of ``Request.graph_of(samples)``. If it orders no stages, the
-            plan does its microbatches one after another. One that can be pickled may be looked at
-            in another process.
-        bound_secs: a lower bound of its step by the planner; 0 if it knows none.
-        guess_secs: an estimate of its step, for the order of looking; the bound if 0.
-        least_bytes: a lower bound of the memory of its fullest device; 0 if the planner knows none.
-        cost: what looking at it takes, in looks at usual ones.
-        look: how small a look shows its pace, with which it is looked at first.
-        follow: what to look at after it, given what came of it; asked after every look at it, so
-            after a small one and the whole.
+        name: the plan's options as text; unique among the candidates of a planner.
+        samples: samples of a microbatch.
+        sprogram: fills a new plan of ``Request.graph_of(samples)``. If it sets no schedule, the
+            microbatches run one after another. If it can be pickled, another process may look at
+            the candidate.
+        bound_secs: the planner's lower bound of the step time; 0 if it knows none.
+        guess_secs: an estimate of the step time that orders the looks; if 0, the bound is used.
+        least_bytes: a lower bound of the bytes on the fullest device; 0 if the planner knows none.
+        cost: time of a look at the candidate, in units of a usual look.
+        look: the reduced look with which the search begins; ``WHOLE`` if there is none.
+        follow: from a trial of the candidate to the candidates to look at next; called after the
+            reduced look and after the full one.
     """
 
     name: str
@@ -137,10 +138,10 @@ class Candidate:
         """The filled plan.
 
         Args:
-            request: whose graph it is of.
+            request: the request that the candidate answers; the plan is of its graph.
 
         Raises:
-            PlanError: the model cannot be cut so.
+            PlanError: the sProgram cannot cut this model.
         """
         return filled(request, self.samples, self.sprogram)
 
@@ -153,17 +154,18 @@ def filled(
     microbatches: int = 0,
     short: tuple[Graph, Sequence[int]] | None = None,
 ) -> Plan:
-    """A plan of a candidate's sProgram.
+    """A new plan, filled by a candidate's sProgram.
 
     Args:
-        request: of the candidate.
-        samples, sprogram: those of the candidate.
-        microbatches: of a shorter step; those of the request if 0.
-        short: a graph of fewer blocks, and how many of them each stage has; that of the request if
-            None.
+        request: the request that the candidate answers.
+        samples, sprogram: attributes of the candidate.
+        microbatches: microbatches of a shortened step; that of the request if 0.
+        short: a graph with fewer blocks, and the number of blocks of each stage; the whole graph of
+            the request if None.
 
     Raises:
-        PlanError: the model cannot be cut so.
+        PlanError: the sProgram cannot cut this model, or the plan has another number of
+            microbatches or of turns without gradient than the request.
     """
     graph, sizes = (request.graph_of(samples), ()) if short is None else short
     plan = Plan(graph, request.devices)
@@ -190,16 +192,16 @@ def filled(
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What came of a candidate.
+    """The result of one look at a candidate.
 
     Attributes:
-        candidate: the same.
-        secs: of a step by the simulator; infinite if it cannot be.
-        peak_bytes: of the fullest device; 0 if it is not known.
-        problem: why it cannot be; empty if it can.
-        is_estimate: whether only few microbatches or blocks were simulated, and the rest added at
-            their pace.
-        look_secs: how long looking at it took.
+        candidate: the candidate.
+        secs: simulated seconds of a step; infinite if the plan is not possible.
+        peak_bytes: bytes on the fullest device; 0 if unknown.
+        problem: why the plan is not possible; empty if it is.
+        is_estimate: whether only a few microbatches or blocks were simulated, and the rest was
+            extrapolated.
+        look_secs: seconds that the look took.
     """
 
     candidate: Candidate
@@ -211,14 +213,14 @@ class Trial:
 
     @property
     def fits(self) -> bool:
-        """Whether it can be."""
+        """Whether the plan is possible and fits in memory."""
         return not self.problem
 
     @property
     def lacks_memory(self) -> bool:
-        """Whether it cannot be for its memory alone."""
+        """Whether too little memory is the only reason why the plan is not possible."""
         return bool(self.problem and self.peak_bytes)
 
 
 SearchPlanner = Callable[[Request], Iterable[Candidate]]
-"""Proposes plans, better ones first if it knows."""
+"""A planner: from a request to candidates, the most promising first if the planner knows."""

@@ -1,10 +1,11 @@
 """Resized: the graph of a microbatch of any size, from the graphs of two other sizes.
 
-Capturing a large model takes seconds, and a search asks for many sizes. Nearly always the sizes of
-tensors and loops grow evenly with the batch, and everything else stays. Models of which a call says
-how large the batch is, as a mean over it does, are not resized. A size that does not grow evenly,
-such as a capacity that is rounded up, is not noticed: who uses a resized graph has to compare it
-with the captured one in the end (``Request.captured``, ``is_same``).
+Capturing a large model takes seconds, and a search asks for many sizes. In nearly all models, the
+sizes of tensors and loops are linear in the batch, and everything else is constant. A model is not
+resized if the arguments of an op contain the size of the batch, as a mean over the batch does. A
+size that is not linear, such as a capacity that is rounded up, is not detected. A user of a resized
+graph therefore has to compare it with the captured one in the end (``Request.captured``,
+``is_same``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Key = TypeVar("Key")
 
 
 class _DifferError(Exception):
-    """Two graphs differ in more than sizes."""
+    """Raised if two graphs differ in more than sizes."""
 
 
 def is_same(a: Graph, b: Graph) -> bool:
-    """Whether two graphs are alike, op by op and size by size; constants may have other values."""
+    """Whether two graphs are equal, op by op and size by size; values of constants may differ."""
     return _sizes(a) == _sizes(b)
 
 
@@ -36,21 +37,21 @@ def _sizes(graph: Graph) -> list[object]:
 
 @dataclass(frozen=True)
 class _Line:
-    """The line through two numbers, at a third place.
+    """A linear interpolation of sizes, from two numbers of samples to a third one.
 
     Attributes:
-        places: where the two numbers are.
-        place: the third.
+        places: the numbers of samples of the two graphs.
+        place: the number of samples that is asked for.
     """
 
     places: tuple[int, int]
     place: int
 
     def at(self, first: int, second: int) -> int:
-        """The number there.
+        """The interpolated size, given the size in both graphs.
 
         Raises:
-            _DifferError: it is no whole number above 0, as the two are.
+            _DifferError: the result is not a whole number above 0.
         """
         if first == second:
             return first
@@ -64,12 +65,12 @@ class _Line:
 def resized(small: Graph, large: Graph, samples: tuple[int, int], wanted: int) -> Graph | None:
     """The graph of a microbatch of another size; None if two graphs differ in more than sizes.
 
-    Law (tests/superscaler_core/planners/search): for models whose sizes grow evenly it is
-    the graph that is captured with that size, op by op.
+    Law (tests/superscaler_core/planners/search): if the model's sizes are linear in the batch, the
+    result equals the graph that is captured with this size, op by op.
 
     Args:
-        small, large: graphs of one model.
-        samples: of their microbatches, two different numbers.
+        small, large: two graphs of one model.
+        samples: samples of their microbatches, two different numbers.
         wanted: samples of the microbatch that is asked for.
     """
     try:
@@ -108,7 +109,7 @@ def _resized(small: Graph, large: Graph, line: _Line) -> Graph:
 
 
 def _tensor(a: PTensor, b: PTensor, line: _Line) -> PTensor:
-    """The tensor between two; the values of constants are those of ``a``."""
+    """The interpolated tensor; a constant is taken from ``a``."""
     if (a.name, a.dtype, a.kind, a.requires_grad) != (b.name, b.dtype, b.kind, b.requires_grad):
         raise _DifferError
     if a.shape == b.shape:
@@ -119,7 +120,7 @@ def _tensor(a: PTensor, b: PTensor, line: _Line) -> PTensor:
 
 
 _SAME = ("name", "kind", "module", "annotation", "computes", "saves", "flops", "imports", "modules")
-"""Attributes of an op that do not depend on the batch."""
+"""Attributes of an op that have to be equal in both graphs."""
 
 
 def _op(

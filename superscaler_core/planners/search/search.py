@@ -30,8 +30,11 @@ from superscaler_core.planners.search.workers import Workers
 from superscaler_core.planners.table import planner_of
 
 Progress = Callable[[int, int, Trial | None], None]
-"""Told after every trial: how many there were, how many candidates wait, and the best so far, which
-may be an estimate."""
+"""Called after every trial.
+
+Its arguments are the number of trials, the number of waiting candidates, and the fastest trial so
+far, which may be an estimate.
+"""
 
 
 def search(
@@ -56,38 +59,40 @@ def search(
 ) -> Found:
     """Search for the plan with the shortest simulated step that fits in memory.
 
-    Every candidate is compiled, read for its memory and simulated, so what is found can be run, and
-    no plan over the memory limit is returned. Ctrl-C ends the search with the best so far.
+    Every candidate is compiled, its memory is read, and its step is simulated. The chosen plan can
+    therefore be run, and is never over the memory limit. Ctrl-C ends the search with the best plan
+    so far.
 
     Args:
-        model_or_graph: a model, which is captured with microbatches of several sizes; or its graph,
-            captured with a microbatch of the only size that is tried; or a function from the number
-            of samples of a microbatch to a graph.
-        inputs: of the model: example arguments as in ``capture``, by position or by name, or a
+        model_or_graph: a model, which is captured with microbatches of several sizes; or a captured
+            graph, whose microbatch size is then the only one; or a function from the number of
+            samples of a microbatch to a graph.
+        inputs: example arguments of the model as in ``capture``, by position or by name, or a
             ``ModelCall`` of both; dim 0 of tensors is the batch.
         topology: hosts and links of the devices.
-        batch: samples of a step.
-        memory_bytes: of a device; that of the profile if None.
+        batch: samples per step.
+        memory_bytes: memory of a device; that of the profile if None.
         planner: a name of ``PLANNERS``, or a function that proposes candidates.
-        budget_secs: of the whole search, in which what is found is looked at in full: nothing else
-            is begun when less is left than that may take. A search goes on until a plan was looked
-            at in full. Not in it is comparing what is found with the graph as captured, and
-            one more look if they differ.
-        max_tried: how many trials there are at most, besides full looks in the end at what is
-            estimated to be the fastest; 0 is any number. With one process, and as long as the
-            seconds suffice, a search with the same numbers finds the same plan.
-        profile: of every device, or a preset's name.
-        devices: that may be used; all of the topology if None.
-        samples: sizes of microbatches that are tried; powers of two that divide the batch if empty.
+        budget_secs: seconds of the whole search, including the full look at the best estimate: no
+            other look begins when less time is left than this one may take. The search goes on
+            beyond the budget until one plan was looked at in full. The budget does not include the
+            comparison of the chosen plan's graph with the captured graph, nor one more look if they
+            differ.
+        max_tried: the largest number of trials, besides the full looks at the best estimates in the
+            end; 0 is no limit. With one process, and if the budget suffices, two searches with the
+            same arguments find the same plan.
+        profile: profile of every device, or the name of a preset.
+        devices: devices that may be used; all of the topology if None.
+        samples: microbatch sizes to try; all divisors of the batch if empty.
         recycled: as in ``capture``, for a model.
-        recycle: turns without gradient of every microbatch, for a model that is recycled.
+        recycle: forwards without gradient per microbatch, for a model that recycles its results.
         optimizer, master_dtype: as in ``compile``.
-        num_processes: that look at candidates side by side. More than one needs a main module that
-            can be imported, as ``multiprocessing`` does.
-        progress: told after every trial.
+        num_processes: processes that look at candidates side by side. More than one needs a main
+            module that can be imported, as ``multiprocessing`` does.
+        progress: called after every trial.
 
     Raises:
-        PlanError: nothing that was tried fits; the message says what was lacking.
+        PlanError: no candidate fits; the message says what is lacking.
     """
     chosen = tuple(sorted(topology.ranks) if devices is None else devices)
     each = profile if isinstance(profile, DeviceProfile) else PROFILES[profile]
@@ -118,7 +123,7 @@ def search_request(
     num_processes: int = 1,
     progress: Progress | None = None,
 ) -> Found:
-    """The same for a request; see ``search``."""
+    """Search as ``search`` does, given a request."""
     start = time.monotonic()
     with Workers(request, num_processes) as workers:
         looking = _Looking(request, workers, start, budget_secs, max_tried, progress)
@@ -134,32 +139,36 @@ def search_request(
 
 
 LAST_SHARE = 0.1
-"""The share of a budget that is left when estimates begin to be looked at in full before anything
-else; a longer look begins earlier."""
+"""Last share of the budget, in which full looks at the best estimates precede all other looks.
+
+They begin earlier if a full look takes longer than this share.
+"""
 
 EARLY_SHARE = 0.05
-"""The share of what is left of a budget that a full look may take before that."""
+"""Share of the remaining budget up to which a full look is cheap."""
 
 MUCH_FASTER = 0.97
-"""The share of the best step below which an estimate is looked at in full at once, if that is
-cheap. Planners learn from that how far estimates are off, of memory most of all."""
+"""An estimate below this share of the best step is looked at in full at once, if that is cheap.
+
+Planners learn from full looks how wrong estimates are, mainly those of memory.
+"""
 
 TIMES_LONGER = 1.5
-"""How many times as long a full look takes as a small one, before any was seen."""
+"""Assumed time of a full look over that of a reduced one, until a pair of both was seen."""
 
 
 class _Looking:
-    """One search: what waits, what was tried, and the best so far.
+    """The state of one search: waiting candidates, trials, and the best plan so far.
 
-    Candidates are looked at in the order of their guesses. What a small look finds to be faster
-    than the best is looked at in full late in the search, or when nothing else waits, and at once
-    only if it is much faster and a full look is cheap: that takes longer, and most estimates are
-    bettered before. A candidate whose bound is not below the best step is skipped, so a search that
-    ends by itself has found the best of all.
+    Candidates are looked at in the order of their guesses. If a reduced look estimates a step below
+    the best, the candidate is looked at in full late in the search, or when nothing else waits: a
+    full look takes longer, and most estimates are beaten before. It is looked at in full at once
+    only if it is much faster and a full look is cheap. A candidate whose bound is not below the
+    best step is skipped, so a search that ends by itself has found the best of all candidates.
 
     Attributes:
-        best: the fastest that was looked at in full.
-        leader: the fastest so far, also by an estimate.
+        best: the fastest trial that was looked at in full.
+        leader: the fastest trial so far, estimates included.
     """
 
     def __init__(
@@ -177,7 +186,7 @@ class _Looking:
         self._longest_secs, self._times_longer = 0.0, TIMES_LONGER
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
-        # What small looks took, and what is looked at in full.
+        # Seconds of the reduced looks, and the candidates whose full looks are under way.
         self._small_secs: dict[Candidate, float] = {}
         self._in_full: set[Candidate] = set()
         self._numbers = count()
@@ -190,9 +199,9 @@ class _Looking:
     def run(self, planner: SearchPlanner) -> None:
         """Look at candidates until none waits, or the budget is spent.
 
-        Candidates that a planner gives all at once are ordered by their guesses from the beginning;
-        those that it yields, which may take it long, are looked at as they come. One whose answer
-        can be iterated again is asked again for more when a trial has ended.
+        Candidates that a planner returns as a sequence are ordered by their guesses at once. If the
+        planner yields them, which may take long, they are looked at as they come. If its answer can
+        be iterated again, it is asked for more after every trial.
         """
         self._given = planner(self._request)
         if isinstance(self._given, Sequence):
@@ -214,15 +223,15 @@ class _Looking:
 
     @property
     def _num_left(self) -> int:
-        """How many candidates wait, here and with a planner that says so."""
+        """The number of candidates that wait, here and in a planner's answer that has a length."""
         with_planner = len(self._given) if isinstance(self._given, Sized) else 0
         return len(self._waiting) + with_planner
 
     def found(self, search_secs: float) -> Found:
-        """What came of it.
+        """The result of the search.
 
         Raises:
-            PlanError: nothing fits.
+            PlanError: no candidate fits.
         """
         if self.best is None:
             raise PlanError(_nothing(self._request, self._tried, self._num_left))
@@ -232,7 +241,7 @@ class _Looking:
 
     @property
     def has_any(self) -> bool:
-        """Whether something fits."""
+        """Whether any candidate fits."""
         return any(trial.fits for trial in self._tried)
 
     @property
@@ -242,17 +251,17 @@ class _Looking:
 
     @property
     def _left_secs(self) -> float:
-        """Of the budget, without what the full look at the best estimate may take."""
+        """Seconds of the budget that are left, minus those of a full look at the best estimate."""
         return self._rest_secs - self._full_secs
 
     @property
     def _rest_secs(self) -> float:
-        """Of the budget."""
+        """Seconds of the budget that are left."""
         return self._end - time.monotonic()
 
     @property
     def _full_secs(self) -> float:
-        """What a full look at the best estimate may take; 0 if it would not be the best plan."""
+        """Seconds that a full look at the best estimate may take; 0 if it cannot be the best."""
         if not self._promising or not self._is_faster(self._promising[0][0]):
             return 0.0
         return self._times_longer * self._small_secs[self._promising[0][2]]
@@ -262,7 +271,7 @@ class _Looking:
         heapq.heappush(self._waiting, (order, next(self._numbers), candidate))
 
     def _begin(self) -> None:
-        """Give the first of all to a worker, unless its bounds say that it cannot win."""
+        """Give the first candidate to a worker, unless its bounds show that it cannot win."""
         if self._promising and (not self._waiting or self._is_time):
             self._begin_in_full()
             return
@@ -277,22 +286,22 @@ class _Looking:
 
     @property
     def _is_time(self) -> bool:
-        """Whether the best estimate is looked at in full before anything else."""
+        """Whether the best estimate is to be looked at in full now."""
         if self._left_secs <= max(self._last_secs, self._full_secs):
             return True
-        # What is limited by a count of trials finds the same however fast the machine is.
+        # With a limit of trials, the result must not depend on the speed of the machine.
         is_cheap = self._max_tried > 0 or self._full_secs <= EARLY_SHARE * self._left_secs
         return is_cheap and self._is_faster(self._promising[0][0] / MUCH_FASTER)
 
     def _begin_in_full(self) -> None:
-        """Give the best estimate to a worker, if it may be the best plan."""
+        """Give the best estimate to a worker for a full look, if it may be the best plan."""
         secs, _, candidate = heapq.heappop(self._promising)
         if self._is_faster(secs):
             self._in_full.add(candidate)
             self._workers.begin(candidate, WHOLE)
 
     def _is_faster(self, secs: float) -> bool:
-        """Whether a step of so many seconds would be the best so far."""
+        """Whether a step of ``secs`` seconds would be the best so far."""
         return self.best is None or secs < self.best.secs
 
     def _take(self, trial: Trial) -> None:
@@ -320,11 +329,11 @@ class _Looking:
             self._progress(len(self._tried), self._num_left, self.leader)
 
     def stop(self) -> None:
-        """Spend no more of the budget than what it takes to have a best plan."""
+        """Set the budget to 0: go on only until one plan was looked at in full."""
         self._end = 0.0
 
     def confirm(self) -> None:
-        """Look at estimates in full, the best first, until time is up and there is a best plan."""
+        """Look at estimates in full, best first, until time is up and there is a best plan."""
         while self.best is None or self._rest_secs > 0:
             has_time = self.best is None or self._left_secs > 0
             if self._promising and self._workers.has_room and has_time:
@@ -338,9 +347,10 @@ class _Looking:
                 return
 
     def settle(self) -> None:
-        """Compare the graph of what was found with the captured one.
+        """Check the best plan on the captured graph, if its own graph was made by resizing.
 
-        If they differ, it is looked at once more, and the next too if that is slower.
+        If the two graphs differ, the plan is looked at again on the captured graph. If it is then
+        slower than the next best trial, that trial is checked as well.
         """
         request, exact = self._request, self._request.as_captured
         if request.captured is None:
@@ -358,7 +368,7 @@ class _Looking:
         self.best = settled if settled is not None and settled.fits else None
 
     def _looked(self, candidate: Candidate, how: Look) -> Trial:
-        """Look at a candidate now, in a process that has looked at some, if one is idle soon."""
+        """Look at a candidate now, in a worker that has looked at others if one is idle soon."""
         while not self._workers.has_room:
             ended = self._workers.wait(self._longest_secs)
             if ended is None:
@@ -378,7 +388,7 @@ def _secs_of(trial: Trial) -> float:
 
 
 def _nothing(request: Request, tried: Iterable[Trial], num_left: int) -> str:
-    """What to say if nothing fits."""
+    """The error message if no candidate fits."""
     whys = [trial for trial in tried if trial.problem]
     least = min((t.peak_bytes for t in whys if t.lacks_memory), default=0)
     other = next((t.problem for t in whys if not t.lacks_memory), "")

@@ -1,8 +1,8 @@
-"""Shortened: the graph of a model with fewer of its repeated blocks, from the captured one.
+"""Shortened: the graph of a model with fewer of its repeated blocks, from the captured graph.
 
-Blocks that compute alike take as long and keep as much, so a plan's step and its memory grow evenly
-with their number. Two short graphs show how much a block adds, at a cost that does not depend on
-how deep the model is (``Look``).
+Blocks that compute the same take the same time and memory, so the step time and the memory of a
+plan are linear in their number. Two short graphs show how much a block adds, at a cost that does
+not depend on the depth of the model (``Look``).
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
 
 MAX_PERIOD = 4
-"""Blocks after which a model may repeat: of two, one shifts windows; of four, one has experts."""
+"""Most blocks after which a model may repeat: for example, every fourth block has experts."""
 
 GAIN = 0.75
-"""Two short graphs have at most this share of a graph's blocks; else there is little to gain."""
+"""Two short graphs together have at most this share of a graph's blocks; more gains too little."""
 
 
 LEAST = 3
-"""Periods that stay of every stage: weights of two blocks may be fetched ahead of a third one."""
+"""Periods of blocks that every stage keeps, as two blocks' weights may be fetched ahead of one."""
 
 
 def even(num_blocks: int, num_stages: int) -> tuple[int, ...]:
-    """Blocks of every stage, as ``stages_of_blocks`` cuts them if it is not told."""
+    """Blocks of every stage, as ``stages_of_blocks`` cuts them without ``sizes``."""
     ends = (num_blocks * i // num_stages for i in range(num_stages + 1))
     return tuple(b - a for a, b in pairwise(ends))
 
 
 def shortened(graph: Graph, removed: Iterable[int]) -> Graph | None:
-    """The graph without some blocks; None if one is not like a block before it,
-    or part of a period would be left.
+    """The graph without some blocks; None if they are not whole periods of repeated blocks.
 
-    What reads a result of a removed block reads the same result of the block that it is like. Ops,
-    tensors and parameters keep their names.
+    A block repeats if it computes what the block one period before it computes. The readers of a
+    removed block's result read that earlier block's result instead. Ops, tensors and parameters
+    keep their names.
 
-    Law (tests/superscaler_core/planners/search/test_shortened.py): where blocks read only the
-    block before and what all share, it is the graph that is captured from the model with as many
-    blocks, op by op, up to names.
+    Law (tests/superscaler_core/planners/search/test_shortened.py): if a block reads only the block
+    before it and what all blocks share, the result equals the graph captured from a model with as
+    many blocks, op by op, up to names.
 
     Args:
-        graph: of the model.
-        removed: numbers of its blocks, in runs as long as the period after which it repeats, or
-            multiples of it.
+        graph: graph of the model.
+        removed: numbers of its blocks, in runs of a multiple of the period after which the model
+            repeats.
     """
     return repeats_of(graph).without(frozenset(removed))
 
 
 @dataclass(frozen=True, eq=False)
 class Short:
-    """Two short graphs of a model, for a plan of stages.
+    """Two short graphs of a model, for a plan with pipeline stages.
 
-    From the first graph to the second every stage gains some blocks; after ``steps`` such gains it
-    has all blocks of the whole graph.
+    From the first graph to the second, every stage gains equally many blocks; after ``steps`` such
+    gains it has all its blocks of the whole graph.
 
     Attributes:
-        graphs: the shorter one first.
-        sizes: blocks of every stage in both.
-        steps: from the first graph to the whole.
+        graphs: the two graphs, the shorter one first.
+        sizes: blocks of every stage, for each of the two graphs.
+        steps: gains from the first graph to the whole one.
     """
 
     graphs: tuple[Graph, Graph]
@@ -70,10 +70,10 @@ class Short:
     steps: int
 
     def at_whole(self, first: float, second: float) -> float:
-        """The figure of the whole graph, if it grows evenly from the first graph to the second.
+        """Extrapolate a figure of both graphs linearly to the whole graph.
 
         Raises:
-            NotEvenError: it is smaller in the larger graph.
+            NotEvenError: the figure is smaller in the second graph.
         """
         if second < first:
             raise NotEvenError
@@ -81,15 +81,15 @@ class Short:
 
 
 class NotEvenError(Exception):
-    """A figure that does not grow with the number of blocks."""
+    """Raised for a figure that falls as the number of blocks grows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Repeats:
-    """Which blocks of a graph are like blocks before them.
+    """The repetition of a graph's blocks: which blocks compute what earlier blocks compute.
 
     Attributes:
-        blocks: of the graph.
+        blocks: blocks of the graph.
     """
 
     blocks: Blocks
@@ -97,12 +97,13 @@ class Repeats:
     # --- short graphs ---------------------------------------------------------------------------
 
     def short(self, sizes: Sequence[int]) -> Short | None:
-        """Two short graphs for stages of so many blocks; None if they would not be short.
+        """Two short graphs for stages of ``sizes`` blocks; None if they would not be short.
 
-        Each stage loses the same number of blocks, so that of alike stages the one that takes
-        longest stays so. For an order of a pipeline, the time of a step is the longest sum of times
-        along its dependencies, so it is convex in the number of blocks: where another sum becomes
-        the longest, the line is below it. The peak of memory, the largest of sums, is as well.
+        Every stage loses the same number of blocks, so the slowest of similar stages stays the
+        slowest. For a fixed pipeline order, the step time is a maximum over paths of dependencies;
+        the time of a path is linear in the number of blocks. The step time is therefore convex: if
+        another path becomes the longest, the extrapolated time is too low. The same holds for peak
+        memory, which is a maximum of sums.
         """
         key = tuple(sizes)
         if key not in self._shorts:
@@ -122,7 +123,7 @@ class Repeats:
         losses = [(steps, _loss(stages, steps, self.period)) for steps in range(2, most + 1)]
         if not losses:
             return None
-        # The first graph lacks all steps, and the second all but one.
+        # The first graph lacks the blocks of all steps, and the second those of all but one.
         steps, loss = max(losses, key=lambda each: (2 * each[0] - 1) * each[1].num)
         if 2 * num - (2 * steps - 1) * loss.num * len(sizes) > GAIN * num:
             return None
@@ -134,16 +135,16 @@ class Repeats:
     def _lacking(
         self, loss: _Loss, steps: int, sizes: tuple[int, ...]
     ) -> tuple[Graph, tuple[int, ...]] | None:
-        """The graph that lacks so many steps, with the blocks of every stage."""
+        """The graph without the blocks of ``steps`` steps, and its number of blocks per stage."""
         graph = self.without(frozenset(loss.times(steps)))
         left = tuple(size - steps * loss.num for size in sizes)
-        # Few blocks may no longer be found by structure.
+        # With few blocks left, the model may not be recognized as repeating any more.
         is_found = graph is not None and len(find_blocks(graph).layers) == sum(left)
         return (graph, left) if graph is not None and is_found else None
 
     def _rows(self, start: int, end: int) -> list[range]:
-        """The rows of blocks of a stage that may be removed, each of whole periods."""
-        # What a stage's first blocks are like is in another stage.
+        """Runs of consecutive blocks of a stage that may be removed, each of whole periods."""
+        # The first blocks of a stage repeat blocks of another stage.
         inside = range(start + LEAST * self.period, end)
         rows = (list(row) for again, row in groupby(inside, self._is_again.__getitem__) if again)
         return [range(row[0], row[0] + len(row) // self.period * self.period) for row in rows]
@@ -151,7 +152,7 @@ class Repeats:
     # --- removed --------------------------------------------------------------------------------
 
     def without(self, removed: frozenset[int]) -> Graph | None:
-        """As ``shortened``."""
+        """The graph without some blocks, as in ``shortened``."""
         if not removed <= {i for i, again in enumerate(self._is_again) if again}:
             return None
         runs = groupby(enumerate(sorted(removed)), lambda pair: pair[1] - pair[0])
@@ -186,12 +187,12 @@ class Repeats:
 
     @property
     def period(self) -> int:
-        """After how many blocks the model repeats."""
+        """The number of blocks after which the model repeats."""
         return self._repeats[0]
 
     @property
     def _is_again(self) -> Sequence[bool]:
-        """Whether each block is like that one period before."""
+        """For each block, whether it computes what the block one period before it computes."""
         return self._repeats[1]
 
     @cached_property
@@ -206,7 +207,7 @@ class Repeats:
         return found
 
     def _is_like(self, new: int, old: int, is_again: Sequence[bool]) -> bool:
-        """Whether a block computes what one a period before does, and reads as that does."""
+        """Whether block ``new`` computes what ``old`` does, from the corresponding tensors."""
         graph, period = self.blocks.graph, new - old
         if graph.more_losses or len(self.blocks.layers[new]) != len(self.blocks.layers[old]):
             return False
@@ -234,7 +235,7 @@ class Repeats:
 
     @cached_property
     def _places(self) -> dict[PTensor, tuple[int, tuple[int, int]]]:
-        """For every result of a block: the block, the op's place in it, and which result."""
+        """For every result of a block: the block, its op's place there, and the result's number."""
         return {
             tensor: (number, (at, which))
             for number, ops in enumerate(self.blocks.layers)
@@ -245,24 +246,24 @@ class Repeats:
 
 @dataclass(frozen=True)
 class _Loss:
-    """The blocks that every stage loses in a step towards the shortest graph.
+    """The blocks that every stage loses per step towards the shortest graph.
 
     Attributes:
-        rows: for every row of blocks that may be removed, how many of it are, and in which row.
-        num: blocks of each stage.
+        rows: every run of blocks that may be removed, with the number removed per step.
+        num: blocks that each stage loses per step.
     """
 
     rows: tuple[tuple[range, int], ...]
     num: int
 
     def times(self, steps: int) -> Iterator[int]:
-        """The blocks that so many steps remove."""
+        """The blocks that ``steps`` steps remove."""
         for row, num in self.rows:
             yield from row[: steps * num]
 
 
 def _loss(stages: Sequence[Sequence[range]], steps: int, period: int) -> _Loss:
-    """As many blocks of each stage as can be removed so often."""
+    """The largest number of blocks that every stage can lose ``steps`` times."""
     nums = [[len(row) // period // steps * period for row in rows] for rows in stages]
     least = min(map(sum, nums))
     found = []
@@ -276,5 +277,5 @@ def _loss(stages: Sequence[Sequence[range]], steps: int, period: int) -> _Loss:
 
 @lru_cache(maxsize=32)
 def repeats_of(graph: Graph) -> Repeats:
-    """Of the blocks that are found by structure; searches ask for the same graphs again."""
+    """The repeats of a graph's blocks; cached, because a search asks for few graphs many times."""
     return Repeats(find_blocks(graph))

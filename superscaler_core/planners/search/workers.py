@@ -20,17 +20,17 @@ from superscaler_core.planners.search.request import Candidate, Look, Request, T
 
 
 class Workers:
-    """Looks at candidates of one request; a context, at whose end no process is left.
+    """A context that looks at candidates of one request, and ends all its processes at exit.
 
-    A candidate that cannot be sent to another process is looked at here, and so is one whose
-    process is ended by the system, for its memory perhaps.
+    A candidate that cannot be pickled is looked at in this process. So is a candidate whose process
+    was ended by the system, for example because memory was short.
 
-    Processes and pipes, not a pool of the standard library: a pool ends only when all that was
-    begun has ended, and a search does not wait for candidates after its budget.
+    Each worker is a process with a pipe. A pool of the standard library would end only when all
+    begun work has ended, but a search does not wait for candidates after its budget.
 
     Args:
-        request: of all candidates.
-        num_processes: with one, all is done here, one after another.
+        request: the request that all candidates answer.
+        num_processes: number of workers; with one, all looks are in this process, in turn.
     """
 
     def __init__(self, request: Request, num_processes: int) -> None:
@@ -49,11 +49,11 @@ class Workers:
 
     @property
     def has_room(self) -> bool:
-        """Whether another candidate would be begun at once."""
+        """Whether a look at another candidate would begin at once."""
         return len(self._here) + len(self._away) < max(1, len(self._workers))
 
     def begin(self, candidate: Candidate, how: Look) -> None:
-        """Look at a candidate when there is room."""
+        """Begin a look at a candidate, in an idle worker if possible, else in this process."""
         idle = next((each for each in self._workers if each not in self._away), None)
         sent = _pickled((candidate.samples, candidate.sprogram, how))
         if idle is None or sent is None:
@@ -66,7 +66,7 @@ class Workers:
             self._lose(idle)
 
     def wait(self, timeout_secs: float | None = None) -> Trial | None:
-        """The next that ends; None if none is under way, or none ends in time if that is given."""
+        """The next trial to end; None if no look is under way or none ends before the timeout."""
         if not self._here and self._away:
             timeout_secs = None if timeout_secs is None else max(0.0, timeout_secs)
             for connection in wait([*self._away], timeout_secs)[:1]:
@@ -83,12 +83,12 @@ class Workers:
         return evaluate(self._request, *self._here.popleft()) if self._here else None
 
     def _lose(self, connection: Connection) -> None:
-        """Look here at what a worker has that has ended."""
+        """Take over the candidate of a worker whose process has died."""
         self._here.append(self._away.pop(connection))
         self._end(connection)
 
     def _end(self, connection: Connection) -> None:
-        """End a worker, whatever it does."""
+        """Terminate a worker, even in the middle of a look."""
         process = self._workers.pop(connection)
         connection.close()
         process.terminate()
@@ -96,10 +96,10 @@ class Workers:
 
 
 def _started(request: Request) -> tuple[Connection, SpawnProcess]:
-    """A worker, by the end of its pipe that is ours."""
+    """A new worker: our end of its pipe, and its process."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    # A daemon ends with this process, however that ends.
+    # A daemon process is ended when this process exits, also by an error.
     process = context.Process(target=_answer, args=(theirs, request), daemon=True)
     process.start()
     theirs.close()
@@ -107,7 +107,7 @@ def _started(request: Request) -> tuple[Connection, SpawnProcess]:
 
 
 def _pickled(value: object) -> bytes | None:
-    """What is sent of a value; None if it cannot be."""
+    """A value as bytes to send; None if it cannot be pickled."""
     try:
         return pickle.dumps(value)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -115,13 +115,13 @@ def _pickled(value: object) -> bytes | None:
 
 
 def _answer(connection: Connection, request: Request) -> None:
-    """What a worker does: look at the candidates that it is sent, until there is no one to answer.
+    """The main loop of a worker: look at the candidates it receives, until the pipe is closed.
 
-    A fault of this package is an answer too.
+    An exception that is a defect of this package is sent back as an answer.
     """
-    # Ctrl-C is for the process that searches.
+    # Ctrl-C is handled by the process that searches.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The usual lock of progress bars is a semaphore of the system, which would be left behind.
+    # By default tqdm's lock is a system semaphore, which would leak when this process is ended.
     tqdm.set_lock(threading.RLock())
     with suppress(EOFError, OSError):
         while True:

@@ -8,14 +8,14 @@ from superscaler_core.errors import PlanError
 from superscaler_core.planners.space.space import Solution, Space
 
 MOST_ASSIGNMENTS = 2_000_000
-"""That are tried: some 20 s."""
+"""The most assignments that are tried; they take some 20 s."""
 
 
 def brute_force(space: Space) -> Solution:
     """The assignment of the least time that fits in memory; the first of equal ones.
 
     Raises:
-        PlanError: none fits, or there are too many to try all.
+        PlanError: no assignment fits, or there are too many to try all.
     """
     if space.num_assignments > MOST_ASSIGNMENTS:
         raise PlanError(

@@ -16,11 +16,11 @@ from superscaler_core.plans.pieces.storage import storage_among
 from superscaler_core.program.side import sides_of
 
 Cut = tuple[DimClass | None, ...]
-"""For each axis of a mesh the class of loops that is cut along it; None replicates."""
+"""For each axis of a mesh, the class of loops that is cut along it; None replicates."""
 
 LONG = 16
-"""Iterations of every piece from which a cut may be uneven: a device then has at most a sixteenth
-more work than an even share."""
+"""A cut may be uneven if every piece has at least this many iterations: a device then has at most a
+sixteenth more work than an even share."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,11 @@ class Choice:
 
     Attributes:
         name: for every axis the loop that is cut and the number of pieces, such as ``b/8 -/4``.
-        splits: of every op of the group, in order.
-        is_rerun: whether the group keeps only what it reads, and runs again before its backward.
-        has_pieces: whether devices that read the same of a weight store a piece of it each (ZeRO).
+        splits: the split of every op of the group, in order.
+        is_rerun: whether the group is recomputed: it keeps only what it reads, and runs again
+            before its backward.
+        has_pieces: whether devices that read the same part of a weight store a piece of this part
+            each (ZeRO).
     """
 
     name: str
@@ -44,9 +46,9 @@ class Choice:
         return dict(zip(group, self.splits, strict=True))
 
     def storage(self, graph: Graph, group: OpGroup) -> Mapping[PTensor, OpSplit]:
-        """Where weights of a group are stored, where that is not where they are read.
+        """The storage of the group's weights that are not stored where they are read.
 
-        A weight that another group reads as well stays where it is read.
+        A weight that several ops read stays where it is read.
         """
         found: dict[PTensor, OpSplit] = {}
         for op, split in self.split_of(group).items() if self.has_pieces else ():
@@ -63,14 +65,14 @@ class Choice:
         return found
 
     def options(self, graph: Graph, group: OpGroup, *, rerun: bool, pieces: bool) -> list[Choice]:
-        """This choice, and the same with what it can have besides.
+        """This choice, and its variants with recomputation and with weights in pieces.
 
-        Only ops that follow each other can be rerun.
+        A group can be recomputed only if its ops are consecutive in the graph.
 
         Args:
-            graph: of the group.
-            group: its ops.
-            rerun, pieces: what is asked for.
+            graph: the graph of the group.
+            group: the ops that take this choice.
+            rerun, pieces: which variants are asked for.
         """
         found = [self]
         if pieces:
@@ -87,15 +89,17 @@ def choices_of(
     """All ways to cut a group: along each axis of the mesh one class of loops, or none.
 
     An op that has no loop of the class is replicated along the axis. A class that is cut along
-    several axes is cut into the product of their sizes. Left out are classes of no loop of a
-    parameter, or of a tensor that other groups read or write: to cut inside a group what is whole
-    at its ends only adds communication; and uneven cuts, but those of a class whose loops are all
-    of one size, at least ``LONG`` for each piece, such as a vocabulary of 50,257 words.
+    several axes is cut into the product of their sizes. Two kinds of cuts are left out:
+
+    - of a class that is in no parameter, and in no tensor that other groups read or write: if the
+      ends of a group are whole, a cut inside it only adds communication;
+    - uneven cuts, unless all loops of the class have one size and every piece has at least ``LONG``
+      iterations, as in a vocabulary of 50,257 words.
 
     Args:
-        dims: of the graph.
+        dims: the classes of the graph's dims.
         group: ops of the graph.
-        devices: of the mesh; its last axis varies fastest.
+        devices: the devices of the mesh; its last axis varies fastest.
         mesh: sizes of its axes.
     """
     names = _names(dims, group, _outer_classes(dims, group))
@@ -112,7 +116,7 @@ def choices_of(
 
 
 def _outer_classes(dims: Dims, group: OpGroup) -> tuple[DimClass, ...]:
-    """The classes of parameters, and of tensors that other groups write or read."""
+    """The classes in parameters, and in tensors that other groups write or read."""
     inside, graph = set(group), dims.graph
     found: dict[DimClass, None] = {}
     for op in group:
@@ -135,8 +139,8 @@ def _outer_classes(dims: Dims, group: OpGroup) -> tuple[DimClass, ...]:
 
 
 def _names(dims: Dims, group: OpGroup, classes: Iterable[DimClass]) -> Mapping[DimClass, str]:
-    """A class by its loop in an op that has it, or by its dim if that name is taken."""
-    # Of the last op that has most of them, so that most names are those of one op.
+    """The name of each class: one of its loops, or its dim if the loop's name is taken."""
+    # The last op with the most classes comes first, so that most names are loops of one op.
     ops = sorted(reversed(group), key=lambda op: -sum(bool(dims.ids(op, each)) for each in classes))
     names: dict[DimClass, str] = {}
     for each in classes:
@@ -151,7 +155,7 @@ def _loops(dims: Dims, op: Op, cut: Cut) -> list[str | None]:
 
 
 def _is_even(dims: Dims, op: Op, cut: Cut, mesh: Sequence[int]) -> bool:
-    """Whether a cut divides all loops of an op evenly, or those that are long nearly so."""
+    """Whether a cut divides all loops of an op evenly, or nearly evenly where they are long."""
     counts: dict[str, int] = {}
     for loop, num in zip(_loops(dims, op, cut), mesh, strict=True):
         if loop is not None:

@@ -1,4 +1,4 @@
-"""Edges: what it costs that the results of a group are read by another."""
+"""Edges: the costs of moving results from the group that writes them to a group that reads them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Read:
 
     Attributes:
         tensor: the result.
-        src, dst: the nodes of the groups.
-        readers: each with its place in its group.
+        src, dst: the nodes of the two groups.
+        readers: the ops that read it, each with its place in its group.
     """
 
     tensor: PTensor
@@ -33,12 +33,12 @@ class _Read:
 
 
 def edges_of(nodes: Nodes) -> tuple[SpaceEdge, ...]:
-    """All edges; several between two nodes that occur equally often are one."""
+    """All edges; edges between the same two nodes that occur equally often are merged into one."""
     found: dict[tuple[int, int, int], tuple[Array, Array]] = {}
     priced: dict[object, tuple[Array, Array]] = {}
     for key, reads in _reads(nodes).items():
         first, (src, dst, *where) = reads[0], key
-        # Other nodes with these choices have the same edge.
+        # Edges between nodes with the same choices have the same costs.
         writer = nodes.costs.graph.producer[first.tensor]
         blocks = [nodes.block_of(op) for op in (writer, *first.readers)]
         form = writer.form, len(set(blocks)), *(op.form for op in first.readers)
@@ -53,10 +53,10 @@ def edges_of(nodes: Nodes) -> tuple[SpaceEdge, ...]:
 
 
 def _reads(nodes: Nodes) -> Mapping[tuple[int, ...], Sequence[_Read]]:
-    """All reads of another group's result; those that are alike together.
+    """All reads of other groups' results; reads with equal costs are collected under one key.
 
-    The key is the nodes of both groups, the places in them of the writer and of the readers,
-    and the positions of the tensor in their outputs and inputs.
+    A key has the nodes of both groups, the places of the writer and of the readers in their groups,
+    and the positions of the tensor in the writer's outputs and the readers' inputs.
     """
     found: dict[tuple[int, ...], list[_Read]] = {}
     for op in nodes.ops:
@@ -75,7 +75,7 @@ def _reads(nodes: Nodes) -> Mapping[tuple[int, ...], Sequence[_Read]]:
 
 
 def _edge(nodes: Nodes, read: _Read) -> tuple[Array, Array]:
-    """Time of a microbatch from one group to another, ``[choice of src, choice of dst]``."""
+    """Forward and backward seconds of moving a result, ``[choice of src, choice of dst]``."""
     graph = nodes.costs.graph
     writer = graph.producer[read.tensor]
     _, number, place = nodes.places[writer]
@@ -87,10 +87,11 @@ def _edge(nodes: Nodes, read: _Read) -> tuple[Array, Array]:
         for b, after in enumerate(choices[1]):
             splits = {op: after.splits[at] for op, at in read.readers.items()}
             splits[writer] = before.splits[place]
-            # Partial sums of parts that overlap are no value.
+            # Where partial sums of overlapping parts give no value, the pair stays infinite.
             with suppress(PlanError):
                 secs = nodes.costs.moving_secs(read.tensor, splits, storage=storage)
                 found[:, a, b] = secs
+    # A move inside a recomputed block is repeated with the recomputation.
     blocks = {nodes.block_of(writer), *map(nodes.block_of, read.readers)}
     again = found[0] if len(blocks) == 1 and None not in blocks else 0.0
     return found[0], found[1] + again + found[2] / nodes.microbatches

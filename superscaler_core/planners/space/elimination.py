@@ -1,11 +1,12 @@
-"""Elimination: nodes of a space with at most two neighbours are decided last, exactly.
+"""Elimination: an exact reduction of a space by its nodes with at most two neighbours.
 
-A node that touches at most two others is replaced by what its best choice costs for every pair of
-choices of those two (non-serial dynamic programming; Bertele and Brioschi, 1972). Chains, trees,
-and blocks with residual connections vanish whole. What is left is the core of a space.
+Such a node is replaced by the cost of its best choice, for every pair of choices of its neighbours
+(non-serial dynamic programming; Bertele and Brioschi, 1972). Its choice is decided after theirs.
+Chains, trees, and blocks with residual connections vanish completely. The nodes that remain are the
+core of the space.
 
-Spaces that differ in their costs alone are solved together: all costs may have a leading axis, with
-a place for each of them.
+Spaces that differ only in their costs are solved together: all costs may have a leading axis with
+one entry per space.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ Choices = NDArray[np.int64]
 
 @dataclass(eq=False)
 class Core:
-    """Nodes that are left of a space, and how the others follow from them.
+    """The nodes that remain of a space, and how the choices of all others follow from theirs.
 
-    Law (tests/superscaler_core/planners/space): the least sum of the core's costs is
-    the least time of the space, and ``assignment`` has it.
+    Law (tests/superscaler_core/planners/space): the least sum of the core's costs is the least time
+    of the space, and ``assignment`` returns an assignment with that time.
 
     Attributes:
-        node_secs: what every choice of a node adds, ``[..., choice]``, by the node.
-        pair_secs: what the choices of two nodes add, ``[..., choice, choice]``, by the nodes in
-            ascending order.
-        secs: of the nodes that nothing else depends on, ``[...]``.
+        node_secs: for every node, the seconds that each of its choices adds, ``[..., choice]``.
+        pair_secs: for two nodes in ascending order, the seconds that each pair of their choices
+            adds, ``[..., choice, choice]``.
+        secs: seconds of the eliminated nodes that had no neighbour left, ``[...]``.
     """
 
     node_secs: dict[int, Array]
@@ -45,16 +46,16 @@ class Core:
 
     @classmethod
     def of(cls, space: Space) -> Core:
-        """All nodes of a space, whose memory is not looked at."""
+        """A core of all nodes of a space; memory is ignored."""
         return cls.joined(space, space.node_secs, space.edge_secs)
 
     @classmethod
     def joined(cls, space: Space, node_secs: Sequence[Array], edge_secs: Sequence[Array]) -> Core:
-        """All nodes of a space; edges between the same two are one, those to itself are a node's.
+        """A core of all nodes; parallel edges are merged, and an edge to itself is node cost.
 
         Args:
-            space: for its edges' ends.
-            node_secs, edge_secs: in place of the space's own.
+            space: says which nodes the edges join.
+            node_secs, edge_secs: costs in place of the space's own.
         """
         core = cls(dict(enumerate(node_secs)), {})
         for edge, secs in zip(space.edges, edge_secs, strict=True):
@@ -71,13 +72,13 @@ class Core:
         self.pair_secs[ends] = self.pair_secs[ends] + secs if ends in self.pair_secs else secs
 
     def neighbours(self, node: int) -> tuple[int, ...]:
-        """The nodes that it shares costs with."""
+        """The nodes with which a node shares costs."""
         return tuple(sum(pair) - node for pair in self.pair_secs if node in pair)
 
     def eliminate(self) -> None:
-        """Decide all nodes with at most two neighbours, until none is left or none can be.
+        """Eliminate nodes with at most two neighbours until there are none.
 
-        Complexity: for each node the product of three numbers of choices.
+        Complexity: for each node, the product of its number of choices and those of its neighbours.
         """
         around = {node: set(self.neighbours(node)) for node in self.node_secs}
         waiting = list(around)
@@ -99,7 +100,7 @@ class Core:
             pair = min(node, end), max(node, end)
             secs = self.pair_secs.pop(pair)
             by_end = secs.swapaxes(-1, -2) if pair[0] == node else secs
-            # The axes are those of all ends so far, and the node's own as the last.
+            # The last axes of ``total`` are one for each end so far, then the node's own.
             total = total[..., None, :] + (by_end if end == ends[0] else by_end[..., None, :, :])
         best = total.argmin(axis=-1)
         least = np.take_along_axis(total, best[..., None], axis=-1)[..., 0]
@@ -117,10 +118,10 @@ class Core:
         return tuple(found.tolist())
 
     def choices(self, chosen: Mapping[int, Choices]) -> Choices:
-        """The same for one space or several, ``[..., node]``.
+        """As ``assignment``, for one space or several: ``[..., node]``.
 
         Args:
-            chosen: for the core's nodes, ``[...]``.
+            chosen: for every node of the core its choices, ``[...]``.
         """
         found = dict(chosen)
         for node, ends, best in reversed(self._followers):

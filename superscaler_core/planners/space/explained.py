@@ -1,4 +1,4 @@
-"""Explained: what each cut of an op would have cost in a plan, whoever planned it."""
+"""Explained: what each cut of an op would cost in a plan, whichever planner made the plan."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ Mesh = tuple[int, ...]
 def explain_op(
     plan: Plan, name: str, topology: rv.Topology, profile: DeviceProfile, **knobs: Any
 ) -> str:
-    """A table of the choices of an op, all other ops being cut as the plan has them.
+    """A table of the choices of an op; all other ops are cut as in the plan.
 
-    The choices are those of ``price_space`` for the op's stage, on the mesh of its devices that has
-    most of the plan's cuts. A group that the plan cuts in another way, such as in parts that a
-    device runs one after another, counts as the choice with which it shares most; if that is the
-    op's own group, a note says so. What the plan recomputes or stores in pieces is left out.
+    The choices are those of ``price_space`` for the op's stage, on the mesh of the stage's devices
+    that reproduces most of the plan's cuts. The plan may cut a group in a way that is not a choice,
+    such as into parts that one device runs one after another. Then the choice that cuts most of its
+    ops alike stands for it; a note says so for the op's own group. Recomputation and weights in
+    pieces are ignored.
 
     Args:
-        plan: filled.
-        name: of an op.
+        plan: a filled plan.
+        name: name of the op.
         topology, profile: as in ``price_space``.
-        knobs: ``microbatches``, ``memory_bytes``, ``optimizer`` and ``master_dtype`` of it.
+        knobs: ``microbatches``, ``memory_bytes``, ``optimizer`` and ``master_dtype`` of
+            ``price_space``.
 
     Raises:
         PlanError: the model has no such op, or parts of its stage have no device.
@@ -41,7 +43,7 @@ def explain_op(
     groups = [group for run in runs for group in groups_of(plan.graph, run)]
 
     def shared(mesh: Mesh) -> int:
-        """How many ops the mesh cuts as the plan does."""
+        """How many ops can be cut on this mesh as the plan cuts them."""
         choices = (choices_of(plan.dims, group, devices, mesh) for group in groups)
         return sum(
             max(_shared(plan, group, each) for each in own)
@@ -81,5 +83,5 @@ def _shared(plan: Plan, group: OpGroup, choice: Choice) -> int:
 
 
 def _work(split: OpSplit) -> frozenset[object]:
-    """What every device does, however its parts are numbered."""
+    """The pieces that every device computes, however the parts are numbered."""
     return frozenset((part.device, part.pieces) for part in split.parts)

@@ -1,25 +1,28 @@
 """FlexFlow's planner: a random walk over assignments, by the Metropolis rule.
 
-Objective: the time of a step, and 1 ms for every MB above a device's memory, as in FlexFlow's
-simulator; so an assignment that does not fit is priced and not rejected, and only those that fit
-count as found. A step of the walk gives a random node a random choice. With t the price before and
-t' after,
+Objective: the time of a step, plus 1 ms for every MB above a device's memory, as in FlexFlow's
+simulator. The walk may therefore pass through assignments that do not fit, but only one that fits
+is returned. A step of the walk gives a random node a random choice. With t the price before and t'
+after, the step is
 
     accepted if t' < t, else with probability exp(-alpha (t' - t))
 
-so it is the absolute difference that counts, not the ratio. Every ``budget / 100`` steps, at least
-1 and at most 1,000, the walk returns to the best assignment that it saw. With ``propagate`` every
-fourth step instead carries the choice of a node along edges to neighbours, from each on to the next
-with probability 3/4.
+so the absolute difference counts, not the ratio. Every ``budget / 100`` steps, but at least 1 and
+at most 1,000, the walk returns to the best assignment seen. With ``propagate``, a quarter of the
+steps instead carry the choice of a node along edges: to a neighbour, and from each node on to the
+next with probability 3/4.
 
-Complexity: a step reads the edges of a node. A heuristic: it reaches the best assignment with
-probability 1 if it walks forever, and says nothing about how far it is.
+Complexity: a step reads the edges of one node. This is a heuristic: an infinite walk reaches the
+best assignment with probability 1, but a finite walk gives no bound on its gap.
 
-Differences from the published code (``FFModel::mcmc_optimize``): it counts in milliseconds, and
-``alpha`` here is per second. Choices are those of the space, not of FlexFlow's operators; a choice
-is carried to a neighbour where that has one of the same name. Its walk starts at data parallelism;
-here without ``start`` at the choices that are fastest one by one. The step is priced by the change
-at the node, not by a new simulation. The last op keeps its choice there; here if ``keep_last``.
+Differences from the published code (``FFModel::mcmc_optimize``):
+
+- there ``alpha`` is per millisecond, here per second;
+- choices are those of the space, not of FlexFlow's operators; a choice is carried to a neighbour
+  that has a choice of the same name;
+- there the walk starts at data parallelism; here, without ``start``, at ``fastest_alone``;
+- a step is priced by the change at the node, not by a new simulation;
+- there the last op always keeps its choice; here if ``keep_last``.
 
 Source: Jia et al., Beyond Data and Model Parallelism (FlexFlow), MLSys 2019, section 6.
 """
@@ -34,10 +37,10 @@ from superscaler_core.planners.space import Solution, Space
 from superscaler_core.planners.space.walk import Move, Walk, fastest_alone
 
 PROPAGATES = 0.25
-"""Share of the steps that carry a choice along edges."""
+"""Share of the steps that carry a choice along edges, with ``propagate``."""
 
 GOES_ON = 0.75
-"""Probability that it is carried to one more node."""
+"""Probability that a choice is carried on to one more node."""
 
 
 def flexflow(
@@ -51,20 +54,21 @@ def flexflow(
     keep_last: bool = True,
     secs_per_excess_byte: float = 1e-9,
 ) -> Solution:
-    """The best assignment that a random walk sees.
+    """The best assignment that fits, of those that a random walk sees.
 
     Args:
         space: to search.
         budget: steps of the walk.
-        alpha: how unlikely a longer step is accepted, per second; infinite is greedy.
-        seed: of the random numbers.
+        alpha: per second: a step that raises the price by t seconds is accepted with probability
+            exp(-alpha t); infinity accepts no rise.
+        seed: seed of the random numbers.
         start: where the walk begins; ``fastest_alone`` if None.
         propagate: also carry choices along edges.
-        keep_last: never choose anew for the last node, as the published code does.
-        secs_per_excess_byte: the price of memory that is not there; 1 ms a MB in FlexFlow.
+        keep_last: keep the choice of the last node, as the published code does.
+        secs_per_excess_byte: price of a byte above a device's memory; 1 ms per MB in FlexFlow.
 
     Raises:
-        PlanError: nothing that it saw fits.
+        PlanError: no assignment that the walk saw fits.
     """
     random = Random(seed)
     walk = Walk(space, fastest_alone(space) if start is None else start, secs_per_excess_byte)
@@ -89,14 +93,14 @@ def flexflow(
 
 
 def accepts(rise: float, alpha: float, random: Random) -> bool:
-    """Whether a step whose price rises so much, in seconds, is accepted."""
+    """Whether a step that raises the price by ``rise`` seconds is accepted."""
     return rise <= 0 or random.random() < exp(-alpha * rise)
 
 
 def _carried(
     space: Space, assignment: Sequence[int], node: int, moved: Sequence[int], random: Random
 ) -> Move:
-    """The choice of a node, carried along edges to nodes that have one of the same name."""
+    """The choice of a node, carried along edges to nodes that have a choice of the same name."""
     name = space.nodes[node].choices[assignment[node]]
     seen, move = {node}, dict[int, int]()
     while True:

@@ -1,8 +1,9 @@
-"""Groups: the ops of a model that one decision moves.
+"""Groups: sets of ops that are cut together, by one decision.
 
-An op *decides* if it sums over a loop of two operands, or of a parameter: linear maps, lookups,
-convolutions, products of activations. Cut along that loop, it gives partial sums, so its result may
-be read in another layout than it was made in. All other ops follow what they read.
+An op *decides* if it sums over a loop that two operands or a parameter have: linear maps, lookups,
+convolutions, products of activations. If it is cut along that loop, its result is a partial sum, so
+its readers may need another layout than the one that is written. All other ops *follow* the ops
+whose results they read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ OpGroup = tuple[Op, ...]
 
 
 def decides(op: Op) -> bool:
-    """Whether an op has a loop of two operands, or of a parameter, that is summed over.
+    """Whether an op sums over a loop that two operands or a parameter have.
 
     An op that reads only weights and constants, such as a table of positions, does not decide.
     """
@@ -36,19 +37,19 @@ def _loops(dim: object) -> tuple[str, ...]:
 
 
 def groups_of(graph: Graph, run: Sequence[Op]) -> tuple[OpGroup, ...]:
-    """The groups of consecutive ops, such as a block; they are all of these ops, each once.
+    """The groups of a run of consecutive ops, such as a block; each op is in exactly one group.
 
-    - Ops that decide, have equal forms and read the same activations are one group: queries, keys
-      and values, or a gate and what it opens.
-    - An op that follows joins the group of the last op whose result it reads. If that op decides,
-      all that follow its group directly are one group.
-    - An op that follows and depends on no other op of this run, such as a norm at the start of a
-      block or a table of positions, joins the group of its reader if that also follows and is the
-      only one; otherwise it begins a group.
+    - Ops that decide, have equal forms and read the same activations form one group: queries, keys
+      and values, or a gate and the projection that it multiplies.
+    - An op that follows joins the group of the last op whose result it reads. But ops that directly
+      follow a group that decides form one group of their own.
+    - An op that follows, but depends on no deciding op of this run, such as a norm at the start of
+      a block or a table of positions, joins the group of its reader, if that is the only reader and
+      follows too. Otherwise it begins a group.
 
     Args:
-        graph: of the ops.
-        run: in the graph's order.
+        graph: the graph of the ops.
+        run: the ops, in the graph's order.
     """
     inside = set(run)
     leader: dict[Op, Op] = {}
@@ -56,7 +57,7 @@ def groups_of(graph: Graph, run: Sequence[Op]) -> tuple[OpGroup, ...]:
     behind: dict[Op, Op] = {}
     for op in run:
         made = [graph.producer[t] for t in op.inputs if graph.producer.get(t) in inside]
-        # Those without a leader depend on nothing.
+        # Ops without a leader depend on no deciding op of this run.
         known = [each for each in made if each in leader]
         if decides(op):
             read = tuple(t for t in op.inputs if t.kind != PARAMETER)
@@ -76,13 +77,13 @@ def groups_of(graph: Graph, run: Sequence[Op]) -> tuple[OpGroup, ...]:
 
 
 def likeness(dims: Dims, group: OpGroup) -> object:
-    """Equal for groups that have equal choices with equal costs.
+    """A key that is equal for groups with equal choices and equal costs.
 
-    These are groups of equal ops of which the same inputs are the same tensors, the same results
-    are read outside, and the same loops are cut together.
+    Groups with equal keys have equal ops. In both, the same inputs are one tensor, the same results
+    are read by other groups, and the same loops belong to one class.
 
     Args:
-        dims: of the graph.
+        dims: the classes of the graph's dims.
         group: ops of the graph.
     """
     graph, numbers = dims.graph, dict[PTensor, int]()

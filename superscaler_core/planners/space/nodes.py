@@ -1,4 +1,4 @@
-"""Nodes: the groups of a model, their choices, and what each costs alone."""
+"""Nodes: the groups of a model, their choices, and the costs of each choice by itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from superscaler_core.program.side import sides_of
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """Costs of a model's groups; the arguments are those of ``price_space``."""
+    """The groups of a model with their costs; the attributes are arguments of ``price_space``."""
 
     costs: CostModel
     blocks: Blocks
@@ -47,12 +47,12 @@ class Nodes:
 
     @cached_property
     def groups(self) -> tuple[tuple[OpGroup, ...], ...]:
-        """The groups of every node: one, or one of each of the blocks that are alike."""
+        """The groups of every node: one group, or one from each of several equal blocks."""
         inside = set(self.ops)
         nodes: dict[object, list[OpGroup]] = {}
         for number, ops in enumerate(self.blocks.groups):
             groups = groups_of(self.costs.graph, [op for op in ops if op in inside])
-            # Alike are blocks of equal ops in equal groups.
+            # Blocks are equal if they have equal ops in equal groups.
             run = tuple(tuple((op.index - ops[0].index, op.form) for op in g) for g in groups)
             for place, group in enumerate(groups):
                 key = (run if self.same_blocks else number), place
@@ -61,7 +61,7 @@ class Nodes:
 
     @cached_property
     def places(self) -> Mapping[Op, tuple[int, int, int]]:
-        """Of every op its node, the number of its group there, and its place in the group."""
+        """For every op: its node, the number of its group there, and its place in the group."""
         return {
             op: (node, number, place)
             for node, groups in enumerate(self.groups)
@@ -73,7 +73,7 @@ class Nodes:
 
     @cached_property
     def _priced(self) -> tuple[tuple[tuple[Choice, ...], tuple[StageCost, ...]], ...]:
-        """The choices of every node that can be, with their costs; equal groups are priced once."""
+        """The possible choices of every node, with their costs; equal groups are priced once."""
         found: dict[object, tuple[tuple[Choice, ...], tuple[StageCost, ...]]] = {}
         priced = []
         for group, *_ in self.groups:
@@ -93,10 +93,10 @@ class Nodes:
             yield from choice.options(graph, group, rerun=self.rerun, pieces=self.pieces)
 
     def _cost(self, group: OpGroup, choice: Choice) -> StageCost:
-        """The cost of a group alone.
+        """The cost of a group by itself, without moves to other groups.
 
         Raises:
-            PlanError: it cannot be cut so.
+            PlanError: the group cannot be cut as the choice says.
         """
         storage = choice.storage(self.costs.graph, group)
         splits = choice.split_of(group)
@@ -109,10 +109,10 @@ class Nodes:
         return replace(stage, backward_secs=stage.backward_secs + again, memory=(memory,))
 
     def _read_bytes(self, group: OpGroup, choice: Choice) -> int:
-        """Bytes on a device that a group keeps to be rerun: what it reads of others.
+        """Bytes that a recomputed group keeps on a device: the activations of others that it reads.
 
-        Where its block is rerun, these are other blocks, and what an earlier group reads as well
-        counts there.
+        If the whole block is recomputed, only activations of other blocks count, and one that
+        several groups of the block read counts for the first of them.
         """
         graph, found = self.costs.graph, dict[PTensor, int]()
         block = self.block_of(group[0])
@@ -128,7 +128,7 @@ class Nodes:
         return sum(found.values())
 
     def block_of(self, op: Op) -> int | None:
-        """The number of the block with which an op is rerun; None if it is not."""
+        """The number of the block with which an op is recomputed; None if it is not recomputed."""
         return self._blocks_of.get(op)
 
     @cached_property
@@ -143,19 +143,20 @@ class Nodes:
 
     @cached_property
     def priced(self) -> tuple[SpaceNode, ...]:
-        """All nodes."""
+        """The nodes of the space, with the costs of their choices."""
         found = []
         for number, (groups, (choices, stages)) in enumerate(
             zip(self.groups, self._priced, strict=True)
         ):
-            # Every node has a segment in its own stage cost; a step has one, and one a call.
+            # Every stage cost includes one segment; a step has one, which the first group keeps.
+            # Segments that begin after communication are counted with the communication.
             extra = self.costs.profile.segment_secs * (1 if number else 1 - 1 / len(groups))
             biases = [self._bias_secs(groups[0], choice) for choice in choices]
             forward = [s.forward_secs - extra - x for s, x in zip(stages, biases, strict=True)]
             rest, kept, work = np.array([_bytes(stage) for stage in stages], dtype=float).T
             again = np.zeros(len(choices))
             if self.block_of(groups[0][0]) is not None:
-                # One block is held whole while it is run backward; all keep what they read.
+                # One block at a time holds everything for its backward; all keep what they read.
                 again, rest = np.array(forward), rest + kept / len(groups)
                 kept = [self._read_bytes(groups[0], choice) for choice in choices]
             found.append(
@@ -174,7 +175,7 @@ class Nodes:
         return tuple(found)
 
     def _bias_secs(self, group: OpGroup, choice: Choice) -> float:
-        """The forward of ops whose bias a product of another group may add; edges have it."""
+        """Forward seconds of ops whose bias another group's product may add; edges count them."""
         pairs = zip(group, choice.splits, strict=True)
         products = ((op, split, product_of(self.costs.graph, op)) for op, split in pairs)
         return sum(
@@ -184,7 +185,7 @@ class Nodes:
         )
 
     def _sync_secs(self, stage: StageCost) -> float:
-        """Time once a step, without the latency of calls, which all weights share."""
+        """Seconds once per step, without the latency of calls, which all weights share."""
         calls = sum(
             together(replace(call, latency_secs=0.0) for call in each)
             for each in (stage.fetch, stage.reduce)
@@ -197,7 +198,7 @@ def _index(op: Op) -> int:
 
 
 def _bytes(stage: StageCost) -> tuple[int, int, int]:
-    """What a group holds at rest, for each microbatch in flight, and besides while it runs."""
+    """Bytes that a group holds: at rest, per microbatch in flight, and more while it runs."""
     memory = stage.memory
     grads, kept = (
         sum(getattr(each, name) for each in memory) for name in ("grads_bytes", "kept_bytes")

@@ -1,4 +1,4 @@
-"""PricedSpace: a space that was priced from a model, and what an assignment means for it."""
+"""PricedSpace: the space of a model, and what an assignment means for the model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class PricedSpace:
 
     Attributes:
         space: what planners search.
-        costs: the cost functions that it was priced with.
-        devices: of the mesh.
-        groups: for every node the groups of ops that take its decision: one, or one of each of the
-            repeated blocks.
-        choices: of every node.
-        keep: what blocks keep.
+        costs: the cost functions that priced the space.
+        devices: the devices of the mesh.
+        groups: for every node the groups of ops that take its decision: one group, or one from each
+            repeated block.
+        choices: the choices of every node.
+        keep: what blocks keep for the backward.
     """
 
     space: Space
@@ -56,7 +56,7 @@ class PricedSpace:
         return {op: split for group, each in taken for op, split in each.split_of(group).items()}
 
     def storage(self, assignment: Sequence[int]) -> Mapping[PTensor, OpSplit]:
-        """Where weights are stored that are not stored where they are read."""
+        """The storage of the weights that are not stored where they are read."""
         graph, taken = self.costs.graph, self._taken(assignment)
         return {t: split for g, each in taken for t, split in each.storage(graph, g).items()}
 
@@ -66,7 +66,7 @@ class PricedSpace:
         return [(group, choices[number]) for groups, choices, number in nodes for group in groups]
 
     def fill(self, plan: Plan, assignment: Sequence[int]) -> None:
-        """Set the splits of a plan as assigned, where weights are stored, and what is rerun.
+        """Set the splits, the storage of weights and the recomputation of a plan, as assigned.
 
         A plan of one stage that has no schedule gets the microbatches of the space.
 
@@ -86,11 +86,11 @@ class PricedSpace:
             plan.op_order(one_f_one_b(1, self.space.microbatches))
 
     def explain(self, assignment: Sequence[int], op: str) -> str:
-        """What each choice of an op would cost, all others being as assigned; a table.
+        """A table of what each choice of an op would cost; all other nodes stay as assigned.
 
         Args:
             assignment: the choices of all nodes.
-            op: its name.
+            op: name of the op.
 
         Raises:
             PlanError: the space has no such op.

@@ -36,44 +36,47 @@ def price_space(
     rerun: bool = False,
     pieces: bool = False,
 ) -> PricedSpace:
-    """The space of a model: its groups of ops, each with all cuts on a mesh, and what they cost.
+    """The space of a model: its groups of ops, all cuts of each on a mesh, and their costs.
 
-    Law (tests/superscaler_core/planners/space): where everything is kept, ``Space.secs`` of an
-    assignment is ``step_secs`` of ``CostModel.stage_cost`` with its splits, except that
+    Law (tests/superscaler_core/planners/space): if everything is kept for the backward,
+    ``Space.secs`` of an assignment equals ``step_secs`` of ``CostModel.stage_cost`` with the same
+    splits, except that
 
     - the latency of the calls that move weights is left out: all weights share one call each way;
-    - a result that several groups read in one layout moves once, and counts for each of them;
-    - a weight that several groups read is updated once, and counts for each of them; and replicas
-      of an op that reads only weights compute shares of its gradient only where one group reads it;
-    - a rerun repeats additions of biases that the first run does in the call of a product, and
-      leaves out moves to other groups: a few per cent either way.
+    - a result that several groups read in one layout moves once, but counts for each of them;
+    - a weight that several groups read is updated once, but counts for each of them; and replicas
+      of an op that reads only weights compute shares of its gradient only where one group reads the
+      op's result;
+    - a recomputed group repeats bias additions that its first run does in the call of a product,
+      and leaves out moves to other groups: a few per cent more or less.
 
-    So but for the first and the last it is an upper bound. Memory counts what two groups save of
-    one tensor twice.
+    Apart from the first and the last point, ``Space.secs`` is therefore an upper bound. A tensor
+    that two groups save counts twice in memory.
 
-    Blocks whose ops are alike are priced once; then a model costs as much as its distinct blocks.
+    Blocks with equal ops are priced once, so pricing takes as long as the distinct blocks need.
 
     Args:
-        graph: of one microbatch, which all devices share.
-        devices: all of the topology, or some.
+        graph: the model, for one microbatch, which all devices share.
+        devices: all devices of the topology, or some.
         topology, profile: as in ``CostModel``.
-        mesh: sizes of the axes, the last one innermost; hosts times devices of a host if None.
-        microbatches: of a step.
+        mesh: sizes of the axes, the last one innermost; if None, hosts times devices of a host.
+        microbatches: microbatches in a step.
         in_flight: microbatches between forward and backward at a time.
-        memory_bytes: of a device; that of the profile if None.
+        memory_bytes: memory of a device; that of the profile if None.
         optimizer, master_dtype: as in ``compile``.
         ops: consecutive ops of the graph, such as a stage; all if None.
-        blocks: of the graph; found by its structure if None.
-        same_blocks: whether blocks whose ops are alike take the same decisions.
+        blocks: the blocks of the graph; found by its structure if None.
+        same_blocks: whether blocks with equal ops take the same decisions.
         keep: ``EVERYTHING``, or ``BLOCK_INPUTS`` for blocks that keep only what they read.
-        rerun: whether each choice is there a second time, with a group that keeps only what it
-            reads, and runs again before its backward; for groups whose ops follow each other.
-        pieces: whether each choice that leaves copies of weights is there a second time, with a
-            piece of a weight stored on each of the devices that read the same of it (ZeRO).
+        rerun: whether each choice also has a variant with recomputation, in which the group keeps
+            only what it reads and runs again before its backward; only for groups of consecutive
+            ops.
+        pieces: whether each choice that leaves copies of weights also has a variant in which the
+            devices that read the same part of a weight store a piece of it each (ZeRO).
 
     Raises:
-        PlanError: the mesh has another number of devices; or what is kept is neither of the two, or
-            groups are rerun in blocks that are.
+        PlanError: the mesh has another number of devices; ``keep`` is neither of the two; or
+            ``rerun`` is combined with ``BLOCK_INPUTS``.
     """
     if keep not in (Keep.EVERYTHING, Keep.BLOCK_INPUTS) or (rerun and keep is Keep.BLOCK_INPUTS):
         raise PlanError(
@@ -102,7 +105,7 @@ def price_space(
 
 
 def _mesh_of(devices: Sequence[Device], topology: rv.Topology) -> tuple[int, ...]:
-    """Hosts times devices of a host, or all devices if these are no whole hosts."""
+    """Hosts times devices of a host; one axis if the devices are not several whole hosts."""
     if len(topology.levels) > 1:
         per_host = len(topology.levels[1].groups[0])
         if len(devices) > per_host and len(devices) % per_host == 0:

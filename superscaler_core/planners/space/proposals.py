@@ -15,14 +15,14 @@ SpacePlanner = Callable[[Space], Solution]
 MeshSizes = tuple[int, ...] | None
 
 LESS = 0.8
-"""Share of the memory with which a planner is asked again, at least, and at most twice."""
+"""A planner is asked again with at least this share of the last memory limit, at most twice."""
 
 
 def propose_space(request: Request, *, planner: SpacePlanner) -> Iterator[Candidate]:
     """A planner's assignment for every size of microbatches, large ones first, on two meshes.
 
-    The memory of a space is a sum over ops; where the memory reader finds more in the program, the
-    planner is asked again with less.
+    The memory of a space is a sum over ops. If the memory reader finds that the program needs more
+    memory than there is, the planner is asked again with a lower limit.
     """
     for samples in reversed(request.samples):
         for mesh in _meshes(len(request.devices)):
@@ -30,7 +30,7 @@ def propose_space(request: Request, *, planner: SpacePlanner) -> Iterator[Candid
 
 
 def _meshes(num: int) -> Iterator[MeshSizes]:
-    """The mesh of hosts, and one as square as can be."""
+    """None (hosts times devices of a host), and a mesh of two axes as square as possible."""
     yield None
     side = next(side for side in range(int(num**0.5), 0, -1) if num % side == 0)
     if side > 1:
@@ -76,7 +76,7 @@ def cut_by(
     """An sProgram: the cuts that a planner chooses for a request.
 
     Raises:
-        PlanError: it finds none that fits in memory.
+        PlanError: the planner finds no assignment that fits in memory.
     """
     priced = price_space(
         plan.graph, plan.devices, request.topology, request.profile, mesh=mesh,

@@ -1,8 +1,8 @@
-"""Space: nodes of which each has choices, what a choice costs, and what two neighbours cost.
+"""Space: nodes with choices, the costs of the choices, and costs between neighbours' choices.
 
-A node is an op, or several ops that one decision moves. Planners that decide how ops are cut search
-one space; they differ in how they search, and not in what a plan costs. The numbers come from the
-cost functions (``price_space``), or, in tests, from anywhere.
+A node is an op, or several ops that one decision cuts. All planners that decide how ops are cut
+search this space: they differ in how they search, not in what a plan costs. The costs come from the
+cost functions (``price_space``); tests use arbitrary numbers.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Assignment = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class SpaceNode:
-    """Ops that one decision moves, with the costs of all their choices, each ``[choice]``.
+    """Ops that one decision cuts, with the costs of all their choices, each ``[choice]``.
 
     Attributes:
         name: for people; distinct in a space.
         choices: names of the choices, for people.
-        forward_secs, backward_secs: computing of a microbatch; infinite where a choice cannot be.
-        sync_secs: once a step: weights that arrive, the reduction of gradients, the update.
+        forward_secs, backward_secs: computing of a microbatch; infinite for an impossible choice.
+        sync_secs: once per step: fetching weights, reducing gradients, and the update.
         resting_bytes: weights, gradients and optimizer states on a device.
-        kept_bytes: what a microbatch keeps on a device from its forward to its backward.
-        work_bytes: what one microbatch needs besides, while the node runs.
+        kept_bytes: bytes that a microbatch keeps on a device from its forward to its backward.
+        work_bytes: bytes that one microbatch needs in addition while the node runs.
         count: how many nodes of equal costs take this decision together, as repeated blocks do.
     """
 
@@ -63,10 +63,10 @@ class SpaceNode:
         work_bytes: ArrayLike = 0.0,
         count: int = 1,
     ) -> SpaceNode:
-        """A node, from one number for all choices, or one for each.
+        """A node; each cost is one number for all choices, or one number per choice.
 
         Raises:
-            PlanError: it has no choice, or not one number for each.
+            PlanError: there is no choice, or a cost has another number of values.
         """
         names = tuple(choices)
         given = forward_secs, backward_secs, sync_secs, resting_bytes, kept_bytes, work_bytes
@@ -84,19 +84,19 @@ class SpaceNode:
 
     @property
     def num_choices(self) -> int:
-        """How many choices it has."""
+        """The number of choices."""
         return len(self.choices)
 
 
 @dataclass(frozen=True, eq=False)
 class SpaceEdge:
-    """What it costs that two nodes choose differently: results of ``src`` that ``dst`` reads.
+    """The costs of moving results of ``src`` to ``dst``, for every pair of their choices.
 
     Attributes:
         src, dst: numbers of the nodes.
         forward_secs, backward_secs: moving of a microbatch, ``[choice of src, choice of dst]``;
             infinite where two choices exclude each other.
-        count: how many edges of equal costs between these decisions there are.
+        count: number of edges with these costs between the two decisions, as in repeated blocks.
     """
 
     src: int
@@ -114,7 +114,7 @@ class SpaceEdge:
         backward_secs: ArrayLike | None = None,
         count: int = 1,
     ) -> SpaceEdge:
-        """An edge; without a backward if no time is given for it."""
+        """An edge; its backward takes no time if none is given."""
         forward = np.asarray(forward_secs, dtype=float)
         backward = np.zeros_like(forward) if backward_secs is None else np.asarray(backward_secs)
         return cls(src, dst, forward, backward.astype(float), count)
@@ -122,13 +122,13 @@ class SpaceEdge:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What a planner found in a space.
+    """The result of a planner.
 
     Attributes:
         assignment: the choice of every node.
-        secs: time of a step, by the space.
-        bound_secs: no assignment that fits takes less, as far as the planner knows; 0 if it knows
-            nothing.
+        secs: seconds of a step, by the space.
+        bound_secs: a lower bound on the time of all assignments that fit; 0 if the planner knows
+            none.
     """
 
     assignment: Assignment
@@ -138,18 +138,18 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Nodes and edges; every planner's objective and limit.
+    """Nodes and edges, with the objective and the memory limit of all planners.
 
     Law (tests/superscaler_core/planners/space): ``secs`` is the sum of ``node_secs`` and
     ``edge_secs`` at the chosen numbers.
 
     Attributes:
         nodes: in the order in which they run.
-        edges: between nodes; several between two are allowed, and one from a node to itself, which
-            stands for repeated blocks that follow each other.
-        microbatches: of a step.
+        edges: between nodes. Two nodes may have several. An edge from a node to itself stands for
+            repeated blocks that follow each other.
+        microbatches: microbatches in a step.
         in_flight: microbatches between forward and backward at a time.
-        memory_bytes: of a device.
+        memory_bytes: memory of a device.
 
     >>> space = Space(
     ...     (SpaceNode.of("a", "xy", forward_secs=[1, 2]), SpaceNode.of("b", "xy", forward_secs=1)),
@@ -183,7 +183,7 @@ class Space:
 
     @cached_property
     def node_secs(self) -> tuple[Array, ...]:
-        """Time of a step that each node adds, ``[choice]``."""
+        """Seconds that each node adds to a step, ``[choice]``."""
         return tuple(
             node.count
             * (self.microbatches * (node.forward_secs + node.backward_secs) + node.sync_secs)
@@ -192,7 +192,7 @@ class Space:
 
     @cached_property
     def edge_secs(self) -> tuple[Array, ...]:
-        """Time of a step that each edge adds, ``[choice of src, choice of dst]``."""
+        """Seconds that each edge adds to a step, ``[choice of src, choice of dst]``."""
         times = self.microbatches
         return tuple(
             edge.count * times * (edge.forward_secs + edge.backward_secs) for edge in self.edges
@@ -200,14 +200,14 @@ class Space:
 
     @cached_property
     def held_bytes(self) -> tuple[Array, ...]:
-        """Bytes of a device that each node holds, ``[choice]``."""
+        """Bytes that each node holds on a device, ``[choice]``."""
         return tuple(
             node.count * (node.resting_bytes + self.in_flight * node.kept_bytes)
             for node in self.nodes
         )
 
     def secs(self, assignment: Sequence[int]) -> float:
-        """Time of a step."""
+        """Seconds of a step."""
         nodes = sum(secs[i] for secs, i in zip(self.node_secs, assignment, strict=True))
         moves = sum(
             secs[assignment[edge.src], assignment[edge.dst]]
@@ -216,20 +216,20 @@ class Space:
         return float(nodes + moves)
 
     def bytes(self, assignment: Sequence[int]) -> float:
-        """Bytes of a device: what all nodes hold, and the most that one needs while it runs."""
+        """Bytes on a device: what all nodes hold, plus the largest work memory of one node."""
         held = sum(size[i] for size, i in zip(self.held_bytes, assignment, strict=True))
         pairs = zip(self.nodes, assignment, strict=True)
         return float(held + max(node.work_bytes[i] for node, i in pairs))
 
     def fits(self, assignment: Sequence[int]) -> bool:
-        """Whether a device has memory for it, and all choices can be."""
+        """Whether a device has memory for the assignment, and all its choices are possible."""
         return self.bytes(assignment) <= self.memory_bytes and self.secs(assignment) < inf
 
     # --- structure ------------------------------------------------------------------------------
 
     @property
     def num_assignments(self) -> int:
-        """How many assignments there are."""
+        """The number of assignments."""
         return prod(node.num_choices for node in self.nodes)
 
     @cached_property
@@ -242,9 +242,9 @@ class Space:
         return found
 
     def change_secs(self, assignment: Sequence[int], node: int, choice: int) -> float:
-        """How much longer a step takes if a node changes its choice.
+        """By how many seconds a step gets longer if a node changes its choice.
 
-        Complexity: the edges of that node.
+        Complexity: linear in the edges of that node.
         """
         found = self.node_secs[node][choice] - self.node_secs[node][assignment[node]]
         for number in self.edges_of[node]:
@@ -262,7 +262,7 @@ class Space:
         return Solution(tuple(map(int, assignment)), self.secs(assignment), bound_secs)
 
     def explain(self, assignment: Sequence[int], node: int) -> str:
-        """What each choice of a node would cost, all others being as assigned; a table."""
+        """A table of what each choice of a node would cost; all other nodes stay as assigned."""
         chosen, of = assignment[node], self.nodes[node]
         rows = [f"{of.name} ({of.count} alike)" if of.count > 1 else of.name]
         width = max(map(len, of.choices))

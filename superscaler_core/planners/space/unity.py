@@ -1,24 +1,26 @@
 """Unity's planner: best-first search over substitutions that change neighbours together.
 
-Objective: as in ``flexflow``, the time of a step and a price for memory that is not there. A
-substitution gives two or three connected nodes other choices at once. The cheapest assignment that
-waits is taken; those that its substitutions make wait too, if they were not seen before and cost
-at most ``alpha`` times the best. A large space is cut into parts of some 10 nodes that follow
-each other, each optimized while all others keep their choices, in turn until no part gets better;
-``alpha`` is then of the part's own time. In every second turn the cuts are shifted by half a part.
+Objective: as in ``flexflow``, the time of a step plus a price for bytes above a device's memory. A
+substitution gives two or three connected nodes new choices at once. The search takes the cheapest
+waiting assignment and applies all substitutions to it. A result waits too, if it was not seen
+before and costs at most ``alpha`` times the best. A large space is cut into parts of some 10
+consecutive nodes. Each part is optimized while all other nodes keep their choices, in turns until
+no part improves; ``alpha`` then refers to the part's own time. In every second turn the boundaries
+are shifted by half a part.
 
-Complexity: a part takes at most ``budget`` assignments, and of each tries ``E C**2 + P C`` changes,
-with its E edges, P paths of three nodes, and C choices. Of three nodes not all ``C**3`` are tried,
-but those in which all take the choice of the same name, as a layout that is carried along. A
-heuristic: ``alpha`` decides what is passed over, and so do the parts.
+Complexity: for each of at most ``budget`` assignments, a part tries ``E C**2 + P C`` changes, with
+its E edges, P paths of three nodes, and C choices. Of the ``C**3`` changes of three nodes, only
+those are tried in which all take the choice of the same name, like a layout that is carried along.
+This is a heuristic: ``alpha`` and the boundaries of parts decide which assignments are never tried.
 
-Differences from the published code (``GraphSearchHelper::base_optimize``): a substitution there
-replaces a subgraph of operators by an equal one, and may add or remove operators, as those that
-repartition, combine, replicate and reduce tensors; here the graph stays, communication belongs to
-edges, and so a substitution is what it does to the choices. A rewritten graph there may have at
-most 1,000 operators; here at most 1,000 assignments wait. Large graphs are cut there at an operator
-through which all paths go, and every layout of its result is tried; here at positions, with the
-layouts of the neighbours as they are at that time.
+Differences from the published code (``GraphSearchHelper::base_optimize``):
+
+- there a substitution replaces a subgraph of operators by an equal one, and may add or remove
+  operators that repartition, combine, replicate or reduce tensors; here the graph stays and
+  communication belongs to edges, so a substitution changes choices alone;
+- there a rewritten graph may have at most 1,000 operators; here at most 1,000 assignments wait;
+- there large graphs are cut at an operator through which all paths go, and every layout of its
+  result is tried; here they are cut at fixed positions, with the neighbours' layouts of that time.
 
 Source: Unger et al., Unity, OSDI 2022, sections 5 and 6.
 """
@@ -33,7 +35,7 @@ from superscaler_core.planners.space import Assignment, Solution, Space
 from superscaler_core.planners.space.walk import Move, Walk, fastest_alone
 
 MOST_WAITING = 1000
-"""Assignments that wait; the cheapest are kept."""
+"""The most assignments that wait; the cheapest are kept."""
 
 
 def unity(
@@ -45,22 +47,23 @@ def unity(
     start: Sequence[int] | None = None,
     secs_per_excess_byte: float = 1e-9,
 ) -> Solution:
-    """The best assignment that the search sees.
+    """The best assignment that fits, of those that the search sees.
 
     Args:
         space: to search.
-        budget: assignments whose substitutions are tried, in a part and a turn.
-        alpha: what takes more than so many times the best's time in the part is dropped.
+        budget: assignments whose substitutions are tried, per part and turn.
+        alpha: an assignment is dropped if it takes more than this many times the best time in the
+            part.
         part_nodes: nodes of a part of a large space.
         start: the first assignment; ``fastest_alone`` if None.
-        secs_per_excess_byte: the price of memory that is not there; 1 ms a MB in FlexFlow.
+        secs_per_excess_byte: price of a byte above a device's memory; 1 ms per MB in FlexFlow.
 
     Raises:
-        PlanError: nothing that it saw fits.
+        PlanError: no assignment that the search saw fits.
     """
     walk = Walk(space, fastest_alone(space) if start is None else start, secs_per_excess_byte)
     num, turn, stale = len(space.nodes), 0, 0
-    # Two turns have all cuts, so that after two without a change there is nothing to gain.
+    # Two turns have both positions of the boundaries: two without a change end the search.
     while stale < 2:
         before, shift = walk.price, (turn % 2) * (part_nodes // 2)
         for first in range(-shift, num, part_nodes):
@@ -74,13 +77,13 @@ def unity(
 
 
 def _best_first(walk: Walk, moves: Sequence[Move], budget: int, slack: float) -> None:
-    """Bring a walk to the best assignment that the search sees from where it is.
+    """Search from a walk's assignment, and leave the walk at the best assignment seen.
 
     Args:
         walk: where the search begins.
         moves: all substitutions.
         budget: assignments whose substitutions are tried.
-        slack: what costs more than the best by more than this is dropped, in seconds.
+        slack: seconds; an assignment that costs more than the best by more than this is dropped.
     """
     best, best_price = tuple(walk.assignment), walk.price
     seen: set[Assignment] = {best}
@@ -107,10 +110,10 @@ def _best_first(walk: Walk, moves: Sequence[Move], budget: int, slack: float) ->
 
 
 def substitutions(space: Space, part: Sequence[int]) -> Iterator[Move]:
-    """What may change at once in a part of a space: pairs on an edge, and paths of three nodes.
+    """The substitutions in a part of a space: of two nodes on an edge, and of paths of three nodes.
 
-    A pair takes any two choices, so that also one node alone changes; a node without an edge in the
-    part takes any choice.
+    Two nodes take any two choices, which includes a change of only one of them. A node without an
+    edge in the part takes any choice.
     """
     inside = set(part)
     joined = {(min(e.src, e.dst), max(e.src, e.dst)) for e in space.edges}

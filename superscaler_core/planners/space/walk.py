@@ -1,4 +1,4 @@
-"""Walk: one assignment of a space that changes a few nodes at a time; what local searches move."""
+"""Walk: the current assignment of a local search, which changes a few nodes at a time."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Move = Mapping[int, int]
 
 
 class Walk:
-    """An assignment with its price, which a move changes by the terms at the moved nodes alone.
+    """An assignment with its price; a move computes only the terms of the moved nodes anew.
 
-    The price is the time of a step, and what exceeds a device's memory at a price per byte, so that
-    a search can start where nothing fits. A choice, or a pair of them, that cannot be costs more
-    than all others together.
+    The price is the time of a step plus a price for every byte above a device's memory, so that a
+    search can start where nothing fits. An impossible choice, or pair of choices, costs more than
+    all possible ones together.
 
-    Law (tests/superscaler_core/planners/space): after any moves, the price is that of
-    a new walk that starts here; where the assignment fits, it is ``Space.secs``.
+    Law (tests/superscaler_core/planners/space): after any moves, the price is that of a new walk
+    that starts at the same assignment; if the assignment fits, it is ``Space.secs``.
 
-    Complexity: of a move, the edges at its nodes; with a limit of memory also one maximum over all
-    nodes, of what they need while they run.
+    Complexity: a move reads the edges at its nodes; with a memory limit it also takes the maximum
+    of all nodes' work memory.
 
     Args:
-        space: that is searched.
+        space: the space that is searched.
         start: the first assignment.
-        secs_per_excess_byte: the price of memory that is not there.
+        secs_per_excess_byte: price of a byte above a device's memory.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Walk:
     ) -> None:
         self.space = space
         self._secs_per_byte = secs_per_excess_byte if space.memory_bytes < inf else 0.0
-        # Reading one number of an array takes ten times as long as of a list.
+        # Reading one number from an array takes ten times as long as from a list.
         self._most = most = _more_than_all(space)
         self._found: Assignment | None = None
         self._found_price = self.price = inf
@@ -51,7 +51,7 @@ class Walk:
         self.jump(start)
 
     def jump(self, to: Sequence[int]) -> None:
-        """Go to any assignment; sums begin anew, without the rounding of the moves before."""
+        """Go to any assignment; all sums are computed anew, so rounding errors vanish."""
         self.assignment = [int(choice) for choice in to]
         pairs = range(len(self._held)), self.assignment
         self._secs = self._terms(range(len(self._held)), range(len(self._ends)))
@@ -61,27 +61,27 @@ class Walk:
 
     @property
     def fits(self) -> bool:
-        """As ``Space.fits``, but for rounding."""
+        """As ``Space.fits``, up to rounding."""
         held = self._held_bytes + max(self._work)
         return self._secs < self._most and held <= self.space.memory_bytes
 
     def solution(self, planner: str) -> Solution:
-        """The best assignment of all that were tried and fit.
+        """The best of the visited assignments that fit.
 
         Raises:
-            PlanError: none did; the message names the planner.
+            PlanError: no visited assignment fits; the message names the planner.
         """
         if self._found is None:
             raise self.space.none_fits(planner)
         return self.space.solution(self._found)
 
     def secs_of(self, nodes: Iterable[int]) -> float:
-        """The part of a step's time that some nodes and their edges are."""
+        """Seconds of a step that some nodes and their edges take."""
         chosen = set(nodes)
         return self._terms(chosen, {edge for node in chosen for edge in self.space.edges_of[node]})
 
     def move(self, to: Move) -> float:
-        """Make a move; return how much the price rises. ``back`` undoes it."""
+        """Make a move; return by how many seconds the price rises. ``back`` undoes the move."""
         before = self.price
         self._undo = self._secs, self._held_bytes, before, {i: self.assignment[i] for i in to}
         edges_of = self.space.edges_of
@@ -105,7 +105,7 @@ class Walk:
             self.assignment[node] = choice
 
     def _terms(self, nodes: Iterable[int], edges: Iterable[int]) -> float:
-        """The part of a step's time that these nodes and edges are."""
+        """Seconds of a step that these nodes and edges take."""
         chosen, found = self.assignment, 0.0
         for node in nodes:
             found += self._node_secs[node][chosen[node]]
@@ -127,7 +127,7 @@ class Walk:
 
 
 def fastest_alone(space: Space) -> tuple[int, ...]:
-    """For each node the choice that takes least time, by itself and with the nodes before it."""
+    """For each node the choice of the least time, counting edges to the nodes before it."""
     chosen: list[int] = []
     for number, secs in enumerate(space.node_secs):
         total = secs.copy()
@@ -144,7 +144,7 @@ def fastest_alone(space: Space) -> tuple[int, ...]:
 
 
 def _more_than_all(space: Space) -> float:
-    """A time that is longer than that of any assignment that can be."""
+    """A time, in seconds, that is longer than that of any possible assignment."""
     every = (*space.node_secs, *space.edge_secs)
     return 1.0 + sum(float(np.max(secs, where=secs < inf, initial=0.0)) for secs in every)
 

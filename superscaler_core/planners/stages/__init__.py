@@ -1,4 +1,4 @@
-"""Where a model is cut into stages: published planners over one stage problem."""
+"""How a model is cut into pipeline stages: published planners over one stage problem."""
 
 from superscaler_core.planners.stages.alpa import alpa, alpa_stages
 from superscaler_core.planners.stages.candidates import Candidates

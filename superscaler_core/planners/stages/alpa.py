@@ -1,24 +1,26 @@
 """Alpa's inter-op planner: stages on submeshes, by the time of a step.
 
-Objective: with B microbatches and stages that take t_i seconds of each,
+Objective: with B microbatches, and stages that take t_i seconds per microbatch and together use all
+devices,
 
     sum of t_i + (B - 1) max of t_i
 
-for stages that use all devices. For every limit on the slowest stage, the least sum is
+For every limit on the slowest stage, F(s, k, d) is the least sum of s stages from layer k to the
+end on d devices:
 
     F(s, k, d) = min over i and submeshes of t(k, i, submesh) + F(s - 1, i + 1, d - size)
 
-with s stages from layer k on d devices; a stage that is followed by more stages than it has memory
-for is left out.
+The more stages follow a stage, the more microbatches it keeps. A stage is left out if it has no
+memory for as many as s - 1 stages behind it require.
 
 Complexity: ``O(K**2 D N S)`` for a limit, with K layers, D devices, N sizes of submeshes and S
-stages that memory tells apart; the number of limits tried is logarithmic where few are near the
-best (``limits``), and at most the ``K**2 N`` different times of stages.
+numbers of stages that memory tells apart. About logarithmically many limits are tried if few are
+near the best one (``limits``), and at most the ``K**2 N`` different times of stages.
 
 Differences from the published code (``stage_construction.py``): its search over limits goes upward
 in steps of at least 1e-6 s and stops where ``B * limit`` is above the best; ours is exact to a
-relative 1e-9. How a stage uses its submesh is one of the problem's degrees, chosen before by time;
-there it is the result of the intra-op planner.
+relative 1e-9. A stage uses its submesh with the fastest of the problem's degrees that fits; there,
+the result of the intra-op planner says how.
 
 Source: Zheng et al., Alpa, OSDI 2022, section 5.
 """
@@ -53,10 +55,10 @@ def alpa(problem: StageProblem) -> StageCut:
 def alpa_stages(
     candidates: Candidates, num_devices: int, microbatches: int
 ) -> tuple[float, list[Chosen]]:
-    """The same for given times of stages: the objective, and points and choice of every stage.
+    """As ``alpa``, for given times of stages: the objective in seconds, and every stage.
 
     Returns:
-        Infinity and no stages if there is no such cut.
+        Infinity and no stages if there is no cut.
     """
 
     def least_sum(limit: float) -> tuple[float, list[Chosen]]:

@@ -1,4 +1,4 @@
-"""Candidates: all stages that may be between two points of a model, as arrays."""
+"""Candidates: all possible stages between two points of a model, as arrays."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from superscaler_core.planners.stages.problem import Array, StageProblem
 
 UNLIMITED = 1 << 30
-"""Of stages behind a stage: memory sets no limit."""
+"""Number of stages behind a stage if memory sets no limit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """A stage for every pair of points ``p`` before ``q``, and every choice ``c`` of devices.
+    """The possible stages, for points ``p`` before ``q`` and every choice ``c`` of devices.
 
     Attributes:
         points: sets of layers, as bits; a stage has the layers of ``q`` that ``p`` lacks.
-        sizes: the devices of every choice.
-        secs: time of a microbatch, ``[p, q, c]``; infinite where no stage can be.
-        most_behind: how many stages may come after it before memory is short, ``[p, q, c]``; -1
-            where it never fits.
+        sizes: the number of devices of every choice.
+        secs: seconds per microbatch, ``[p, q, c]``; infinite where no stage is possible.
+        most_behind: the most stages that may come after the stage before memory is short,
+            ``[p, q, c]``; -1 where it never fits.
     """
 
     points: tuple[int, ...]
@@ -33,12 +33,12 @@ class Candidates:
 
     @classmethod
     def of(cls, problem: StageProblem, points: Sequence[int]) -> Candidates:
-        """The candidates of a problem; a stage takes what its layers take together."""
+        """The candidates of a problem; time and held bytes of a stage are sums over its layers."""
         secs, rest, kept = (
             sums(problem, points, name) for name in ("secs", "resting_bytes", "kept_bytes")
         )
         free = problem.memory_bytes - rest - _most(problem, points, "work_bytes")
-        # Layers that keep nothing have memory for any number of microbatches, or for none.
+        # Layers that keep nothing fit with any number of microbatches, or with none.
         most = np.where(kept > 0, free / np.where(kept > 0, kept, 1.0), np.inf)
         in_flight = np.where(most >= problem.microbatches, UNLIMITED + 1.0, np.floor(most))
         in_flight[(free < 0) | ~_can_be(problem, points)] = 0
@@ -53,13 +53,13 @@ class Candidates:
         return tuple(i for i in range(left.bit_length()) if left >> i & 1)
 
     def until(self, end: int) -> Candidates:
-        """Those of a model that ends at a point of a chain."""
+        """The candidates of the model that ends at a point of a chain."""
         points = slice(0, end + 1)
         secs, most_behind = self.secs[points, points], self.most_behind[points, points]
         return Candidates(self.points[points], self.sizes, secs, most_behind)
 
     def crossing_bytes(self, problem: StageProblem) -> tuple[Array, Array]:
-        """The bytes that enter and leave each stage, ``[p, q]``."""
+        """The bytes of a microbatch that enter and leave each stage, ``[p, q]``."""
         entering, leaving = (np.zeros(self.secs.shape[:2]) for _ in range(2))
         for p, q in np.argwhere(np.isfinite(self.secs).any(axis=2)).tolist():
             layers = self.points[q] & ~self.points[p]
@@ -67,7 +67,7 @@ class Candidates:
         return entering, leaving
 
     def weight_bytes(self, problem: StageProblem) -> Array:
-        """The bytes of each stage's whole parameters, ``[p, q]``."""
+        """The bytes of each stage's parameters before any split, ``[p, q]``."""
         of_layers = np.array([layer.weight_bytes for layer in problem.layers])
         before = _members(problem, self.points) @ of_layers
         return np.asarray(before[None, :] - before[:, None])
@@ -80,7 +80,7 @@ def _members(problem: StageProblem, points: Sequence[int]) -> Array:
 
 
 def _can_be(problem: StageProblem, points: Sequence[int]) -> NDArray[np.bool_]:
-    """Whether a point is before another, and all layers between them have a cost."""
+    """Whether p is before q, and all layers between them have a cost, ``[p, q, c]``."""
     rising = [[p & q == p and p != q for q in points] for p in points]
     missing = _members(problem, points) @ np.isinf(problem.table("secs"))
     can_be = np.array(rising)[:, :, None] & (missing[None, :] == missing[:, None])
@@ -95,7 +95,7 @@ def sums(problem: StageProblem, points: Sequence[int], attribute: str) -> Array:
 
 
 def _most(problem: StageProblem, points: Sequence[int], attribute: str) -> Array:
-    """The largest of the layers between two points, ``[p, q, c]``."""
+    """The largest value of the layers between two points, ``[p, q, c]``."""
     costs, members = problem.table(attribute), _members(problem, points) > 0
     costs[np.isinf(costs)] = 0.0
     found = np.zeros((len(points), len(points), len(problem.degrees)))

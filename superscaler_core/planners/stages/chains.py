@@ -1,7 +1,8 @@
 """Chains: the best chains of stages from any point of a model to its end.
 
-This is the recursion that the dynamic programmes of this folder share. The best way to run the
-layers from point p on d devices is a first stage, and the best way to run the rest on the rest.
+The dynamic programmes of this folder share this recursion. The best way to run the layers from
+point p on d devices is a first stage, followed by the best way to run the remaining layers on the
+remaining devices.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ Chosen = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """The best chains of stages, by their number of stages, where they start, and their devices.
+    """The best chains of stages, by number of stages, first point, and number of devices.
 
-    Law (tests/superscaler_core/planners/stages): ``best`` is the least value of all
-    chains that exist, and the stages of ``least`` have that value.
+    Law (tests/superscaler_core/planners/stages): ``best`` is the least value of all possible
+    chains, and the stages of ``least`` have that value.
 
-    Time and memory: with L levels, P points, N sizes of stages and D devices, at most
-    ``L P**2 N D`` steps and ``L P D`` numbers. L is 1 where memory limits no stage.
+    Time and memory: with L levels (numbers of stages that are told apart), P points, N sizes of
+    stages and D devices, at most ``L P**2 N D`` steps and ``L P D`` numbers. L is 1 where memory
+    limits no stage.
 
     Attributes:
-        candidates: the stages that may be.
-        values: what each adds to a chain, ``[p, q, c]``; infinite where it may not be.
-        num_devices: those of a whole chain at most.
-        by_max: whether a chain's value is its largest instead of the sum.
-        fade: what a chain's value loses by every stage in front of it, where ``by_max``.
-        longest: if given, chains of all numbers of stages up to it are told apart, and there are no
-            longer ones.
-        may_lead: from the number of stages of a chain to whether a stage may be its first, ``[p,
-            q, c]``; memory alone decides if None.
+        candidates: the possible stages.
+        values: what each stage adds to a chain's value, ``[p, q, c]``; infinite where it is not
+            allowed.
+        num_devices: the most devices of a whole chain.
+        by_max: whether the value of a chain is the largest value of its stages, instead of their
+            sum.
+        fade: with ``by_max``, what the value of a chain loses for every stage in front of it.
+        longest: the most stages of a chain. If it is given, every number of stages is a level.
+        may_lead: function from the number of stages of a chain to whether each stage may be its
+            first, ``[p, q, c]``, besides the condition of memory; memory alone decides if None.
     """
 
     candidates: Candidates
@@ -52,7 +55,7 @@ class Chains:
 
     @cached_property
     def num_levels(self) -> int:
-        """Numbers of stages that are told apart; the last of them stands for all larger ones."""
+        """How many levels there are; without ``longest`` the last stands for all larger numbers."""
         num_layers = self.candidates.points[-1].bit_count()
         longest = max(1, min(num_layers, self.num_devices // min(self.candidates.sizes)))
         if self.longest is not None:
@@ -62,7 +65,7 @@ class Chains:
         return min(int(limits.max(initial=-1)) + 2, longest)
 
     def cost(self, level: int) -> Array:
-        """The values of stages that are the first of so many, ``[p, q, c]``."""
+        """The values of stages as the first of a chain of ``level`` stages, ``[p, q, c]``."""
         may_lead = self.candidates.most_behind >= level - 1
         if self.may_lead is not None:
             may_lead &= self.may_lead(level)
@@ -70,12 +73,12 @@ class Chains:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The different numbers of devices of a stage."""
+        """The distinct numbers of devices that a stage may have, ascending."""
         return tuple(sorted({n for n in self.candidates.sizes if n <= self.num_devices}))
 
     @cached_property
     def _costs(self) -> Array:
-        """The best value of any choice of a size, ``[level, p, q, size]``; level 0 is unused."""
+        """The best value of all choices of a size, ``[level, p, q, size]``; level 0 is unused."""
         of_size = [[c for c, n in enumerate(self.candidates.sizes) if n == m] for m in self.sizes]
         num = len(self.candidates.points)
         found = np.full((self.num_levels + 1, num, num, len(self.sizes)), np.inf)
@@ -87,15 +90,15 @@ class Chains:
 
     @cached_property
     def best(self) -> Array:
-        """The least value of a chain of s stages, from p to the end, on d devices: ``[s, p, d]``.
+        """The least value of a chain of s stages on exactly d devices, from p on: ``[s, p, d]``.
 
-        The last s stands for that many stages and more.
+        Without ``longest``, the last s stands for s stages or more.
         """
         costs, num = self._costs, len(self.candidates.points)
         shape = self.num_levels + 1, num, self.num_devices + 1
         best = np.full(shape, np.inf)
         best[0, num - 1, 0] = 0.0
-        # What the rest after a first stage may be, if the whole chain is of a level.
+        # The least values behind a first stage, by the level of the whole chain.
         rest = np.full(shape, np.inf)
         self._note(best, rest, num - 1)
         for start in range(num - 2, -1, -1):
@@ -111,14 +114,14 @@ class Chains:
         return best
 
     def _joined(self, first: Array, behind: Array) -> Array:
-        """The values of chains from those of their first stages and of what is behind."""
+        """The values of chains, from those of their first stages and of the chains behind these."""
         joined = np.maximum(first, behind - self.fade) if self.by_max else first + behind
         return np.asarray(joined)
 
     def _note(self, best: Array, rest: Array, point: int) -> None:
         rest[1:, point] = best[:-1, point]
         if self.longest is None:
-            # The last level has as many stages as it counts, or more.
+            # A chain of the last level may be longer, so its rest may be of that level too.
             rest[-1, point] = np.minimum(best[-2, point], best[-1, point])
 
     def least(
@@ -128,7 +131,7 @@ class Chains:
 
         Args:
             start: number of the point.
-            num_stages: how many; any number if None. Only with ``longest``.
+            num_stages: stages of the chain; any number if None. Only with ``longest``.
             on_all: whether the chain uses all devices, instead of any number of them.
 
         Returns:
@@ -145,7 +148,7 @@ class Chains:
         return value, list(self._walk(start, level, devices)) if np.isfinite(value) else []
 
     def _walk(self, start: int, level: int, devices: int) -> Iterator[Chosen]:
-        """The stages of the chain that ``best`` has from a point on."""
+        """The stages of the best chain from a point to the end."""
         end = len(self.candidates.points) - 1
         while start != end:
             value = self.best[level, start, devices]
@@ -155,7 +158,7 @@ class Chains:
     def _firsts(
         self, level: int, start: int, devices: int, value: float
     ) -> Iterator[tuple[int, int, int, Chosen]]:
-        """First stages of a best chain: where it goes on, and the stage."""
+        """The possible first stages of a best chain, each with the state after it."""
         cost = self.cost(level)[start]
         is_last = level == self.num_levels and self.longest is None
         for choice, size in enumerate(self.candidates.sizes):

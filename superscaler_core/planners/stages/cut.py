@@ -12,12 +12,12 @@ from superscaler_core.planners.stages.degrees import Degrees
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
-    """Layers that run together on the same devices.
+    """One stage: layers that run together on the same devices.
 
     Attributes:
-        layers: their numbers, ascending.
-        devices: as many as the degrees need.
-        degrees: of every layer.
+        layers: numbers of the layers, ascending.
+        devices: as many devices as the degrees need.
+        degrees: the degrees of every layer.
     """
 
     layers: tuple[int, ...]
@@ -44,7 +44,7 @@ class PlacedStage:
 
     @classmethod
     def parse(cls, text: str) -> PlacedStage:
-        """Read what ``str`` writes.
+        """Read the text that ``str`` writes.
 
         Raises:
             PlanError: the text has another form.
@@ -71,7 +71,7 @@ class StageCut:
 
     Attributes:
         stages: in order.
-        objective: what the planner minimized, in seconds; planners' objectives differ.
+        objective: the value that the planner minimized, in seconds; planners' objectives differ.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -91,7 +91,7 @@ class StageCut:
 
     @classmethod
     def parse(cls, text: str) -> StageCut:
-        """Read what ``str`` writes.
+        """Read the text that ``str`` writes.
 
         Raises:
             PlanError: the text has another form.
@@ -113,12 +113,12 @@ class StageCut:
 
     @property
     def has_runs(self) -> bool:
-        """Whether every stage is a run of layers, after those of the stage before."""
+        """Whether every stage is a run of layers that begins where the stage before ends."""
         return [i for stage in self.stages for i in stage.layers] == list(range(sum(self.sizes)))
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers in their order, runs of them shortened: ``0-3,8``."""
+    """The text of numbers in their order, with runs shortened: ``0-3,8``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

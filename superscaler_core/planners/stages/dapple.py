@@ -4,20 +4,21 @@ Objective: with M microbatches, T the time of the slowest stage and stages count
 
     T (M - 1) + total + transfers + max over i of max(0, allreduce_i - i T)
 
-seconds, where ``total`` is a microbatch's computation on one device, whatever the cut, and
-``transfers`` the sum over all cuts of a microbatch's bytes, forward and backward. A later stage has
-done its last backward earlier, by T for each stage before it, so its all-reduce is hidden so long.
+seconds. ``total`` is the computation of a microbatch on one device, which does not depend on the
+cut. ``transfers`` is the time to move a microbatch between stages, forward and backward. Stage i
+has done its last backward i T earlier than stage 0, so that much of its all-reduce is hidden.
 
-Method: for every limit on T (``limits``) and every number of stages, the least transfers of any
-cut, and the least exposed all-reduce of any cut. Where one cut has both it is the best; otherwise
-the least transfers are found for limits on the exposed all-reduce (``limits`` again). Complexity:
-``O(K**2 D N S)`` for one such cut of K layers on D devices with N numbers of replicas and up to S
-stages.
+Method: for every limit on T (``limits``) and every number of stages, compute the cut with the least
+transfers and the cut with the least exposed all-reduce. If one cut has both, it is the best.
+Otherwise the least transfers are computed for limits on the exposed all-reduce (``limits`` again).
+Complexity: ``O(K**2 D N S)`` for one cut of K layers on D devices with N numbers of replicas and up
+to S stages.
 
-Differences from the published code (``sync_pipeline.rs`` and its orchestration): that searches
-recursively with three ways to place a stage and keeps the best cut of each subproblem, which need
-not lead to the best whole; ours is the least of its objective over all cuts. The all-reduce is the
-problem's ``sync_secs``, which includes the update. At most as many stages as microbatches.
+Differences from the published code (``sync_pipeline.rs`` and its orchestration): that code searches
+recursively, with three ways to place a stage, and keeps the best cut of each subproblem, which need
+not be part of the best cut; ours is the optimum of the objective over all cuts. Our all-reduce is
+the problem's ``sync_secs``, which includes the update. A cut has at most as many stages as
+microbatches.
 
 Source: Fan et al., DAPPLE, PPoPP 2021, section 4.
 """
@@ -74,10 +75,11 @@ class _Limited:
     """Cuts whose stages take at most ``limit`` seconds.
 
     Attributes:
-        problem: with replicas alone.
-        candidates: its stages.
-        moves, reduces: seconds that a stage receives, and reduces gradients, ``[p, q, c]``.
-        limit: on every stage.
+        problem: the problem, with data-parallel degrees only.
+        candidates: its possible stages.
+        moves, reduces: seconds in which a stage receives its inputs, and reduces gradients,
+            ``[p, q, c]``.
+        limit: the most seconds of a stage.
     """
 
     problem: StageProblem
@@ -87,7 +89,7 @@ class _Limited:
     limit: float
 
     def least(self) -> tuple[float, list[Chosen]]:
-        """The least sum of transfers and the longest exposed all-reduce."""
+        """The least sum of the transfers and the longest exposed all-reduce, with its stages."""
         fewest, shortest = self._chains(self.moves), self._chains(self.reduces, True)
         best: tuple[float, list[Chosen]] = (np.inf, [])
         bounds = sum(chains.best[:, 0].min(axis=1) for chains in (fewest, shortest))
@@ -110,7 +112,7 @@ class _Limited:
         )  # fmt: skip
 
     def _between(self, num: int, shortest: Chains) -> tuple[float, list[Chosen]]:
-        """The best of so many stages, for all limits on what is exposed."""
+        """The best cut into ``num`` stages, over all limits on the exposed all-reduce."""
         delays = self.limit * np.arange(num)
         exposed = np.maximum(0.0, self.reduces[..., None] - delays)
 
@@ -125,6 +127,6 @@ class _Limited:
         return value, stages or []
 
     def _secs(self, stages: list[Chosen]) -> float:
-        """Transfers and the longest exposed all-reduce."""
+        """Seconds of the transfers and of the longest exposed all-reduce."""
         exposed = [self.reduces[at] - i * self.limit for i, at in enumerate(stages)]
         return float(sum(self.moves[p, q, 0] for p, q, _ in stages) + max(0.0, *exposed))

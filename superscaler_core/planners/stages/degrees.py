@@ -9,13 +9,13 @@ from superscaler_core.errors import PlanError
 
 @dataclass(frozen=True, slots=True, order=True)
 class Degrees:
-    """Data and tensor parallel degrees: ``2x4`` is two replicas of four devices each.
+    """Data-parallel and tensor-parallel degrees: ``2x4`` is two replicas of four devices each.
 
     Law (tests/superscaler_core/planners/stages): ``Degrees.parse(str(x)) == x``.
 
     Attributes:
-        data: groups of devices that share a microbatch.
-        tensor: devices of a group, which share the inner features.
+        data: replicas, which share a microbatch.
+        tensor: devices of a replica, which share the inner features.
     """
 
     data: int
@@ -35,7 +35,7 @@ class Degrees:
 
     @classmethod
     def parse(cls, text: str) -> Degrees:
-        """Read what ``str`` writes.
+        """Read the text that ``str`` writes.
 
         Raises:
             PlanError: the text has another form.
@@ -47,7 +47,7 @@ class Degrees:
 
     @classmethod
     def powers_of_two(cls, num_devices: int) -> tuple[Degrees, ...]:
-        """All degrees that are powers of two, on at most so many devices, fewest first.
+        """All degrees that are powers of two, on at most ``num_devices``, fewest devices first.
 
         >>> [str(each) for each in Degrees.powers_of_two(2)]
         ['1x1', '1x2', '2x1']

@@ -22,11 +22,11 @@ def fill(
     """An sProgram: the stages of a cut in the order of 1F1B, each layer with its degrees.
 
     Args:
-        plan: of the model whose layers the cut is about.
-        cut: its stages are runs of layers.
-        microbatches: of a step, each as large as what was captured.
+        plan: a plan of the model that was cut.
+        cut: a cut whose stages are runs of layers.
+        microbatches: microbatches in a step, each as large as the captured one.
         vocabulary: as in ``tensor_parallel``.
-        keep: what of the layers stays for the backward.
+        keep: what the layers keep for the backward.
 
     Raises:
         PlanError: a stage is no run of layers, or the model has another number of layers.

@@ -1,25 +1,27 @@
 """Galvatron's knapsack: each layer of a stage has degrees of its own, under a memory budget.
 
-Objective: with M microbatches and equally many layers in every stage, the least
+Objective: with M microbatches, and stages of equally many layers, or nearly, that take t_i seconds
+per microbatch, the least
 
     sum of t_i + (M - 1) max of t_i
 
-over numbers of stages that divide the devices. Inside a stage, with f the least time of its first
-layers, the last with strategy s, in v units of memory,
+over the numbers of stages that divide the number of devices. Inside a stage, f(l, v, s) is the
+least time of its first l layers in v units of memory, the last of them with strategy s:
 
     f(l, v, s) = time(l, s) + min over r of (f(l - 1, v - memory(l, s), r) + change(l, r, s))
 
-where a strategy is one of the degrees that use all devices of the stage, ``time`` includes a
-microbatch's share of the reduction of gradients, and ``change`` moves a microbatch from one
-strategy's layout to the next one's.
+A strategy is one of the degrees that use all devices of the stage. ``time`` includes a microbatch's
+share of the reduction of gradients. ``change`` is the time to move a microbatch from the layout of
+one strategy to that of the next.
 
 Complexity: ``O(K V G**2)`` for K layers, V units of memory and G strategies, for every number of
 stages.
 
-Differences from the published code (``dynamic_programming.py``): a unit is a part in ``UNITS`` of
-what a stage may use instead of a megabyte, and memory is rounded up to units, so that what fits
-here fits; recomputation and sharded data parallelism are no strategies. What a layer needs only
-while it runs is taken from the budget once, at the largest of all layers and strategies of a stage.
+Differences from the published code (``dynamic_programming.py``): a unit is 1 / ``UNITS`` of the
+memory that a stage may use, instead of a megabyte, and memory is rounded up to units, so that every
+result really fits. Recomputation and sharded data parallelism are no strategies. Work memory, which
+a layer needs only while it runs, is taken from the budget once: the largest of all layers and
+strategies of a stage.
 
 Source: Miao et al., Galvatron, VLDB 2023, section 3.3.
 """
@@ -36,13 +38,13 @@ from superscaler_core.planners.stages.degrees import Degrees
 from superscaler_core.planners.stages.problem import StageProblem
 
 UNITS = 2048
-"""Into which a stage's memory is divided."""
+"""Number of units into which a stage's memory is divided."""
 
 Strategies = list[Degrees]
 
 
 def galvatron(problem: StageProblem) -> StageCut:
-    """Choose the number of stages, and for every layer how its stage's devices share it.
+    """Choose the number of stages, and for every layer its degrees on its stage's devices.
 
     Raises:
         PlanError: no choice fits in memory.
@@ -74,9 +76,9 @@ def galvatron_stage(
     """The least time of a microbatch in one stage, and the degrees of its layers.
 
     Args:
-        problem: whose layers these are.
-        layers: a run of them.
-        num_devices: of the stage.
+        problem: the stage problem.
+        layers: a run of its layers.
+        num_devices: devices of the stage.
         num_behind: stages after it.
 
     Returns:
@@ -118,12 +120,11 @@ def galvatron_stage(
 def memory_units(
     problem: StageProblem, layers: Sequence[int], numbers: Sequence[int], num_behind: int
 ) -> np.ndarray:
-    """Of how many units every layer takes how many, ``[layer, strategy]``; above ``UNITS`` if it
-    never fits.
+    """The memory of every layer in units, ``[layer, strategy]``; above ``UNITS`` if it never fits.
 
     Args:
         problem, layers, num_behind: as in ``galvatron_stage``.
-        numbers: of the strategies among the problem's degrees.
+        numbers: numbers of the strategies among the problem's degrees.
     """
     rest, kept, work = (
         problem.table(name)[np.ix_(layers, numbers)]

@@ -1,9 +1,10 @@
 """Limits: the least of ``weight * limit + rest(limit)`` over limits of a pipeline's slowest stage.
 
-Where a step takes the slowest stage for all microbatches but one, a planner tries the times that a
-stage may take at most. The higher the limit, the less is the rest. So among neighbouring limits no
-sum is below the lowest limit's weight and the highest limit's rest, and those that cannot be better
-than what is known are left out together.
+A step takes the time of the slowest stage for every microbatch except one. So a planner tries
+limits on the time of a stage, and computes the least rest of the step under each limit. The rest
+does not grow with the limit. For a range of limits, ``weight * lowest + rest(highest)`` is
+therefore a lower bound on all sums. A range whose bound is not below the best known sum is skipped
+as a whole.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from superscaler_core.planners.stages.problem import Array
 Found = TypeVar("Found")
 
 TOLERANCE = 1e-9
-"""Relative: sums of the same times in other orders differ by less, and are not tried apart."""
+"""Relative tolerance: sums of the same times in other orders differ by less, so they count as
+equal."""
 
 
 def least_of_limits(
     limits: Array, lowest: float, weight: float, rest: Callable[[float], tuple[float, Found]]
 ) -> tuple[float, Found | None]:
-    """The least sum, to a relative ``TOLERANCE``, and what ``rest`` found with it.
+    """The least sum, to a relative ``TOLERANCE``, and what ``rest`` returned with it.
 
     Args:
-        limits: those that may be tried, in any order; infinite ones are left out.
-        lowest: no lower one is tried, as none has a finite rest.
-        weight: of a limit, at least 0.
-        rest: from a limit to the rest, which does not grow with it; infinite where nothing fits.
+        limits: the limits that may be tried, in any order; infinite ones are left out.
+        lowest: the lowest limit to try; below it every rest is infinite.
+        weight: factor of a limit, at least 0.
+        rest: function from a limit to the rest, which does not grow with the limit, and a result;
+            the rest is infinite where nothing fits.
 
     Returns:
         Infinity and None if every rest is infinite.
@@ -57,6 +60,6 @@ def least_of_limits(
         if low > high or weight * float(ordered[low]) + value(high) >= best[0] * (1 - TOLERANCE):
             continue
         middle = (low + high) // 2
-        # The lower half last, so that it is tried first: good limits are low.
+        # The lower half is pushed last, so that it is tried first: good limits are low.
         left += [(middle + 1, high - 1), (low, middle)]
     return best

@@ -1,25 +1,27 @@
-"""PipeDream's planner: the slowest stage as fast as can be, where stages may have replicas.
+"""PipeDream's planner: the slowest stage as fast as possible, where stages may have replicas.
 
 Objective: the time of the slowest stage. A stage of layers i to j on m devices takes
 
     T(i, j, m) = compute(i, j, m) + 4 (m - 1) w / (bandwidth m**2)
 
-seconds of a microbatch, where w are the bytes of its weights: replicas handle different minibatches
-and synchronize their gradients after each, so a minibatch pays an m-th.
+seconds per microbatch, where w is the size of its weights in bytes. Replicas handle different
+minibatches and synchronize their gradients after each, so a minibatch pays 1 / m of that time. The
+best time of the layers from i on, on m devices, is
 
     A(i, m) = min over k, m' of max(T(i, k, m'), A(k, m - m'))
 
 Complexity: ``O(K**2 D N)`` for K layers, D devices and N numbers of replicas, times the number of
-stages where memory limits it. The hierarchical form solves every run of layers inside a host first,
-``O(K)`` times as much of the smaller problem, and then replicates such a pipeline over hosts.
+stages if memory limits it. The hierarchical form first solves every run of layers inside a host,
+which takes ``O(K)`` times as long as one such smaller problem, and then replicates these pipelines
+over hosts.
 
 Differences from the published code (``optimizer_graph_hierarchical.py``): replicas share a
-microbatch, so their computation is what the problem's costs say instead of an m-th; the programme
-goes from the last layer to the first, so that the number of stages behind a stage, which decides
-how many microbatches it keeps, is known exactly; it uses at most all devices. As in that code (but
-not in the paper) synchronization is added to the computation, and transfers between stages are not
-counted, as they run beside computation. In the hierarchical form stages keep as many microbatches
-as their own host's pipeline asks for.
+microbatch, so their computation is that of the problem's costs, not an m-th. The programme goes
+from the last layer to the first, so the number of stages behind a stage, which decides how many
+microbatches it keeps, is known exactly. Devices may stay unused. As in that code (but not in the
+paper), synchronization is added to the computation, and transfers between stages are not counted,
+because they run beside computation. In the hierarchical form, a stage keeps as many microbatches as
+the pipeline of its own host needs.
 
 Source: Narayanan et al., PipeDream, SOSP 2019, section 3.1.
 """
@@ -61,8 +63,8 @@ def pipedream(problem: StageProblem) -> StageCut:
 def pipedream_hierarchical(problem: StageProblem) -> StageCut:
     """Cut a chain of layers into pipelines inside hosts, each of which is replicated over hosts.
 
-    A pipeline of a host with m replicas becomes stages with m times as many replicas. Fewer devices
-    than a host has are one host.
+    If a host has m replicas, each of its stages gets m times as many replicas. If there are fewer
+    devices than a host has, they count as one host.
 
     Raises:
         PlanError: no cut fits in memory.
@@ -81,7 +83,7 @@ def pipedream_hierarchical(problem: StageProblem) -> StageCut:
 
 
 def _sync_secs(problem: StageProblem, candidates: Candidates, bytes_per_sec: float) -> Array:
-    """Seconds of synchronization that a minibatch pays, ``[p, q, c]``."""
+    """Seconds of synchronization per minibatch, ``[p, q, c]``."""
     replicas = np.array(candidates.sizes, dtype=float)
     moved = SYNC_FACTOR * (replicas - 1) / replicas**2 / bytes_per_sec
     return np.asarray(candidates.weight_bytes(problem)[:, :, None] * moved)
@@ -89,12 +91,12 @@ def _sync_secs(problem: StageProblem, candidates: Candidates, bytes_per_sec: flo
 
 @dataclass(frozen=True, eq=False)
 class _Host:
-    """The best pipelines of all runs of layers on a host that has replicas.
+    """The best pipelines of all runs of layers inside a host that is replicated.
 
     Attributes:
-        replicas: of the host.
-        degrees: of the stages of such pipelines, over all replicas of the host.
-        pipelines: by the point at which a run ends, from 1.
+        replicas: the number of replicas of the host.
+        degrees: the degrees of stages, counted over all replicas of the host.
+        pipelines: the pipelines, by the point at which a run ends, from 1.
     """
 
     replicas: int
@@ -103,7 +105,7 @@ class _Host:
 
     @classmethod
     def of(cls, problem: StageProblem, replicas: int, num_devices: int) -> _Host | None:
-        """Those of one number of replicas; None if no degrees are a multiple of it."""
+        """The pipelines for one number of replicas; None if no degrees are a multiple of it."""
         degrees = tuple(
             each
             for each in problem.degrees
@@ -127,7 +129,7 @@ class _Host:
 
     @property
     def secs(self) -> Array:
-        """The slowest stage of every run's best pipeline, ``[p, q]``."""
+        """Seconds of the slowest stage of every run's best pipeline, ``[p, q]``."""
         num = len(self.pipelines) + 1
         found = np.full((num, num), np.inf)
         for end, chains in enumerate(self.pipelines, 1):
@@ -135,7 +137,7 @@ class _Host:
         return found
 
     def stages(self, start: int, end: int) -> list[tuple[tuple[int, ...], Degrees]]:
-        """The best pipeline of a run, as stages of all replicas."""
+        """The stages of a run's best pipeline, with degrees over all replicas."""
         chains = self.pipelines[end - 1]
         _, chosen = chains.least(start=start)
         return [(chains.candidates.layers(p, q), self.degrees[c]) for p, q, c in chosen]

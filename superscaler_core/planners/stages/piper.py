@@ -1,22 +1,23 @@
 """Piper: stages of a graph, with data and tensor parallel degrees, under a memory limit.
 
-Objective: the load of the most loaded stage, in seconds of a microbatch. The load of a set of
-layers with degrees d x t is
+Objective: the load of the most loaded stage, in seconds per microbatch. The load of a set of layers
+with degrees d x t is
 
     compute(d, t) + 2 (entering + leaving bytes) / (d bandwidth)
                   + 4 (d - 1) w / (d t microbatches bandwidth)
 
-where w are the bytes of its weights; both directions of a transfer count, and gradients are
-synchronized once a step. Stages are differences of downsets, so a model need not be a chain.
+where w is the size of its weights in bytes. Both directions of a transfer count, and gradients are
+synchronized once per step. A stage is the difference of two downsets (sets of layers that contain
+all layers that they read), so a model need not be a chain.
 
-Complexity: ``O(P**2 D G S)`` for P downsets, D devices, G degrees and at most S stages that memory
-tells apart; P is K + 1 for a chain of K layers, and exponential in its width for a wide graph.
+Complexity: ``O(P**2 D G S)`` for P downsets, D devices, G degrees and S numbers of stages that
+memory tells apart. P is K + 1 for a chain of K layers, and exponential in the width of a graph.
 
-Differences from the published code (``algo.cpp``): it keeps the sum of the data parallel degrees
-of the stages from here to the end, as its replicas take whole microbatches in turn; ours share
-every microbatch, so the number of stages says how many microbatches are kept. Layers of a stage do
-not choose between ways of their own such as recomputation. A result that several layers of a stage
-read enters it once; there it enters for every edge.
+Differences from the published code (``algo.cpp``): there, replicas take whole microbatches in turn,
+so the state has the sum of the data parallel degrees of the stages from here to the end; here,
+replicas share every microbatch, so the number of stages says how many microbatches are kept. Layers
+of a stage have no ways of their own, such as recomputation. A result that several layers of a stage
+read enters the stage once; there, once for every edge.
 
 Source: Tarnawski, Narayanan, Phanishayee, Piper, NeurIPS 2021.
 """
@@ -36,7 +37,7 @@ SYNC_FACTOR = 4
 
 
 def piper(problem: StageProblem) -> StageCut:
-    """Cut a graph of layers into stages whose most loaded one has the least load.
+    """Cut a graph of layers into stages so that the largest load of a stage is least.
 
     Raises:
         PlanError: no cut fits in memory, or the graph has too many downsets.

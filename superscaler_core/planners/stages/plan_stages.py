@@ -1,4 +1,4 @@
-"""Plan stages: a planner's cut as a program that fits in memory by the memory reader."""
+"""Plan stages: a planner's cut as a program that fits in memory, according to the memory reader."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def plan_stages(
 ) -> tuple[StageCut, Compiled]:
     """Let a planner cut a model, and compile the plan; its program fits in the problem's memory.
 
-    The problem's memory of a stage is a sum over layers. A program also holds what arrives for a
-    stage and what waits to leave it. So where the memory reader finds more than there is, the
-    planner is asked again with less, until its cut fits or it finds none.
+    The problem's memory of a stage is a sum over layers. A program also holds tensors that arrive
+    for a stage, or wait to leave it. So if the memory reader finds more than a device has, the
+    planner is asked again with a lower limit, until its cut fits or it finds none.
 
     Args:
-        graph: the model that the problem is about.
-        problem: of the model, as from ``price_stages``.
+        graph: the model of the problem.
+        problem: the stage problem of the model, as from ``price_stages``.
         planner: one of ``STAGE_PLANNERS``.
-        topology: of the devices.
+        topology: the topology of the devices.
         optimizer, master_dtype: as in ``compile``.
-        blocks: of the graph; found by its structure if None.
-        options: those of ``fill``.
+        blocks: the blocks of the graph; found by its structure if None.
+        options: options of ``fill``.
 
     Raises:
         PlanError: the planner finds no cut, or none that fits.
@@ -68,7 +68,7 @@ def plan_stages(
     while True:
         cut = planner(asked)
         peak: float = _most_bytes(problem, cut)
-        # Planners with rules of their own (PipeDream's hosts) take some cuts for too small.
+        # A planner with a memory rule of its own (PipeDream's hosts) may return too large a cut.
         if peak <= problem.memory_bytes:
             plan = Plan(graph, sorted(device for stage in cut.stages for device in stage.devices))
             plan.blocks = blocks or plan.blocks
@@ -82,10 +82,11 @@ def plan_stages(
 
 
 STEP = 0.85
-"""As little is asked for at once: much less would miss cuts that fit."""
+"""The next memory limit is at least this share of the last one, unless the last cut needs less than
+that: a much lower limit would miss cuts that fit."""
 
 
 def _most_bytes(problem: StageProblem, cut: StageCut) -> float:
-    """What the fullest stage of a cut needs by the problem's sum."""
+    """Bytes on a device of the cut's fullest stage, by the problem's sum over layers."""
     last = len(cut.stages) - 1
     return max(problem.stage_bytes(stage, last - i) for i, stage in enumerate(cut.stages))

@@ -1,4 +1,4 @@
-"""Points: where a model can be cut, as the sets of layers that come before a cut."""
+"""Points: the places where a model can be cut, each as the set of layers before the cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.planners.stages.problem import StageProblem
 
 MOST_DOWNSETS = 1500
-"""A table of all pairs of so many points takes 18 MB for each of the degrees."""
+"""The most downsets: a table of all pairs of so many points takes 18 MB for each of the degrees."""
 
 
 def prefixes(problem: StageProblem) -> tuple[int, ...]:
@@ -15,13 +15,14 @@ def prefixes(problem: StageProblem) -> tuple[int, ...]:
 
 
 def downsets(problem: StageProblem, most: int = MOST_DOWNSETS) -> tuple[int, ...]:
-    """All sets of layers that have the layers that they read, as bits, smaller sets first.
+    """All downsets (sets of layers with all layers that they read), as bits, smaller ones first.
 
-    A chain of K layers has K + 1, three chains beside each other have their product.
+    A chain of K layers has K + 1 downsets; three chains beside each other have the product of their
+    numbers.
 
     Args:
-        problem: whose layers are meant.
-        most: how many there may be.
+        problem: the problem of the layers.
+        most: the most downsets that are allowed.
 
     Raises:
         PlanError: there are more.
@@ -32,7 +33,7 @@ def downsets(problem: StageProblem, most: int = MOST_DOWNSETS) -> tuple[int, ...
     for writer, reader in problem.edges:
         needs[reader] |= 1 << writer
     found = {0}
-    # Every downset but the empty one is another downset and one more layer.
+    # Every downset except the empty one is a smaller downset and one more layer.
     for layer, needed in enumerate(needs):
         found |= {each | 1 << layer for each in found if each & needed == needed}
         if len(found) > most:

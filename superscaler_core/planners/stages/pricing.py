@@ -30,7 +30,7 @@ OpGroup = tuple[Op, ...]
 
 
 def layers_of(blocks: Blocks) -> tuple[OpGroup, ...]:
-    """The layers of a model that stages consist of: what is around its blocks joins the ends."""
+    """The layers of stages: the blocks; ops before and after all blocks join the ends."""
     ops, starts = blocks.graph.ops, [layer[0].index for layer in blocks.layers]
     ends = [0, *starts[1:], len(ops)]
     return tuple(ops[a:b] for a, b in pairwise(ends))
@@ -54,25 +54,25 @@ def price_stages(
 ) -> StageProblem:
     """The stage problem of a model, whose layers are its blocks.
 
-    Layers are cut as ``grid_stages`` cuts stages: along the batch, and by inner features. Layers
-    whose ops are alike are priced once.
+    Layers are cut as ``grid_stages`` cuts stages: along the batch, and along inner features. Layers
+    with equal ops are priced once.
 
     Args:
-        graph: of one microbatch, which the replicas of a stage share.
-        devices: consecutive ones of the topology, whole hosts of it or a part of one.
-        topology: whose two lowest levels give the bandwidths.
-        profile: of every device.
-        microbatches: of a step.
-        degrees: those that a stage may have; all powers of two if None.
-        memory_bytes: of a device; that of the profile if None.
+        graph: the model, for one microbatch, which the replicas of a stage share.
+        devices: consecutive devices of the topology: whole hosts, or a part of one.
+        topology: its two lowest levels give the bandwidths.
+        profile: the profile of every device.
+        microbatches: microbatches in a step.
+        degrees: the degrees that a stage may have; all powers of two if None.
+        memory_bytes: memory of a device; that of the profile if None.
         keep: ``EVERYTHING``, or ``BLOCK_INPUTS`` for layers that keep only what they read.
-        has_changes: whether layers of a stage may have other degrees each (``Layer.change_secs``).
+        has_changes: whether layers of one stage may have different degrees (``Layer.change_secs``).
         vocabulary: as in ``tensor_parallel``.
         optimizer, master_dtype: as in ``compile``.
-        blocks: of the graph; found by its structure if None.
+        blocks: the blocks of the graph; found by its structure if None.
 
     Raises:
-        PlanError: what is kept is neither of the two.
+        PlanError: ``keep`` is neither of the two.
     """
     if keep not in (Keep.EVERYTHING, Keep.BLOCK_INPUTS):
         raise PlanError(f"keep={keep}: stages are priced with everything or block_inputs.")
@@ -103,9 +103,9 @@ class _Prices:
 
     Attributes:
         costs: the cost functions.
-        blocks: of the model.
-        devices: of the problem.
-        degrees: that layers may have.
+        blocks: the blocks of the model.
+        devices: the devices of the problem.
+        degrees: the degrees that layers may have.
         microbatches, keep, vocabulary: as in ``price_stages``.
     """
 
@@ -134,7 +134,7 @@ class _Prices:
 
     @cached_property
     def read(self) -> tuple[Mapping[PTensor, tuple[tuple[Op, int], ...]], ...]:
-        """For each layer the results of other layers that it reads, with where it does."""
+        """For each layer the results of other layers that it reads, with the ops and positions."""
         found: list[dict[PTensor, tuple[tuple[Op, int], ...]]] = []
         for ops in self.groups:
             mine: dict[PTensor, tuple[tuple[Op, int], ...]] = {}
@@ -148,7 +148,7 @@ class _Prices:
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of layers, of which the second reads the first."""
+        """Pairs of layers (writer, reader)."""
         producer = self.graph.producer
         pairs = {
             (self.owner[producer[tensor]], number)
@@ -163,7 +163,7 @@ class _Prices:
         results = {tensor for mine in self.read for tensor in mine}
         found = []
         for number, ops in enumerate(self.groups):
-            # Layers whose ops are alike, and which read alike, cost the same.
+            # Layers with equal ops, which read results of equal ops, cost the same.
             writers = [self.graph.producer[tensor].form for tensor in self.read[number]]
             key = tuple(op.form for op in ops), tuple(writers)
             if key not in priced:
@@ -190,7 +190,7 @@ class _Prices:
     # --- one layer ------------------------------------------------------------------------------
 
     def _cost(self, number: int, degrees: Degrees) -> LayerCost | None:
-        """The cost of a layer; None if it cannot be cut so."""
+        """The cost of a layer; None if it cannot be cut with these degrees."""
         ops = self.groups[number]
         devices = self.devices[: degrees.num_devices]
         try:
@@ -218,7 +218,7 @@ class _Prices:
         """A layer's memory, and the time to recompute what it does not keep."""
         if self.keep is Keep.EVERYTHING:
             return stage.memory, 0.0
-        # What is around the blocks is kept.
+        # Ops around the blocks are not recomputed.
         block = set(self.blocks.layers[number])
         inside = [i for i, op in enumerate(self.groups[number]) if op in block]
         first, end = inside[0], inside[-1] + 1
@@ -226,7 +226,7 @@ class _Prices:
         return (*stage.memory[:first], again, *stage.memory[end:]), stage.forward_secs
 
     def _change_secs(self, number: int, before: int, after: int) -> float:
-        """Time that a layer takes longer to be reached from other degrees than from its own."""
+        """Extra seconds per microbatch if the layers before have other degrees than this layer."""
         a, b = self.degrees[before], self.degrees[after]
         if a == b or a.num_devices != b.num_devices:
             return 0.0
@@ -236,7 +236,7 @@ class _Prices:
             return 0.0
 
     def _edge_secs(self, number: int, before: Degrees, after: Degrees) -> tuple[float, float]:
-        """Forward and backward of all that a layer reads of other layers, in the same stage."""
+        """Forward and backward seconds of what a layer reads of other layers in the same stage."""
         forward = backward = 0.0
         for tensor, readers in self.read[number].items():
             from_split = self.split(self.graph.producer[tensor], before)
@@ -249,10 +249,10 @@ class _Prices:
 
     @cached_property
     def split(self) -> Callable[[Op, Degrees], OpSplit]:
-        """How an op is cut with certain degrees.
+        """The split of an op with given degrees.
 
         Raises:
-            PlanError: it cannot be cut so.
+            PlanError: the op cannot be cut with them.
         """
         return cache(self._split)
 

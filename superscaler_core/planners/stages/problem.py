@@ -1,4 +1,4 @@
-"""StageProblem: layers with their costs, and the devices among which a model is cut."""
+"""StageProblem: layers with their costs, and the devices over which a model is cut."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What a layer takes with certain degrees, on the device where it takes most.
+    """The time and memory of a layer with given degrees, on the device where they are largest.
 
     Attributes:
-        forward_secs, backward_secs: time of a microbatch, with the communication in the layer.
-        sync_secs: once a step, the reduction of its gradients and its part of the update.
-        resting_bytes: weights, gradients and optimizer states.
-        kept_bytes: what a microbatch keeps from its forward to its backward.
-        work_bytes: the most that one microbatch needs beside what it keeps, while it runs.
+        forward_secs, backward_secs: seconds per microbatch, with the communication in the layer.
+        sync_secs: seconds once per step: fetching its weights, reducing its gradients, and its part
+            of the update.
+        resting_bytes: bytes of weights, gradients and optimizer states.
+        kept_bytes: bytes that a microbatch keeps from its forward to its backward.
+        work_bytes: the most bytes that one microbatch needs in addition, while it runs.
     """
 
     forward_secs: float
@@ -40,7 +41,7 @@ class LayerCost:
 
     @property
     def secs(self) -> float:
-        """Time of a microbatch, forward and backward."""
+        """Seconds per microbatch, forward and backward."""
         return self.forward_secs + self.backward_secs
 
 
@@ -50,11 +51,11 @@ class Layer:
 
     Attributes:
         name: for people.
-        costs: by the problem's degrees; None where the layer cannot be cut so.
-        weight_bytes: its parameters, whole.
-        out_bytes: its results that other layers read, of a whole microbatch.
-        change_secs: for the edge from the layer before it, time of a microbatch from degrees to
-            other degrees of as many devices, ``[from][to]``; no time at all if empty.
+        costs: one for each of the problem's degrees; None where the layer cannot be cut so.
+        weight_bytes: bytes of its parameters, before any split.
+        out_bytes: bytes of its results that other layers read, for a whole microbatch.
+        change_secs: extra seconds per microbatch if the layer before has other degrees on as many
+            devices, ``[from][to]``; all zero if empty.
     """
 
     name: str
@@ -66,25 +67,26 @@ class Layer:
 
 @dataclass(frozen=True)
 class StageProblem:
-    """Where to cut a model into stages, and on which devices each runs.
+    """A model to be cut into stages, and the devices on which the stages may run.
 
-    The problem is what all planners of this folder share; their objectives differ. A microbatch
-    goes through all stages, and the replicas of a stage share it. Stages run in the order of 1F1B,
-    so a stage keeps a microbatch for every stage from it to the last, and at most all of them.
+    All planners of this folder solve this problem; their objectives differ. A microbatch goes
+    through all stages, and the replicas of a stage share it. Stages run in the order of 1F1B, so a
+    stage keeps one microbatch for every stage from it to the last, and at most all microbatches.
 
-    Laws (tests/superscaler_core/planners): a stage fits where ``Candidates.most_behind`` says so;
-    for a cut of a captured model, ``step_secs`` and ``stage_bytes`` are near what the simulator and
-    the memory reader find.
+    Laws (tests/superscaler_core/planners): a stage fits exactly where ``Candidates.most_behind``
+    says so; for a cut of a captured model, ``step_secs`` and ``stage_bytes`` are near the results
+    of the simulator and the memory reader.
 
     Attributes:
         layers: in an order in which a model can run them.
-        edges: pairs of layers, of which the second reads results of the first; each goes forward.
+        edges: pairs of layers (writer, reader); the writer comes first.
         degrees: the degrees that a stage may have.
-        devices: in the order of their numbers; hosts have ``per_host`` of them each.
+        devices: in the order of their numbers; every host has ``per_host`` of them.
         per_host: devices of a host.
-        inner_bytes_per_sec, outer_bytes_per_sec: of a device in a host, and of a host to others.
-        microbatches: of a step.
-        memory_bytes: of a device.
+        inner_bytes_per_sec, outer_bytes_per_sec: bandwidth of a device inside its host, and of a
+            host to other hosts.
+        microbatches: microbatches in a step.
+        memory_bytes: memory of a device.
     """
 
     layers: tuple[Layer, ...]
@@ -112,12 +114,12 @@ class StageProblem:
 
     @classmethod
     def chain(cls, layers: Sequence[Layer], *args: object, **rest: object) -> StageProblem:
-        """A problem whose layers read one another in a row."""
+        """A problem in which every layer reads the layer before it."""
         edges = tuple((i, i + 1) for i in range(len(layers) - 1))
         return cls(tuple(layers), edges, *args, **rest)  # type: ignore[arg-type]
 
     def with_degrees(self, chosen: Sequence[Degrees]) -> StageProblem:
-        """The same problem with some of its degrees alone."""
+        """The same problem with only some of its degrees."""
         numbers = [self.degrees.index(each) for each in chosen]
         layers = [
             replace(
@@ -146,12 +148,12 @@ class StageProblem:
         return len(self.devices)
 
     def bytes_per_sec(self, num_devices: int) -> float:
-        """The bandwidth among so many devices: that between hosts if one host has fewer."""
+        """The bandwidth among ``num_devices``: between hosts if they do not fit in one host."""
         inside = num_devices <= self.per_host
         return self.inner_bytes_per_sec if inside else self.outer_bytes_per_sec
 
     def transfer_secs(self, num_bytes: float) -> float:
-        """Seconds of a microbatch from a stage to the next, and of its gradient back."""
+        """Seconds to move bytes of a microbatch to the next stage, and their gradient back."""
         return 2 * num_bytes / self.bytes_per_sec(self.num_devices)
 
     # --- layers ---------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class StageProblem:
 
     @cached_property
     def readers(self) -> tuple[int, ...]:
-        """Of every layer the layers that read it, as bits."""
+        """For every layer the layers that read it, as bits."""
         found = [0] * len(self.layers)
         for writer, reader in self.edges:
             found[writer] |= 1 << reader
@@ -207,7 +209,7 @@ class StageProblem:
         return found
 
     def change_secs(self, layers: Sequence[int], degrees: Sequence[Degrees]) -> float:
-        """Time of a microbatch between layers of a stage that have other degrees."""
+        """Seconds per microbatch between layers of a stage that have different degrees."""
         numbers = [self.degrees.index(each) for each in degrees]
         pairs = zip(layers[1:], numbers, numbers[1:], strict=False)
         return sum(
@@ -217,7 +219,7 @@ class StageProblem:
         )
 
     def stage_bytes(self, stage: PlacedStage, num_behind: int) -> float:
-        """The memory of a stage's fullest device, if so many stages come after it."""
+        """The memory of a stage's fullest device, if ``num_behind`` stages come after the stage."""
         costs = self.costs(stage)
         in_flight = min(num_behind + 1, self.microbatches)
         kept = sum(cost.resting_bytes + in_flight * cost.kept_bytes for cost in costs)
@@ -230,11 +232,11 @@ class StageProblem:
         return all(self.stage_bytes(stage, num) <= self.memory_bytes for stage, num in pairs)
 
     def step_secs(self, cut: StageCut) -> float:
-        """The time of a step in the order of 1F1B, the same estimate for every planner's cut.
+        """Seconds of a step in the order of 1F1B, by one estimate for the cuts of all planners.
 
-        It is the time of a microbatch through all stages, the slowest stage for all others, and
-        the longest reduction of gradients. Source: Alpa's objective (Zheng et al., 2022), with
-        transfers between stages and reductions.
+        The estimate is the sum of three times: one microbatch through all stages, the slowest stage
+        for all other microbatches, and the longest reduction of gradients. Source: Alpa's objective
+        (Zheng et al., 2022), plus transfers between stages and reductions.
         """
         secs, syncs = [], []
         for stage in cut.stages:
@@ -253,11 +255,12 @@ class StageProblem:
     ) -> StageCut:
         """A cut on this problem's devices.
 
-        Larger stages are placed first, so that stages of powers of two never lie across hosts
-        where they need not.
+        Larger stages are placed first, so that a stage whose size is a power of two spans hosts
+        only if it has to.
 
         Args:
-            stages: layers and degrees of every stage, in order; one for all layers, or one each.
+            stages: layers and degrees of every stage, in order; one value of degrees for all layers
+                of a stage, or one for each.
             objective: as in ``StageCut``.
         """
         chosen: list[tuple[tuple[int, ...], tuple[Degrees, ...]]] = []

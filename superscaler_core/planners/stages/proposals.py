@@ -12,14 +12,15 @@ from superscaler_core.planners.stages.plan_stages import Planner, plan_stages
 from superscaler_core.planners.stages.pricing import price_stages
 
 KEEPS = (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
-"""What stages are priced with."""
+"""What blocks may keep for the backward in the stages that are priced."""
 
 MAX_SAMPLES = 4
-"""Samples of a microbatch for every device that are tried: more keep pipelines empty."""
+"""The largest microbatch that is tried, in samples per device: larger ones leave too few
+microbatches to fill a pipeline."""
 
 
 def propose_stages(request: Request, *, planner: Planner) -> Iterator[Candidate]:
-    """A planner's cut for every size of microbatches and all that may be kept."""
+    """A planner's cut for every size of microbatches and every value of ``KEEPS``."""
     name = getattr(planner, "__name__", "stages")
     for samples in request.samples:
         if samples > MAX_SAMPLES * len(request.devices):
@@ -34,7 +35,7 @@ def cut_by(plan: Plan, *, request: Request, planner: Planner, samples: int, keep
     """An sProgram: the stages that a planner chooses for a request.
 
     Raises:
-        PlanError: it finds no cut that fits in memory.
+        PlanError: the planner finds no cut that fits in memory.
     """
     blocks, vocabulary = plan.blocks, bool(plan.blocks.words)
     num = request.microbatches(samples)

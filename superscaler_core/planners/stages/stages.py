@@ -24,17 +24,17 @@ def stages(
     vocabulary: bool = False,
     keep: Keep = Keep.EVERYTHING,
 ) -> None:
-    """Cut a model into stages by a planner; devices that it does not use stay idle.
+    """Cut a model into stages by a planner; devices that the planner does not use stay idle.
 
     Args:
         plan: to fill.
         planner: one of ``STAGE_PLANNERS``.
-        microbatches: of a step, each as large as what was captured; the replicas share it.
-        profile: of every device.
-        topology: with the plan's devices; one host with NVLink if None.
-        memory_bytes: of a device; that of the profile if None.
+        microbatches: microbatches in a step, each as large as the captured one; replicas share it.
+        profile: the profile of every device.
+        topology: a topology with the plan's devices; one host with NVLink if None.
+        memory_bytes: memory of a device; that of the profile if None.
         vocabulary: as in ``tensor_parallel``.
-        keep: what of the blocks stays for the backward: everything or block inputs.
+        keep: what blocks keep for the backward: everything or block inputs.
 
     Raises:
         PlanError: the planner finds no cut that fits in memory.

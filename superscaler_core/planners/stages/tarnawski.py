@@ -1,25 +1,26 @@
 """Tarnawski et al.'s splits of a graph of layers by integer programming.
 
-Objective: the load of the most loaded device, in seconds of a microbatch. A device runs a set of
-layers alone, and its load is their computation and the transfers of all results that enter or leave
-the set, forward and backward.
+Objective: the load of the most loaded device, in seconds per microbatch. Every layer runs on one
+device. The load of a device is the computation of its layers plus the transfers of all results that
+enter or leave this set of layers, forward and backward.
 
-``tarnawski`` finds contiguous splits: a device's layers are the difference of two downsets, so that
-the devices form a pipeline. With a binary y for every such set that may have the load, a split is
-one path from nothing to all layers. ``tarnawski_scattered`` lets a device have any set of layers,
-with a binary x for every layer and device; transfers are at least x of one end minus x of the
-other. HiGHS solves both, through scipy.
+``tarnawski`` finds contiguous splits: the layers of a device are the difference of two downsets, so
+the devices form a pipeline. Under a limit on the load, a binary variable says for every allowed set
+whether it is a stage; a split is a path from the empty set to all layers. ``tarnawski_scattered``
+lets a device have any set of layers, with a binary variable x for every layer and device; a
+transfer is at least x of one end minus x of the other. HiGHS solves both, through scipy.
 
-Complexity: exponential in the worst case. The paths of the first are a flow, whose relaxation is
-integral, so that no branching is needed; one is solved for each limit on the load that a binary
-search tries. The second branches; where the first fits it is an upper bound, and what is known
-after ``limit_secs`` counts.
+Complexity: exponential in the worst case. The contiguous programme is a flow with an integral
+relaxation, so it needs no branching; a binary search over limits on the load solves one for each
+limit that it tries. The scattered programme branches. The contiguous split gives it an upper bound,
+if it fits; after ``limit_secs``, the best split known is returned.
 
 Differences from the published code: that has x and an auxiliary variable for every layer and device
-in the contiguous case too, which calls a set contiguous by itself even if two devices need each
-other's results; here the contiguous program is over sets of layers. A contiguous stage keeps as
-many microbatches as there are stages from it on; a device of a scattered split as many as there are
-devices. Devices are ordered by the first of their layers, so that equal splits are not tried again.
+in the contiguous case too. It accepts sets that are contiguous one by one, even if two devices need
+each other's results; here the contiguous programme is over sets of layers. A contiguous stage keeps
+as many microbatches as there are stages from it to the last; a device of a scattered split keeps as
+many as there are devices. Devices are ordered by their first layers, so that equal splits are not
+tried again.
 
 Source: Tarnawski, Phanishayee, Devanur, Mahajan, Paravecino, NeurIPS 2020.
 """
@@ -46,7 +47,7 @@ ALONE = Degrees(1, 1)
 
 
 def tarnawski(problem: StageProblem) -> StageCut:
-    """Cut a graph of layers into contiguous stages on one device each, by the largest load.
+    """Cut a graph of layers into contiguous stages of one device; the largest load is least.
 
     Raises:
         PlanError: no cut fits in memory, or the graph has too many downsets.
@@ -62,7 +63,8 @@ def tarnawski(problem: StageProblem) -> StageCut:
         known[number] = _path(candidates, load <= limits[number], problem.num_devices)
         return bool(known[number])
 
-    # Good limits are near the mean load, and higher ones have many more sets.
+    # The search starts at the mean load: good limits are near it, and higher ones allow many more
+    # sets.
     mean = float(problem.with_degrees([ALONE]).table("secs").sum()) / problem.num_devices
     low = int(np.searchsorted(limits, mean * (1 - 1e-9)))
     step = 1
@@ -77,9 +79,10 @@ def tarnawski(problem: StageProblem) -> StageCut:
 
 
 def _path(candidates: Candidates, may_be: NDArray[np.bool_], most_stages: int) -> list[Chosen]:
-    """A path of fewest stages from the first point to the last; empty if it has too many.
+    """A path with the fewest stages from the first point to the last; empty if these are too many.
 
-    A node is a point and the number of stages from it on, as far as memory tells them apart.
+    A node is a point and the number of stages from there to the end, as far as memory tells numbers
+    apart.
     """
     last = len(candidates.points) - 1
     most_behind = candidates.most_behind[:, :, 0]
@@ -94,8 +97,8 @@ def _path(candidates: Candidates, may_be: NDArray[np.bool_], most_stages: int) -
     ]
     program = IntegerProgram()
     program.variables(len(arcs), cost=1.0, is_whole=True, most=1.0)
-    # What leaves a node has come to it. All first points are one node, as a path may have any
-    # number of stages.
+    # As much flow leaves a node as enters it. All nodes of the first point are one, because a path
+    # may have any number of stages.
     flow: dict[tuple[int, int], list[tuple[int, float]]] = {(0, 0): [], (0, last): []}
     for number, (level, p, before, q) in enumerate(arcs):
         flow.setdefault((level if p else 0, p), []).append((number, 1.0))
@@ -112,11 +115,11 @@ def _path(candidates: Candidates, may_be: NDArray[np.bool_], most_stages: int) -
 
 
 def tarnawski_scattered(problem: StageProblem, *, limit_secs: float = 60.0) -> StageCut:
-    """Give every layer of a graph to a device, by the largest load.
+    """Give every layer of a graph to a device, so that the largest load is least.
 
     Args:
-        problem: its degrees 1x1 alone are used.
-        limit_secs: after which the best split known counts.
+        problem: the problem; only its degrees 1x1 are used.
+        limit_secs: time limit of HiGHS in seconds; the best split known then counts.
 
     Raises:
         PlanError: no split fits in memory, or none was found in time.
@@ -128,7 +131,7 @@ def tarnawski_scattered(problem: StageProblem, *, limit_secs: float = 60.0) -> S
     if known is not None and not _fits_scattered(problem, known):
         known = None
     program = IntegerProgram()
-    # Loads are parts of all computation, as HiGHS knows numbers to some 1e-6.
+    # Loads are in units of all computation, because HiGHS has a tolerance of some 1e-6.
     total = float(problem.with_degrees([ALONE]).table("secs").sum())
     bound = np.inf if known is None else known.objective / total * (1 + 1e-6)
     (most,) = program.variables(1, cost=1.0, most=bound).tolist()
@@ -140,7 +143,7 @@ def tarnawski_scattered(problem: StageProblem, *, limit_secs: float = 60.0) -> S
         _add_load(program, problem, mine, most, total)
         if isfinite(problem.memory_bytes):
             _add_memory(program, problem, mine)
-        # A device's first layer is behind that of the device before it.
+        # The first layer of a device comes after the first layer of the device before it.
         for layer in range(num if i else 0):
             earlier = [(x, -1.0) for x in has[:layer, i - 1].tolist()]
             program.row([(int(mine[layer]), 1.0), *earlier], most=0.0)
@@ -158,7 +161,7 @@ def tarnawski_scattered(problem: StageProblem, *, limit_secs: float = 60.0) -> S
 
 
 def _load(problem: StageProblem, layers: Sequence[int]) -> float:
-    """Seconds of a device with these layers."""
+    """Load of a device with these layers, in seconds per microbatch."""
     secs = problem.with_degrees([ALONE]).table("secs")[list(layers), 0]
     crossing = problem.crossing_bytes(sum(1 << layer for layer in layers))
     return float(secs.sum()) + problem.transfer_secs(sum(crossing))
@@ -171,7 +174,7 @@ def _add_load(
     most: int,
     unit_secs: float,
 ) -> None:
-    """A device's computation and transfers are at most ``most``; ``mine`` says which layers."""
+    """Add rows: the load of a device, whose layers ``mine`` says, is at most ``most``."""
     secs = problem.with_degrees([ALONE]).table("secs")[:, 0] / unit_secs
     load = [(most, -1.0), *zip(mine, secs, strict=True)]
     for writer, layer in enumerate(problem.layers):
@@ -181,7 +184,7 @@ def _add_load(
             enters, leaves = program.variables(2, most=1.0).tolist()
             load += [(enters, moved), (leaves, moved)]
             for reader in readers:
-                # 1 where one end is here and the other is not.
+                # At least 1 if one end is on this device and the other is not.
                 ends = [(enters, mine[reader], mine[writer]), (leaves, mine[writer], mine[reader])]
                 for moves, here, there in ends:
                     program.row([(moves, -1.0), (here, 1.0), (there, -1.0)], most=0.0)
@@ -189,7 +192,7 @@ def _add_load(
 
 
 def _add_memory(program: IntegerProgram, problem: StageProblem, mine: NDArray[np.int64]) -> None:
-    """A device has memory for its layers, and for the one that needs most while it runs."""
+    """Add rows: a device has memory for its layers, and for the largest work memory of one."""
     held, work = _scattered_bytes(problem) / problem.memory_bytes
     (largest,) = program.variables(1).tolist()
     program.row([(largest, 1.0), *zip(mine, held, strict=True)], most=1.0)
@@ -198,7 +201,7 @@ def _add_memory(program: IntegerProgram, problem: StageProblem, mine: NDArray[np
 
 
 def _scattered_bytes(problem: StageProblem) -> Array:
-    """What every layer holds, and what it needs besides while it runs: ``[2, layer]``."""
+    """Bytes that every layer holds, and needs in addition while it runs: ``[2, layer]``."""
     alone = problem.with_degrees([ALONE])
     rest, kept, work = (
         alone.table(name)[:, 0] for name in ("resting_bytes", "kept_bytes", "work_bytes")

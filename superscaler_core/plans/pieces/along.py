@@ -14,8 +14,8 @@ from superscaler_core.plan.op_trans import Split, Transformation, pieces
 def along(plan: Plan, op: Op, num: int, *dims: DimClass) -> Transformation:
     """Cut an op along the first of ``dims`` that it has, or replicate it if it has none.
 
-    Neighbouring devices share a piece where an op that is no product has fewer of them than there
-    are devices: so keys that several query heads read are cut among more devices than key heads.
+    If an op that is no product has fewer iterations than there are devices, neighbouring devices
+    share one. So keys that several query heads read are cut among more devices than key heads.
 
     Raises:
         PlanError: other ops cannot be cut at the same places; the message says into how many
@@ -47,7 +47,7 @@ def spread(plan: Plan, ops: Iterable[Op], devices: Sequence[Device], *axes: Axis
 
 
 def shares(plan: Plan, **sides: int) -> int:
-    """How many devices are left for each cell of a grid, such as ``tp=2`` times ``pp=4``.
+    """The number of devices per cell of a grid, such as ``tp=2`` times ``pp=4``.
 
     Raises:
         PlanError: a side is less than 1, or the sides do not divide the devices.
@@ -66,7 +66,7 @@ def shares(plan: Plan, **sides: int) -> int:
 
 def _check(plan: Plan, dim: DimClass, num: int) -> None:
     sizes = plan.dims.sizes(dim)
-    # Loops of one size are cut alike wherever; of several, at multiples of the coarsest grain.
+    # Loops of one size are cut alike into any number; of several sizes, only where cuts coincide.
     if num <= min(sizes) if len(sizes) == 1 else _fits(plan, dim, num):
         return
     counts = " and ".join(f"{size} in {op.name}" for size, op in sorted(sizes.items()))

@@ -21,7 +21,7 @@ class Cut:
     """Modules that are cut along one dim.
 
     Attributes:
-        modules: which.
+        modules: the modules.
         first: dim of the tensor that the module reads first.
         then: dim of all others, and of its results; ``first`` if None.
     """
@@ -42,7 +42,7 @@ EVOFORMER = (
     Cut(Modules("*.tri_end"), 2),
     Cut(Modules("*.pair_transition"), 1),
 )
-"""Of ``[batch, s, r, c]`` and ``[batch, r, r, c]`` the dim that each module of a block keeps apart.
+"""The dim of ``[batch, s, r, c]`` or ``[batch, r, r, c]`` that each module treats independently.
 
 Source: FastFold's dynamic axial parallelism, as SuperScaler's study lists it.
 """
@@ -50,7 +50,7 @@ Source: FastFold's dynamic axial parallelism, as SuperScaler's study lists it.
 
 @once_per_graph
 def axial_loops(graph: Graph, cuts: tuple[Cut, ...]) -> Mapping[Op, str]:
-    """The loop along which each op is cut; those in no module keep dim 1 apart.
+    """The loop along which each op is cut; ops in no module are cut along dim 1.
 
     Raises:
         PlanError: there are no such modules.
@@ -63,7 +63,7 @@ def axial_loops(graph: Graph, cuts: tuple[Cut, ...]) -> Mapping[Op, str]:
                 f"{graph.name} has no modules {cut.modules}; the plan is for Evoformers: say "
                 "modules=(Cut(Modules('PATTERN'), DIM), ...) if they are named otherwise."
             )
-        # The first that fits counts.
+        # Earlier cuts take precedence.
         fits = {op: (ops[0], cut) for ops in instances for op in ops} | fits
     loops: dict[Op, str] = {}
     between = None, Cut(Modules(), 1)

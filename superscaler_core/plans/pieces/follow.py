@@ -1,6 +1,6 @@
-"""Follow: which loop of every op a dim of what a module reads becomes inside the module.
+"""Follow: traces a dim of a module's inputs to the loops of the ops inside the module.
 
-``plan.dims`` cannot tell: where a pair (i, j) is of residues, both its dims are one class.
+``plan.dims`` cannot tell: in a pair (i, j) of residues, both dims are of one class.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from superscaler_core.graph.tensor import ACTIVATION, INPUT, PTensor
 
 
 def followed(ops: Sequence[Op], first: int, then: int) -> dict[Op, str]:
-    """Loops that cut a module's ops along one dim of what it reads.
+    """The loops that cut a module's ops along one dim of its inputs.
 
-    An op that sees the dim as one loop is cut along that. Where two of its inputs bring a loop
-    each, as left and right of a triangular product do, the one is taken that is the dim of the
-    module's result; the other input has to be whole there.
+    An op in which the dim is one loop is cut along this loop. If two inputs bring a loop each, as
+    the two sides of a triangular product do, the loop that becomes the dim of the module's result
+    is taken; the other input has to be whole.
 
     Args:
-        ops: of the module, in order.
-        first: dim of the tensor that it reads first.
-        then: dim of all others that it reads, and of its results.
+        ops: the ops of the module, in order.
+        first: dim of the tensor that the module reads first.
+        then: dim of all its other inputs, and of its results.
 
     Returns:
-        By op the loop; one that does not see the dim is not there.
+        The loop of every op; ops without the dim are left out.
     """
     loops = _seen(ops, first, then)
     inside = {tensor for op in ops for tensor in op.outputs}
     wanted: dict[PTensor, int] = {}
     chosen: dict[Op, str] = {}
-    # Backward from the results; what nobody asked for a dim of is a result, or read whole.
+    # Backward from the results. A tensor without a wanted dim is a result, or is read whole.
     for op in reversed(ops):
         asked = [
             _loop(op, operand, wanted.get(tensor, then))
@@ -68,7 +68,7 @@ def _seen(ops: Sequence[Op], first: int, then: int) -> dict[Op, list[str]]:
 
 
 def _loop(op: Op, operand: Operand, dim: int) -> str | None:
-    """The loop that is cut where a dim of an operand is; None if it has no such dim."""
+    """The loop of an operand's dim; None if the operand has no such dim."""
     found = operand[dim] if dim < len(operand) else ()
     if isinstance(found, SlidingWindow):
         return found.loop

@@ -13,7 +13,7 @@ from superscaler_core.schedules import Schedule
 
 
 def num_workers(plan: Plan, pp: int, tp: int) -> int:
-    """The workers of a pipeline: ``pp``; as many as groups of ``tp`` devices if that is 0."""
+    """The number of a pipeline's workers: ``pp``; if 0, the number of groups of ``tp`` devices."""
     return pp or len(plan.devices) // tp
 
 
@@ -28,12 +28,12 @@ def grid_stages(
     zero1: bool = False,
     sizes: Sequence[int] = (),
 ) -> None:
-    """Cut a plan into a schedule's stages, each on the devices of its workers, and order them so.
+    """Cut a plan into a schedule's stages, each on the devices of its workers, and order them.
 
     Args:
         plan: to fill.
-        schedule: which worker runs what; a worker is a group of consecutive devices, all of which
-            have as many.
+        schedule: the schedule; its workers are groups of consecutive devices, all of the same
+            size.
         tp: devices that share a stage's inner features; the batch is cut among the rest of a group.
         sequence, vocabulary, experts: as in ``tensor_parallel``.
         zero1: cut master weights and states among all devices that read them.

@@ -11,12 +11,12 @@ from superscaler_core.plan import Device, Plan
 
 
 def turns_of(plan: Plan, run: Sequence[Op], num: int) -> list[list[Part]]:
-    """Every ``num``-th part of each op of a run: what every device does at a time of it."""
+    """The turns of a run: turn i has every ``num``-th part of each op, from part i on."""
     return [[part for op in run for part in plan.parts(op)[i::num]] for i in range(num)]
 
 
 def in_turn(plan: Plan, turns: Sequence[Sequence[Part]]) -> Iterator[tuple[Part, Part]]:
-    """What runs before what, so that every device ends one turn before it begins the next."""
+    """Pairs of parts to order, so that every device ends one turn before it begins the next."""
     run = list(dict.fromkeys(part.op for part in turns[0]))
     inside = {tensor for op in run for tensor in op.outputs}
     read = {tensor for op in run for tensor in op.inputs}
@@ -28,7 +28,7 @@ def in_turn(plan: Plan, turns: Sequence[Sequence[Part]]) -> Iterator[tuple[Part,
 
 
 def places(plan: Plan, op: Op, num: int) -> list[Device]:
-    """The devices of an op's parts, in order, each as often as a part of it becomes parts."""
+    """The devices of an op's parts, in order, each ``num`` times."""
     found = [plan.device(part) for part in plan.parts(op)]
     assert None not in found, f"{op.name} has no device yet"
     return [device for device in found if device is not None for _ in range(num)]

@@ -20,8 +20,8 @@ def inner_runs(
     """The runs of ops with inner features that are to be cut, each with its dim and its block.
 
     Args:
-        plan: for its blocks.
-        num: parts on a device; one is no cut.
+        plan: the plan with the blocks.
+        num: parts per device; 1 cuts nothing.
         blocks: numbers or modules of the blocks; all if None.
 
     Raises:
@@ -59,7 +59,7 @@ def chosen_blocks(plan: Plan, chosen: ChosenBlocks) -> list[tuple[Op, ...]]:
 
 
 def with_norm(plan: Plan, run: Sequence[Op], block: Sequence[Op]) -> list[Op]:
-    """A run of ops, and those of its block that feed nothing but it, such as its norm."""
+    """A run, with the ops of its block whose results only the run reads, such as its norm."""
     inside = set(run)
     for op in reversed(block):
         readers = {reader for out in op.outputs for reader, _ in plan.graph.readers.get(out, ())}

@@ -8,9 +8,9 @@ from superscaler_core.plan import Plan, Stage
 
 
 def lookup_stages(plan: Plan, tp: int) -> tuple[list[Op], list[Stage]]:
-    """Every look-up becomes a stage, and the blocks behind it as many stages as its groups.
+    """Make every look-up a stage, and the blocks behind it as many stages as it has groups.
 
-    What is before the first look-up is in its stage.
+    Ops before the first look-up belong to its stage.
 
     Args:
         plan: to cut.

@@ -37,7 +37,7 @@ class MeshLayout:
 
     @classmethod
     def parse(cls, text: str) -> MeshLayout:
-        """Of ``DIM:SIDE`` with semicolons between; an empty text cuts nothing.
+        """Read pairs ``DIM:SIDE`` with semicolons between; an empty text cuts nothing.
 
         Raises:
             PlanError: the text has another form.

@@ -29,16 +29,16 @@ def order_by_search(
 
     Args:
         plan: its stages are cut, and their ops have devices.
-        routes: the workers of every stage, as of ``search_schedule``.
+        routes: the workers of every stage, as in ``search_schedule``.
         placement: the devices of every worker.
-        microbatches, memory_limit: as of ``search_schedule``, which limits its work and not its
-            time, because every rank may make the plan.
+        microbatches, memory_limit: as in ``search_schedule``. The search limits its work and not
+            its time, so that it finds the same schedule on every rank.
         split_backward: whether backwards are two actions, I and W.
-        profile: of the devices, for the times of stages; an H100's if None. If it has measured
-            times, these are taken.
+        profile: profile of the devices, for the times of stages; an H100's if None. If it has
+            measured times, these are taken.
 
     Raises:
-        PlanError, ScheduleError: as of ``op_order`` and ``search_schedule``.
+        PlanError, ScheduleError: as in ``op_order`` and ``search_schedule``.
     """
     times = OpTimes(PROFILES["h100"] if profile is None else profile)
     durations: dict[str | tuple[str, int], Time] = {}

@@ -10,7 +10,7 @@ from superscaler_core.plan import Plan, Stage
 
 
 def stages_of_blocks(plan: Plan, num: int, sizes: Sequence[int] = ()) -> tuple[Stage, ...]:
-    """Cut a plan into stages of as many blocks, or nearly; what is around them joins the ends.
+    """Cut a plan into stages of nearly equally many blocks; ops around them join the ends.
 
     Args:
         plan: to cut.

@@ -16,7 +16,7 @@ from superscaler_core.plan.op_trans import Transformation, pieces, replicate, sp
 def shard_storage(plan: Plan) -> None:
     """Let devices that read the same box of a parameter store a piece of it each.
 
-    To be called when all ops that read parameters have their devices, and the schedule is there.
+    Call it when all ops that read parameters have devices, and the plan has its schedule.
     """
     for name, tensor in plan.graph.parameters.items():
         readers = plan.graph.readers.get(tensor, ())
@@ -35,11 +35,11 @@ def shard_storage(plan: Plan) -> None:
 
 
 def storage_among(update: Op, holders: Mapping[rv.Box, Iterable[Device]]) -> OpSplit:
-    """The storage of a parameter of which devices that read the same box store a piece each.
+    """The storage of a parameter in which devices that read the same box store a piece each.
 
     Args:
-        update: its optimizer's op.
-        holders: of every box the devices that read it.
+        update: the op that updates the parameter.
+        holders: the devices that read each box.
     """
     key = update.form, tuple((box, *devices) for box, devices in holders.items())
     if key not in _STORED:
@@ -63,7 +63,7 @@ def _ranges(box: rv.Box) -> dict[str, tuple[int, int]]:
 
 
 def _how(box: rv.Box, num: int) -> Transformation:
-    """Cut the first dim that is even, else the largest; what has too few rows stays whole."""
+    """Cut the first dim that ``num`` divides, else the largest; replicate if that is too small."""
     sizes = box.shape
     even = [dim for dim, size in enumerate(sizes) if size > 0 and size % num == 0]
     dims = even or sorted(range(len(sizes)), key=lambda dim: -sizes[dim])

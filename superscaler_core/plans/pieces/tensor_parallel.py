@@ -25,8 +25,8 @@ def tensor_parallel(
     Args:
         plan: to fill.
         ops: some of its ops.
-        devices: to use, those of a group next to each other.
-        tp: devices of a group; divides their number.
+        devices: the devices; those of a group are next to each other.
+        tp: devices of a group; it divides the number of devices.
         sequence: cut ops without features along the sequence, instead of replicating them.
         vocabulary: cut embedding and head along the words, as ``megatron`` does.
         experts: deal experts out to the groups, instead of cutting their batch.

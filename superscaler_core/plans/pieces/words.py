@@ -1,4 +1,4 @@
-"""Words: what tensor parallel devices share of embedding, head and loss."""
+"""Words: the dims along which tensor-parallel devices cut embedding, head and loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from superscaler_core.plan import Plan
 
 
 def words(plan: Plan, op: Op) -> tuple[DimClass, ...]:
-    """The dims to cut: words up to the head; behind it tokens, as a loss reads all words of each.
+    """The dims to cut: words up to the head, then tokens: a loss reads all words of a token.
 
     Raises:
         PlanError: the model has no words, or no sequence.

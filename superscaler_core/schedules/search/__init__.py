@@ -1,6 +1,6 @@
-"""Search for schedules: the best order of actions for given times, memory limits and routes.
+"""Search for schedules: a short order of actions for given times, memory limits and routes.
 
-Below, a V: each worker holds two stages, one on the way down and one on the way back.
+The example is a V: each worker holds two stages, one on the way down and one on the way back.
 
 >>> from superscaler_core.schedules import grid, timeline
 >>> times = {"F": 1, "I": 1, "W": 1}

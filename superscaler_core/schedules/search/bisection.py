@@ -22,7 +22,7 @@ def least(
 
     Returns:
         The least number for which a solution was found, the solution, and whether it is proved
-        that no smaller number has one: not if time was over before.
+        that no smaller number has one. It is not proved if the time was over before.
     """
     # The lower bound is tried first: it often has a solution, which then ends the search.
     middle = low

@@ -3,13 +3,14 @@
 A schedule of tasks in time is a table ``N[task, tick]``, the number of the task's actions that
 start at the tick or before. All rules are linear in it, and most are differences of two entries:
 
-- nothing is undone: ``N[a, t - 1] <= N[a, t]``;
+- counts never decrease: ``N[a, t - 1] <= N[a, t]``;
 - if b reads a, it starts when a has ended: ``N[b, t] <= N[a, t - ticks of a]``;
 - a worker runs one action at a time: ``sum of (N[a, t] - N[a, t - ticks of a]) <= 1``;
 - the memory of a worker: ``sum of takes * N[F, t] - sum of takes * N[B, t - ticks of B] <= limit``.
 
-Before the table's first tick and after its last the counts are known; or the table is a ring, a
-period of a pattern that goes on for ever. The solver is HiGHS, by ``scipy.optimize.milp``.
+Before the table's first tick and after its last, the counts are known (``Line``); or the table is
+one period of a pattern that repeats for ever (``Ring``). The solver is HiGHS, by
+``scipy.optimize.milp``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Table = np.ndarray[Any, np.dtype[np.int64]]
 
 
 MAX_NODES = 200
-"""Nodes of a branch and bound that has no deadline. Most tables are found at the first node."""
+"""Most nodes of a branch and bound without a deadline. Most tables are found at the first node."""
 
 
 class OutOfTimeError(ScheduleError):
@@ -41,16 +42,16 @@ class Line:
     """A table from tick 0 on.
 
     Attributes:
-        num_ticks: of the table.
-        known: the count of a task at a tick that is not to be found, such as all before and after
-            the table; else None.
+        num_ticks: number of ticks of the table.
+        known: the count of a task at a tick if it is given, as all counts before and after the
+            table are; None if the solver has to find the count.
     """
 
     num_ticks: int
     known: Callable[[int, int], int | None]
 
     def entry(self, task: int, tick: int) -> tuple[int | None, int]:
-        """The tick of the table in which a count is found, None if it is known; what to add."""
+        """The tick of the table that has a count (None if it is known), and a number to add."""
         known = self.known(task, tick)
         return (tick, 0) if known is None else (None, known)
 
@@ -59,7 +60,7 @@ class Line:
 class Ring:
     """A table that repeats: in every ``num_ticks``, each task runs ``growth`` actions more.
 
-    No count is above ``most``. Without that bound, HiGHS may raise the counts of an impossible
+    No count is above ``most``. Without that bound, HiGHS may raise the counts of an infeasible
     ring for ever.
     """
 
@@ -68,7 +69,7 @@ class Ring:
     most: int
 
     def entry(self, task: int, tick: int) -> tuple[int | None, int]:
-        """The tick of the table in which a count is found, and what to add to it."""
+        """The tick of the table that has a count, and a number to add to the count."""
         rounds, tick = divmod(tick, self.num_ticks)
         return tick, rounds * self.growth
 
@@ -78,8 +79,8 @@ def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table 
 
     Args:
         problem: the tasks.
-        frame: what is known around the table.
-        deadline: by ``time.monotonic``; if infinite, the solver's nodes are limited in its place.
+        frame: the size of the table, and the counts outside of it.
+        deadline: by ``time.monotonic``; if infinite, the solver's nodes are limited instead.
 
     Raises:
         OutOfTimeError: the deadline, or the limit of nodes, came first.
@@ -102,7 +103,7 @@ def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table 
                 columns.append(task * frame.num_ticks + inside)
                 factors.append(factor)
         if len(columns) == size and top < 0:
-            return None  # What is known breaks the rule.
+            return None  # The known counts alone break the rule.
         tops.append(top)
     size = shape[0] * shape[1]
     if not size:
@@ -134,12 +135,12 @@ def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table 
 _OUT_OF_TIME, _INFEASIBLE = 1, 2
 
 _Rule = tuple[list[tuple[int, int, int]], int]
-"""Terms (factor, task, tick) of which the sum is at most a number."""
+"""Terms (factor, task, tick), and a number that the sum of the terms may not exceed."""
 
 
 def _rules(problem: Problem, frame: Line | Ring) -> Iterator[_Rule]:
     longest = max(task.ticks for task in problem.tasks)
-    # After a line, what its last actions still do.
+    # After the end of a line, its last actions may still run.
     for tick in range(frame.num_ticks + (longest if isinstance(frame, Line) else 0)):
         for number, task in enumerate(problem.tasks):
             yield [(1, number, tick - 1), (-1, number, tick)], 0

@@ -1,4 +1,4 @@
-"""Exact: a schedule of the least makespan, by bisection between a lower bound and a schedule."""
+"""Exact: a schedule of the least makespan, by bisection between a lower and an upper bound."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def exact_schedule(
     edges: Edges | None = None,
     budget_secs: float = 60,
 ) -> Schedule:
-    """A schedule of which it is proved that no other has a shorter makespan.
+    """A schedule that is proved to have the shortest makespan.
 
     Its times are those of ``timeline(schedule, durations, edges)``, without communication. For up
-    to about 100 actions whose durations are small whole numbers it takes seconds.
+    to about 100 actions whose durations are small whole numbers, the search takes seconds.
 
     >>> from superscaler_core.schedules import timeline
     >>> from superscaler_core.schedules.search import straight_routes
@@ -41,11 +41,11 @@ def exact_schedule(
     27
 
     Args:
-        routes, durations, num_microbatches, memory_limit, activations, edges, budget_secs: as of
+        routes, durations, num_microbatches, memory_limit, activations, edges, budget_secs: as in
             ``search_schedule``.
 
     Raises:
-        ScheduleError: as of ``search_schedule``.
+        ScheduleError: as in ``search_schedule``.
         OutOfTimeError: a ScheduleError: ``budget_secs`` are over, and nothing is proved yet.
     """
     request = ScheduleRequest(
@@ -74,8 +74,8 @@ def is_shortest(
 ) -> bool:
     """Whether no schedule with these routes and memory limits has a shorter makespan.
 
-    A schedule whose makespan is the lower bound of ``Problem.bound`` needs no search. For any
-    other, it is shown that there is none that is a tick shorter, which takes less than
+    A schedule whose makespan is the lower bound of ``Problem.bound`` needs no search. For any other
+    schedule, the solver searches for one that is a tick shorter, which takes less time than
     ``exact_schedule``.
 
     >>> from superscaler_core.schedules import zero_bubble
@@ -86,11 +86,11 @@ def is_shortest(
 
     Args:
         schedule: any schedule.
-        routes, durations, memory_limit, activations, edges, budget_secs: as of
+        routes, durations, memory_limit, activations, edges, budget_secs: as in
             ``search_schedule``.
 
     Raises:
-        ScheduleError: as of ``search_schedule``.
+        ScheduleError: as in ``search_schedule``.
         OutOfTimeError: a ScheduleError: ``budget_secs`` are over, and nothing is proved yet.
     """
     request = ScheduleRequest(
@@ -105,20 +105,20 @@ def is_shortest(
 
 
 def best_in_list(problem: Problem) -> Starts:
-    """The shortest of the schedules of all rules."""
+    """The shortest of the list schedules that ``RULES`` give."""
     return min((in_list(problem, rule) for rule in RULES), key=problem.makespan)
 
 
 def shortest(problem: Problem, starts: Starts, deadline: float) -> tuple[Starts, bool]:
     """Starts of the least makespan, and whether it is proved that it is the least.
 
-    Every start is a sum of durations in some best schedule, so a whole number of ticks: one in
-    which every action starts as early as the order of its workers allows.
+    In some best schedule, every action starts as early as the order of its workers allows. There
+    every start is a sum of durations, so a whole number of ticks.
 
     Args:
-        problem: tasks.
-        starts: of any schedule.
-        deadline: by ``time.monotonic``; past it, the best so far is taken.
+        problem: the tasks.
+        starts: the starts of any schedule.
+        deadline: by ``time.monotonic``; past it, the best starts so far are returned.
     """
 
     def solve(num_ticks: int) -> tuple[int, Starts] | None:
@@ -133,7 +133,7 @@ def shortest(problem: Problem, starts: Starts, deadline: float) -> tuple[Starts,
 
 
 def _within(problem: Problem, num_ticks: int) -> Line:
-    """All actions in so many ticks; a task's cannot start before its head, nor end in its tail."""
+    """All actions in ``num_ticks`` ticks, none of them within the head or the tail of its task."""
 
     def known(number: int, tick: int) -> int | None:
         task = problem.tasks[number]
@@ -146,5 +146,5 @@ def _within(problem: Problem, num_ticks: int) -> Line:
 
 
 def starts_of(table: Table) -> Starts:
-    """The starts of a table that counts from 0, with one action of a task at most in a tick."""
+    """The starts in a table that counts from 0; a task starts at most one action in a tick."""
     return [np.flatnonzero(np.diff(row, prepend=0)).tolist() for row in table]

@@ -1,4 +1,4 @@
-"""In list: a heuristic that starts, again and again, the most urgent action that can start."""
+"""In list: list scheduling, a heuristic that repeatedly starts the most urgent possible action."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from superscaler_core.schedules.action import ActionKind
 from superscaler_core.schedules.search.problem import Problem, Starts, Task
 
 Rule = Callable[[Problem, int], tuple[int, ...]]
-"""The urgency of a task, by number: the least first."""
+"""Gives the urgency of a task, by its number; the task with the least value is first."""
 
 _BACK_FIRST = {kind: i for i, kind in enumerate("BIFW")}
 
 
 def _back_first(problem: Problem, task: int) -> tuple[int, ...]:
-    """Backwards, which free memory; weights last, as nothing waits for them."""
+    """Backwards first, because they free memory; W's last, because nothing waits for them."""
     one = problem.tasks[task]
     return (_BACK_FIRST[one.kind], problem.tails[task])
 
@@ -26,12 +26,12 @@ def _forward_first(problem: Problem, task: int) -> tuple[int, ...]:
 
 
 def _longest_tail(problem: Problem, task: int) -> tuple[int, ...]:
-    """What the microbatch waits for longest."""
+    """First the action after which its microbatch takes longest."""
     return (-problem.tails[task],)
 
 
 def _shortest_tail(problem: Problem, task: int) -> tuple[int, ...]:
-    """What is nearest to the microbatch's end; weights last."""
+    """First the action that is nearest to its microbatch's end; W's last."""
     return (problem.tasks[task].kind is ActionKind.WEIGHTS, problem.tails[task])
 
 
@@ -39,11 +39,11 @@ RULES: tuple[Rule, ...] = (_back_first, _forward_first, _longest_tail, _shortest
 
 
 def in_list(problem: Problem, rule: Rule) -> Starts:
-    """The starts of all actions: the next is one that can start first, the most urgent of them.
+    """The starts of all actions; the next action is the most urgent of those that can start first.
 
-    It always ends: a worker takes up a microbatch only if its memory suffices to end this one and
-    all earlier ones, one after another (Dijkstra's banker's algorithm with the microbatches as
-    customers).
+    The heuristic always ends: a worker starts a microbatch only if its memory suffices to end this
+    microbatch and all earlier ones, one after another (Dijkstra's banker's algorithm with the
+    microbatches as customers).
     """
     numbers = range(len(problem.tasks))
     urgency = [rule(problem, number) for number in numbers]
@@ -55,13 +55,13 @@ def in_list(problem: Problem, rule: Rule) -> Starts:
 
 
 class _State:
-    """What has been started so far."""
+    """The actions that have been started so far, and the memory that microbatches hold."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.starts: list[list[int]] = [[] for _ in problem.tasks]
         self._free = [0] * problem.num_workers
-        # For each worker and microbatch, the memory that it holds and what it will take yet.
+        # For each worker and microbatch, the memory that it holds and the memory it will yet take.
         self._held = [[0] * problem.num_microbatches for _ in problem.limits]
         self._needs = [[0] * problem.num_microbatches for _ in problem.limits]
         for task in problem.tasks:
@@ -69,7 +69,7 @@ class _State:
                 self._needs[worker][problem.microbatch(task, k)] += max(task.takes, 0)
 
     def can_run(self, number: int) -> bool:
-        """Whether the task's next action has all it reads, and memory."""
+        """Whether the task's next action has the data that it reads, and enough memory."""
         task, done = self.problem.tasks[number], len(self.starts[number])
         return (
             done < task.num

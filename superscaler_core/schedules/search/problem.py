@@ -1,4 +1,4 @@
-"""Problem: what a search for a schedule places in time, in whole numbers."""
+"""Problem: the tasks that a search for a schedule places in time, in whole numbers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ class Task:
 
     Microbatches of a route are alike. So there is a best schedule in which every task runs them in
     ascending order: sort the times at which any schedule runs a task's actions, and give the k-th
-    of them to the k-th microbatch. If an action reads another, then at its k-th start at least k
-    actions that it reads have ended, so the k-th of them has; and memory depends only on how many
-    actions have run. So a schedule is known by the times of each task's actions.
+    time to the k-th microbatch. If a task reads another task, then at the k-th start of the first
+    at least k actions of the second have ended, so its k-th action has; and memory depends only on
+    how many actions have run. So a schedule is determined by the times of each task's actions.
 
     Attributes:
-        kind, stage, route: of the actions.
-        workers: that run each of them together.
+        kind, stage, route: those of the actions.
+        workers: the workers that run each action together.
         num: number of the actions.
-        ticks: duration of one, at least 1.
+        ticks: duration of one action, at least 1.
         takes: memory that each of the workers holds from the start of an action (an F), or frees
             at its end if below 0 (a B or W).
-        reads: the tasks, by number, whose actions end before those of this one start.
+        reads: numbers of the tasks whose k-th action ends before the k-th action of this one
+            starts.
     """
 
     kind: ActionKind
@@ -45,14 +46,14 @@ Starts = Sequence[Sequence[int]]
 """For each task, the starts of its actions in ticks, ascending."""
 
 
-# Without slots, so that what follows from the tasks can be cached.
+# Without slots, so that properties can be cached.
 @dataclass(frozen=True)
 class Problem:
-    """Tasks, and the memory of workers.
+    """A scheduling problem: tasks, and the memory of workers.
 
     Attributes:
-        tasks: every task after those that it reads.
-        limits: of each worker, memory in the units of ``Task.takes``; None is no limit.
+        tasks: every task after the tasks that it reads.
+        limits: memory of each worker, in the units of ``Task.takes``; None is no limit.
         num_microbatches: microbatch m takes route ``m % number of routes``.
         tick: time of a tick, in the unit of the durations.
     """
@@ -84,7 +85,7 @@ class Problem:
 
     @cached_property
     def heads(self) -> tuple[int, ...]:
-        """For each task, the least ticks from the start of a microbatch to its action's start."""
+        """For each task, the least ticks from a microbatch's start to the start of its action."""
         ends: list[int] = []
         for task in self.tasks:
             ends.append(max((ends[other] for other in task.reads), default=0) + task.ticks)
@@ -108,8 +109,8 @@ class Problem:
     def bound(self) -> int:
         """A lower bound of the makespan in ticks: no worker can be faster.
 
-        A worker waits for its first action, runs all of its own, and then the last microbatch goes
-        on without it.
+        A worker waits for its first action, runs all its actions, and then the last microbatch
+        continues on other workers.
         """
         return max(
             min(self.heads[t] for t in own)
@@ -119,7 +120,7 @@ class Problem:
         )
 
     def schedule(self, name: str, starts: Starts) -> Schedule:
-        """The schedule of which the actions start at these times."""
+        """The schedule whose actions start at these times."""
         rows: list[list[tuple[int, Action]]] = [[] for _ in self.limits]
         for task, times in zip(self.tasks, starts, strict=True):
             for k, start in enumerate(times):

@@ -1,4 +1,4 @@
-"""Reading: a search's arguments, written as a problem in whole numbers."""
+"""Reading: converts the arguments of a search to a ``Problem`` in whole numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INPUTS, _WEIGHTS = ActionKind.INPUTS, ActionKind.WEIGHTS
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRequest:
-    """What is asked of a search; see ``search_schedule``."""
+    """The arguments of a search; see ``search_schedule``."""
 
     routes: tuple[Route, ...]
     durations: Durations
@@ -69,12 +69,12 @@ class ScheduleRequest:
         """The request in whole numbers.
 
         Args:
-            max_ticks: of the work of a microbatch on any worker. A finer unit of time is replaced
-                by the one in which it takes as many, to which durations are rounded. None rounds
-                nothing.
+            max_ticks: limit for the ticks of one microbatch's work on any worker. If the exact unit
+                of time is finer, durations are rounded to the unit that meets the limit. None
+                rounds nothing.
 
         Raises:
-            ScheduleError: as ``search_schedule``.
+            ScheduleError: as in ``search_schedule``.
         """
         num_stages = len(self.routes[0])
         times = {
@@ -112,7 +112,7 @@ class ScheduleRequest:
         return found
 
     def _flow(self, route: int) -> Iterator[tuple[ActionKind, int, tuple[int, ...]]]:
-        """The tasks of a route, each after those that it reads; as ``dataflow`` says."""
+        """The tasks of a route, each after the tasks that it reads by the rules of ``dataflow``."""
         num_stages = len(self.routes[0])
         edges = tuple(pairwise(range(num_stages)) if self.edges is None else self.edges)
         srcs: dict[int, list[int]] = {stage: [] for stage in range(num_stages)}
@@ -157,7 +157,7 @@ class ScheduleRequest:
         return tuple(None if limit is None else floor(limit / unit) for limit in each)
 
     def _check_memory(self, problem: Problem, unit: Fraction) -> None:
-        """A worker has to hold all of a microbatch that any route gives it."""
+        """Check that each worker can hold the activations of one microbatch of any route."""
         for worker, own in enumerate(problem.tasks_of):
             limit = problem.limits[worker]
             needs: dict[int, int] = {}

@@ -1,13 +1,13 @@
 """Repetend: the pattern that a long schedule repeats, with the best way into it and out of it.
 
 In the middle of a step of many microbatches, every task runs its actions at equal intervals. The
-search takes three small problems in place of a large one: the shortest pattern that can be
-repeated; then the shortest time in which everything can run that must run before it; and the
-shortest time in which the rest can run after it. Each is optimal by itself; together they are a
-heuristic, because another pattern of the same length may have a shorter way in and out.
+search solves three small problems instead of a large one: the shortest pattern that can be
+repeated; then the shortest time for all actions that must run before the pattern; and the shortest
+time for the actions after it. Each solution is optimal by itself; together they are a heuristic,
+because another pattern of the same length may have a shorter way in and out.
 
 Source: Lin et al., Tessel: Boosting Distributed Execution of Large DNN Models via Flexible
-Schedule Search, 2023, where an SMT solver does what tables of counts do here.
+Schedule Search, 2023, which uses an SMT solver in place of our tables of counts.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from superscaler_core.schedules.search.problem import Problem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repetend:
-    """A period in which every task runs ``growth`` actions, each on the microbatch it has come to.
+    """A period in which every task runs ``growth`` actions, on the microbatches it has come to.
 
     Attributes:
-        table: how many actions of a task have started by a tick of a period, ``[task, tick]``, if
-            the task that is last had started none before it.
+        table: how many actions of a task have started by a tick of a period, ``[task, tick]``. The
+            task that is furthest behind has started no action before the period.
         growth: microbatches of every route in a period.
     """
 
@@ -45,8 +45,8 @@ class Repetend:
 
 
 MAX_GROWTH = 3
-"""Most microbatches of a route that are tried in a period. Where memory is scarce, a period of
-several may take less time for each than a period of one."""
+"""Most microbatches of a route that are tried in a period. If memory is scarce, a period of several
+microbatches may take less time per microbatch than a period of one."""
 
 
 def repeated(problem: Problem, deadline: float) -> Table | None:
@@ -78,13 +78,13 @@ def repeated(problem: Problem, deadline: float) -> Table | None:
 
 
 def find_repetend(problem: Problem, deadline: float) -> Repetend:
-    """The repetend that takes least time for a microbatch, of those up to ``MAX_GROWTH``.
+    """The repetend that takes the least time per microbatch, for any growth up to ``MAX_GROWTH``.
 
-    A period can be made longer: let all actions that start past one point of it start later. So
-    bisection finds the shortest. Patterns are left out in which a microbatch takes twice the time,
-    and two periods more, that it takes alone.
+    Any period can be made longer: all actions that start after one point of it start later. So
+    bisection finds the shortest period. Patterns are left out in which a microbatch takes more than
+    twice its time alone plus two periods.
     """
-    # No period is shorter than the work of a worker; and all actions one by one are a period.
+    # No period is shorter than the work of a worker, and all actions run one by one are a period.
     work = max(sum(problem.tasks[task].ticks for task in own) for own in problem.tasks_of)
     alone = max(
         head + task.ticks + tail
@@ -100,17 +100,17 @@ def find_repetend(problem: Problem, deadline: float) -> Repetend:
             table = find_counts(problem, ring, deadline)
             if table is None:
                 return None
-            # The last task has started nothing before.
+            # The task that is furthest behind has started nothing before the period.
             return num_ticks, Repetend(table - (int(table[:, -1].min()) - growth), growth)
 
-        # One that is not shorter for each microbatch is not better.
+        # A period that takes no less time per microbatch is not better.
         high = -(-best.num_ticks * growth // best.growth)
         _, best, _ = least(work * growth, high, best, solve)
     return best
 
 
 def _one_by_one(problem: Problem) -> Repetend:
-    """A microbatch of each route is run from its start to its end, and then the next one."""
+    """The repetend that runs the actions of one microbatch of each route one by one."""
     ends = np.cumsum([task.ticks for task in problem.tasks])
     starts = ends - [task.ticks for task in problem.tasks]
     ticks = np.arange(ends[-1])
@@ -118,7 +118,7 @@ def _one_by_one(problem: Problem) -> Repetend:
 
 
 def _way_in(problem: Problem, repetend: Repetend, deadline: float) -> Table:
-    """The counts of the shortest time from nothing to the first period."""
+    """The counts of the shortest way from an empty pipeline to the first period."""
 
     def solve(num_ticks: int) -> tuple[int, Table] | None:
         def known(task: int, tick: int) -> int | None:
@@ -129,7 +129,7 @@ def _way_in(problem: Problem, repetend: Repetend, deadline: float) -> Table:
         table = find_counts(problem, Line(num_ticks, known), deadline)
         return None if table is None else (num_ticks, table)
 
-    # The pattern itself, from where it runs the first microbatch.
+    # A known way in is the pattern itself, from the point where it runs the first microbatch.
     tasks = range(len(problem.tasks))
     ahead = max(repetend.count(task, -1) for task in tasks)
     high = -(-ahead // repetend.growth) * repetend.num_ticks
@@ -138,7 +138,7 @@ def _way_in(problem: Problem, repetend: Repetend, deadline: float) -> Table:
 
 
 def _way_out(problem: Problem, repetend: Repetend, more: int, deadline: float) -> Table:
-    """The counts of the shortest time from a period to the end, after which ``more`` are added."""
+    """The counts of the shortest way from a period to the end; the caller adds ``more`` to them."""
     final = [task.num - more for task in problem.tasks]
 
     def solve(num_ticks: int) -> tuple[int, Table] | None:
@@ -151,7 +151,7 @@ def _way_out(problem: Problem, repetend: Repetend, more: int, deadline: float) -
         table = find_counts(problem, Line(num_ticks, known), deadline)
         return None if table is None else (num_ticks, table)
 
-    # The pattern itself, up to where it has run the last microbatch.
+    # A known way out is the pattern itself, up to the point where it has run the last microbatch.
     tasks = range(len(problem.tasks))
     behind = [final[task] - repetend.count(task, -1) for task in tasks]
     low = max(problem.tails[t] + problem.tasks[t].ticks if behind[t] else 0 for t in tasks)

@@ -1,4 +1,4 @@
-"""Search: the best order of actions for given times, a memory limit and the routes."""
+"""Search: an order of actions with a short makespan, for given times, memory limits and routes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from superscaler_core.schedules.search.repetend import repeated
 from superscaler_core.schedules.timeline import Durations, Time, timeline
 
 MAX_PERIOD_COUNTS = 200
-"""Most entries of a table of counts for the work of one microbatch of every route; durations are
-rounded to a unit in which it has no more. The repetend of eight stages then takes seconds."""
+"""Most entries of a table of counts for the work of one microbatch of every route. Durations are
+rounded to a unit with which the table meets this limit. The repetend of eight stages then takes
+seconds."""
 
 MAX_COUNTS = 6000
-"""Most entries of a table of counts for which the whole step is searched at once; a quarter of it
-without a deadline."""
+"""Most entries of a table of counts for which the whole step is searched at once; without a
+deadline, a quarter of this number."""
 
 
 def search_schedule(
@@ -32,12 +33,13 @@ def search_schedule(
     edges: Edges | None = None,
     budget_secs: float = 60,
 ) -> Schedule:
-    """A schedule of a short makespan, within the memory limit of every worker.
+    """A schedule with a short makespan, within the memory limit of every worker.
 
-    Three searches are tried: lists by urgency; a repetend with the best way into it and out of it,
-    as in Tessel; and, if the step is small enough, integer programming of all of it. The shortest
-    result by ``timeline`` is taken. The last two round durations that have no large common unit.
-    ``exact_schedule`` rounds nothing, and proves that its result is the shortest.
+    Three searches are tried: list scheduling by urgency; a repetend with the best way into it and
+    out of it, as in Tessel; and, if the step is small enough, integer programming of the whole
+    step. The shortest result by ``timeline`` is taken. The last two searches round durations that
+    have no large common unit. ``exact_schedule`` rounds nothing, and proves that its result is the
+    shortest.
 
     >>> from superscaler_core.schedules import timeline
     >>> from superscaler_core.schedules.search import both_ways
@@ -48,20 +50,20 @@ def search_schedule(
         routes: for each route the workers of every stage; several workers run it together.
             Microbatch m takes route ``m % len(routes)``. ``straight_routes``, ``looped_routes``,
             ``v_routes`` and ``both_ways`` make the usual ones.
-        durations: as of ``timeline``. Stages of which they give no B have their backwards split
-            into I and W.
+        durations: as in ``timeline``. A stage without a time of B has its backwards split into I
+            and W.
         num_microbatches: N.
-        memory_limit: most activations of a worker, one number for all or one each; None for no
-            limit. Activations count as in ``Schedule.peak_microbatches``.
+        memory_limit: most activations of a worker, one number for all workers or one per worker;
+            None for no limit. Activations count as in ``Schedule.peak_microbatches``.
         activations: memory of a microbatch's activations on each worker of a stage; 1 if absent.
         edges: the stage graph; a chain of stages if None.
-        budget_secs: seconds after which the best schedule so far is taken. If infinite, the work
-            is limited and not the time, so that all processes find the same schedule.
+        budget_secs: seconds after which the best schedule so far is taken. If infinite, the work of
+            the solver is limited, not its time, so that all processes find the same schedule.
 
     Raises:
         ScheduleError: routes differ in length, a stage has no worker, or a worker no microbatch;
             a duration is missing; edges form a circle; or the memory limit of a worker is less
-            than what a single microbatch takes there.
+            than the activations of a single microbatch there.
     """
     request = ScheduleRequest(
         tuple(routes), durations, num_microbatches, memory_limit, activations, edges
