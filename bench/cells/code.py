@@ -42,7 +42,7 @@ def code_of(commit: str, paths: tuple[str, ...]) -> str | None:
     blobs = {path: words.split()[2] for words, path in (line.split("\t") for line in listed)}
     texts = dict(zip(blobs.values(), _contents([*blobs.values()]), strict=True))
     lines = [
-        f"{path} {_without_prose(texts[blob]) if path.endswith('.py') else blob}"
+        f"{path} {_without_prose(texts[blob]) if path.endswith(('.py', '.pyi')) else blob}"
         for path, blob in sorted(blobs.items())
     ]
     return sha256("\n".join(lines).encode()).hexdigest()
