@@ -1,8 +1,8 @@
 """Build of the optional extension ``rvdcomm._C``; everything else is in pyproject.toml.
 
-``RVDCOMM_CUDA=0|1|auto`` says whether the CUDA engine is built: never, always, or (the default)
-where nvcc is found. ``RVDCOMM_NATIVE=0`` builds no extension at all: rvdcomm then runs on torch and
-numpy, slower and with the same results.
+``RVDCOMM_CUDA=0|1|auto`` determines whether the CUDA engine is built: never, always, or (auto, the
+default) if nvcc is found. With ``RVDCOMM_NATIVE=0``, no extension is built; rvdcomm then runs on
+torch and numpy, slower but with the same results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMPILERS = (os.environ.get("CXX"), "c++", "g++", "clang++")
 
 
 class CMakeBuild(build_ext):
-    """Hands every extension to the CMakeLists.txt beside this file."""
+    """The build step, which builds every extension with the CMakeLists.txt beside this file."""
 
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
@@ -45,7 +45,7 @@ class CMakeBuild(build_ext):
 
 
 def extensions() -> list[Extension]:
-    """The extension, unless it was refused or no compiler is there."""
+    """The extension; none if ``RVDCOMM_NATIVE=0`` or if there is no C++ compiler."""
     if os.environ.get("RVDCOMM_NATIVE") == "0":
         return []
     if not any(shutil.which(name) for name in COMPILERS if name):

@@ -1,1 +1,1 @@
-"""Benchmarks of rvdcomm, and the emulated cluster which they run on."""
+"""Benchmarks of rvdcomm and superscaler_core, and the emulated cluster that some of them run on."""

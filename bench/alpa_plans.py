@@ -1,8 +1,9 @@
-"""Alpa's published plans beside those that our version of its planner finds, both simulated.
+"""Compare Alpa's published plans with those of our version of Alpa's planner, by simulation.
 
-A published plan says which layers are a stage, on which submesh, and the logical shape of its mesh.
-How ops are cut there is not published; both plans have it from the same intra-op planner. Blocks
-keep their inputs, as in Alpa's suites.
+A published plan gives, for each stage, its layers, its submesh, and the logical shape of the mesh.
+Alpa did not publish how ops are split inside a stage; in both plans, the same intra-op planner
+decides this. In the published plans, each block keeps only its inputs for the backward and
+recomputes the rest, as in Alpa's suites.
 
 Source: ``benchmark/alpa/suite_auto_gpt.py``, ``suite_auto_moe.py``, ``suite_wresnet.py`` of Alpa,
 "solutions found for p3.16xlarge".
@@ -36,17 +37,21 @@ from superscaler_core.simulator import simulate
 PER_HOST = 8
 
 MEMORY_BYTES = 15 << 30
-"""Of a V100 of a p3.16xlarge, which has 16 GiB; one is left to the context and the allocator."""
+"""Memory limit per V100: 1 of the 16 GiB is reserved for the CUDA context and the allocator."""
 
 SHARES = (1.0, 0.85, 0.7)
-"""Of the memory, until a plan fits by the memory reader; as in ``propose_alpa``."""
+"""Shares of the memory limit, tried in order until a plan fits; as in ``propose_alpa``."""
 
 SAMPLES = (4, 8, 16, 32, 64)
-"""Sizes of microbatches that a plan of ours may have, besides the published one."""
+"""Microbatch sizes, in samples, that the search for our plan tries."""
 
 
 NUM_AXES = {"gpt": 2, "moe": 2, "wide_resnet": 1}
-"""Of the meshes of our plans. Blocks of a Wide-ResNet differ, so each mesh takes long to price."""
+"""Axes of the meshes in our plans, by model.
+
+Blocks of a Wide-ResNet differ from each other. Computing the costs of one mesh therefore takes
+long, and only meshes of one axis are tried.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,10 @@ class PublishedPlan:
     """A plan of Alpa's suites.
 
     Attributes:
-        microbatches: of a step.
-        layers: of every stage, of as many clusters of equal numbers of blocks.
-        meshes: the logical shape of every stage's mesh.
+        microbatches: microbatches per step.
+        layers: layers per stage. A layer of Alpa is a cluster of blocks; all layers of a model have
+            equally many blocks.
+        meshes: logical shape of the mesh of each stage.
     """
 
     microbatches: int
@@ -81,18 +87,18 @@ PUBLISHED: Mapping[str, PublishedPlan] = {
         ((8, 1), (1, 8), (8, 1), (1, 8), (8, 1), (8, 1), (1, 8), (8, 1)),
     ),
 }  # fmt: skip
-"""By the names of ``ALPA_MODELS``."""
+"""The published plans, by the names of ``ALPA_MODELS``."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A plan and its step.
+    """A plan and its simulated step.
 
     Attributes:
-        plan: in words.
-        samples: of a microbatch.
-        secs: of a step.
-        peak_bytes: of the fullest device.
+        plan: the plan as text.
+        samples: samples per microbatch.
+        secs: seconds of a step.
+        peak_bytes: peak memory of the device that needs the most.
     """
 
     plan: str
@@ -102,9 +108,9 @@ class Simulated:
 
 
 def p3_topology(num_gpus: int) -> rv.Topology:
-    """p3.16xlarge: NVLink inside hosts of 8, one NIC of 25 Gbit/s a host.
+    """Hosts of type p3.16xlarge: 8 GPUs joined by NVLink, and one NIC of 25 Gbit/s per host.
 
-    Links reach the shares of their data sheets that ``dgx-v100`` has: 0.8 and 0.88.
+    NVLink reaches 0.8 of its data sheet, and the NIC 0.88, as in the preset ``dgx-v100``.
     """
     inside = rv.Link(5e-6, 120e9)
     if num_gpus <= PER_HOST:
@@ -114,14 +120,14 @@ def p3_topology(num_gpus: int) -> rv.Topology:
 
 
 def published(name: str) -> Simulated:
-    """The published plan of a model, simulated.
+    """Simulate the published plan of a model.
 
     Raises:
-        PlanError: it does not fit.
+        PlanError: the plan does not fit in memory.
     """
     model, plan = ALPA_MODELS[name], PUBLISHED[name]
     samples = model.workload.batch // plan.microbatches
-    # An axis of one device splits nothing.
+    # A mesh axis of size 1 splits nothing, so it is dropped.
     shapes = [tuple(size for size in mesh if size > 1) or (1,) for mesh in plan.meshes]
     prices = {each.mesh: each for each in _prices(model, samples, tuple(dict.fromkeys(shapes)))}
     num_blocks = len(next(iter(prices.values())).runs.layers)
@@ -137,10 +143,10 @@ def published(name: str) -> Simulated:
 
 
 def found(name: str, samples: Sequence[int] = SAMPLES) -> Simulated:
-    """The fastest plan of our version of the planner that fits, over sizes of microbatches.
+    """Simulate the fastest plan of our planner that fits, over all microbatch sizes in ``samples``.
 
     Raises:
-        PlanError: none fits.
+        PlanError: no plan fits in memory.
     """
     model = ALPA_MODELS[name]
     best: Simulated | None = None
@@ -188,7 +194,7 @@ def _simulated(model: SearchModel, samples: int, cut: MeshCut) -> Simulated:
 
 
 def table(names: Sequence[str]) -> Iterator[str]:
-    """A row for every plan: seconds of a step, memory, and how much faster than the published."""
+    """Lines of a Markdown table with a row per plan: step time, memory, speed-up over Alpa's."""
     yield "| model | GPUs | plan | microbatch | step, s | GiB | faster | CPU, s |"
     yield "|---|---|---|---|---|---|---|---|"
     for name in names:

@@ -1,10 +1,11 @@
-"""Training curves of asynchronous pipelines beside synchronous training, of a small GPT.
+"""Compare training curves of asynchronous pipelines with synchronous training, on a small GPT.
 
-A GPT of four blocks, one a stage, learns to predict the characters of this repository's own pages.
-All methods start from the same parameters, see the same sequences in the same order, and make an
-update after every 16 of them, with the same optimizer and learning rate; they differ in which
-version of the weights a gradient is of. The stages run on one device in the order of the schedule
-(``on_one_worker``), which trains what stages on four devices train. Writes a JSON and a plot.
+A GPT of four blocks, one per stage, learns to predict the characters of this repository's own
+pages. All methods start from the same parameters, see the same sequences in the same order, and
+use the same optimizer and learning rate. Each update takes 16 sequences. The methods differ in the
+version of the weights from which a gradient is computed. All stages run on one device, in the order
+of the schedule (``on_one_worker``); the result is that of stages on four devices. The command
+writes a JSON file and a plot.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STAGES, SEQUENCES = 4, 16
 SIZES = {"layers": STAGES, "width": 48, "heads": 4, "sequence": 32, "vocabulary": 96}
 RATE = 1e-3
 DECAY = 0.135
-"""D of PipeMare's correction, about ``exp(-2)``."""
+"""D of PipeMare's discrepancy correction (T2), about ``exp(-2)``."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Method:
 
     Attributes:
         schedule: a name of ``SCHEDULES``.
-        every: microbatches of an update, which divide its sequences.
-        options: of the schedule.
-        corrections: those of ``PipeMare``; None for none.
+        every: microbatches per update; the sequences of an update are divided among them.
+        options: options of the schedule.
+        corrections: PipeMare's corrections; None for no correction.
     """
 
     schedule: str
@@ -52,7 +53,7 @@ class Method:
     corrections: ss.PipeMare | None = None
 
     def order(self, num_updates: int) -> ss.Schedule:
-        """The schedule of a run, on one worker; of one update if it is synchronous."""
+        """The schedule of a run on one worker; of a single update if it is synchronous."""
         make = SCHEDULES[self.schedule]
         if self.is_synchronous:
             return on_one_worker(make(STAGES, self.every))
@@ -65,7 +66,7 @@ class Method:
 
 
 def methods(num_updates: int) -> dict[str, Method]:
-    """By the name in the plot."""
+    """The methods that are compared, by their names in the plot."""
     mare = ss.PipeMare(annealing=num_updates // 4, decay=DECAY)
     return {
         "synchronous (1F1B)": Method("1f1b", every=STAGES),
@@ -80,14 +81,14 @@ def methods(num_updates: int) -> dict[str, Method]:
 
 @cache
 def _text() -> Tensor:
-    """The pages as numbers: printable ASCII from 1, and 0 for anything else."""
+    """The pages as token numbers: printable ASCII from 1 on, 0 for every other character."""
     pages = sorted(Path(__file__).parents[1].glob("docs/adr/*.md"))
     text = "\n".join(page.read_text() for page in pages)
     return torch.tensor([ord(c) - 31 if " " <= c <= "~" else 0 for c in text])
 
 
 def _batch(first: int, num_updates: int) -> tuple[Tensor, Tensor]:
-    """The sequences of updates from the ``first`` one on, and the characters that follow."""
+    """Sequences of ``num_updates`` updates from update ``first`` on, and their next characters."""
     text, length = _text(), SIZES["sequence"]
     places = torch.Generator().manual_seed(0)
     num = (first + num_updates) * SEQUENCES
@@ -98,14 +99,14 @@ def _batch(first: int, num_updates: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def _captured(size: int) -> tuple[ss.Graph, dict[str, Tensor]]:
-    """The model for microbatches of a size, and its first parameters, the same for all sizes."""
+    """The graph for microbatches of ``size``, and the initial parameters, equal for all sizes."""
     torch.manual_seed(0)
     model = build("gpt", **SIZES)
     return ss.capture(model, example_inputs("gpt", size, **SIZES)), model.state_dict()
 
 
 def _program(method: Method, num_updates: int, folder: str) -> dict[str, Tensor]:
-    """Write the program of a method; the first parameters."""
+    """Write the program of a method to ``folder``; return the initial parameters."""
     graph, state = _captured(SEQUENCES // method.every)
     plan = ss.Plan(graph, [0])
     stages_of_blocks(plan, STAGES)
@@ -117,7 +118,7 @@ def _program(method: Method, num_updates: int, folder: str) -> dict[str, Tensor]
 
 
 def losses(method: Method, num_runs: int, num_updates: int) -> list[float]:
-    """The mean loss of each run of a pipeline, which makes ``num_updates`` updates."""
+    """The mean loss of each run of a method; a run is ``num_updates`` updates."""
     make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
     make = partial(torch.optim.Adam, lr=RATE)
 
@@ -135,7 +136,7 @@ def losses(method: Method, num_runs: int, num_updates: int) -> list[float]:
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """The curves."""
+    """Draw the loss curves of all methods into one figure."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -159,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("bench/results/asynchronous.json"))
     parser.add_argument("--picture", type=Path, default=Path("docs/img/asynchronous.png"))
     args = parser.parse_args(argv)
-    # Small products are fastest on one core, and the sums of one core are the same everywhere.
+    # Small products are fastest on one core, and the result does not depend on the number of cores.
     torch.set_num_threads(1)
     found = {}
     for name, method in methods(args.runs * args.updates).items():

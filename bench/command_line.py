@@ -6,7 +6,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 
 def parser_for(name: str, description: str, epilog: str) -> ArgumentParser:
-    """A command line whose help keeps its lines; ``name`` is the benchmark's module."""
+    """A parser whose help keeps the line breaks; ``name`` is the benchmark's module."""
     return ArgumentParser(
         prog=f"python -m bench.{name}",
         description=description,

@@ -1,4 +1,4 @@
-"""Copy programs against memcpy, torch and a device copy."""
+"""Time copy programs, compared with memcpy, torch and a device-to-device copy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def address(tensor: torch.Tensor) -> int:
 
 
 def program(dst: torch.Tensor, srcs: list[torch.Tensor], num_threads: int) -> Work:
-    """``dst = sum(srcs)`` as a program of one op that is ready to run."""
+    """The function that runs ``dst = sum(srcs)``, compiled as a copy program of one op."""
     sides = [side(i + 1, src) for i, src in enumerate(srcs)]
     made = _C.CopyProgram([(tuple(dst.shape), side(0, dst), sides)])
     addresses = [address(t) for t in (dst, *srcs)]
@@ -65,7 +65,7 @@ def program(dst: torch.Tensor, srcs: list[torch.Tensor], num_threads: int) -> Wo
 
 
 def tensor(array: np.ndarray) -> torch.Tensor:
-    """numpy's memory, which asks for huge pages: all buffers here have the same kind of page."""
+    """A tensor in numpy's memory, which uses huge pages, so that all buffers have equal pages."""
     return torch.from_numpy(array)
 
 
@@ -74,7 +74,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def alternate(works: dict[str, Work], secs: float, calls: int) -> dict[str, list[float]]:
-    """Seconds of a call, by samples of ``calls``; all works take turns until the time is up."""
+    """Seconds per call: samples of ``calls`` calls each; the works alternate until time is up."""
     samples: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
         work()
@@ -89,7 +89,7 @@ def alternate(works: dict[str, Work], secs: float, calls: int) -> dict[str, list
 
 
 class Bench:
-    """Measures rows and keeps them."""
+    """Measures the rows of the result and collects them."""
 
     def __init__(self, num_bytes: int, secs: float, num_threads: int) -> None:
         self.num_bytes, self.secs, self.num_threads = num_bytes, secs, num_threads
@@ -108,7 +108,7 @@ class Bench:
         return lambda: np.copyto(dst, src)
 
     def runs(self) -> None:
-        """Blocks of columns for 4 peers, so that every byte is read and written once."""
+        """Blocks of columns for 4 peers; every byte is read once and written once."""
         memcpy = self.memcpy()
         for run in (16, 32, 64, 256, 1 * KIB, 4 * KIB, 16 * KIB, 64 * KIB):
             src = tensor(filled(self.num_bytes)).view(-1, 4, run).transpose(0, 1)
@@ -117,7 +117,7 @@ class Bench:
             self.row("runs", size_text(run), self.num_bytes, works)
 
     def gathers(self) -> None:
-        """One block of columns of 4: memory moves whole lines, so that short runs read more."""
+        """One of 4 blocks of columns; short runs read more, because memory moves whole lines."""
         memcpy = self.memcpy()
         for run in (16, 256, 4 * KIB):
             src = tensor(filled(4 * self.num_bytes)).view(-1, 4 * run)[:, run : 2 * run]
@@ -169,7 +169,7 @@ class Bench:
         self.row("small", "1 KiB", KIB, works, calls=1000)
 
     def gpu(self) -> None:
-        """Rows on the GPU; without one, a row that says so."""
+        """Measure the rows on the GPU; without a GPU, add a row that says so."""
         if not (_C.has_cuda and torch.cuda.is_available()):
             self.rows.append({"kind": "gpu", "what": "not measured: no GPU here"})
             print(line(self.rows[-1]), flush=True)
@@ -187,11 +187,11 @@ class Bench:
 
 
 NUM_EVENTS = 30
-"""Samples of a row on the GPU; every buffer is several times the GPU's cache."""
+"""Samples per row on the GPU; every buffer is several times as large as the GPU's cache."""
 
 
 def by_events(works: dict[str, Work]) -> dict[str, list[float]]:
-    """Seconds of every call by the GPU's own events; all works take turns."""
+    """Seconds of every call, measured with CUDA events; the works alternate."""
     event: Any = torch.cuda.Event  # Torch has no types for it.
     samples: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(3):
@@ -209,7 +209,7 @@ def by_events(works: dict[str, Work]) -> dict[str, list[float]]:
 
 
 def on_gpu(ops: list[Any], buffers: list[torch.Tensor]) -> Work:
-    """A program that is ready to run on the GPU."""
+    """The function that runs ``ops`` as a copy program on the GPU."""
     made = _C.CopyProgram(ops)
     addresses, stream = [address(x) for x in buffers], torch.cuda.current_stream().cuda_stream
     return lambda: made.run_cuda(addresses, stream)
@@ -220,7 +220,7 @@ def bytes_on_gpu(num_bytes: int) -> torch.Tensor:
 
 
 def _gathers_on_gpu(num_bytes: int) -> Iterator[tuple[str, dict[str, Work]]]:
-    """One block of columns of 4, beside a device-to-device copy."""
+    """One of 4 blocks of columns, compared with a device-to-device copy."""
     for run in (16, 64, 256, 4 * KIB):
         src = bytes_on_gpu(4 * num_bytes)
         view = src.view(-1, 4 * run)[:, run : 2 * run]
@@ -259,16 +259,16 @@ def _sums_on_gpu(num_bytes: int) -> Iterator[tuple[str, dict[str, Work]]]:
         yield f"sum {sum_text(dtype)}", {"ours": ours, "torch": torch_sum(parts, total)}
 
 
-# --- what rows on the CPU and on the GPU have in common -----------------------------------------
+# --- shared by the rows on the CPU and on the GPU -----------------------------------------------
 
 PACKS = ((4, 1024), (8, 64), (4, 16))
-"""Peers, and float32 values of a row."""
+"""(Number of peers, float32 values per row of the matrix)."""
 
 SUMMED = (torch.float32, torch.bfloat16)
 
 
 def pack_ops(x: torch.Tensor, peers: int) -> tuple[list[Any], list[Any]]:
-    """The columns of ``x``, buffer 0, to one piece a peer in buffer 1; and back."""
+    """Ops that pack the columns of ``x`` (buffer 0) into a piece per peer (buffer 1), and back."""
     rows, width = x.shape
     part = width // peers
     columns = [(0, "float32", p * part, (width, 1)) for p in range(peers)]
@@ -295,7 +295,7 @@ def sum_text(dtype: torch.dtype) -> str:
 
 
 def torch_sum(parts: list[torch.Tensor], total: torch.Tensor) -> Work:
-    """One part after another."""
+    """The sum as torch does it: one part after another."""
 
     def add() -> None:
         torch.add(parts[0], parts[1], out=total)
@@ -306,7 +306,7 @@ def torch_sum(parts: list[torch.Tensor], total: torch.Tensor) -> Work:
 
 
 def filled(num_bytes: int) -> np.ndarray:
-    """Bytes that are not all zero, on pages of their own."""
+    """An array that is not all zero, so that every page of it is really allocated."""
     return (np.arange(num_bytes // 8, dtype=np.uint64) * 0x9E3779B97F4A7C15).view(np.uint8)
 
 
@@ -336,7 +336,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """How fast ours is beside each baseline: 1 is as fast."""
+    """Draw the speed of the copy engine over each baseline; 1 means equally fast."""
     from matplotlib.figure import Figure
 
     rows = [row for row in result["rows"] if "samples" in row and row["kind"] != "small"]
@@ -345,7 +345,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     for name, color, shift in (("memcpy", "#3b6ea5", -0.2), ("torch", "#d08c3c", 0.2)):
         at = [i for i, row in enumerate(rows) if name in row["samples"]]
         speed = [middle(rows[i], name) / middle(rows[i], "ours") for i in at]
-        # Bars start at 1, so that what is slower points to the left.
+        # Bars start at 1, so that a bar to the left means slower than the baseline.
         widths = [value - 1 for value in speed]
         axes.barh([i + shift for i in at], widths, 0.38, 1, color=color, label=f"beside {name}")
         for i, value in zip(at, speed, strict=True):
@@ -365,7 +365,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print a table, write a JSON and a plot."""
+    """Measure, print a table, and write a JSON file and a plot."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.copy",
         description=DESCRIPTION,

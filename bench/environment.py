@@ -1,4 +1,4 @@
-"""Environment: what a result carries, so that it can be cited."""
+"""Environment: the commit, machine and versions that are stored with every result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def environment(command: str) -> dict[str, Any]:
-    """Commit, machine and versions: what a result must carry to be cited."""
+    """Commit, date, command, machine and versions; a result needs them to be cited."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -30,8 +30,8 @@ def environment(command: str) -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, str]:
-    """The GPU, where there is one."""
-    import torch  # Not every result needs it, and it takes seconds.
+    """The name of the GPU; empty without a GPU."""
+    import torch  # Imported late: the import takes seconds, and not every result needs torch.
 
     return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 

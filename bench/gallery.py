@@ -1,6 +1,6 @@
-"""``python -m bench.gallery``: the page of plans with the pictures of their simulated steps.
+"""``python -m bench.gallery``: write the page of plans with pictures of their simulated steps.
 
-Every picture is what a command prints into a file, and the page shows the command.
+A command draws each picture, and the page shows this command.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Shown:
     """A plan of the gallery.
 
     Attributes:
-        name: of its picture.
-        title: what it is.
-        text: what to see in the picture.
-        words: of ``superscaler simulate``.
+        name: name of the picture's file, without suffix.
+        title: title of the plan.
+        text: what to look at in the picture.
+        words: arguments of ``superscaler simulate``.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Shown:
 
     @property
     def command(self) -> str:
-        """What draws the picture."""
+        """The command that draws the picture."""
         return f"superscaler simulate {self.words} --picture {self.name}.png"
 
 
 def _gpt(plan: str, more: str = "") -> str:
-    """A GPT that is large enough that computing takes longer than launching."""
+    """Arguments for a GPT that is so large that its ops take longer than their launches."""
     sizes = {"layers": 8, "width": 1024, "heads": 16, "sequence": 1024, "model.vocabulary": 2048}
     given = " ".join(f"--set {name}={size}" for name, size in sizes.items())
     words = f"gpt {plan} --devices 4 {given} --dtype float16 --microbatch 4 {more}"
@@ -148,7 +148,7 @@ GALLERY: tuple[tuple[str, tuple[Shown, ...]], ...] = (
         ),
     ),
 )  # fmt: skip
-"""What is shown, by heading."""
+"""The plans of the page, by heading."""
 
 HEAD = """\
 # Plans in pictures
@@ -182,7 +182,7 @@ def _folded(command: str, width: int = 90) -> list[str]:
 
 
 def main() -> int:
-    """Draw all pictures, and write the page."""
+    """Draw all pictures and write the page."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for shown in tqdm([each for _, plans in GALLERY for each in plans], disable=None):
         path = FOLDER / f"{shown.name}.png"

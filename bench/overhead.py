@@ -1,4 +1,4 @@
-"""Host overhead of a call: what rvdcomm adds to the copy or collective that it makes."""
+"""Host overhead of a call: the time that rvdcomm adds to the copy or collective that it runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CALLS_A_SAMPLE = 20
 NUM_COLUMNS = 16
 
 SIZES = {"1 KiB": 1 << 10, "64 KiB": 64 << 10}
-"""Of the whole tensor."""
+"""Sizes of the whole tensor, in bytes."""
 
 CASES = {
     "D->R": ("R(1)V(1)D(2,1)", "R(2)V(1)D(1,1)"),
@@ -66,7 +66,7 @@ Row = dict[str, Any]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print a table, write a JSON."""
+    """Measure, print a table, and write a JSON file."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.overhead",
         description=DESCRIPTION,
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def table(rows: list[Row]) -> str:
-    """Every row: the bare time, ours, what is added, and its target."""
+    """A line per row: the bare time, our time, their difference, and its target."""
     lines = [
         f"{'case':6}  {'size':>6}  {'way':14}  {'bare':12}  {'bare us':>8}  {'ours us':>8}  "
         f"{'added us':>8}  {'target':>8}"
@@ -112,7 +112,7 @@ def table(rows: list[Row]) -> str:
 
 
 def _alternate(ways: dict[str, Way], num_samples: int, barrier: Way) -> dict[str, list[float]]:
-    """Samples of all ways, in turns, so that what else the machine does meets them alike."""
+    """Seconds per call of all ways, which alternate so that other load affects all of them."""
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for repetition in range(-WARM_UP, num_samples):
         for name, way in ways.items():
@@ -130,7 +130,7 @@ def _alternate(ways: dict[str, Way], num_samples: int, barrier: Way) -> dict[str
 
 
 def _copies(num_samples: int) -> list[Row]:
-    """One rank, whose tensor is where it should be."""
+    """Rows of a world of one rank, where the transition is only a copy."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=TIMEOUT)
     layout = rv.Layout((16, 16), "R(1)V(1)D(1,1)")
@@ -156,7 +156,7 @@ def _copies(num_samples: int) -> list[Row]:
 
 
 def _start_ranks(num_samples: int, only: str | None) -> list[Row]:
-    """Rows of the cases of two ranks, which are processes of their own."""
+    """Rows of the cases with two ranks, each in a process of its own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -177,7 +177,8 @@ def _start_ranks(num_samples: int, only: str | None) -> list[Row]:
 def _work(results: Path, num_samples: int, only: str | None) -> None:
     """Measure as one of the two ranks."""
     dist.init_process_group("gloo", timeout=TIMEOUT)
-    # The barriers are on another one: a group whose threads were just at work is the faster one.
+    # A group of its own for the bare collectives, because the barriers use the default group: a
+    # group whose threads have just been at work is faster.
     group = dist.new_group([0, 1], timeout=TIMEOUT)
     executors = [only] if only else ["dist", "peer"]
     rows = []
@@ -213,8 +214,8 @@ def _measure(case: str, size: str, num_samples: int, executors: list[str], group
 
 
 # --- the bare collectives -----------------------------------------------------------------------
-# All of them leave what a rank needs in preallocated contiguous memory; for D->D' that is after
-# the pack and before the unpack, which are no part of the collective.
+# Each of them leaves the data that a rank needs in preallocated contiguous memory. For D->D', the
+# pack before and the unpack after the collective are not included.
 
 
 def _swap(theirs: Tensor, mine: Tensor, group: Any) -> None:
@@ -227,7 +228,7 @@ def _swap(theirs: Tensor, mine: Tensor, group: Any) -> None:
 
 def _gathers(tensor: Tensor, out: Tensor, group: Any) -> dict[str, Way]:
     rank, halves = dist.get_rank(), out.chunk(2)
-    # The newer name of the two.
+    # all_gather_single is the newer name of the function.
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
     def messages() -> None:

@@ -1,6 +1,6 @@
-"""How long planning and lowering take: by the number of ranks, and for models of many tensors.
+"""Time of planning and lowering: by the number of ranks, and for models of many tensors.
 
-Every sample is one `plan()` of a pair of layouts, or one rank's program of a plan, on one core.
+A sample is one `plan()` of a pair of layouts, or one lowering of one rank's program, on one core.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ NAMES = ("rank", "host", "rack")
 HOST, RACK = 8, 256
 SEED = 0
 REPETITIONS = 3
-"""Cold calls of every pair, of which the least counts: the others shared the core."""
+"""Cold calls per pair; the fastest counts, because the others shared the core."""
 
 PYTHON_PAIRS = 20
-"""Pairs that the Python search plans: it takes tens of milliseconds where many axes move."""
+"""Pairs per row for the Python search, which takes tens of milliseconds if many axes move."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one row of the table measures: ``num_dst`` is 0 if src and dst are one group."""
+    """A row of the table; ``num_dst`` is 0 if src and dst are the same group."""
 
     name: str
     num_ranks: int
@@ -90,13 +90,13 @@ def factorings(number: int, count: int) -> list[tuple[int, ...]]:
 
 @cache
 def rvds(num_ranks: int) -> list[str]:
-    """Every RVD of a 3-d tensor."""
+    """Every RVD of a 3-d tensor on ``num_ranks`` ranks, as text."""
     counts = factorings(num_ranks, 2 + len(SHAPE))
     return [f"R({r})V({v})D({','.join(map(str, d))})" for r, v, *d in counts]
 
 
 def topology(num_ranks: int, num_levels: int) -> Topology:
-    """Runs of ranks, hosts and racks, with at least so many ranks: the last rack is whole."""
+    """Ranks in hosts in racks; the last rack is full, so there may be more than ``num_ranks``."""
     sizes = (1, min(HOST, num_ranks), min(RACK, num_ranks))[:num_levels]
     whole = -(-num_ranks // sizes[-1]) * sizes[-1]
     levels = [
@@ -107,7 +107,7 @@ def topology(num_ranks: int, num_levels: int) -> Topology:
 
 
 def pairs_of(row: Row, count: int) -> Iterator[tuple[Layout, Layout]]:
-    """Random pairs, the same in every run."""
+    """Random pairs of layouts, the same in every run."""
     rng = random.Random(SEED)
     for _ in range(count):
         src = Layout(SHAPE, rng.choice(rvds(row.num_ranks)))
@@ -116,7 +116,7 @@ def pairs_of(row: Row, count: int) -> Iterator[tuple[Layout, Layout]]:
 
 
 def seconds(function: Callable[[], object], repetitions: int = 1) -> float:
-    """Time of one call."""
+    """Mean seconds of one call."""
     start = time.perf_counter()
     for _ in range(repetitions):
         function()
@@ -126,7 +126,7 @@ def seconds(function: Callable[[], object], repetitions: int = 1) -> float:
 def measure(row: Row, num_pairs: int, core: Any, show: Callable[[float], None]) -> dict[str, Any]:
     """Samples of one row, in seconds."""
     native.core = core
-    # One rack more where dst is elsewhere: src and dst then share no host.
+    # With another dst group, one rack more for its ranks, so that src and dst share no host.
     world = topology(row.num_ranks + max(row.num_dst, RACK if row.num_dst else 0), row.num_levels)
     samples, lookups = [], []
     for i, (src, dst) in enumerate(pairs_of(row, num_pairs)):
@@ -157,7 +157,7 @@ MATRIX = SHAPE[:2]
 
 @dataclass(frozen=True)
 class LoweredRow:
-    """What one row of the second table measures: in one group, or from one half to the other."""
+    """A row of the second table: within one group, or from one half of the ranks to the other."""
 
     num_ranks: int
     is_between: bool
@@ -165,11 +165,11 @@ class LoweredRow:
 
     @property
     def name(self) -> str:
-        """As printed."""
+        """The name in the table."""
         return f"{'n/2 -> n/2' if self.is_between else 'in group':10} {self.executor}"
 
     def pairs(self) -> Iterator[tuple[str, Layout, Layout]]:
-        """Name, src and dst: the categories of the RVD benchmark, then random pairs."""
+        """(Name, src, dst) of each pair: the categories of the RVD benchmark, then random pairs."""
         rng = random.Random(SEED)
         ranks = range(self.num_ranks)
         n = self.num_ranks // 2 if self.is_between else self.num_ranks
@@ -183,13 +183,13 @@ class LoweredRow:
 
 
 def num_entries(program: Program) -> int:
-    """Boxes that instructions copy, send or receive."""
+    """The number of boxes that the instructions copy, send or receive."""
     each = (i.messages if isinstance(i, Collective) else (i,) for i in program.instructions)
     return sum(len(one.entries) for of_one in each for one in of_one)
 
 
 def lowered(row: LoweredRow) -> dict[str, Any]:
-    """For every pair, the slowest of some ranks: seconds of CPU time, and entries."""
+    """For every pair, CPU seconds and entries of the slowest of four ranks."""
     world = topology(row.num_ranks, 3)
     samples = []
     for name, src, dst in row.pairs():
@@ -225,7 +225,7 @@ def lowered_line(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A model on its way from ``num_src`` ranks in stages to ``num_dst`` others."""
+    """A model that moves from ``num_src`` ranks in stages to ``num_dst`` other ranks."""
 
     name: str
     num_src: int
@@ -238,7 +238,7 @@ MODEL_ROWS = (ModelRow("70b", 64, 4, 4, 4), ModelRow("moe-1t", 256, 8, 128, 8))
 
 
 def bundled(row: ModelRow, rank: int, is_printed: bool) -> dict[str, Any]:
-    """What one rank takes to plan and lower all tensors; run in a fresh process."""
+    """Time and memory of one rank to plan and lower all tensors; run it in a new process."""
     readers = range(row.num_src, row.num_src + row.num_dst)
     num_ranks = -(-readers.stop // HOST) * HOST
     world = Topology.hosts([range(i, i + HOST) for i in range(0, num_ranks, HOST)], *LINKS[:2])
@@ -261,7 +261,7 @@ def bundled(row: ModelRow, rank: int, is_printed: bool) -> dict[str, Any]:
 
 
 def bundles(row: ModelRow) -> Iterator[dict[str, Any]]:
-    """The first and the last rank of either side; the first prints the bundle too."""
+    """Results of the first and the last rank of each side; the first also prints the bundle."""
     context = multiprocessing.get_context("spawn")
     last = row.num_src + row.num_dst - 1
     for rank in (0, row.num_src - 1, row.num_src, last):
@@ -294,7 +294,7 @@ def rows_of(all_ranks: list[int]) -> list[Row]:
 
 
 def progress(title: str) -> Callable[[float], None]:
-    """A bar on a terminal; nothing elsewhere."""
+    """A function that shows a progress bar on a terminal, and nothing elsewhere."""
 
     def show(share: float) -> None:
         if sys.stderr.isatty():
@@ -316,7 +316,7 @@ def line_of(result: dict[str, Any]) -> str:
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
-    """Growth with the number of ranks: lines are medians, bands reach up to the worst pair."""
+    """Draw planning time by number of ranks; bands reach from the median to the worst pair."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -344,7 +344,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print a table, write a JSON and a plot."""
+    """Measure, print the tables, and write a JSON file and a plot."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.planning",
         description=DESCRIPTION,
@@ -404,7 +404,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 native_core = native.core
-"""The native search, if it is built and wanted."""
+"""The native search; None if it is not built, or not wanted (``RVDCOMM_NATIVE=0``)."""
 
 if __name__ == "__main__":
     sys.exit(main())

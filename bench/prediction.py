@@ -1,8 +1,8 @@
-"""Predicted against measured times of the 18 cases, on links that were calibrated just before.
+"""Compare predicted with measured times of the 18 cases, on links calibrated just before.
 
-On an emulated cluster: ``rvdcomm calibrate`` measures its links, all cases are planned for them,
-and rvdcomm runs the plans, in the same minutes. ``plan.cost.secs`` is compared with the median of
-the measured times. Writes a JSON and a plot, and prints a table.
+On an emulated cluster, ``rvdcomm calibrate`` measures the links, all cases are planned for these
+links, and rvdcomm runs the plans, all within minutes. ``plan.cost.secs`` is compared with the
+median of the measured times. The command writes a JSON file and a plot, and prints a table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rvdcomm import Topology
 from rvdcomm.units import secs_text
 
 BAND = 0.2
-"""The error that half of the cases may not exceed."""
+"""Target for the median of the absolute relative errors; the plot shows this band."""
 
 EPILOG = """\
 examples:
@@ -34,7 +34,7 @@ examples:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """The command line; what it shares with ``bench.run`` is called the same."""
+    """Parse the command line; options shared with ``bench.run`` have the same names."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.prediction",
         description=__doc__,
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     hosts, ranks_per_host = (int(number) for number in args.cluster.split("x"))
-    # Inside one group R->R and R->D send nothing, which is easy to predict.
+    # Inside one group, R->R and R->D send nothing; their predictions would flatter the result.
     cases = [
         case
         for case in chosen(args, cluster_groups(hosts, ranks_per_host))
@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _compared(row: dict[str, Any], method: str) -> dict[str, Any]:
-    """What a row of the benchmark says about the prediction; all samples are kept."""
+    """A row of the benchmark with predicted and measured time and the relative error."""
     samples = row["samples"][method]
     return {
         **{name: row[name] for name in ("category", "relation", "size", "src", "dst", "steps")},
@@ -120,7 +120,7 @@ def _compared(row: dict[str, Any], method: str) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """A line a case."""
+    """A table with a line per case."""
     head = f"{'case':16} {'size':>7}  {'predicted':>10} {'measured':>10} {'error':>6}  steps"
     lines = [head]
     for row in result["rows"]:
@@ -133,7 +133,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Medians of the absolute errors: of the 18 cases, of every size of them, and in one group."""
+    """Median absolute errors: of the 18 cases, also by size, and of the cases in one group."""
     between, inside = (
         [row for row in result["rows"] if (row["relation"] == IN_GROUP) == is_inside]
         for is_inside in (False, True)
@@ -147,7 +147,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def median_error(rows: list[dict[str, Any]]) -> float:
-    """Half of the rows have no larger error."""
+    """The median of the absolute relative errors."""
     return float(median(abs(row["error"]) for row in rows))
 
 
@@ -163,7 +163,7 @@ MARKERS = "osD^v"
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Predicted against measured times, and the error of every case."""
+    """Draw predicted against measured times, and the error of every case."""
     import matplotlib
 
     matplotlib.use("Agg")

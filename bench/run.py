@@ -1,7 +1,7 @@
 """The RVD benchmark: 18 cases between two groups and 6 in one group, by one command.
 
-On this machine's processes, or with ``--cluster`` on an emulated cluster. Writes a JSON with all
-samples, a plot, and prints a table.
+The ranks are processes of this machine, or with ``--cluster`` those of an emulated cluster. The
+command writes a JSON file with all samples and a plot, and prints a table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.rvd.cases import Case, cluster_groups, local_groups, make_cases
 from rvdcomm import Layout, Link, Topology, plan
 
 ALPHA_SECS = 60e-6
-"""A message of gloo between two processes of one host; what `gloo`'s ping-pong takes here."""
+"""Latency of a gloo message between two processes of one host, from a ping-pong measurement."""
 
 DESCRIPTION = """\
 Run the RVD benchmark: 6 categories (R->R, R->D, V->R, V->D, D->R, D->D') for 3 relations of two
@@ -46,7 +46,7 @@ examples:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.run",
         description=DESCRIPTION,
@@ -161,7 +161,7 @@ def chosen(args: argparse.Namespace, groups: dict[str, Any]) -> list[Case]:
 def measure(
     args: argparse.Namespace, cases: list[Case], topology: Topology, start: Any
 ) -> list[dict[str, Any]]:
-    """Start the ranks, show progress, return a row a case."""
+    """Start the ranks, show progress, and return a row per case."""
     with tempfile.TemporaryDirectory() as folder:
         config, results = Path(folder, "config.json"), Path(folder, "results.jsonl")
         topology.save(Path(folder, "topology.json"))
@@ -188,7 +188,7 @@ def measure(
 
 
 def _progress(results: Path, total: int, done: threading.Event) -> None:
-    """A bar of the cases that are done, on a terminal; nothing elsewhere."""
+    """Show a bar of the finished cases on a terminal, and nothing elsewhere."""
     started = time.monotonic()
     if not sys.stderr.isatty():
         return

@@ -1,7 +1,7 @@
 """The RVD benchmark at scale, modelled: no process is started and nothing is measured.
 
-All methods are priced by one cost model: a step takes latency times rounds plus the bytes of the
-busiest port over its bandwidth (``rvdcomm/cost/ports.py``).
+One cost model gives the times of all methods: a step takes latency times rounds, plus the bytes of
+the busiest port over its bandwidth (``rvdcomm/cost/ports.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ METHODS = ("ours", "p2p", "dtensor", "bound")
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """Time, bytes between ranks, those of them between hosts, and rounds."""
+    """A modelled cost: seconds, bytes between ranks, the part of them between hosts, and rounds."""
 
     secs: float
     wire_bytes: int
@@ -58,13 +58,13 @@ class Modelled:
 
     @classmethod
     def of(cls, cost: Cost) -> Modelled:
-        """The same of a plan's cost."""
+        """The modelled cost of a plan."""
         return cls(cost.secs, cost.wire_bytes, cost.host_bytes, cost.rounds)
 
 
 @dataclass(frozen=True)
 class World:
-    """A cluster: groups of its levels, outermost first, and the ranks of the smaller group."""
+    """A cluster: the counts of its levels, outermost first, and the size of the smaller group."""
 
     name: str
     preset: str
@@ -73,11 +73,11 @@ class World:
 
     @property
     def topology(self) -> Topology:
-        """Ranks numbered host by host, pod by pod."""
+        """The topology; ranks are numbered host by host, pod by pod."""
         return Topology.preset(self.preset, *self.counts)
 
 
-# Two groups lie on hosts of their own, on three levels in pods of their own.
+# The two groups of a case are on different hosts, and with three levels in different pods.
 WORLDS = (
     World("32 V100", "dgx-v100", (4, 8), 8),
     World("1,024 H100", "dgx-h100", (128, 8), 256),
@@ -86,13 +86,13 @@ WORLDS = (
 
 
 def groups_of(world: World) -> dict[str, tuple[Sequence[int], Sequence[int]]]:
-    """Src and dst ranks of every relation; the in-group cases are over the whole world."""
+    """Src and dst ranks of every relation; the in-group cases use all ranks of the world."""
     everyone = range(prod(world.counts))
     return {**local_groups(world.num_ranks), IN_GROUP: (everyone, everyone)}
 
 
 def rows_of(world: World) -> list[dict[str, Any]]:
-    """Every case of a world by every method."""
+    """A row for every case of a world, with the costs of all methods."""
     topology, rows = world.topology, []
     cases = list(product(groups_of(world).items(), definitions()["categories"].items()))
     for (relation, (src_ranks, dst_ranks)), (category, texts) in _progress(cases, world.name):
@@ -129,10 +129,12 @@ def _progress(cases: list[Any], name: str) -> Iterable[Any]:
 
 
 def point_to_point(src: Layout, dst: Layout, topology: Topology) -> Modelled:
-    """What ``methods.point_to_point`` costs, all messages at once.
+    """The modelled cost of ``methods.point_to_point``, with all messages at once.
 
-    Either src is replicas alone, and every reader pulls its box from one of them in turn, or every
-    reader pulls equally much from every writer (tests/bench/test_scale.py: as counting gives).
+    If src has only replicas, each reader pulls its box from one of them, using the replicas in
+    turn. Otherwise each reader pulls equally many bytes from every writer.
+
+    Law (tests/bench/test_scale.py): the cost equals that of counting the messages.
     """
     readers, writers = np.array(dst.ranks), np.array(src.ranks)
     pulled = ITEM_BYTES * prod(src.shape) // prod(dst.rvd.d)
@@ -150,14 +152,14 @@ def point_to_point(src: Layout, dst: Layout, topology: Topology) -> Modelled:
 
 @dataclass(frozen=True)
 class _Ports:
-    """Bytes through the ports of one level: [groups] inwards and outwards."""
+    """Bytes into and out of the ports of one level, ``[groups]`` each."""
 
     into: Counts
     out_of: Counts
 
     @classmethod
     def of_pairs(cls, src_home: Counts, dst_home: Counts, num_bytes: int) -> _Ports:
-        """A message from each to each."""
+        """One message per pair, from each source to the destination at the same position."""
         num_homes = 1 + int(max(src_home.max(), dst_home.max()))
         away = src_home != dst_home
         both = (np.bincount(home[away], minlength=num_homes) for home in (dst_home, src_home))
@@ -165,7 +167,7 @@ class _Ports:
 
     @classmethod
     def of_all(cls, src_home: Counts, dst_home: Counts, num_bytes: int) -> _Ports:
-        """A message from every one to every one."""
+        """One message from every source to every destination."""
         num_homes = 1 + int(max(src_home.max(), dst_home.max()))
         a, b = (np.bincount(home, minlength=num_homes) for home in (src_home, dst_home))
         return cls(b * (a.sum() - a) * num_bytes, a * (b.sum() - b) * num_bytes)
@@ -177,7 +179,7 @@ def _homes(topology: Topology) -> list[Counts]:
 
 
 def _modelled(ports: list[_Ports], rounds: int, topology: Topology) -> Modelled:
-    """One step under the port model."""
+    """The cost of one step under the port model."""
     totals = [int(port.into.sum()) for port in ports]
     if not totals[0]:
         return Modelled(0.0, 0, 0, 0)
@@ -196,9 +198,10 @@ def _modelled(ports: list[_Ports], rounds: int, topology: Topology) -> Modelled:
 def mesh_order(src: Sequence[str], dst: Sequence[str]) -> list[tuple[int, str, str]]:
     """The order in which DTensor changes mesh dims: (mesh dim, before, after) of every step.
 
-    ``P`` is a partial sum, ``R`` a replica, ``S0`` a cut of dim 0; mesh dims outermost first.
-    Where something is cut, the inner mesh dims go first, and a cut that others of its dim precede
-    is gathered; what is left goes from the outer to the inner.
+    ``P`` is a partial sum, ``R`` a replica, ``S0`` a split of dim 0; mesh dims are outermost first.
+    If src has a split, the mesh dims change from the inner to the outer: each to its dst placement,
+    or to ``R`` if an outer mesh dim must still begin or end to split the same tensor dim. The
+    remaining changes then follow from the outer to the inner.
 
     Source: ``DTensorRedistributePlanner.generate_greedy_transform_infos`` of torch 2.13.
     """
@@ -220,7 +223,7 @@ def mesh_order(src: Sequence[str], dst: Sequence[str]) -> list[tuple[int, str, s
 
 
 def dtensor(src: Layout, dst: Layout, topology: Topology) -> Modelled | None:
-    """DTensor's order of collectives, each priced as ours are; None between two groups."""
+    """The cost of DTensor's order of collectives, by our cost model; None between two groups."""
     pair = refine(src, dst, topology) if src.ranks == dst.ranks else None
     if pair is None:
         return None
@@ -229,7 +232,7 @@ def dtensor(src: Layout, dst: Layout, topology: Topology) -> Modelled | None:
     steps = mesh_order(*([_placement(x, i) for i in range(len(grid.axes))] for x in pair))
     for i, before, after in steps:
         target = {_placement(a, i): a.targets[i], _placement(b, i): b.targets[i], "R": R}[after]
-        # An all_reduce is a reduce_scatter and an all_gather, as everywhere.
+        # An all_reduce is modelled as a reduce_scatter and an all_gather, as in our plans.
         for t in (grid.scratch(i), R) if (before, after) == ("P", "R") else (target,):
             states.append((*states[-1][:i], t, *states[-1][i + 1 :]))
     order = tuple(i for i, before, _ in steps if before == "P")
@@ -250,7 +253,7 @@ COLUMNS = ("case", "groups", *METHODS[:2], "DTensor", "bound", "p2p", "DTensor",
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A table a world, in ms, and how many times as long the others take."""
+    """A table per world: modelled ms, and the times of the other methods over ours."""
     parts = []
     for world in dict.fromkeys(row["world"] for row in rows):
         lines = [COLUMNS, *(_cells(row) for row in rows if row["world"] == world)]
@@ -268,7 +271,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def plot(rows: list[dict[str, Any]], path: FilePath) -> None:
-    """A panel a world: every case's time by every method, on a log scale."""
+    """Draw a panel per world: the time of every case by every method, on a log scale."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -285,7 +288,7 @@ def plot(rows: list[dict[str, Any]], path: FilePath) -> None:
     for ax, world in zip(axes, worlds, strict=True):
         mine = [row for row in rows if row["world"] == world]
         for name, (marker, colour, label) in styles.items():
-            # What moves nothing takes no time, which a log scale cannot show.
+            # A case that moves nothing takes no time, which a log scale cannot show.
             points = [
                 (i, row[name]["secs"] * 1e3)
                 for i, row in enumerate(mine)
@@ -309,7 +312,7 @@ def plot(rows: list[dict[str, Any]], path: FilePath) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Model all cases; print a table, write a JSON and a plot."""
+    """Model all cases, print a table, and write a JSON file and a plot."""
     words = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="python -m bench.scale",

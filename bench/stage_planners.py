@@ -1,4 +1,4 @@
-"""Where published planners cut models into stages, and how long they take to decide."""
+"""Compare published planners that cut models into stages: their cuts and their planning times."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ examples:
 """
 
 SAMPLES = (1, 8)
-"""Of a microbatch; as many are the most replicas of a stage."""
+"""Samples per microbatch; a stage has at most as many replicas as a microbatch has samples."""
 
 KEEPS = (ss.Keep.EVERYTHING, ss.Keep.BLOCK_INPUTS)
 
@@ -68,7 +68,7 @@ MODELS: dict[str, tuple[Workload, int]] = {
     **{name: (next(iter(study.workloads[32].values())), 32) for name, study in STUDIES.items()},
     "gpt39b": (_GPT39B, 64),
 }
-"""What is trained, and on how many GPUs."""
+"""The workloads, each with its number of GPUs."""
 
 TITLES = {
     "swin": "Swin",
@@ -83,7 +83,7 @@ TITLES = {
 
 
 def cut_model(name: str) -> dict[str, Any]:
-    """What every planner makes of a model."""
+    """The best cut of every planner for a model."""
     workload, num_gpus = MODELS[name]
     problems = {}
     start = time.process_time()
@@ -117,7 +117,7 @@ def _row(
     name: str,
     problems: dict[tuple[int, ss.Keep], StageProblem],
 ) -> dict[str, Any] | None:
-    """The planner's best cut by the predicted step that has memory; None if it has none."""
+    """The planner's cut with the least predicted step that fits in memory; None if none fits."""
     planner = STAGE_PLANNERS[name]
     predicted = {}
     for key, problem in problems.items():
@@ -127,7 +127,8 @@ def _row(
             continue
     best: dict[str, Any] | None = None
     for (samples, keep), secs in sorted(predicted.items(), key=lambda pair: pair[1]):
-        # What the reader refuses becomes slower, never faster.
+        # A cut that the memory reader refuses is planned again with less memory, so its predicted
+        # step never becomes shorter.
         if best is not None and best["predicted_secs"] <= secs:
             break
         problem = problems[samples, keep]
@@ -159,11 +160,11 @@ def _row(
 # --- scale --------------------------------------------------------------------------------------
 
 SCALE_BYTES = {"any": inf, "80 GB": 80e9, "32 GB": 32e9}
-"""Memory of a device; with 32 GB the problem needs tensor parallelism."""
+"""Memory per device; with 32 GB the problem needs tensor parallelism."""
 
 
 def scale_problem(memory_bytes: float, num_layers: int = 96, num_devices: int = 64) -> StageProblem:
-    """Layers of width 8192 on hosts of eight devices; the first and the last are longer."""
+    """A stage problem: layers of width 8192 on hosts of 8 devices; first and last take longer."""
     degrees = Degrees.powers_of_two(num_devices)
 
     def layer(index: int) -> Layer:
@@ -187,7 +188,7 @@ def scale_problem(memory_bytes: float, num_layers: int = 96, num_devices: int = 
 
 
 def measure_scale() -> dict[str, dict[str, Any]]:
-    """Seconds of the processor, and the objective, by planner and memory."""
+    """Processor seconds and objective of every planner, by planner and memory."""
     planners = {**STAGE_PLANNERS, "tarnawski_scattered": partial(tarnawski_scattered, limit_secs=4)}
     found: dict[str, dict[str, Any]] = {}
     for memory, num_bytes in SCALE_BYTES.items():
@@ -241,7 +242,7 @@ def _model_table(rows: dict[str, Any]) -> Iterator[str]:
 
 
 def cut_text(cut: StageCut) -> str:
-    """Layers and degrees of all stages; equal ones in a row are counted.
+    """Numbers of layers and degrees of all stages; a run of equal stages is given once.
 
     >>> cut_text(StageCut.parse("cut 1\\nstage 0-1 on 0 as 1x1\\nstage 2-3 on 1 as 1x1"))
     '2 × (2 at 1x1)'
@@ -272,7 +273,7 @@ def _scale_table(found: dict[str, Any]) -> Iterator[str]:
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.stage_planners",
         description=DESCRIPTION,
@@ -297,7 +298,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Cut, measure, write a JSON and the page's tables."""
+    """Cut the models, measure, and write a JSON file and the page's tables."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
     result: dict[str, Any] = environment(

@@ -1,6 +1,6 @@
-"""How long a plan takes from a PyTorch model to a Python file a rank, and to a simulated step.
+"""Time from a PyTorch model to one Python file per rank, and to a simulated step.
 
-Every sample is a process of its own, so that nothing is cached; it runs on one core.
+Every sample runs in a process of its own, so that nothing is cached, and on one core.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ COMPILING = ("capture", "sprogram", "validate", "materialize", "generate")
 PHASES = (*COMPILING, "simulate")
 WIDTH, HEADS, SEQUENCE, MICROBATCH = 5120, 40, 2048, 8
 FIXED_LAYERS, FIXED_DEVICES = 48, 8
-"""What the other of the two varies at."""
+"""The number of layers while devices vary, and the number of devices while layers vary."""
 
 PER_HOST = 8
-"""Devices."""
+"""Devices per host."""
 
 LIMIT_BYTES = 1 << 60
-"""Of a device's memory: what is measured is the counting, whatever comes out of it."""
+"""Memory of a device, so large that every plan fits: only the time of the check matters."""
 
 POINT_TIMEOUT_SECS = 900.0
 
@@ -59,9 +59,9 @@ T = TypeVar("T")
 
 
 def grid_of(num_devices: int, num_layers: int) -> dict[str, int]:
-    """Ways of tensor, pipeline and data parallel, doubled in turn.
+    """Degrees of tensor, pipeline and data parallelism, doubled in turn until all devices are used.
 
-    Tensor parallel stays in a host, and a stage has one layer or more.
+    Tensor parallelism stays within a host, and a stage has at least one layer.
 
     >>> grid_of(8, 48), grid_of(8, 1), grid_of(1024, 48)
     ({'tp': 2, 'pp': 2, 'dp': 2}, {'tp': 4, 'pp': 1, 'dp': 2}, {'tp': 8, 'pp': 16, 'dp': 8})
@@ -76,7 +76,7 @@ def grid_of(num_devices: int, num_layers: int) -> dict[str, int]:
 
 
 def points_of(layers: Iterable[int], devices: Iterable[int]) -> list[tuple[int, int]]:
-    """(layers, devices): each by itself, the other at its fixed value or the nearest there is."""
+    """(layers, devices) of all points: one varies while the other stays near its fixed value."""
     all_layers, all_devices = sorted(layers), sorted(devices)
     most = min(all_layers, key=lambda n: abs(n - FIXED_LAYERS))
     some = min(all_devices, key=lambda n: abs(n - FIXED_DEVICES))
@@ -88,7 +88,7 @@ def points_of(layers: Iterable[int], devices: Iterable[int]) -> list[tuple[int, 
 
 
 def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
-    """Compile once in this process."""
+    """Compile once in this process; return the seconds of every phase and some sizes."""
     import torch
 
     from bench.cells.cluster import PAPER
@@ -149,7 +149,7 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
 
 
 def measure(num_layers: int, num_devices: int, repetitions: int) -> dict[str, Any]:
-    """Samples of one point, each in its own process."""
+    """Samples of one point, each from a process of its own."""
     command = [sys.executable, "-m", "bench.superscaler_compile", "--sample"]
     runs = [
         subprocess.run(
@@ -186,17 +186,17 @@ def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def files_secs(row: dict[str, Any]) -> float:
-    """From the module to the files of all ranks: the median of the samples."""
+    """Seconds from the module to the files of all ranks, median of the samples."""
     return median(map(sum, zip(*(row["samples"][phase] for phase in COMPILING), strict=True)))
 
 
 def line_of(cells: Iterable[str]) -> str:
-    """Cells, aligned under ``COLUMNS``."""
+    """The cells as a line, aligned under ``COLUMNS``."""
     return "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, COLUMNS, strict=True))
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Growth with devices and with layers, a line a phase."""
+    """Draw the time by devices and by layers, with a line per phase."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -228,7 +228,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.superscaler_compile",
         description=DESCRIPTION,
@@ -247,13 +247,13 @@ def parse_args(words: list[str]) -> argparse.Namespace:
         default=Path("bench/results/scratch/superscaler_compile.json"),
         help="result file; the plot lies beside it (default: %(default)s)",
     )
-    # What the benchmark runs a process of: one sample of LAYERS,DEVICES, as JSON.
+    # For the processes that this benchmark starts: print one sample of LAYERS,DEVICES as JSON.
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print a table, write a JSON and a plot."""
+    """Measure, print a table, and write a JSON file and a plot."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
     if args.sample:

@@ -1,4 +1,4 @@
-"""What it takes to ask for costs: single questions, a whole candidate, a change of one op."""
+"""Time of cost queries: single questions, a whole candidate, and a change of one op."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ examples:
 PARTS = ("questions", "candidate", "again", "compile")
 NUM_DEVICES, MICROBATCH = 16, 8
 WAYS = {"tp": 4, "pp": 2, "microbatches": 8}
-"""Of the candidate: two data parallel groups of four, in two stages."""
+"""Options of the candidate: two stages and tensor-parallel degree 4, so two replicas."""
 
 TOPOLOGY = rv.Topology.hosts(
     [list(range(8)), list(range(8, 16))], intra=rv.Link(5e-6, 200e9), inter=rv.Link(10e-6, 25e9)
@@ -58,11 +58,11 @@ PROFILE = "a100"
 
 T = TypeVar("T")
 Samples = dict[str, list[float]]
-"""Wall seconds, and seconds of the processor, which other processes disturb less."""
+"""Samples of wall seconds and of processor seconds, which other processes disturb less."""
 
 
 def timed(work: Callable[[], T], samples: Samples) -> T:
-    """What ``work`` returns; its time is added to ``samples``."""
+    """Call ``work``, add its time to ``samples``, and return its result."""
     wall, cpu = time.perf_counter(), time.process_time()
     result = work()
     samples.setdefault("wall_secs", []).append(time.perf_counter() - wall)
@@ -71,7 +71,7 @@ def timed(work: Callable[[], T], samples: Samples) -> T:
 
 
 def gpt() -> ss.Graph:
-    """The model, captured."""
+    """The captured model."""
     config = GPTConfig.presets()["1.3B"]
     with torch.device("meta"):
         tokens = torch.empty(MICROBATCH, config.sequence, dtype=torch.int64)
@@ -82,7 +82,7 @@ def gpt() -> ss.Graph:
 
 
 def grids(op: ss.Op) -> list[OpSplit]:
-    """Ways to cut an op on all devices: two loops, or one and copies."""
+    """Splits of an op over all devices: of two loops, or of one loop with replicas."""
     loops = [loop for loop in op.sizes if op.is_splittable(loop) and op.sizes[loop] > 1]
     found = {}
     for outer in (None, *loops):
@@ -96,11 +96,11 @@ def grids(op: ss.Op) -> list[OpSplit]:
 
 
 MOST_GRIDS = 12
-"""Splits of an op: with all there are the warming takes an hour, and questions as long as these."""
+"""Splits per op. With all splits, the warming would take an hour; questions would take as long."""
 
 
 def questions(graph: ss.Graph, costs: CostModel) -> Iterator[Callable[[], object]]:
-    """All that there are to ask, once."""
+    """All different questions, once each, as functions."""
     of_form = {op.form: grids(op) for op in graph.ops}
     for op in graph.ops:
         for split in of_form[op.form]:
@@ -115,7 +115,7 @@ def questions(graph: ss.Graph, costs: CostModel) -> Iterator[Callable[[], object
 
 
 def measure_questions(graph: ss.Graph, count: int) -> dict[str, Any]:
-    """The first round of questions, and then ``count``."""
+    """Time one round over all different questions, and then ``count`` questions."""
     costs = CostModel(graph, PROFILES[PROFILE], TOPOLOGY)
     asked = list(questions(graph, costs))
     warming: Samples = {}
@@ -134,14 +134,14 @@ def measure_questions(graph: ss.Graph, count: int) -> dict[str, Any]:
 
 
 def plan_of(graph: ss.Graph) -> ss.Plan:
-    """The candidate."""
+    """The plan of the candidate."""
     plan = ss.Plan(graph, range(NUM_DEVICES))
     PLANS["hybrid"](plan, **WAYS)
     return plan
 
 
 def changes(plan: ss.Plan, count: int) -> list[dict[ss.Op, OpSplit]]:
-    """Other splits of one op each: copies of it on all devices of its stage, all over the model."""
+    """Changes of one op each, spread over the model: replicas on all devices of the op's stage."""
     cut = [op for op in plan.graph.ops if any(part.pieces for part in plan.op_split(op).parts)]
     chosen = cut[:: max(1, len(cut) // count)][:count]
     return [
@@ -152,14 +152,14 @@ def changes(plan: ss.Plan, count: int) -> list[dict[ss.Op, OpSplit]]:
 
 
 def priced(plan: ss.Plan) -> tuple[float, int]:
-    """Seconds of a step, and the bytes of the device that needs most."""
+    """Seconds of a step, and bytes of the device that needs the most memory."""
     program = Compiled(materialize(plan, TOPOLOGY))
     peak_bytes = max(memory.total_bytes for memory in program.memory.values())
     return simulate(program, PROFILE).secs, peak_bytes
 
 
 def measure_candidate(graph: ss.Graph, repetitions: int) -> dict[str, Any]:
-    """Materialize, memory and simulate."""
+    """Time a candidate from its splits to time and memory: first, near and same."""
     found: dict[str, Samples] = {"first": {}, "near": {}, "same": {}}
     step_secs, peak_bytes = timed(lambda: priced(plan_of(graph)), found["first"])
     for change in changes(plan_of(graph), repetitions):
@@ -171,7 +171,7 @@ def measure_candidate(graph: ss.Graph, repetitions: int) -> dict[str, Any]:
 
 
 def measure_again(graph: ss.Graph, repetitions: int) -> dict[str, Any]:
-    """A change of one op; every one is asked for the first time."""
+    """Time changes of one op, each asked for the first time."""
     again = Resimulator(Compiled(materialize(plan_of(graph), TOPOLOGY)), PROFILE)
     found: Samples = {}
     for change in changes(again.plan, repetitions):
@@ -180,7 +180,7 @@ def measure_again(graph: ss.Graph, repetitions: int) -> dict[str, Any]:
 
 
 def measure_compile(repetitions: int) -> dict[str, Any]:
-    """48 layers on 128 devices, each sample in a process of its own."""
+    """Time the compilation of 48 layers on 128 devices, each sample in a process of its own."""
     return superscaler_compile.measure(48, 128, repetitions)
 
 
@@ -188,7 +188,7 @@ def measure_compile(repetitions: int) -> dict[str, Any]:
 
 
 def lines_of(result: dict[str, Any]) -> Iterator[str]:
-    """What was measured, a line each."""
+    """A line per measurement."""
     if "questions" in result:
         asked = result["questions"]
         secs, warming = (asked[name] for name in ("samples", "warming"))
@@ -210,7 +210,7 @@ def _text(samples: Samples) -> str:
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.superscaler_cost",
         description=DESCRIPTION,
@@ -238,7 +238,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print and write a JSON."""
+    """Measure, print, and write a JSON file."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
     parts = args.only.split(",")

@@ -1,4 +1,4 @@
-"""Tables: the cells of some lines, for a terminal or for a document; the first line is the head."""
+"""Tables: lines of cells as text, for a terminal or a document; the first line is the head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Lines = Sequence[Sequence[str]]
 
 
 def grid(lines: Lines) -> str:
-    """Columns as wide as they need, those with numbers to the right."""
+    """The lines as text in aligned columns; columns with numbers are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     columns = [*zip(widths, _are_numbers(lines), strict=True)]
     texts = []
@@ -23,19 +23,19 @@ def grid(lines: Lines) -> str:
 
 
 def markdown(lines: Lines) -> str:
-    """The same as a table of a document."""
+    """The lines as a Markdown table; columns with numbers are right-aligned."""
     head, *body = lines
     rules = ["---:" if is_number else "---" for is_number in _are_numbers(lines)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rules, *body))
 
 
 def _are_numbers(lines: Lines) -> list[bool]:
-    """Which columns have a number below the head."""
+    """For every column, whether it has a number below the head."""
     head, *body = lines
     columns = zip(*body, strict=True) if body else [()] * len(head)
     return [any(map(_is_number, column)) for column in columns]
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell is a number with its unit; the name 3F1B is none."""
+    """Whether a cell is a number, possibly with a unit; the name 3F1B is not."""
     return re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?( ?x|%)?", cell) is not None

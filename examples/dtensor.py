@@ -1,4 +1,4 @@
-"""DTensors that rvdcomm moves: between meshes, with gradients, and under DTensor's own calls.
+"""Redistribute DTensors by rvdcomm: between meshes, with gradients, and in DTensor's own calls.
 
 Run it: torchrun --nproc-per-node 4 examples/dtensor.py
 """
@@ -14,7 +14,7 @@ dist.init_process_group("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
 whole = torch.arange(60.0 * n * n).view(6 * n, 10 * n)
 
-# From all ranks to the last k, and the gradient back. Outside a mesh a DTensor is empty.
+# From all ranks to the last k, and the gradient back. Outside its mesh, a DTensor is empty.
 k = (n + 1) // 2
 trainer, server = DeviceMesh("cpu", list(range(n))), DeviceMesh("cpu", list(range(n - k, n)))
 weight = distribute_tensor(whole, trainer, [Shard(0)]).requires_grad_()
@@ -24,7 +24,7 @@ assert torch.equal(served.to_local(), expected)
 (served**2).sum().backward()
 assert torch.equal(weight.grad.to_local(), 2 * weight.to_local())
 
-# DTensor's own calls, and what its operators imply, run our plans in here.
+# In this block, DTensor's own calls and its implicit redistributions run our plans.
 with planned() as tally:
     columns = distribute_tensor(whole, trainer, [Shard(1)])
     total = (weight.detach() + columns).redistribute(placements=[Replicate()])
@@ -32,7 +32,7 @@ assert torch.equal(total.to_local(), 2 * whole)
 assert tally.planned >= 2
 assert not tally.fallbacks
 
-# The same as layouts, to be planned and printed without processes.
+# A mesh with placements as a layout, which can be planned and printed without processes.
 assert str(layout_of(trainer, [Shard(0)], whole.shape).rvd) == f"R(1)V(1)D({n},1)"
 
 dist.barrier()

@@ -1,10 +1,11 @@
-"""Fine-tune a Llama of HuggingFace on a text file by any plan, and go on by another after a kill.
+"""Fine-tune a HuggingFace Llama on a text file by any plan; resume by another plan after a kill.
 
     torchrun --nproc-per-node 4 examples/finetune_llama.py --plan zero3 --die-after 10
     torchrun --nproc-per-node 2 examples/finetune_llama.py --plan one_f_one_b
 
-Every step is saved, and a run begins with the last complete checkpoint in its folder. So a run
-that was killed goes on, by any plan on any number of processes, as it would have without a break.
+Every step saves a checkpoint, and a run begins with the last complete checkpoint in its folder. A
+run that was killed therefore resumes, by any plan on any number of processes, as if it had not been
+interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from superscaler_core.plans import PLANS
 
 ROOT = Path(__file__).parents[1]
 LENGTH, BATCH = 32, 8
-"""Bytes in a sample, and samples in a batch."""
+"""Bytes per sample, and samples per batch."""
 
 
 def new_model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -43,7 +44,7 @@ def new_model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 
 def batches(path: Path) -> list[torch.Tensor]:
-    """The text as batches of bytes, in order; the last one is smaller."""
+    """The text as batches of bytes, in order; the last batch may be smaller."""
     data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).long()
     rows = data[: len(data) // LENGTH * LENGTH].view(-1, LENGTH)
     return list(rows.split(BATCH))

@@ -1,4 +1,4 @@
-"""A first look: an all-reduce over two hosts, planned, proved and run without any process group.
+"""A first look: an all-reduce over two hosts, planned, verified and simulated without processes.
 
 Run it: python examples/first_look.py
 """

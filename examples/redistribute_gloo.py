@@ -1,4 +1,4 @@
-"""Three transitions of a tensor on real processes, each checked.
+"""Run three transitions of a tensor on real processes, and check each result.
 
 Run it: torchrun --nproc-per-node 4 examples/redistribute_gloo.py
 """
@@ -17,11 +17,11 @@ rows = whole.chunk(n, dim=0)[rank]
 columns = rv.redistribute(rows, f"R(1)V(1)D({n},1)", f"R(1)V(1)D(1,{n})")
 assert torch.equal(columns, whole.chunk(n, dim=1)[rank])
 
-# One summand a rank to rows of the sum: what others call reduce-scatter.
+# One summand per rank to rows of the sum: a reduce-scatter.
 summed = rv.redistribute((rank + 1) * whole, f"R(1)V({n})D(1,1)", f"R(1)V(1)D({n},1)")
 assert torch.equal(summed, n * (n + 1) / 2 * rows)
 
-# From the first k ranks to all others. A rank outside src passes None, one outside dst gets None.
+# From the first k ranks to all others. A rank outside src passes None; one outside dst gets None.
 k = (n + 1) // 2
 src = rv.Layout(whole.shape, f"R(1)V(1)D({k},1)", ranks=range(k))
 dst = rv.Layout(whole.shape, f"R({n - k})V(1)D(1,1)", ranks=range(k, n))

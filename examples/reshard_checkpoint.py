@@ -1,4 +1,4 @@
-"""A checkpoint of two tensor-parallel ranks becomes one of three, then one that everybody reads.
+"""Reshard a checkpoint from two tensor-parallel ranks to three, then to one safetensors file.
 
 Run it: python examples/reshard_checkpoint.py
 """
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import rvdcomm as rv
 from rvdcomm.checkpoint import Rules, commit_shards, plan_reshard, reshard, save_shards
 
-# The model, and how two ranks hold it: rows of one matrix, columns of the other.
+# The model and its layouts on two ranks: one matrix is split by rows, the other by columns.
 model = {"up.weight": torch.randn(512, 300), "down.weight": torch.randn(300, 512)}
 layouts = {
     "up.weight": rv.Layout((512, 300), "R(1)V(1)D(2,1)"),
@@ -21,7 +21,7 @@ layouts = {
 
 with tempfile.TemporaryDirectory() as folder:
     root = Path(folder)
-    # In a training job every rank saves its own shards; then one of them commits.
+    # In a training job, every rank saves its own shards; then one rank commits.
     for rank in range(2):
         shards = {
             "up.weight": model["up.weight"].chunk(2, dim=0)[rank],

@@ -1,7 +1,7 @@
-"""A trainer's weights to an inference engine: other ranks, other cuts, another dtype, one call.
+"""Send a trainer's weights to an inference engine with other ranks, splits and dtype, in one call.
 
-Plan it, at full size, without any process:  python examples/sync_weights.py --dry-run --model 70b
-Run it, scaled down:                         torchrun --nproc-per-node 6 examples/sync_weights.py
+Plan it, at full size, without processes:  python examples/sync_weights.py --dry-run --model 70b
+Run it, scaled down:                       torchrun --nproc-per-node 6 examples/sync_weights.py
 """
 
 import argparse
@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 
-# (layers, hidden, intermediate, key and value heads / heads, vocabulary) of Llama-like models
+# (layers, hidden, intermediate, key-value heads / heads, vocabulary) of Llama-like models
 SIZES = {"7b": (32, 4096, 11008, 1.0, 32000), "70b": (80, 8192, 28672, 1 / 8, 32000)}
 
 
 def weights(layers, hidden, intermediate, kv, vocab):
-    """(name, shape, layer, the dim that tensor parallelism cuts) of every weight."""
+    """(name, shape, layer, dim that tensor parallelism splits) of every weight."""
     kv = int(hidden * kv)
     yield "embed_tokens.weight", (vocab, hidden), 0, 0
     for i in range(layers):
@@ -35,7 +35,7 @@ def weights(layers, hidden, intermediate, kv, vocab):
 
 
 def layouts(sizes, ranks, tp, pp=1, dp=1):
-    """Every weight's layout: ``dp`` replicas of ``tp`` cuts on the ranks of its pipeline stage."""
+    """Layouts of all weights: ``dp`` replicas of ``tp`` shards on the ranks of a pipeline stage."""
     found = {}
     for name, shape, layer, dim in weights(*sizes):
         stage = ranks[layer * pp // sizes[0] * tp * dp :][: tp * dp]
@@ -46,7 +46,7 @@ def layouts(sizes, ranks, tp, pp=1, dp=1):
 
 
 def dry_run(sizes):
-    """TP8 x PP2 x DP4 on eight hosts of eight to TP4 on another host: the plan, printed."""
+    """Print the plan from TP8 x PP2 x DP4 on eight hosts of eight ranks to TP4 on another host."""
     trainer, engine = range(64), range(64, 68)
     hosts = [range(i, i + 8) for i in range(0, 64, 8)] + [engine]
     cluster = rv.Topology.hosts(hosts, rv.Link(3e-6, 380e9), rv.Link(12e-6, 360e9))
@@ -55,7 +55,7 @@ def dry_run(sizes):
 
 
 def run(sizes):
-    """Half of the ranks and more train, the others infer; every value is checked."""
+    """Send weights from the training ranks (about two thirds) to the others; check every value."""
     dist.init_process_group("gloo")
     rank, n = dist.get_rank(), dist.get_world_size()
     k = n - max(1, n // 3)

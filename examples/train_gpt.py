@@ -23,8 +23,8 @@ from superscaler_core.plans import PLANS
 
 
 def compile_program(plan_name: str, num_devices: int, batch: int, folder: Path) -> None:
-    """Write the program of a plan to a folder."""
-    with torch.device("meta"):  # no memory is needed to plan
+    """Compile a plan and write its program to a folder."""
+    with torch.device("meta"):  # Planning needs no memory for the weights.
         model = build("gpt", "tiny", layers=4)
     graph = ss.capture(model, example_inputs("gpt", batch, layers=4))
     plan = ss.Plan(graph, range(num_devices))
@@ -43,7 +43,7 @@ def main() -> None:
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     rank, num_devices = dist.get_rank(), dist.get_world_size()
-    # One folder for all ranks of this run; on several hosts it has to be on a shared file system.
+    # One folder for all ranks of this run; with several hosts it must be on a shared file system.
     folder = Path(tempfile.gettempdir()) / f"superscaler-{os.environ['MASTER_PORT']}"
     if rank == 0:
         compile_program(args.plan, num_devices, args.batch, folder)

@@ -1,7 +1,7 @@
 """Settings of all tests.
 
-Hypothesis draws the same examples in every run, and no example is failed for being slow. Where the
-native core is switched off, what needs it is skipped.
+Hypothesis draws the same examples in every run, and no example fails for being slow. Without the
+native core, tests that need it are skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ settings.load_profile("rvdcomm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that are marked ``native``, or have the parameter "peer", without the core."""
+    """Without the native core, skip tests marked ``native`` and tests with a parameter "peer"."""
     if core is not None:
         return
     skip = pytest.mark.skip(reason="needs the native core")

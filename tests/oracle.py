@@ -1,7 +1,7 @@
-"""The dense oracle: whole tensors in one process, so that every shard has an obvious right value.
+"""The dense oracle: whole tensors in one process, so that the right value of a shard is obvious.
 
-A tensor laid out with V > 1 is a list of *parts*, whole tensors that add up to it. Values are
-integers, so that sums are exact in any order.
+A tensor with V > 1 (partial sums) is a list of *parts*: whole tensors whose sum is the tensor.
+Values are integers, so that sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def all_layouts(shape: Sequence[int], num_ranks: int) -> list[rv.Layout]:
 
 
 def all_pairs(shape: Sequence[int], num_ranks: int) -> Iterator[tuple[rv.Layout, rv.Layout]]:
-    """Every ordered pair of them."""
+    """Every ordered pair of the layouts that ``all_layouts`` returns."""
     layouts = all_layouts(shape, num_ranks)
     return product(layouts, layouts)
 
@@ -54,7 +54,7 @@ Pair = tuple[rv.Layout, rv.Layout]
 
 
 def drawn(pairs: Iterable[Pair], share: float, seed: str) -> list[Pair]:
-    """This share of the pairs, the same for equal seeds."""
+    """A random share of the pairs, equal for equal seeds."""
     found = list(pairs)
     return random.Random(seed).sample(found, round(share * len(found)))
 
@@ -63,7 +63,7 @@ def drawn(pairs: Iterable[Pair], share: float, seed: str) -> list[Pair]:
 
 
 def parts_of(layout: rv.Layout, dtype: str = "int64", seed: int = 0) -> list[Array]:
-    """Random parts of a tensor; small enough that no sum of them leaves ``dtype``."""
+    """Random parts of a tensor, with values so small that their sums do not overflow ``dtype``."""
     rng = np.random.default_rng(seed)
     if dtype == "bool":
         return [rng.integers(0, 2, layout.shape).astype(bool) for _ in range(layout.rvd.v)]
@@ -73,12 +73,12 @@ def parts_of(layout: rv.Layout, dtype: str = "int64", seed: int = 0) -> list[Arr
 
 
 def sliced(tensor: Array, box: Box) -> Array:
-    """View of ``box`` in a whole tensor."""
+    """The view of ``box`` in a whole tensor."""
     return tensor[(..., *box.slices_within(Box.of_shape(tensor.shape)))]
 
 
 def shards_of(layout: rv.Layout, parts: Sequence[Array]) -> dict[int, Array]:
-    """What every rank holds, by the definition of a cell."""
+    """The shards of all ranks, by the definition of a cell."""
     cells = {rank: layout.cell(rank) for rank in layout.ranks}
     return {rank: sliced(parts[cell.part], cell.box).copy() for rank, cell in cells.items()}
 
@@ -86,9 +86,9 @@ def shards_of(layout: rv.Layout, parts: Sequence[Array]) -> dict[int, Array]:
 def simulate_many(
     program: Program, shards: Mapping[BufferKey, Array]
 ) -> tuple[dict[BufferKey, Array], SimulationResult]:
-    """Run a program of several tensors on ``{(buffer, rank): shard}``; returns the same for dst.
+    """Run a program of several tensors on ``{(buffer, rank): shard}``; returns the dst shards, too.
 
-    Shards of dtypes that numpy does not have cannot be converted.
+    Dtypes that numpy does not have cannot be converted.
     """
     done = _Simulation(program, shards)
     done.run()
@@ -96,7 +96,7 @@ def simulate_many(
 
 
 def reassembled(layout: rv.Layout, shards: Mapping[int, Array]) -> Array:
-    """The whole tensor: parts summed over one replica; raises if replicas differ."""
+    """The whole tensor: the sum of the parts of one replica; raises if replicas differ."""
     total = np.zeros(layout.shape, next(iter(shards.values())).dtype)
     first: dict[tuple[int, Box], int] = {}
     for rank in layout.ranks:
@@ -114,7 +114,7 @@ def reassembled(layout: rv.Layout, shards: Mapping[int, Array]) -> Array:
 
 
 def data_faults(dst: rv.Layout, shards: Mapping[int, Array], parts: Sequence[Array]) -> list[str]:
-    """What is wrong with the shards that ``dst`` has of the sum of ``parts``; empty if nothing."""
+    """The faults of dst shards, compared with the sum of ``parts``; empty if there are none."""
     try:
         got = reassembled(dst, shards)
     except AssertionError as error:
@@ -124,14 +124,14 @@ def data_faults(dst: rv.Layout, shards: Mapping[int, Array], parts: Sequence[Arr
 
 
 def program_faults(program: Program, seed: int = 0) -> list[str]:
-    """What a simulated run of ``program`` gets wrong."""
+    """The faults in the result of a simulated run of ``program``."""
     parts = parts_of(program.src, program.dtype, seed)
     result = simulate_program(program, shards_of(program.src, parts))
     return data_faults(program.dst, result.shards, parts)
 
 
 def restricted(program: Program, ranks: Collection[int]) -> Program:
-    """What the program of all ranks says about some of them alone."""
+    """The program of all ranks, restricted to the facts about some ranks."""
 
     def of(one: Instruction) -> Instruction:
         if not isinstance(one, Collective):
@@ -157,7 +157,7 @@ def restricted(program: Program, ranks: Collection[int]) -> Program:
 
 
 def local_faults(whole: Program, lowered: Callable[[int], Program]) -> list[str]:
-    """Ranks whose program, lowered alone, is not what the program of all ranks says about them."""
+    """Ranks whose program, lowered alone, differs from the restriction of the whole program."""
     wrong = []
     for rank in whole.ranks:
         alone = lowered(rank)
@@ -172,7 +172,7 @@ def local_faults(whole: Program, lowered: Callable[[int], Program]) -> list[str]
 
 
 def plan_faults(plan: rv.Plan, seed: int = 0) -> list[str]:
-    """What is wrong with a plan: data, proof, or numbers that ``simulate`` counts otherwise."""
+    """The faults of a plan: in data, in its proof, or in costs that differ from simulated ones."""
     faults: list[str] = []
     try:
         plan.verify()
@@ -199,7 +199,7 @@ def sweep(
     for src, dst in pairs:
         try:
             faults = plan_faults(rv.plan(src, dst, "int64", topology))
-        except Exception as error:  # one broken pair must not hide the others
+        except Exception as error:  # One broken pair must not hide the faults of others.
             faults = [f"{type(error).__name__}: {error}"]
         found += [f"{src} -> {dst}: {fault}" for fault in faults]
     return found
@@ -208,17 +208,17 @@ def sweep(
 # --- random transitions -------------------------------------------------------------------------
 
 WORLD = 16
-"""Ranks of every random topology."""
+"""Number of ranks of every random topology."""
 
 GROUP_SIZES = (
     *((2, 3), (3, 2), (3, 4), (4, 6), (6, 4), (5, 7), (7, 5)),
     *((1, 3), (3, 1), (2, 8), (8, 4), (4, 4), (6, 6), (8, 8)),
 )
-"""Ranks of src and of dst."""
+"""Numbers of ranks of (src, dst)."""
 
 
 def random_cuts(rng: random.Random, shape: Sequence[int], rvd: rv.RVD) -> str | list[list[int]]:
-    """A rule, or ragged cut points, some boxes being empty."""
+    """A rule, or random cut points, with which boxes are ragged and may be empty."""
     rule = rng.choice(["chunk", "balanced", "explicit"])
     if rule != "explicit":
         return rule
@@ -238,14 +238,14 @@ def random_layout(rng: random.Random, shape: Sequence[int], ranks: Iterable[int]
 
 
 def random_shape(rng: random.Random) -> tuple[int, ...]:
-    """0 to 6 dims of awkward sizes; now and then an empty tensor."""
+    """A shape of 0 to 6 dims with awkward sizes; sometimes of an empty tensor."""
     num_dims = rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 4, 6])
     shape = tuple(rng.randint(1, 14 if num_dims < 3 else 5) for _ in range(num_dims))
     return (0, *shape[1:]) if shape and rng.random() < 0.03 else shape
 
 
 def random_groups(rng: random.Random) -> tuple[list[int], list[int]]:
-    """Ranks of src and dst: one group, disjoint groups, or groups that overlap in part."""
+    """Ranks of src and dst: the same group, disjoint groups, or groups that may partly overlap."""
     pool = rng.sample(range(WORLD), WORLD)
     num_src, num_dst = rng.choice(GROUP_SIZES)
     relation = rng.choice(["same", "disjoint", "overlap"])

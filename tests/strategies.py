@@ -15,14 +15,14 @@ seeds = st.integers(0, 2**32 - 1)
 
 @st.composite
 def ranges(draw: st.DrawFn, size: int = 9) -> tuple[int, int]:
-    """A half-open range, maybe empty."""
+    """A half-open range, which may be empty."""
     low = draw(st.integers(0, size))
     return low, draw(st.integers(low, size))
 
 
 @st.composite
 def boxes(draw: st.DrawFn, num_dims: int | None = None) -> Box:
-    """A box of 0 to 4 dims, maybe empty."""
+    """A box of 0 to 4 dims, which may be empty."""
     count = draw(st.integers(0, 4)) if num_dims is None else num_dims
     bounds = [draw(ranges()) for _ in range(count)]
     return Box(tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
@@ -46,6 +46,6 @@ def layouts(draw: st.DrawFn) -> rv.Layout:
 
 @st.composite
 def transitions(draw: st.DrawFn) -> tuple[rv.Layout, rv.Layout, rv.Topology]:
-    """A random pair on a random topology."""
+    """A random pair of layouts with a random topology."""
     rng = random.Random(draw(seeds))
     return *random_pair(rng), random_topology(rng)

@@ -1,1 +1,1 @@
-"""Cells: a model on some GPUs, what planners find for it, and how that is kept."""
+"""Cells: a model on a number of GPUs, the plans that planners find for it, and a store of them."""

@@ -1,4 +1,4 @@
-"""Cells: a model on a number of GPUs, and what a planner finds for it."""
+"""Cells: a model on a number of GPUs, and the plan that a planner finds for it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from superscaler_core.planners.table import PLANNERS
 from superscaler_core.simulator import simulate
 
 PARTS = ("compute", "communication", "bubble")
-"""Of a step; communication is what computing does not hide."""
+"""Parts of a step's time; communication counts only where computation does not hide it."""
 
 PULLS = {"intra": ("p2p", "rvd"), "inter": ("rvd", "p2p"), "both": ("p2p", "p2p")}
-"""Where communication is point-to-point: inside stages, between them."""
+"""Communication (inside stages, between stages), by the place where it is point-to-point."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Cell:
     """A model on a number of GPUs.
 
     Attributes:
-        name: of the model, its sizes and the GPUs.
-        workload: what is trained.
-        num_gpus: of the cluster.
-        systems: planners that only some cells have, by name.
-        first: names of the table of planners that are asked before all others.
+        name: name of the model, its sizes and the number of GPUs.
+        workload: the model, its batch and its optimizer.
+        num_gpus: number of GPUs.
+        systems: planners of this cell that are not in the table of planners, by name.
+        first: names in the table of planners that run before all others.
         communication: how tensors move, as in ``simulate``.
-        cluster: where it is trained.
+        cluster: the hosts and links.
     """
 
     name: str
@@ -48,11 +48,13 @@ class Cell:
     cluster: Cluster = PAPER
 
     def planner(self, name: str, budget_secs: float) -> SearchPlanner:
-        """A planner; all of the table but ours are offered overlap, which ours decides.
+        """A planner by its name.
+
+        Planners of the table also get each candidate with overlap; ``auto`` decides overlap itself.
 
         Args:
-            name: of a system, or of the table.
-            budget_secs: of its search, which thinking does not exceed either.
+            name: name of a system of this cell, or in the table of planners.
+            budget_secs: time limit of the search; it also limits the planner's own computation.
         """
         if name in self.systems:
             return self.systems[name]
@@ -61,7 +63,7 @@ class Cell:
         return hurried(with_overlap(PLANNERS[name]), budget_secs)
 
     def request(self) -> Request:
-        """What every planner is asked."""
+        """The request that every planner gets."""
         workload = self.workload
         graphs = workload.graphs
         return Request(
@@ -80,9 +82,9 @@ class Cell:
         )
 
     def row(self, planner: str, budget_secs: float) -> dict[str, Any]:
-        """What a planner finds, as a row of results; ``problem`` says why it finds nothing.
+        """A planner's result as a row; ``problem`` says why there is none.
 
-        The model is captured before the search begins, as planners do not differ in that.
+        The model is captured before the search begins, because capturing is equal for all planners.
         """
         head = {"cell": self.name, "gpus": self.num_gpus, "planner": planner}
         self.workload.capture()
@@ -100,7 +102,7 @@ class Cell:
 
 
 def _figures(found: Found) -> dict[str, Any]:
-    """A step of what was found: its time, its parts, memory and communication."""
+    """Figures of one step of the plan: time and its shares, memory, and communication."""
     request, made = found.request, found.compiled
     result = simulate(made, request.profile, communication=request.communication)
     fullest = max(made.memory.values(), key=lambda memory: memory.total_bytes)

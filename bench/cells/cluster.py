@@ -1,4 +1,4 @@
-"""Cluster: the machines of a cell, and what is assumed of them; by default the paper's."""
+"""Cluster: the machines of a cell and the assumptions about them; by default the paper's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import rvdcomm as rv
 from superscaler_core.cost import PROFILES, DeviceProfile
 
 GPUS = (4, 8, 16, 32)
-"""Sizes that the paper shows; 4 are half a host."""
+"""Numbers of GPUs in the paper; 4 GPUs are half a host."""
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,12 @@ class Cluster:
     """Hosts of equal GPUs.
 
     Attributes:
-        profile: of every GPU.
-        inside: link of a GPU to the others of its host.
-        between: link of a host to the others; its GPUs share it.
-        reserved_bytes: of every GPU, for the CUDA context, communicators and what an allocator
-            cannot use.
-        per_host: GPUs of a host.
+        profile: profile of every GPU.
+        inside: link of a GPU to the other GPUs of its host.
+        between: link of a host to the other hosts; the GPUs of the host share it.
+        reserved_bytes: memory per GPU for the CUDA context, the communicators and the loss to
+            fragmentation in the allocator.
+        per_host: GPUs per host.
     """
 
     profile: DeviceProfile
@@ -33,11 +33,11 @@ class Cluster:
 
     @property
     def limit_bytes(self) -> int:
-        """What a program may need of a GPU."""
+        """Memory per GPU that a program may use."""
         return self.profile.memory_bytes - self.reserved_bytes
 
     def topology(self, num_gpus: int) -> rv.Topology:
-        """The topology of the first GPUs."""
+        """The topology of the first ``num_gpus`` GPUs."""
         if num_gpus <= self.per_host:
             return rv.Topology.single_host(
                 num_gpus, self.inside.alpha_secs, self.inside.bytes_per_sec
@@ -50,9 +50,9 @@ class Cluster:
 
 
 PAPER = Cluster(PROFILES["v100"], rv.Link(5e-6, 120e9), rv.Link(15e-6, 11e9))
-"""The paper's test bed: 4 hosts of 8 V100s with NVLink, and one NIC of 100 Gbit/s a host.
+"""The paper's test bed: 4 hosts of 8 V100s with NVLink, and one NIC of 100 Gbit/s per host.
 
-What is reserved has its sources in ``docs/costs.md``.
+``docs/costs.md`` gives the sources of the reserved memory.
 """
 
 ASSUMPTIONS = (

@@ -1,4 +1,4 @@
-"""Dots: a picture with a row for every case and a dot for everything that is compared on it."""
+"""Dots: a picture with a row per case, and in each row a dot per method that is compared."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def draw(
     title: str,
     is_log: bool = False,
 ) -> None:
-    """Draw a row for every case, with a line at 1.
+    """Draw a row per case, and a vertical line at 1.
 
     Args:
-        values: by case and by what is compared on it.
-        path: of the picture.
-        across: what the values are.
-        title: above all.
-        is_log: whether factors, not differences, are as far apart everywhere.
+        values: values by case, and for each case by method.
+        path: file of the picture.
+        across: label of the horizontal axis.
+        title: title of the picture.
+        is_log: whether the horizontal axis is logarithmic.
     """
     import matplotlib
 

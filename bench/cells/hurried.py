@@ -1,4 +1,4 @@
-"""Hurried: planners that think for no longer than their budget."""
+"""Hurried: planners that are interrupted when their time budget is used up."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from superscaler_core.planners.search.request import Candidate, Request, SearchP
 
 
 class _LateError(Exception):
-    """Time is up."""
+    """The time budget is used up."""
 
 
 def hurried(planner: SearchPlanner, budget_secs: float) -> SearchPlanner:
-    """The planner, which proposes nothing more once it has thought for so long.
+    """Wrap a planner so that it stops proposing after ``budget_secs`` of its own computation.
 
-    A search begins no candidate after its budget, but cannot end a planner that thinks before it
-    proposes. This ends it in the middle of a thought. In the main thread alone.
+    A search looks at no further candidate after its budget, but it cannot interrupt a planner that
+    computes for long before it proposes. The wrapper interrupts this computation with SIGALRM, so
+    it works only in the main thread.
 
     Args:
-        planner: whatever it answers; what is proposed at once is not changed.
-        budget_secs: of thinking, all proposals together.
+        planner: the planner. If it returns a sequence, the sequence is returned unchanged.
+        budget_secs: seconds of the planner's computation, over all its proposals together.
     """
 
     def propose(request: Request) -> Iterable[Candidate]:
@@ -33,7 +34,7 @@ def hurried(planner: SearchPlanner, budget_secs: float) -> SearchPlanner:
 
 
 def _within(answer: Iterator[Candidate], left_secs: float) -> Iterator[Candidate]:
-    """The candidates that come in time."""
+    """The candidates that the planner proposes before the budget is used up."""
     while left_secs > 0:
         start = time.monotonic()
         try:
@@ -49,7 +50,7 @@ def _within(answer: Iterator[Candidate], left_secs: float) -> Iterator[Candidate
 
 @contextmanager
 def _alarm(secs: float) -> Iterator[None]:
-    """Raise after so many seconds, unless the block ends before."""
+    """Raise ``_LateError`` in the block if it takes longer than ``secs``."""
 
     def ring(*_: object) -> None:
         raise _LateError

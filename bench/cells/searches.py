@@ -1,4 +1,4 @@
-"""Searches: what commands over many cells have in common; options, rows that are kept, a result."""
+"""Searches: the common parts of commands over many cells: options, stored rows, and the result."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Draw = Callable[[Path], None]
 def parse(
     parser: argparse.ArgumentParser, words: Sequence[str], *, out: str, budget_secs: float = 0.0
 ) -> argparse.Namespace:
-    """The options of a command over many cells, and the line that it was called by.
+    """Parse the options of a command over many cells; ``command`` of the result is its call.
 
     Args:
-        parser: with the options that no other command has.
-        words: of the command line.
-        out: the usual result file.
-        budget_secs: that a search usually has; 0 where all of them end by themselves.
+        parser: a parser that has the options of this command only.
+        words: words of the command line.
+        out: default path of the result file.
+        budget_secs: default time budget of a search; 0 if the command needs no budget.
     """
     add = parser.add_argument
     add("--out", type=Path, default=Path(out), help="the result file (default: %(default)s)")
@@ -56,12 +56,12 @@ def parse(
 
 
 def run(args: argparse.Namespace, jobs: Sequence[Job], compute: Compute) -> list[dict[str, Any]]:
-    """The rows of some jobs; what is missing is computed.
+    """The rows of ``jobs``; rows that are not in the store are computed.
 
     Args:
-        args: as parsed.
-        jobs: the most important first.
-        compute: what a job does.
+        args: result of ``parse``.
+        jobs: the jobs, the most important first.
+        compute: computes the row of a job.
 
     Raises:
         SystemExit: the code is not committed, or was changed during the run.
@@ -83,13 +83,13 @@ def save(
     rows: Sequence[Row],
     draw: Draw | None = None,
 ) -> int:
-    """Write the result file and its picture, unless the run was of no commit or has not ended.
+    """Write the result file and its picture, unless the code is uncommitted or the run incomplete.
 
     Args:
-        args: as parsed.
-        figures: the result, without where and when it was made.
-        rows: all that it is made of.
-        draw: the picture, if it has one.
+        args: result of ``parse``.
+        figures: the result without its environment (machine, versions, date).
+        rows: the rows from which the result was computed.
+        draw: draws the picture; None for no picture.
 
     Returns:
         0, for the shell.
@@ -109,13 +109,13 @@ def save(
 
 
 def by_cell(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
-    """The rows of every cell, few GPUs first."""
+    """The rows by cell, cells with few GPUs first."""
     ordered = sorted(rows, key=lambda row: (row["gpus"], row["cell"]))
     return {name: list(mine) for name, mine in groupby(ordered, key=lambda row: row["cell"])}
 
 
 def over(rows: Sequence[Row], ours: str) -> dict[str, dict[str, float]]:
-    """By cell and other planner: how many times as long its step takes as ours, where both fit."""
+    """By cell and planner: step time over that of planner ``ours``, where both have a plan."""
     return {
         cell: {row["planner"]: row["secs"] / secs for row in mine if row["planner"] != ours}
         for cell, mine in by_cell([row for row in rows if "secs" in row]).items()

@@ -1,8 +1,9 @@
-"""Store: rows that were computed are kept, each with the commit of the code that computed it.
+"""Store: computed rows are stored, each with the commit of the code that computed the row.
 
-A kept row is used again while all code that it depends on is as it was at its commit: the files of
-the two packages and of this folder that a row's computation imports. So a run that is stopped goes
-on where it was, also over commits that change only documents, comments and docstrings.
+A stored row is valid while the code that it depends on is the same as at its commit: the two
+packages, and the files of ``bench`` that the computation of a row imports. A run that was stopped
+therefore resumes where it stopped, also after a commit that changes only documents, comments and
+docstrings.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ PACKAGES = ("superscaler_core", "rvdcomm")
 IMPORTS = re.compile(r"^from (bench[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 Row = Mapping[str, Any]
-"""What came of one job."""
+"""The result of one job."""
 
 Compute = Callable[[str, str, float], dict[str, Any]]
-"""From a cell's name, a planner's name and a budget in seconds to a row; importable by name."""
+"""From the name of a cell, the name of a planner and a budget in seconds to a row; picklable."""
 
 
 class DirtyError(Exception):
-    """Files that rows depend on differ from the commit."""
+    """Files that rows depend on are not committed, or changed during the run."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """The code that is there.
+    """The current version of the code.
 
     Attributes:
-        commit: its short name; it ends in "-dirty" if files differ.
-        paths: of packages and files that rows depend on.
+        commit: short name of the commit; it ends in "-dirty" if files differ from the commit.
+        paths: packages and files that rows depend on.
     """
 
     commit: str
@@ -54,10 +55,10 @@ class Version:
 
     @classmethod
     def now(cls, module: str, *, may_be_dirty: bool = False) -> Version:
-        """The code that is there, of which a module computes rows.
+        """The current version of the code with which ``module`` computes rows.
 
         Raises:
-            DirtyError: it is no commit's, and may not be.
+            DirtyError: the code is not committed, and ``may_be_dirty`` is false.
         """
         paths = (*PACKAGES, *sources(module))
         commit = _head("--short") or "unknown"
@@ -74,12 +75,12 @@ class Version:
 
     @property
     def is_here(self) -> bool:
-        """Whether the code is still the same; what is not committed may change."""
+        """Whether the code is still this version; always true for code that is not committed."""
         changed = _git("status", "--porcelain", "--", *self.paths)
         return self.commit.endswith("-dirty") or (not changed and self.is_of(_head()))
 
     def is_of(self, commit: str) -> bool:
-        """Whether rows of another commit are those of this one."""
+        """Whether ``commit`` has the same code in ``paths``, so that its rows are valid here."""
         here, there = trees_of(self.commit, self.paths), trees_of(commit, self.paths)
         if here is None or there is None:
             return False
@@ -87,13 +88,13 @@ class Version:
 
     @property
     def key(self) -> str:
-        """A name that no other code has."""
+        """A hash that differs for different code."""
         code = code_of(self.commit, self.paths) or self.commit
         return sha256(code.encode()).hexdigest()[:12]
 
 
 def sources(module: str) -> list[str]:
-    """The files of this folder that a module of it is made of: its own, and those it imports."""
+    """The files of ``bench`` that a module of it depends on: its own, and all that it imports."""
     found: dict[str, None] = {}
     waiting = [module]
     while waiting:
@@ -119,9 +120,9 @@ class Job:
     """One row to compute.
 
     Attributes:
-        cell, planner: names.
-        budget_secs: of its search.
-        workload: what is captured before all searches; nothing if None.
+        cell, planner: names of the cell and of the planner.
+        budget_secs: time budget of the search.
+        workload: the model to capture before all searches; if None, there is nothing to capture.
     """
 
     cell: str
@@ -131,11 +132,14 @@ class Job:
 
     @property
     def path(self) -> Path:
-        """Where its row is kept."""
+        """The file that stores the row."""
         return SCRATCH / f"{self.cell}-{self.planner}.json".replace(" ", "_")
 
     def kept(self, version: Version) -> dict[str, Any] | None:
-        """The row that is kept, if it is of this code and a larger budget would not better it."""
+        """The stored row, if it is valid for this version and had enough time; otherwise None.
+
+        A search had enough time if no candidate was left, or if its budget was at least as large.
+        """
         with suppress(OSError, ValueError):
             row: dict[str, Any] = json.loads(self.path.read_text())
             is_done = row.get("left") == 0 or row["budget_secs"] >= self.budget_secs
@@ -147,13 +151,13 @@ class Job:
 def rows_of(
     jobs: Sequence[Job], compute: Compute, version: Version, num_processes: int
 ) -> Iterator[dict[str, Any]]:
-    """The rows of some jobs, those that are kept first; what is missing is computed in its order.
+    """The rows of ``jobs``: stored rows first, then the missing ones, computed in their order.
 
     Args:
-        jobs: the most important first.
-        compute: what a job does.
-        version: the code that is there.
-        num_processes: jobs at a time; none computes nothing.
+        jobs: the jobs, the most important first.
+        compute: computes the row of a job.
+        version: the current version of the code.
+        num_processes: jobs that run at the same time; if 0, nothing is computed.
     """
     missing = []
     for job in jobs:
@@ -167,7 +171,7 @@ def rows_of(
         for old in graphs.parent.glob("*"):
             if old != graphs:
                 shutil.rmtree(old, ignore_errors=True)
-        # A search has several processes, and capturing one.
+        # A search uses NUM_PROCESSES processes, capturing a model only one.
         at_once = num_processes * NUM_PROCESSES
         for _ in side_by_side(partial(_capture, graphs), workloads_of(missing), at_once, "models"):
             pass
@@ -176,7 +180,7 @@ def rows_of(
 
 
 def workloads_of(jobs: Sequence[Job]) -> list[Workload]:
-    """What some jobs train, each once."""
+    """The workloads of ``jobs``, without duplicates."""
     found: list[Workload] = []
     for job in jobs:
         if job.workload is not None and job.workload not in found:
@@ -198,7 +202,7 @@ def _computed(compute: Compute, version: Version, graphs: Path, job: Job) -> dic
     if not version.is_here:
         raise DirtyError(f"files were changed during the run, which is of {version.commit}.")
     job.path.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed when it is whole: a run may be stopped at any time.
+    # Written under another name and renamed when complete: a run may be stopped at any time.
     part = job.path.with_suffix(".part")
     part.write_text(json.dumps(row))
     part.rename(job.path)
@@ -206,7 +210,7 @@ def _computed(compute: Compute, version: Version, graphs: Path, job: Job) -> dic
 
 
 def commits_text(rows: Sequence[Row]) -> str:
-    """The commits of some rows; more than one are of the same code in all that rows depend on."""
+    """The commits of ``rows`` as text; if there are several, their relevant code is equal."""
     found = sorted({row["commit"] for row in rows})
     if len(found) < 2:
         return f"commit {''.join(found)}"

@@ -1,4 +1,4 @@
-"""Workload: what is trained, and its graphs."""
+"""Workload: a model with its batch and optimizer, and the model's graphs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from superscaler_core.planners.search.microbatches import Resizing
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained.
+    """A model to train, with its batch and optimizer.
 
     Attributes:
         model: a name of ``MODELS``.
-        sizes: of it.
-        dtype: of weights and activations.
-        batch: samples of a step.
+        sizes: sizes of the model, by name.
+        dtype: dtype of weights and activations.
+        batch: samples per step.
         optimizer: a name of ``memory.STATES``.
-        master_dtype: of the optimizer's weights and states; ``dtype`` if None.
-        recycle: turns without gradient of every microbatch.
+        master_dtype: dtype of the master weights and optimizer states; ``dtype`` if None.
+        recycle: forwards without gradient per microbatch.
     """
 
     model: str
@@ -42,23 +42,23 @@ class Workload:
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """All sizes of a microbatch."""
+        """All microbatch sizes: the divisors of ``batch``."""
         return tuple(n for n in range(1, self.batch + 1) if self.batch % n == 0)
 
     @property
     def graphs(self) -> Resizing:
-        """The model with a microbatch of any of these sizes."""
+        """The model's graphs for all microbatch sizes."""
         return Resizing(partial(captured, self), self.samples)
 
     def capture(self) -> None:
-        """Capture it with the sizes that all others are made from."""
+        """Capture the model with the first sizes; the graphs of all others derive from these."""
         graphs = self.graphs
         for samples in self.samples[:4]:
             graphs(samples)
 
 
 def num_parameters(workload: Workload) -> int:
-    """Numbers that are trained."""
+    """The number of trained parameters, in elements."""
     kind = MODELS[workload.model]
     with torch.device("meta"):
         module = kind.build(kind.config(**dict(workload.sizes)))
@@ -68,24 +68,27 @@ def num_parameters(workload: Workload) -> int:
 # --- graphs -------------------------------------------------------------------------------------
 
 Sizes = tuple[tuple[str, Any], ...]
-"""Of a model: names and values."""
+"""Sizes of a model as (name, value) pairs."""
 
 FOLDER = "BENCH_GRAPHS"
-"""The variable of the environment that names where graphs are kept, also for the processes that are
-started; nowhere until ``keep_graphs`` says it."""
+"""Environment variable with the folder that stores graphs; child processes inherit it.
+
+Until ``keep_graphs`` sets the variable, graphs are not stored.
+"""
 
 
 def keep_graphs(folder: Path) -> None:
-    """From now on captures are kept in a folder, and those that are there are read again.
+    """From now on, store captured graphs in ``folder``, and read those that it already has.
 
-    That takes a thousandth of the time that capturing does, half a minute for a large Evoformer.
+    Reading takes a thousandth of the time of capturing, which is half a minute for a large
+    Evoformer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     os.environ[FOLDER] = str(folder.absolute())
 
 
 def captured(workload: Workload, batch: int) -> ss.Graph:
-    """The model with a microbatch of so many samples."""
+    """The model's graph with a microbatch of ``batch`` samples."""
     return _captured(workload.model, tuple(workload.sizes.items()), workload.dtype, batch)
 
 
@@ -100,7 +103,7 @@ def _captured(model: str, sizes: Sizes, dtype: str, batch: int) -> ss.Graph:
         assert isinstance(graph, ss.Graph)
         return graph
     graph = _capture(model, sizes, dtype, batch)
-    # Renamed when it is whole: another process may look at any time.
+    # Written under another name and renamed when complete: another process may read at any time.
     part = path.with_suffix(f".{os.getpid()}")
     part.write_bytes(pickle.dumps(graph))
     part.rename(path)
@@ -112,7 +115,7 @@ def _capture(model: str, sizes: Sizes, dtype: str, batch: int) -> ss.Graph:
     config = kind.config(**dict(sizes))
     with torch.device("meta"):
         module = kind.build(config).to(getattr(torch, dtype))
-    # Of one sample: real tensors of a whole microbatch may be larger than this machine.
+    # Inputs of one sample: real tensors of a whole microbatch may exceed this machine's memory.
     inputs = kind.example_inputs(config, 1, torch.Generator().manual_seed(0))
     given = tuple(
         torch.empty(

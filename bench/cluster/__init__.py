@@ -1,1 +1,1 @@
-"""Groups of processes: on this machine, or on hosts that it emulates."""
+"""Groups of processes on this machine, or on hosts that this machine emulates."""

@@ -1,9 +1,9 @@
-"""Undo what a process made on this machine, however the process ends.
+"""Cleanup: undo what a process created on this machine, however the process ends.
 
-A ``with`` block undoes on return and on exceptions. This module adds the other ends: SIGINT,
-SIGTERM and SIGHUP become exceptions, so that ``with`` and ``finally`` blocks run, and ``atexit``
-undoes what no ``with`` block was left for. After SIGKILL nobody can tidy up;
-``python -m bench.cluster --clean`` does it later.
+A ``with`` block cleans up on return and on exceptions. This module covers the other ways to end:
+SIGINT, SIGTERM and SIGHUP become exceptions, so that ``with`` and ``finally`` blocks run, and
+``atexit`` undoes everything that no ``with`` block has undone. After SIGKILL, no code of the
+process runs; ``python -m bench.cluster --clean`` cleans up later.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Registry:
-    """The undos that are still due, and the signal handlers in force while there are any.
+    """The pending undo functions, and our signal handlers while there are any.
 
-    Invariant: our handlers are installed exactly while ``undos`` is not empty (in the main thread,
-    the only one that Python lets install any); ``previous`` holds those they replaced.
+    Invariant: our handlers are installed exactly while ``undos`` is not empty, and ``previous``
+    holds the handlers that they replaced. Only the main thread can install handlers in Python.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class _Registry:
         if callable(previous):
             previous(signum, frame)
         else:
-            # What shells report for a process that a signal ended.
+            # The exit status that shells report for a process that a signal ended.
             raise SystemExit(128 + signum)
 
     def install(self) -> None:
@@ -69,9 +69,10 @@ def _in_main_thread() -> bool:
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Hold the signals back until the block ends, so that nothing is left half made.
+    """Delay the signals until the block ends, so that its work is not left half done.
 
-    They are held only while an undo is registered; other threads never see signals in Python.
+    Signals are delayed only while an undo is registered. In other threads the block does nothing,
+    because Python handles signals only in the main thread.
     """
     if not _in_main_thread():
         yield
@@ -84,7 +85,7 @@ def shielded() -> Iterator[None]:
         held = _registry.held
         if held is not None and not _registry.shield_depth:
             _registry.held = None
-            # Our handler, or the one put back in the block: either way the signal's due effect.
+            # Handled now by our handler, or by the previous one if the block has restored it.
             signal.raise_signal(held)
 
 
@@ -102,7 +103,7 @@ def register(undo: Callable[[], None]) -> None:
 
 
 def unregister(undo: Callable[[], None]) -> None:
-    """Forget ``undo``; with the last one, the signal handlers of before are back."""
+    """Forget ``undo``; after the last one, restore the previous signal handlers."""
     if undo in _registry.undos:
         _registry.undos.remove(undo)
     if not _registry.undos and _in_main_thread():

@@ -1,10 +1,11 @@
 """An emulated cluster on one machine: real processes and sockets, links of a chosen rate.
 
 Hosts are network namespaces joined by a bridge, and each host's link is shaped both ways with
-``tc ... tbf``. Ranks of one host talk over their namespace's loopback, which is not shaped; so a
-program sees two levels of network, and its times can be compared with the link's limit.
+``tc ... tbf``. Ranks of one host communicate over the loopback of their namespace, which is not
+shaped. A program thus sees two levels of network, and its times can be compared with the limit of
+the link.
 
-What it does not emulate: latency (a message costs what the local TCP stack costs), separate CPUs
+Not emulated: latency (a message costs what the local TCP stack costs), separate CPUs
 (all ranks share this machine's cores) and separate memory (``/dev/shm`` and the host name are
 common to all hosts; ``GROUP_RANK`` tells them apart). TCP's congestion control is the machine's;
 BBR and Reno time the same here, within 2 %.
@@ -63,18 +64,18 @@ _serials = itertools.count()
 class Cluster:
     """An emulated cluster, alive inside its ``with`` block.
 
-    Everything it made goes when the block ends, when an exception or SIGINT, SIGTERM or SIGHUP
-    leaves it, and at the latest when the process exits.
+    The cluster is removed when the block ends, also by an exception or by SIGINT, SIGTERM or
+    SIGHUP, and at the latest when the process exits.
 
     Args:
         hosts: number of hosts.
-        ranks_per_host: number of ranks that ``run`` starts on each.
-        rate_bits_per_sec: what each host's link carries, each way.
+        ranks_per_host: number of ranks that ``run`` starts on each host.
+        rate_bits_per_sec: rate of each host's link in each direction.
 
     Raises:
         ValueError: a number is out of range.
         ClusterUnavailableError: (on entry) no root, no ``ip``, no ``tc``.
-        ClusterError: (on entry) the kernel refused a step; what was made before it is gone again.
+        ClusterError: (on entry) the kernel refused a step; everything created so far was removed.
     """
 
     def __init__(self, hosts: int, ranks_per_host: int, rate_bits_per_sec: float) -> None:
@@ -100,7 +101,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Stop what still runs in the cluster and remove it; a second call does nothing."""
+        """Kill all processes in the cluster and remove it; a second call does nothing."""
         with cleanup.shielded():
             if self._alive:
                 self._alive = False
@@ -116,18 +117,18 @@ class Cluster:
         log_dir: str | Path | None = None,
         echo: bool = True,
     ) -> list[RankResult]:
-        """Run ``command`` as every rank and return what each left, by rank.
+        """Run ``command`` as every rank and return the result of each, by rank.
 
-        The environment of a rank is ours, then ``rank_env``, then ``env``; with it
+        The environment of a rank is ours, overridden by ``rank_env`` and then by ``env``; with it,
         ``torch.distributed.init_process_group("gloo")`` needs no arguments. If one rank fails or
-        time is up, all are stopped.
+        the time is up, all ranks are stopped.
 
         Args:
             command: program and arguments, the same for every rank.
             timeout_secs: how long all ranks together may take.
-            env: more variables, for every rank.
-            log_dir: keep ``rank<N>.stdout`` and ``rank<N>.stderr`` there.
-            echo: copy rank 0's output to ours as it comes.
+            env: additional environment variables for every rank.
+            log_dir: directory that keeps ``rank<N>.stdout`` and ``rank<N>.stderr``.
+            echo: copy the output of rank 0 to ours while it runs.
 
         Raises:
             RankFailedError: names the rank, its status and the tail of its stderr.

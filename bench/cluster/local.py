@@ -1,4 +1,4 @@
-"""Processes of this machine as the ranks of one world."""
+"""Run the ranks of one world as processes of this machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bench.cluster.ranks import Launch, run_ranks
 
 
 def run_here(world_size: int, command: Sequence[str], *, timeout_secs: float) -> None:
-    """Run ``command`` once a rank, with the environment that torchrun gives.
+    """Run ``command`` once per rank, with the environment variables that torchrun sets.
 
     Raises:
-        RankFailedError, RankTimeoutError: as of ``run_ranks``.
+        RankFailedError, RankTimeoutError: as in ``run_ranks``.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

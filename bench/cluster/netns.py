@@ -1,4 +1,4 @@
-"""Network namespaces of this machine: may we make them, and removing those we made."""
+"""Network namespaces of this machine: whether we may create them, and removal of our own."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ClusterUnavailableError(ClusterError):
 
 
 def missing_requirements() -> list[str]:
-    """Return what this machine lacks to hold a cluster and what to do about it; empty if nothing.
+    """Return what this machine lacks to emulate a cluster, each with its remedy.
 
-    A kernel without ``veth``, ``bridge`` or ``sch_tbf`` shows only when a cluster is built.
+    A kernel without ``veth``, ``bridge`` or ``sch_tbf`` is detected only when a cluster is built.
     """
     if os.geteuid() != 0:
         missing = [f"root (this is uid {os.geteuid()}): run it with sudo"]
@@ -54,7 +54,7 @@ def _missing_capabilities() -> list[str]:
 
 
 def require_support() -> None:
-    """Raise ClusterUnavailableError, naming all that is missing, unless a cluster can be built."""
+    """Raise ``ClusterUnavailableError`` with everything that is missing, if anything is."""
     if missing := missing_requirements():
         raise ClusterUnavailableError(
             "cannot emulate a cluster here, nothing was created; it needs " + "; and ".join(missing)
@@ -62,9 +62,9 @@ def require_support() -> None:
 
 
 def clean_leftovers() -> list[str]:
-    """Remove the clusters whose process is dead (SIGKILL, say); return the names removed.
+    """Remove the clusters whose process is dead, for example after SIGKILL; return their names.
 
-    A cluster whose process lives is left alone.
+    Clusters of living processes stay.
     """
     require_support()
     listed = call(["ip", "netns", "list"]).splitlines()
@@ -79,7 +79,7 @@ def _process_lives(pid: int) -> bool:
 
 
 def remove(namespaces: Sequence[str], commands: Sequence[list[str]]) -> None:
-    """Kill what runs in ``namespaces``, run ``commands``, and report failures once all ran."""
+    """Kill all processes in ``namespaces`` and run all ``commands``; then report the failures."""
     for name in namespaces:
         _kill_all_in(name)
     failures = []
@@ -95,7 +95,7 @@ def remove(namespaces: Sequence[str], commands: Sequence[list[str]]) -> None:
 
 
 def _kill_all_in(namespace: str) -> None:
-    """Kill the processes in a namespace of ours: all descend from ranks that we started."""
+    """Kill the processes in a namespace of ours; all of them descend from ranks that we started."""
     with suppress(ClusterError):
         for pid in call(["ip", "netns", "pids", namespace]).split():
             with suppress(ProcessLookupError):
@@ -105,7 +105,7 @@ def _kill_all_in(namespace: str) -> None:
 def call(command: Sequence[str]) -> str:
     """Run one ``ip`` or ``tc`` command and return what it printed.
 
-    It gets a session of its own: Ctrl-C at the terminal must not stop it half way.
+    The command runs in a session of its own, so that Ctrl-C at the terminal does not interrupt it.
     """
     try:
         done = subprocess.run(

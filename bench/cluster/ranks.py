@@ -1,7 +1,7 @@
-"""Start one process a rank, watch them, and stop them all when one fails or time is up.
+"""Start one process per rank, watch them, and stop all when one fails or the time is up.
 
-Each rank leads a process group of its own, so stopping it stops its children too. Output goes to a
-file a rank and stream; rank 0's is copied to ours while it runs.
+Each rank leads a process group of its own, so stopping a rank also stops its children. The stdout
+and stderr of each rank go to files; those of the first rank are copied to ours while it runs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import TextIO
 from bench.cluster.cleanup import shielded
 
 POLL_SECS = 0.01
-# Time for a rank to act on SIGTERM (unlink its shared memory, say) before SIGKILL.
+# Time for a rank to act on SIGTERM (for example to unlink its shared memory) before SIGKILL.
 GRACE_SECS = 1.0
 TAIL_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One rank to start: its command line and its whole environment."""
+    """One rank to start: its command line and its complete environment."""
 
     rank: int
     host: int
@@ -39,7 +39,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What one rank left: ``exit_status`` as ``subprocess`` has it, negative for a signal."""
+    """The result of one rank; ``exit_status`` is that of ``subprocess``, negative for a signal."""
 
     rank: int
     host: int
@@ -59,7 +59,7 @@ class RankFailedError(RuntimeError):
 
 
 class RankTimeoutError(RuntimeError):
-    """Some ranks were still running when time was up; all were stopped."""
+    """Some ranks were still running when the time was up; all ranks were stopped."""
 
     def __init__(self, message: str, ranks: Sequence[int]) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class RankTimeoutError(RuntimeError):
 
 
 class _Echo:
-    """Copies what is added to a file to a stream, a whole character at a time."""
+    """Copies new content of a file to a stream, never splitting a UTF-8 character."""
 
     def __init__(self, path: Path, stream: TextIO) -> None:
         self.file = path.open("rb")
@@ -85,7 +85,7 @@ class _Echo:
 
 
 class _Rank:
-    """A started rank."""
+    """A started process of a rank."""
 
     def __init__(self, launch: Launch, log_dir: Path) -> None:
         self.launch = launch
@@ -139,20 +139,20 @@ def run_ranks(
     log_dir: Path | None = None,
     echo: bool = True,
 ) -> list[RankResult]:
-    """Run all ranks to their end and return what they left, in the order given.
+    """Run all ranks until they end and return their results, in the order of ``launches``.
 
-    No rank outlives the call, whichever way it ends.
+    No rank outlives the call, whether it returns or raises.
 
     Args:
-        launches: the ranks; the first is the one that is echoed.
-        timeout_secs: how long all of them together may take.
-        log_dir: where ``rank<N>.stdout`` and ``rank<N>.stderr`` stay; a directory that is removed
-            at the end if None.
-        echo: copy the first rank's output to ours as it comes.
+        launches: the ranks; the first one is echoed.
+        timeout_secs: how long all ranks together may take.
+        log_dir: directory that keeps ``rank<N>.stdout`` and ``rank<N>.stderr``; if None, a
+            temporary directory that is removed at the end.
+        echo: copy the output of the first rank to ours while it runs.
 
     Raises:
-        RankFailedError: the first rank seen to fail, with its status and the tail of its stderr.
-        RankTimeoutError: the ranks that were still running.
+        RankFailedError: a rank failed; has its status and the tail of its stderr.
+        RankTimeoutError: the time was up; has the ranks that were still running.
     """
     with ExitStack() as stack:
         directory = log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -174,7 +174,7 @@ def _echoes(rank: _Rank) -> list[_Echo]:
 
 
 def _watch(ranks: Sequence[_Rank], echoes: Sequence[_Echo], timeout_secs: float) -> None:
-    """Return when all ranks ended well; raise as soon as one did not, or when time is up."""
+    """Return when all ranks ended with status 0; raise as soon as one failed or the time is up."""
     deadline = time.monotonic() + timeout_secs
     while True:
         for echo in echoes:
@@ -221,7 +221,7 @@ def _ending(status: int) -> str:
 
 
 def _stop(ranks: Sequence[_Rank]) -> None:
-    """End every rank that still runs: SIGTERM, and SIGKILL after the grace time."""
+    """End all ranks that still run: SIGTERM, and SIGKILL after the grace time."""
     with shielded():
         for rank in ranks:
             rank.signal_group(signal.SIGTERM)

@@ -1,10 +1,11 @@
-"""What an emulated cluster is made of, as data: names, addresses, command lines, environments.
+"""The parts of an emulated cluster as data: names, addresses, command lines, environments.
 
-Nothing here touches the machine, so all of it is tested without root; ``bench.cluster`` runs it.
+This module does not touch the machine, so it is tested without root; ``bench.cluster`` runs the
+command lines.
 
-Every host is a network namespace, and so is the switch: a bridge whose ports are the far ends of
-the hosts' links. With the switch in a namespace of its own, no interface, address or firewall rule
-of the real machine is involved, and deleting the namespaces deletes everything::
+Each host is a network namespace, and so is the switch: a bridge whose ports are the far ends of
+the hosts' links. Because the switch has a namespace of its own, no interface, address or firewall
+rule of the real machine is involved, and deleting the namespaces deletes everything::
 
     host0 [eth0 10.213.0.1] ==tbf== [port0 .
     host1 [eth0 10.213.0.2] ==tbf== [port1 .  br0]  switch
@@ -19,24 +20,26 @@ from dataclasses import dataclass
 INTERFACE = "eth0"
 MASTER_PORT = 29500
 MAX_HOSTS = 254
-# Slower, one frame takes longer than 120 ms, and TCP's timeouts are what is measured.
+# Below this rate one frame takes longer than 120 ms, and a benchmark would measure TCP's timeouts.
 MIN_RATE_BITS_PER_SEC = 1e5
 
 # 1514: the bytes of a full Ethernet frame, as tbf counts them.
 FRAME_BYTES = 1514
 PAYLOAD_BYTES = 1448
-"""Of a full frame, without its headers and TCP's time stamps."""
+"""Payload of a full frame, without its headers and TCP's time stamps."""
 MAX_SEGMENT_BYTES = 65536
-# A burst is what tbf sends at once after a pause. It must outlast the shaper's timer: at 2 Gbit/s
-# 0.26 ms (64 kB) reaches 80 % of the rate and 0.5 ms reaches 95 %, so 1 ms has a factor of two in
-# hand, and 1 ms of free bytes is invisible in a transfer that is worth timing. Below 12 Mbit/s a
-# millisecond is less than one frame; four frames let TCP's pairs of segments through.
+# A burst is the data that tbf sends at once after a pause. It must last longer than the period of
+# the shaper's timer: at 2 Gbit/s, a burst of 0.26 ms (64 kB) reaches 80 % of the rate and one of
+# 0.5 ms reaches 95 %. 1 ms is twice that, and is negligible in a transfer that is worth timing.
+# Below 12 Mbit/s, a millisecond is less than one frame; four frames are enough for TCP, which sends
+# segments in pairs.
 BURST_SECS = 1e-3
 MIN_BURST_BYTES = 4 * FRAME_BYTES
-# A full queue drops, and a dropped tail costs TCP a timeout of 200 ms, which real fabrics avoid by
-# flow control. One sender never fills its queue (the kernel keeps a socket to a few packets there);
-# several hosts that send to one do. 100 ms holds that; 256 KiB is four segments of 64 KiB, below
-# which a slow link drops whole segments (5 Mbit/s with 50 ms: 58 of 1600 packets).
+# A full queue drops packets, and a dropped last packet costs TCP a timeout of 200 ms. Real fabrics
+# avoid this by flow control. One sender never fills its queue, because the kernel limits a socket
+# to a few queued packets; several hosts that send to one host do fill it. A queue of 100 ms is
+# enough for that. 256 KiB is four segments of 64 KiB; with less, a slow link drops whole segments
+# (5 Mbit/s with 50 ms: 58 of 1600 packets).
 QUEUE_SECS = 0.1
 MIN_QUEUE_BYTES = 256 * 1024
 
@@ -48,13 +51,14 @@ _BITS_PER_UNIT = {"bit": 1, "bps": 8}
 
 
 def parse_rate(text: str) -> float:
-    """Return the bits per second that ``text`` says, in the notation of ``tc``.
+    """Return the bits per second of a rate in the notation of ``tc``.
 
-    A unit is ``bit`` or ``bps`` (bytes a second) after ``k``, ``m``, ``g``, ``t`` (powers of 1000)
-    or ``ki``, ``mi``, ``gi``, ``ti`` (powers of 1024), in any case; a bare number is in bits.
+    A unit is ``bit`` or ``bps`` (bytes per second), with a prefix ``k``, ``m``, ``g``, ``t``
+    (powers of 1000) or ``ki``, ``mi``, ``gi``, ``ti`` (powers of 1024), in upper or lower case. A
+    number without a unit is in bits per second.
 
     Raises:
-        ValueError: ``text`` is no rate, or is zero.
+        ValueError: ``text`` is not a rate, or is zero.
 
     >>> parse_rate("200mbit"), parse_rate("1gbit"), parse_rate("25MBps")
     (200000000.0, 1000000000.0, 200000000.0)
@@ -76,8 +80,8 @@ def parse_rate(text: str) -> float:
 class ClusterSpec:
     """A cluster of ``hosts`` equal hosts whose links carry ``rate_bits_per_sec`` each way.
 
-    ``pid`` and ``serial`` (the process that owns it, and which of its clusters it is) make the
-    names unique.
+    ``pid`` (the process that owns the cluster) and ``serial`` (the number of the cluster in this
+    process) make the names unique.
     """
 
     hosts: int
@@ -120,36 +124,36 @@ class ClusterSpec:
 
     @property
     def segment_bytes(self) -> int:
-        """Bytes that the kernel hands to a link at once; as frames they are no more than a burst.
+        """Bytes that the kernel hands to a link at once; their frames together fit in a burst.
 
-        tbf cuts a larger segment into its frames, and each frame then costs what a segment costs:
-        at 500 Mbit/s with segments of 64 KiB, a third of two cores went into that.
+        tbf cuts a larger segment into frames, and each frame then costs as much CPU time as a whole
+        segment: at 500 Mbit/s with segments of 64 KiB, this took a third of two cores.
         """
         return min(MAX_SEGMENT_BYTES, self.burst_bytes // FRAME_BYTES * PAYLOAD_BYTES)
 
     @property
     def queue_secs(self) -> float:
-        """Seconds a packet may wait at a link before the queue drops."""
+        """Seconds that a packet may wait at a link before the queue drops it."""
         return max(QUEUE_SECS, MIN_QUEUE_BYTES * 8 / self.rate_bits_per_sec)
 
     def namespace(self, host: int) -> str:
-        """Name of the namespace that is ``host``."""
+        """Name of the namespace of ``host``."""
         return f"rvd-{self.pid}-{self.serial}-host{host}"
 
     def address(self, host: int) -> str:
-        """Address of ``host``; it means something only inside the cluster's namespaces."""
+        """IP address of ``host``; it is valid only inside the cluster's namespaces."""
         return f"10.213.0.{host + 1}"
 
     def host_of(self, rank: int) -> int:
-        """Host that ``rank`` lives on; ranks are numbered host by host."""
+        """Host of ``rank``; ranks are numbered host by host."""
         return rank // self.ranks_per_host
 
 
 def build_commands(spec: ClusterSpec) -> list[list[str]]:
     """Return the command lines that build the cluster, in order.
 
-    Invariant: every namespace they make is one of ``spec.namespaces``, and every other object is
-    inside one of those; so ``remove_commands`` undoes any prefix of the list.
+    Invariant: every namespace that they create is one of ``spec.namespaces``, and every other
+    object is inside one of these, so ``remove_commands`` undoes any prefix of the list.
     """
     switch = ["ip", "-n", spec.switch, "link"]
     commands = [
@@ -181,11 +185,11 @@ def _host_commands(spec: ClusterSpec, host: int) -> list[list[str]]:
 
 
 def _shape_command(spec: ClusterSpec, namespace: str, device: str) -> list[str]:
-    """Limit what ``device`` sends.
+    """The command line that limits the rate at which ``device`` sends.
 
-    Segmentation offload stays on. tbf counts a segment by its bytes on the wire, headers of all its
-    frames included, so the rate is honest; without offload (``gso_max_segs 1``) two cores carry
-    430 Mbit/s and the CPU is what is measured.
+    Segmentation offload stays on. tbf counts the bytes of a segment on the wire, including the
+    headers of all its frames, so the rate is exact. Without offload (``gso_max_segs 1``), two cores
+    carry at most 430 Mbit/s, and a benchmark would measure the CPU.
     """
     return [
         *["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"],
@@ -201,7 +205,7 @@ def remove_commands(spec: ClusterSpec) -> list[list[str]]:
 
 
 def rank_env(spec: ClusterSpec, rank: int) -> dict[str, str]:
-    """Return the variables ``init_process_group("gloo")`` needs on ``rank``, and a thread limit."""
+    """Return the variables that ``init_process_group("gloo")`` needs, and a thread limit."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(spec.world_size),
@@ -221,7 +225,7 @@ def exec_command(spec: ClusterSpec, host: int, command: list[str]) -> list[str]:
 
 
 def owner_pid(namespace: str) -> int | None:
-    """Return the process that a namespace's name belongs to, or None if the name is not ours.
+    """Return the process id in the name of a namespace, or None if the name is not ours.
 
     >>> owner_pid("rvd-4711-0-host3"), owner_pid("rvd-4711-0-switch"), owner_pid("docker")
     (4711, 4711, None)

@@ -1,6 +1,6 @@
-"""How fast one plain TCP stream is: the limit that every benchmark on a link is compared with.
+"""Measure the rate of one plain TCP stream: the limit for every benchmark on a link.
 
-The receiver does the timing, so bytes that wait in the sender's socket buffer are never counted.
+The receiver measures the time, so bytes that wait in the sender's socket buffer are not counted.
 
     python -m bench.cluster.stream                              # loopback of this machine
     python bench/cluster/stream.py receive --bind 10.0.0.1      # prints its port; bytes, seconds
@@ -19,11 +19,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# 1 MiB a call: below 64 KiB the Python loop, not the link, limits a loopback stream.
+# 1 MiB per call: below 64 KiB the Python loop, not the link, limits a loopback stream.
 CHUNK_BYTES = 1 << 20
-# The first moments hold the shaper's saved-up burst and TCP's slow start; they are not counted.
+# Not counted: at first, the shaper's burst and TCP's slow start distort the rate.
 WARM_UP_SECS = 0.3
-# Nobody waits longer than this for the other side: both start within one interpreter start-up.
+# How long one side waits for the other; both start within the start-up time of an interpreter.
 PEER_TIMEOUT_SECS = 15.0
 POLL_SECS = 0.01
 
@@ -33,14 +33,14 @@ class StreamError(RuntimeError):
 
 
 def receive(bind: str, seconds: float) -> tuple[int, float]:
-    """Accept one connection, print its port first, and count the bytes of about ``seconds``.
+    """Print the port, accept one connection, and count the bytes that arrive in about ``seconds``.
 
     Args:
         bind: address to listen on; the system chooses the port.
         seconds: how long to count, after ``WARM_UP_SECS`` that are not counted.
 
     Returns:
-        The bytes counted and the seconds which that took.
+        The number of bytes, and the seconds in which they arrived.
     """
     with socket.create_server((bind, 0)) as server:
         server.settimeout(PEER_TIMEOUT_SECS)
@@ -103,7 +103,7 @@ def measure(
         if not port:
             _check(receiver, "receiver", PEER_TIMEOUT_SECS)
         sender = _start(stack, [*sender_prefix, *me, "send", "--to", address, "--port", port])
-        # A sender that failed is the cause of what the receiver would say 15 s later.
+        # If the sender fails, report it now; the receiver would report a timeout only 15 s later.
         while receiver.poll() is None and not sender.poll():
             time.sleep(POLL_SECS)
         if sender.poll():
@@ -127,14 +127,14 @@ def _start(stack: contextlib.ExitStack, command: Sequence[str]) -> subprocess.Po
         stderr=subprocess.PIPE,
         text=True,
     )
-    # Unwinds last in, first out: kill, then reap and close the pipes.
+    # The stack unwinds last in, first out: kill, then reap the process and close its pipes.
     stack.enter_context(process)
     stack.callback(process.kill)
     return process
 
 
 def _check(process: subprocess.Popen[str], role: str, timeout_secs: float) -> str:
-    """Return what ``process`` printed, once it has ended well."""
+    """Wait until ``process`` has ended with status 0, and return what it printed."""
     try:
         printed, complaint = process.communicate(timeout=timeout_secs)
     except subprocess.TimeoutExpired:

@@ -1,1 +1,1 @@
-"""HiDup's evaluation: its models on its clusters, against the systems of its day."""
+"""HiDup's evaluation: its models on its clusters, compared with the systems of its time."""

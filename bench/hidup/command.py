@@ -1,7 +1,7 @@
-"""HiDup's evaluation: its models on its clusters, by its strategies and by the systems beside it.
+"""HiDup's evaluation: its models on its clusters, with HiDup's strategies and with other systems.
 
-A row is a simulated step: how long it takes, what a device computes and communicates in it, their
-sum as the total, and HiDup's overlap: (total - wall) / min(computation, communication).
+A row is a simulated step: its wall time, the computation and communication of a device, their sum
+(the total), and HiDup's overlap, (total - wall) / min(computation, communication).
 """
 
 from __future__ import annotations
@@ -71,23 +71,23 @@ PUBLISHED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
         "FastMoE": (0.7563, 0.2300, 0.5117),
     },
 }
-"""Wall, computation and communication in the paper's talk, which does not name the model."""
+"""Seconds of (wall, computation, communication) in the paper's talk, which names no model."""
 
 
 HIDUP, ITS_PRICES = "HiDup", "HiDup, its prices"
-"""Strategies by our prices, and by those of HiDup's profile, which is that of the 8 x 8 cluster."""
+"""HiDup's planner with our costs, and with those of HiDup's own profile of the 8 x 8 cluster."""
 
 PROFILED = "8x8-10gbps"
 
 FEW = 3
-"""Names of groups that are printed for a cut."""
+"""Number of group names that are printed per cut."""
 
 
-# --- what is computed ---------------------------------------------------------------------------
+# --- computation --------------------------------------------------------------------------------
 
 
 def jobs_of(clusters: Sequence[str], models: Sequence[str]) -> Iterator[Job]:
-    """Every system on every cluster and model."""
+    """A job for every system on every cluster with every model."""
     for cluster in clusters:
         for model in models:
             for planner in (HIDUP, *[ITS_PRICES] * (cluster == PROFILED), *SYSTEMS):
@@ -95,7 +95,7 @@ def jobs_of(clusters: Sequence[str], models: Sequence[str]) -> Iterator[Job]:
 
 
 def compute(cell: str, planner: str, _: float) -> dict[str, Any]:
-    """A step of a system, as a row of the result; devices have all their samples at once."""
+    """The step of a system as a row of the result; the batch is not cut into microbatches."""
     cluster, model = cell.split()
     num = num_gpus(cluster)
     trained = workload(model, num)
@@ -121,7 +121,10 @@ def compute(cell: str, planner: str, _: float) -> dict[str, Any]:
 
 
 def in_words(forms: PricedForms, strategy: FormStrategy) -> str:
-    """How many groups of ops have each cut; of the rarer cuts, the first few of them."""
+    """A strategy as text: the number of groups of ops per cut, and names of groups with rare cuts.
+
+    The most common cut is given without names.
+    """
     groups: dict[str, list[str]] = {}
     for call, number in zip(forms.problem.calls, strategy.signatures, strict=True):
         groups.setdefault(call.signatures[number].name, []).append(call.name)
@@ -147,16 +150,20 @@ def _simulated(plan: ss.Plan, cluster: str) -> dict[str, Any]:
     }
 
 
-# --- what is shown ------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------
 
 
 def overlap(wall_secs: float, compute_secs: float, comm_secs: float) -> float:
-    """By HiDup's formula; at least 0, as waiting for others is neither."""
+    """The overlap by HiDup's formula, but at least 0.
+
+    The formula is negative for a device that mostly waits for others, because waiting is in the
+    wall time only.
+    """
     return max(0.0, Prediction(wall_secs, compute_secs, comm_secs).overlap)
 
 
 def lines(cluster: str, rows: Sequence[Row]) -> Lines:
-    """The break-down of a cluster, the published one first."""
+    """The break-down of the steps on a cluster, the published ones first."""
     texts = [
         ["model", "system", "wall", "total", "computation", "communication", "overlap",
          "predicted", "memory"],
@@ -178,13 +185,13 @@ def _breakdown(wall_secs: float, compute_secs: float, comm_secs: float) -> list[
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A dot for every cell and system: how many times as long its step takes as HiDup's."""
+    """Draw a dot for every cell and system: its step time over that of HiDup."""
     across = "step over that of HiDup"
     dots.draw(over(rows, HIDUP), path, across=across, title="Simulated", is_log=True)
 
 
 def main(words: list[str]) -> int:
-    """Print a break-down for every cluster, and the strategies that were found."""
+    """Print a break-down for every cluster, and HiDup's strategies."""
     args = _parse(words)
     jobs = [*jobs_of(args.clusters, args.models)]
     rows = run(args, jobs, compute)

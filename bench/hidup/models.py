@@ -1,7 +1,7 @@
 """HiDup's models and clusters, and the systems that it is compared with, as sPrograms and planners.
 
-Source: the public code of HiDup (``exp/``) and its talk. Every device has 32 samples of a step, and
-there are two experts a device. Whether its V100s had 16 or 32 GB is not said; here they have 32.
+Source: the public code of HiDup (``exp/``) and its talk. There are 32 samples per device and step,
+and two experts per device. The sources do not say whether the V100s had 16 or 32 GB; we assume 32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from superscaler_core.plans import PLANS
 MODELS = ("bert-sgmoe", "bert-switch", "vit-sgmoe", "vit-switch")
 
 SAMPLES = 32
-"""Of a step, for every device."""
+"""Samples per step and device."""
 
 CLUSTERS = {
     "1x4": (1, 4, 0.0),
@@ -28,24 +28,27 @@ CLUSTERS = {
     "2x4-30gbps": (2, 4, 30e9),
     "8x8-10gbps": (8, 8, 9.71e9),
 }
-"""Hosts, V100s of a host, and the rate between hosts in bits a second. The first three are those of
-the break-down. Of 10 Gbit/s, iperf3 measured 9.71."""
+"""Hosts, V100s per host, and bits per second between hosts, by the name of the cluster.
+
+The break-down of the talk covers the first three. In the fourth, iperf3 measured 9.71 Gbit/s on
+links of 10 Gbit/s.
+"""
 
 NVLINK = rv.Link(5e-6, 130e9)
-"""A V100's six links, of 25 GB/s each, at what collectives reach of them; an assumption."""
+"""A V100's six NVLinks of 25 GB/s each; 130 GB/s is the assumed rate that collectives reach."""
 
 NETWORK_SECS = 2e-5
-"""Latency between hosts; an assumption."""
+"""Assumed latency between hosts, in seconds."""
 
 
 def num_gpus(cluster: str) -> int:
-    """Of a cluster."""
+    """The number of GPUs of a cluster."""
     hosts, size, _ = CLUSTERS[cluster]
     return hosts * size
 
 
 def cluster_of(cluster: str) -> Cluster:
-    """A cluster; the devices of a host share its card."""
+    """A cluster by its name; the devices of a host share one network card."""
     hosts, size, bits_per_sec = CLUSTERS[cluster]
     between = rv.Link(NETWORK_SECS, bits_per_sec / 8) if hosts > 1 else NVLINK
     return replace(PAPER, inside=NVLINK, between=between, per_host=size)
@@ -57,7 +60,7 @@ def topology_of(cluster: str) -> rv.Topology:
 
 
 def workload(model: str, num: int) -> Workload:
-    """What is trained on so many GPUs."""
+    """The workload of a model on ``num`` GPUs."""
     config = replace(EncoderConfig.presets()[model], experts=2 * num)
     sizes = {each.name: getattr(config, each.name) for each in fields(config)}
     return Workload("moe_encoder", sizes, "float32", SAMPLES * num)
@@ -68,10 +71,10 @@ def workload(model: str, num: int) -> Workload:
 
 @dataclass(frozen=True)
 class Replicated:
-    """Data parallel: every device has all experts.
+    """An sProgram for data parallelism: every device has all experts.
 
     Attributes:
-        bucket_bytes: of gradients that are reduced at once, during the backward.
+        bucket_bytes: bytes of gradients per reduction; reductions run during the backward.
     """
 
     bucket_bytes: int
@@ -84,10 +87,10 @@ class Replicated:
 
 @dataclass(frozen=True)
 class DealtOut:
-    """Data parallel with experts dealt out; gradients are reduced after the backward.
+    """An sProgram for expert parallelism; gradients are reduced after the backward.
 
     Attributes:
-        bucket_bytes: of gradients that are reduced at once.
+        bucket_bytes: bytes of gradients per reduction.
         ep: as in ``expert_parallel``.
     """
 
@@ -106,14 +109,18 @@ SYSTEMS: Mapping[str, Replicated | DealtOut] = {
     "FastMoE": DealtOut(1 << 40),
     "DeepSpeed-MoE": DealtOut(4 * 500_000_000),
 }
-"""By name, with the defaults of their releases: buckets of 25 MiB (PyTorch 1.9), a fusion buffer of
-64 MiB, all gradients at once (``allreduce_params``), and 500 million elements (DeepSpeed 0.5.10).
-DeepSpeed's experts are dealt out to all devices, and so are FastMoE's. FastMoE pads no experts, and
-both gate by kernels of their own; neither is modelled, so here these two differ in nothing else."""
+"""The systems by name, with the default bucket sizes of their releases.
+
+DDP has buckets of 25 MiB (PyTorch 1.9), and Horovod a fusion buffer of 64 MiB. FastMoE reduces all
+gradients at once (``allreduce_params``), and DeepSpeed 500 million elements at a time (0.5.10).
+FastMoE and DeepSpeed both distribute the experts over all devices. Not modelled: FastMoE does not
+pad experts, and both have gating kernels of their own. Here they therefore differ only in the
+bucket size.
+"""
 
 
 def tuned(system: Replicated | DealtOut) -> SearchPlanner:
-    """A system as a planner: over the sizes of expert groups, the largest microbatch that fits."""
+    """A system as a planner: for every size of expert groups, the largest microbatch that fits."""
 
     def propose(request: Request) -> Iterator[Candidate]:
         num = len(request.devices)
@@ -127,7 +134,7 @@ def tuned(system: Replicated | DealtOut) -> SearchPlanner:
 
 
 def _candidates(form: Replicated | DealtOut, samples: int, num: int) -> Iterator[Candidate]:
-    """A form with microbatches of so many samples; half as many follow where memory is short."""
+    """A candidate with microbatches of ``samples``; if it lacks memory, one with half follows."""
     if samples < num:
         return
     ep = f" ep={form.ep}" if isinstance(form, DealtOut) else ""

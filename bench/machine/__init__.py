@@ -1,1 +1,1 @@
-"""This machine, measured: its links, ops and overheads, and a race of programs on it."""
+"""Measurements of this machine: its links, ops and overheads, and a race of programs on it."""

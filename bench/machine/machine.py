@@ -1,7 +1,7 @@
-"""Machine: this machine as the simulator knows it, measured by all ranks together.
+"""Machine: the simulator's data about this machine, measured by all ranks together.
 
-Links are measured by ``rvdcomm`` calibrate, ops by ``simulator.measured``, and overheads of the
-runtime by steps of a tiny model (``overheads.py``). All methods are collective.
+``rvdcomm`` calibrate measures the links, and ``simulator.measured`` the ops. The overheads of the
+runtime come from steps of a tiny model (``overheads.py``). All methods are collective.
 """
 
 from __future__ import annotations
@@ -34,36 +34,35 @@ from superscaler_core.simulator import DeviceProfile, simulate
 from superscaler_core.simulator.measured import measured
 
 OPTIMIZER = "momentum"
-"""By which benchmarks train."""
+"""The optimizer with which the benchmarks train."""
 
 NUM_SEARCHES = 3
-"""After each but the last the ops of the fastest plans are measured, so that the next one knows
-their times."""
+"""Number of searches; after each, the ops of its fastest plans are measured for the next one."""
 
 PLANS_TO_MEASURE = 40
-"""The fastest plans of a search, whose ops are measured."""
+"""Number of fastest plans per search whose ops are measured."""
 
 PLANS_TO_RACE = 12
-"""The fastest by prediction: their times differ by less than its error."""
+"""Number of plans in the race: their predicted times differ by less than the prediction error."""
 
 NUM_WARM, STEPS_OF_VISIT = 2, 3
-"""Steps of a racer before the race, and of every visit."""
+"""Steps of each plan before the race, and steps per visit in the race."""
 
 GraphOf = Callable[[int], Graph]
-"""A model with a microbatch of so many samples."""
+"""From the samples of a microbatch to the model's graph."""
 
 
 class Machine:
-    """What is known of this machine; equal on all ranks.
+    """The measured data of this machine; equal on all ranks.
 
     Args:
-        op_secs: to measure an op.
-        effort: of measuring links.
-        say: hears what is measured.
+        op_secs: seconds spent on measuring each op.
+        effort: effort of measuring the links.
+        say: called with the name of each measurement before it starts.
 
     Attributes:
-        topology: links as fast as where every rank has a core.
-        profile: of a rank, with the times of all ops that were measured.
+        topology: the links, as fast as if every rank had a core of its own.
+        profile: profile of a rank, with the times of all ops that were measured.
     """
 
     def __init__(
@@ -82,17 +81,17 @@ class Machine:
         self.profile = with_overheads(tiny, self.topology, profile)
 
     def measure_ops(self, programs: Sequence[Compiled]) -> None:
-        """Add the times of those ops of some programs that are not known yet.
+        """Measure those ops of ``programs`` whose times are unknown, and add them to the profile.
 
         Args:
-            programs: the same on the ranks that measure, which are as many as there are cores.
+            programs: the programs, equal on all ranks that measure (as many as there are cores).
         """
         known = self.profile.op_secs
         found = self._measured(programs, known)
         self.profile = replace(self.profile, op_secs={**known, **found.op_secs})
 
     def _measured(self, programs: Sequence[Compiled], known: Collection[str]) -> DeviceProfile:
-        """What the first rank measures."""
+        """The profile that the first rank measures."""
         dist.barrier()
         mine = None
         if _measures():
@@ -100,11 +99,11 @@ class Machine:
         return shared(mine)
 
     def request(self, graph_of: GraphOf, batch: int) -> Request:
-        """What a planner is asked: to train a model with momentum on all ranks.
+        """The request to a planner: train a model with momentum on all ranks.
 
         Args:
-            graph_of: the model.
-            batch: samples of a step.
+            graph_of: makes the model's graph.
+            batch: samples per step.
         """
         sizes = tuple(n for n in range(1, batch + 1) if batch % n == 0)
         devices = tuple(range(dist.get_world_size()))
@@ -115,11 +114,12 @@ class Machine:
         )  # fmt: skip
 
     def search(self, graph_of: GraphOf, batch: int, **limits: Any) -> list[Planned]:
-        """The best plans of the last of several searches, each of which knows more times of ops.
+        """Search several times, each time with more measured ops, and return the last best plans.
 
         Args:
-            graph_of, batch: as of ``request``; the same on all ranks.
-            limits: of every search by ``auto``, as in ``search_request``; the first rank searches.
+            graph_of, batch: as in ``request``; equal on all ranks.
+            limits: limits of each search by ``auto``, as in ``search_request``. Only the first rank
+                searches.
 
         Returns:
             Plans whose ops are all measured, fastest first.
@@ -135,7 +135,7 @@ class Machine:
             best: list[Planned] = shared(mine)
             programs = [each.compiled(request) for each in best] if _measures() else []
             self.measure_ops(programs)
-        # A plan may have been the fastest because the time of an op was not known.
+        # Simulated again: a plan may have seemed fast because the time of an op was unknown.
         steps = shared([simulate(each, self.profile, self.topology).secs for each in programs])
         priced = (replace(plan, secs=secs) for plan, secs in zip(best, steps, strict=True))
         return sorted(priced, key=lambda plan: plan.secs)
@@ -143,13 +143,15 @@ class Machine:
     def raced(
         self, plans: Sequence[Planned], request: Request, model: nn.Module, batch: Sequence[Tensor]
     ) -> list[Planned]:
-        """Plans with measured steps, the winner first: predictions near the best are too close.
+        """Measure the steps of the best plans in a race; the winner is first.
+
+        A race is needed because the predicted times of the best plans are too close.
 
         Args:
-            plans: fastest first by prediction; those behind the first ``PLANS_TO_RACE`` stay away.
-            request: of ``request``.
-            model: whose values the programs start with; it does not change.
-            batch: a whole one.
+            plans: plans, fastest by prediction first; only the first ``PLANS_TO_RACE`` race.
+            request: the result of ``request``.
+            model: the model whose parameter values the programs start with; it does not change.
+            batch: the inputs of a whole step.
         """
         racing = plans[:PLANS_TO_RACE]
         self._say(f"race of {len(racing)} plans")
@@ -170,12 +172,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan that a search found; other ranks can be sent it.
+    """A plan that a search found; it can be sent to other ranks.
 
     Attributes:
-        name, samples, sprogram: as of a ``Candidate``.
-        secs: its simulated step.
-        measured_secs: its step in a race; infinite before.
+        name, samples, sprogram: as in ``Candidate``.
+        secs: simulated seconds of a step.
+        measured_secs: measured seconds of a step in the race; infinite before the race.
     """
 
     name: str
@@ -185,12 +187,12 @@ class Planned:
     measured_secs: float = inf
 
     def compiled(self, request: Request) -> Compiled:
-        """Its program."""
+        """The program of the plan."""
         return compiled(request, self.samples, self.sprogram)
 
 
 def _distinct(trials: Iterable[Trial]) -> list[Planned]:
-    """All plans that fit, fastest first, and of those that take and need the same the first."""
+    """All plans that fit, fastest first; of plans with equal time and memory, only the first."""
     kept: dict[tuple[float, int], Planned] = {}
     for trial in trials:
         if trial.fits and not trial.is_estimate:
@@ -201,12 +203,15 @@ def _distinct(trials: Iterable[Trial]) -> list[Planned]:
 
 
 def _measures() -> bool:
-    """Whether this rank measures ops: as many do as there are cores, as they share the memory."""
+    """Whether this rank measures ops.
+
+    As many ranks as there are cores measure at the same time, because ranks share the memory.
+    """
     return dist.get_rank() < num_cores()
 
 
 def _whole(request: Request) -> Compiled:
-    """A program of the largest microbatch on one device."""
+    """The program of the largest microbatch on one device."""
     plan = Plan(request.graph_of(request.samples[-1]), [0])
     PLANS["data_parallel"](plan)
     return compile(plan, optimizer=request.optimizer)
@@ -218,10 +223,10 @@ def num_cores() -> int:
 
 
 def with_a_core_each(topology: rv.Topology) -> rv.Topology:
-    """Links as fast as where every rank has a core, from links that all ranks measured at once.
+    """Scale links that all ranks measured at once to the speed with one core per rank.
 
-    Ranks of one host communicate by copying, and the simulator makes them share its cores. Links
-    between emulated hosts stay as they are: they are slower than the cores.
+    Ranks of one host communicate by copying, and the simulator itself makes them share the cores.
+    Links between emulated hosts stay as they are, because they are slower than the cores.
     """
     if len(topology.levels) > 1:
         return topology

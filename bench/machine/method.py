@@ -1,4 +1,4 @@
-"""Training methods that are compared: their steps, their losses, and the time of the slowest rank.
+"""Training methods that are compared: their steps, losses, and the time of the slowest rank.
 
 All functions are collective over the world.
 """
@@ -24,19 +24,18 @@ from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import DistCall, DistTransport
 
 TIMEOUT = timedelta(seconds=600)
-"""Of a process group."""
+"""Timeout of a process group."""
 
 LOSS_TOLERANCE = 1e-5
-"""Relative: float32 sums in another order."""
+"""Relative tolerance of losses: methods sum float32 values in different orders."""
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
-"""With steps ten times as large the loss of a Wide-ResNet rises, and rounding errors grow at once.
-"""
+"""With ten times this rate, the loss of a Wide-ResNet rises and rounding errors grow quickly."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to train: a step of forward and backward, and the optimizer of this rank's share."""
+    """A way to train: a step (forward, backward), and the optimizer of this rank's parameters."""
 
     step: Callable[..., Tensor | None]
     optimizer: torch.optim.Optimizer
@@ -49,12 +48,13 @@ class Method:
         *,
         fused: bool = False,
     ) -> Method:
-        """A step, with SGD with momentum of these parameters.
+        """A method with SGD with momentum.
 
         Args:
-            step: as of the class.
-            parameters: of this rank; there may be none, as where whole ops are placed.
-            fused: whether one kernel updates them all, which torch lacks for DTensors.
+            step: the step of this rank.
+            parameters: parameters of this rank. There may be none, for example where whole ops are
+                placed on devices.
+            fused: whether one kernel updates all parameters; torch has none for DTensors.
         """
         stored = list(parameters) or [torch.zeros(0, requires_grad=True)]
         sgd = torch.optim.SGD(stored, lr=LEARNING_RATE, momentum=MOMENTUM, fused=fused)
@@ -62,11 +62,11 @@ class Method:
 
     @classmethod
     def of_trainer(cls, trainer: Trainer) -> Method:
-        """This rank's share of a program of ours."""
+        """The method of this rank's part of one of our programs."""
         return cls.of(trainer.step, trainer.parameters(), fused=True)
 
     def train(self, batch: Sequence[Tensor]) -> tuple[Tensor | None, float, float]:
-        """A step; the loss if this rank has it, and seconds without and of the optimizer."""
+        """Run a step; return the loss (None if on another rank), and seconds of step and update."""
         start = time.perf_counter()
         loss = self.step(*batch)
         middle = time.perf_counter()
@@ -76,7 +76,7 @@ class Method:
 
 
 def everyone(value: Any) -> list[Any]:
-    """The value of every rank."""
+    """The values of all ranks, by rank."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
@@ -90,7 +90,7 @@ def shared(mine: Any) -> Any:
 
 
 def loaded(program: Compiled, model: nn.Module, folder: Path) -> Trainer:
-    """This rank's share of a program, with the values of a model; the first rank writes it."""
+    """Load this rank's part of a program with a model's values; the first rank writes the files."""
     path = shared(folder)
     if dist.get_rank() == 0:
         program.save(path)
@@ -103,11 +103,11 @@ def loaded(program: Compiled, model: nn.Module, folder: Path) -> Trainer:
 
 @dataclass(frozen=True)
 class StepSecs:
-    """How long a step with its optimizer takes.
+    """The time of a step with its update, in seconds.
 
     Attributes:
-        step: of the slowest rank.
-        cpu: of the processor, mean of the ranks.
+        step: wall time of the slowest rank.
+        cpu: processor time, mean of the ranks.
     """
 
     step: float
@@ -115,14 +115,14 @@ class StepSecs:
 
 
 def timed(method: Method, batch: Sequence[Tensor]) -> StepSecs:
-    """How long a step takes, as of ``seen``."""
+    """Run a step and return its time, as ``seen`` does."""
     return seen(method, batch)[1]
 
 
 def seen(method: Method, batch: Sequence[Tensor]) -> tuple[float, StepSecs]:
-    """The loss of a step, mean of the ranks that have it, and how long it takes.
+    """Run a step that all ranks begin together; return its loss and its time.
 
-    All ranks begin it together.
+    The loss is the mean over the ranks that have one.
     """
     dist.barrier()
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -135,7 +135,10 @@ def seen(method: Method, batch: Sequence[Tensor]) -> tuple[float, StepSecs]:
 
 
 def check_losses(losses: Mapping[str, list[float]]) -> None:
-    """All methods train the same model: every loss but the first comes after updates."""
+    """Raise ``SystemExit`` unless the losses of all methods agree.
+
+    Every loss except the first depends on updates, so equal losses show equal training.
+    """
     (first, expected), *others = losses.items()
     for name, values in others:
         for step, (a, b) in enumerate(zip(expected, values, strict=True)):
@@ -144,7 +147,7 @@ def check_losses(losses: Mapping[str, list[float]]) -> None:
 
 
 def slowest(method: Method, batch: tuple[Tensor, Tensor]) -> float:
-    """Seconds of a step, without the optimizer, of the slowest rank."""
+    """Seconds of a step without the update, of the slowest rank."""
     dist.barrier()
     _, secs, _ = method.train(batch)
     return max(everyone(secs))
@@ -153,7 +156,7 @@ def slowest(method: Method, batch: tuple[Tensor, Tensor]) -> float:
 def alternating(
     methods: Mapping[str, Method], batches: Sequence[tuple[Tensor, Tensor]], num_steps: int
 ) -> dict[str, list[float]]:
-    """Seconds of the steps of all methods, step by step in turn, after their losses agree."""
+    """Check that the losses agree; then time all methods, alternating step by step, in seconds."""
     losses = {name: [seen(method, x)[0] for x in batches] for name, method in methods.items()}
     check_losses(losses)
     samples: dict[str, list[float]] = {name: [] for name in methods}
@@ -167,7 +170,7 @@ def alternating(
 
 
 def waiting_secs(method: Method, batches: Sequence[tuple[Tensor, Tensor]], num_steps: int) -> float:
-    """Time that a rank waits for communication in a step, mean of the ranks and steps."""
+    """Seconds per step in which a rank waits for communication, mean over ranks and steps."""
     total = 0.0
     for i in range(num_steps):
         dist.barrier()
@@ -179,7 +182,7 @@ def waiting_secs(method: Method, batches: Sequence[tuple[Tensor, Tensor]], num_s
 
 @contextmanager
 def _waiting() -> Iterator[list[float]]:
-    """The times of all calls that wait for communication."""
+    """Record the seconds of all calls in the block that wait for communication."""
     spent: list[float] = []
 
     def timed(method: Callable[..., Any]) -> Callable[..., Any]:

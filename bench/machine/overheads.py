@@ -1,6 +1,6 @@
-"""Overheads: what the runtime and taking turns on cores cost, from steps of a tiny model.
+"""Overheads: the costs of the runtime and of sharing cores, measured by steps of a tiny model.
 
-Its ops take next to nothing, so its steps are nearly all overheads.
+The ops of this model take almost no time, so its steps consist almost only of overheads.
 """
 
 from __future__ import annotations
@@ -36,23 +36,26 @@ TINY_PLANS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("zero_bubble", {"microbatches": 4}),
     ("zero_bubble", {"microbatches": 12}),
 )
-"""Of a tiny GPT."""
+"""Plans of the tiny GPT, with their options."""
 
 TINY_STEPS, NUM_WARM = 25, 2
 
 FITTED = ("segment_secs", "move_secs", "carry_secs", "split_secs")
-"""Fields of a profile that the processor's time tells."""
+"""Fields of a profile that are fitted to processor times."""
 
 CORE_SHARES = tuple(0.75 + 0.025 * i for i in range(11))
-"""Of the cores, which ranks have that take turns on them: candidates. What is less, others took."""
+"""Candidate shares of the cores that are left for work when ranks take turns on them.
+
+A smaller share would mean that other programs used the cores.
+"""
 
 WAKES_SECS = tuple(50e-6 * i for i in range(31))
-"""Until a rank goes on that waited: candidates."""
+"""Candidates for the seconds from the end of a wait until the rank continues (``wake_secs``)."""
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """A program of the tiny model, its step on this rank, and a batch of it."""
+    """A program of the tiny model, its training method on this rank, and a batch."""
 
     compiled: Compiled
     method: Method
@@ -63,14 +66,14 @@ class Tiny:
 
 
 def tiny_programs(topology: rv.Topology) -> list[Tiny]:
-    """One of every plan, loaded; collective."""
+    """The loaded programs of all ``TINY_PLANS``; collective."""
     model, programs = programs_on(dist.get_world_size(), topology)
     with TemporaryDirectory() as folder:
         return [_loaded(program, model, Path(folder, str(i))) for i, program in enumerate(programs)]
 
 
 def programs_on(num_ranks: int, topology: rv.Topology) -> tuple[nn.Module, list[Compiled]]:
-    """The tiny model, and a program of every plan; not collective."""
+    """The tiny model, and the programs of all ``TINY_PLANS``; not collective."""
     sizes = _sizes(num_ranks)
     model, inputs = build("gpt", **sizes), example_inputs("gpt", num_ranks, **sizes)
     graph, programs = capture(model, inputs), []
@@ -82,7 +85,7 @@ def programs_on(num_ranks: int, topology: rv.Topology) -> tuple[nn.Module, list[
 
 
 def _sizes(num_ranks: int) -> dict[str, Any]:
-    """Every rank has a layer, and a head of every layer."""
+    """Sizes of the tiny model: at least one layer per rank, and one head per rank in each layer."""
     num = max(4, num_ranks)
     return {"layers": num, "heads": num, "width": 4 * num}
 
@@ -96,12 +99,12 @@ def _loaded(program: Compiled, model: nn.Module, folder: Path) -> Tiny:
 def with_overheads(
     tiny: Sequence[Tiny], topology: rv.Topology, profile: DeviceProfile
 ) -> DeviceProfile:
-    """A profile with the overheads of steps that are timed now; collective.
+    """Time the tiny programs now and add the fitted overheads to a profile; collective.
 
     Args:
-        tiny: of ``tiny_programs``.
-        topology: links as fast as where every rank has a core.
-        profile: with the times of the programs' ops.
+        tiny: result of ``tiny_programs``.
+        topology: the links, as fast as if every rank had a core of its own.
+        profile: a profile with the times of the programs' ops.
     """
     steps = [_step_secs(each) for each in tiny]
     programs = [each.compiled for each in tiny]
@@ -111,7 +114,7 @@ def with_overheads(
 
 
 def _step_secs(tiny: Tiny) -> StepSecs:
-    """The median of some steps."""
+    """The median times of several steps."""
     steps = [timed(tiny.method, tiny.batch) for _ in range(TINY_STEPS)][NUM_WARM:]
     return StepSecs(median(each.step for each in steps), median(each.cpu for each in steps))
 
@@ -125,10 +128,10 @@ def fitted(
     topology: rv.Topology,
     profile: DeviceProfile,
 ) -> DeviceProfile:
-    """A profile with overheads by which the steps of some programs take as long as they did.
+    """Fit the overheads of a profile so that simulated steps take as long as measured ones.
 
-    Law (tests/bench/test_machine.py): from simulated steps it finds the overheads by
-    which they were simulated.
+    Law (tests/bench/test_machine.py): if the steps were simulated, the fit returns the overheads
+    with which they were simulated.
     """
     worked = replace(profile, **_of_work(programs, steps, topology, profile))
     return _of_turns(programs, steps, topology, worked)
@@ -140,11 +143,12 @@ def _of_work(
     topology: rv.Topology,
     profile: DeviceProfile,
 ) -> Mapping[str, float]:
-    """Overheads that are work, from the processor's time in steps.
+    """Overheads that are work of the processor, fitted to the processor times of steps.
 
-    A step takes what its ops and its bytes take, and these for every call of a segment, every
-    tensor that is moved, every tensor that is carried between stages, and every op whose backward
-    is split into halves. Least squares of the relative errors, none below 0.
+    The processor time of a step is the time of its ops and bytes, plus one overhead for each call
+    of a segment, each moved tensor, each tensor that is carried between stages, and each op whose
+    backward is split into halves. The fit minimizes the squares of the relative errors, with all
+    overheads at least 0.
     """
     spent = np.array([each.cpu for each in steps])
     free = replace(profile, num_cores=0, **dict.fromkeys(FITTED, 0.0))
@@ -158,7 +162,7 @@ def _of_work(
 def busy_secs(
     programs: Sequence[Compiled], topology: rv.Topology, profile: DeviceProfile
 ) -> np.ndarray[Any, Any]:
-    """Mean over the ranks of the time in which they compute or communicate, for every program."""
+    """Seconds in which a rank computes or communicates, mean over the ranks, ``[programs]``."""
     found = [simulate(each, profile, topology).busy_secs.values() for each in programs]
     return np.array([sum(each) / len(each) for each in found])
 
@@ -169,10 +173,11 @@ def _of_turns(
     topology: rv.Topology,
     profile: DeviceProfile,
 ) -> DeviceProfile:
-    """A profile with what taking turns costs, from the times of whole steps.
+    """Fit the costs of sharing cores, ``num_cores`` and ``wake_secs``, to the wall times of steps.
 
-    The cores that are there to work, of steps in which all ranks always work; then the time until a
-    rank goes on that waited, of pipelines. Each has the least sum of relative errors.
+    First ``num_cores`` is chosen, by the programs without pipeline, in which all ranks always work.
+    Then ``wake_secs`` is chosen, by the pipelines. Each is the candidate with the least sum of
+    relative errors.
     """
 
     def error(profile: DeviceProfile, is_piped: bool) -> float:

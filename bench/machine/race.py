@@ -1,4 +1,4 @@
-"""Race: which of some ways to train is the fastest, by steps of all of them in turn."""
+"""Race: find the fastest of several training methods by timing their steps in turn."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 HEATS = (3, 2, 3, 4)
-"""Visits of every racer that is left; after each heat the slower half leaves."""
+"""Visits per remaining racer in each heat; after each heat the slower half leaves."""
 
 
 def race(num: int, visit: Callable[[int], Sequence[float]]) -> dict[int, float]:
-    """The median seconds of a step of some racers, the winner first.
+    """The median step time of each racer in seconds, by its number; the winner first.
 
-    Those that last longer are timed more often; all of a heat take turns, so that what slows the
-    machine for a while slows all of them.
+    Racers that stay longer are timed more often. The racers of a heat take turns, so that a slow
+    moment of the machine affects all of them.
 
     Args:
-        num: of racers.
-        visit: seconds of some steps of one, by its number; where ranks race together, all of them
-            are told the same.
+        num: number of racers.
+        visit: runs a few steps of a racer, given by its number, and returns their seconds. If ranks
+            race together, it must return equal seconds on all ranks.
     """
     secs: list[list[float]] = [[] for _ in range(num)]
     racing, left = [*range(num)], list[int]()

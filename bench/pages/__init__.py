@@ -1,1 +1,1 @@
-"""Results in documents: which part of which page says what of which result file."""
+"""Pages: write results into documents; here is which result fills which part of which page."""

@@ -1,4 +1,4 @@
-"""``python -m bench.pages``: results in documents."""
+"""``python -m bench.pages``: write results into documents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "search-large": "python -m bench.search --out bench/results/search-large.json",
     "training": "python -m bench.training",
 }
-"""What writes the results, by the names of their files."""
+"""The commands that write the results, by the names of the result files."""
 
 PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
     **{
@@ -60,11 +60,11 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
     },
     "measured": {"training": ("training", training.beside_torch)},
 }
-"""The parts of every page: of which result, and what is said of it."""
+"""The parts of every page, each with the name of its result and the section that describes it."""
 
 
 def main(words: list[str]) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.pages",
         description=DESCRIPTION,
@@ -97,7 +97,7 @@ def main(words: list[str]) -> int:
 
 
 def paragraphs(section: Section, path: Path, pictures: Pictures) -> Iterator[str]:
-    """What a section says of the result in a file, and where that is from."""
+    """The paragraphs of a section about the result in a file, and a last one with the source."""
     result = json.loads(path.read_text(encoding="utf-8"))
     yield from section(result, pictures)
     yield filled(
@@ -107,7 +107,7 @@ def paragraphs(section: Section, path: Path, pictures: Pictures) -> Iterator[str
 
 
 def _commits(result: Result) -> str:
-    """Of one row after another, if the command keeps rows; of all of it otherwise."""
+    """The commits of the rows, if the command stores rows; otherwise that of the whole result."""
     return result.get("commits") or f"commit {result['commit']}"
 
 

@@ -1,4 +1,4 @@
-"""What pages say of HiDup's evaluation."""
+"""Sections of pages about HiDup's evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.tables import markdown
 
 
 def first_screen(result: Result, pictures: Pictures) -> Iterator[str]:
-    """By cell, how many times as long the best system takes as HiDup's strategy."""
+    """The step time of the best other system over that of HiDup's strategy, for every cell."""
     rows = result["rows"]
     factors = {
         tuple(cell.split()): min(others[name] for name in SYSTEMS if name in others)
@@ -30,7 +30,7 @@ def first_screen(result: Result, pictures: Pictures) -> Iterator[str]:
 
 
 def tables(result: Result, pictures: Pictures) -> Iterator[str]:
-    """The break-down of every cluster, and the strategies that were found."""
+    """The break-down of every cluster, and HiDup's strategies."""
     for cluster in CLUSTERS:
         mine = [row for row in result["rows"] if row["cell"].split()[0] == cluster]
         if not mine:

@@ -1,4 +1,4 @@
-"""What pages say of auto beside all others."""
+"""Sections of pages that compare ``auto`` with all other planners and systems."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bench.tables import Lines, markdown
 from superscaler_core.units import secs_text
 
 Cells = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Rows by the names of cells, few GPUs first."""
+"""Rows by the names of cells, cells with few GPUs first."""
 
 
 def reached(result: Result, pictures: Pictures) -> Iterator[str]:
-    """How many times as long as auto's the step of the best other planner or system takes."""
+    """The step time of the best other planner or system over that of ``auto``."""
     cells = by_cell(result["rows"])
     yield markdown(summary_lines(cells))
     yield "Every cell:"
@@ -26,7 +26,7 @@ def reached(result: Result, pictures: Pictures) -> Iterator[str]:
 
 
 def summary_lines(cells: Cells) -> Lines:
-    """A line a number of GPUs, and one of all cells."""
+    """A line per number of GPUs, and one for all cells."""
     lines = [["GPUs", "cells", "least ratio", "median", "mean", "largest", "mean ceiling"]]
     of_gpus = [
         (str(n), [*names]) for n, names in groupby(cells, lambda cell: cells[cell][0]["gpus"])
@@ -46,7 +46,7 @@ def summary_lines(cells: Cells) -> Lines:
 
 
 def cell_lines(cells: Cells) -> Lines:
-    """A line a cell."""
+    """A line per cell."""
     lines = [["cell", "GPUs", "auto", "search", "best other", "its step", "ratio", "ceiling"]]
     for name, rows in cells.items():
         ours, best = command.ours_of(rows), command.best_of(rows)

@@ -1,4 +1,4 @@
-"""What pages say of the four studies, of their assumptions, and of more and more GPUs."""
+"""Sections of pages about the four studies, their assumptions, and scaling with GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.tables import markdown
 
 
 def first_screen(name: str) -> Section:
-    """The picture of a study, and its largest and least factor in either column."""
+    """A section with the picture of a study, and its largest and least factor in each column."""
 
     def section(result: Result, pictures: Pictures) -> Iterator[str]:
         study = result["studies"][name]
@@ -36,7 +36,7 @@ def first_screen(name: str) -> Section:
 
 
 def tables(name: str) -> Section:
-    """What a study assumes, and its tables."""
+    """A section with the assumptions of a study, and its tables."""
 
     def section(result: Result, pictures: Pictures) -> Iterator[str]:
         study = result["studies"][name]
@@ -60,7 +60,7 @@ def tables(name: str) -> Section:
 
 
 def tables_and_memory(result: Result, pictures: Pictures) -> Iterator[str]:
-    """The tables of GPT-3, and memory on one GPU by length."""
+    """The tables of GPT-3, and the memory on one GPU by sequence length."""
     yield from tables("gpt3")(result, pictures)
     rows = result["memory"]["rows"]
     yield "### One GPU, by length of the sequence"
@@ -74,7 +74,7 @@ def tables_and_memory(result: Result, pictures: Pictures) -> Iterator[str]:
 
 
 def overview(result: Result, pictures: Pictures) -> Iterator[str]:
-    """The largest and the least factor of every study in either column."""
+    """The largest and the least factor of every study in each column."""
     lines = [["study", *COLUMNS, "the paper"]]
     for name, study in result["studies"].items():
         cells = report.compared(study)
@@ -85,7 +85,7 @@ def overview(result: Result, pictures: Pictures) -> Iterator[str]:
 
 
 def moves(result: Result, pictures: Pictures) -> Iterator[str]:
-    """RVD on and off."""
+    """Step times with RVD plans and with point-to-point communication."""
     yield "Times as long as by RVD that point-to-point takes, from one host of V100s to another:"
     yield markdown(transfers.case_lines(result["transfers"]))
     yield f"So {transfers.worst_text(result['transfers'])}."
@@ -108,11 +108,11 @@ def _factors(cells: list[report.Compared], column: str) -> str:
     return report.factors_text([cell for cell in cells if cell.column == column])
 
 
-# --- what surrounds them ------------------------------------------------------------------------
+# --- scaling and assumptions --------------------------------------------------------------------
 
 
 def scaling(result: Result, pictures: Pictures) -> Iterator[str]:
-    """One GPT-3 on more and more GPUs."""
+    """Strong scaling of one GPT-3."""
     rows = result["rows"]
     title = "GPT-3 on 4 to 256 GPUs"
     yield pictures.add("scaling", title, lambda path: strong_scaling.draw(rows, path))
@@ -121,7 +121,7 @@ def scaling(result: Result, pictures: Pictures) -> Iterator[str]:
 
 
 def assumptions(result: Result, pictures: Pictures) -> Iterator[str]:
-    """The factors of 16 GPUs, with other values of what is least certain."""
+    """The factors on 16 GPUs, with other values of the least certain assumptions."""
     found = sensitivity.compared(result["rows"])
     title = "Factors with other assumptions"
     yield pictures.add("sensitivity", title, lambda path: sensitivity.draw(found, path))

@@ -10,10 +10,10 @@ from textwrap import fill
 from typing import Any
 
 WIDTH = 118
-"""Of text; tables are as wide as they are."""
+"""Columns of running text; tables are not wrapped."""
 
 Result = Mapping[str, Any]
-"""What a command wrote."""
+"""The content of a result file."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Pictures:
 
     Attributes:
         images: folder of the pictures.
-        folder: of the page.
+        folder: folder of the page.
     """
 
     images: Path
@@ -36,14 +36,14 @@ class Pictures:
 
 
 Section = Callable[[Result, Pictures], Iterator[str]]
-"""From the result to paragraphs."""
+"""From a result to the paragraphs of a page."""
 
 
 def written(page: str, part: str, text: str) -> str:
-    """A page with another text in one of its parts.
+    """The page with ``text`` as the new content of one of its parts.
 
     Raises:
-        ValueError: it has not each of the part's two comments once, in order.
+        ValueError: the page does not have each of the part's two comments once, in order.
     """
     begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
     before, first, rest = page.partition(begin)
@@ -54,17 +54,17 @@ def written(page: str, part: str, text: str) -> str:
 
 
 def listed(texts: Iterable[str]) -> str:
-    """As a list."""
+    """The texts as a Markdown list."""
     return "\n".join(filled(text, "- ") for text in texts)
 
 
 def link(path: Path, folder: Path) -> str:
-    """A file as a page in a folder names it."""
+    """The path of a file relative to the folder of the page that links to it."""
     return Path(relpath(path.resolve(), folder.resolve())).as_posix()
 
 
 def filled(text: str, head: str = "") -> str:
-    """As lines; what follows a list's dash is indented."""
+    """Wrap a text into lines; those after the first are indented by the length of ``head``."""
     rest = " " * len(head)
     return fill(
         text, WIDTH, initial_indent=head, subsequent_indent=rest, break_long_words=False,

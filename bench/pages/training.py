@@ -1,4 +1,4 @@
-"""What pages say of real training beside torch."""
+"""Sections of pages that compare real training with torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ OURS, MESSAGES = "auto", "auto messages"
 TITLES: Mapping[str, str] = {
     OURS: "ours", "ddp": "DDP", "fsdp2": "FSDP2", "pipeline": "pipelining", "tensor": "DTensor",
 }  # fmt: skip
-"""Of the columns, by competitor."""
+"""Column titles, by competitor."""
 
 
 def beside_torch(result: Result, pictures: Pictures) -> Iterator[str]:
-    """Medians of steps, and the factor over the fastest of torch."""
+    """Median step times, and our speed over that of the fastest method of torch."""
     rows = result["rows"]
     yield markdown(lines(rows))
     with_messages = [row for row in rows if {MESSAGES, "ddp"} <= row["competitors"].keys()]
@@ -33,7 +33,7 @@ def beside_torch(result: Result, pictures: Pictures) -> Iterator[str]:
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Lines:
-    """A line a model and number of ranks."""
+    """A line per model and number of ranks."""
     found = [["model", "ranks", "plan that was found", *TITLES.values(), "x torch"]]
     for row in rows:
         factor = command.ratio(row, OURS)
@@ -45,13 +45,13 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> Lines:
 
 
 def _median_text(row: Mapping[str, Any], name: str) -> str:
-    """Of a competitor's steps, in ms; a dash if it cannot train the model."""
+    """The median step time of a competitor in ms; a dash if it cannot train the model."""
     seen = row["competitors"].get(name)
     return f"{1e3 * median(seen['secs']):.3g}" if seen else "-"
 
 
 def _sent(row: Mapping[str, Any], name: str) -> int:
-    """Bytes of all ranks in a step."""
+    """Bytes that all ranks send in a step."""
     return sum(row["competitors"][name]["sent_bytes"])
 
 

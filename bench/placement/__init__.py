@@ -1,1 +1,1 @@
-"""Whole ops on devices, by planners and by a policy that learns: ``python -m bench.placement``."""
+"""Placement of whole ops by planners and by a learned policy: ``python -m bench.placement``."""

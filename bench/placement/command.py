@@ -1,4 +1,4 @@
-"""Where placement planners put three published shapes of models, and how the policy learns."""
+"""Placement planners on three published shapes of models, and the learning curves of the policy."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ as the policy, uniformly; its budget is the number of simulated placements.
 """
 
 SLOW = {"latency_secs": 1e-3, "bytes_per_sec": 1e9}
-"""Links on which messages dominate."""
+"""Slow links, on which the time of messages dominates."""
 
 EXPERT = by_patterns({"layer0.*": 0, "encoder.*": 0, "layer*": 1, "*": 1})
-"""Layers one after another; encoder and decoder apart; an Inception on one device."""
+"""A placement by hand: device 0 has the first layer or the encoder, device 1 everything else.
+
+An Inception is therefore on one device.
+"""
 
 CASES: dict[str, Callable[[], PlacementProblem]] = {
     "rnnlm, 2": lambda: rnnlm(Machine(2), steps=10, runs=5),
@@ -51,20 +54,20 @@ CASES: dict[str, Callable[[], PlacementProblem]] = {
     "inception, 2": lambda: inception(Machine(2), blocks=4),
     "inception, 4": lambda: inception(Machine(4), blocks=2),
 }
-"""A shape and a number of devices, small enough to try all placements."""
+"""A shape and a number of devices each, small enough to try all placements."""
 
 
 PANELS = 4
-"""Of a row of the picture."""
+"""Panels per row of the picture."""
 
 
 def speed_up(baseline_secs: float, secs: float) -> float:
-    """How much faster than a baseline, as the published tables say it: 0.235 for 23.5 %."""
+    """The speed-up over a baseline as in the published tables: 0.235 means 23.5 % faster."""
     return baseline_secs / secs - 1
 
 
 def place(problem: PlacementProblem, updates: int, seeds: int, tick: Callable[[], object]) -> Any:
-    """Seconds of the step of every planner, and the curves of the policy."""
+    """Simulated seconds of a step for every planner, and the learning curves of the policy."""
     planners: dict[str, Callable[[], Solution]] = {
         "best of all": lambda: every_placement(problem),
         "one device": lambda: problem.solution([0] * len(problem.groups), "one device"),
@@ -105,7 +108,7 @@ def place(problem: PlacementProblem, updates: int, seeds: int, tick: Callable[[]
 
 
 def table(cases: dict[str, Any]) -> str:
-    """Times over the best of all."""
+    """A table of step times over that of the best of all placements."""
     names = [*next(iter(cases.values()))["planners"]][1:]
     lines = [f"| | placements | samples | {' | '.join(names)} | speed-up |"]
     lines.append("|---" * (len(names) + 4) + "|")
@@ -118,7 +121,7 @@ def table(cases: dict[str, Any]) -> str:
 
 
 def draw(cases: dict[str, Any], path: Path) -> None:
-    """The policy's curves, over the best of all."""
+    """Draw the learning curves of the policy, relative to the best of all placements."""
     from matplotlib.figure import Figure
 
     figure = Figure((10, 2.6 * -(-len(cases) // PANELS)), layout="constrained")
@@ -174,6 +177,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Tensors are small: threads would wait for each other.
+    # Tensors are so small that threads would mostly wait for each other.
     torch.set_num_threads(1)
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Shapes: placement problems with the structure of an LSTM language model, NMT and Inception.
 
-They are the three models of Mirhoseini et al., ICML 2017, with times and sizes that the caller
-gives; nothing of them was measured. All have a backward, twice as long as the forward.
+They are the three models of Mirhoseini et al., ICML 2017. The caller gives the times and sizes;
+none of them is measured. All models have a backward, which takes twice as long as the forward.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Machine:
     """Equal devices that are joined by equal links.
 
     Attributes:
-        num_devices: how many.
-        latency_secs, bytes_per_sec: of every link.
-        memory_bytes: of a device.
+        num_devices: number of devices.
+        latency_secs, bytes_per_sec: latency and bandwidth of every link.
+        memory_bytes: memory of a device.
     """
 
     num_devices: int = 2
@@ -35,7 +35,7 @@ class Machine:
 
 @dataclass
 class _Drawn:
-    """A forward, operation by operation."""
+    """A builder of a forward, which adds one operation after another."""
 
     operations: list[Operation] = field(default_factory=list)
     readers: list[tuple[int, ...]] = field(default_factory=list)
@@ -82,14 +82,14 @@ def rnnlm(
     cell_secs: float = 0.3e-3,
     state_bytes: float = 512e3,
 ) -> PlacementProblem:
-    """An LSTM language model, unrolled: a grid of cells, and a softmax behind every step.
+    """An LSTM language model, unrolled: a grid of cells, and a softmax after every step.
 
     Args:
         machine: the devices.
-        layers, steps: of the grid.
-        runs: groups of a layer: its steps in as many runs; also of the softmax.
-        cell_secs: forward of a cell; a softmax takes twice as long.
-        state_bytes: of what a cell hands on.
+        layers, steps: sizes of the grid.
+        runs: groups per layer, each a run of consecutive steps; also groups of the softmax.
+        cell_secs: forward seconds of a cell; a softmax takes twice as long.
+        state_bytes: bytes of the state that a cell passes on.
     """
     drawn = _Drawn()
     before: dict[int, int] = {}
@@ -120,10 +120,10 @@ def nmt(
 
     Args:
         machine: the devices.
-        layers, steps: of the encoder, and of the decoder.
-        runs: groups of a layer, as in ``rnnlm``.
-        cell_secs: forward of a cell; attention takes as long, and a softmax four times.
-        state_bytes: of what a cell hands on.
+        layers, steps: sizes of the encoder and of the decoder.
+        runs: groups per layer, as in ``rnnlm``.
+        cell_secs: forward seconds of a cell; attention takes as long, a softmax four times as long.
+        state_bytes: bytes of the state that a cell passes on.
     """
     drawn = _Drawn()
     tops: list[int] = []
@@ -134,7 +134,7 @@ def nmt(
             below: list[int] = []
             for layer in range(layers):
                 name = f"{side}.{layer}"
-                # The decoder begins where the encoder ended.
+                # The decoder starts with the last state of the encoder.
                 start = before.get(name, before.get(f"encoder.{layer}"))
                 reads = [*below, *([] if start is None else [start])]
                 before[name] = drawn.add(
@@ -153,7 +153,7 @@ def nmt(
 
 
 BRANCHES = ((1.0,), (0.5, 1.5), (0.5, 1.0, 1.0), (0.3, 0.7))
-"""Times of the convolutions of a block's branches, one behind another."""
+"""Times of the consecutive convolutions of each branch of a block, in units."""
 
 
 def inception(
@@ -164,16 +164,16 @@ def inception(
     unit_secs: float = 3e-3,
     image_bytes: float = 8e6,
 ) -> PlacementProblem:
-    """A stem, and blocks whose branches read the same image and are joined; a classifier.
+    """A stem, blocks whose branches read one image and are joined, and a classifier.
 
-    A branch is a group; the join is with the next block's first branch.
+    A branch is a group. The join is in the group of the next block's first branch.
 
     Args:
         machine: the devices.
-        blocks: how many.
-        branches: of each block, times of their convolutions in units.
-        unit_secs: that a unit takes forward.
-        image_bytes: of a block's image; a branch makes an equal share of it.
+        blocks: number of blocks.
+        branches: branches of each block: the times of their convolutions, in units.
+        unit_secs: forward seconds of a unit.
+        image_bytes: bytes of a block's image; each branch produces an equal share.
     """
     drawn = _Drawn()
     image = drawn.add("stem", "block0.0", unit_secs, image_bytes, [], 1.0)

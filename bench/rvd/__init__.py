@@ -1,1 +1,1 @@
-"""The 18 + 6 cases of the RVD benchmark: what they are, how they are timed, and their tables."""
+"""The 18 + 6 cases of the RVD benchmark: their definition, their timing, and their tables."""

@@ -1,4 +1,4 @@
-"""The cases of the RVD benchmark: ``cases.toml`` written out for given groups of ranks."""
+"""The cases of the RVD benchmark: ``cases.toml`` applied to given groups of ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Case:
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
-        """The layouts that the texts mean."""
+        """The parsed src and dst layouts."""
         return Layout.parse(self.src), Layout.parse(self.dst)
 
     @property
@@ -35,7 +35,7 @@ class Case:
         return f"{self.category} {self.relation} {self.size}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as values that JSON can store."""
         return asdict(self)
 
 
@@ -47,7 +47,12 @@ def definitions() -> dict[str, Any]:
 def make_cases(
     groups: dict[str, tuple[Sequence[int], Sequence[int]]], sizes: Sequence[str]
 ) -> Iterator[Case]:
-    """Every category for every relation in ``groups`` ((src ranks, dst ranks) of each) and size."""
+    """All cases: every category for every size and every relation in ``groups``.
+
+    Args:
+        groups: (src ranks, dst ranks) of each relation.
+        sizes: names of sizes in ``cases.toml``.
+    """
     tables = definitions()
     for size in sizes:
         if size not in tables["sizes"]:
@@ -65,7 +70,7 @@ def make_cases(
 
 
 def local_groups(n: int) -> dict[str, tuple[Sequence[int], Sequence[int]]]:
-    """Groups on one host: ranks ``0..`` are src; dst follows, or is the same group."""
+    """Groups on one host: the first ranks are src; the next ranks are dst, or dst equals src."""
     groups: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
     for relation, (a, b) in definitions()["relations"].items():
         src = range(a * n)

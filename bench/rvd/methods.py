@@ -1,4 +1,4 @@
-"""The ways to run a transition that the benchmark compares; each takes this rank's shard."""
+"""The methods to run a transition that the benchmark compares; each takes this rank's shard."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Method = Callable[[Tensor | None], Tensor | None]
 
 
 def ours(src: rv.Layout, dst: rv.Layout, topology: rv.Topology) -> Method:
-    """The call that users make."""
+    """``rvdcomm.redistribute``, called as users call it."""
     return lambda shard: rv.redistribute(shard, src, dst, topology=topology)
 
 
 def pooled(shard: Tensor | None, src: rv.Layout, dst: rv.Layout, topology: rv.Topology) -> Method:
-    """The same call with a source in the pool, which ``shard`` is copied to once."""
+    """The same call with a source in the memory pool; ``shard`` is copied there once, untimed."""
     given = None if shard is None else rv.empty(shard.shape).copy_(shard)
     return lambda _: rv.redistribute(given, src, dst, topology=topology)
 
 
 def compiled(src: rv.Layout, dst: rv.Layout, topology: rv.Topology, executor: str) -> Method | None:
-    """A ``Redistributor`` that writes to memory of the caller's; None where it cannot be had."""
+    """A ``Redistributor`` that writes to memory of the caller; None if it cannot be created."""
     rank = dist.get_rank()
     if rank not in src and rank not in dst:
         return lambda shard: None
@@ -43,10 +43,10 @@ def compiled(src: rv.Layout, dst: rv.Layout, topology: rv.Topology, executor: st
 
 
 def memcpy(src: rv.Layout, dst: rv.Layout) -> Method:
-    """The limit on one machine: all ranks copy as much memory as must be read and written.
+    """The limit on one machine: all ranks together copy the bytes that must be read and written.
 
-    Every element of every dst shard is written once and read once; where parts are summed, one sum
-    of each element reads all its parts.
+    Every element of every dst shard is written once and read once. If src has partial sums, each
+    element is summed once, and this sum reads all its parts.
     """
     ranks = {*src.ranks, *dst.ranks}
     reads, writes = src.rvd.v + dst.rvd.r - 1, dst.rvd.r
@@ -61,9 +61,10 @@ def memcpy(src: rv.Layout, dst: rv.Layout) -> Method:
 
 
 def point_to_point(src: rv.Layout, dst: rv.Layout) -> Method:
-    """SuperScaler's baseline: every reader pulls what it needs of every part from one writer.
+    """SuperScaler's baseline: each reader pulls the data that it needs of each part from one rank.
 
-    Where replicas hold it, readers take turns among them, and a reader that holds it takes its own.
+    If several replicas hold the data, the readers use them in turn. A reader that holds the data
+    itself takes its own.
     """
     rank = dist.get_rank()
     pulls = _pulls(src, dst)
@@ -96,7 +97,7 @@ def point_to_point(src: rv.Layout, dst: rv.Layout) -> Method:
 
 
 def _pulls(src: rv.Layout, dst: rv.Layout) -> list[tuple[int, int, Box]]:
-    """(writer, reader, box) of every message, in one order on all ranks."""
+    """(writer, reader, box) of every message, in the same order on all ranks."""
     pulls = []
     for position, reader in enumerate(dst.ranks):
         for holding in src.placement.holdings:
@@ -114,7 +115,7 @@ def point_to_point_bytes(src: rv.Layout, dst: rv.Layout, item_bytes: int) -> int
 
 
 def dtensor(mesh: DeviceMesh, src: rv.Layout, dst: rv.Layout) -> Method | None:
-    """DTensor's redistribute on a 1-D mesh; None where it cannot say the case or does nothing."""
+    """DTensor's redistribute on a 1-D mesh; None if it cannot express the case or moves nothing."""
     if src.ranks != dst.ranks or src == dst:
         return None
     before, after = _placement(src.rvd), _placement(dst.rvd)

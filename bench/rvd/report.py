@@ -19,7 +19,7 @@ plan: ag all_gather, ar all_reduce, rs reduce_scatter, a2a all_to_all, ex exchan
 
 
 def table(result: dict[str, Any]) -> str:
-    """A table a size, of medians in ms."""
+    """A table per size, of median times in ms."""
     parts = []
     for size in dict.fromkeys(row["size"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["size"] == size]
@@ -69,7 +69,7 @@ def _ms(secs: float) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """One panel a size: every case's time with every method, and the limit, on a log scale."""
+    """Draw a panel per size: the time of every case by every method, and the limit (log scale)."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,9 +1,9 @@
-"""One rank of the benchmark: runs every case with every method, alternating; started by ``run.py``.
+"""One rank of the benchmark: runs every case with all methods in turn; started by ``run.py``.
 
     python -m bench.rvd.worker CONFIG.json RESULTS.jsonl
 
-Rank 0 appends one JSON line a case: samples of every method in seconds (the slowest rank of each
-repetition), the plan, and the bytes.
+Rank 0 appends one JSON line per case: samples of every method in seconds (the slowest rank of each
+repetition), the plan, and its bytes.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from bench.rvd import methods
 from bench.rvd.cases import IN_GROUP, Case
 
 TIMEOUT = timedelta(seconds=300)
-# A program calls again and again. So one sample is a row of calls, after one that is not timed.
-# Where ranks are more than the cores they leave a barrier some milliseconds apart. The first call,
-# in which they meet again, would be charged with that, and a copy of one rank alone would not.
+# Programs repeat a transition many times. One sample is therefore a row of calls, after one call
+# that is not timed. If there are more ranks than cores, ranks leave a barrier some milliseconds
+# apart. The first call of a row would include this delay where ranks wait for each other, but not
+# where each rank only copies.
 MAX_CALLS, ROW_SECS = 50, 0.05
-# Rows that are not counted. The first is one call, whose time says how many calls the second row
-# has. The second says how many all later rows have: one call alone may have been disturbed, and
-# the method would have short rows for good.
+# Rows that are not counted. The first row is one call; its time determines the number of calls in
+# the second row, and the second row determines the number for all later rows. Two are needed: a
+# single call may be disturbed, and then all later rows would be too short.
 NUM_TRIALS = 2
 MODULUS = 1021
-"""Values are small integers, so that sums of parts are exact whatever their order."""
+"""Values are integers below this number, so that sums of parts are exact in any order."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What ``run.py`` asks for."""
+    """The configuration that ``run.py`` writes for the ranks."""
 
     cases: list[Case]
     methods: list[str]
@@ -51,7 +52,7 @@ class Config:
 
     @classmethod
     def load(cls, path: str) -> Config:
-        """Read what ``run.py`` wrote."""
+        """Read the file that ``run.py`` wrote."""
         values = json.loads(Path(path).read_text())
         values["cases"] = [Case(**case) for case in values["cases"]]
         values["topology"] = rv.Topology.load(values["topology"])
@@ -129,7 +130,7 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
 
 
 def _all(flag: bool) -> bool:
-    """Whether rank 0 says so: all ranks must stop at the same repetition."""
+    """The flag of rank 0, on all ranks, so that all stop at the same repetition."""
     decision = torch.tensor([int(flag)])
     dist.broadcast(decision, 0)
     return bool(decision.item())
@@ -138,7 +139,7 @@ def _all(flag: bool) -> bool:
 def _timed(
     way: methods.Method, shard: Tensor | None, is_member: bool, num_calls: int
 ) -> tuple[float, Any]:
-    """Seconds a call that the slowest rank took, and this rank's result; equal on all ranks."""
+    """Seconds per call of the slowest rank (equal on all ranks), and this rank's result."""
     dist.barrier()
     result = way(shard) if is_member else None
     start = time.perf_counter()

@@ -1,1 +1,1 @@
-"""All planners on all cells: the paper's studies, Alpa's models and HiDup's."""
+"""All planners on all cells: those of the paper's studies, Alpa's models and HiDup's models."""

@@ -1,4 +1,4 @@
-"""Catalogue: all cells that planners are compared on, and the computation of a row."""
+"""Catalogue: all cells on which planners are compared, and the computation of a row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.studies import study
 
 @cache
 def cells() -> Mapping[str, Cell]:
-    """Those of the studies, Alpa's and HiDup's, by name; few GPUs first."""
+    """The cells of the studies, Alpa's and HiDup's, by name; cells with few GPUs first."""
     found = [*study.cells().values()]
     for name, model in SEARCH_MODELS.items():
         text = f"{name}-{model.num_gpus}"
@@ -23,5 +23,5 @@ def cells() -> Mapping[str, Cell]:
 
 
 def compute(cell: str, planner: str, budget_secs: float) -> dict[str, Any]:
-    """The row of a planner and a cell, by their names."""
+    """Compute the row of a cell and a planner, given by their names."""
     return cells()[cell].row(planner, budget_secs)

@@ -1,4 +1,4 @@
-"""``python -m bench.search``: our planner beside all others, on the models that papers plan for."""
+"""``python -m bench.search``: compare our planner with all others, on models of their papers."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ examples:
 """
 
 
-# --- what is computed ---------------------------------------------------------------------------
+# --- jobs ---------------------------------------------------------------------------------------
 
 
 def wanted_of(chosen: Sequence[Cell], planners: Sequence[str] = ()) -> Iterator[tuple[Cell, str]]:
-    """Which planners are asked for which cells, those of the most important ratios first."""
+    """Pairs of cell and planner to compute, those for the most important ratios first."""
     first = [(cell, name) for cell in chosen for name in (*cell.first, *cell.systems)]
     rest = [(cell, name) for cell in chosen for name in PLANNERS]
     for cell, name in dict.fromkeys((cell.name, name) for cell, name in (*first, *rest)):
@@ -53,11 +53,11 @@ def wanted_of(chosen: Sequence[Cell], planners: Sequence[str] = ()) -> Iterator[
 
 
 def best_of(rows: Sequence[Row], names: Collection[str] = ()) -> Row | None:
-    """The fastest plan of planners other than auto; None if they found nothing.
+    """The row of the fastest planner other than ``auto``; None if these found no plan.
 
     Args:
-        rows: of one cell.
-        names: of the planners; all if empty.
+        rows: the rows of one cell.
+        names: names of the planners to consider; all if empty.
     """
     others = [row for row in rows if "secs" in row and row["planner"] != "auto"]
     found = [row for row in others if not names or row["planner"] in names]
@@ -65,33 +65,33 @@ def best_of(rows: Sequence[Row], names: Collection[str] = ()) -> Row | None:
 
 
 def ours_of(rows: Sequence[Row]) -> Row | None:
-    """The plan of auto; None if it found nothing."""
+    """The row of ``auto``; None if it found no plan."""
     return next((row for row in rows if "secs" in row and row["planner"] == "auto"), None)
 
 
 def ratio(rows: Sequence[Row], names: Collection[str] = ()) -> float | None:
-    """The best other step over auto's; None if one of both found nothing.
+    """The step time of the best other planner over that of ``auto``; None if one has no plan.
 
     Args:
-        rows: of one cell.
-        names: the others; all if empty.
+        rows: the rows of one cell.
+        names: names of the other planners to consider; all if empty.
     """
     ours, other = ours_of(rows), best_of(rows, names)
     return float(other["secs"]) / float(ours["secs"]) if ours and other else None
 
 
 def ceiling(rows: Sequence[Row], names: Collection[str] = ()) -> float | None:
-    """The ratio of a plan that computes as the best of these does, and never waits; or None."""
+    """The ratio that a plan would reach with the computation of the best other, without waiting."""
     other = best_of(rows, names)
     return 1 / float(other["shares"]["compute"]) if other else None
 
 
 def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
-    """A line a cell, and the means.
+    """A line per cell, and the means.
 
     Args:
-        rows: of all cells.
-        tuned: the names of the tuned systems of every cell.
+        rows: the rows of all cells.
+        tuned: names of the tuned systems of every cell.
     """
     head = f"{'cell':<30} {'auto':>8} {'took':>5} {'others':>8} {'ratio':>6} {'tuned':>6}"
     lines = [f"{head} {'ceiling':>7}"]
@@ -119,13 +119,13 @@ def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A dot for every cell and planner: how many times as long its step takes as auto's."""
+    """Draw a dot for every cell and planner: its step time over that of ``auto``."""
     title, across = "All planners, simulated", "step over that of auto"
     dots.draw(over(rows, "auto"), path, across=across, title=title, is_log=True)
 
 
 def main(words: list[str]) -> int:
-    """The command."""
+    """Run the command."""
     args = _parse(words)
     beginnings = tuple(args.cells.split(",")) if args.cells else ("",)
     chosen = [

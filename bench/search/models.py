@@ -1,8 +1,8 @@
-"""Models that planners are compared on: Alpa's GPT, MoE and Wide-ResNet, and HiDup's four.
+"""Models on which planners are compared: Alpa's GPT, MoE and Wide-ResNet, and HiDup's four.
 
-Source of Alpa's: its benchmark suites (``benchmark/alpa/suite_*.py``), ``alpa/model/moe.py`` and
-``alpa/model/wide_resnet.py``. Its GPT and MoE are trained in float16, with Adam's states and master
-weights in float32, and its Wide-ResNet in float32.
+Source of Alpa's models: its benchmark suites (``benchmark/alpa/suite_*.py``), ``alpa/model/moe.py``
+and ``alpa/model/wide_resnet.py``. The GPT and the MoE are trained in float16, with Adam's states
+and master weights in float32, and the Wide-ResNet in float32.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from superscaler_core.planners.search.request import SearchPlanner
 
 @dataclass(frozen=True)
 class SearchModel:
-    """A model and the cluster that it is trained on.
+    """A model and the cluster on which it is trained.
 
     Attributes:
-        workload: what is trained.
-        num_gpus: V100s, eight a host.
-        baselines: planners that it is usually trained by, by name.
-        cluster: where it is trained.
+        workload: the model, its batch and its optimizer.
+        num_gpus: number of V100s, eight per host.
+        baselines: planners of the systems that usually train the model, by name.
+        cluster: the hosts and links.
     """
 
     workload: Workload
@@ -47,7 +47,7 @@ def _gpt(num_gpus: int, layers: int, width: int, heads: int) -> SearchModel:
 
 
 def _moe(num_gpus: int, layers: int, width: int, experts: int) -> SearchModel:
-    """Places of an expert are twice the even spread; MLPs are eight times as wide as the rest."""
+    """An expert has capacity for twice its even share of tokens; MLPs are eight times as wide."""
     sizes = {
         "layers": layers, "width": width, "heads": 16, "sequence": 1024, "vocabulary": 32000,
         "experts": experts, "capacity_factor": 2.0, "inner_factor": 8,
@@ -79,11 +79,11 @@ ALPA_MODELS: Mapping[str, SearchModel] = {
     "wresnet-6.8b": _wide_resnet(32, 320, 16),
     "wresnet-13b": _wide_resnet(64, 320, 16, batch=1520, third=23),
 }
-"""By name, with Alpa's own count of parameters; the GPUs are those of its tests."""
+"""The models by name, which has Alpa's count of parameters; numbers of GPUs as in its tests."""
 
 
 def _hidup(model: str) -> SearchModel:
-    """On HiDup's largest cluster, beside the systems that it is compared with."""
+    """A model of HiDup on its largest cluster, with the systems that it was compared with."""
     name = "8x8-10gbps"
     num = hidup_models.num_gpus(name)
     systems = {each: hidup_models.tuned(how) for each, how in hidup_models.SYSTEMS.items()}
@@ -92,4 +92,4 @@ def _hidup(model: str) -> SearchModel:
 
 
 SEARCH_MODELS = {**ALPA_MODELS, **{name: _hidup(name) for name in hidup_models.MODELS}}
-"""All of them."""
+"""All models, by name."""

@@ -42,7 +42,7 @@ MEMORY = "memory"
 
 
 def main(words: list[str]) -> int:
-    """The command."""
+    """Run the command."""
     args = _parse(words)
     names = [*STUDIES, MEMORY] if "all" in args.studies else args.studies
     chosen = {name: STUDIES[name] for name in names if name in STUDIES}
@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
     ]
     jobs = [
         Job(cell.name, planner, args.budget, cell.workload)
-        # What takes longest first, so that no process is left alone at the end.
+        # Cells that take longest come first, so that all processes stay busy until the end.
         for *_, cell in sorted(cells, key=lambda each: -each[3].num_gpus)
         for planner in (*cell.first, *cell.systems)
     ]

@@ -1,4 +1,4 @@
-"""GPT-3 1.3 B on one GPU: memory by length of the sequence, and how long it can be."""
+"""GPT-3 1.3 B on one GPU: memory by sequence length, and the longest sequence that fits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from superscaler_core.planners.search.evaluate import compiled
 from superscaler_core.simulator import simulate
 
 SEQUENCES = (2048, 4096, 8192, 12288, 16384, 24576)
-"""Lengths of the table; the paper's code scripts co-shard up to the last."""
+"""Sequence lengths of the table; the scripts of the paper's code use co-shard up to the last."""
 
 GRAIN = 512
-"""Tokens to which the longest sequence is found."""
+"""Resolution of the longest sequence, in tokens."""
 
 METHODS: Mapping[str, Setting] = {
     "as it is": Setting(),
@@ -32,10 +32,10 @@ METHODS: Mapping[str, Setting] = {
     "co-shard": Setting(coshard=8),
     "co-shard, whole": Setting(coshard=8, keep=Keep.BLOCK_INPUTS),
 }
-"""Ways to save memory."""
+"""Methods to save memory, as settings of ``auto``."""
 
 CLAIM = {"ZeRO-3-offload": 1.2, "recompute": 1.7}
-"""The paper: co-shard's longest sequence over theirs."""
+"""The paper's ratios: the longest sequence of co-shard over that of each method."""
 
 NOTES = (
     "One sequence a step, float16 with float32 master weights, gradients and Adam states; "
@@ -48,7 +48,7 @@ NOTES = (
 
 @cache
 def program(method: str, sequence: int) -> ss.Compiled:
-    """GPT-3 with 1.3 B parameters on one GPU, one sequence a step."""
+    """The program of GPT-3 with 1.3 B parameters on one GPU, with one sequence per step."""
     sizes = {
         "layers": 24, "width": 2048, "heads": 32, "vocabulary": 51200, "sequence": sequence,
         "fused": False,
@@ -58,13 +58,13 @@ def program(method: str, sequence: int) -> ss.Compiled:
 
 
 def peak_bytes(method: str, sequence: int) -> int:
-    """Of the GPU."""
+    """Peak memory of the GPU."""
     (memory,) = program(method, sequence).memory.values()
     return memory.total_bytes
 
 
 def longest(method: str) -> int:
-    """The longest sequence that fits, by bisection; 0 if the shortest of a grain does not."""
+    """The longest sequence that fits, by bisection; 0 if a sequence of ``GRAIN`` does not fit."""
     least, most = 0, 1
     while peak_bytes(method, most * GRAIN) <= PAPER.limit_bytes:
         least, most = most, 2 * most
@@ -76,7 +76,7 @@ def longest(method: str) -> int:
 
 
 def compute(cell: str, method: str, budget_secs: float) -> dict[str, Any]:
-    """All of one method."""
+    """Compute the row of one method; ``cell`` and ``budget_secs`` are not used."""
     return {
         "method": method,
         "longest": longest(method),
@@ -89,7 +89,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def memory_lines(rows: Rows) -> Lines:
-    """GiB by tokens, and the longest sequence."""
+    """GiB by sequence length, and the longest sequence that fits."""
     return [["method", *rows[0]["gib"], "longest"]] + [
         [row["method"], *(f"{gib:.1f}" for gib in row["gib"].values()), str(row["longest"])]
         for row in rows
@@ -97,14 +97,14 @@ def memory_lines(rows: Rows) -> Lines:
 
 
 def time_lines(rows: Rows) -> Lines:
-    """Seconds of a step by tokens."""
+    """Seconds of a step by sequence length."""
     return [["method", *rows[0]["secs"]]] + [
         [row["method"], *(f"{secs:.3g}" for secs in row["secs"].values())] for row in rows
     ]
 
 
 def ratio_texts(rows: Rows) -> list[str]:
-    """How much longer co-shard's sequences are, and the paper's."""
+    """Ratios of co-shard's longest sequence to those of other methods, with the paper's ratios."""
     by_name = {row["method"]: row["longest"] for row in rows}
     texts = []
     for name, claim in CLAIM.items():
@@ -116,7 +116,7 @@ def ratio_texts(rows: Rows) -> list[str]:
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Memory by tokens."""
+    """Draw memory by sequence length."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -11,22 +11,22 @@ from bench.cells.cell import PARTS
 from bench.tables import Lines
 
 Row = Mapping[str, Any]
-"""What a planner found for a cell."""
+"""The result of a planner for a cell."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One model on one number of GPUs in one column: ours beside the baselines.
+    """A comparison of our planner with the baselines: one model on a number of GPUs, one column.
 
     Attributes:
-        column: of the baselines, a name of ``study.COLUMNS``.
-        gpus: how many.
-        model: its label.
-        ours: the planner that is compared with the baselines.
-        baselines: their names.
-        rows: of all planners, by name; those that found nothing have a ``problem``.
+        column: column of the study, a name of ``study.COLUMNS``.
+        gpus: number of GPUs.
+        model: label of the model.
+        ours: name of our planner.
+        baselines: names of the baselines.
+        rows: rows of all planners, by name; a row without a plan has a ``problem``.
     """
 
     column: str
@@ -37,37 +37,37 @@ class Compared:
     rows: Mapping[str, Row]
 
     def speed(self, name: str) -> float | None:
-        """Samples a second; None if nothing fits."""
+        """Samples per second; None if no plan fits."""
         found = self.rows.get(name, {}).get("samples_per_sec")
         return None if found is None else float(found)
 
     @property
     def best(self) -> str | None:
-        """The fastest baseline."""
+        """The name of the fastest baseline; None if no baseline has a plan."""
         speeds = {name: self.speed(name) or 0.0 for name in self.baselines}
         name = max(speeds, key=lambda each: speeds[each])
         return name if speeds[name] else None
 
     @property
     def factor(self) -> float | None:
-        """Ours over the best baseline; None if one of both does not fit."""
+        """Our speed over that of the best baseline; None if one of the two has no plan."""
         ours, best = self.speed(self.ours), self.best
         return ours / (self.speed(best) or 0.0) if ours and best else None
 
     @property
     def ceiling(self) -> float | None:
-        """The most that any plan could gain which computes what the best baseline does."""
+        """The largest factor that a plan with the computation of the best baseline can reach."""
         best = self.best
         return 1 / float(self.rows[best]["shares"]["compute"]) if best else None
 
 
 def compared(result: Row) -> list[Compared]:
-    """All of a study's result."""
+    """All comparisons in the result of a study."""
     return [Compared(**{**each, "baselines": tuple(each["baselines"])}) for each in result["cells"]]
 
 
 def factors_text(cells: Sequence[Compared]) -> str:
-    """The largest and the least factor."""
+    """The largest and the least factor, as text."""
     gpus = {cell.factor: cell.gpus for cell in cells if cell.factor}
     if not gpus:
         return "unknown: nowhere do both have a plan"
@@ -75,7 +75,7 @@ def factors_text(cells: Sequence[Compared]) -> str:
 
 
 def speed_lines(cells: Sequence[Compared]) -> Lines:
-    """Samples a second of all systems of a column, our factor, and the ceiling."""
+    """Samples per second of all systems of a column, our factor, and the ceiling."""
     names = list(dict.fromkeys(name for cell in cells for name in cell.baselines))
     ours = list(dict.fromkeys(cell.ours for cell in cells))
     lines = [["GPUs", "model", *names, *ours, "factor", "ceiling"]]
@@ -97,7 +97,7 @@ PLANS_LEGEND = (
 
 
 def plan_lines(cells: Sequence[Compared]) -> Lines:
-    """The plan of every system, its memory, and where its time goes."""
+    """The plan of every system, its memory, and the parts of its time."""
     lines = [["GPUs", "model", "system", "plan", "x", "GiB", "step", "comp", "comm", "idle"]]
     for cell in cells:
         for name, row in cell.rows.items():
@@ -113,7 +113,7 @@ def plan_lines(cells: Sequence[Compared]) -> Lines:
 
 
 def problem_texts(cells: Sequence[Compared]) -> list[str]:
-    """Why a system has no plan."""
+    """For every system without a plan, the reason."""
     return [
         f"{name}, {cell.gpus} GPUs, {cell.model}: {row['problem']}"
         for cell in cells
@@ -123,7 +123,7 @@ def problem_texts(cells: Sequence[Compared]) -> list[str]:
 
 
 def plot(cells: Sequence[Compared], claim: float, title: str, path: Path) -> None:
-    """Bars of the factor of every model in either column, below the ceilings, and the claim."""
+    """Draw the factors of all models by column, with the ceilings and the paper's claim."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""``python -m bench.studies.sensitivity``: what the most uncertain assumptions change."""
+"""``python -m bench.studies.sensitivity``: the effect of the least certain assumptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ on a GPU.
 """
 
 NUM_GPUS = 16
-"""The fewest that have two hosts, so that the NIC matters."""
+"""The least number of GPUs on two hosts, so that the NIC matters."""
 
 USUAL = "as assumed"
 
@@ -39,20 +39,20 @@ class Change:
     """Another value of an assumption.
 
     Attributes:
-        of: from the cluster as assumed to the other one.
-        dtype: of the models that it matters to; None if to all.
+        of: from the assumed cluster to the changed one.
+        dtype: dtype of the models that the change affects; None if it affects all.
     """
 
     of: Callable[[Cluster], Cluster]
     dtype: str | None = None
 
     def matters_to(self, cell: Cell) -> bool:
-        """Whether a cell is computed anew."""
+        """Whether the change affects a cell, which is then computed again."""
         return self.dtype in (None, cell.workload.dtype)
 
 
 def _float32(factor: float) -> Change:
-    """Products of float32 that are so many times as fast."""
+    """Float32 products that are ``factor`` times as fast."""
     return Change(
         lambda known: replace(known, profile=known.profile.scaled(float32=factor)), "float32"
     )
@@ -63,7 +63,7 @@ def _reserved(gib: int) -> Change:
 
 
 def _nic(factor: float) -> Change:
-    """A NIC of which so many times as much is reached."""
+    """NICs whose reached rate is ``factor`` times as large."""
 
     def change(known: Cluster) -> Cluster:
         link = known.between
@@ -81,26 +81,26 @@ CHANGES: Mapping[str, Change] = {
     "NIC x 0.5": _nic(0.5),
     "NIC x 1.1": _nic(1.1),
 }
-"""Of the cluster, by name."""
+"""The changes of the cluster, by name."""
 
 SIGN = "@"
-"""In names of jobs, between a cell and a change."""
+"""The separator between cell and change in the names of jobs."""
 
 
 def compute(name: str, planner: str, budget_secs: float) -> dict[str, Any]:
-    """The row of a planner and a cell with a change, by their names."""
+    """Compute the row of a planner for a cell with a change; ``name`` is cell, sign and change."""
     cell, _, change = name.partition(SIGN)
     known = cells()[cell]
     changed = replace(known, name=name, cluster=CHANGES[change].of(known.cluster))
     try:
         return changed.row(planner, budget_secs)
     except PlanError as error:
-        # A profile without that dtype.
+        # The profile may lack the dtype of the model.
         return {"cell": name, "gpus": known.num_gpus, "planner": planner, "problem": str(error)}
 
 
 def compared(rows: Sequence[Row]) -> dict[str, dict[str, Compared]]:
-    """Ours beside the baselines, by model and change."""
+    """The comparisons of our planner with the baselines, by model and change."""
     found: dict[str, dict[str, Compared]] = {}
     for name, study in STUDIES.items():
         for column, label, cell in study.cells(name):
@@ -125,7 +125,7 @@ def lines(found: Mapping[str, Mapping[str, Compared]]) -> list[list[str]]:
 
 
 def draw(found: Mapping[str, Mapping[str, Compared]], path: Path) -> None:
-    """A row for every model: its factor as assumed, and with each change."""
+    """Draw a row per model: its factor as assumed, and with each change."""
     factors = {
         model: {change: one.factor for change, one in by_change.items() if one.factor}
         for model, by_change in found.items()
@@ -135,7 +135,7 @@ def draw(found: Mapping[str, Mapping[str, Compared]], path: Path) -> None:
 
 
 def main(words: list[str]) -> int:
-    """The command."""
+    """Run the command."""
     args = _parse(words)
     chosen = [
         cell
@@ -166,7 +166,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    # By its name, so that what computes rows can be sent to other processes.
+    # Imported by its name, so that ``compute`` can be pickled for other processes.
     from bench.studies import sensitivity
 
     sys.exit(sensitivity.main(sys.argv[1:]))

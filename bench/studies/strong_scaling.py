@@ -42,11 +42,11 @@ LABELS: Mapping[str, str] = {
     "both": "p2p in both",
     P2P: "p2p in both, tuned for it",
 }
-"""How tensors move, by the name of a method or of what is pulled (``PULLS``)."""
+"""How tensors move: labels by method, or by the place of point-to-point moves (``PULLS``)."""
 
 
 def cells() -> Mapping[str, Cell]:
-    """A cell for every number of GPUs and either method, by name."""
+    """A cell for every number of GPUs and each method, by name."""
     workload, systems = Workload("gpt", SIZES, "float16", 512), {MEGATRON.name: MEGATRON}
     found = [
         Cell(f"strong-{num}-{method}", workload, num, systems, (), method)
@@ -57,12 +57,12 @@ def cells() -> Mapping[str, Cell]:
 
 
 def compute(cell: str, planner: str, budget_secs: float) -> dict[str, Any]:
-    """The row of a cell by its name."""
+    """Compute the row of a cell, given by its name."""
     return cells()[cell].row(planner, budget_secs)
 
 
 def speeds(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    """Samples a second by how tensors move and by the number of GPUs."""
+    """Samples per second, by the way in which tensors move and by the number of GPUs."""
     found: dict[str, dict[int, float]] = {label: {} for label in LABELS}
     for row in rows:
         if "secs" not in row:
@@ -75,7 +75,7 @@ def speeds(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
 
 
 def lines(rows: Sequence[Row]) -> Lines:
-    """Samples a second, each with the speed-up over the fewest GPUs with RVD; and RVD's plan."""
+    """Samples per second with the speed-up over the fewest GPUs with RVD, and the plan with RVD."""
     found = speeds(rows)
     texts = [["GPUs", *LABELS.values(), "plan with RVD"]]
     plans = {row["gpus"]: row.get("plan", "none fits") for row in rows if row["cell"].endswith(RVD)}
@@ -88,7 +88,7 @@ def lines(rows: Sequence[Row]) -> Lines:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Speed-up by GPUs, both logarithmic, with the line that nothing can be above for long."""
+    """Draw the speed-up by number of GPUs, both logarithmic, with the line of linear speed-up."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -103,7 +103,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         places = sorted(by_num)
         speedups = [by_num[num] / found[RVD][least] for num in places]
         style = "--" if label == P2P else "-"
-        # Later ones are thinner, so that equal ones are all seen.
+        # Later lines are thinner, so that equal lines are all visible.
         width = max(1.5, 6 - 1.5 * number)
         ax.plot(
             places, speedups, style, marker="o", ms=2 + width, lw=width, color=COLOURS[number],
@@ -124,7 +124,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(words: list[str]) -> int:
-    """The command."""
+    """Run the command."""
     args = _parse(words)
     jobs = [
         Job(cell.name, MEGATRON.name, args.budget, cell.workload)
@@ -150,7 +150,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    # By its name, so that what computes rows can be sent to other processes.
+    # Imported by its name, so that ``compute`` can be pickled for other processes.
     from bench.studies import strong_scaling
 
     sys.exit(strong_scaling.main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Study: what is trained on how many GPUs, by which systems; and the four of the paper."""
+"""Study: models, numbers of GPUs and systems to compare; and the four studies of the paper."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from bench.studies.systems import (
 )
 
 Workloads = Mapping[int, Mapping[str, Workload]]
-"""By the number of GPUs, each by its label."""
+"""Workloads by number of GPUs and by label."""
 
 ALPA = "alpa_hierarchical"
-"""Alpa, by our planner of its form: a baseline of today in every study."""
+"""Our version of Alpa's planner: a baseline of today in every study."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """One study.
+    """One study of the paper.
 
     Attributes:
-        title: for people.
+        title: title for people.
         claim: the paper's largest speed-up over the best baseline.
-        plan: the paper's new plan, as its public code has it.
+        plan: the paper's new plan, as in its public code.
         of_paper: baselines as in that code.
-        of_today: baselines with all of today's features and overlap, besides Alpa's.
-        workloads: what is trained today, with states in float32.
-        differences: of the workloads from that code, each with its reason; a line each.
-        optimizer: of that code, whose states have the model's dtype.
-        others: systems of the paper's column that are shown besides.
+        of_today: baselines with all of today's features and overlap, without ``ALPA``.
+        workloads: workloads of the column of today, with optimizer states in float32.
+        differences: differences of the workloads from that code with their reasons, one per text.
+        optimizer: optimizer of that code; its states have the model's dtype.
+        others: further systems of the paper's column, which are no baselines.
     """
 
     title: str
@@ -61,7 +61,7 @@ class Study:
 
     @property
     def baselines(self) -> Mapping[str, tuple[str, ...]]:
-        """The names of the baselines of either column."""
+        """The names of the baselines, by column."""
         return {
             PAPER: tuple(system.name for system in self.of_paper),
             TODAY: (*(system.name for system in self.of_today), ALPA),
@@ -69,11 +69,11 @@ class Study:
 
     @property
     def ours(self) -> Mapping[str, str]:
-        """What is compared with them."""
+        """The name of the planner that is compared with the baselines, by column."""
         return {PAPER: self.plan.name, TODAY: "auto"}
 
     def cells(self, name: str) -> Iterator[tuple[str, str, Cell]]:
-        """The column and the label of every cell, and the cell; the study's name begins theirs."""
+        """(Column, label, cell) of every cell; names of cells begin with the study's ``name``."""
         of_paper = {each.name: each for each in (self.plan, *self.of_paper, *self.others)}
         of_today = {each.name: each for each in self.of_today}
         for num, workloads in self.workloads.items():
@@ -85,7 +85,7 @@ class Study:
 
 
 PAPER, TODAY = "paper", "today"
-"""The columns: baselines as in the paper's public code, and with what they have today."""
+"""The columns: baselines as in the paper's public code, and with their features of today."""
 
 COLUMNS = {
     PAPER: "baselines and plan as in the paper's public code, its optimizer, flat rings",
@@ -192,7 +192,7 @@ MBART = Study(
 # --- AlphaFold2 ---------------------------------------------------------------------------------
 
 RECYCLE = 2
-"""Turns without gradient in front of the one that is trained: 3F1B."""
+"""Forwards without gradient before each trained forward (3F1B)."""
 
 
 def _evoformer(layers: int, msa: int, pair: int) -> Mapping[str, Workload]:
@@ -231,5 +231,5 @@ def cells() -> Mapping[str, Cell]:
 
 
 def compute(cell: str, planner: str, budget_secs: float) -> dict[str, Any]:
-    """The row of a planner and a cell, by their names."""
+    """Compute the row of a cell and a planner, given by their names."""
     return cells()[cell].row(planner, budget_secs)

@@ -1,8 +1,8 @@
-"""Systems: what the studies compare, each a planner over a few of the settings that ``auto`` has.
+"""Systems that the studies compare; each is a planner over a few of the settings of ``auto``.
 
 There are two columns. Systems *of the paper* have the grids and features of the paper's public
-code: no sharded states, no overlap, whole blocks recomputed. Systems *of today* have all features
-that they have today, and overlap.
+code: no sharded optimizer states, no overlap, and recompute of whole blocks only. Systems *of
+today* have all features that they have today, and overlap.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from superscaler_core.planners.auto.options import Options, powers
 from superscaler_core.planners.search.request import Request
 
 Layouts = Callable[[int], Iterable[Setting]]
-"""From the number of GPUs to settings with microbatches of one sample a replica."""
+"""From the number of GPUs to settings with microbatches of one sample per replica."""
 
 Changes = tuple[Mapping[str, Any], ...]
-"""Values of a setting's attributes."""
+"""Changes of a setting: new values of its attributes."""
 
 MAX_SAMPLES = 16
-"""Samples of a microbatch and replica."""
+"""Largest number of samples per microbatch and replica."""
 
 WHOLE_BLOCKS: Changes = ({}, {"keep": Keep.BLOCK_INPUTS})
-"""What blocks keep in the paper's systems: all, or their input alone."""
+"""Blocks of the paper's systems keep everything for the backward, or only their input."""
 
 KEEPS: Changes = ({}, {"keep": Keep.SEGMENT_INPUTS}, {"keep": Keep.BLOCK_INPUTS})
-"""What they keep today: all, what segments between communication read, or their input alone."""
+"""Blocks today keep everything, the inputs of segments between communications, or their input."""
 
 OVERLAP: Changes = (
     {"prefetch": 1, "reductions": True},
     {"prefetch": 1, "reductions": True, "moves": True},
 )
-"""Weights fetched ahead, gradients reduced during the backward pass, and moves started early."""
+"""Overlap of today: prefetch of weights, gradient reductions during the backward, early moves."""
 
 INTERLEAVED: Changes = ({"chunks": 2}, {"chunks": 4})
 
 
 @dataclass(frozen=True)
 class System:
-    """A planner that turns a system's own knobs; microbatches grow while they fit.
+    """A planner over the options of one system; microbatches grow while they fit.
 
     Attributes:
-        name: for tables.
-        layouts: its settings.
-        ladder: changes that save memory, each more of it than the one before, in more time.
-        offers: changes that are tried on what fits.
+        name: name in tables.
+        layouts: the settings from which the search begins.
+        ladder: changes that save memory; each saves more than the one before and takes more time.
+        offers: changes that are tried on settings that fit.
     """
 
     name: str
@@ -58,7 +58,7 @@ class System:
     offers: Changes = ()
 
     def __call__(self, request: Request) -> Proposals:
-        """Propose all that can be."""
+        """Propose candidates for a request."""
         return Proposals(request, _Knobs(self, options_of(request)))
 
 
@@ -76,7 +76,7 @@ class _Knobs(Settings):
             yield from islice(filter(self.options.allows, sizes), 1)
 
     def _of_model(self, setting: Setting) -> Setting:
-        """Without cuts of words and sequences where the model has none."""
+        """The setting without splits of vocabulary or sequence if the model has none."""
         traits = self.options.traits
         return replace(
             setting,
@@ -102,7 +102,7 @@ class _Knobs(Settings):
 
 
 def grids(**given: Any) -> Layouts:
-    """All grids of data, tensor and pipeline parallel."""
+    """All grids of data, tensor and pipeline parallelism."""
 
     def layouts(num: int) -> Iterator[Setting]:
         for tp in powers(num):
@@ -113,19 +113,19 @@ def grids(**given: Any) -> Layouts:
 
 
 def _grid(num: int, tp: int, pp: int, given: Mapping[str, Any]) -> Setting:
-    """What needs several devices in a group or several replicas is left out where there is one."""
+    """A setting of a grid; options that need tp > 1, or several replicas, are dropped otherwise."""
     needs = {"sequence": tp > 1, "vocabulary": tp > 1, "zero": num > tp * pp}
     chosen = {name: value for name, value in given.items() if needs.get(name, True)}
     return replace(Setting(dp=num // (tp * pp), tp=tp, pp=pp), **chosen)
 
 
 def wide_tensor_parallel(**given: Any) -> Layouts:
-    """Tensor parallel over all GPUs, or over each half of them in a stage of its own."""
+    """Tensor parallelism over all GPUs, or in two stages over one half of the GPUs each."""
     return lambda num: [_grid(num, num // pp, pp, given) for pp in (1, 2)]
 
 
 def zero3(offloads: Sequence[bool], **given: Any) -> Layouts:
-    """ZeRO-3 with tensor parallel inside."""
+    """ZeRO-3 over replicas that may be tensor parallel."""
 
     def layouts(num: int) -> Iterator[Setting]:
         for tp in powers(num // 2):
@@ -136,7 +136,7 @@ def zero3(offloads: Sequence[bool], **given: Any) -> Layouts:
 
 
 def axial(num: int, stages: Iterable[int], **given: Any) -> Iterator[Setting]:
-    """Stages of axial and data parallel groups."""
+    """Pipelines whose stages combine axial and data parallelism."""
     for pp in stages:
         for dp in powers(num // pp):
             yield Setting("axial", dp=dp, tp=num // (pp * dp), pp=pp, **given)
@@ -151,17 +151,17 @@ MEGATRON_2022 = System("Megatron 1F1B", grids(vocabulary=True))
 DEEPSPEED_2022 = System("DeepSpeed ZeRO-3", zero3((False, True), vocabulary=True))
 
 DAP_2022 = System("DAP", lambda num: [Setting("axial", tp=num)])
-"""All GPUs share every sample."""
+"""Dynamic axial parallelism: all GPUs share every sample."""
 
 # --- the baselines of today ---------------------------------------------------------------------
 
 MEGATRON = System(
     "Megatron", grids(zero=1, vocabulary=True, sequence=True), KEEPS, (*INTERLEAVED, *OVERLAP)
 )
-"""1F1B and interleaved, sequence parallel, sharded states, and overlap."""
+"""1F1B and interleaved 1F1B, sequence parallelism, sharded optimizer states, and overlap."""
 
 DEEPSPEED = System("ZeRO-3", zero3((False, True), vocabulary=True), KEEPS, OVERLAP)
-"""With prefetch, and with weights and states on the host."""
+"""ZeRO-3 with prefetch, with and without offload of weights and optimizer states to the host."""
 
 DAP = System("DAP+DP", lambda num: axial(num, (1,), zero=1), WHOLE_BLOCKS, OVERLAP)
 DAP_ZERO3 = System("DAP ZeRO-3", lambda num: axial(num, (1,), zero=3), WHOLE_BLOCKS, OVERLAP)
@@ -169,7 +169,7 @@ DAP_ZERO3 = System("DAP ZeRO-3", lambda num: axial(num, (1,), zero=3), WHOLE_BLO
 # --- the paper's own plans, as written ----------------------------------------------------------
 
 COSHARD_GRIDS = {4: (2, 4), 8: (4, 6), 16: (4, 4), 32: (8, 4)}
-"""Swin: tensor parallel GPUs and parts of a layer on each, by GPUs; stages take the rest."""
+"""Swin: (tensor-parallel degree, co-shard parts per GPU) by number of GPUs; the rest are stages."""
 
 
 def _coshard_swin(num: int) -> Iterator[Setting]:
@@ -184,22 +184,22 @@ def _coshard_gpt(num: int) -> Iterator[Setting]:
 
 
 COSHARD_SWIN = System("co-shard", _coshard_swin, ({}, {"keep_coshard": None}))
-"""The blocks that keep most in parts, which keep the input of each attention and MLP."""
+"""Only blocks that keep most are in parts; these keep the inputs of each attention and MLP."""
 
 COSHARD_GPT = System("co-shard", _coshard_gpt)
-"""Eight parts of every layer, no tensor parallel."""
+"""Eight co-shard parts of every layer, no tensor parallelism."""
 
 INTERLACED_BLOCK = System(
     "interlaced-block", lambda num: [Setting("interlaced", pp=num)], WHOLE_BLOCKS
 )
-"""The table of the paper's public code, a stage a GPU, with recomputation inside the backward."""
+"""The interlaced schedule of the paper's public code: one stage per GPU, recompute in backwards."""
 
 INTERLACED = System(
     "interlaced",
     lambda num: [Setting("interlaced", pp=num)],
     ({}, {"keep": Keep.BLOCK_INPUTS, "apart": True}),
 )
-"""The same with recomputation beside the forward, as that code has it."""
+"""The same with recomputations as actions of the schedule (``apart``), as in that code."""
 
 NF1B = System("3F1B", lambda num: axial(num, powers(num)[1:]))
-"""Pipelines with turns without gradient; one stage would be DAP with data parallel."""
+"""Pipelines with forwards without gradient; a single stage would be DAP with data parallelism."""

@@ -1,4 +1,4 @@
-"""RVD on and off: the studies' communication by rvdcomm's plans and point-to-point."""
+"""RVD on and off: the studies' communication by rvdcomm's plans and by point-to-point messages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from superscaler_core.program.transfer import Transfer
 SIZES = ("64 KiB", "4 MiB", "64 MiB")
 
 GROUPS = {"n->n": (4, 4), "n->2n": (4, 8), "2n->n": (8, 4)}
-"""GPUs of both groups, each on a host of its own; in a group of the second host too."""
+"""Sizes of the src and the dst group; the two groups are on different hosts."""
 
 
 # --- the 18 cases -------------------------------------------------------------------------------
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """Every case between two hosts, and those in one group of both, by both methods."""
+    """The cases between two hosts, and those in one group over both hosts, by both methods."""
     wires = Wires(PAPER.topology(16))
     hosts = range(8), range(8, 16)
     groups: dict[str, tuple[Sequence[int], Sequence[int]]] = {
@@ -36,12 +36,12 @@ def cases() -> Iterator[dict[str, Any]]:
             continue
         secs = {m: wires.of([leg], m).ticks / TICKS_PER_SEC for m in ("rvd", "p2p")}
         if not secs["p2p"]:
-            continue  # every rank holds what it wants
+            continue  # Every rank already holds its dst shard.
         yield {**case.to_json(), "secs": secs}
 
 
 def case_lines(found: list[dict[str, Any]]) -> Lines:
-    """How many times as long point-to-point takes, by case and size."""
+    """Time of point-to-point over that of RVD, by case and size."""
     head = ["case", "groups", *SIZES]
     lines = [head]
     by_name = {(c["category"], c["relation"], c["size"]): c["secs"] for c in found}
@@ -52,7 +52,7 @@ def case_lines(found: list[dict[str, Any]]) -> Lines:
 
 
 def worst_text(found: list[dict[str, Any]]) -> str:
-    """The largest of them between two groups, and the paper's."""
+    """The largest ratio between two groups, and that of the paper."""
     worst = max(c["secs"]["p2p"] / c["secs"]["rvd"] for c in found if c["relation"] != "in group")
     return f"between groups up to {worst:.1f} x; the paper: up to 57 x"
 
@@ -61,9 +61,9 @@ def worst_text(found: list[dict[str, Any]]) -> str:
 
 
 def pulled_lines(rows: Sequence[Mapping[str, Any]]) -> Lines:
-    """Seconds of a step with RVD, and how many times as long it takes without.
+    """Seconds of a step with RVD, and the ratios of steps with point-to-point moves to it.
 
-    Steps that nowhere differ by 1 % are left out.
+    Rows in which no ratio differs from 1 by 1 % or more are left out.
     """
     lines = [["cell", "system", "RVD", *(f"{where} p2p" for where in PULLS)]]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Duplex: half of the batch computes while the other half communicates, between hosts."""
+"""Duplex between hosts: half of the batch computes while the other half communicates."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TIMEOUT_SECS = 1800.0
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = parser_for("superscaler_duplex", DESCRIPTION, EPILOG)
     parser.add_argument("--cluster", default="2x2", help="hosts x ranks (default %(default)s)")
     parser.add_argument(
@@ -67,7 +67,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print a table and write a JSON; 2 if there can be no emulated cluster here."""
+    """Measure, print a table and write a JSON file; returns 2 if no cluster can be emulated."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
     try:
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _measured(args: argparse.Namespace, rate: str) -> dict[str, Any]:
-    """What the ranks find on links of a rate."""
+    """The row of measurements and predictions on links of a rate."""
     hosts, ranks_per_host = map(int, args.cluster.split("x"))
     with (
         Cluster(hosts, ranks_per_host, parse_rate(rate)) as cluster,
@@ -110,7 +110,7 @@ COLUMNS = ("rate", "", "serial", "comm", "share", "duplex", "hidden")
 
 
 def table(result: dict[str, Any]) -> str:
-    """Two rows a rate: measured, and predicted."""
+    """A table with two rows per rate: measured and predicted."""
     title = (
         f"mixture of experts of {result['layers']} layers, {result['batch']} sequences a step, on "
         f"{result['cluster']} ranks"
@@ -120,7 +120,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def hidden(row: dict[str, Any], what: str) -> float:
-    """The share of the time that could be hidden which duplex hides: measured or predicted."""
+    """The time that duplex hides over the time that could be hidden, measured or predicted."""
     serial, comm, both = _times(row, what)
     return (serial - both) / min(comm, serial - comm)
 

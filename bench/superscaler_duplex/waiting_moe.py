@@ -1,8 +1,9 @@
 """Waiting MoE: a mixture of experts whose devices compute by waiting.
 
-Ranks of an emulated cluster share this machine's cores, so real computing of one rank slows down
-the others, and none of them can overlap its communication with it. Here nearly all computing is a
-wait of a known time, which needs no core; values, communication and everything else are real.
+Ranks of an emulated cluster share this machine's cores. Real computation of one rank would slow
+down the others, and no rank could overlap communication with computation. Here nearly all
+computation is replaced by a wait of a known time, which needs no core. Values, communication and
+everything else are real.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ class WaitingMoEConfig:
 
     Attributes:
         vocabulary, sequence, layers, width, experts: as in ``MoEConfig``.
-        inner: width inside an expert.
-        capacity: places of an expert in a sequence.
-        dense_nanos, expert_nanos: nanoseconds that a device waits for an element of the input of a
-            layer or of the head, ``[B, S, M]``, and for one inside experts, ``[E, G, C, H]``;
-            twice that in the backward.
+        inner: hidden width of an expert.
+        capacity: tokens of a sequence that an expert can take.
+        dense_nanos: nanoseconds of waiting per element of the input of a layer or of the head,
+            ``[B, S, M]``; twice that in the backward.
+        expert_nanos: nanoseconds of waiting per element inside the experts, ``[E, G, C, H]``; twice
+            that in the backward.
     """
 
     vocabulary: int = 16
@@ -44,7 +46,7 @@ class WaitingMoEConfig:
 
 
 class _Wait(torch.autograd.Function):
-    """The identity, which takes some time."""
+    """The identity with a wait; the backward waits twice as long."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, secs: float) -> Tensor:
@@ -60,20 +62,20 @@ class _Wait(torch.autograd.Function):
 
 @register_op("b s m -> b s m")
 def dense(x: Tensor, *, nanos: float) -> Tensor:
-    """The identity; waits ``nanos`` nanoseconds for every element."""
+    """The identity with a wait of ``nanos`` nanoseconds per element."""
     found: Tensor = _Wait.apply(x, 1e-9 * nanos * x.numel())  # type: ignore[no-untyped-call]
     return found
 
 
 @register_op("e g c h -> e g c h")
 def expert(x: Tensor, *, nanos: float) -> Tensor:
-    """The same inside the experts, ``[E, G, C, H]``."""
+    """Like ``dense``, for values inside the experts, ``[E, G, C, H]``."""
     found: Tensor = _Wait.apply(x, 1e-9 * nanos * x.numel())  # type: ignore[no-untyped-call]
     return found
 
 
 class Layer(nn.Module):
-    """A wait in place of the attention, and experts, of which a token chooses one."""
+    """A layer: a wait instead of attention, then experts, one of which each token chooses."""
 
     def __init__(self, config: WaitingMoEConfig) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class Layer(nn.Module):
 
 
 class WaitingMoE(nn.Module):
-    """A language model of such layers."""
+    """A language model of layers that wait."""
 
     def __init__(self, config: WaitingMoEConfig) -> None:
         super().__init__()

@@ -2,8 +2,8 @@
 
     python -m bench.superscaler_duplex.worker CONFIG.json FOUND.json
 
-Rank 0 writes samples of both programs in seconds (the slowest rank of each step), the time that
-ranks wait for communication in a serial step, and what the simulator predicts.
+Rank 0 writes the samples of both programs in seconds (the slowest rank of each step), the time for
+which ranks wait for communication in a serial step, and the predictions of the simulator.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from superscaler_core.simulator import DeviceProfile, simulate
 from superscaler_core.simulator.measured import measured
 
 NUM_CHECKED = 3
-"""Steps whose losses are compared before anything is timed; they also warm up."""
+"""Steps whose losses are compared before anything is timed; they are also the warm-up."""
 
 NUM_CALLS = 200
-"""Small calls by which the time around a transfer is measured."""
+"""Small calls that measure the overhead of a call (``_move_secs``)."""
 
 METHODS = {"serial": Overlap(), "duplex": Overlap(duplex=True)}
 
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
         move_secs=_move_secs(topology),
         clock=time.perf_counter,
     )
-    # Ops hardly compute: they wait, for which no rank needs a core.
+    # Ops mostly wait, which needs no core, so the simulated ranks do not share cores.
     profile = replace(profile, num_cores=0)
     folder = Path(config["folder"])
     methods = {}
@@ -84,7 +84,7 @@ def _compiled(
     overlap: Overlap,
     topology: rv.Topology,
 ) -> Compiled:
-    """The program of a whole batch: captured with the batch, or with half of it."""
+    """The program of a whole batch; captured with half of the batch for duplex."""
     inputs = example_inputs(sizes, batch // overlap.num_halves, torch.Generator())
     plan = Plan(capture(model, inputs), range(dist.get_world_size()))
     PLANS["expert_parallel"](plan)
@@ -93,7 +93,7 @@ def _compiled(
 
 
 def _move_secs(topology: rv.Topology) -> float:
-    """What a call takes besides its plan's time: of a small all-reduce, the median."""
+    """Overhead of a call besides its plan's time, in seconds: the median over small all-reduces."""
     ranks = range(dist.get_world_size())
     src, dst = (
         rv.Layout((64,), rvd.format(len(ranks)), ranks)
@@ -113,7 +113,7 @@ def _move_secs(topology: rv.Topology) -> float:
 def predicted(
     compiled: Compiled, profile: DeviceProfile, topology: rv.Topology
 ) -> dict[str, float]:
-    """What the simulator says: seconds of a step without the optimizer, and of waiting in it."""
+    """Simulated seconds of a step without the update, seconds of waiting in it, and overlap."""
     found = simulate(compiled, profile, topology)
     waiting = found.communication_secs.values()
     return {

@@ -1,1 +1,1 @@
-"""Predicted against measured steps: ``python -m bench.superscaler_predict``."""
+"""Predicted and measured step times of plans: ``python -m bench.superscaler_predict``."""

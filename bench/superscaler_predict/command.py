@@ -1,7 +1,7 @@
-"""Predicted against measured steps of plans that a search tried, on processes of this machine.
+"""Compare predicted with measured steps of plans that a search tried, on this machine's processes.
 
-The machine is measured first: links by ``rvdcomm`` calibrate, ops by ``simulator.measured``, and
-the overheads of the runtime by steps of a tiny model.
+The machine is measured first: the links by ``rvdcomm`` calibrate, the ops by
+``simulator.measured``, and the overheads of the runtime by steps of a tiny model.
 """
 
 from __future__ import annotations
@@ -70,12 +70,15 @@ MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 33),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
-"""glibc keeps memory that is freed: else a step pays for its pages again whenever a plan of another
-model had them, which no profile knows."""
+"""Environment variables with which glibc keeps freed memory.
+
+Otherwise a step would pay for its pages again whenever a plan of another model had used them; no
+profile contains this cost.
+"""
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.superscaler_predict",
         description=DESCRIPTION,
@@ -107,7 +110,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print tables, write a JSON and a plot."""
+    """Measure, print tables, and write a JSON file and a plot."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
     known = json.loads(args.out.read_text())["models"] if args.out.exists() else {}
@@ -129,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
 def measure(
     args: argparse.Namespace, models: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run all plans of some models in one group of processes; what it finds for each."""
+    """Run all plans of ``models`` in one group of processes; yields (model, result)."""
     shared = {name: getattr(args, name) for name in ("plans", "rounds", "tried", "op_secs")}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -162,13 +165,13 @@ COLUMNS = (
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A row a plan, fastest first; the chosen one is marked."""
+    """A table with a row per plan, fastest first; the chosen plan is marked."""
     ordered = sorted(rows, key=lambda row: median(row["step_secs"]))
     return grid([COLUMNS, *map(_cells, ordered)])
 
 
 def summary(models: Mapping[str, Any]) -> str:
-    """The places of the plans that the race and prediction alone choose, and medians of errors."""
+    """The places of the plans chosen by the race and by prediction alone, and median errors."""
     lines = []
     every = [row for found in models.values() for row in found["rows"]]
     for name, found in models.items():
@@ -184,7 +187,7 @@ def summary(models: Mapping[str, Any]) -> str:
 
 
 def place(mine: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[int, int, float]:
-    """The place of a plan by its measured time, of how many, and that divided by the fastest's."""
+    """(Place of a plan by its measured time, number of plans, its time over the fastest's)."""
     times = [median(row["step_secs"]) for row in rows]
     secs = median(mine["step_secs"])
     return 1 + sum(each < secs for each in times), len(rows), secs / min(times)
@@ -201,7 +204,7 @@ def _medians(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def errors(row: dict[str, Any]) -> tuple[float, float]:
-    """Of time and of peak memory, relative."""
+    """The relative errors of time and of peak memory."""
     secs, peak = median(row["step_secs"]), max(row["peak_bytes"])
     return row["predicted_secs"] / secs - 1, max(row["predicted_bytes"]) / peak - 1
 
@@ -223,7 +226,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def plot(models: Mapping[str, Any], path: Path) -> None:
-    """Predicted against measured times of every model's plans."""
+    """Draw predicted against measured times of every model's plans."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -36,18 +36,21 @@ from superscaler_core.run.trainer import Trainer
 from superscaler_core.simulator import simulate
 
 NUM_WARM = 2
-"""Steps that show the peak memory, and warm up."""
+"""Warm-up steps, in which the peak memory is measured."""
 
 MOST_ROUNDS = 3
-"""So many times the rounds that are asked for, at most, if other programs disturb them."""
+"""Limit of the rounds, as a multiple of the requested rounds, if other programs disturb them."""
 
 HARDLY_DISTURBED = 0.05
-"""Of the cores, which other programs take; about what the kernel's clock can tell."""
+"""Share of the cores taken by other programs up to which a visit counts as hardly disturbed.
+
+It is about the resolution of the kernel's counters.
+"""
 
 
 @dataclass
 class Case:
-    """A plan, its program and this rank's share of it."""
+    """A plan with its result row, its program, and this rank's part of the program."""
 
     row: dict[str, Any]
     compiled: Compiled
@@ -57,7 +60,7 @@ class Case:
 
 
 def main(argv: list[str]) -> None:
-    """Measure the machine; search, run and predict plans of one model after another."""
+    """Measure the machine; then search, run and predict plans, one model after another."""
     config, folder = json.loads(Path(argv[0]).read_text()), Path(argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
@@ -88,7 +91,7 @@ class _Model:
         self._config, self._machine = config, machine
 
     def measured(self) -> dict[str, Any]:
-        """What was measured and predicted."""
+        """The measurements and predictions of all plans."""
         plans = self._searched()
         _say(f"{self._name}: load {len(plans)} plans")
         with TemporaryDirectory() as folder:
@@ -110,9 +113,9 @@ class _Model:
         }
 
     def _visited(self, cases: Sequence[Case]) -> list[list[Visit]]:
-        """Of every case the visits that others on the machine disturbed least.
+        """For every case, the visits that other programs disturbed least.
 
-        More rounds follow as long as there are too few visits that are hardly disturbed.
+        More rounds follow until every case has enough hardly disturbed visits, up to a limit.
         """
         num_rounds = self._config["rounds"]
         visits: list[list[Visit]] = [[] for _ in cases]
@@ -136,7 +139,7 @@ class _Model:
         return build(self._name, **self._sizes)
 
     def _searched(self) -> list[Planned]:
-        """Plans that are run, the one that is chosen first."""
+        """The plans that are run; the first one is the chosen plan."""
         machine = self._machine
         _say(f"{self._name}: search")
         found = machine.search(
@@ -175,12 +178,12 @@ class _Model:
 
 @dataclass(frozen=True)
 class Visit:
-    """Some steps of a case, one after another.
+    """A few consecutive steps of a case.
 
     Attributes:
-        step_secs: of the slowest rank.
-        cpu_secs: of the processor, mean of the ranks.
-        others: the share of the machine's cores that other programs took meanwhile.
+        step_secs: seconds of each step on the slowest rank.
+        cpu_secs: processor seconds of each step, mean of the ranks.
+        others: share of the machine's cores that other programs took in this time.
     """
 
     step_secs: list[float]
@@ -189,7 +192,7 @@ class Visit:
 
 
 def _visit(case: Case) -> Visit:
-    """Collective."""
+    """Run a visit; collective."""
     dist.barrier()
     start, busy_start = time.perf_counter(), _busy_secs_of_machine()
     cpu_start = time.process_time()
@@ -206,7 +209,7 @@ def _visit(case: Case) -> Visit:
 
 
 def _busy_secs_of_machine() -> float:
-    """Seconds that all processors have worked for any program, or were given to other machines."""
+    """Processor seconds that were spent on any program, or were given to other virtual machines."""
     user, nice, system, _, _, _, _, steal = map(int, _first_line("/proc/stat").split()[1:9])
     return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
 
@@ -217,26 +220,26 @@ def _first_line(path: str) -> str:
 
 
 def _peak_bytes(case: Case) -> int:
-    """Of the first two steps: optimizer states come to be at the end of the first."""
+    """Peak memory of the first two steps; the first update creates the optimizer states."""
     with LiveBytes(case.trainer) as live:
         for _ in range(NUM_WARM):
             timed(case.method, case.batch)
     return live.peak_bytes
 
 
-# --- which plans are run ------------------------------------------------------------------------
+# --- choice of the plans that are run -----------------------------------------------------------
 
 
 MOST = 4.0
-"""How many times as long as the first a step of a plan may take that is run."""
+"""Longest step of a chosen plan, as a multiple of that of the first plan."""
 
 
 def spread(plans: Sequence[Planned], num: int) -> list[Planned]:
-    """Plans evenly over some.
+    """Choose plans evenly from the list, without those that are too slow (``MOST``).
 
     Args:
-        plans: fastest first.
-        num: of plans; fewer if there are not as many.
+        plans: plans, fastest first.
+        num: number of plans to choose; fewer are chosen if there are fewer.
     """
     near = [plan for plan in plans if plan.secs <= MOST * plans[0].secs]
     places = np.linspace(0, len(near) - 1, min(len(near), max(0, num)))

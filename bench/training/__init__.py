@@ -1,1 +1,1 @@
-"""Real training of small models on gloo processes: our plans and torch's ways, side by side."""
+"""Real training of small models on gloo processes: our plans compared with torch's methods."""

@@ -1,4 +1,4 @@
-"""``python -m bench.training``: real training by our plans and by torch's own ways."""
+"""``python -m bench.training``: real training by our plans and by torch's own methods."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TIMEOUT_SECS = 600.0
 
 
 def parse_args(words: list[str]) -> Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = parser_for("training", DESCRIPTION, EPILOG)
     for name, chosen, text in (
         ("workloads", ",".join(WORKLOADS), "models"),
@@ -91,7 +91,7 @@ def parse_args(words: list[str]) -> Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print a table and write a JSON."""
+    """Measure, print tables, and write a JSON file."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
     result = environment(shlex.join(["python", "-m", "bench.training", *words]))
@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measured(cell: Mapping[str, Any], commit: str) -> dict[str, Any]:
-    """What came of a cell; read again if this commit has measured just that before."""
+    """The row of a cell; read from disk if this commit has measured the same cell before."""
     kept = SCRATCH / f"{cell['workload']}-{cell['world']}.json".replace(" ", "_")
     if kept.exists() and "dirty" not in commit:
         before: dict[str, Any] = json.loads(kept.read_text())
@@ -143,7 +143,7 @@ def measured(cell: Mapping[str, Any], commit: str) -> dict[str, Any]:
 
 
 def _run(world: str, command: list[str]) -> None:
-    """Run a command on every rank of ``"4"`` processes here or of a cluster, ``"2x2 at 1gbit"``."""
+    """Run a command on every rank of a world: ``"4"`` processes here, or ``"2x2 at 1gbit"``."""
     cluster, _, rate = world.partition(" at ")
     if not rate:
         run_here(int(world), command, timeout_secs=TIMEOUT_SECS)
@@ -159,21 +159,21 @@ COLUMNS = ("", "ms", "least", "most", "x torch", "cpu ms", "MiB sent", "planned"
 
 
 def ratio(row: Mapping[str, Any], name: str) -> float | None:
-    """The fastest median of torch over that of a competitor; None if nothing of torch ran."""
+    """The fastest median of torch over that of a competitor; None if no method of torch ran."""
     medians = {each: median(seen["secs"]) for each, seen in row["competitors"].items()}
     torchs = [secs for each, secs in medians.items() if each in row["against"]]
     return min(torchs) / medians[name] if torchs else None
 
 
 def table(row: Mapping[str, Any]) -> str:
-    """A line a competitor."""
+    """A table with a line per competitor."""
     lines = [COLUMNS, *(_cells(row, name) for name in row["competitors"])]
     found = (fill(f"{name}: {plan}", 100) for name, plan in row["found"].items())
     return "\n".join([f"{row['workload']} on {row['world']} ranks", grid(lines), *found])
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line a cell: how much faster each of ours is than the fastest of torch."""
+    """A line per cell: the time of the fastest method of torch over that of each plan of ours."""
     names = rows[0]["plans"]
     lines = [("fastest of torch / ours", "ranks", *names)]
     for row in rows:

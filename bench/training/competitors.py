@@ -1,4 +1,4 @@
-"""Competitors: the ways to train a workload that are compared, each a value.
+"""Competitors: the training methods that are compared, each as a value.
 
 All functions are collective over the world.
 """
@@ -24,21 +24,21 @@ from bench.training.ours import Ours
 from bench.training.workloads import Stage, Workload
 
 Share = Callable[[Workload, nn.Module, Ours], Method]
-"""From a workload, its model and our programs to this rank's share; the model is copied."""
+"""From a workload, its model and our programs to this rank's method; the model is copied."""
 
 
 def _nothing(_: Ours) -> None:
-    """Torch's ways need no program."""
+    """Do nothing: torch's methods need no program."""
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """A way to train.
+    """A training method that is compared.
 
     Attributes:
-        name: for people.
-        share: wraps the model, and says how to step.
-        prepare: what comes before it, and is not of its memory.
+        name: name for people.
+        share: makes the training method of this rank.
+        prepare: runs before ``share``; its memory is not counted.
     """
 
     name: str
@@ -50,7 +50,7 @@ def _ours(name: str, _: Workload, __: nn.Module, ours: Ours) -> Method:
     return ours.share(name)
 
 
-# --- every rank has its rows of a batch -----------------------------------------------------------
+# --- methods in which each rank takes its rows of a batch -----------------------------------------
 
 
 def _of_rows(module: Any) -> Method:
@@ -76,21 +76,21 @@ def _fsdp2(workload: Workload, model: nn.Module, _: Ours) -> Method:
     return _of_rows(module)
 
 
-# --- stages, of ranks that share layers or rows ---------------------------------------------------
+# --- stages, whose ranks share layers or rows -----------------------------------------------------
 
 MICROBATCHES_OF_A_STAGE = 2
-"""Of a step, for every stage of a pipeline."""
+"""Microbatches per step, as a multiple of the number of stages."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """``torch.distributed.pipelining`` of some stages; ranks of a stage cut its blocks by DTensor.
+    """Pipelining of torch; the ranks of each stage split its blocks with DTensor.
 
-    Blocks that DTensor cannot cut are replicated instead, and the ranks of a stage share the rows
-    of every microbatch, by DDP.
+    Blocks that DTensor cannot split are replicated. The ranks of a stage then share the rows of
+    each microbatch, with DDP.
 
     Attributes:
-        num_stages: one stage runs without microbatches.
+        num_stages: number of stages; one stage runs without pipeline and microbatches.
     """
 
     num_stages: int
@@ -143,12 +143,12 @@ _TORCHS: Mapping[str, Share] = {
 def competitors(
     workload: Workload, plans: Sequence[str], against: Sequence[str]
 ) -> Mapping[str, Competitor]:
-    """Those by which a workload can be trained, by name.
+    """The competitors that can train a workload, by name.
 
     Args:
-        workload: what is trained.
-        plans: ours, as ``Ours`` knows them.
-        against: torch's; one stage alone is left out where DTensor cannot cut blocks.
+        workload: the model and its data.
+        plans: names of our plans, as in ``Ours.prepare``.
+        against: names of torch's methods; ``tensor`` is left out if DTensor cannot split blocks.
     """
     found = [Competitor(name, partial(_ours, name), partial(Ours.prepare, name=name))
              for name in plans]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ours: the plan that our search finds for a workload on this machine, and plans by their names."""
+"""Ours: programs of a workload, by the plan of our search on this machine or by a named plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from superscaler_core.plan import Overlap
 from superscaler_core.plans import PLANS
 
 AUTO, MESSAGES, OVERLAPPED = "auto", " messages", "+"
-"""The plan that is found; ends of names: ranks do not share memory, and plans overlap."""
+"""The name of the plan from the search, and suffixes: without shared memory, and with overlap."""
 
 _EFFORT = Effort(secs=0.05, max_bytes=4 << 20)
 _OVERLAP = Overlap(1, reductions=True, bucket_bytes=4 << 20)
@@ -30,15 +30,16 @@ _OVERLAP = Overlap(1, reductions=True, bucket_bytes=4 << 20)
 
 @dataclass(eq=False)
 class Ours:
-    """Programs of a workload on this machine. All methods are collective over the world.
+    """Programs of a workload on this machine; all methods are collective over the world.
 
     Attributes:
-        workload, model: what is trained.
-        batch: a whole one.
-        folder: of programs, shared by all ranks.
-        budget_secs: of a search.
-        about: what was found, for people; on the first rank.
-        planned_bytes: what ranks send in a step, by program, where weights are in no windows.
+        workload, model: the workload and its model.
+        batch: the inputs of a whole step.
+        folder: folder of the programs, shared by all ranks.
+        budget_secs: time budget of a search.
+        about: description of the plan from the search, for people.
+        planned_bytes: planned bytes that each rank sends in a step, by program; on the first rank,
+            for programs whose weights are in no windows.
     """
 
     workload: Workload
@@ -51,10 +52,11 @@ class Ours:
     _compiled: dict[str, ss.Compiled] = field(default_factory=dict)
 
     def prepare(self, name: str) -> None:
-        """Write a program.
+        """Compile a program, and write it on the first rank.
 
         Args:
-            name: ``AUTO`` or a shipped plan, with ``OVERLAPPED`` and ``MESSAGES`` behind it or not.
+            name: ``AUTO``, or the name of a shipped plan, which may end in ``OVERLAPPED``. Each
+                name may have ``MESSAGES`` at its end.
         """
         plan = name.removesuffix(MESSAGES)
         if plan not in self._compiled:
@@ -67,7 +69,7 @@ class Ours:
         dist.barrier()
 
     def share(self, name: str) -> Method:
-        """This rank's share of a program that was prepared."""
+        """The training method of this rank's part of a prepared program."""
         executor = "dist" if name.endswith(MESSAGES) else "auto"
         os.environ["RVDCOMM_EXECUTOR"] = executor
         trainer = ss.load(self.folder / name.removesuffix(MESSAGES))
@@ -81,7 +83,7 @@ class Ours:
 
     @cached_property
     def _machine(self) -> Machine:
-        """Measured when a plan is first asked for, on all ranks together."""
+        """The measured machine; all ranks measure it together when it is first needed."""
         return Machine(effort=_EFFORT)
 
     @cache  # noqa: B019 - as long as the workload is trained
@@ -98,14 +100,14 @@ class Ours:
         return ss.compile(plan, topology=self._machine.topology, optimizer=OPTIMIZER)
 
     def _plan(self, name: str, microbatches: int = 1) -> ss.Plan:
-        """A shipped plan of a microbatch, of which a batch has so many."""
+        """A shipped plan of one of ``microbatches`` equal microbatches of the batch."""
         samples = self.workload.batch // microbatches
         plan = ss.Plan(self._graph(samples), range(dist.get_world_size()))
         PLANS[name](plan)
         return plan
 
     def _found(self) -> ss.Compiled:
-        """What a search finds."""
+        """The program of the plan that wins the race after a search."""
         machine, batch = self._machine, self.workload.batch
         found = machine.search(self._graph, batch, budget_secs=self.budget_secs)
         request = machine.request(self._graph, batch)

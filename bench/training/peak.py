@@ -1,4 +1,4 @@
-"""Peak: the most memory that this process takes, as the kernel counts it (Linux)."""
+"""Peak: the peak memory of this process, as the kernel counts it (Linux)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESTART = "5"
-"""What makes the kernel forget the peak (proc(5))."""
+"""The value that resets the kernel's peak counter (proc(5))."""
 
 
 def restart_peak() -> int:
-    """Give free memory back, forget the peak, and return what is resident now, in bytes."""
+    """Return free memory to the system and reset the peak; returns the resident bytes now."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     _CLEAR.write_text(_RESTART)
@@ -21,7 +21,7 @@ def restart_peak() -> int:
 
 
 def peak_bytes() -> int:
-    """The most that was resident since ``restart_peak``; memory that ranks share counts in each."""
+    """The peak of resident bytes since ``restart_peak``; shared memory counts in every rank."""
     return _bytes_of("VmHWM")
 
 

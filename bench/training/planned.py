@@ -1,4 +1,4 @@
-"""Planned: the bytes that ranks send in a step, by the plans of a program's transfers."""
+"""Planned: the bytes that ranks send in a step, computed from the plans of the transfers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from superscaler_core.program.transfer import Transfer
 
 
 def planned_bytes(compiled: Compiled, topology: rv.Topology) -> list[int]:
-    """What every rank sends to others in a step; weights may not be in windows."""
+    """Bytes that each rank sends to others in a step, by rank; no weight may be in a window."""
     made, plan = compiled.materialized, compiled.plan
     assert not plan.windows, "weights in windows move once a microbatch"
     each_microbatch = [leg for e in made.edges.all for leg in (*e.forward, *e.backward)]
@@ -25,7 +25,7 @@ def planned_bytes(compiled: Compiled, topology: rv.Topology) -> list[int]:
 
 
 def _sent_bytes(leg: Transfer, topology: rv.Topology) -> dict[int, int]:
-    """What every rank sends for a transfer, as the simulation of its plan counts it."""
+    """Bytes that each rank sends for a transfer, as the simulation of its plan counts them."""
     shards = {
         rank: np.zeros(leg.src.cell(rank).box.shape, np.dtype(leg.dtype)) for rank in leg.src.ranks
     }

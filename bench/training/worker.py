@@ -2,7 +2,7 @@
 
     python -m bench.training.worker CONFIG.json FOUND.json
 
-Rank 0 writes what was seen of every competitor.
+Rank 0 writes the measurements of every competitor.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from bench.training.sockets import sent_bytes
 from bench.training.workloads import WORKLOADS, Batch
 
 NUM_BATCHES = 2
-"""All competitors train on these in turn; the first steps warm up, and show the peak memory."""
+"""Batches on which all competitors train in turn; their first steps measure the peak memory."""
 
 CHECKED_STEPS = 6
-"""Losses of these agree to rounding. Later a rounding error turns a ReLU or a maximum of a pool to
-another branch: from step 8 on float32 differs from float64 in the Wide-ResNet, by 2 % at step 17.
+"""Steps whose losses must agree up to rounding.
+
+Later, a rounding error switches a ReLU or the maximum of a pooling window to another branch. In the
+Wide-ResNet, float32 differs from float64 from step 8 on, and by 2 % at step 17.
 """
 
 
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> None:
     model = workload.build()
     generator = torch.Generator().manual_seed(1)
     batches = [workload.inputs(workload.batch, generator) for _ in range(NUM_BATCHES)]
-    # Code that is loaded by the first step is part of no competitor's memory.
+    # A first step loads code, which then does not count as memory of the first competitor.
     model(*batches[0]).backward()
     model.zero_grad()
     ours = Ours(workload, model, batches[0], Path(config["folder"]), config["budget_secs"])
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> None:
         rows[name] |= {"secs": [], "cpu_secs": []}
     order = list(methods)
     for i in tqdm(range(config["steps"]), desc="rounds", disable=dist.get_rank() > 0):
-        # The order turns, so that no competitor always follows the same one.
+        # The order rotates, so that each competitor is first in some rounds.
         for name in order[i % len(order) :] + order[: i % len(order)]:
             loss, taken = seen(methods[name], batches[i % NUM_BATCHES])
             rows[name]["losses"].append(loss)
@@ -78,7 +80,7 @@ def main(argv: list[str]) -> None:
 
 
 def _sent_bytes(method: Method, batch: Batch) -> int:
-    """What this rank sends through TCP in a step, without the barriers around it."""
+    """Bytes that this rank sends through TCP in a step, without those of the barriers."""
 
     def sent_in(batches: Sequence[tuple[Tensor, Tensor]]) -> int:
         dist.barrier()

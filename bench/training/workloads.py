@@ -1,4 +1,4 @@
-"""Workloads: the models that are trained, and what torch's own ways have to be told about each."""
+"""Workloads: the models that are trained, and the facts about each that torch's methods need."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from torch.distributed.tensor.parallel import (
 from superscaler_core.models import gpt, moe, wide_resnet
 
 Batch = tuple[Tensor, Tensor]
-"""Inputs and targets of samples."""
+"""The inputs and the targets of samples."""
 
 
 class Part(nn.Module):
-    """Some modules of a model, and what is computed with them.
+    """A part of a model: some of its modules, and a function that computes with them.
 
     Args:
-        function: takes this part and hidden states.
-        modules: by the names that the function knows them by.
+        function: computes the result, given this part and the inputs or hidden states.
+        modules: the modules, by the attribute names that the function uses.
     """
 
     def __init__(self, function: Callable[..., Any], **modules: nn.Module) -> None:
@@ -39,7 +39,7 @@ class Part(nn.Module):
             self.add_module(name, module)
 
     def forward(self, *values: Tensor) -> Any:
-        """Whatever the function returns."""
+        """The result of the function."""
         return self._function(self, *values)
 
 
@@ -48,15 +48,15 @@ class Workload:
     """A model and its data.
 
     Attributes:
-        batch: samples of a step.
+        batch: samples per step.
         build: makes the model, whose ``forward(*batch)`` returns the loss, a scalar.
-        inputs: random samples.
-        blocks: the path of the list of the model's blocks.
+        inputs: makes random samples.
+        blocks: path of the module list that holds the model's blocks.
         enter: the part of a model before its blocks: from inputs to hidden states.
-        block: the part that is a block: from hidden states to the same.
-        leave: the part behind the blocks: from hidden states to what ``loss`` takes.
-        loss: of what leaves the model, and of targets; the mean over samples.
-        cut: cuts a block over a mesh for tensor parallel; None if DTensor has no way.
+        block: the part of a single block: from hidden states to hidden states.
+        leave: the part after the blocks: from hidden states to the outputs that ``loss`` takes.
+        loss: from outputs and targets to the loss, a mean over samples.
+        cut: splits a block over a mesh for tensor parallelism; None if DTensor cannot split it.
     """
 
     batch: int
@@ -77,12 +77,12 @@ class Workload:
 
 
 class Stage(nn.Module):
-    """Some blocks of a model, with the part before the first and the part behind the last.
+    """A pipeline stage: some blocks of a model; the first and last stage also have the ends.
 
     Args:
-        workload: of the model.
-        model: is not copied.
-        index, num_stages: blocks are spread over stages as evenly as can be.
+        workload: the workload of the model.
+        model: the model, whose modules are used without copying.
+        index, num_stages: number of this stage, and of all; blocks are spread evenly.
     """
 
     def __init__(self, workload: Workload, model: nn.Module, index: int, num_stages: int) -> None:
@@ -95,7 +95,7 @@ class Stage(nn.Module):
         self.parts = nn.ModuleList(parts)
 
     def forward(self, *values: Tensor) -> Any:
-        """From inputs or hidden states to hidden states or what the loss takes."""
+        """From inputs or hidden states to hidden states or the outputs that the loss takes."""
         for part in self.parts:
             made = part(*values)
             values = made if isinstance(made, tuple) else (made,)
@@ -122,10 +122,10 @@ def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def _cut_attention(block: Any, mesh: DeviceMesh) -> None:
-    """Heads, as Megatron cuts them."""
+    """Split an attention by heads, as Megatron does."""
     whole = (Replicate(),)
     plan = {
-        # The input becomes a DTensor once for q, k and v: one all-reduce backward and not three.
+        # The input becomes a DTensor once for q, k and v, so the backward has 1 all-reduce, not 3.
         "attn": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
         **{f"attn.{name}": ColwiseParallel() for name in "qkv"},
         "attn.out": RowwiseParallel(),
@@ -135,7 +135,7 @@ def _cut_attention(block: Any, mesh: DeviceMesh) -> None:
 
 
 def _cut_block(block: Any, mesh: DeviceMesh) -> None:
-    """Heads, and features inside the MLP or inside all experts."""
+    """Split a block: the attention by heads, and the MLP or all experts by hidden features."""
     _cut_attention(block, mesh)
     if hasattr(block, "mlp"):
         both = {"mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()}
@@ -179,7 +179,7 @@ def _gpt(tiny: bool) -> Workload:
 
 
 def _moe(tiny: bool) -> Workload:
-    """Hidden states, and the sum of what balances the experts."""
+    """A mixture of experts; stages exchange hidden states and the sum of the balancing losses."""
     config = moe.MoEConfig.presets()["tiny"] if tiny else _MOE
 
     def enter(model: Any) -> nn.Module:
@@ -212,7 +212,7 @@ def _moe(tiny: bool) -> Workload:
 
 
 def _llama(tiny: bool) -> Workload:
-    """Of HuggingFace; its loss is that of the token behind each."""
+    """HuggingFace's Llama; its loss is that of predicting the next token."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     vocabulary, sequence, layers, width = (40, 8, 2, 16) if tiny else (1000, 64, 4, 128)
@@ -277,7 +277,10 @@ _RESNET = wide_resnet.WideResNetConfig(
 
 
 def _wide_resnet(tiny: bool) -> Workload:
-    """With group norms: a batch norm sees only the rows of its rank in DDP, so losses differ."""
+    """A Wide-ResNet with group norms instead of batch norms.
+
+    Under DDP, a batch norm uses only the rows of its rank, so losses would differ.
+    """
     config = wide_resnet.WideResNetConfig.presets()["tiny"] if tiny else _RESNET
 
     def build() -> nn.Module:
@@ -317,4 +320,4 @@ WORKLOADS: Mapping[str, Callable[[bool], Workload]] = {
     "wide_resnet": _wide_resnet,
     "llama": _llama,
 }
-"""By name; whether they are tiny."""
+"""Functions that make the workloads, by name; their argument says whether the model is tiny."""

@@ -1,1 +1,1 @@
-"""A whole model from trainer ranks to inference ranks: ``python -m bench.weights``."""
+"""Weight sync of a whole model, trainer ranks to inference ranks: ``python -m bench.weights``."""

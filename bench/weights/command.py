@@ -1,7 +1,7 @@
-"""Weight sync: a model's weights from trainer ranks to inference ranks and back, by one command.
+"""Weight sync: send a model's weights from trainer ranks to inference ranks and back.
 
-On this machine's processes, or with ``--cluster`` between two hosts of an emulated cluster. Writes
-a JSON with all samples and prints a table.
+The ranks are processes of this machine, or with ``--cluster`` those of an emulated cluster. The
+command prints a table, and with ``--out`` writes a JSON file with all samples.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ examples:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.weights",
         description=DESCRIPTION,
@@ -118,7 +118,7 @@ def _on_cluster(args: argparse.Namespace) -> dict[str, Any]:
         Cluster(hosts, ranks_per_host, parse_rate(args.rate)) as cluster,
         tempfile.TemporaryDirectory() as folder,
     ):
-        # The best of some streams: on a busy machine one of them may not fill the link.
+        # The best of several streams: on a busy machine a single one may not fill the link.
         bytes_per_sec = max(cluster.measure_stream(1.0) for _ in range(NUM_STREAMS))
         calibrated = Path(folder, "calibrated.json")
         calibrate = [sys.executable, "-m", "rvdcomm", "calibrate", "--out", str(calibrated)]
@@ -178,7 +178,7 @@ def _result(
 
 
 def table(result: dict[str, Any]) -> str:
-    """Median times, ratios to ``many``, the link's limit, and memory."""
+    """Median times, their ratios to ``many``, the link's limit, and memory, as text."""
     lines = [result["title"], ""]
     for row in result["rows"]:
         times = {name: median(samples) for name, samples in row["samples"].items()}

@@ -1,4 +1,4 @@
-"""State dicts of models: names and shapes of weights, in layouts as people train and serve them."""
+"""State dicts of models: names and shapes of weights, with layouts of training and serving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Model:
     vocab: int
 
     def scaled(self, divisor: int) -> Model:
-        """The same model, narrower by ``divisor`` in everything but layers and vocabulary."""
+        """The model with its widths divided by ``divisor``; all other sizes stay."""
         return Model(
             self.num_layers,
             self.hidden // divisor,
@@ -31,9 +31,9 @@ class Model:
         )
 
     def weights(self) -> Iterator[tuple[str, tuple[int, ...], int, int | None]]:
-        """(name, shape, layer, the dim that tensor parallelism cuts) of every weight.
+        """(name, shape, layer, dim that tensor parallelism splits) of every weight.
 
-        Layer -1 is the embedding, ``num_layers`` what follows the last layer.
+        Layer -1 is the embedding; layer ``num_layers`` is everything after the last layer.
         """
         kv = self.hidden * self.num_kv_heads // self.num_heads
         yield "model.embed_tokens.weight", (self.vocab, self.hidden), -1, 0
@@ -68,7 +68,7 @@ class MoeModel:
     kv_rank: int
 
     def dense(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """(name, shape, the dim that tensor parallelism cuts) of what all tokens use of a layer."""
+        """(name, shape, dim that tensor parallelism splits) of the dense weights of a layer."""
         heads = self.num_heads
         yield "q_a_proj", (self.q_rank, self.hidden), 0
         yield "q_b_proj", (heads * 192, self.q_rank), 0
@@ -78,14 +78,17 @@ class MoeModel:
         yield "router", (self.num_experts, self.hidden), 0
 
     def experts(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """(name, shape, expert) of the experts of a layer."""
+        """(name, shape, number of the expert) of the expert weights of a layer."""
         for e in range(self.num_experts):
             yield f"experts.{e}.gate_proj", (self.intermediate, self.hidden), e
             yield f"experts.{e}.up_proj", (self.intermediate, self.hidden), e
             yield f"experts.{e}.down_proj", (self.hidden, self.intermediate), e
 
     def trainer(self, ranks: Sequence[int], num_stages: int) -> dict[str, rv.Layout]:
-        """Stages of layers; a stage's ranks share each dense weight, and have experts each."""
+        """Layouts of the trainer: layers are in stages.
+
+        The ranks of a stage hold a shard of each dense weight, and distribute the experts.
+        """
         size = len(ranks) // num_stages
         found = {}
         for i in range(self.num_layers):
@@ -98,7 +101,10 @@ class MoeModel:
         return found
 
     def server(self, ranks: Sequence[int], tp: int) -> dict[str, rv.Layout]:
-        """Replicas of ``tp`` ranks have the dense weights; every rank has experts."""
+        """Layouts of the server: ``tp`` ranks hold a replica of the dense weights.
+
+        The experts are distributed over all ranks.
+        """
         found = {}
         for i in range(self.num_layers):
             for name, shape, dim in self.dense():
@@ -123,13 +129,13 @@ MOE_MODELS = {
     "moe-1t": MoeModel(61, 7168, 2048, 384, 64, 1536, 512),
     "moe-small": MoeModel(4, 1024, 768, 12, 4, 128, 64),
 }
-"""Of 1 T parameters, and one of the same shape for an emulated cluster."""
+"""A model of 1 T parameters, and a small one of the same structure for an emulated cluster."""
 
 
 def layouts(
     model: Model, ranks: Sequence[int], tp: int, pp: int = 1, dp: int = 1
 ) -> Mapping[str, rv.Layout]:
-    """How ``ranks``, stage by stage, hold a model: replicas outermost, then tensor cuts."""
+    """The layouts of a model on ``ranks``, stage by stage; in a stage, replicas are outermost."""
     assert len(ranks) == tp * pp * dp
     size = tp * dp
     stages = [tuple(ranks[i * size : (i + 1) * size]) for i in range(pp)]
@@ -146,7 +152,7 @@ def layouts(
 def sides(
     name: str, divisor: int, trainers: Sequence[int], readers: Sequence[int], stages: int, tp: int
 ) -> tuple[Mapping[str, rv.Layout], Mapping[str, rv.Layout]]:
-    """How trainers and readers hold a model; ``divisor`` makes Llamas narrower."""
+    """The layouts of a model on trainers and on readers; ``divisor`` makes Llamas narrower."""
     if name in MOE_MODELS:
         moe = MOE_MODELS[name]
         return moe.trainer(trainers, stages), moe.server(readers, tp)

@@ -2,8 +2,8 @@
 
     python -m bench.weights.worker CONFIG.json RESULTS.jsonl
 
-Rank 0 appends a JSON line a direction: samples of every method in seconds (the slowest rank of each
-repetition), bytes, and every rank's peak memory in a call of ``redistribute_many``.
+Rank 0 appends one JSON line per direction: samples of every method in seconds (the slowest rank of
+each repetition), bytes, and the peak memory of every rank in a call of ``redistribute_many``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Method = Callable[[Tensors, Tensors], None]
 
 
 def main(argv: list[str]) -> None:
-    """Run both directions."""
+    """Measure both directions."""
     config = json.loads(Path(argv[0]).read_text())
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
@@ -113,7 +113,7 @@ def _shard_bytes(side: Layouts, rank: int) -> int:
 
 
 def _shard(name: str, layout: rv.Layout, rank: int) -> Tensor:
-    """The shard of a tensor whose values follow from its name and their place."""
+    """A rank's shard of a tensor whose values depend only on its name and on the position."""
     count = prod(layout.shape)
     start = sum(name.encode()) % 97
     whole = torch.arange(start, start + count, dtype=torch.int32).remainder_(251).to(DTYPE)
@@ -135,7 +135,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _gather(src: Layouts, dst: Layouts) -> Method:
-    """Gather every tensor, broadcast it from the first rank, and let every reader cut its shard."""
+    """Gather every tensor, broadcast it from the first rank, and slice the shard of each reader."""
     rank = dist.get_rank()
     src_ranks = sorted({r for layout in src.values() for r in layout.ranks})
     dst_ranks = sorted({r for layout in dst.values() for r in layout.ranks})
@@ -175,10 +175,11 @@ def _gathered(shard: Tensor, layout: rv.Layout, group: Any) -> Tensor:
 
 
 def _peak(call: Callable[[], object], given_bytes: int) -> list[int]:
-    """Every rank's memory at the peak of a second call, which allocates its results.
+    """The peak memory of every rank in a second call, which allocates its results.
 
-    The tensors that it was given, what the call added to the process, and this rank's share of the
-    staging that ranks share. Memory that the first call left in pools is given back before.
+    The peak is the sum of the given tensors, the memory that the call added to the process, and
+    this rank's share of the shared staging memory. Memory that the first call left in pools is
+    freed before.
     """
     call()
     rv.empty_cache()

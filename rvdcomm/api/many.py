@@ -61,8 +61,9 @@ def redistribute_many(
         out: tensors for the results by the names of ``dst``, maybe strided; results without an
             entry are allocated. A tensor may be the part of its own ``out`` that keeps its values,
             as of ``redistribute``; then it may share memory with no other ``out``.
-        dst_dtype: the dtype of results: one for all, or some by the names of ``dst``. Value parts
-            are summed before they are rounded, and values travel in the narrower dtype.
+        dst_dtype: the dtype of results: one for all floating-point tensors, or some by the names of
+            ``dst``. Value parts are summed before they are rounded, and values travel in the
+            narrower dtype.
         scale: the value that 1.0 in float8 stands for, one for all or by the names of ``dst``: a
             number, or a tensor that broadcasts against this rank's src shard (to float8) or dst
             shard (from float8). Values beyond the range of float8 become its largest.

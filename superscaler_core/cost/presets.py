@@ -83,8 +83,8 @@ _A100_ATTENTION = {
 
 # float32: torch 2.7 on an H100 80GB HBM3, the same collection's issue 79; float64 assumed alike.
 # bfloat16: XLA's table of cuBLAS products for this architecture (openxla/xla,
-# service/gpu/model/matmul_interpolator_data.h, sm_90), whose products of equal operations differ by
-# 15 % whatever their shape; its 9.0 us for 2.1 GFLOP stands for 1,024 rows. float16 alike.
+# service/gpu/model/matmul_interpolator_data.h, sm_90), in which products of equal operations and
+# other shapes differ by up to 30 %; its 9.0 us for 2.1 GFLOP stands for 1,024 rows. float16 alike.
 _H100_FLOAT32 = _squares(67, {1024: 37.39, 2048: 49.58, 4096: 51.88})
 _H100_HALF = _squares(989.5, {512: 42.4, 1024: 238.8, 2048: 632.0, 4096: 783.3})
 _H100_PRODUCTS = {

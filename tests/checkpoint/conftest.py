@@ -1,4 +1,4 @@
-"""One thread a test: the tensors are small, and waiting for a second core takes longer."""
+"""Run every test on one thread: for small tensors, waiting for a second core takes longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crashes: a process that dies before, or in the middle of, its k-th change of the disk."""
+"""Crashes: simulate a process that dies before or during its k-th change of the disk."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from rvdcomm.checkpoint import files
 
 CHANGES = frozenset({"makedirs", "open", "write", "fsync", "ftruncate", "replace", "unlink"})
-"""Calls of ``os`` by which ``files`` changes the disk; ``open`` counts if it creates a file."""
+"""Functions of ``os`` that change the disk in ``files``; ``open`` counts if it creates a file."""
 
 
 class CrashError(BaseException):
-    """The process is dead. No ``except`` of the code under test may catch it."""
+    """The simulated death of the process; no ``except`` of the code under test may catch it."""
 
 
 def crash() -> None:
@@ -23,12 +23,13 @@ def crash() -> None:
 
 
 class Disk:
-    """The ``os`` of ``files`` until change number ``last``; nothing changes the disk after that.
+    """A substitute for ``os`` in ``files`` that calls ``end`` at change number ``last``.
 
-    Half of the data of a write that is interrupted reaches the file.
+    After this change, all further changes fail. If the change is a write, half of its data reaches
+    the file.
 
     Attributes:
-        changes: the changes until now, as texts.
+        changes: the changes so far, as texts.
     """
 
     def __init__(self, last: int | None = None, end: Callable[[], None] = crash) -> None:
@@ -43,7 +44,7 @@ class Disk:
         def change(*args: Any, **options: Any) -> Any:
             if name == "open" and not args[1] & os.O_CREAT:
                 return real(*args, **options)
-            # Dead processes run no ``finally``: after the end, all changes fail.
+            # A dead process runs no ``finally`` block, so after the end all changes fail.
             if self.last is not None and len(self.changes) + 1 >= self.last:
                 if name == "write" and len(self.changes) + 1 == self.last:
                     real(args[0], bytes(args[1][: len(args[1]) // 2]))
@@ -56,7 +57,7 @@ class Disk:
 
 
 def changes_until(last: int | None, do: Callable[[], Any], end: Callable[[], None] = crash) -> int:
-    """Run ``do`` and let it die at change number ``last``; how many changes it made or began."""
+    """Run ``do``, crash it at change ``last``, and return how many changes it made or began."""
     disk = Disk(last, end)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "os", disk)

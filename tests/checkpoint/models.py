@@ -1,4 +1,4 @@
-"""A small model of awkward sizes, checkpoints of it by others, and what others read of ours."""
+"""A small model of awkward sizes, its checkpoints in several formats, and loaders of results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Model = dict[str, Tensor]
 
 
 def model() -> Model:
-    """Integers, so that sums of value parts are exact in every dtype."""
+    """A model with integer values, so that partial sums are exact in every dtype."""
     generator = torch.Generator().manual_seed(0)
 
     def integers(*shape: int) -> Tensor:
@@ -38,7 +38,7 @@ def model() -> Model:
     }
 
 
-# Ragged cuts, replicas, value parts, permuted ranks, shards of no elements, tensors of few ranks.
+# Covers ragged cuts, replicas, value parts, permuted ranks, empty shards, tensors on few ranks.
 SHARDED = {
     "embed.weight": "R(1)V(1)D(2,3) shape(7,10) ranks(5,1,2,3,4,0) cuts(0,1,7;0,4,4,10)",
     "layers.0.q.weight": "R(2)V(1)D(1,3) shape(9,5) ranks(0:6)",
@@ -88,7 +88,7 @@ def save_sharded(root: Path, tensors: Model, texts: Mapping[str, str] = SHARDED)
 
 
 def shard_of(tensor: Tensor, layout: rv.Layout, rank: int) -> Tensor:
-    """A rank's shard; value part p > 0 holds p where part 0 holds so much less."""
+    """A rank's shard; value part p > 0 is p everywhere, and part 0 is the rest of the tensor."""
     cell = layout.cell(rank)
     box = tensor[cell.box.slices_within(Box.of_shape(tensor.shape))]
     if layout.rvd.v == 1:
@@ -99,12 +99,12 @@ def shard_of(tensor: Tensor, layout: rv.Layout, rank: int) -> Tensor:
 
 def save_dcp(root: Path, tensors: Model) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It says that there is only one process.
+        warnings.simplefilter("ignore")  # dcp warns that there is only one process.
         dcp.save(dict(tensors), checkpoint_id=root)
 
 
 def save_dcp_transposed(root: Path, tensors: Model) -> None:
-    """As ``save_dcp``, of tensors that are not contiguous, and parameters."""
+    """Like ``save_dcp``, with non-contiguous tensors and with parameters."""
 
     def strided(tensor: Tensor) -> Tensor:
         tensor = tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
@@ -133,7 +133,7 @@ SOURCES: dict[str, Callable[[Path, Model], None]] = {
 def make(
     kind: str, root: Path, tensors: Model | None = None, texts: Mapping[str, str] = SHARDED
 ) -> Path:
-    """A checkpoint of this kind in ``root / kind``; a sharded one has these layouts."""
+    """Save a checkpoint in ``root / kind``; ``texts`` are the layouts of a sharded one."""
     folder = root / kind
     folder.mkdir()
     tensors = model() if tensors is None else tensors
@@ -160,7 +160,7 @@ def load_dcp(root: Path, like: Model) -> Model:
 
 
 def load_sharded(root: Path, like: Model) -> Model:
-    """Shards as the safetensors library reads them, put where their layouts say."""
+    """The tensors, assembled from shards that the safetensors library reads, by their layouts."""
     manifest = json.loads((root / "rvdcomm-manifest.json").read_text())
     files = {name: load_file(root / name) for name in manifest["files"]}
     out: Model = {}
@@ -184,7 +184,7 @@ LOADERS: dict[str, Callable[[Path, Model], Model]] = {
 
 
 def are_equal(a: Model, b: Model) -> bool:
-    """Same names, dtypes, shapes and bits."""
+    """Whether two models have equal names, dtypes, shapes and bits."""
     return set(a) == set(b) and all(
         a[n].dtype == b[n].dtype and a[n].shape == b[n].shape and bits(a[n]) == bits(b[n])
         for n in a
@@ -196,5 +196,5 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """All files of a folder."""
+    """The content of all files in a folder, by name."""
     return {path.name: path.read_bytes() for path in sorted(root.iterdir())}

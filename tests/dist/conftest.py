@@ -1,4 +1,4 @@
-"""Worlds of processes, started once a module."""
+"""Worlds of processes, started once per test module."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.dist.world import ProcessWorld, Worlds
 
 @pytest.fixture(autouse=True)
 def _is_marked(request: pytest.FixtureRequest) -> None:
-    """A test that forgets its mark would run beside the unit tests."""
+    """Check that tests with worlds are marked; without the mark they would run with unit tests."""
     if "worlds" in request.fixturenames:
         assert request.node.get_closest_marker("dist"), "mark tests that start worlds with `dist`"
 
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[Worlds]:
-    """The world of a size (and timeout): started when first used, stopped after the module."""
+    """Worlds by size and timeout: each starts when first used, and stops after the module."""
     known: dict[tuple[int, float], ProcessWorld] = {}
 
     def world(num_ranks: int, timeout_secs: float = 20.0) -> ProcessWorld:

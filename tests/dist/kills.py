@@ -1,8 +1,8 @@
-"""Runs that are killed and resumed: ``python -m tests.dist.kills --times 50`` reports on many.
+"""Kill and resume training runs: ``python -m tests.dist.kills --times 50`` runs 50 trials.
 
-A trial trains on processes, kills all of them with SIGKILL at a random moment, and resumes under
-another plan, mostly on another number of processes. Its losses must be those of a run without a
-break. Kills come during steps, during saves, and before there is a checkpoint.
+A trial trains on several processes, kills all of them with SIGKILL at a random moment, and resumes
+under another plan, usually on another number of processes. Its losses must equal those of an
+uninterrupted run. Kills hit steps, saves, and the time before the first checkpoint.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PROGRESS = "progress"
 
 
 def programs(folder: Path) -> None:
-    """Compile every case once."""
+    """Compile every case and save its program."""
     for name, case in CASES.items():
         case.compiled().save(folder / name)
 
 
 def _drawn(step: int) -> int:
-    """A seed from all generators whose state a checkpoint has."""
+    """A seed drawn from all random generators whose states a checkpoint contains."""
     return int(torch.randint(999, ())) + random.randrange(999) + int(np.random.randint(999))
 
 
@@ -61,13 +61,13 @@ def train(rank: int, name: str, program: Path, saves: Path, form: str) -> dict[i
 
 @dataclass(frozen=True)
 class Trial:
-    """A run that is broken off and resumed.
+    """A run that is killed and resumed.
 
     Attributes:
-        before, after: names of ``CASES``.
-        step: when the first rank has taken so many steps, all are killed,
-        delay_secs: after so long.
-        form: of the checkpoints.
+        before, after: plans before and after the kill, names of ``CASES``.
+        step: number of steps of the first rank after which all ranks are killed.
+        delay_secs: further seconds until the kill.
+        form: format of the checkpoints.
     """
 
     before: str
@@ -78,14 +78,14 @@ class Trial:
 
     @classmethod
     def drawn(cls, seed: int) -> Trial:
-        """A trial that depends on the seed alone, but for the moment of the kill."""
+        """A trial that depends only on the seed, except for the exact moment of the kill."""
         draw = random.Random(seed)
         before, after = draw.sample(sorted(CASES), 2)
         step, delay = draw.randrange(NUM_STEPS), draw.random() * 0.1
         return cls(before, after, step, delay, draw.choice(["safetensors", "dcp"]))
 
     def run(self, program: Path, saves: Path, expected: dict[int, float]) -> str:
-        """Break off and resume; returns in what it was killed.
+        """Run, kill and resume; returns what the kill interrupted.
 
         Raises:
             AssertionError: losses differ from those expected.
@@ -117,7 +117,7 @@ class Trial:
 
 
 def on_processes(name: str, program: Path, saves: Path, form: str) -> list[dict[int, float]]:
-    """The losses on every rank of a run that nobody breaks off."""
+    """The losses on every rank of a run that is not killed."""
     saves.mkdir(exist_ok=True)
     world = ProcessWorld(CASES[name].num_devices)
     try:
@@ -127,7 +127,7 @@ def on_processes(name: str, program: Path, saves: Path, form: str) -> list[dict[
 
 
 def main() -> None:
-    """Many trials, one after another."""
+    """Run many trials, one after another."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--first", type=int, default=0)

@@ -1,8 +1,8 @@
-"""One rank that sends a mixture of experts to other ranks and back; ``test_moe_cluster`` starts it.
+"""One rank of a mixture of experts that moves to other ranks and back; for ``test_moe_cluster``.
 
     python -m tests.dist.moe_rank TOPOLOGY.json
 
-It ends with a status other than 0 if a result is wrong, or a message that names the tensors.
+If a result is wrong, the process ends with a status other than 0 and a message with the tensors.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bench.weights.models import MoeModel
 
 MODEL = MoeModel(5, 48, 20, 8, 2, 16, 64)
 STAGING = 128 << 10
-"""Much less than the shards: there are many buckets."""
+"""Staging memory in bytes, much less than the shards, so that there are many buckets."""
 
 Layouts = Mapping[str, rv.Layout]
 
 
 def shard(name: str, number: int, layout: rv.Layout, rank: int, call: int) -> Tensor:
-    """Values tell tensors, elements and calls apart."""
+    """A shard whose values differ by tensor, element and call."""
     whole = torch.arange(layout.shape[0] * layout.shape[1]).view(layout.shape) + 10_007 * number
     box = layout.cell(rank).box
     slices = tuple(slice(low, high) for low, high in zip(box.lo, box.hi, strict=True))
@@ -33,7 +33,7 @@ def shard(name: str, number: int, layout: rv.Layout, rank: int, call: int) -> Te
 
 
 def check(src: Layouts, dst: Layouts, topology: rv.Topology, limit: int) -> None:
-    """Two calls give every rank its shards of that call."""
+    """Check that each of two calls gives every rank the right shards of that call."""
     rank = dist.get_rank()
     for call in range(2):
         given = {
@@ -52,7 +52,7 @@ def check(src: Layouts, dst: Layouts, topology: rv.Topology, limit: int) -> None
 
 
 def main(path: str) -> None:
-    """Both directions."""
+    """Check both directions."""
     dist.init_process_group("gloo")
     topology = rv.Topology.load(path)
     half = dist.get_world_size() // 2

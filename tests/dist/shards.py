@@ -1,4 +1,4 @@
-"""What ranks pass to a call and get from it: shards of a seeded tensor, alike in every process."""
+"""Inputs and checks of calls on ranks: shards of a seeded tensor, equal in every process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.oracle import Array, data_faults, parts_of, shards_of
 
 
 def shard_of(rank: int, layout: rv.Layout, seed: int = 0, dtype: str = "float32") -> Tensor | None:
-    """The shard of ``rank`` of random integers; None outside ``layout``."""
+    """The shard of ``rank``, of a tensor of random integers; None outside ``layout``."""
     shard = shards_of(layout, parts_of(layout, dtype, seed)).get(rank)
     return None if shard is None else torch.from_numpy(shard)
 
 
 @contextmanager
 def pool_of_all_sizes() -> Iterator[None]:
-    """In a rank: small tensors lie in the pool, too, and are read in place."""
+    """In this rank, let small tensors also be in the pool, where other ranks read them in place."""
     before, pool.MIN_BYTES = pool.MIN_BYTES, 1
     try:
         yield
@@ -32,7 +32,7 @@ def pool_of_all_sizes() -> Iterator[None]:
 
 
 def pooled(tensor: Tensor) -> Tensor:
-    """The same values in the pool."""
+    """A copy of the tensor in the pool."""
     return rv.empty(tensor.shape, tensor.dtype).copy_(tensor)
 
 
@@ -43,7 +43,7 @@ def faults_of(
     seed: int = 0,
     dtype: str = "float32",
 ) -> list[str]:
-    """What is wrong with the results of all ranks, where each passed its ``shard_of``."""
+    """The faults in the results of all ranks, where each rank passed its ``shard_of``."""
     got = [rank for rank, result in enumerate(results) if result is not None]
     if got != sorted(dst.ranks):
         return [f"ranks {got} have a result, dst has ranks {sorted(dst.ranks)}"]
@@ -52,7 +52,7 @@ def faults_of(
 
 
 def error_of(call: Callable[[], Any]) -> str:
-    """``"Class: message"`` of what ``call`` raises; ``"none"`` if nothing."""
+    """``"Class: message"`` of the error that ``call`` raises; ``"none"`` if it raises none."""
     try:
         call()
     except Exception as error:

@@ -1,6 +1,6 @@
-"""Worlds of processes for tests: started once, then given one function after another to run.
+"""Worlds of processes for tests: started once, then used to run one function after another.
 
-Ranks are forked from a server that has imported torch already, so that a world of 12 starts in
+Ranks are forked from a server that has already imported torch, so a world of 12 ranks starts in
 less than a second. Every wait here has a deadline, and no process outlives ``stop``.
 """
 
@@ -24,17 +24,17 @@ from typing import Any
 START_SECS = 60.0
 RUN_SECS = 60.0
 STOP_SECS = 5.0
-# After the first error the others get this long to report theirs, or to turn out to hang.
+# After the first error, the other ranks have this time to report theirs; then they count as hung.
 GRACE_SECS = 1.0
 
 _ENV = {
     "OMP_NUM_THREADS": "1",
-    # A host name that resolves to no address of this machine must not stop the tests.
+    # The tests must also work if the host name does not resolve to an address of this machine.
     "GLOO_SOCKET_IFNAME": "lo",
 }
 _PRELOADED = [
     *("numpy", "pytest", "torch", "torch.distributed", "rvdcomm.api", "tests.oracle"),
-    # The first backward of a process imports it, and it imports sympy.
+    # The first backward of a process imports this module, which imports sympy.
     "torch.fx.experimental.symbolic_shapes",
     "superscaler_core.run.load",
 ]
@@ -42,7 +42,7 @@ _PRELOADED = [
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a rank made of a call: a value, or an error with the text of its traceback."""
+    """The answer of a rank to a call: a value, or an error with the text of its traceback."""
 
     value: Any = None
     error: BaseException | None = None
@@ -53,9 +53,9 @@ class ProcessWorld:
     """Processes that form one world, restarted after every failure.
 
     Args:
-        num_ranks: processes, one a rank.
+        num_ranks: number of ranks; each is a process.
         timeout_secs: timeout of the process group.
-        backend: "gloo" or "nccl". With NCCL, ranks share the GPUs that are here in turn.
+        backend: "gloo" or "nccl". With NCCL, the available GPUs are assigned to the ranks in turn.
     """
 
     def __init__(self, num_ranks: int, timeout_secs: float = 20.0, backend: str = "gloo") -> None:
@@ -76,13 +76,13 @@ class ProcessWorld:
         """Return ``[function(rank, *args) for every rank]``, each called in its own process.
 
         Args:
-            function: of a module's top level, so that it travels by name.
-            args: values that pickle.
-            dying: ranks that will end their process instead of returning; their result is None.
-            timeout_secs: after this long the ranks that still run are killed.
+            function: a function at the top level of a module, so that it can be pickled.
+            args: further arguments; they must be picklable.
+            dying: ranks that end their process instead of returning; their result is None.
+            timeout_secs: time after which the ranks that still run are killed.
 
         Raises:
-            Exception: what the first rank to fail raised; a note says which rank, and where.
+            Exception: the error of the first rank that failed; a note has the rank and the place.
             TimeoutError: some ranks did not return.
             ChildProcessError: a rank ended its process.
         """
@@ -103,8 +103,8 @@ class ProcessWorld:
         """End all processes; the next ``run`` starts new ones."""
         for pipe in self._pipes:
             pipe.close()
-        # An idle rank ends when its pipe closes; one that is in a call does not see that. Rank 0
-        # serves the store, and the others complain when it goes first.
+        # An idle rank ends when its pipe closes; a rank in a call does not notice this. Rank 0
+        # serves the store and ends last, because the other ranks print errors without the store.
         deadline = time.monotonic() + (STOP_SECS if self._is_idle else 0.0)
         for process in reversed(self._processes):
             process.join(max(0.0, deadline - time.monotonic()))
@@ -138,7 +138,7 @@ class ProcessWorld:
             raise
 
     def _collect(self, timeout_secs: float, dying: set[int]) -> dict[int, _Answer]:
-        """Every rank's answer, or the error that follows from them."""
+        """The answers of all ranks; raises if a rank failed or did not answer."""
         self._is_idle = False
         deadline = time.monotonic() + timeout_secs
         answers: dict[int, _Answer] = {}
@@ -165,7 +165,7 @@ class ProcessWorld:
             return _Answer(error=ChildProcessError(f"rank {rank}: {text}"), trace=text)
 
     def _raise_error(self, answers: dict[int, _Answer], timeout_secs: float) -> None:
-        """Raise the first error that came, with a note about every rank."""
+        """Raise the first error that arrived, with a note for every failed rank."""
         silent = [rank for rank in range(self.num_ranks) if rank not in answers]
         failed = {rank: answer for rank, answer in answers.items() if answer.error is not None}
         if not failed and not silent:
@@ -182,7 +182,7 @@ class ProcessWorld:
         raise error
 
     def _dump_stacks(self, rank: int) -> None:
-        """Let a rank that hangs write the stacks of its threads to stderr."""
+        """Make a hanging rank write the stacks of its threads to stderr."""
         with suppress(ProcessLookupError):
             os.kill(self._processes[rank].pid, signal.SIGUSR1)
         time.sleep(0.05)
@@ -194,7 +194,7 @@ Worlds = Callable[..., ProcessWorld]
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables, and put back what was there."""
+    """Set environment variables in the block, and restore the previous values afterwards."""
     saved = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -221,7 +221,7 @@ def _serve(rank: int, num_ranks: int, timeout_secs: float, backend: str, pipe: C
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-        # NCCL refuses two ranks of one GPU unless they look like ranks of different hosts.
+        # NCCL refuses two ranks on one GPU unless they appear to be on different hosts.
         os.environ["NCCL_HOSTID"] = f"rank-{rank}"
     with suppress(EOFError, BrokenPipeError):
         timeout = timedelta(seconds=timeout_secs)

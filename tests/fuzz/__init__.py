@@ -1,6 +1,7 @@
 """Fuzzing: random transitions and damaged texts, for minutes by a command, for seconds in pytest.
 
-``python -m tests.fuzz.pairs`` simulates random pairs of layouts, ``.processes`` runs them on real
-processes, ``.parsers`` feeds damaged texts to everything that reads, ``.soak`` watches memory while
-a loop runs. All take ``--help`` and ``--seed``, and print how to repeat what they find.
+``python -m tests.fuzz.pairs`` simulates random pairs of layouts. ``.processes`` runs random pairs
+on real processes, and ``.faults`` lets ranks fail. ``.parsers`` feeds damaged texts to all readers.
+``.soak`` watches the memory of a loop of calls. All commands have ``--help`` and ``--seed``, and
+print how to repeat a finding.
 """

@@ -1,4 +1,4 @@
-"""Command: what the fuzzers have in common: arguments, progress, findings, a summary."""
+"""Command: the common parts of the fuzzers: arguments, progress, findings, and a summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_SHOWN = 20
 
 @dataclass
 class Report:
-    """What a run did and found."""
+    """The counts and findings of a run."""
 
     what: str
     counts: Counter[str] = field(default_factory=Counter)
@@ -24,11 +24,11 @@ class Report:
 
     @property
     def secs(self) -> float:
-        """Time since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.started
 
     def print(self) -> int:
-        """Print a summary; the exit status: 1 if there are findings."""
+        """Print a summary; returns the exit status, 1 if there are findings."""
         print(f"{self.what}: {self.secs:.1f} s, {len(self.findings)} findings")
         for name, count in sorted(self.counts.items()):
             print(f"  {count:>9,} {name}")
@@ -40,7 +40,7 @@ class Report:
 
 
 def parser(module: str, summary: str, examples: str) -> argparse.ArgumentParser:
-    """A parser whose help teaches."""
+    """A parser with examples in its help, and with the option ``--seed``."""
     made = argparse.ArgumentParser(
         prog=f"python -m tests.fuzz.{module}",
         description=summary,
@@ -57,7 +57,7 @@ def progress(items: Sequence[int] | range, unit: str) -> Iterable[int]:
 
 
 def guarded(check: Callable[[], list[str]]) -> list[str]:
-    """What a check finds; an error that nobody expects is a finding, too."""
+    """The findings of a check; an unexpected error is a finding, too."""
     try:
         return check()
     except Exception as error:

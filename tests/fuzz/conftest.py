@@ -1,4 +1,4 @@
-"""``guided.py`` needs atheris, which is no dependency of the tests."""
+"""Exclude ``guided.py``, which needs atheris; the tests do not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw: one random transition for every (seed, index), the same in every process."""
+"""Draw: one random transition for every (seed, index), equal in every process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rvdcomm.layout import ITEM_BYTES, NOT_SUMMED
 from tests.oracle import Array, all_rvds, parts_of, random_cuts, random_topology
 
 MAX_ELEMENTS = 12_000
-"""Of a tensor: a pair should take some milliseconds, and sizes that are awkward are small."""
+"""Largest number of elements of a tensor, so that a pair takes only a few milliseconds."""
 
 MAX_SIZE = 40
 
@@ -20,19 +20,20 @@ STORED_AS = {
     "bfloat16": "uint16",
     **{name: "uint8" for name in ITEM_BYTES if name.startswith("float8")},
 }
-"""Numpy dtypes of equal size that stand for those which numpy does not have."""
+"""Numpy dtypes of equal size that replace dtypes which numpy does not have."""
 
 NUMPY_DTYPES = tuple(name for name in ITEM_BYTES if name != "complex32")
-"""What ``simulate`` takes; nothing in numpy stands for complex32."""
+"""Dtypes that can be simulated; numpy has no replacement for complex32."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A transition, and how to plan and lower it.
+    """A transition, with options for planning and lowering.
 
-    ``memory_share`` places a memory limit between the shards' bytes (0.0) and what the cheapest
-    plan takes (1.0). ``islands`` and ``num_slices`` are for a second program of the same path;
-    where there is none, ``num_slices`` is 0.
+    ``memory_share`` places a memory limit between the lower bound of the peak memory (0.0) and the
+    peak of the cheapest plan (1.0); None for no limit. ``islands`` (shared-memory domains) and
+    ``num_slices`` (pipeline slices) are for a second program of the same path; if ``num_slices`` is
+    0, there is no second program.
     """
 
     seed: int
@@ -54,11 +55,11 @@ class Case:
 
     @property
     def stored_as(self) -> str:
-        """The numpy dtype of its shards."""
+        """The numpy dtype of the shards."""
         return STORED_AS.get(self.dtype, self.dtype)
 
     def parts(self) -> list[Array]:
-        """Whole tensors of integers that add up to the tensor."""
+        """The value parts: whole tensors of integers whose sum is the tensor."""
         return parts_of(self.src, self.stored_as, self.index)
 
 
@@ -87,7 +88,7 @@ def draw(
 
 
 def random_shape(rng: random.Random) -> tuple[int, ...]:
-    """0 to 4 dims of awkward sizes up to 40, or of sizes that many counts divide."""
+    """A shape of 0 to 4 dims with awkward sizes up to 40, or with sizes that have many divisors."""
     num_dims = rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 4])
     sizes = rng.choice([range(1, 6), range(1, MAX_SIZE + 1), (1, 12, 24, 36), (8, 16, 32)])
     shape = [rng.choice(sizes) for _ in range(num_dims)]
@@ -100,11 +101,12 @@ def random_shape(rng: random.Random) -> tuple[int, ...]:
 
 
 def random_groups(rng: random.Random, num_ranks: int) -> tuple[list[int], list[int]]:
-    """Ranks of src and of dst: the same set, disjoint sets, or sets that overlap in part."""
+    """Ranks of src and of dst: equal, disjoint, or any sets, which may partly overlap."""
     pool = rng.sample(range(num_ranks), num_ranks)
     if rng.random() < 0.5:
         pool.sort()
-    # Mostly few: time grows with the square of their number, and what can go wrong does not.
+    # Mostly few ranks: the time grows with the square of their number, but the possible faults
+    # do not.
     most = min(num_ranks, rng.choice([4, 6, 8, num_ranks]))
     num_src = rng.randint(1, most)
     relation = rng.choice(["same", "same", "disjoint", "any"])
@@ -119,7 +121,7 @@ def random_groups(rng: random.Random, num_ranks: int) -> tuple[list[int], list[i
 def random_layout(
     rng: random.Random, shape: tuple[int, ...], ranks: list[int], dtype: str
 ) -> rv.Layout:
-    """Any RVD over ``ranks`` in any order, with any cuts; V(1) where the dtype has no sum."""
+    """Any RVD over ``ranks`` in any order, with any cuts; only V(1) if the dtype has no sum."""
     order = rng.sample(ranks, len(ranks)) if rng.random() < 0.4 else list(ranks)
     rvds = _rvds(len(order), len(shape))
     rvd = rng.choice([rvd for rvd in rvds if rvd.v == 1] if dtype in NOT_SUMMED else rvds)
@@ -132,7 +134,7 @@ def _rvds(num_ranks: int, num_dims: int) -> list[rv.RVD]:
 
 
 def random_islands(rng: random.Random, ranks: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Disjoint groups, each ascending, of some of the ranks."""
+    """Random shared-memory domains: disjoint groups of some of the ranks, each ascending."""
     pool = rng.sample(ranks, rng.randint(0, len(ranks)))
     found = []
     while len(pool) > 1:

@@ -1,9 +1,9 @@
-"""Faults: random failures of real processes in the middle of calls; no call returns other data.
+"""Faults: random failures of real processes during calls; a call must never return wrong data.
 
-In every round the ranks form a group and call known transitions with new data each time. At a
-random call one rank fails at random: it raises in the middle of the call, calls another transition,
-stays away longer than the timeout, misses a call, or is killed. The others catch their errors and
-go on. Whatever a call returns is compared with a dense oracle.
+In every round, the ranks form a group and call known transitions with new data each time. At a
+random call, one rank fails in a random way: it raises in the middle of the call, calls another
+transition, is late by more than the timeout, misses the call, or is killed. The other ranks catch
+their errors and continue. Every result of a call is compared with a dense oracle.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_CALLS = 5
 EXECUTORS = ("peer", "dist")
 KINDS = ("raise", "other", "late", "miss", "kill")
 BATCH = 10
-"""Rounds of one world of processes; only the last one may kill."""
+"""Rounds per world of processes; only the last round may kill a rank."""
 
 SHAPE = (54, 36)
 PAIRS = (
@@ -50,7 +50,7 @@ PAIRS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in a round; the same value on all ranks."""
+    """The fault of one round; equal on all ranks."""
 
     index: int
     executor: str
@@ -60,7 +60,7 @@ class Fault:
     pairs: tuple[int, ...]
     other: int
     pooled: tuple[bool, ...]
-    """Which ranks have their sources in the pool, where the others read them in place."""
+    """For each rank, whether its source is in the pool, where other ranks read it in place."""
 
     @classmethod
     def draw(cls, seed: int, index: int, may_kill: bool) -> Fault:
@@ -70,8 +70,8 @@ class Fault:
         at = rng.randrange(NUM_CALLS - 1)
         other = rng.choice([i for i in range(len(PAIRS)) if i != pairs[at]])
         if kind == "miss":
-            # Who misses a call and then makes an equal one has made equal calls, as far as a rank
-            # can tell.
+            # The next call must differ from the missed one. Otherwise the victim's calls look to
+            # the other ranks as if it had missed none.
             pairs[at + 1] = other
         executor = EXECUTORS[rng.random() < 0.25]
         victim = rng.randrange(NUM_RANKS)
@@ -105,7 +105,7 @@ def fuzz(seed: int, indices: range) -> Report:
             try:
                 of_ranks = world.run(run_rounds, faults, dying=dying, timeout_secs=120.0)
             except Exception as error:
-                # The next batch gets a new world, whatever is left of this one.
+                # The next batch gets a new world, in whatever state this one is.
                 notes = " ".join(getattr(error, "__notes__", []))[-1500:]
                 report.findings.append(f"rounds {batch}: {error!r}\n  {notes}")
                 world = ProcessWorld(NUM_RANKS, WORLD_SECS)
@@ -126,7 +126,7 @@ Round = tuple[Counter[str], list[str]]
 
 
 class InjectedError(Exception):
-    """What a rank raises in the middle of a call."""
+    """The error that a rank raises in the middle of a call."""
 
 
 def run_rounds(rank: int, faults: Sequence[Fault]) -> list[Round]:
@@ -135,7 +135,7 @@ def run_rounds(rank: int, faults: Sequence[Fault]) -> list[Round]:
 
 
 def run_round(rank: int, fault: Fault) -> Round:
-    """Count outcomes, and name what was wrong."""
+    """Run a round on this rank; returns counts of outcomes, and findings."""
     timeout = timedelta(seconds=TIMEOUT_SECS)
     group = dist.new_group(list(range(NUM_RANKS)), timeout=timeout)
     made = partial(call, rank, executor=fault.executor, group=group, pooled=fault.pooled[rank])
@@ -163,7 +163,7 @@ def run_round(rank: int, fault: Fault) -> Round:
         return counts, findings
     dist.barrier()
     error, _ = attempt(partial(made, fault.pairs[0], seed=0))
-    # Who misses the last but one call may find nothing wrong before this one.
+    # A victim that missed the second-last call may notice the failure only in this call.
     if error is None:
         findings.append(f"{fault}: the group is not failed on this rank")
     dist.barrier()
@@ -180,12 +180,12 @@ def call(rank: int, pair: int, *, executor: str, seed: int, group: Any, pooled: 
     try:
         return rv.redistribute(shard, src, dst, group=group, executor=executor).numpy().copy()
     finally:
-        # The user goes on with the memory of the source.
+        # After the call, the user may overwrite the source.
         shard.fill_(-1.0)
 
 
 def own_data(rank: int, pair: int, seed: int) -> Any:
-    """What the dense oracle gives this rank."""
+    """The right result of this rank, by the dense oracle."""
     src, dst = (rv.Layout(SHAPE, text) for text in PAIRS[pair])
     whole = np.sum(parts_of(src, "float32", seed), axis=0, dtype="float32")
     box = rv.Layout(SHAPE, "R(1)V(1)D(1,1)").cell(0).box
@@ -200,7 +200,7 @@ def attempt(made: Callable[[], Any]) -> tuple[str | None, Any]:
 
 
 def failing(made: Callable[[], Any], kind: str, is_after: bool) -> Callable[[], Any]:
-    """The call, with this rank's fault in it."""
+    """The call with this rank's fault."""
 
     def late() -> Any:
         time.sleep(2 * TIMEOUT_SECS)
@@ -210,7 +210,7 @@ def failing(made: Callable[[], Any], kind: str, is_after: bool) -> Callable[[], 
         os.kill(os.getpid(), signal.SIGKILL)
 
     def broken(end: Callable[[], Any]) -> Any:
-        """The call, which ends before or after all copies, but not in good order."""
+        """Make the call, but run ``end`` before or after all copies instead of ending normally."""
         run = RankProgram.run
 
         def run_and_end(self: RankProgram, shards: Any, device: Any) -> None:

@@ -1,7 +1,7 @@
-"""Guided: atheris (libFuzzer) chooses which text to damage next, by what code it reached.
+"""Guided: atheris (libFuzzer) chooses the text to damage next, by the code that texts reached.
 
-Runs as a process of its own, for libFuzzer ends the process when its time is over. The damage is
-that of ``mutate.py``; atheris decides which damaged texts are worth damaging further.
+This runs in a process of its own, because libFuzzer ends the process when its time is over. The
+damage is that of ``mutate.py``; atheris only decides which damaged texts to damage further.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNT_EVERY = 200
 
 
 def text_of(data: bytes) -> tuple[str, str]:
-    """A target, by the first byte, and a text."""
+    """The target, which the first byte determines, and the text."""
     return NAMES[data[0] % len(NAMES)], data[1:].decode("utf-8", "replace")
 
 
@@ -33,7 +33,7 @@ def data_of(name: str, text: str) -> bytes:
 
 
 def main(folder: str, seed: str, secs: str) -> None:
-    """Write what is tried to ``counts`` and what is found to ``finding-N`` in the folder."""
+    """Fuzz; write counts of outcomes to ``counts`` and findings to ``finding-N`` in the folder."""
     out = Path(folder)
     corpus = out / "corpus"
     corpus.mkdir()
@@ -43,7 +43,7 @@ def main(folder: str, seed: str, secs: str) -> None:
         name = rng.choices(NAMES, WEIGHTS)[0]
         (corpus / str(i)).write_bytes(data_of(name, next(samples[name])))
     report = Report("guided")
-    # Instrumented code is slower.
+    # Instrumented code is slower, so texts get more time.
     parsers.CPU_SECS *= 3
 
     def try_one(data: bytes) -> None:
@@ -54,7 +54,7 @@ def main(folder: str, seed: str, secs: str) -> None:
         for i in range(known, len(report.findings)):
             (out / f"finding-{i:04}").write_text(report.findings[i])
         if sum(report.counts.values()) % COUNT_EVERY == 0:
-            # There is no end at which to do it: libFuzzer leaves with the process.
+            # Written regularly, because libFuzzer ends the process without returning.
             lines = [f"{count} {name}" for name, count in report.counts.items()]
             (out / "counts").write_text("\n".join(lines))
 

@@ -1,4 +1,4 @@
-"""Mutate: damage texts as files get damaged, and as somebody would who wants to do harm."""
+"""Mutate: damage texts in the way of accidents, and in the way of an attacker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JUNK: tuple[Any, ...] = (
 
 
 def mutated(rng: random.Random, text: str, other: str) -> str:
-    """``text`` with some damage; ``other`` is a text to take pieces from."""
+    """``text`` with some damage; pieces may be taken from ``other``."""
     for _ in range(rng.choice([1, 1, 1, 2, 3, 8])):
         text = rng.choice(MUTATORS)(rng, text, other)
     return text
@@ -38,7 +38,7 @@ def _number(rng: random.Random, text: str, other: str) -> str:
 
 
 def _nudge(rng: random.Random, text: str, other: str) -> str:
-    """A number that is one off is the most likely mistake, and the hardest to see."""
+    """Change a number by one: the most likely mistake, and the hardest to see."""
     found = rng.choice(list(re.finditer(r"\d{1,9}", text)) or [None])
     if found is None:
         return text
@@ -47,7 +47,7 @@ def _nudge(rng: random.Random, text: str, other: str) -> str:
 
 
 def _trade(rng: random.Random, text: str, other: str) -> str:
-    """Two numbers trade places."""
+    """Swap two numbers."""
     found = list(re.finditer(r"\d+", text))
     if len(found) < 2:
         return text
@@ -84,7 +84,7 @@ def _repeat(rng: random.Random, text: str, other: str) -> str:
 
 
 def _lines(rng: random.Random, text: str, other: str) -> str:
-    """A line is lost, doubled, moved, or taken from another text."""
+    """Delete, copy or swap lines, or replace a line by one of another text."""
     lines = text.split("\n")
     a, b = rng.randrange(len(lines)), rng.randrange(len(lines))
     match rng.randrange(4):
@@ -104,7 +104,7 @@ def _join(rng: random.Random, text: str, other: str) -> str:
 
 
 def _json(rng: random.Random, text: str, other: str) -> str:
-    """A value of a JSON text becomes another one."""
+    """Replace a value of a JSON text."""
     try:
         value = json.loads(text)
         holder, key = rng.choice(list(_places(value)) or [({"": None}, "")])
@@ -115,7 +115,7 @@ def _json(rng: random.Random, text: str, other: str) -> str:
 
 
 def _places(value: Any) -> Any:
-    """Every place where a value is, as (container, key)."""
+    """The place of every value inside ``value``, as (container, key)."""
     keys = value if isinstance(value, dict) else range(len(value)) if type(value) is list else ()
     for key in keys:
         yield value, key

@@ -1,4 +1,4 @@
-"""Pairs: random transitions are planned, proved and simulated, and compared with a dense oracle."""
+"""Pairs: plan, verify and simulate random transitions, and compare them with a dense oracle."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def fuzz(seed: int, indices: range) -> Report:
         for fault in guarded(lambda case=case: faults_of(case)):  # type: ignore[misc]
             again = f"python -m tests.fuzz.pairs --seed {seed} --first {index} --pairs 1"
             report.findings.append(f"{fault}\n  {case}\n  {again}")
-        # Every pair is new: a cache of plans would only grow.
+        # Every pair is new, so a cache of plans would only grow.
         clear_cache()
     return report
 
 
 def kinds_of(case: Case) -> Counter[str]:
-    """What sort of transition it is; a summary shows that none is missing."""
+    """The kinds to which a transition belongs; the summary shows that no kind is missing."""
     src, dst = set(case.src.ranks), set(case.dst.ranks)
     relation = "the same" if src == dst else "overlapping" if src & dst else "disjoint"
     levels = 1 if case.topology is None else len(case.topology.levels)
@@ -67,7 +67,7 @@ def kinds_of(case: Case) -> Counter[str]:
 
 
 def faults_of(case: Case) -> list[str]:
-    """What is wrong with the plan of a transition, and with its programs."""
+    """The faults of the plan of a transition, and of its programs."""
     plan = rv.plan(case.src, case.dst, case.dtype, case.topology)
     shards = shards_of(case.src, case.parts())
     faults = faults_of_plan(case, plan, shards)
@@ -84,7 +84,7 @@ def faults_of(case: Case) -> list[str]:
 
 
 def faults_of_plan(case: Case, plan: rv.Plan, shards: dict[int, Array]) -> list[str]:
-    """Data and proof; bytes and peak as planned; no bound above its cost."""
+    """Faults in data, proof, modified inputs, planned bytes and peak, or bounds above costs."""
     before = {rank: shard.tobytes() for rank, shard in shards.items()}
     result = rv.simulate(plan, shards)
     faults = [f"plan: {fault}" for fault in faults_of_program(case, plan.program, shards, result)]
@@ -103,7 +103,7 @@ def faults_of_plan(case: Case, plan: rv.Plan, shards: dict[int, Array]) -> list[
     ]
     if sum(result.recv_bytes.values()) != result.wire_bytes:
         faults.append("plan: more or fewer bytes arrive than are sent")
-    # Seconds are sums of floats in other orders.
+    # The tolerance is for seconds, which are sums of floats in different orders.
     faults += [
         f"plan: the bound of {name} is {bound[name]}, above the cost {cost[name]}"
         for name in cost
@@ -115,7 +115,7 @@ def faults_of_plan(case: Case, plan: rv.Plan, shards: dict[int, Array]) -> list[
 def faults_of_program(
     case: Case, program: Program, shards: dict[int, Array], result: SimulationResult | None = None
 ) -> list[str]:
-    """A proof, the right data, and a text that reads back to the same."""
+    """Faults of a program in its proof, its data and dtype, or in the round trip of its text."""
     faults = []
     try:
         verify(program)
@@ -131,7 +131,7 @@ def faults_of_program(
 
 
 def faults_of_limit(case: Case, plan: rv.Plan, shards: dict[int, Array]) -> list[str]:
-    """A limit is kept, or an error names a limit that can be."""
+    """Faults with a memory limit: a plan keeps the limit, or an error names a possible limit."""
     assert case.memory_share is not None
     low, high = plan.bound.peak_bytes, plan.cost.peak_bytes
     limit = low + round(case.memory_share * (high - low))

@@ -1,4 +1,4 @@
-"""Parsers: damaged texts for all that reads; only the documented errors may come out, in time."""
+"""Parsers: damaged texts for all readers, which may raise only documented errors, and in time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.fuzz.mutate import mutated
 from tests.fuzz.texts import TARGETS, WEIGHTS
 
 CPU_SECS = 2.0
-"""For one text, by the clock of this process, so that a busy machine makes no difference."""
+"""Limit per text, in CPU seconds of this process, so that other load does not matter."""
 
 NUM_MUTANTS = 40
-"""Damaged texts from one sample; a sample takes longer to make than a mutant."""
+"""Damaged texts per sample; making a sample takes longer than damaging one."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def fuzz(seed: int, secs: float, target: str | None = None) -> Report:
-    """Try damaged texts for so long."""
+    """Try damaged texts for ``secs`` seconds."""
     report = Report("damaged texts")
     rng = random.Random(seed)
     samples = {name: each.samples(rng) for name, each in TARGETS.items()}
@@ -79,7 +79,7 @@ def fuzz(seed: int, secs: float, target: str | None = None) -> Report:
 
 
 def run_guided(report: Report, seed: int, secs: float) -> None:
-    """Let atheris choose the texts, in a process of its own: it never returns."""
+    """Let atheris choose the texts, in a process of its own, because atheris never returns."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["-m", "tests.fuzz.guided", folder, str(seed), str(round(secs))]
         done = subprocess.run(
@@ -96,7 +96,7 @@ def run_guided(report: Report, seed: int, secs: float) -> None:
 
 
 def try_text(report: Report, name: str, text: str) -> None:
-    """Count what becomes of a text, or note what is wrong."""
+    """Try a text and count its outcome; a fault becomes a finding."""
     start = time.process_time()
     try:
         with limited(CPU_SECS):
@@ -113,7 +113,7 @@ def try_text(report: Report, name: str, text: str) -> None:
 
 
 def _note(report: Report, finding: str, name: str, text: str) -> None:
-    """Keep the first text for every kind of finding."""
+    """Add a finding and write its text to a file, unless a similar finding is known."""
     if not any(known.startswith(finding[:60]) for known in report.findings):
         with tempfile.NamedTemporaryFile(
             "wb", prefix=f"rvdcomm-fuzz-{name}-", suffix=".txt", delete=False
@@ -128,12 +128,12 @@ def _decoded(data: bytes) -> str:
 
 
 class TooSlowError(Exception):
-    """A text took more time than any text may take."""
+    """A text took longer than the limit."""
 
 
 @contextmanager
 def limited(cpu_secs: float) -> Iterator[None]:
-    """Raise a TooSlowError when this process has used so much time."""
+    """Raise ``TooSlowError`` in the block if it uses more CPU time than the limit."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TooSlowError(f"more than {cpu_secs:g} s of CPU time")

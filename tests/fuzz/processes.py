@@ -1,4 +1,4 @@
-"""Processes: random transitions on a world of real processes, with every executor."""
+"""Processes: run random transitions on a world of real processes, with every executor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.oracle import Array, data_faults
 
 EXECUTORS = ("auto", "dist", "peer")
 BATCH = 25
-"""Pairs that share a process group: its communicators are closed with it."""
+"""Pairs per process group; the communicators are closed with the group."""
 
 BATCH_SECS = 300.0
 TIMEOUT_SECS = 60.0
@@ -82,11 +82,11 @@ def _kinds(case: Case) -> Counter[str]:
 
 
 Results = dict[str, Any]
-"""What every call of a rank gave: values as int64 or complex128, None, or an error as text."""
+"""The result of every call of a rank: values as int64 or complex128, None, or an error as text."""
 
 
 def faults_of(case: Case, of_ranks: Sequence[Results | None]) -> list[str]:
-    """What is wrong with the results of all ranks."""
+    """The faults in the results of all ranks."""
     parts = whole_parts(case)
     faults = []
     members = {*case.src.ranks, *case.dst.ranks}
@@ -122,7 +122,7 @@ def run_batch(rank: int, num_ranks: int, seed: int, batch: range) -> list[Result
 
 
 def run_pair(rank: int, case: Case, group: Any) -> Results | None:
-    """Every executor's first call, and a later one; None for a rank that takes no part."""
+    """Results of a first and a later call with every executor; None if the rank has no part."""
     if rank not in case.src and rank not in case.dst:
         return None
     rng = random.Random(f"{case.seed}/{case.index}/{rank}")
@@ -156,7 +156,7 @@ def run_pair(rank: int, case: Case, group: Any) -> Results | None:
 def _fault(
     case: Case, got: Tensor | None, out: Tensor | None, tensor: Tensor | None, before: Array | None
 ) -> str | None:
-    """What only this rank can see."""
+    """A fault that only this rank can detect; None if there is none."""
     if out is not None and got is not out:
         return "a result that is not out"
     if got is not None and got.dtype != getattr(torch, case.dtype):

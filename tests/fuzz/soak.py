@@ -1,7 +1,8 @@
-"""Soak: ``redistribute`` in a loop; memory, descriptors and threads that a process holds meanwhile.
+"""Soak: call ``redistribute`` in a loop, and watch memory, descriptors and threads of processes.
 
-A transition that is new to a group is compiled and kept (``run/world.py`` says why), so what
-must stay flat is a loop over any number of known ones. ``--new`` measures what a new one keeps.
+A transition that is new to a group is compiled and kept (``run/world.py`` gives the reason).
+Resources must therefore stay constant only in a loop over known transitions. ``--new`` measures how
+much each new transition keeps.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from tests.fuzz.command import Report, parser
 
 EXECUTORS = ("auto", "dist", "peer")
 ROUND_SECS, MIN_CALLS = 0.25, 12
-"""Of calls between two looks at what a process holds."""
+"""Seconds of calls, and least number of calls, between two looks at the resources of a process."""
 
 MIN_LOOKS = 8
-"""Thirds of fewer say nothing."""
+"""Least number of looks; thirds of fewer looks are not meaningful."""
 
 WARM_UP = 0.25
-"""Share of the rounds before which allocators and pools still grow to what the loop needs."""
+"""Share of the rounds, at the beginning, in which allocators and pools may still grow."""
 
 SLACK = {"rss_bytes": 4 << 20, "fds": 0, "threads": 0, "shm_files": 0}
-"""How much more the last third may hold than the first: two results of 2 MB, for at a look there
-are one or two free in the pool. In 5,000 calls a leak of 800 bytes a call adds up to that."""
+"""Allowed growth from the first to the last third.
+
+For memory it is two results of 2 MB, because one or two of them may be free in the pool at the
+moment of a look. A leak of 800 bytes per call adds up to that in 5,000 calls.
+"""
 
 TRANSITIONS = (
     ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"),
@@ -47,14 +51,14 @@ TRANSITIONS = (
     ("R(4)V(1)D(1,1)", "R(1)V(1)D(2,2)"),
 )
 SHAPES = ((54, 35), (256, 128), (801, 640))
-"""Of a few KB, of 128 KiB, and of 2 MB, whose results come from a pool of blocks."""
+"""Shapes of tensors of a few KB, 128 KiB and 2 MB; results of 2 MB come from a pool of blocks."""
 
 NUM_RANKS = 4
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds."""
+    """The resources that a process holds."""
 
     rss_bytes: int
     fds: int
@@ -64,7 +68,7 @@ class Held:
     @classmethod
     def now(cls) -> Held:
         gc.collect()
-        # What is freed and kept for the next tensor is no leak, and how much it is is chance.
+        # Freed memory that the allocator keeps is no leak, and its size varies at random.
         ctypes.CDLL(None).malloc_trim(0)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         shm = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
@@ -97,7 +101,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def soak(world: ProcessWorld, secs: float, is_new: bool = False) -> Report:
-    """Loop for so long, and judge what every rank saw."""
+    """Run the loop for ``secs`` seconds, and check the resources of every rank."""
     report = Report("soak of new transitions" if is_new else "soak")
     of_ranks = world.run(loop, secs, is_new, timeout_secs=secs + 120)
     for rank, (num_calls, held) in enumerate(of_ranks):
@@ -117,7 +121,7 @@ def soak(world: ProcessWorld, secs: float, is_new: bool = False) -> Report:
 
 
 def thirds(held: list[Held]) -> tuple[dict[str, float], dict[str, float]]:
-    """Medians of the first and of the last third, after the warm-up."""
+    """Medians of the first and of the last third of the looks, after the warm-up."""
     warm = held[round(len(held) * WARM_UP) :]
     third = max(1, len(warm) // 3)
     names = [field.name for field in fields(Held)]
@@ -132,13 +136,13 @@ def thirds(held: list[Held]) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def loop(rank: int, secs: float, is_new: bool) -> tuple[int, list[Held]]:
-    """Number of calls, and what this process held in between; all ranks make the same calls."""
+    """Make calls; returns their number, and the looks. All ranks make the same calls."""
     calls = new_calls() if is_new else known_calls()
     held: list[Held] = []
     num_calls = 0
     num_a_round = MIN_CALLS
     if not is_new:
-        # All are compiled before the first look.
+        # All transitions are compiled before the first look.
         for _ in range(len(EXECUTORS) * len(TRANSITIONS) * len(SHAPES) * NUM_WAYS):
             call(rank, *next(calls))
     deadline = time.monotonic() + secs
@@ -159,7 +163,7 @@ Call = tuple[str, tuple[int, ...], str, str, int]
 
 
 def known_calls() -> Iterator[Call]:
-    """The same calls again and again."""
+    """All combinations of options, repeated for ever."""
     for executor, shape, (src, dst), way in cycle(
         product(EXECUTORS, SHAPES, TRANSITIONS, range(NUM_WAYS))
     ):
@@ -167,7 +171,7 @@ def known_calls() -> Iterator[Call]:
 
 
 def new_calls() -> Iterator[Call]:
-    """No call twice."""
+    """Calls that are all different, because each has another shape."""
     for i, (executor, _, src, dst, way) in enumerate(known_calls()):
         yield executor, (40 + i % 97, 40 + i // 97), src, dst, way
 
@@ -183,12 +187,12 @@ def call(rank: int, executor: str, shape: tuple[int, ...], src: str, dst: str, w
 
 
 def is_over(deadline: float) -> bool:
-    """Whether rank 0 finds that it is time; all ranks must stop together."""
+    """Whether the deadline is over on rank 0; all ranks get its answer and stop together."""
     return bool(agreed(time.monotonic() > deadline))
 
 
 def agreed(value: int) -> int:
-    """What rank 0 says."""
+    """The value of rank 0."""
     box = torch.tensor([int(value)])
     dist.broadcast(box, 0)
     return int(box)

@@ -1,6 +1,6 @@
-"""Tensors: what a rank passes to a call and gets from it, in every dtype, strided or not.
+"""Tensors: inputs and outputs of a rank's call, in every dtype, contiguous or strided.
 
-Values are small integers, so that no sum of them is rounded in any dtype, a float8 included.
+Values are small integers, so that sums are exact in every dtype, including float8.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tests.fuzz.draw import Case
 from tests.oracle import Array, sliced
 
 TOPS = {"bool": 2, "float8_e5m2": 2, "float8_e5m2fnuz": 2, "float8_e4m3fn": 2, "float8_e4m3fnuz": 2}
-"""Values are below this. A float8_e5m2 has 3 digits: sums up to 8 are exact."""
+"""Values are below these bounds. A float8_e5m2 has 3 significant bits: sums up to 8 are exact."""
 
 
 def whole_parts(case: Case) -> list[Array]:
-    """Whole tensors, as int64 or complex128, that add up to the tensor."""
+    """The value parts: whole tensors, as int64 or complex128, whose sum is the tensor."""
     rng = np.random.default_rng(case.index)
     top, count = TOPS.get(case.dtype, 12), case.src.rvd.v
     low = 0 if case.dtype.startswith(("u", "bool", "float8")) else 1 - top
     if case.dtype == "float8_e8m0fnu":
-        low, top = 1, 2  # It has powers of 2 alone, no zero; and no sum.
+        low, top = 1, 2  # This dtype has only powers of 2: no zero, and no sums.
     parts = [rng.integers(low, top, case.src.shape) for _ in range(count)]
     if case.dtype.startswith("complex"):
         return [part + 1j * rng.integers(low, top, case.src.shape) for part in parts]
@@ -58,7 +58,7 @@ def as_wide(tensor: Tensor) -> Array:
 
 
 def strided(tensor: Tensor, rng: random.Random) -> Tensor:
-    """The same values with any strides."""
+    """A tensor with the same values and random strides."""
     kind = rng.choice(["contiguous", "contiguous", "transposed", "gaps"])
     if tensor.dim() == 0 or kind == "contiguous":
         return tensor.contiguous()
@@ -73,7 +73,7 @@ def strided(tensor: Tensor, rng: random.Random) -> Tensor:
 
 
 def out_of(rank: int, case: Case, rng: random.Random) -> Tensor | None:
-    """Somewhere for the result to go, or None."""
+    """A random ``out`` tensor for the result, or None."""
     if rank not in case.dst or rng.random() < 0.5:
         return None
     shape = case.dst.cell(rank).box.shape

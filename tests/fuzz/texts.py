@@ -1,4 +1,4 @@
-"""Texts: everything that reads what others wrote, the errors that it may raise, and its laws."""
+"""Texts: all readers of texts that others may have written, their errors, and their laws."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ MAX_SIMULATED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Target:
-    """A reader: ``check`` returns what became of a text, and raises if a law is broken.
+    """A reader: ``check`` reads a text and returns the outcome; it raises if a law is broken.
 
-    ``errors`` are what a reader may raise; nothing else may come out.
+    ``errors`` are the errors that the reader may raise; ``samples`` yields valid texts.
     """
 
     check: Callable[[str], str]
@@ -42,7 +42,7 @@ class Target:
     samples: Callable[[random.Random], Iterator[str]]
 
     def outcome(self, text: str) -> str:
-        """``"refused"``, or what ``check`` returns."""
+        """``"refused"`` if the reader refuses the text, otherwise the outcome of ``check``."""
         try:
             return self.check(text)
         except self.errors as error:
@@ -52,7 +52,7 @@ class Target:
 
 
 MAX_ERROR_CHARS = 5000
-"""No error repeats a text that is longer than a screen."""
+"""Limit of error messages: no error may repeat a text that is longer than a screen."""
 
 
 # --- laws ---------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def check_bytes(text: str) -> str:
 
 
 def check_program(text: str) -> str:
-    """What is proved is right: the verifier and the meaning agree."""
+    """A program that the verifier accepts must simulate to the right data."""
     program = Program.parse(text)
     assert Program.parse(str(program)) == program, "it reads back to another program"
     try:
@@ -98,7 +98,7 @@ def check_program(text: str) -> str:
     if num_elements * program.item_bytes > MAX_SIMULATED_BYTES or program.dtype == "complex32":
         return "proved, too large to simulate"
     dtype = STORED_AS.get(program.dtype, program.dtype)
-    # Small integers in many parts may leave an int8 or a float16; that is no fault of the program.
+    # A sum of many parts may overflow an int8 or a float16, which is not a fault of the program.
     if program.src.rvd.v > 16:
         return "proved, too many parts to sum"
     parts = parts_of(program.src, dtype)
@@ -125,13 +125,13 @@ def check_request(text: str) -> str:
 
 @cache
 def _scratch() -> Path:
-    """A folder of this process."""
+    """A temporary folder of this process."""
     folder = tempfile.mkdtemp(prefix="rvdcomm-fuzz-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
-# --- what is damaged ----------------------------------------------------------------------------
+# --- samples ------------------------------------------------------------------------------------
 
 
 def layout_samples(rng: random.Random) -> Iterator[str]:
@@ -161,7 +161,7 @@ def bytes_samples(rng: random.Random) -> Iterator[str]:
 
 
 def program_samples(rng: random.Random) -> Iterator[str]:
-    """Small ones, and those of random plans, in islands and slices too."""
+    """Small programs, and programs of random plans, also with shared-memory domains and slices."""
     while True:
         if rng.random() < 0.3:
             yield rng.choice(list(GOOD.values()))
@@ -202,4 +202,4 @@ TARGETS = {
 }
 
 WEIGHTS: Sequence[int] = (3, 1, 1, 1, 1, 8, 3, 2)
-"""How often each target is drawn: a program has most to go wrong."""
+"""Weights with which targets are drawn; most faults are possible in programs."""

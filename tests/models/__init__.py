@@ -1,1 +1,1 @@
-"""Models that others wrote: each is captured, and trains under every plan as on one device."""
+"""Third-party models: each is captured, and must train under every plan as on one device."""

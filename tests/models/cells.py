@@ -1,4 +1,4 @@
-"""Cells: a family under a plan, trained and compared with the same training on one device."""
+"""Cells: a family of models trained under a plan, compared with training on one device."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ KNOBS: Mapping[str, Mapping[int, Mapping[str, Any]]] = {
     "hybrid": {2: {"tp": 2, "microbatches": 2}, 4: {"tp": 2, "pp": 2, "microbatches": 2}},
     "recompute": {2: {}, 4: {}},
 }
-"""The plans, and what each is told on 2 and on 4 devices."""
+"""Options of every plan, on 2 and on 4 devices."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The loss of every step, and how much each parameter changed over all of them."""
+    """The result of a training: the loss of every step, and the change of each parameter."""
 
     losses: tuple[float, ...]
     changes: Mapping[str, Tensor]
 
 
 def compiled(family: str, plan: str, num_devices: int) -> ss.Compiled:
-    """A plan for a family.
+    """The program of a plan for a family.
 
     Raises:
         PlanError: the plan does not fit the model.
@@ -51,10 +51,11 @@ def compiled(family: str, plan: str, num_devices: int) -> ss.Compiled:
 
 
 def error(family: str, program: ss.Compiled, folder: Path) -> float:
-    """The largest difference of a rank's training from that on one device.
+    """The largest relative difference between the training of a rank and that on one device.
 
-    It is relative to the loss, and to the largest change of a parameter's elements, or to a
-    thousandth of the largest of all where it is smaller: there it is rounding noise.
+    Differences of losses are relative to the loss. Differences of a parameter's change are relative
+    to the largest change of its elements, but at least to a thousandth of the largest change of all
+    parameters, because smaller changes are rounding noise.
     """
     num_microbatches = program.plan.num_microbatches
     program.save(folder)
@@ -77,7 +78,7 @@ def error(family: str, program: ss.Compiled, folder: Path) -> float:
 
 @cache
 def _graph(family: str) -> ss.Graph:
-    """A model, captured once for all plans: no plan changes it."""
+    """The captured model; captured once for all plans, because plans do not change it."""
     made = MODELS[family]
     kwargs = {**made.batch(BATCH, 0), **made.options}
     return ss.capture(made.model(), kwargs=kwargs)

@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers: families, and ways in which their experts compute."""
+"""Mixtures of experts of the library transformers, with several implementations of experts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Mixture(Family):
     """A family with experts.
 
     Attributes:
-        implementation: how the experts compute: ``eager`` loops over those that are hit.
-        dtype: of the model; torch has ``grouped_mm`` on the CPU in float32 alone.
+        implementation: how the experts compute; ``eager`` loops over experts that get tokens.
+        dtype: dtype of the model; on the CPU, torch has ``grouped_mm`` only in float32.
         is_known: whether the experts are registered, and so can be split by tokens.
     """
 
@@ -47,7 +47,10 @@ class Mixture(Family):
 
 _MIXTRAL = {**GROUPED, "num_local_experts": 4}
 _FLOAT32 = {"dtype": torch.float32, "tolerance": 2e-4}
-"""Weights of norms are near 1 and change by a thousandth, so changes have errors of 6e-8 / 1e-3."""
+"""Options of models in float32.
+
+Weights of norms are near 1 and change by a thousandth, so changes have errors of 6e-8 / 1e-3.
+"""
 
 MIXTURES: Mapping[str, Mixture] = {
     "Mixtral": Mixture("Mixtral", sizes=_MIXTRAL),
@@ -69,4 +72,4 @@ MIXTURES: Mapping[str, Mixture] = {
     "Mixtral, grouped and traced": Mixture(
         "Mixtral", sizes=_MIXTRAL, implementation="grouped_mm", is_known=False, **_FLOAT32),
 }  # fmt: skip
-"""By the names that papers give them, and how their experts compute."""
+"""The mixtures, by their names in papers and the implementation of their experts."""

@@ -1,8 +1,8 @@
-"""The families of transformers that are tested: a tiny model of each, and data for it.
+"""The tested families of the library transformers: a tiny model of each, and its data.
 
-Models have random weights in float64, and four blocks: as many as stages on four devices. Some
-labels are -100, and some sequences are padded, so that parts of a batch count different numbers of
-labels.
+Models have random weights in float64, and four blocks, one per stage on four devices. Some labels
+are -100 and some sequences are padded, so that parts of a batch have different numbers of labels
+that count.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ WORDS = 32
 IGNORED = -100
 
 Data = Callable[[int, torch.Generator], dict[str, Tensor]]
-"""Makes the tensors of a batch; of its own generator, as ranks on threads draw at once."""
+"""Makes the tensors of a batch; with its own generator, because ranks on threads draw at once."""
 
 
 # --- data -------------------------------------------------------------------------------------
 
 
 def words(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
-    """Padded sentences, whose labels are the words themselves."""
+    """Padded sentences; the labels are the words themselves."""
     ids = torch.randint(3, WORDS, (batch, 8), generator=draw)
     mask = torch.ones_like(ids)
     mask[1::3, 6:] = 0
@@ -38,14 +38,14 @@ def words(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
 
 
 def hidden_words(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
-    """Sentences of which every second word is to be guessed."""
+    """Sentences in which every second word must be predicted."""
     data = words(batch, draw)
     data["labels"][:, ::2] = IGNORED
     return data
 
 
 def translation(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
-    """Sentences with shorter ones for labels."""
+    """Sentences with shorter sentences as labels."""
     labels = torch.randint(3, WORDS, (batch, 6), generator=draw)
     labels[2::3, 4:] = IGNORED
     return {**words(batch, draw), "labels": labels}
@@ -66,7 +66,7 @@ def images(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
 
 
 def captions(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
-    """Images with sentences, each of which ends with the word of the largest number."""
+    """Images with sentences, each of which ends with the end-of-sentence token."""
     data = words(batch, draw)
     data["input_ids"][:, -1] = 2
     return {
@@ -84,12 +84,12 @@ class Family:
     """A family of models.
 
     Attributes:
-        name: of its configuration and models in transformers, such as ``Llama``.
-        head: what its model class is named after the family.
-        sizes: of the model.
-        data: a batch for it.
-        tolerance: of results against those on one device; 1e-5 where the model casts to float32.
-        options: arguments of its forward that are no tensors.
+        name: name of the family in transformers, such as ``Llama``.
+        head: rest of the name of the model class.
+        sizes: sizes of the model.
+        data: makes a batch.
+        tolerance: relative tolerance of results; 1e-5 for models that cast to float32.
+        options: arguments of the forward that are not tensors.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Family:
 
     @cached_property
     def config(self) -> str:
-        """The name of its configuration."""
+        """The name of the configuration class."""
         return f"{self.name}TextConfig" if self.name == "Gemma3" else f"{self.name}Config"
 
     def batch(self, size: int, seed: int) -> dict[str, Tensor]:
@@ -178,4 +178,4 @@ FAMILIES: Mapping[str, Family] = {
         "vision_config": {**_IMAGES, "num_hidden_layers": 2}, "projection_dim": 8},
         captions, 1e-9, {"return_loss": True}),
 }  # fmt: skip
-"""Families by the names that papers give them."""
+"""The families, by their names in papers."""

@@ -1,8 +1,8 @@
-"""The libraries of models; tests import them from here.
+"""The libraries of models; tests import them from this module.
 
-``timm`` needs torchvision, whose wheel has compiled ops that load beside a CUDA build of torch
-alone. ``make venv`` therefore installs the two apart, in the folder ``timm`` of the environment,
-and here its ops, none of which is called, are declared.
+``timm`` needs torchvision. The compiled ops of torchvision's wheel load only with a CUDA build of
+torch. ``make venv`` therefore installs both libraries separately, in the folder ``timm`` of the
+environment. This module declares the missing ops, none of which is called.
 """
 
 import importlib.util

@@ -1,8 +1,9 @@
-"""Families that no test lists, as they are: ``python -m tests.models.others`` tries each once.
+"""Families of models that no test lists: ``python -m tests.models.others`` tries each once.
 
-Each is made at a tiny size, with random weights and without dropout, in float32. One step of ZeRO-3
-on two devices, or of one device where a batch norm needs the whole batch, has to have the loss that
-torch computes. Prints a line a family, and a sum; it takes a few minutes.
+Each model has a tiny size, random weights, no dropout, and dtype float32. One step of ZeRO-3 on two
+devices must have the loss that torch computes; models with batch norm use one device, because a
+batch norm needs the whole batch. The command prints a line per family and a summary, and takes a
+few minutes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ FAMILIES = {
         Dinov2WithRegisters ViTMSN FocalNet Data2VecVision SwiftFormer
     """,
 }
-"""Names of families, by the end of the name of a class."""
+"""Names of families, by the last part of the class name."""
 
 _SIZES = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size"), 32),
@@ -67,14 +68,14 @@ _SIZES = {
     **dict.fromkeys(("activation_dropout", "dropout_rate", "residual_dropout"), 0.0),
     **dict.fromkeys(("drop_path_rate", "classifier_dropout", "classifier_dropout_prob"), 0.0),
 }
-"""Values of the options that a configuration may have."""
+"""Values of options; each configuration gets those that it has."""
 
 _UNFIT = ((), ("head_dim",), ("head_dim", "num_key_value_heads"), ("embedding_size",))
-"""Options that are left as they are, if a configuration refuses them."""
+"""Sets of options that keep their defaults, tried in order until a configuration accepts them."""
 
 
 def made(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A tiny model of a class, with what it is called with."""
+    """A tiny model of a class, and the arguments of its forward."""
     torch.manual_seed(0)
     kind = getattr(transformers, name)
     for left in _UNFIT:
@@ -82,7 +83,7 @@ def made(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
         try:
             config = kind.config_class(**{k: v for k, v in sizes.items() if k not in left})
             break
-        except Exception as error:  # of whatever class each family has for it
+        except Exception as error:  # Families raise errors of different classes.
             fault = error
     else:
         raise fault
@@ -94,7 +95,7 @@ def made(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 def outcome(name: str) -> tuple[str, str]:
-    """What becomes of a family: equal, other or refused; with the loss's difference or the text."""
+    """The outcome of a model class: (equal or other, relative error), or (refused, error text)."""
     model, given = made(name)
     expected = model(**given).loss.item()
     has_batch_norm = any(isinstance(one, nn.BatchNorm2d) for one in model.modules())

@@ -14,7 +14,7 @@ BEGIN, END = "<!-- families: python -m tests.models.table -->", "<!-- end of fam
 
 
 def table() -> str:
-    """Families by plans; each cell has the largest error on 2 and 4 devices."""
+    """The table of families by plans; each cell has the largest error on 2 and 4 devices."""
     rows = [["family", *(f"`{plan}`" for plan in KNOBS)], ["---"] * (1 + len(KNOBS))]
     for family in MODELS:
         rows.append([family, *(_cell(family, plan) for plan in KNOBS)])
@@ -37,7 +37,7 @@ def _error(family: str, plan: str, num_devices: int) -> float:
 
 
 if __name__ == "__main__":
-    # What is opaque has a row of its own name.
+    # The table has separate rows for opaque experts, so the warnings are not needed.
     warnings.simplefilter("ignore", OpaqueWarning)
     made = table()
     head, _, rest = PAGE.read_text().partition(BEGIN)

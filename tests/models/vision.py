@@ -1,4 +1,4 @@
-"""Tiny models of vision and others: each with the arguments of one microbatch."""
+"""Tiny vision models and others, and batches for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES = 3
 
 
 class Classifier(nn.Module):
-    """A body, what it returns pooled, and a cross entropy."""
+    """A body, a pooling of its result, a linear layer, and a cross entropy."""
 
     def __init__(self, body: nn.Module, pool: Callable[[Any], Tensor] = lambda y: y) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Convolutions(nn.Module):
 
 
 class Spectrum(nn.Module):
-    """Filters in frequencies, and a rotation of complex numbers."""
+    """Filters in the frequency domain, and a rotation of complex numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Spectrum(nn.Module):
 
 
 class Writes(nn.Module):
-    """Assignments to pieces, filled masks, added rows."""
+    """Assignments to slices, masked fills, and additions at indices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Writes(nn.Module):
 
 
 class Penalized(nn.Module):
-    """A loss with the squares of all weights, and a part without elements."""
+    """A loss with the squares of all weights, and a concatenation with an empty tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Noise(nn.Module):
 
 
 class Divergence(nn.Module):
-    """Losses beside the cross entropy."""
+    """Several losses in addition to the cross entropy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Lengths(nn.Module):
 
 
 class Bags(nn.Module):
-    """Bags of words: means, weighted sums, and bags of several sizes; aligned with a text."""
+    """Bags of words: means, weighted sums, and bags of several sizes, with a CTC loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (7, 6),
     ),
-    # Dropout of everything is not random.
+    # Dropout with probability 1 is not random.
     "dropped lstm": (
         lambda: Classifier(
             nn.LSTM(6, 5, 3, batch_first=True, bidirectional=True, dropout=1.0),
@@ -218,11 +218,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "bags": (Bags, (7, 6)),
     "noise": (Noise, (7, 6)),
 }
-"""By name: makes the model, and the shape of one example."""
+"""By name: a function that makes the model, and the shape of one example."""
 
 
 def made(name: str) -> nn.Module:
-    """A model in float64, with weights of its own."""
+    """A model in float64, with the same random weights every time."""
     torch.manual_seed(3)
     model = MODELS[name][0]().double()
     if any(isinstance(module, nn.LazyLinear) for module in model.modules()):

@@ -1,4 +1,4 @@
-"""Oracle: who holds what of a binding, listed by its definition, piece by piece."""
+"""Oracle: the placement of a binding, listed piece by piece from its definition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rvdcomm.planning.binding import Binding, Source, V
 
 
 def placement_of(source: Source) -> Placement:
-    """Who holds what. Parts are numbered by the coordinates of the V axes."""
+    """The placement of a layout or binding; parts are numbered by the coordinates of the V axes."""
     if isinstance(source, Layout):
         return source.placement
     grid, targets = source.grid, source.targets
@@ -34,7 +34,7 @@ def placement_of(source: Source) -> Placement:
 
 
 def boxes(binding: Binding, value: Mapping[int, int]) -> tuple[Box, ...]:
-    """The boxes whose bound digits have these values, merged, none of them empty."""
+    """The boxes whose bound digits have the given values, merged and without empty boxes."""
     cuts = binding.grid.cuts
     indices = product(*(pieces(binding, d, value) for d in range(len(cuts))))
     atoms = (
@@ -48,7 +48,7 @@ def boxes(binding: Binding, value: Mapping[int, int]) -> tuple[Box, ...]:
 
 
 def pieces(binding: Binding, d: int, value: Mapping[int, int]) -> list[int]:
-    """Finest pieces of dim ``d`` whose bound digits have these values, ascending."""
+    """The finest pieces of dim ``d`` whose bound digits have the given values, ascending."""
     found = [0]
     for i in binding.grid.digit_values(d):
         size = binding.grid.digits[i].size
@@ -58,7 +58,7 @@ def pieces(binding: Binding, d: int, value: Mapping[int, int]) -> list[int]:
 
 
 def scratch_boxes(binding: Binding, atom: Box, value: Mapping[int, int]) -> list[Box]:
-    """What the scratch digits leave of ``atom``."""
+    """The boxes of ``atom`` whose bound scratch digits have the given values."""
     grid = binding.grid
     sizes = [grid.axes[a].size for a in binding.scratch_order]
     cuts = balanced_cuts(atom.num_elements, prod(sizes))

@@ -1,4 +1,4 @@
-"""Training with delayed gradients as tests do it: a plain loop over minibatches in one process."""
+"""Reference training with delayed gradients: a plain loop over microbatches in one process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Delays:
-    """Which versions a plan reads, by closed forms in place of its schedule.
+    """The weight versions that a plan reads, by closed forms instead of its schedule.
 
     Attributes:
-        warmup: for each stage, its forwards before its first backward.
-        every: microbatches of an update.
-        rule: "stash", "vertical" or "newest".
+        warmup: number of forwards of each stage before its first backward.
+        every: microbatches per update.
+        rule: "stash" (a backward reads the version of its forward), "vertical" (like "stash", with
+            the version of the first stage), or "newest" (a backward reads the newest version).
     """
 
     warmup: Sequence[int]
@@ -34,7 +35,7 @@ class Delays:
 
     @classmethod
     def of(cls, case: Case, num_stages: int) -> Delays:
-        """Those of a case's plan."""
+        """The delays of a case's plan."""
         left = [num_stages - 1 - stage for stage in range(num_stages)]
         every = case.knobs.get("every", 1)
         match case.plan:
@@ -53,7 +54,7 @@ class Delays:
         return max(0, microbatch - self.warmup[stage]) // self.every
 
     def backward(self, stage: int, microbatch: int) -> int:
-        """The version that the backward reads."""
+        """The version of a stage's weights that a backward reads."""
         return (
             microbatch // self.every if self.rule == "newest" else self.forward(stage, microbatch)
         )
@@ -63,11 +64,11 @@ Loss = Callable[[Weights, Weights, Sequence[Tensor]], Tensor]
 """The loss of a microbatch, given the weights of its forward and those of its backward."""
 
 Corrected = Callable[[int, int, list[Weights]], Weights]
-"""The weights that a backward of a stage reads in place of a version, given all versions so far."""
+"""From (stage, version, all versions so far) to the weights that a backward of the stage reads."""
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map whose backward reads other weights than its forward."""
+    """A linear map whose backward may read other weights than its forward."""
 
     @staticmethod
     def forward(ctx, x, forward, backward):  # type: ignore[no-untyped-def]
@@ -81,7 +82,7 @@ class _Linear(torch.autograd.Function):
 
 
 def mlp_loss(forward: Weights, backward: Weights, inputs: Sequence[Tensor]) -> Tensor:
-    """The loss of ``models.mlp``."""
+    """The loss of ``models.mlp``, with separate weights for forward and backward."""
     x, target = inputs
     num = sum(name.endswith("weight") for name in forward)
     for i in range(num):
@@ -92,13 +93,13 @@ def mlp_loss(forward: Weights, backward: Weights, inputs: Sequence[Tensor]) -> T
 
 
 def graph_loss(graph: ss.Graph) -> Loss:
-    """The loss of a captured model, whose backward reads what its forward reads."""
+    """The loss of a captured model; its backward reads the same weights as its forward."""
     return lambda forward, backward, inputs: evaluate(graph, inputs, forward)
 
 
 @dataclass(frozen=True)
 class TiedMLP(Case):
-    """An MLP whose last layer has the weight of the first one."""
+    """A case with an MLP whose last layer shares the weight of the first layer."""
 
     model: str = "mlp"
 
@@ -116,7 +117,7 @@ class TiedMLP(Case):
 
 
 def stages_of_names(plan: ss.Plan) -> dict[str, int]:
-    """The stage of every parameter, and for another name of one, the last stage that reads it."""
+    """The stage of every parameter name; for an alias, the last stage that reads the parameter."""
     graph = plan.graph
     stage_of = {op: stage.index for stage in plan.stages for op in stage.ops}
     readers = {tensor.name: graph.readers[tensor] for tensor in graph.parameters.values()}
@@ -125,7 +126,7 @@ def stages_of_names(plan: ss.Plan) -> dict[str, int]:
 
 
 def newest_of(plan: ss.Plan, stage: int) -> dict[Action, int]:
-    """For every action, the newest version of a stage's weights when all take one unit of time."""
+    """The newest version of a stage's weights at every action, if all actions take equal time."""
     assert plan.schedule is not None
     found: dict[Action, int] = {}
     num_made = 0
@@ -146,21 +147,22 @@ def train_delayed(
     corrected: Corrected = lambda stage, version, versions: versions[version],
     rate: Callable[[int, int], float] = lambda stage, update: 1.0,
 ) -> Trained:
-    """Apply exactly the delayed gradients of a case's plan, minibatch by minibatch.
+    """Train with exactly the delayed gradients of a case's plan, microbatch by microbatch.
 
     Args:
-        case: an asynchronous plan.
-        plan: its plan, which says only where stages begin.
+        case: a case with an asynchronous plan.
+        plan: the plan of the case; only its stages and number of microbatches are used, and its
+            schedule for weights that stages share.
         loss_of: the loss.
-        start: the first parameters; those of the case's model if None.
-        corrected: what backwards read.
-        rate: the factor of the learning rate of a stage's update.
+        start: the initial parameters; those of the case's model if None.
+        corrected: the weights that backwards read.
+        rate: the factor of the learning rate, from (stage, number of the update).
     """
     stage_of, aliases = stages_of_names(plan), plan.graph.aliases
     delays, num_mb = Delays.of(case, plan.num_stages), plan.num_microbatches
     start = start or case.new_model().state_dict()
     live = {name: nn.Parameter(x.clone()) for name, x in start.items() if name not in aliases}
-    # Where one version is kept, stages that share a weight read it at different times.
+    # If only the newest version is kept, stages that share a weight read different versions of it.
     borrowed = aliases if delays.rule == "newest" else {}
     parameter_of = {**{name: name for name in live}, **borrowed}
     newest = {name: newest_of(plan, stage_of[parameter_of[name]]) for name in borrowed}
@@ -175,7 +177,7 @@ def train_delayed(
     make = OPTIMIZERS[case.optimizer]
     optimizers = [make([live[name] for name in mine]) for mine in names]
     losses, num_updates = [], 0
-    # The versions of all steps; a step reads none from before its start.
+    # The versions of all steps; a step reads no version from before its start.
     versions: list[Weights] = [{name: x.detach().clone() for name, x in live.items()}]
     for step in range(case.num_steps):
         chunks = [x.chunk(num_mb) for x in case.inputs(step, num_mb)]
@@ -204,7 +206,10 @@ def train_delayed(
 
 
 def delayed(case: Case, plan: ss.Plan) -> Trained:
-    """``train_delayed`` for the MLP, or for a plan that keeps the versions that it reads."""
+    """``train_delayed`` with the loss of the MLP, or for other models with that of the graph.
+
+    Other models need a plan in which a backward reads the version of its forward.
+    """
     return train_delayed(case, plan, mlp_loss if case.model == "mlp" else graph_loss(plan.graph))
 
 
@@ -223,7 +228,7 @@ def train_asynchronously(
     state: Mapping[str, Tensor],
     pipemare: ss.PipeMare | None = None,
 ) -> Trained:
-    """Train one rank's share of an asynchronous program, from the parameters in ``state``."""
+    """Train one rank's part of an asynchronous program, from the parameters in ``state``."""
     trainer.load_state_dict(state)
     trainer.update_with(OPTIMIZERS[case.optimizer], pipemare=pipemare)
     losses = []

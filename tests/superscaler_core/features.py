@@ -1,6 +1,7 @@
-"""Small features of models, each an activation in, an activation out; what torch makes of them.
+"""Small features of models, each from an activation to an activation, and the expected capture.
 
-Some are captured with their meaning, others are refused by name. Nothing in between is right.
+A feature must either be captured with the results of torch, or be refused with an error that names
+the feature.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ DTYPE = torch.float64
 
 @dataclass(frozen=True)
 class Feature:
-    """What a block does between its linear layer and its result.
+    """The computation of a block after its linear layer.
 
     Attributes:
         run: computes the result, given the block and the result of its linear layer.
-        prepare: changes the block before.
-        refused: what the error says, a regular expression; empty if it is captured.
+        prepare: changes the block when it is made.
+        refused: regular expression for the error message; empty if the feature is captured.
     """
 
     run: Callable[[Any, Tensor], Tensor] = lambda block, h: torch.tanh(h)
@@ -39,7 +40,7 @@ class Feature:
 
 
 class Block(nn.Module):
-    """A linear layer, and what a feature makes of its result."""
+    """A block: a linear layer, followed by a feature."""
 
     def __init__(self, feature: Feature) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A block for each feature, one behind the other."""
+    """A model with one block per feature, one after another."""
 
     def __init__(self, features: Sequence[Feature]) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class Symmetric(nn.Module):
 
 
 class ByValues(nn.Module):
-    """What tracing cannot follow: a function of the module and its input."""
+    """A module that runs a function which tracing cannot follow, because it depends on values."""
 
     def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class ByValues(nn.Module):
 
 
 class Positive(nn.Module):
-    """The rows whose sum is positive: how many depends on values."""
+    """Selects the rows whose sum is positive; their number depends on values."""
 
     def forward(self, h: Tensor) -> Tensor:
         return h[h.sum(1) > 0]
@@ -96,14 +97,14 @@ class Doubled(torch.autograd.graph.saved_tensors_hooks):
 
 
 class Turned(TorchDispatchMode):
-    """Sines are cosines."""
+    """A dispatch mode that computes cosines instead of sines."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = torch.ops.aten.cos.default if func is torch.ops.aten.sin.default else func
         return func(*args, **(kwargs or {}))
 
 
-# --- what blocks do -----------------------------------------------------------------------------
+# --- functions of blocks ------------------------------------------------------------------------
 
 
 def no_grad(function: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -200,7 +201,7 @@ def writing_what_it_is_given(module: Any, h: Tensor) -> Tensor:
 
 
 def by_values(run: Callable[[Any, Tensor], Tensor], refused: str = "") -> Feature:
-    """A feature in a module of its own."""
+    """A feature that runs in a ``ByValues`` module of its own."""
 
     def prepare(block: Any) -> None:
         block.by_values = ByValues(run)

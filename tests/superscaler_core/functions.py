@@ -1,4 +1,4 @@
-"""Functions with a backward of their own for tests: in a module that can be imported."""
+"""autograd Functions for tests, in an importable module."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 
 class Reverse(Function):
-    """Gradient reversal: the identity, whose gradient is turned round."""
+    """Gradient reversal: the identity, with a negated and scaled gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
@@ -34,7 +34,7 @@ class Sign(Function):
 
 
 class Clamped(Function):
-    """The identity, whose gradient is clamped: of a sum that is not the sum of the summands'."""
+    """The identity with a clamped gradient; clamping a sum differs from summing clamped parts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
@@ -47,7 +47,7 @@ class Clamped(Function):
 
 
 class Halves(Function):
-    """Two results of two tensors, one of which needs no gradient."""
+    """Two results of two tensors; one of the results has no gradient."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ class One(Function):
 
 
 class Noisy(Function):
-    """Draws random numbers, which a program would draw otherwise."""
+    """Draws random numbers; a program would draw other numbers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Noisy(Function):
 
 
 class Writes(Function):
-    """Writes what it is given."""
+    """Modifies its argument in place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Writes(Function):
 
 
 class Calls(Function):
-    """Is given a function."""
+    """Has a function as an argument."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Any) -> Tensor:
@@ -118,7 +118,7 @@ class Calls(Function):
 
 @torch.library.custom_op("superscaler_tests::tripled", mutates_args=())
 def tripled(x: Tensor, others: Sequence[Tensor], scale: float = 1.0) -> Tensor:
-    """An op of a library, with a list of tensors."""
+    """A custom op that takes a list of tensors."""
     return 3 * scale * x + sum(others)
 
 

@@ -1,4 +1,4 @@
-"""Modules that tracing cannot follow, for tests: at the top of a module that can be imported."""
+"""Modules for tests that tracing cannot follow, at the top level of an importable module."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ WIDTH = 6
 
 
 class Experts(nn.Module):
-    """Each row goes to the expert that its sum chooses; only experts that are hit run."""
+    """Experts: the sum of a row chooses its expert; only experts with rows run."""
 
     def __init__(self, num: int = 3) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Experts(nn.Module):
 
 
 class Named(Experts):
-    """The same, with arguments and results by name."""
+    """``Experts`` with keyword arguments and a dict of results."""
 
     def forward(self, *, rows: Tensor, factor: float) -> dict[str, Tensor | int | None]:
         made = super().forward(rows)
@@ -32,11 +32,11 @@ class Named(Experts):
 
 
 class Other(Experts):
-    """Experts of another class, for another annotation."""
+    """``Experts`` under another class, which can have another annotation."""
 
 
 class Model(nn.Module):
-    """Two blocks with experts behind a linear layer."""
+    """A model of two blocks, each a linear layer followed by experts."""
 
     def __init__(self, kind: type[Experts] = Experts) -> None:
         super().__init__()
@@ -52,6 +52,6 @@ class Model(nn.Module):
 
 
 def model_of(kind: type[Experts] = Experts) -> Model:
-    """The same weights every time."""
+    """A model with the same random weights every time."""
     torch.manual_seed(0)
     return Model(kind)

@@ -1,4 +1,4 @@
-"""Blocks whose attention makes queries, keys and values by one linear layer, in several forms."""
+"""Blocks whose attention computes q, k and v with one packed linear layer, in several forms."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def by_slices(packed: Tensor) -> Parts:
 
 
 def by_heads(packed: Tensor) -> Parts:
-    """As GPT-NeoX: each head has its queries, keys and values beside each other."""
+    """Split as in GPT-NeoX: the queries, keys and values of a head are adjacent."""
     made = packed.view(*packed.shape[:2], HEADS, 3 * WIDTH // HEADS).transpose(1, 2)
     q, k, v = made.chunk(3, dim=-1)
     return q, k, v
@@ -66,7 +66,7 @@ def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Conv1D(nn.Module):
-    """A linear layer as GPT-2 of Hugging Face has it."""
+    """The linear layer of Hugging Face's GPT-2, with a transposed weight."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Conv1D(nn.Module):
 
 
 class Packed(nn.Module):
-    """Attention of one packed linear layer."""
+    """Attention with one packed linear layer for q, k and v."""
 
     def __init__(self, form: str, attend: Callable[..., Tensor], linear: type[nn.Module]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Packed(nn.Module):
 
 
 class OfTorch(nn.Module):
-    """``nn.MultiheadAttention``, whose ``in_proj_weight`` is packed."""
+    """``nn.MultiheadAttention``, which has a packed ``in_proj_weight``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class OfTorch(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP; of a gated one one map makes the gate too."""
+    """Attention and an MLP; in a gated MLP, one linear layer also computes the gate."""
 
     def __init__(self, attention: nn.Module, linear: type[nn.Module], is_gated: bool) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A small GPT with three such blocks."""
+    """A small GPT with three blocks."""
 
     def __init__(
         self, attention: Callable[[], nn.Module], linear: type[nn.Module], is_gated: bool = False
@@ -146,7 +146,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def models() -> dict[str, Callable[[], Model]]:
-    """All of them, by name."""
+    """Functions that make the models, by name."""
     made: dict[str, Callable[[], Model]] = {
         "of torch": lambda: Model(OfTorch, nn.Linear),
         "gated": lambda: Model(lambda: Packed("split", flash, nn.Linear), nn.Linear, is_gated=True),

@@ -1,4 +1,4 @@
-"""Run the parts of an op on slices, and put their results and gradients together again."""
+"""Run the parts of an op on slices, and assemble their results and gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superscaler_core.run.evaluate import run_part
 
 
 def values_of(graph: Graph, inputs, parameters, seed: int = 0) -> dict:
-    """Every tensor of a graph, detached."""
+    """The detached values of all tensors of a graph."""
     values = dict(zip(graph.inputs, inputs, strict=True))
     values |= {t: parameters[name].detach() for name, t in graph.parameters.items()}
     for op in graph.ops:
@@ -25,7 +25,7 @@ def values_of(graph: Graph, inputs, parameters, seed: int = 0) -> dict:
 
 
 def pieces_of(op: Op, loops) -> list[tuple]:
-    """Every loop cut in two, unevenly where it can be: all combinations of the pieces."""
+    """All combinations of pieces with every loop cut in two, unevenly if possible."""
     cuts = [(0, op.sizes[i] - op.sizes[i] // 3 - (op.sizes[i] < 3), op.sizes[i]) for i in loops]
     halves = [[(i, a, b), (i, b, c)] for i, (a, b, c) in zip(loops, cuts, strict=True)]
     return [tuple(sorted(combination)) for combination in product(*halves)]
@@ -36,7 +36,7 @@ def loops_of(op: Op) -> list[str]:
 
 
 def run_split(op: Op, inputs: list[Tensor], pieces: list[tuple], seed: int = 0):
-    """Outputs and input gradients of the parts, added up at their places."""
+    """Outputs and input gradients of an op, as sums over its parts at their positions."""
     torch.manual_seed(1)
     outputs: list[Tensor | None] = [None] * len(op.outputs)
     grads: list[Tensor] = [
@@ -82,7 +82,7 @@ def range_slices(box) -> tuple[slice, ...]:
 
 
 def check_splits(op: Op, inputs: list[Tensor], seed: int = 3) -> None:
-    """Every loop alone, then all of them: outputs and gradients are those of the whole."""
+    """Check that splits by each loop, and by up to four loops, give the whole op's results."""
     whole = run_split(op, inputs, [()], seed)
     loops = loops_of(op)
     for chosen in [*([i] for i in loops), loops[:4]]:

@@ -1,4 +1,4 @@
-"""A host that remembers what moved, and sees what of it is still alive on the device."""
+"""Recorder: a host that records all copies, and the memory that they leave alive on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ Weak = ref[UntypedStorage]
 
 @dataclass(frozen=True)
 class Copied:
-    """A copy to the host or back, and what earlier ones had left on the device then."""
+    """A copy to the host or back, and the device memory of earlier copies that was still alive.
+
+    Attributes:
+        num_bytes: bytes of the copy.
+        sent_alive_bytes: bytes of earlier sent tensors that were still alive on the device.
+        fetched_alive_bytes: bytes of earlier fetched copies that were still alive on the device.
+    """
 
     num_bytes: int
     sent_alive_bytes: int
@@ -23,7 +29,7 @@ class Copied:
 
 
 class Recorder(Host):
-    """For all ranks of a program; what is alive is told of one rank only."""
+    """A recording host for all ranks of a program; live bytes are meaningful with one rank only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,16 +53,16 @@ class Recorder(Host):
 
     @property
     def sent_bytes(self) -> int:
-        """To the host."""
+        """Bytes copied to the host."""
         return sum(copied.num_bytes for copied in self.sent)
 
     @property
     def fetched_bytes(self) -> int:
-        """From the host."""
+        """Bytes copied from the host."""
         return sum(copied.num_bytes for copied in self.fetched)
 
     def has_sent(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether the memory of any of these was sent."""
+        """Whether the memory of any of these tensors was copied to the host."""
         sources = {source() for source in self._sources}
         return any(tensor.untyped_storage() in sources for tensor in tensors)
 

@@ -1,4 +1,4 @@
-"""Registered functions for tests: at the top of a module that can be imported."""
+"""Registered functions for tests, at the top level of an importable module."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from superscaler_core.front_end.register import register_op
 
 @register_op("b s^ -> b k^", sizes={"k": "count"}, dtypes=["int64"])
 def best(scores: Tensor, *, count: int) -> Tensor:
-    """What tracing could not follow: a size that values decide."""
+    """The positions of the best scores; tracing could not follow this, as it depends on values."""
     return torch.stack(
         [row[row.argsort(descending=True).tolist()[:count]] for row in scores]
     ).long()
@@ -16,19 +16,19 @@ def best(scores: Tensor, *, count: int) -> Tensor:
 
 @register_op("b (g e^), e^ f -> b (g f)", sizes={"g": "groups"}, flops=2.0)
 def grouped(x: Tensor, weight: Tensor, *, groups: int, scale: float = 0.5) -> Tensor:
-    """A product for each group of columns; ``groups`` of the whole is not used on parts."""
+    """A product for each group of columns; parts of the op do not use the value of ``groups``."""
     pieces = x.unflatten(1, (-1, len(weight))) @ weight
     return pieces.flatten(1) * scale if groups else x
 
 
 @register_op("b^ h+, h -> b, h")
 def halves(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two results."""
+    """An op with two results."""
     return (x * y).sum(1), y * y if x.sum() is not None else y
 
 
 @register_op("b^ s^ -> n^ s^", sizes={"n": 4})
 def positive(x: Tensor) -> Tensor:
-    """The first rows whose sum is positive, up to a bound; zeros behind them."""
+    """The first four rows whose sum is positive, padded with zero rows."""
     rows = x[(x.sum(1) > 0).nonzero()[:4, 0]]
     return torch.cat([rows, rows.new_zeros(4 - len(rows), x.shape[1])])

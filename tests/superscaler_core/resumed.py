@@ -1,4 +1,7 @@
-"""A training run that tests break off and resume: groups, a scheduler, dropout, accumulation."""
+"""A training run that tests interrupt and resume.
+
+It has parameter groups, a learning rate scheduler, dropout and gradient accumulation.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ CASES = {
     "hybrid": Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2}, sizes=GPT),
     "three": Case("hybrid", 3, {"microbatches": 2, "zero1": True}, sizes=GPT),
 }
-"""Plans of one model, on 2 to 4 devices; all with two microbatches, so that dropout is the same."""
+"""Plans of one model on 2 to 4 devices; all have two microbatches, so that dropout is equal."""
 
 ACCUMULATED = 2
-"""Steps of the trainer in a step of the optimizer."""
+"""Steps of the trainer per step of the optimizer."""
 
 
 def grouped(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, object]]:
-    """Two groups: weights decay, biases do not."""
+    """Two parameter groups: weights with weight decay, all other parameters without."""
     parameters = list(named)
     return [
         {"params": [p for n, p in parameters if n.endswith("weight")], "weight_decay": 0.1},
@@ -42,10 +45,11 @@ class Resumable:
     """The training of one rank.
 
     Attributes:
-        trainer: of the rank.
+        trainer: trainer of the rank.
         case: makes the inputs.
-        seed_of: gives the seed of the inputs of a step.
-        losses: of all steps since the last break, by step.
+        seed_of: from the number of a step to the seed of its inputs.
+        step: number of the next step.
+        losses: losses of all steps of this object, by the number of the step.
     """
 
     trainer: ss.Trainer
@@ -62,7 +66,7 @@ class Resumable:
         self.scheduler = torch.optim.lr_scheduler.SequentialLR(self.optimizer, [warm, falling], [3])
 
     def train(self, num_steps: int) -> dict[int, float]:
-        """Take some steps; returns the losses of all steps since the last break."""
+        """Make ``num_steps`` steps; returns the losses of all steps of this object."""
         for _ in range(num_steps):
             total = 0.0
             for part in range(ACCUMULATED):
@@ -78,21 +82,21 @@ class Resumable:
         return self.losses
 
     def save(self, folder: Path, **options: str) -> None:
-        """Save all of the run."""
+        """Save the complete state of the run."""
         self.trainer.save(
             folder, optimizer=self.optimizer, scheduler=self.scheduler, step=self.step,
             extra={"name": self.case.plan}, **options,
         )  # fmt: skip
 
     def load(self, folder: Path) -> None:
-        """Go on from a folder."""
+        """Resume from a saved folder."""
         saved = self.trainer.load(folder, optimizer=self.optimizer, scheduler=self.scheduler)
         assert saved.step is not None
         self.step = saved.step
 
 
 def same_losses(found: dict[int, float], expected: dict[int, float]) -> bool:
-    """Whether the losses of all steps that were found are those expected, in float64."""
+    """Assert that the losses equal the expected ones of the same steps; False if there are none."""
     steps = sorted(found)
     a, b = (torch.tensor([x[s] for s in steps], dtype=torch.float64) for x in (found, expected))
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

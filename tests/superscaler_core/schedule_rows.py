@@ -1,4 +1,4 @@
-"""Schedules that the tests of schedules share, and a short way to write one."""
+"""Schedules that several tests share, and a short notation for schedules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from superscaler_core.schedules.straight import alternate
 from superscaler_core.schedules.timeline import Durations
 
 TWICE: Durations = {"F": 1, "B": 2}
-"""A backward takes as long as two forwards."""
+"""Durations in which a backward takes as long as two forwards."""
 
 STRAIGHT = ("naive", "gpipe", "1f1b")
-"""Generators of one stage a worker."""
+"""Names of schedules with one stage per worker."""
 
 _SIZES = [*product((1, 2, 3, 5), (1, 2, 4, 7))]
 SMALL = [SCHEDULES[name](d, n) for name in STRAIGHT for d, n in _SIZES]
@@ -21,21 +21,22 @@ SMALL += [interleaved(d, n, v) for d, n in _SIZES for v in (1, 2, 3)]
 
 
 def text_of(*rows: str, stages: int, microbatches: int) -> str:
-    """Text of a schedule with these rows."""
+    """The text of a schedule with the given rows, one per worker."""
     lines = [f"worker {worker}: {row}" for worker, row in enumerate(rows)]
     return "\n".join([f"own stages={stages} microbatches={microbatches}", *lines])
 
 
 def own(*rows: str, stages: int, microbatches: int) -> Schedule:
-    """Schedule with these rows."""
+    """The schedule with the given rows, one per worker."""
     return Schedule.parse(text_of(*rows, stages=stages, microbatches=microbatches))
 
 
 def round_robin(replicas: Sequence[int], num_microbatches: int) -> Schedule:
-    """1F1B of stages on several workers each, which take microbatches in turn.
+    """1F1B with several workers per stage, which take the microbatches in turn.
 
-    Source: PipeDream's replicated stages, with a flush; a worker's warm-up is the number of workers
-    behind its stage over those of the stage.
+    The number of warm-up forwards of a worker is the number of workers of all later stages over the
+    number of workers of its stage, rounded down. Source: PipeDream's replicated stages, with a
+    flush.
     """
     rows = []
     for stage, count in enumerate(replicas):

@@ -1,4 +1,4 @@
-"""Chains of equal layers whose times are given, on networks that cost nothing."""
+"""Chains of equal layers with given times, on networks without communication costs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FREE = rv.Link(0.0, inf)
 
 
 def free(num_devices: int) -> rv.Topology:
-    """A host in which communication takes no time."""
+    """A host whose communication takes no time."""
     return rv.Topology.single_host(num_devices, FREE.alpha_secs, FREE.bytes_per_sec)
 
 
 def chain(num_layers: int, batch: int = 4, width: int = 8, *, recycles: bool = False) -> Graph:
-    """``sum(x w0 w1 ...)``: square matrices and a loss; what they make may be recycled as ``x``."""
+    """``sum(x w0 w1 ...)`` with square weights; the product may be recycled as ``x``."""
     builder = ss.GraphBuilder("chain")
     x = first = builder.input("x", (batch, width), "float32")
     for i in range(num_layers):
@@ -33,7 +33,7 @@ def chain(num_layers: int, batch: int = 4, width: int = 8, *, recycles: bool = F
 
 
 def given(graph: Graph, forward_secs: float, backward_secs: float) -> DeviceProfile:
-    """Every layer takes these times, whole or cut; all else takes none."""
+    """A profile in which every unsplit layer takes the given times, and all else takes no time."""
     return DeviceProfile(
         "given",
         {"float32": inf},
@@ -55,7 +55,7 @@ def pipelined(
     *,
     recycles: bool = False,
 ) -> ss.Compiled:
-    """As many layers on every stage, stages dealt out to devices in turn."""
+    """A chain in stages of equally many layers; the stages are assigned to devices in turn."""
     graph = chain(num_layers, recycles=recycles)
     plan = ss.Plan(graph, range(num_devices))
     size = num_layers // schedule.num_stages

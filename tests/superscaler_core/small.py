@@ -1,4 +1,4 @@
-"""Small graphs made by hand, and random plans of them: no torch model is needed to test plans."""
+"""Small graphs built by hand, so that tests of plans need no torch model."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ def two_linears(batch: int = 4, width: int = 6, hidden: int = 8, out: int = 5) -
 
 
 def on_one(plan: ss.Plan, device: int = 0) -> ss.Plan:
-    """Everything on one device."""
+    """Assign all ops of a plan to one device."""
     for op in plan.graph.ops:
         plan.op_assign(op, device)
     return plan
 
 
 def branched() -> Graph:
-    """A weight that is used twice, a skip connection, a mask without gradient and two outputs."""
+    """A graph with many features of models.
+
+    It has a weight that is used twice, a skip connection, a mask without gradient, and an op with
+    two outputs.
+    """
     builder = ss.GraphBuilder("branched")
     up = builder.parameter("up.weight", (8, 6), "float64")
     down = builder.parameter("down.weight", (6, 8), "float64")

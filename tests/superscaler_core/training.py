@@ -1,4 +1,4 @@
-"""Training as tests do it: some steps of a program, and the same steps of plain torch."""
+"""Training in tests: a few steps of a program, compared with the same steps of plain torch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    # A gradient that is zero in exact arithmetic, as of a key's bias, is rounding noise in any
-    # other. Adam divides it by its own size; an eps far above the noise keeps it noise.
+    # Some gradients are zero in exact arithmetic, for example that of a key's bias; computed, they
+    # are rounding noise. Adam divides a gradient by its size, so only an eps far above the noise
+    # keeps the updates small.
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
 
 
@@ -42,7 +43,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def _mixed(schedule: ss.Schedule) -> ss.Schedule:
-    """Halves of the first microbatch and every second one after it."""
+    """The schedule with split backwards for microbatches 0, 2, 4, ... only."""
     whole = str(schedule).split()
     row = [
         f"{word.replace('B', 'I')} {word.replace('B', 'W')}"
@@ -61,38 +62,42 @@ REWRITES: dict[str, Callable[[ss.Schedule], ss.Schedule]] = {
     "mixed": _mixed,
     "halves-apart": lambda schedule: split_backward(recompute_apart(schedule)),
 }
-"""Of a plan's schedule: backwards in two halves, W's two microbatches late, halves of every second
-microbatch alone, and recomputations of their own."""
+"""Rewrites of a plan's schedule, by name.
+
+"halves" splits backwards into I and W, and "late" delays each W by two microbatches. "apart" makes
+recomputations actions of the schedule, and "halves-apart" does both. "mixed" splits every second
+backward.
+"""
 
 
 EVOFORMER_PLANS = ("dap", "dap_pipeline", "branch_parallel", "nf1b")
 
 FOLDED = ("interleaved", "zero_bubble_v", "dualpipe_v")
-"""Plans with two stages a device."""
+"""Plans with two stages per device."""
 ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "ampnet", "pipemare")
 """Plans that update weights between microbatches; ``delayed.py`` trains them."""
 
 MODEL_OF = {"expert_parallel": "moe", **dict.fromkeys(EVOFORMER_PLANS, "evoformer"),
             "interlaced": "mbart", "terapipe": "gpt", "spatial": "wide_resnet"}  # fmt: skip
-"""The model of a plan that is for one kind of model alone."""
+"""The models of plans that work for one kind of model only."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A plan on devices, and the model that it trains.
+    """A plan on a number of devices, and the model that it trains.
 
     Attributes:
         plan: a name of ``PLANS``.
-        num_devices: ranks of the program.
-        knobs: of the plan.
+        num_devices: number of ranks of the program.
+        knobs: options of the plan.
         model: a name of ``MODELS``.
-        sizes: of the model, over those of ``tiny``.
+        sizes: sizes of the model that differ from ``tiny``.
         optimizer: a name of ``OPTIMIZERS``.
-        dtype: of the parameters.
-        batch: of a microbatch.
-        num_steps: of the training.
-        overlap: which communication runs while ranks compute.
-        rewrite: of its schedule, a name of ``REWRITES``; none if empty.
+        dtype: dtype of the parameters.
+        batch: samples per microbatch.
+        num_steps: number of training steps.
+        overlap: communication that runs while ranks compute.
+        rewrite: rewrite of the schedule, a name of ``REWRITES``; none if empty.
     """
 
     plan: str
@@ -116,12 +121,12 @@ class Case:
         return "-".join(map(str, what))
 
     def new_model(self) -> nn.Module:
-        """The model, the same every time."""
+        """The model, with the same random weights every time."""
         torch.manual_seed(0)
         return build(self.model, **self.sizes).to(getattr(torch, self.dtype))
 
     def inputs(self, seed: int, num_microbatches: int = 1) -> tuple[Tensor, ...]:
-        """The arguments of one step, those that are recycled last."""
+        """The arguments of one step; recycled arguments come last."""
         batch = self.batch * num_microbatches
         made = example_inputs(self.model, batch, seed=seed, **self.sizes)
         dtype = getattr(torch, self.dtype)
@@ -129,21 +134,21 @@ class Case:
 
     @property
     def recycle(self) -> int:
-        """Turns of a microbatch before the one that is trained."""
+        """Forwards without gradient per microbatch, before the trained one."""
         knobs = signature(PLANS[self.plan]).parameters if self.plan in PLANS else {}
         return self.knobs.get("recycle", knobs["recycle"].default if "recycle" in knobs else 0)
 
     @property
     def recycled(self) -> Mapping[str, int]:
-        """Inputs that nobody gives to a program: the last ones."""
+        """Recycled inputs, which are the last ones and are not passed to a program."""
         return MODELS[self.model].recycled
 
     def compiled(self) -> ss.Compiled:
-        """The program."""
+        """The compiled program."""
         return ss.compile(self.planned())
 
     def planned(self) -> ss.Plan:
-        """The plan."""
+        """The filled plan."""
         plan = ss.Plan(self._graph(), range(self.num_devices))
         PLANS[self.plan](plan, **self.knobs)
         plan.overlap = self.overlap
@@ -152,7 +157,7 @@ class Case:
         return plan
 
     def _graph(self) -> ss.Graph:
-        """The model, captured once for all plans: no plan changes it."""
+        """The captured model; captured once for all plans, because plans do not change it."""
         key = f"{self.model} {self.sizes} {self.dtype} {self.batch}"
         if key not in _graphs:
             _graphs[key] = ss.capture(self.new_model(), self.inputs(0), recycled=self.recycled)
@@ -164,10 +169,10 @@ _graphs: dict[str, ss.Graph] = {}
 
 @dataclass(frozen=True)
 class RoundRobin(Case):
-    """A pipeline whose stages are on several devices, a whole copy on each.
+    """A case with a pipeline whose stages are replicated on several devices.
 
     Attributes:
-        replicas: devices of every stage, which take microbatches in turn.
+        replicas: number of devices of every stage; these take microbatches in turn.
     """
 
     plan: str = "round_robin"
@@ -191,14 +196,14 @@ class RoundRobin(Case):
 
 @dataclass(frozen=True)
 class Trained:
-    """What training gave: the loss of every step, and the parameters after the last."""
+    """The result of a training: the loss of every step, and the parameters after the last step."""
 
     losses: tuple[float, ...]
     parameters: Mapping[str, Tensor]
 
 
 def train(trainer: ss.Trainer, case: Case, state: Mapping[str, Tensor]) -> Trained:
-    """Train one rank's share of a program, from the parameters in ``state``."""
+    """Train one rank's part of a program, from the parameters in ``state``."""
     trainer.load_state_dict(state)
     optimizer = OPTIMIZERS[case.optimizer](trainer.parameters())
     losses = []
@@ -211,7 +216,7 @@ def train(trainer: ss.Trainer, case: Case, state: Mapping[str, Tensor]) -> Train
 
 
 def train_alone(case: Case, num_microbatches: int) -> Trained:
-    """Train the model on one device by plain torch, over the same microbatches and turns."""
+    """Train the model on one device by plain torch, with the same microbatches and recycling."""
     model = case.new_model()
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     losses = []
@@ -229,10 +234,10 @@ def train_alone(case: Case, num_microbatches: int) -> Trained:
 
 
 def difference(trained: Trained, alone: Trained, floor: float) -> float:
-    """The largest difference of losses and parameters.
+    """The largest relative difference of losses and parameters.
 
-    Of a parameter it is that of elements, relative to the largest of them, or to ``floor`` where
-    all are smaller: a parameter that is zero in exact arithmetic holds rounding noise.
+    The largest difference of a parameter's elements is divided by the largest element, but at least
+    by ``floor``: a parameter that is zero in exact arithmetic contains only rounding noise.
     """
     assert trained.parameters.keys() == alone.parameters.keys()
     losses = [torch.tensor(one.losses, dtype=torch.float64) for one in (trained, alone)]
@@ -244,7 +249,7 @@ def difference(trained: Trained, alone: Trained, floor: float) -> float:
 
 
 def errors_on_threads(case: Case, folder: Path, floor: float = 1e-3) -> list[float]:
-    """How far every rank of a program, as threads, is from training alone."""
+    """Train with ranks as threads; returns the ``difference`` of each rank from training alone."""
     compiled = case.compiled()
     compiled.save(folder)
     start = case.new_model().state_dict()

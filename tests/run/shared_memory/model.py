@@ -1,17 +1,17 @@
 """A model of the protocol of csrc/signal/signal.cpp: words, steps, and all their interleavings.
 
-Every step reads or writes one word of shared memory, as the code does, and names are the code's:
-``num_calls``, ``history``, ``count``, ``failure``; ``begin``, ``location``, ``wait``, ``advance``,
-``end``, ``fail``. Data are modelled as (program, call number), so that a read shows whose data it
-got. ``memory`` is staging, ``source`` a tensor of the user's that others read in place. A rank
-whose call is over, by success or by an error, gives its source back to its user, who writes junk
-there.
+Every step reads or writes one word of shared memory, as the code does, and the names are those of
+the code: ``num_calls``, ``history``, ``count``, ``failure``; ``begin``, ``location``, ``wait``,
+``advance``, ``end``, ``fail``. Data are modelled as (program, call number), so that a read shows
+from which call its data comes. ``memory`` is the staging memory, and ``source`` is a tensor of the
+user that other ranks read in place. When a call ends, by success or by an error, the user gets the
+source back and overwrites it with junk.
 
 ``explore`` visits every reachable state, with faults injected at every point. Its laws:
 
-- safety: a call that returns has read nothing but the data of its own call;
-- liveness: where a rank failed or died, no rank waits until the timeout;
-- without faults, ranks that make the same calls all return.
+- safety: a call that returns has read only data of its own call;
+- liveness: if a rank failed or died, no rank waits until the timeout;
+- without faults, all ranks return if they make the same calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 NUM_KEPT = 3
-"""Slots of ``history``: the fewest with which a rank may be one call ahead."""
+"""Slots of ``history``: the least number with which a rank may be one call ahead."""
 
 JUNK = ("junk", 0)
 Data = tuple[str, int]
@@ -28,10 +28,10 @@ Op = tuple[str, int, int]
 """(step, peer, number of events)."""
 
 CHECKS = frozenset({"history", "chain", "begin", "end", "near", "readers"})
-"""What the protocol checks; a mutation leaves one out."""
+"""The checks of the protocol; a mutation leaves out one of them."""
 
 NUM_EVENTS = {"in place": 1, "mixed": 2, "staged": 2, "one way": 3, "alone": 1, "alone, long": 5}
-"""Programs that ranks may call, and how many events each rank counts in them."""
+"""Programs that ranks may call, and the number of events that each rank counts in them."""
 
 
 def program(name: str, rank: int, num_ranks: int) -> list[Op]:
@@ -45,21 +45,21 @@ def program(name: str, rank: int, num_ranks: int) -> list[Op]:
     ops: list[Op] = [("check", peer, 0) for peer in range(num_ranks)]
     ops += [("near", peer, 0) for peer in others]
     ops += [("publish", 0, 0), ("begin", 0, 0)]
-    # What earlier calls staged has been read.
+    # Wait until the others have read the data that earlier calls staged.
     ops += [("wait", peer, 0) for peer in others]
     ops += [("write", 0, 0), ("advance", 0, 0)]
     for peer in read:
         ops += [("wait", peer, 1), ("read", peer, 0)]
     ops += [("advance", 0, 0)] * (NUM_EVENTS[name] - 1)
     if name == "mixed":
-        # What others read lies where the user may write as soon as the call returns.
+        # Others read memory that the user may overwrite as soon as the call returns.
         ops += [("wait", peer, 2) for peer in others]
     ops += [("end", peer, 0) for peer in range(num_ranks)]
     return [*ops, ("return", 0, 0)]
 
 
 def _in_place(others: list[int], num_ranks: int) -> list[Op]:
-    """A call in which sources are read where they are: they are there when the call begins."""
+    """A call in which sources are read in place; a source is ready when the call begins."""
     ops: list[Op] = [("check", peer, 0) for peer in range(num_ranks)]
     ops += [("near", peer, 0) for peer in others]
     ops += [("bring", 0, 0), ("publish", 0, 0), ("begin", 0, 0)]
@@ -72,7 +72,7 @@ def _in_place(others: list[int], num_ranks: int) -> list[Op]:
 
 
 def _alone(name: str, others: list[int], num_ranks: int) -> list[Op]:
-    """A call in which no rank waits for another: ranks run ahead of each other."""
+    """A call in which no rank waits for another, so that ranks run ahead of each other."""
     return [
         *(("check", peer, 0) for peer in range(num_ranks)),
         *(("near", peer, 0) for peer in others),
@@ -85,7 +85,7 @@ def _alone(name: str, others: list[int], num_ranks: int) -> list[Op]:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank: its header, which all can read, and what it alone knows."""
+    """The state of one rank: its header, which all ranks can read, and its private state."""
 
     # The header.
     count: int = 0
@@ -95,7 +95,7 @@ class Rank:
     is_alive: bool = True
     memory: Data = JUNK
     source: Data = JUNK
-    # Its own.
+    # Private.
     call: int = 0
     op: int = 0
     is_raising: bool = False
@@ -110,7 +110,7 @@ State = tuple[Rank, ...]
 
 @dataclass(frozen=True)
 class Scenario:
-    """The calls of every rank, how many faults may be injected, and what the protocol checks."""
+    """The calls of every rank, the number of faults to inject, and the checks of the protocol."""
 
     calls: tuple[tuple[str, ...], ...]
     num_faults: int = 0
@@ -119,7 +119,7 @@ class Scenario:
 
 @dataclass
 class Found:
-    """What an exploration found."""
+    """The result of an exploration."""
 
     num_states: int = 0
     violations: list[str] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Found:
 
 
 def explore(scenario: Scenario) -> Found:
-    """Visit every state that can be reached; stops at the first violation."""
+    """Visit every reachable state; stop at the first violation."""
     model = _Model(scenario)
     start = (model.start(), scenario.num_faults)
     seen, waiting = {start}, [start]
@@ -161,7 +161,7 @@ class _Model:
         return tuple(Rank(at_start=(0,) * self.num_ranks) for _ in range(self.num_ranks))
 
     def moves(self, state: State, faults: int) -> Iterator[tuple[State, int] | str]:
-        """Every state that follows, or a violation."""
+        """Every state that may follow, or a violation."""
         steps = 0
         for i, rank in enumerate(state):
             if not rank.is_alive or rank.call == len(self.programs[i]):
@@ -177,7 +177,7 @@ class _Model:
                 yield _put(state, i, replace(rank, is_alive=False)), faults - 1
         if steps:
             return
-        # Nobody can go on: whoever waits, waits until the timeout.
+        # No rank can take a step, so all ranks that wait do so until the timeout.
         stuck = [i for i, r in enumerate(state) if r.is_alive and r.call < len(self.programs[i])]
         if stuck and any(rank.failure or not rank.is_alive for rank in state):
             yield f"ranks {stuck} wait until the timeout although a rank failed or died"
@@ -185,7 +185,7 @@ class _Model:
             yield _put(state, i, replace(state[i], is_raising=True)), faults
 
     def faults_at_end(self, state: State) -> list[str]:
-        """What is wrong when all is over."""
+        """Violations in a final state."""
         is_same = len(set(self.scenario.calls)) == 1 and not self.scenario.num_faults
         raised = [i for i, rank in enumerate(state) if "raised" in rank.outcomes]
         return [f"ranks {raised} raised without any fault"] if is_same and raised else []
@@ -193,7 +193,7 @@ class _Model:
     # --- steps ----------------------------------------------------------------------------------
 
     def _step(self, state: State, i: int) -> Rank | str | None:
-        """The rank after its next step; None if it has to wait; a text if it breaks a law."""
+        """The rank after its next step; None if it must wait; a text if the step breaks a law."""
         rank = state[i]
         if rank.is_raising:
             return self._raise(rank)
@@ -209,7 +209,7 @@ class _Model:
                 return replace(done, at_start=tuple(n + totals for n in rank.at_start))
             return done
         if step == "near":
-            # The slot that is written next may still be asked for.
+            # A peer that is too far behind may still need the slot that is written next.
             is_near = state[peer].num_calls + NUM_KEPT >= rank.num_calls + 1 + 2
             if rank.num_calls + 1 <= NUM_KEPT or "near" not in self.checks or is_near:
                 return done
@@ -242,7 +242,7 @@ class _Model:
         return _next_call(replace(rank, memory=memory, source=JUNK), "returned")
 
     def _raise(self, rank: Rank) -> Rank:
-        """First ``fail``, then the user has the memory and goes on."""
+        """First set ``failure``; in the next step, the user gets the memory back and continues."""
         if not rank.failure:
             return replace(rank, failure=True)
         return _next_call(replace(rank, memory=JUNK, source=JUNK), "raised")
@@ -261,7 +261,7 @@ class _Model:
         count = rank.at_start[peer] + num_events + (1 if num_events else 0)
         is_reached = other.count >= count
         if is_reached and not rank.has_looked:
-            # The count and the history are two words, read one after the other.
+            # The count and the history are two words, so they are read in two steps.
             return replace(rank, has_looked=True)
         if rank.has_looked or other.num_calls >= number:
             if "history" in self.checks and not is_same:
@@ -271,7 +271,7 @@ class _Model:
         return self._not_yet(state, rank, peer)
 
     def _locate(self, state: State, i: int, peer: int) -> Rank | None:
-        """Wait until the peer has begun the present call; then its source is there."""
+        """Wait until the peer has begun the present call; from then on its source is ready."""
         rank, other = state[i], state[peer]
         if other.num_calls < rank.num_calls:
             return self._not_yet(state, rank, peer)
@@ -281,7 +281,7 @@ class _Model:
         return replace(rank, op=rank.op + 1)
 
     def _not_yet(self, state: State, rank: Rank, peer: int) -> Rank | None:
-        """A slice of a wait is over: some rank has failed, or the peer has hung up."""
+        """A slice of a wait is over: raise if a rank failed or the peer is dead, else wait on."""
         if any(other.failure for other in state) or not state[peer].is_alive:
             return replace(rank, is_raising=True)
         return None
@@ -304,7 +304,7 @@ def _put(state: State, i: int, rank: Rank) -> State:
 
 
 def scenarios(num_ranks: int, usual: Sequence[str], others: Sequence[str]) -> Iterator[Scenario]:
-    """All ranks make the ``usual`` calls; the last one makes another, or misses one."""
+    """All ranks make the ``usual`` calls; or the last rank makes another call, or misses one."""
     yield Scenario((tuple(usual),) * num_ranks)
     yield Scenario((tuple(usual),) * num_ranks, num_faults=1)
     for i in range(len(usual)):

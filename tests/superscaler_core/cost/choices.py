@@ -1,4 +1,4 @@
-"""Models on paper, plans of them, and the same choices as values."""
+"""Models on the meta device, their plans, and the choices of these plans as values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TWO_HOSTS = rv.Topology.hosts(
 
 
 class Plain(nn.Module):
-    """Linear maps without biases: a chain in which no call computes two ops."""
+    """A chain of linear maps without biases, in which every call is a single op."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Plain(nn.Module):
 
 @cache
 def graph(name: str) -> ss.Graph:
-    """A model of this name."""
+    """The captured model of a name."""
     with torch.device("meta"):
         if name == "plain":
             return ss.capture(Plain((640, 1536, 1024, 512)), (torch.empty(4096, 640),))
@@ -57,7 +57,7 @@ def graph(name: str) -> ss.Graph:
 
 
 ONE_BUCKET = ss.Overlap(bucket_bytes=1 << 40)
-"""Costs take all weights to move in one call."""
+"""One bucket for all weights, because the cost functions assume that weights move in one call."""
 
 
 def compiled(
@@ -67,7 +67,7 @@ def compiled(
     topology: rv.Topology,
     **knobs: Any,
 ) -> ss.Compiled:
-    """The program of a plan on four devices, in one stage."""
+    """The program of a plan on four devices, with one stage."""
     plan = ss.Plan(graph(model), range(4))
     PLANS[plan_name](plan, **knobs)
     plan.op_order(one_f_one_b(1, microbatches))
@@ -76,19 +76,19 @@ def compiled(
 
 
 def storage_of(plan: ss.Plan) -> Mapping[PTensor, OpSplit]:
-    """Who stores what, where the plan says it."""
+    """The split by which each parameter is stored, for those whose storage the plan specifies."""
     return {tensor: plan.op_split(plan.update(tensor.name)) for tensor in plan.updates()}
 
 
 def model_of(program: ss.Compiled, profile: str = "a100") -> CostModel:
-    """Prices where a program runs."""
+    """The cost functions for a program's graph and topology."""
     topology = program.materialized.topology
     assert topology is not None
     return CostModel(program.plan.graph, PROFILES[profile], topology)
 
 
 def stage_of(program: ss.Compiled, costs: CostModel) -> StageCost:
-    """The price of all ops, with the choices of a plan."""
+    """The cost of all ops as one stage, with the choices of the program's plan."""
     plan = program.plan
     splits = {op: plan.op_split(op) for op in plan.graph.ops}
     return costs.stage_cost(plan.graph.ops, plan.devices, splits, storage=storage_of(plan))

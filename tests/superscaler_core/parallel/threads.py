@@ -1,4 +1,4 @@
-"""Parallel models on the threads of one process, for tests."""
+"""Parallel models for tests, whose ranks are threads of one process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class ProgramsOfThreads(Programs):
-    """Programs that ranks of one process share: none computes while a model is traced.
+    """Programs that the ranks of one process share.
 
-    Tracing patches torch for the whole process.
+    No rank computes while a model is traced, because tracing patches torch for the whole process.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Renamed: the same model with every module and parameter under another attribute name."""
+"""Renamed: a model with every module and parameter under another attribute name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from torch import nn
 
 
 def renamed(model: nn.Module) -> nn.Module:
-    """Give every module other names, which the model's own code does not see.
+    """Give all modules and parameters other names, without changes to the model's own code.
 
-    A module's ``__getattr__`` finds what its code asks for under the new names; lists stay lists.
+    Each module gets a ``__getattr__`` that maps an old name to the new one. The items of lists keep
+    their names.
     """
     for module in list(model.modules()):
         if isinstance(module, nn.ModuleList | nn.Sequential):

@@ -1,4 +1,4 @@
-"""Graphs with specs: the mixture of experts of GShard, and random ones."""
+"""Graphs with sharding specs: the mixture of experts of GShard, and random graphs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from superscaler_core.planners.gspmd import Mesh, Propagated, complete
 
 
 class Experts(nn.Module):
-    """A layer of experts as GShard writes it, and its specs where GShard has them; before it one
-    linear map, as its inputs are activations of a model.
+    """A layer of experts as in GShard, with GShard's sharding specs, after a linear map.
+
+    The linear map makes the inputs of the layer activations, as in a model.
     """
 
     def __init__(self, width: int = 6, hidden: int = 10, experts: int = 4) -> None:
@@ -40,14 +41,14 @@ class Experts(nn.Module):
 
 
 def completed(graph: ss.Graph, mesh: str, specs: Mapping[str, str] | None = None) -> Propagated:
-    """The specs of a graph on a mesh."""
+    """The completed sharding specs of a graph on a mesh."""
     grid = Mesh.parse(mesh)
     said = {name: ss.ShardSpec.parse(text) for name, text in (specs or {}).items()}
     return complete(graph, range(grid.num_devices), grid, said)
 
 
 def random_graph(seed: int) -> tuple[ss.Graph, dict[str, str]]:
-    """A graph of products, sums, transpositions and elementwise ops; and specs of some tensors."""
+    """A random graph of products, sums, transpositions and softmaxes; and specs of some tensors."""
     rng = random.Random(seed)
     builder = ss.GraphBuilder("random")
     sizes = (4, 8, 12)

@@ -1,4 +1,4 @@
-"""Random small problems of forms, for tests of HiDup's planner, and their brute force."""
+"""Random small form problems for tests of HiDup's planner, and their solution by brute force."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ CHAIN_LENGTH = 5
 
 
 def chain(seed: int) -> FormProblem:
-    """Five calls of a chain; each writes the form that it reads, and each pair of forms has a cost.
+    """A chain of five calls; each writes the form that it reads.
 
-    All costs are whole numbers from 0 to 10, of computing, and from 1 to 10, of communication.
+    Every change between two forms has a cost. Computation costs are whole numbers from 0 to 10, and
+    communication costs whole numbers from 1 to 10.
     """
     random = Random(seed)
     calls, reforms = [], {}
@@ -43,9 +44,10 @@ def chain(seed: int) -> FormProblem:
 
 
 def chain_secs(problem: FormProblem) -> tuple[np.ndarray, np.ndarray]:
-    """Overlapped and serial seconds of the forward of every choice of forms of a chain.
+    """Overlapped and serial forward seconds of a chain, for every choice of forms.
 
-    A call that needs another form begins a stage; any other call is in the stage before it.
+    A call whose form differs from that of the call before begins a stage; any other call belongs to
+    the stage of the call before.
     """
     forms = np.array(list(product(range(NUM_FORMS), repeat=CHAIN_LENGTH)))
     comm = np.zeros((CHAIN_LENGTH, len(forms)))
@@ -70,7 +72,7 @@ def chain_secs(problem: FormProblem) -> tuple[np.ndarray, np.ndarray]:
 
 
 def random_problem(seed: int) -> FormProblem:
-    """A few calls that read any tensors before them, with signatures of any forms."""
+    """A few calls that read random earlier tensors, with signatures of random forms."""
     random = Random(seed)
 
     def work(comm_share: float) -> DuplexStage:
@@ -87,7 +89,7 @@ def random_problem(seed: int) -> FormProblem:
             )
             for _ in range(random.randint(0, 2))
         )
-        # So that there is always a strategy, whole tensors can be read and written.
+        # Every call can read and write form 0, so that there is always a strategy.
         signatures += (Signature((0,) * len(reads), (0,), work(0.2)),)
         calls.append(FormCall(f"call{i}", reads, (i,), signatures))
     reforms = {
@@ -101,7 +103,7 @@ def random_problem(seed: int) -> FormProblem:
 
 
 def all_strategies(problem: FormProblem, most_calls: int | None) -> Iterator[Sequence[DuplexStage]]:
-    """The stages of every strategy, by the definition of a stage."""
+    """The stages of every possible strategy, by the definition of a stage."""
     num = len(problem.calls)
     for signatures in product(*(call.signatures for call in problem.calls)):
         for begins in product((False, True), repeat=num - 1):
@@ -123,7 +125,7 @@ def all_strategies(problem: FormProblem, most_calls: int | None) -> Iterator[Seq
 def _stages(
     problem: FormProblem, signatures: Sequence[Signature], ends: Sequence[int]
 ) -> list[tuple[DuplexStage, int]] | None:
-    """Each stage, with the number of its communications; None if some communication cannot be."""
+    """The stages, each with its number of communications; None if a communication is impossible."""
     forms: dict[int, list[object]] = {}
     found = []
     for begin, end in pairwise(ends):
@@ -147,7 +149,7 @@ def _stages(
 def brute_force_secs(
     problem: FormProblem, backward: str, most_calls: int | None, counts_last: bool
 ) -> float:
-    """The least time of all strategies; infinite if there is none."""
+    """The least time over all strategies, in seconds; infinite if there is none."""
     return min(
         (
             overlapped_secs(stages, backward, counts_last=counts_last)

@@ -1,4 +1,4 @@
-"""Small placement problems drawn at random, and a simulation of them event by event."""
+"""Small random placement problems, and an event-by-event simulation of their assignments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from superscaler_core.planners.placement import Operation, OperationResult, Plac
 def random_problem(
     seed: int, *, most: int = 7, devices: tuple[int, ...] = (2, 3), has_memory: bool | None = None
 ) -> PlacementProblem:
-    """Whole numbers of seconds, so that sums are exact; devices differ; some share a group."""
+    """A random problem with whole seconds, so that sums are exact; devices differ in speed.
+
+    In half of the problems, operations share groups.
+    """
     random = np.random.default_rng(seed)
     num, many = int(random.integers(2, most + 1)), int(random.choice(devices))
     groups = random.integers(0, num, num)
@@ -39,19 +42,20 @@ def random_problem(
         tuple(results),
         random.integers(0, 4, (many, many)).astype(float),
         random.choice([0.5, 1.0, 2.0], (many, many)),
-        # The first device always has memory for all.
+        # The first device always has memory for all operations.
         (total, *(float(random.integers(1, total + 1)) if is_tight else inf,) * (many - 1)),
     )
 
 
 def events(problem: PlacementProblem, assignment: tuple[int, ...]) -> list[float]:
-    """When every operation ends, second by second: queues of devices and ports, and a clock.
+    """The time at which every operation ends, by a clock and queues of devices and ports.
 
-    It shares nothing with the simulation but the problem: whatever can start does, when it is the
-    first in the queues of all that it occupies.
+    This shares no code with the planners' simulation. A job (an operation or a transfer) starts
+    when its inputs are ready and it is first in the queues of all devices and ports that it
+    occupies.
     """
     at = [assignment[group] for group in problem.group_of]
-    # A job: what it waits for, what it occupies, and how long.
+    # For every job: the jobs that it waits for, the devices and ports it occupies, and its seconds.
     jobs: dict[object, tuple[set[object], list[object], float]] = {}
     for number, op in enumerate(problem.operations):
         waits: set[object] = set()

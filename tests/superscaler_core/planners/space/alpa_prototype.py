@@ -1,8 +1,8 @@
-"""The cost model of Alpa's prototype of its intra-op planner, and its multilayer perceptrons.
+"""The cost model of Alpa's prototype of its intra-op planner, and its test models (MLPs).
 
-Costs are the prototype's own units, not seconds. A tensor's spec says for every dim which axis of a
-2-D mesh splits it, or None. Source of all rules: ``playground/auto_sharding_solver`` of Alpa
-(``cluster_env.py``, ``hlo.py``, ``test_solver_mlp.py``).
+Costs are in the prototype's own units, not in seconds. The spec of a tensor has, for each dim, the
+axis of a 2-D mesh that splits the dim, or None. Source of all rules: Alpa's folder
+``playground/auto_sharding_solver`` (``cluster_env.py``, ``hlo.py``, ``test_solver_mlp.py``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Spec = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of two axes, and the prototype's costs along them.
+    """A mesh of two axes, with the prototype's communication costs along them.
 
     Attributes:
-        sizes: devices along each axis.
-        beta: cost of a byte along each; a message costs 1.
+        sizes: number of devices along each axis.
+        beta: cost of a byte along each axis; a message costs 1.
     """
 
     sizes: tuple[int, int]
@@ -35,30 +35,31 @@ class Mesh:
         return int(1 + self.beta[axis] * factor * (size - 1) / size * num_bytes) + penalty
 
     def all_gather(self, num_bytes: float, axis: int) -> float:
-        """Of a whole tensor's bytes."""
+        """The cost of an all-gather; ``num_bytes`` are those of the whole tensor."""
         return self._cost(axis, 1.0, num_bytes, 0.1)
 
     def all_reduce(self, num_bytes: float, axis: int) -> float:
-        """Of bytes that every device has."""
+        """The cost of an all-reduce; ``num_bytes`` are those that each device holds."""
         return self._cost(axis, 2.0, num_bytes, 0.01)
 
     def all_to_all(self, num_bytes: float, axis: int) -> float:
-        """Of a whole tensor's bytes."""
+        """The cost of an all-to-all; ``num_bytes`` are those of the whole tensor."""
         return self._cost(axis, 1.5 / self.sizes[axis], num_bytes, 0.001)
 
     def spec(self, num_dims: int, axes: dict[int, int]) -> Spec:
-        """Dims that axes split; axes of one device split nothing."""
+        """The spec in which ``axes`` split dims; axes of one device split nothing."""
         splits = (axes.get(dim) for dim in range(num_dims))
         return tuple(None if axis is None or self.sizes[axis] == 1 else axis for axis in splits)
 
     def num_parts(self, spec: Spec) -> int:
-        """Devices that hold different parts."""
+        """The number of different parts of a tensor."""
         return int(np.prod([self.sizes[axis] for axis in spec if axis is not None]))
 
     def reshard(self, num_bytes: float, src: Spec, dst: Spec) -> float:
-        """Ends every split that the reader does not have.
+        """The cost of removing every split that the reader does not have.
 
-        By a gather, or by an all-to-all where another dim is split along the same axis.
+        A split is removed by an all-to-all if dst splits another dim along the same axis, and
+        otherwise by an all-gather.
         """
         return sum(
             (self.all_to_all if axis in dst else self.all_gather)(num_bytes, axis)
@@ -69,7 +70,7 @@ class Mesh:
 
 @dataclass(eq=False)
 class Prototype:
-    """Builds a space as the prototype builds its programme; values are numbers of nodes."""
+    """A builder of a space by the rules of the prototype; a value is the number of its node."""
 
     mesh: Mesh
     nodes: list[SpaceNode] = field(default_factory=list)
@@ -80,11 +81,11 @@ class Prototype:
 
     @property
     def space(self) -> Space:
-        """What was built."""
+        """The space that was built."""
         return Space(tuple(self.nodes), tuple(self.edges), memory_bytes=1000 * 2.0**20)
 
     def num_bytes(self, node: int) -> int:
-        """Of a whole value; numbers have 4 bytes."""
+        """Bytes of a whole value, with 4 bytes per element."""
         return 4 * int(np.prod(self.shapes[node]))
 
     def _node(self, kind: str, shape: tuple[int, int], ways: list[tuple[Spec, float]]) -> int:
@@ -105,24 +106,24 @@ class Prototype:
         return number
 
     def _reads(self, reader: int, writer: int, wanted: list[Spec]) -> None:
-        """A reader's choices want these specs of a value."""
+        """Add an edge: for each choice of ``reader``, ``wanted`` has the spec of the value read."""
         size = self.num_bytes(writer)
         costs = [[self.mesh.reshard(size, a, b) for b in wanted] for a in self.specs[writer]]
         self.edges.append(SpaceEdge.of(writer, reader, costs))
         self.depths[reader] = max(self.depths[reader], self.depths[writer] + 1)
 
     def parameter(self, shape: tuple[int, int]) -> int:
-        """An input: one dim along one axis; or replicated, for 2."""
+        """Add an input: one dim split along one axis, or replicated at cost 2."""
         axes = [axis for axis in (0, 1) if self.mesh.sizes[axis] > 1]
         splits = [(self.mesh.spec(2, {dim: axis}), 0.0) for dim in (0, 1) for axis in axes]
         return self._node("parameter", shape, [*splits, ((None, None), 2.0)])
 
     def constant(self, shape: tuple[int, int]) -> int:
-        """A broadcast number, replicated."""
+        """Add a broadcast number, which is replicated."""
         return self._node("constant", shape, [((None, None), 0.0)])
 
     def elementwise(self, *operands: int) -> int:
-        """Follows its deepest operand; the others come to it."""
+        """Add an elementwise op with the spec of its deepest operand; the others are resharded."""
         followed = max(operands, key=lambda each: self.depths[each])
         specs = self.specs[followed]
         node = self._node("elementwise", self.shapes[followed], [(spec, 0.0) for spec in specs])
@@ -135,7 +136,10 @@ class Prototype:
         return node
 
     def dot(self, left: int, right: int, *, left_sum: int = 1, right_sum: int = 0) -> int:
-        """A product over one dim of each; two of its three loops are split by the two axes."""
+        """Add a product that sums over one dim of each operand.
+
+        The two mesh axes split two of its three loops.
+        """
         mesh, left_free, right_free = self.mesh, 1 - left_sum, 1 - right_sum
         shape = self.shapes[left][left_free], self.shapes[right][right_free]
         whole = 4 * shape[0] * shape[1]
@@ -144,7 +148,8 @@ class Prototype:
             for axes in permutations((0, 1)):
                 axis_of = dict(zip(loops, axes, strict=True))
                 summed = axis_of.get("sum")
-                # A sum along one device is none. On a line, sums are among those that split rows.
+                # An axis of one device sums nothing. If the mesh is a line, the ways ("left",
+                # "sum") already contain this sum.
                 is_line = 1 in mesh.sizes and loops[0] == "sum"
                 if summed is not None and (mesh.sizes[summed] == 1 or is_line):
                     continue
@@ -159,18 +164,18 @@ class Prototype:
         return node
 
     def alias(self, a: int, b: int) -> None:
-        """Two values are one buffer: of the same spec."""
+        """Require that two values, which share a buffer, have the same spec."""
         never = [[0.0 if x == y else inf for y in self.specs[b]] for x in self.specs[a]]
         self.edges.append(SpaceEdge.of(a, b, never))
 
 
 def _of(axes: dict[str, int], **dims: int) -> dict[int, int]:
-    """Axes of a tensor's dims, from those of loops."""
+    """The axes of a tensor's dims, from the axes of loops; ``dims`` has the dim of each loop."""
     return {dim: axes[loop] for loop, dim in dims.items() if loop in axes}
 
 
 def mlp(mesh: Mesh, num_layers: int, batch: int, width: int) -> Space:
-    """A step of training of products alone: forward, squared error, gradients, updates."""
+    """The space of a training step of a linear MLP: forward, squared error, gradients, updates."""
     build = Prototype(mesh)
     x, y = build.parameter((batch, width)), build.parameter((batch, width))
     weights = [build.parameter((width, width)) for _ in range(num_layers)]

@@ -16,7 +16,7 @@ from superscaler_core.models.mlp import MLPConfig, MLPModel
 
 @cache
 def captured(model: str, batch: int = 4, dtype: str = "float64", **sizes: Any) -> ss.Graph:
-    """A tiny model of ``MODELS``."""
+    """The graph of a tiny model of ``MODELS``."""
     torch.manual_seed(0)
     made = build(model, **sizes).to(getattr(torch, dtype))
     inputs = [
@@ -27,7 +27,7 @@ def captured(model: str, batch: int = 4, dtype: str = "float64", **sizes: Any) -
 
 
 class OneBlock(nn.Module):
-    """A block of a transformer, with a loss."""
+    """One transformer block with a loss."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class OneBlock(nn.Module):
 
 
 def mlp_on_paper(batch: int, width: int, hidden: int) -> ss.Graph:
-    """Two linear maps of half precision."""
+    """The graph of an MLP of two linear maps in half precision, without memory for values."""
     sizes = MLPConfig(inputs=width, hidden=hidden, outputs=width, layers=2)
     with torch.device("meta"):
         model, x = MLPModel(sizes).half(), torch.empty(batch, width, dtype=torch.float16)
@@ -47,7 +47,7 @@ def mlp_on_paper(batch: int, width: int, hidden: int) -> ss.Graph:
 
 
 def block_on_paper(batch: int, tokens: int, width: int, heads: int) -> ss.Graph:
-    """One block of a transformer, of half precision."""
+    """The graph of one transformer block in half precision, without memory for values."""
     with torch.device("meta"):
         x = torch.empty(batch, tokens, width, dtype=torch.float16)
         return ss.capture(OneBlock(width, heads).half(), (x,))

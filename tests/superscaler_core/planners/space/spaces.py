@@ -15,13 +15,14 @@ def random_space(
     has_memory: bool = False,
     excluded: float = 0.0,
 ) -> Space:
-    """A space of whole numbers, so that sums are exact.
+    """A random space of whole numbers, so that sums are exact.
 
     Args:
-        seed: of the random numbers.
-        most_nodes, most_choices: at most so many.
-        has_memory: whether memory is limited, to a value that some assignments need.
-        excluded: share of the pairs of choices that exclude each other; equal numbers never do.
+        seed: seed of the random numbers.
+        most_nodes, most_choices: largest number of nodes, and of choices per node.
+        has_memory: whether memory is limited, to the memory of the first choices.
+        excluded: share of the pairs of choices that exclude each other; choices with equal numbers
+            never do.
     """
     random = np.random.default_rng(seed)
     num = int(random.integers(2, most_nodes + 1))
@@ -51,6 +52,6 @@ def random_space(
     space = Space(nodes, tuple(edges), microbatches=int(random.integers(1, 4)))
     if not has_memory:
         return space
-    # Equal numbers exclude each other nowhere, so that something fits.
+    # The first choices never exclude each other, so at least one assignment fits.
     some = (0,) * num
     return Space(nodes, tuple(edges), space.microbatches, memory_bytes=space.bytes(some))

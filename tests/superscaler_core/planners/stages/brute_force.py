@@ -1,6 +1,6 @@
-"""Every cut of a small problem, one by one, and what each planner's paper calls its cost.
+"""All cuts of a small stage problem, and the cost of a cut as each planner's paper defines it.
 
-These definitions share nothing with the planners but the problem and its memory.
+These definitions share no code with the planners except the problem and its memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def members(bits: int) -> tuple[int, ...]:
 
 
 def chains(points: tuple[int, ...], start: int = 0) -> Iterator[list[tuple[int, ...]]]:
-    """All ways from a point to the last, as sets of layers."""
+    """All paths from a point to the last one, each as the sets of layers between its points."""
     if start == points[-1]:
         yield []
     for point in points:
@@ -32,7 +32,7 @@ def chains(points: tuple[int, ...], start: int = 0) -> Iterator[list[tuple[int, 
 def cuts(
     problem: StageProblem, *, is_graph: bool = False, replicas_only: bool = False
 ) -> Iterator[StageCut]:
-    """All cuts that fit, with any degrees and any number of devices."""
+    """All cuts that fit, with all degrees and all numbers of devices."""
     chosen = [d for d in problem.degrees if d.tensor == 1 or not replicas_only]
     for sets in chains((downsets if is_graph else prefixes)(problem)):
         for degrees in product(chosen, repeat=len(sets)):
@@ -51,7 +51,7 @@ def cuts(
 
 
 def least(problem: StageProblem, objective: Objective, **which: bool) -> float:
-    """The least cost of any cut; infinity if none fits."""
+    """The least cost over all cuts; infinity if none fits."""
     return min((objective(problem, cut) for cut in cuts(problem, **which)), default=float("inf"))
 
 
@@ -67,7 +67,7 @@ def weights_of(problem: StageProblem, stage: PlacedStage) -> float:
 
 
 def crossing(problem: StageProblem, layers: tuple[int, ...]) -> tuple[float, float]:
-    """Results that come from outside, and those that are read outside, each once."""
+    """Bytes of results that enter a set of layers, and of those that leave it, each result once."""
     inside = set(layers)
     enters = {a for a, b in problem.edges if a not in inside and b in inside}
     leaves = {a for a, b in problem.edges if a in inside and b not in inside}
@@ -125,11 +125,11 @@ def alpa_cost(problem: StageProblem, cut: StageCut) -> float:
     return sum(secs) + (problem.microbatches - 1) * max(secs)
 
 
-# --- those whose choices are not cuts of one kind -----------------------------------------------
+# --- planners with other choices than ``cuts`` --------------------------------------------------
 
 
 def least_scattered(problem: StageProblem) -> float:
-    """Any device for any layer."""
+    """The least cost if any layer may be on any device."""
     alone = problem.degrees.index(Degrees(1, 1))
     costs = [layer.costs[alone] for layer in problem.layers]
     in_flight = min(problem.num_devices, problem.microbatches)
@@ -148,7 +148,7 @@ def least_scattered(problem: StageProblem) -> float:
 
 
 def least_hierarchical(problem: StageProblem) -> float:
-    """Pipelines of hosts, each replicated over hosts."""
+    """The least cost of hierarchical pipelines: stages of hosts, replicated over several hosts."""
     per_host = min(problem.per_host, problem.num_devices)
     num_hosts = problem.num_devices // per_host
     best = float("inf")
@@ -197,7 +197,7 @@ def _host_cost(problem: StageProblem, layers: tuple[int, ...], m: int, per_host:
 def least_galvatron(
     problem: StageProblem, units: Callable[..., list[list[int]]], full: int
 ) -> float:
-    """Any degrees for every layer of equally cut stages, where memory is counted in units."""
+    """The least cost with any degrees per layer, in equal stages, with memory counted in units."""
     best = float("inf")
     num_layers = len(problem.layers)
     for num in range(1, min(num_layers, problem.num_devices) + 1):

@@ -1,4 +1,4 @@
-"""Small stage problems drawn at random, and the hand examples of the papers' code."""
+"""Small random stage problems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from superscaler_core.planners.stages import Degrees, Layer, LayerCost, StagePro
 
 
 def random_problem(seed: int, *, is_graph: bool = False, has_changes: bool = False) -> StageProblem:
-    """Two to four layers on up to four devices; half of them short of memory."""
+    """A random problem of 2 to 4 layers on up to 4 devices; half of the problems limit memory."""
     draw = Random(seed)
     num_devices = draw.choice([2, 3, 4])
     sizes = [(d, t) for d in (1, 2, 3, 4) for t in (1, 2, 4) if d * t <= num_devices]
