@@ -59,7 +59,7 @@ GALLERY: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             ),
             Shown(
                 "data_parallel-overlap", "Data parallel, with overlap",
-                "The same; gradients are summed while the rest of the backward computes.",
+                "As above, but gradients are summed while the rest of the backward runs.",
                 _gpt("data_parallel", "--topology v100:2x2 --overlap 1"),
             ),
             Shown(
@@ -91,7 +91,7 @@ GALLERY: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             ),
             Shown(
                 "zero_bubble", "Zero bubble",
-                "The gradients of weights fill what is a bubble above.",
+                "The gradients of weights are computed in the time that is idle above.",
                 _gpt("zero_bubble:microbatches=8"),
             ),
             Shown(
@@ -117,15 +117,15 @@ GALLERY: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             ),
             Shown(
                 "interlaced", "Interlaced pipeline of mBART",
-                "The embeddings are on all devices, and their turns lie between those of the "
-                "stages.",
+                "The embeddings are cut over all devices, which look words up between the runs of "
+                "their stages.",
                 "mbart interlaced:microbatches=8 --devices 4 --set layers=4 --set width=1024 "
                 "--set heads=16 --set sequence=512 --set target_sequence=512 "
                 "--set model.vocabulary=64000 --dtype float16",
             ),
             Shown(
                 "nf1b", "3F1B of AlphaFold2",
-                "Two forwards without gradients go around before the one with gradients.",
+                "Two turns without gradients pass all stages before the turn with gradients.",
                 "evoformer nf1b:recycle=2,microbatches=4 --devices 4 --set layers=4",
             ),
         ),
@@ -140,7 +140,7 @@ GALLERY: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "--set sequence=512 --topology v100:2x2 --dtype float16 --microbatch 8",
             ),
             Shown(
-                "expert_parallel-duplex", "The same in halves",
+                "expert_parallel-duplex", "Experts on all devices, in two halves",
                 "One half of the microbatch computes while the other communicates.",
                 "moe expert_parallel --devices 4 --set layers=2 --set width=1024 --set heads=16 "
                 "--set sequence=512 --topology v100:2x2 --dtype float16 --duplex --microbatch 4",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from bench.environment import environment
@@ -174,9 +173,3 @@ def main(argv: list[str] | None = None) -> int:
     print(table(result["cases"]))
     print(f"wrote {args.out} and {args.image}")
     return 0
-
-
-if __name__ == "__main__":
-    # Tensors are so small that threads would mostly wait for each other.
-    torch.set_num_threads(1)
-    sys.exit(main())

@@ -91,12 +91,12 @@ def compute(name: str, planner: str, budget_secs: float) -> dict[str, Any]:
     """Compute the row of a planner for a cell with a change; ``name`` is cell, sign and change."""
     cell, _, change = name.partition(SIGN)
     known = cells()[cell]
-    changed = replace(known, name=name, cluster=CHANGES[change].of(known.cluster))
     try:
-        return changed.row(planner, budget_secs)
+        cluster = CHANGES[change].of(known.cluster)
     except PlanError as error:
-        # The profile may lack the dtype of the model.
+        # The profile may have no shares of the dtype that the change is about.
         return {"cell": name, "gpus": known.num_gpus, "planner": planner, "problem": str(error)}
+    return replace(known, name=name, cluster=cluster).row(planner, budget_secs)
 
 
 def compared(rows: Sequence[Row]) -> dict[str, dict[str, Compared]]:

@@ -72,14 +72,21 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help="bytes per rank, besides its shards (default 8 MiB)",
     )
     parser.add_argument("--executor", default="auto", help="auto, dist or peer (default auto)")
-    parser.add_argument("--methods", default="many,each,gather", help="default: %(default)s")
+    parser.add_argument(
+        "--methods",
+        default="many,each,gather",
+        help="``many`` and others to compare with it (default: %(default)s)",
+    )
     parser.add_argument("--repetitions", type=int, default=7, help="default 7")
     parser.add_argument(
         "--cluster", metavar="HxR", help="emulate H hosts of R ranks; the first half of them train"
     )
     parser.add_argument("--rate", default="200mbit", help="of a host's link (default 200mbit)")
     parser.add_argument("--out", type=Path, help="result file (default: none)")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if "many" not in args.methods.split(","):
+        parser.error(f"--methods {args.methods}: the others are compared with many; add it.")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
