@@ -197,9 +197,9 @@ class Blocks:
 
         Examples are attention heads and the features of MLPs. If one map makes queries, keys and
         values of different sizes together, the inner features begin after that map, which is whole
-        on every device; a map that makes pieces of one size is cut (ADR 39). Of three maps in a row,
-        the last two are used, so that no map is cut twice. If each block is one linear map, two
-        blocks form a pair; a block that is left over contributes the dims of its result.
+        on every device; a map that makes pieces of one size is cut (ADR 39). Of three maps in a
+        row, the last two are used, so that no map is cut twice. If each block is one linear map,
+        two blocks form a pair; a block that is left over contributes the dims of its result.
 
         A model without repeated structure, or whose blocks have no such pair, is searched as if it
         were one block. If it has no pair either, the dims of the results of all its maps are used.
