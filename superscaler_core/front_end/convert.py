@@ -133,7 +133,7 @@ class _Conversion:
                     f"{self.builder.name} replaces buffer {buffer.name!r} by {value.kind} "
                     f"{value.name!r}, which no op computes."
                 )
-            found[buffer] = self.builder.keep(buffer, value)
+            found[buffer] = self.builder.keep(value)
         return found
 
     def _weights(self) -> dict[str, Tensor]:

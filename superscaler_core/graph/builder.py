@@ -163,7 +163,7 @@ class GraphBuilder:
         self._makers |= dict.fromkeys(results, self._ops[-1])
         return results
 
-    def keep(self, buffer: PTensor, value: PTensor) -> PTensor:
+    def keep(self, value: PTensor) -> PTensor:
         """Add an op that makes a buffer's new value, whole on every device that reads the buffer.
 
         Returns:

@@ -115,7 +115,7 @@ class Guess:
         # With sharded states, updated pieces of weights are gathered in the weights' dtype.
         secs = scatter + (gather if setting.zero else scatter)
         host_secs = (shared + dealt) / profile.host_bytes_per_sec if setting.offload else 0.0
-        return secs * (HIDDEN if setting.reductions else 1.0) + 2 * host_secs
+        return secs * (1 - HIDDEN if setting.reductions else 1.0) + 2 * host_secs
 
     def _longer_secs(self, setting: Setting, secs: float, hidden_secs: float) -> float:
         """Seconds of fetching weights that computing does not hide, summed over blocks.

@@ -29,7 +29,7 @@ ROUGH_BYTES = 1.0
 """Standard deviations of memory guesses' errors, relative to those of time guesses."""
 
 RANKED, ALL_RANKED = 512, 32
-"""Settings that are ranked at a choice, and choices after which all ranks are dropped.
+"""Settings that are ranked at a choice, and choices after which all settings are ranked anew.
 
 Settings without a rank are ranked first, then those of the highest ranks.
 """
@@ -116,11 +116,10 @@ class Ranking:
         if self._first:
             first = self._first.popleft()
             return first, exp(self._waiting.pop(first).secs)
-        if self._num_taken % ALL_RANKED == 0:
-            self._ranks.clear()
-        self._num_taken += 1
         ranks = self._ranks
-        some = heapq.nlargest(RANKED, self._waiting, key=lambda each: ranks.get(each, inf))
+        num = len(self._waiting) if self._num_taken % ALL_RANKED == 0 else RANKED
+        self._num_taken += 1
+        some = heapq.nlargest(num, self._waiting, key=lambda each: ranks.get(each, inf))
         waiting = [self._waiting[each] for each in some]
         places = [each.place for each in waiting]
         secs, needs = self._secs.at(places), self._bytes.at(places)

@@ -28,24 +28,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, combinations, product
-from math import floor, inf
+from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.hierarchical.mesh_cut import MeshCut, MeshStage
-from superscaler_core.planners.hierarchical.ways import Mesh, MeshWay, StagePrices
+from superscaler_core.planners.hierarchical.ways import MeshWay, StagePrices
+from superscaler_core.planners.space.choices import MeshSizes
 from superscaler_core.planners.stages import Candidates, alpa_stages
-from superscaler_core.planners.stages.candidates import UNLIMITED
-from superscaler_core.planners.stages.problem import Array
+from superscaler_core.planners.stages.cut import devices_of_stages
 
 MOST_LAYERS = 32
 """The most layers that are told apart: the dynamic programme's work grows with their square."""
 
 
-def meshes_of(num_devices: int, per_host: int, num_axes: int = 2) -> tuple[Mesh, ...]:
+def meshes_of(num_devices: int, per_host: int, num_axes: int = 2) -> tuple[MeshSizes, ...]:
     """Logical meshes of all submeshes: powers of two of a host's devices, and of whole hosts.
 
     With two axes, a mesh whose sizes differ occurs in both orders. A mesh of two axes covers the
@@ -57,7 +56,7 @@ def meshes_of(num_devices: int, per_host: int, num_axes: int = 2) -> tuple[Mesh,
     sizes = [1 << i for i in range(per_host.bit_length()) if 1 << i <= min(per_host, num_devices)]
     hosts = num_devices // per_host
     sizes += [per_host * (1 << i) for i in range(1, hosts.bit_length()) if 1 << i <= hosts]
-    found: list[Mesh] = []
+    found: list[MeshSizes] = []
     for size in sizes:
         pairs = [(a, size // a) for a in range(2, size) if size % a == 0]
         found += pairs if pairs and num_axes > 1 else [(size,)]
@@ -124,19 +123,16 @@ def alpa_hierarchical(
     }
     slots = max(map(len, ways.values()), default=0)
     shape = num, num, len(prices) * slots
-    secs: Array = np.full(shape, np.inf)
-    most_behind: NDArray[np.int64] = np.full(shape, -1, dtype=np.int64)
+    secs, free, kept = np.full(shape, np.inf), np.full(shape, -1.0), np.zeros(shape)
     for (p, q, number), mine in ways.items():
         for slot, way in enumerate(mine):
-            behind = _most_behind(way, memory_bytes, microbatches)
-            if behind >= 0:
-                place = p, q, number * slots + slot
-                secs[place], most_behind[place] = way.secs, behind
+            place = p, q, number * slots + slot
+            secs[place], kept[place] = way.secs, way.kept_bytes
+            free[place] = memory_bytes - way.resting_bytes - way.work_bytes
     sizes = tuple(each.num_devices for each in prices for _ in range(slots))
     points = tuple((1 << end) - 1 for end in ends)
-    value, stages = alpa_stages(
-        Candidates(points, sizes, secs, most_behind), len(devices), microbatches
-    )
+    candidates = Candidates.within(points, sizes, secs, free, kept, microbatches)
+    value, stages = alpa_stages(candidates, len(devices), microbatches)
     if not stages:
         raise no_cut(memory_bytes, len(devices))
     return placed(
@@ -167,38 +163,24 @@ def _ends(prices: Sequence[StagePrices], most_layers: int) -> tuple[int, ...]:
     return (0, *clusters_of(secs, most_layers))
 
 
-def _most_behind(way: MeshWay, memory_bytes: float, microbatches: int) -> int:
-    """The most stages that may come after a stage before memory is short; -1 if it never fits."""
-    free = memory_bytes - way.resting_bytes - way.work_bytes
-    if free < 0:
-        return -1
-    if free >= microbatches * way.kept_bytes:
-        return UNLIMITED
-    return floor(free / way.kept_bytes) - 1
-
-
 def placed(
     stages: Sequence[tuple[StagePrices, int, int, MeshWay]],
     devices: Sequence[Device],
     microbatches: int,
     objective: float,
 ) -> MeshCut:
-    """Place stages on devices, larger ones first, so that few stages span several hosts."""
-    sizes = [prices.num_devices for prices, *_ in stages]
-    first: dict[int, int] = {}
-    used = 0
-    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        first[index], used = used, used + sizes[index]
+    """The cut of stages on devices (``devices_of_stages``)."""
+    mine = devices_of_stages([prices.num_devices for prices, *_ in stages], devices)
     return MeshCut(
         tuple(
             MeshStage(
                 (start, end),
-                tuple(devices[first[i] : first[i] + sizes[i]]),
+                chosen,
                 prices.mesh,
                 way.keep,
                 prices.splits(start, end, way),
             )
-            for i, (prices, start, end, way) in enumerate(stages)
+            for chosen, (prices, start, end, way) in zip(mine, stages, strict=True)
         ),
         microbatches,
         objective,

@@ -17,10 +17,9 @@ from superscaler_core.plan import Device, Keep, OpSplit
 from superscaler_core.planners.hierarchical.assignments import assignments
 from superscaler_core.planners.hierarchical.runs import Run, Runs
 from superscaler_core.planners.space import Space, price_space
+from superscaler_core.planners.space.choices import MeshSizes
 from superscaler_core.planners.space.elimination import Choices
 from superscaler_core.planners.stages.pricing import layers_of
-
-Mesh = tuple[int, ...]
 
 LEVELS = (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
 
@@ -59,7 +58,7 @@ class StagePrices:
 
     runs: Runs
     blocks: Blocks
-    mesh: Mesh
+    mesh: MeshSizes
     in_flight: int
     recycle: int = 0
     _ways: dict[bytes, tuple[MeshWay, ...]] = field(default_factory=dict)
@@ -177,7 +176,7 @@ def price_ways(
     devices: Sequence[Device],
     topology: rv.Topology,
     profile: DeviceProfile,
-    meshes: Sequence[Mesh],
+    meshes: Sequence[MeshSizes],
     microbatches: int,
     *,
     memory_bytes: float | None = None,

@@ -134,18 +134,18 @@ def assign(
         plan.op_order(one_f_one_b(1, microbatches))
 
 
-Placer = Callable[[PlacementProblem], Solution]
+Placing = Callable[[PlacementProblem], Solution]
 
-PLACERS: dict[str, Placer] = {"earliest_finish": earliest_finish, "min_cut": min_cut}
+PLACERS: dict[str, Placing] = {"earliest_finish": earliest_finish, "min_cut": min_cut}
 """Planners that place models of any size without further input, by name."""
 
 
-def search_placement(placer: Placer) -> SearchPlanner:
+def search_placement(placer: Placing) -> SearchPlanner:
     """A search planner from a placement planner: a candidate for every size of microbatch."""
     return partial(_propose, placer=placer)
 
 
-def _propose(request: Request, *, placer: Placer) -> Iterator[Candidate]:
+def _propose(request: Request, *, placer: Placing) -> Iterator[Candidate]:
     for samples in reversed(request.samples):
         problem = place_graph(request.costs(samples), request.devices, request.memory_bytes)
         try:

@@ -15,6 +15,9 @@ from superscaler_core.planners.space.groups import OpGroup
 from superscaler_core.plans.pieces.storage import storage_among
 from superscaler_core.program.side import sides_of
 
+MeshSizes = tuple[int, ...]
+"""Sizes of the axes of a mesh of devices; the last axis varies fastest."""
+
 Cut = tuple[DimClass | None, ...]
 """For each axis of a mesh, the class of loops that is cut along it; None replicates."""
 

@@ -8,11 +8,9 @@ from typing import Any
 import rvdcomm as rv
 from superscaler_core.cost import DeviceProfile
 from superscaler_core.plan import OpSplit, Plan
-from superscaler_core.planners.space.choices import Choice, choices_of
+from superscaler_core.planners.space.choices import Choice, MeshSizes, choices_of
 from superscaler_core.planners.space.groups import OpGroup, groups_of
 from superscaler_core.planners.space.pricing import price_space
-
-Mesh = tuple[int, ...]
 
 
 def explain_op(
@@ -42,7 +40,7 @@ def explain_op(
     runs = ([each for each in run if each in {*ops}] for run in plan.blocks.groups)
     groups = [group for run in runs for group in groups_of(plan.graph, run)]
 
-    def shared(mesh: Mesh) -> int:
+    def shared(mesh: MeshSizes) -> int:
         """How many ops can be cut on this mesh as the plan cuts them."""
         choices = (choices_of(plan.dims, group, devices, mesh) for group in groups)
         return sum(
@@ -66,7 +64,7 @@ def explain_op(
     return text
 
 
-def _meshes(num: int) -> list[Mesh]:
+def _meshes(num: int) -> list[MeshSizes]:
     """All meshes of one or two axes."""
     return [(num,), *((a, num // a) for a in range(2, num) if num % a == 0)]
 

@@ -22,7 +22,7 @@ from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ACTIVATION, ITEM_BYTES, PTensor
 from superscaler_core.plan import Device, Keep
-from superscaler_core.planners.space.choices import Choice, choices_of
+from superscaler_core.planners.space.choices import Choice, MeshSizes, choices_of
 from superscaler_core.planners.space.groups import OpGroup, groups_of, likeness
 from superscaler_core.planners.space.space import SpaceNode
 from superscaler_core.program.side import sides_of
@@ -36,7 +36,7 @@ class Nodes:
     blocks: Blocks
     ops: tuple[Op, ...]
     devices: tuple[Device, ...]
-    mesh: tuple[int, ...]
+    mesh: MeshSizes
     microbatches: int
     same_blocks: bool
     keep: Keep

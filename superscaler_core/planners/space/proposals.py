@@ -7,12 +7,11 @@ from functools import partial
 
 from superscaler_core.plan import Plan
 from superscaler_core.planners.search.request import Candidate, Request, Trial
+from superscaler_core.planners.space.choices import MeshSizes
 from superscaler_core.planners.space.pricing import price_space
 from superscaler_core.planners.space.space import Solution, Space
 
 SpacePlanner = Callable[[Space], Solution]
-
-MeshSizes = tuple[int, ...] | None
 
 LESS = 0.8
 """A planner is asked again with at least this share of the last memory limit, at most twice."""
@@ -29,7 +28,7 @@ def propose_space(request: Request, *, planner: SpacePlanner) -> Iterator[Candid
             yield _candidate(request, planner, samples, mesh, request.memory_bytes, 2)
 
 
-def _meshes(num: int) -> Iterator[MeshSizes]:
+def _meshes(num: int) -> Iterator[MeshSizes | None]:
     """None (hosts times devices of a host), and a mesh of two axes as square as possible."""
     yield None
     side = next(side for side in range(int(num**0.5), 0, -1) if num % side == 0)
@@ -41,7 +40,7 @@ def _candidate(
     request: Request,
     planner: SpacePlanner,
     samples: int,
-    mesh: MeshSizes,
+    mesh: MeshSizes | None,
     memory: float,
     again: int,
 ) -> Candidate:
@@ -70,7 +69,7 @@ def cut_by(
     request: Request,
     planner: SpacePlanner,
     samples: int,
-    mesh: MeshSizes,
+    mesh: MeshSizes | None,
     memory_bytes: float,
 ) -> None:
     """An sProgram: the cuts that a planner chooses for a request.

@@ -38,14 +38,37 @@ class Candidates:
             sums(problem, points, name) for name in ("secs", "resting_bytes", "kept_bytes")
         )
         free = problem.memory_bytes - rest - _most(problem, points, "work_bytes")
-        # Layers that keep nothing fit with any number of microbatches, or with none.
+        free[~_can_be(problem, points)] = -1
+        sizes = tuple(each.num_devices for each in problem.degrees)
+        return cls.within(tuple(points), sizes, secs, free, kept, problem.microbatches)
+
+    @classmethod
+    def within(
+        cls,
+        points: tuple[int, ...],
+        sizes: tuple[int, ...],
+        secs: Array,
+        free: Array,
+        kept: Array,
+        microbatches: int,
+    ) -> Candidates:
+        """The candidates with the numbers of stages behind them that memory allows.
+
+        A stage keeps a microbatch for each stage from it to the last, and at most all.
+
+        Args:
+            points, sizes, secs: as the attributes; ``secs`` is changed.
+            free: bytes of memory for kept microbatches, ``[p, q, c]``; below 0 for no stage.
+            kept: bytes that a microbatch keeps, ``[p, q, c]``.
+            microbatches: microbatches in a step.
+        """
+        # A stage that keeps nothing fits with any number of microbatches, or with none.
         most = np.where(kept > 0, free / np.where(kept > 0, kept, 1.0), np.inf)
-        in_flight = np.where(most >= problem.microbatches, UNLIMITED + 1.0, np.floor(most))
-        in_flight[(free < 0) | ~_can_be(problem, points)] = 0
+        in_flight = np.where(most >= microbatches, UNLIMITED + 1.0, np.floor(most))
+        in_flight[free < 0] = 0
         most_behind = in_flight.astype(np.int64) - 1
         secs[most_behind < 0] = np.inf
-        sizes = tuple(each.num_devices for each in problem.degrees)
-        return cls(tuple(points), sizes, secs, most_behind)
+        return cls(points, sizes, secs, most_behind)
 
     def layers(self, start: int, end: int) -> tuple[int, ...]:
         """The layers between two points."""

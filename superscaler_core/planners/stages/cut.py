@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.planners.stages.degrees import Degrees
+
+
+def devices_of_stages(sizes: Sequence[int], devices: Sequence[Device]) -> list[tuple[Device, ...]]:
+    """The devices of every stage, which takes consecutive ones.
+
+    Larger stages are placed first, so that a stage whose size is a power of two spans hosts only if
+    it has to.
+
+    Args:
+        sizes: number of devices of every stage.
+        devices: at least as many devices.
+
+    >>> devices_of_stages([1, 2, 1], range(4))
+    [(2,), (0, 1), (3,)]
+    """
+    found: dict[int, tuple[Device, ...]] = {}
+    used = 0
+    for stage in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        found[stage] = tuple(devices[used : used + sizes[stage]])
+        used += sizes[stage]
+    return [found[stage] for stage in range(len(sizes))]
 
 
 @dataclass(frozen=True, slots=True)

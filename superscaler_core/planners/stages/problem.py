@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.planners.stages.cut import PlacedStage, StageCut
+from superscaler_core.planners.stages.cut import PlacedStage, StageCut, devices_of_stages
 from superscaler_core.planners.stages.degrees import Degrees
 from superscaler_core.units import bytes_text
 
@@ -255,9 +255,6 @@ class StageProblem:
     ) -> StageCut:
         """A cut on this problem's devices.
 
-        Larger stages are placed first, so that a stage whose size is a power of two spans hosts
-        only if it has to.
-
         Args:
             stages: layers and degrees of every stage, in order; one value of degrees for all layers
                 of a stage, or one for each.
@@ -269,14 +266,11 @@ class StageProblem:
             many = (degrees,) * len(mine) if isinstance(degrees, Degrees) else tuple(degrees)
             chosen.append((mine, many))
         sizes = [degrees[0].num_devices for _, degrees in chosen]
-        first: dict[int, int] = {}
-        used = 0
-        for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-            first[index], used = used, used + sizes[index]
+        placed = devices_of_stages(sizes, self.devices)
         return StageCut(
             tuple(
-                PlacedStage(layers, self.devices[first[i] : first[i] + sizes[i]], degrees)
-                for i, (layers, degrees) in enumerate(chosen)
+                PlacedStage(layers, devices, degrees)
+                for devices, (layers, degrees) in zip(placed, chosen, strict=True)
             ),
             objective,
         )

@@ -110,7 +110,7 @@ def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table 
         return np.zeros(shape, np.int64)
     left_secs = deadline - monotonic()
     if left_secs <= 0:
-        raise OutOfTimeError("search_schedule: its time is over.")
+        raise OutOfTimeError("the search for a schedule has no answer yet: its time is over.")
     found = milp(
         np.zeros(size),
         constraints=LinearConstraint(
@@ -127,7 +127,7 @@ def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table 
             table[task, tick] = constant if inside is None else table[task, tick]
         return table
     if found.status == _OUT_OF_TIME:
-        raise OutOfTimeError("search_schedule: its time is over.")
+        raise OutOfTimeError("the search for a schedule has no answer yet: its time is over.")
     assert found.status == _INFEASIBLE, found.message
     return None
 
