@@ -200,7 +200,7 @@ def _code_of_apply() -> CodeType:
 
 
 def _apply(cls: type[Function], *args: Any, **keywords: Any) -> Any:
-    # A Function that torch makes for the derivative of a torch.library op is inside of that op.
+    # A Function that torch makes for the derivative of a custom op is inside of that op.
     if not is_tracing() or cls.__module__.startswith("torch._library"):
         return _OWN(cls, *args, **keywords)
     if cls is CheckpointFunction:

@@ -98,7 +98,7 @@ class Guess:
     def _weights_secs(self, setting: Setting, microbatch_secs: float) -> float:
         """Seconds per step of communicating weights and gradients that computing does not hide."""
         _, size, stride = replicas(setting)
-        shared, dealt = self._holding.shared_bytes(setting), self._holding.dealt_bytes(setting)
+        shared, dealt = self._holding.shared_bytes(setting), self._holding.own_expert_bytes(setting)
         profile = self.request.profile
         # An all-reduce is a reduce-scatter and an all-gather of equal time.
         gather = self._sending.all_reduce_secs(shared, size, stride) / 2

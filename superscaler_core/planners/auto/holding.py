@@ -39,7 +39,7 @@ class Holding:
         weights, states = self._bounds.trained_bytes
         states_per_byte = states / weights if weights else 0.0
         held, size = self.held_bytes(setting), replicas(setting)[1]
-        pieces = self.shared_bytes(setting) / size + self.dealt_bytes(setting)
+        pieces = self.shared_bytes(setting) / size + self.own_expert_bytes(setting)
         both = 1 + (self._bounds.gradient_bytes / weights if weights else 0.0)
         if setting.zero == 3:
             own = 0.0 if setting.offload else (both + states_per_byte) * pieces
@@ -50,7 +50,7 @@ class Holding:
 
     def held_bytes(self, setting: Setting) -> float:
         """Bytes of the weights with which a device computes."""
-        return self.shared_bytes(setting) + self.dealt_bytes(setting)
+        return self.shared_bytes(setting) + self.own_expert_bytes(setting)
 
     def shared_bytes(self, setting: Setting) -> float:
         """Bytes of the weights with which a device and its replicas compute."""
@@ -60,7 +60,7 @@ class Holding:
         dealt = self._traits.expert_bytes if setting.experts else 0
         return self._words_bytes(setting) + (weights - self._traits.word_bytes - dealt) / cut
 
-    def dealt_bytes(self, setting: Setting) -> float:
+    def own_expert_bytes(self, setting: Setting) -> float:
         """Bytes of a device's own experts under expert parallelism; they are never fetched."""
         if not setting.experts:
             return 0.0

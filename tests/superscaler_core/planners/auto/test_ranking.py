@@ -137,3 +137,12 @@ def test_every_third_choice_is_a_gain_that_is_small_and_nearly_sure() -> None:
     for setting in (*like, *far):
         found.add(setting)
     assert [found.take()[0] in like for _ in range(4)] == [False, False, True, False]
+
+
+def test_now_and_then_all_that_wait_are_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("superscaler_core.planners.auto.ranking.RANKED", 1)
+    slow_first = {setting: 10.0 - i for i, setting in enumerate(SETTINGS)}
+    found = given(slow_first, dict.fromkeys(SETTINGS, 1))
+    for setting in SETTINGS:
+        found.add(setting)
+    assert found.take()[0] == SETTINGS[-1]
