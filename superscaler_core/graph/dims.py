@@ -7,7 +7,7 @@ linears. GSPMD propagates splits along these ties; here a plan looks the classes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -99,6 +99,10 @@ class Dims:
     def sizes_of_products(self, of: DimClass) -> frozenset[int]:
         """The sizes of a class' loops in products, such as a linear map or attention."""
         return self._sizes_of_products.get(of, frozenset())
+
+    def of_op(self, op: Op) -> Collection[DimClass]:
+        """The classes of an op's loops that can be cut."""
+        return self._loops[op.index].keys()
 
     def ids(self, op: Op, of: DimClass) -> tuple[str, ...]:
         """Loops of an op that belong to a class and can be cut."""

@@ -52,7 +52,7 @@ def _copied(value: Any) -> Any:
     return copy(value) if is_changed else value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Axis:
     """One axis of a grid of devices, and the loops that are cut along it.
 
@@ -64,6 +64,11 @@ class Axis:
 
     num: int
     dims: tuple[DimClass, ...] = ()
+
+    @cached_property
+    def places(self) -> Mapping[DimClass, int]:
+        """The place of each class in ``dims``; the ops of deep models have hundreds of classes."""
+        return {of: place for place, of in reversed([*enumerate(self.dims)])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,11 +426,11 @@ class Plan(Savings):
 
     def along(self, op: Op, axis: Axis) -> Transformation:
         """How an op is cut along an axis: by the first of the axis' dims that the op has."""
-        for dim in axis.dims:
-            ids = self.dims.ids(op, dim)
-            if ids and axis.num > 1:
-                return split(ids[0], axis.num)
-        return replicate(axis.num)
+        own = [of for of in self.dims.of_op(op) if of in axis.places]
+        if not own or axis.num == 1:
+            return replicate(axis.num)
+        first = min(own, key=axis.places.__getitem__)
+        return split(self.dims.ids(op, first)[0], axis.num)
 
     # --- what is kept ---------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from superscaler_core.simulator.account import Level
 from superscaler_core.simulator.grid_picture import draw_grids
 from superscaler_core.simulator.resimulator import Resimulator
 from superscaler_core.simulator.simulated import Simulated
-from superscaler_core.simulator.simulation import simulate
+from superscaler_core.simulator.simulation import simulate, step_secs
 
 __all__ = [
     "PROFILES",
@@ -15,4 +15,5 @@ __all__ = [
     "Simulated",
     "draw_grids",
     "simulate",
+    "step_secs",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from tqdm import tqdm
 
@@ -12,7 +13,7 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.presets import profile_of
 from superscaler_core.cost.profile import DeviceProfile
-from superscaler_core.cost.wire import METHODS, Wires, topology_for
+from superscaler_core.cost.wire import METHODS, TICKS_PER_SEC, Wires, topology_for
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import STATES
 from superscaler_core.memory.stored import Stored, StoredMemory
@@ -21,7 +22,7 @@ from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator.cores import on_cores
 from superscaler_core.simulator.live import live_of, peaks_of
 from superscaler_core.simulator.simulated import Simulated
-from superscaler_core.simulator.timeline import Stepper
+from superscaler_core.simulator.timeline import Stepper, StepTimeline
 from superscaler_core.simulator.work import Methods, Work
 
 ASSUMED = (
@@ -67,13 +68,67 @@ def simulate(
         PlanError: there is no such profile or method, or the topology lacks a device.
     """
     methods = Methods(intra or communication, inter or communication)
+    if isinstance(profile, str):
+        profile = profile_of(profile)
+    made = compiled.materialized
+    played = _play(compiled, profile, topology, methods)
+    update_secs = played.update_secs
+    if made.is_asynchronous and made.plan.schedule is not None:
+        num_updates = made.plan.num_microbatches // made.plan.schedule.microbatches_per_update
+        update_secs = {device: secs * num_updates for device, secs in update_secs.items()}
+    has_halves = any(ActionKind.INPUTS in kinds for kinds in made.stage_kinds)
+    title = f"{made.plan.graph.name} on {len(made.plan.devices)} x {profile.name}"
+    how = f"communication inside stages by {methods.intra}, between stages by {methods.inter}"
+    return Simulated(
+        title,
+        played.timeline,
+        played.level_names,
+        peaks_of(compiled),
+        profile.memory_bytes,
+        live_of(compiled, played.timeline),
+        update_secs,
+        (*profile.assumptions, how, *ASSUMED, *((HALVES,) if has_halves else ())),
+    )
+
+
+@paused_collector()
+def step_secs(compiled: Compiled, profile: DeviceProfile, *, communication: str = "rvd") -> float:
+    """Seconds of a step, as ``simulate(...).secs``, without its memory, which takes as long.
+
+    Args:
+        compiled, profile, communication: as in ``simulate``.
+
+    Raises:
+        PlanError: as in ``simulate``.
+    """
+    played = _play(compiled, profile, None, Methods(communication, communication))
+    return played.timeline.makespan / TICKS_PER_SEC
+
+
+@dataclass(frozen=True)
+class _Played:
+    """What happened in a step.
+
+    Attributes:
+        timeline: all runs and their times.
+        level_names: names of the topology's levels.
+        update_secs: seconds of one update of the weights on every device.
+    """
+
+    timeline: StepTimeline
+    level_names: tuple[str, ...]
+    update_secs: Mapping[Device, float]
+
+
+def _play(
+    compiled: Compiled, profile: DeviceProfile, topology: rv.Topology | None, methods: Methods
+) -> _Played:
+    """The events of a step in time; arguments and errors as in ``simulate``."""
     for method in (methods.intra, methods.inter):
         if method not in METHODS:
             raise PlanError(
                 f"communication {method!r} is not known; there are {', '.join(METHODS)}."
             )
-    if isinstance(profile, str):
-        profile = profile_of(profile)
     made = compiled.materialized
     devices = made.plan.devices
     wires = Wires(topology_for(topology or made.topology, devices))
@@ -93,22 +148,7 @@ def simulate(
         timeline = stepper.run()
     if 0 < profile.num_cores < len(devices):
         timeline = on_cores(timeline, profile.num_cores)
-    if made.is_asynchronous and made.plan.schedule is not None:
-        num_updates = made.plan.num_microbatches // made.plan.schedule.microbatches_per_update
-        update_secs = {device: secs * num_updates for device, secs in update_secs.items()}
-    has_halves = any(ActionKind.INPUTS in kinds for kinds in made.stage_kinds)
-    title = f"{made.plan.graph.name} on {len(devices)} x {profile.name}"
-    how = f"communication inside stages by {methods.intra}, between stages by {methods.inter}"
-    return Simulated(
-        title,
-        timeline,
-        wires.level_names,
-        peaks_of(compiled),
-        profile.memory_bytes,
-        live_of(compiled, timeline),
-        update_secs,
-        (*profile.assumptions, how, *ASSUMED, *((HALVES,) if has_halves else ())),
-    )
+    return _Played(timeline, wires.level_names, update_secs)
 
 
 def optimizer_secs(

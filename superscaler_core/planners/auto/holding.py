@@ -10,6 +10,7 @@ from superscaler_core.planners.auto.flight import Flight, flight_of
 from superscaler_core.planners.auto.kept import Kept
 from superscaler_core.planners.auto.setting import ROWS, Setting
 from superscaler_core.planners.auto.traits import Traits, traits_of
+from superscaler_core.planners.auto.uneven import Uneven
 from superscaler_core.planners.search.request import Request
 
 FETCHED_BLOCKS, COPIES = 2, 3
@@ -24,18 +25,23 @@ class Holding:
 
     def num_bytes(self, setting: Setting) -> float:
         """Bytes on the fullest device."""
-        return self.stored_bytes(setting) + self.kept_bytes(setting)
+        return sum(self._fullest(setting))
 
     def smaller_bytes(self, setting: Setting, peak_bytes: float, changed: Setting) -> float:
         """Bytes on the fullest device under ``changed``, if ``setting`` needs ``peak_bytes``."""
-        kept = peak_bytes - self.stored_bytes(setting)
-        share = self.kept_bytes(changed) / self.kept_bytes(setting)
-        return self.stored_bytes(changed) + max(0.0, kept) * share
+        (stored, kept), (new_stored, new_kept) = map(self._fullest, (setting, changed))
+        return new_stored + max(0.0, peak_bytes - stored) * new_kept / kept
+
+    def _fullest(self, setting: Setting) -> tuple[float, float]:
+        """Bytes that the stage with most of both stores, and bytes that it keeps."""
+        stored, kept = self.stored_bytes(setting), self.kept_bytes(setting)
+        factors = self._uneven.factors(setting)
+        return max(((a * stored, b * kept) for a, b in factors), key=sum)
 
     # --- weights --------------------------------------------------------------------------------
 
     def stored_bytes(self, setting: Setting) -> float:
-        """Bytes of weights, gradients and states of the fullest stage, with all word tables."""
+        """Bytes of weights, gradients and states of a mean stage, with all word tables."""
         weights, states = self._bounds.trained_bytes
         states_per_byte = states / weights if weights else 0.0
         held, size = self.held_bytes(setting), replicas(setting)[1]
@@ -85,7 +91,10 @@ class Holding:
     # --- what backwards need --------------------------------------------------------------------
 
     def kept_bytes(self, setting: Setting) -> float:
-        """Bytes that backwards need; some, such as masks, do not grow with the microbatch."""
+        """Bytes that backwards need if all stages are alike.
+
+        Some, such as masks, do not grow with the microbatch.
+        """
         flight, sizes = self._flight(setting), [*self._kept]
         first = self._kept[sizes[0]].num_bytes(setting, flight)
         if len(sizes) == 1:
@@ -105,6 +114,10 @@ class Holding:
     @cached_property
     def _traits(self) -> Traits:
         return traits_of(self.request.graph_of(self.request.samples[0]))
+
+    @cached_property
+    def _uneven(self) -> Uneven:
+        return Uneven(self.request)
 
     @cached_property
     def _bounds(self) -> Bounds:

@@ -15,8 +15,8 @@ from superscaler_core.planners.auto.flight import Flight
 from superscaler_core.planners.auto.setting import ROWS, Setting
 from superscaler_core.planners.auto.traits import Traits, heavy_blocks, kept_sizes
 
-SEGMENTS = 4.0
-"""Bytes kept under ``SEGMENT_INPUTS`` over the bytes of all blocks' inputs, if blocks communicate.
+SEGMENTS = 2.0
+"""Segments per partial sum, with inputs of the same size each, if blocks communicate.
 
 Without communication, a block is one segment.
 """
@@ -68,8 +68,9 @@ class Kept:
             return setting.pp / self.traits.num_layers * self._input_bytes, 0.0
         if setting.keep in (Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS):
             is_whole = setting.keep is Keep.BLOCK_INPUTS or not _communicates(setting)
-            times = 1.0 if is_whole else SEGMENTS
-            return min(times * self._input_bytes, float(whole + cut)), 0.0
+            sums = len(self.traits.sums) / self.traits.num_layers
+            times = 1.0 if is_whole else max(1.0, SEGMENTS * sums)
+            return min(times * self._input_bytes, whole + cut / setting.tp), 0.0
         if setting.coshard > 1 and not setting.heavy:
             return whole, 0.0
         if setting.keep is Keep.ATTENTION_ONLY:
@@ -121,13 +122,7 @@ class Kept:
     @cached_property
     def _input_bytes(self) -> int:
         """Bytes that blocks read and other ops make; a tensor with many readers counts once."""
-        found = set()
-        for ops in self.traits.blocks.layers:
-            inside = {*ops}
-            read = {tensor for op in ops for tensor in op.inputs}
-            maker = self.traits.graph.producer
-            found |= {tensor for tensor in read if tensor in maker and maker[tensor] not in inside}
-        return sum(tensor.num_bytes for tensor in found)
+        return sum(tensor.num_bytes for tensor in frozenset().union(*self.traits.layer_inputs))
 
     @cached_property
     def _light(self) -> tuple[int, int]:

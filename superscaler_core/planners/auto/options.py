@@ -62,7 +62,10 @@ class Options:
         ]
         sizes = [each for each in every if self.allows(each)]
         whole = self._fastest(sizes)
-        less = self._fastest(replace(each, keep=k) for k, each in product(KEPT_LESS, sizes))
+        apart = setting.family == "interlaced"
+        less = self._fastest(
+            replace(each, keep=k, apart=apart) for k, each in product(KEPT_LESS, sizes)
+        )
         if whole is None or (less is not None and self.guess.secs(less) < self.guess.secs(whole)):
             yield from [less] if less is not None else sizes[:1]
         if whole is not None:

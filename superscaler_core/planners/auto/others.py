@@ -35,10 +35,10 @@ from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 
 LAZY_SECS: Mapping[str, float] = {
-    "by_hand": 1,
-    "piper": 3, "alpa": 3, "dapple": 3, "galvatron": 4,
-    "alpa_intra": 8, "unity": 8, "hidup": 10,
-    "tofu": 3, "tarnawski": 30, "pipedream": 30, "pipedream_hierarchical": 30, "flexflow": 50,
+    "by_hand": 1, "mesh_2d": 10,
+    "piper": 30, "alpa": 30, "dapple": 30, "galvatron": 40,
+    "alpa_intra": 80, "unity": 80, "hidup": 100,
+    "tofu": 30, "tarnawski": 30, "pipedream": 30, "pipedream_hierarchical": 30, "flexflow": 50,
 }  # fmt: skip
 """Seconds that planners think when a candidate is filled, for 1000 ops and 8 devices.
 
@@ -53,8 +53,11 @@ OTHER_SECS: Mapping[str, float] = {
 UNKNOWN_SECS = 20.0
 """The same seconds for a planner that is in neither table."""
 
-LOOKS_A_SEC = 3.0
-"""Usual looks per second, to convert thinking time into ``Candidate.cost``."""
+LOOKS_A_SEC = 1.0
+"""Usual looks per second with 8 devices, to convert thinking time into ``Candidate.cost``.
+
+With more devices, both take longer. A deep model's looks take no longer, as they are at few blocks.
+"""
 
 PATIENCE = 0.03
 """Addition to a planner's first guess per second of thinking, as a share."""
@@ -126,7 +129,8 @@ class Others:
         """The first candidate of every planner, and of every plan of ``by_hand``."""
         for name, planner in self._planners.items():
             if name not in LAZY_SECS:
-                yield from _Row(self, name, planner, _secs(name)).next(self._guess_secs(name))
+                cost = self._cost(name)
+                yield from _Row(self, name, planner, cost).next(self._guess_secs(name))
                 continue
             rows: dict[str, list[Candidate]] = {}
             for each in planner(self._request):
@@ -135,7 +139,7 @@ class Others:
             for row, candidates in rows.items():
                 near = sorted(candidates, key=lambda each: self.distance(each.samples))
                 first = self._guess_secs(name, row)
-                yield from _Row(self, row, near, _secs(name)).next(first)
+                yield from _Row(self, row, near, self._cost(name, row)).next(first)
 
     def distance(self, samples: int) -> float:
         """Distance of a microbatch size from one sample per device, in doublings."""
@@ -153,17 +157,26 @@ class Others:
 
     def _guess_secs(self, name: str, row: str = "") -> float:
         """The guess for a planner's first candidate, in seconds of a step."""
-        size = len(self._traits.graph.ops) / 1000 * len(self._request.devices) / 8
-        secs = _secs(name) * size
+        secs = _secs(name, row) * self._depth * len(self._request.devices) / 8
         needs = NEEDS.get(row or name)
         is_worth = needs(self._traits) if needs else name != "by_hand"
         last = 0.0 if is_worth else LAST
         return self._usual_secs * (1 + last + PATIENCE * secs)
 
+    def _cost(self, name: str, row: str = "") -> float:
+        """The usual looks that take as long as a planner thinks."""
+        return LOOKS_A_SEC * _secs(name, row) * self._depth
 
-def _secs(name: str) -> float:
-    """Thinking time of a planner for 1000 ops and 8 devices, in seconds."""
-    return {**LAZY_SECS, **OTHER_SECS}.get(name, UNKNOWN_SECS)
+    @property
+    def _depth(self) -> float:
+        """The model's size in 1000 ops."""
+        return len(self._traits.graph.ops) / 1000
+
+
+def _secs(name: str, row: str = "") -> float:
+    """Thinking time of a planner, or of its row, for 1000 ops and 8 devices, in seconds."""
+    secs = {**LAZY_SECS, **OTHER_SECS}
+    return secs.get(row, secs.get(name, UNKNOWN_SECS))
 
 
 class _Row:
@@ -175,10 +188,10 @@ class _Row:
     """
 
     def __init__(
-        self, others: Others, name: str, given: SearchPlanner | list[Candidate], secs: float
+        self, others: Others, name: str, given: SearchPlanner | list[Candidate], cost: float
     ) -> None:
         self._others, self.name, self.is_spent = others, name, False
-        self._cost = LOOKS_A_SEC * secs
+        self._cost = cost
         self._left = iter(given) if isinstance(given, list) else others.asked(self, given)
         self._best_secs = inf
 

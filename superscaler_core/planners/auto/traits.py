@@ -57,6 +57,16 @@ class Traits:
         return tuple(sum(tensor.num_bytes for tensor in weights) for weights in layers)
 
     @cached_property
+    def layer_inputs(self) -> tuple[frozenset[PTensor], ...]:
+        """The tensors that each block reads and other ops make."""
+        maker, found = self.graph.producer, []
+        for layer in self.blocks.layers:
+            inside = {*layer}
+            read = {tensor for op in layer for tensor in op.inputs if tensor in maker}
+            found.append(frozenset(tensor for tensor in read if maker[tensor] not in inside))
+        return tuple(found)
+
+    @cached_property
     def has_features(self) -> bool:
         """Whether blocks have inner features, which tensor parallelism cuts."""
         return _has(lambda: self.blocks.inner)
@@ -111,12 +121,16 @@ class Traits:
 
     @cached_property
     def word_bytes(self) -> int:
-        """Bytes of the word tables: weights with a row for every word (embedding and head)."""
+        """Bytes of the word tables."""
+        return sum(table.num_bytes for table in self.word_tables)
+
+    @cached_property
+    def word_tables(self) -> tuple[PTensor, ...]:
+        """Weights with a row for every word: those of embeddings and heads."""
         if not self.has_words:
-            return 0
+            return ()
         words, dims = {*self.blocks.words}, self.blocks.dims
-        tables = [t for t in self.graph.parameters.values() if words & {*dims.of_tensor(t)}]
-        return sum(table.num_bytes for table in tables)
+        return tuple(t for t in self.graph.parameters.values() if words & {*dims.of_tensor(t)})
 
     @cached_property
     def expert_maps(self) -> tuple[Op, ...]:

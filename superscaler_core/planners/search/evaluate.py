@@ -22,7 +22,7 @@ from superscaler_core.planners.search.request import (
 )
 from superscaler_core.planners.search.shortened import NotEvenError, Short, repeats_of
 from superscaler_core.schedules import ScheduleError
-from superscaler_core.simulator import simulate
+from superscaler_core.simulator import step_secs
 from superscaler_core.units import bytes_text
 
 FAULTS = (PlanError, ScheduleError, rv.LayoutError, rv.MemoryLimitError)
@@ -105,8 +105,8 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
     def made(pair: tuple[Graph, Sequence[int]] | None, microbatches: int) -> Compiled:
         return compiled(request, samples, sprogram, microbatches=microbatches, short=pair)
 
-    def step_secs(one: Compiled) -> float:
-        return simulate(one, request.profile, communication=request.communication).secs
+    def secs_of(one: Compiled) -> float:
+        return step_secs(one, request.profile, communication=request.communication)
 
     programs = [made(pair, few) for pair in pairs]
     at_whole = _alone if short is None else short.at_whole
@@ -114,9 +114,9 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
     is_estimate = few > 0 or short is not None
     if peak > request.memory_bytes:
         return Looked(peak_bytes=peak, problem=lack(peak, request), is_estimate=is_estimate)
-    secs = at_whole(*map(step_secs, programs))
+    secs = at_whole(*map(secs_of, programs))
     if few:
-        fewer_secs = at_whole(*(step_secs(made(pair, few - how.period)) for pair in pairs))
+        fewer_secs = at_whole(*(secs_of(made(pair, few - how.period)) for pair in pairs))
         secs += (num - few) * (secs - fewer_secs) / how.period
     return Looked(secs, peak, is_estimate=is_estimate)
 

@@ -21,17 +21,7 @@ def along(plan: Plan, op: Op, num: int, *dims: DimClass) -> Transformation:
         PlanError: other ops cannot be cut at the same places; the message says into how many
             pieces they can.
     """
-    how = plan.along(op, Axis(num, dims))
-    if not isinstance(how, Split):
-        return how
-    loop = how.identifier
-    dim = plan.dims.of_loop(op, loop)
-    ranges = {part.range(loop) for part in plan.parts(op)}
-    _check(plan, dim, num * len(ranges))
-    size = op.sizes[loop]
-    if size < num and len(ranges) == 1:
-        return pieces(*({loop: (i * size // num, i * size // num + 1)} for i in range(num)))
-    return how
+    return _along(plan, op, Axis(num, dims))
 
 
 def spread(plan: Plan, ops: Iterable[Op], devices: Sequence[Device], *axes: Axis) -> None:
@@ -42,8 +32,23 @@ def spread(plan: Plan, ops: Iterable[Op], devices: Sequence[Device], *axes: Axis
     """
     for op in ops:
         for axis in axes:
-            plan.op_trans(op, along(plan, op, axis.num, *axis.dims))
+            plan.op_trans(op, _along(plan, op, axis))
         plan.op_assign(op, devices)
+
+
+def _along(plan: Plan, op: Op, axis: Axis) -> Transformation:
+    """As ``along``."""
+    how, num = plan.along(op, axis), axis.num
+    if not isinstance(how, Split):
+        return how
+    loop = how.identifier
+    dim = plan.dims.of_loop(op, loop)
+    ranges = {part.range(loop) for part in plan.parts(op)}
+    _check(plan, dim, num * len(ranges))
+    size = op.sizes[loop]
+    if size < num and len(ranges) == 1:
+        return pieces(*({loop: (i * size // num, i * size // num + 1)} for i in range(num)))
+    return how
 
 
 def shares(plan: Plan, **sides: int) -> int:

@@ -37,7 +37,9 @@ def tensor_parallel(
     by_expert = Axis(num, plan.blocks.expert_dims) if dealt else outer
     inner = plan.blocks.inner if tp > 1 else ()
     tokens = (*plan.blocks.tokens, plan.dims.batch) if sequence and tp > 1 else ()
+    features = Axis(tp, (*inner, *tokens))
     for op in ops:
         chosen = words(plan, op) if vocabulary and tp > 1 else ()
         groups = by_expert if op in dealt else outer
-        spread(plan, [op], devices, groups, Axis(tp, (*chosen, *inner, *tokens)))
+        inside = Axis(tp, (*chosen, *features.dims)) if chosen else features
+        spread(plan, [op], devices, groups, inside)

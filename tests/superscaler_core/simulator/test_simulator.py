@@ -29,7 +29,7 @@ from superscaler_core.schedules import (
     pipedream,
     timeline,
 )
-from superscaler_core.simulator import PROFILES, Simulated, simulate
+from superscaler_core.simulator import PROFILES, Simulated, simulate, step_secs
 from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.trace import events
 from superscaler_core.simulator.work import Methods, Work
@@ -166,6 +166,17 @@ def test_data_parallel_takes_its_ops_and_its_all_reduce(method: str) -> None:
     assert alone.communication_secs[0] == 0
     assert found.secs == pytest.approx(alone.secs + sum(costs), rel=ROUNDING)
     assert found.communication_secs[0] == pytest.approx(sum(costs), rel=ROUNDING)
+
+
+@pytest.mark.parametrize("method", ["rvd", "p2p"])
+@pytest.mark.parametrize("num_cores", [0, 1])
+def test_the_seconds_of_a_step_alone_are_those_of_the_simulation(
+    method: str, num_cores: int
+) -> None:
+    compiled = Case("hybrid", 4, {"tp": 2, "pp": 2}, sizes={"width": 64}).compiled()
+    profile = replace(PROFILES["v100"], num_cores=num_cores)
+    whole = simulate(compiled, profile, communication=method).secs
+    assert step_secs(compiled, profile, communication=method) == whole
 
 
 def test_plans_are_not_slower_than_point_to_point() -> None:
