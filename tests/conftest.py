@@ -1,7 +1,7 @@
 """Settings of all tests.
 
 Hypothesis draws the same examples in every run, and no example fails for being slow. Without the
-native core, tests that need it are skipped.
+native core, tests marked ``native`` and tests with a parameter "peer" are skipped.
 """
 
 from __future__ import annotations
@@ -10,13 +10,23 @@ import pytest
 from hypothesis import settings
 
 from rvdcomm.native import core
+from tests.matrix import is_whole, left_out
 
-settings.register_profile("rvdcomm", derandomize=True, deadline=None, print_blob=False)
+EXAMPLES = 100 if is_whole() else 40
+"""Examples that hypothesis draws for a test that does not name a number."""
+
+settings.register_profile(
+    "rvdcomm", derandomize=True, deadline=None, print_blob=False, max_examples=EXAMPLES
+)
 settings.load_profile("rvdcomm")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without the native core, skip tests marked ``native`` and tests with a parameter "peer"."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out cases of large matrices in ``make test``, and what lacks the native core."""
+    if not is_whole():
+        out = left_out(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
     if core is not None:
         return
     skip = pytest.mark.skip(reason="needs the native core")

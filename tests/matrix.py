@@ -1,31 +1,99 @@
-"""Matrices of test cases: ``make test`` runs part of each large matrix, with all rows and columns.
+"""Matrices of test cases: ``make test`` runs some cases of each large matrix.
 
-With ``RVDCOMM_TESTS=all`` in the environment, all cases run.
+It sets ``RVDCOMM_TESTS=some`` for that. Without the variable, as when pytest is started by hand,
+all cases run. A test whose cases are an inventory, such as all pages, is marked ``every``: all its
+cases always run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from itertools import product
-from typing import TypeVar
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from math import ceil
+from typing import Any, TypeVar
+from zlib import crc32
+
+import pytest
 
 One = TypeVar("One")
-Other = TypeVar("Other")
+
+LEAST, LEAST_SPAWNED = 12, 6
+"""Cases of a test that run in any case; the second for tests that spawn processes."""
+
+SHARE = 4
+"""Of a test with many cases, one of ``SHARE`` runs."""
 
 
 def is_whole() -> bool:
     """Whether all cases shall run."""
-    return os.environ.get("RVDCOMM_TESTS") == "all"
+    return os.environ.get("RVDCOMM_TESTS") != "some"
 
 
 def part(cases: Iterable[One], of: int = 2) -> list[One]:
-    """Every ``of``-th case; all cases if ``is_whole()``."""
+    """Every ``of``-th case, for a loop inside a test; all cases if ``is_whole()``."""
     return [*cases][:: 1 if is_whole() else of]
 
 
-def pairs(rows: Iterable[One], columns: Iterable[Other], of: int = 2) -> list[tuple[One, Other]]:
-    """Every ``of``-th pair, shifted from row to row so that each column occurs; or all pairs."""
-    numbered = product(enumerate(rows), enumerate(columns))
-    step = 1 if is_whole() else of
-    return [(row, column) for (i, row), (j, column) in numbered if (i + j) % step == 0]
+def some(cases: Mapping[str, Mapping[str, Any]], least: int) -> set[str]:
+    """The ids of the cases that ``make test`` runs of one test.
+
+    They are chosen by checksums of the ids, so that all processes and runs choose alike. Every
+    value of an argument occurs, of those arguments that have at most half as many values as there
+    are cases.
+
+    Args:
+        cases: the arguments of every case, by the case's id.
+        least: number of cases to run in any case, if there are as many.
+    """
+    num = max(least, ceil(len(cases) / SHARE))
+    if num >= len(cases):
+        return {*cases}
+    values = {id: {(arg, _key(value)) for arg, value in each.items()} for id, each in cases.items()}
+    nums = Counter(arg for arg, _ in set().union(*values.values()))
+    missing = {
+        each
+        for each in set().union(*values.values())
+        if 2 * nums[each[0]] <= len(cases)
+    }  # fmt: skip
+    order = sorted(cases, key=lambda id: crc32(id.encode()))
+    chosen: set[str] = set()
+    for case in order:
+        if values[case] & missing:
+            chosen.add(case)
+            missing -= values[case]
+    for case in order:
+        if len(chosen) >= num:
+            break
+        chosen.add(case)
+    return chosen
+
+
+def _key(value: Any) -> Hashable:
+    """A key that is equal for equal values of an argument."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
+
+
+def _words(case: str) -> dict[str, Any]:
+    """The words of a case's id by their places: one argument may be a value with several parts."""
+    return {f"word {place}": word for place, word in enumerate(re.split("[ -]", case))}
+
+
+def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """The collected cases that ``make test`` does not run."""
+    tests: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        if hasattr(item, "callspec") and item.get_closest_marker("every") is None:
+            tests[item.nodeid.split("[")[0]][item.callspec.id] = item
+    found: set[pytest.Item] = set()
+    for cases in tests.values():
+        is_spawned = any(item.get_closest_marker("dist") for item in cases.values())
+        args = {name: item.callspec.params | _words(name) for name, item in cases.items()}
+        chosen = some(args, LEAST_SPAWNED if is_spawned else LEAST)
+        found |= {item for name, item in cases.items() if name not in chosen}
+    return found

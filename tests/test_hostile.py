@@ -471,6 +471,7 @@ def names_in(source: str) -> set[str]:
     return found
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_source_unpickles_or_runs_what_it_reads(path: Path) -> None:
     assert names_in(path.read_text()) & FORBIDDEN == set()

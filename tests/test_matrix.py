@@ -1,28 +1,77 @@
-"""What ``make test`` runs: a part of a matrix has every row and column, and no test is left out."""
+"""What ``make test`` runs: some cases with every row and column, and no test is left out."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.matrix import pairs, part
+from tests.matrix import LEAST_SPAWNED, SHARE, is_whole, left_out, part, some
 
 
-@pytest.mark.parametrize("of", [2, 3])
-def test_every_row_and_column_occurs(of: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RVDCOMM_TESTS", raising=False)
-    found = pairs("abcd", range(6), of)
-    assert len(found) == 24 // of
-    assert {row for row, _ in found} == set("abcd")
-    assert {column for _, column in found} == set(range(6))
+@pytest.mark.parametrize("num_rows, num_columns, least", [(8, 9, 12), (40, 5, 12), (4, 6, 6)])
+def test_every_row_and_column_occurs(num_rows: int, num_columns: int, least: int) -> None:
+    rows = [[i] for i in range(num_rows)]  # lists cannot be hashed
+    cases = {
+        f"{row}-{column}": {"row": row, "column": column, "other": object()}
+        for row, column in product(rows, range(num_columns))
+    }
+    found = [cases[name] for name in some(cases, least)]
+    assert sorted({each["row"][0] for each in found}) == [*range(num_rows)]
+    assert {each["column"] for each in found} == {*range(num_columns)}
+    assert max(least, len(cases) / SHARE) <= len(found) <= len(cases) / 2
 
 
-def test_all_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RVDCOMM_TESTS", "all")
-    assert part("abcd") == ["a", "b", "c", "d"]
-    assert len(pairs("ab", "cd")) == 4
+def test_few_cases_all_run() -> None:
+    cases = {str(i): {"i": i} for i in range(7)}
+    assert some(cases, 7) == {*cases}
+    assert len(some(cases, 4)) == 4
+
+
+@pytest.mark.parametrize("text, num", [("some", 4), ("all", 2), ("", 2)])
+def test_only_some_are_asked_for(text: str, num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RVDCOMM_TESTS", text)
+    assert is_whole() == (text != "some")
+    assert len(part("abcd")) == (2 if text == "some" else 4)
+
+
+@dataclass(frozen=True)
+class Item:
+    """What ``left_out`` reads of a collected test."""
+
+    test: str
+    case: int
+    markers: frozenset[str] = frozenset()
+
+    @property
+    def nodeid(self) -> str:
+        return f"{self.test}[{self.case}]"
+
+    @property
+    def callspec(self) -> Any:
+        return SimpleNamespace(id=str(self.case), params={"case": self.case})
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.markers else None
+
+
+def test_an_inventory_runs_whole_and_of_large_matrices_a_quarter() -> None:
+    nums = {"large": 80, "small": 9, "inventory": 80, "spawned": 12}
+    markers = {"inventory": frozenset({"every"}), "spawned": frozenset({"dist"})}
+    items: list[Any] = [
+        Item(test, case, markers.get(test, frozenset()))
+        for test, num in nums.items()
+        for case in range(num)
+    ]
+    out = left_out(items)
+    kept = Counter(item.test for item in items if item not in out)
+    assert kept == {"large": 80 // SHARE, "small": 9, "inventory": 80, "spawned": LEAST_SPAWNED}
 
 
 def test_make_looks_for_tests_that_spawn_wherever_there_are_some() -> None:

@@ -21,6 +21,7 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert rv.__version__ == importlib.metadata.version("rvdcomm")
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", rv.__all__)
 def test_public_names_are_there(name: str) -> None:
     assert getattr(rv, name).__name__ == name

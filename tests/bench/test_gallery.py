@@ -11,6 +11,7 @@ from bench.gallery import FOLDER, GALLERY, PAGE, Shown, page
 from superscaler_core import cli
 from superscaler_core.plans import PLANS
 
+pytestmark = pytest.mark.every
 ROOT = Path(__file__).parents[2]
 EVERY = [each for _, plans in GALLERY for each in plans]
 

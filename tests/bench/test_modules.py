@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.every
 ROOT = Path(__file__).resolve().parents[2]
 STARTED = re.compile(r'"-m", (f?)"(bench[^"]*)"')
 FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "bench").rglob("*.py"))

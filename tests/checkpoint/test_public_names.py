@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.every
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "rvdcomm/checkpoint").glob("*.py"))
 

@@ -10,7 +10,6 @@ import rvdcomm as rv
 from rvdcomm.errors import MemoryLimitError
 from tests.dist.shards import faults_of, shard_of
 from tests.dist.world import Worlds
-from tests.matrix import part
 from tests.oracle import all_layouts
 
 pytestmark = pytest.mark.dist
@@ -55,7 +54,7 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize("src", part(SOURCES))
+@pytest.mark.parametrize("src", SOURCES)
 def test_what_processes_hold_is_what_was_planned(worlds: Worlds, src: rv.Layout) -> None:
     num_ranks = len(src.ranks)
     plans = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.request import Candidate
 from tests.dist.test_superscaler import NUM_RANKS, TOLERANCE, case_to_folder, differences
 from tests.dist.world import Worlds
-from tests.matrix import pairs
 from tests.superscaler_core.training import Case
 
 pytestmark = pytest.mark.dist
@@ -81,7 +81,7 @@ def cases_of(model: str, num_devices: int) -> list[SearchedCase]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model, num_devices", pairs(MODELS, (4, 8)))
+@pytest.mark.parametrize("model, num_devices", [*product(MODELS, (4, 8))])
 def test_plans_of_a_search_train_what_one_device_trains(
     worlds: Worlds, model: str, num_devices: int, tmp_path: Path
 ) -> None:

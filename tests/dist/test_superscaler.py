@@ -19,7 +19,6 @@ from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from superscaler_core.run.transport import DistCall
 from tests.dist.world import Worlds
-from tests.matrix import pairs
 from tests.superscaler_core.delayed import delayed, train_asynchronously
 from tests.superscaler_core.training import (
     ASYNCHRONOUS,
@@ -139,7 +138,7 @@ FLOAT32 = ("data_parallel", "zero3", "hybrid", "interlaced")
 
 CASES = [
     case_of(plan, num_devices, dtype)
-    for (dtype, num_devices), plan in pairs(product(TOLERANCE, (2, 4, 8)), PLANS)
+    for (dtype, num_devices), plan in product(product(TOLERANCE, (2, 4, 8)), PLANS)
     if dtype == "float64" or (plan not in ASYNCHRONOUS and (num_devices == 4 or plan in FLOAT32))
 ]
 

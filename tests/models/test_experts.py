@@ -6,14 +6,13 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.cost.presets import profile_of
-from tests.matrix import pairs
 from tests.models.cells import KNOBS, compiled, error
 from tests.models.experts import MIXTURES
 
 pytestmark = pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
 
 
-@pytest.mark.parametrize("family, how", pairs(MIXTURES, product(KNOBS, (2, 4))))
+@pytest.mark.parametrize("family, how", [*product(MIXTURES, product(KNOBS, (2, 4)))])
 def test_experts_train_under_a_plan_as_on_one_device(family, how, tmp_path):
     program = compiled(family, *how)
     assert error(family, program, tmp_path) <= MIXTURES[family].tolerance

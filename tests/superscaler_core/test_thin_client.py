@@ -11,6 +11,7 @@ import rvdcomm as rv
 import rvdcomm.checkpoint
 import superscaler_core
 
+pytestmark = pytest.mark.every
 FILES = sorted(Path(superscaler_core.__file__).parent.rglob("*.py"))
 PUBLIC = {
     "rvdcomm": {*rv.__all__, "__version__"},

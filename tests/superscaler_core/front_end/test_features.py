@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,6 @@ from torch import Tensor
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
-from tests.matrix import pairs
 from tests.superscaler_core.features import DTYPE, FEATURES, WIDTH, Model
 
 CAPTURED = [name for name, feature in FEATURES.items() if not feature.refused]
@@ -89,7 +89,7 @@ def check(names: tuple[str, ...], how: str, folder: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name, how", pairs(CAPTURED, HOW))
+@pytest.mark.parametrize("name, how", [*product(CAPTURED, HOW)])
 def test_a_feature_trains_as_in_torch(name: str, how: str, tmp_path: Path) -> None:
     check((name, name), how, tmp_path)
 

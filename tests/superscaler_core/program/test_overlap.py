@@ -12,7 +12,6 @@ from superscaler_core.errors import PlanError
 from superscaler_core.program.instruction import Phase, StepInstruction, Verb
 from superscaler_core.program.overlap import MOST_REDUCTIONS, overlap_reductions, prefetch
 from superscaler_core.program.step_program import StepProgram
-from tests.matrix import part
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
 from tests.superscaler_core.program.test_step_program import CASES as PLAN_CASES
@@ -24,7 +23,7 @@ MOVES = ss.Overlap(moves=True)
 CASES = [
     *(replace(case, overlap=MOVES) for case in (*OTHER_CASES[1::4], *HALVES[1::4])),
     # Asynchronous pipelines refuse it, as test_asynchronous.py shows.
-    *(replace(case, overlap=OVERLAP) for case in part(PLAN_CASES) if case.plan not in ASYNCHRONOUS),
+    *(replace(case, overlap=OVERLAP) for case in PLAN_CASES if case.plan not in ASYNCHRONOUS),
     *(replace(case, overlap=DEEP) for case in OTHER_CASES if "zero" in case.plan),
     replace(Case("hybrid", 4, {"tp": 1, "pp": 2, "microbatches": 2, "zero1": True}), overlap=DEEP),
 ]

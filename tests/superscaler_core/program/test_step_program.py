@@ -19,7 +19,6 @@ from superscaler_core.program.instruction import Phase, StepInstruction, Verb
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
-from tests.matrix import part
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
 from tests.superscaler_core.training import FOLDED, MODEL_OF, OPTIMIZERS, Case, RoundRobin
@@ -56,7 +55,7 @@ OVERLAPPING += [
 ]
 
 
-@pytest.fixture(scope="module", params=part([*CASES, *OVERLAPPING, *HALVES]), ids=str)
+@pytest.fixture(scope="module", params=[*CASES, *OVERLAPPING, *HALVES], ids=str)
 def made(request: pytest.FixtureRequest) -> tuple[Case, ss.Compiled]:
     case: Case = request.param
     return case, case.compiled()
