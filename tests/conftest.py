@@ -10,13 +10,10 @@ import pytest
 from hypothesis import settings
 
 from rvdcomm.native import core
-from tests.matrix import is_whole, left_out
-
-EXAMPLES = 100 if is_whole() else 40
-"""Examples that hypothesis draws for a test that does not name a number."""
+from tests.matrix import fewer, is_whole, left_out
 
 settings.register_profile(
-    "rvdcomm", derandomize=True, deadline=None, print_blob=False, max_examples=EXAMPLES
+    "rvdcomm", derandomize=True, deadline=None, print_blob=False, max_examples=fewer(100)
 )
 settings.load_profile("rvdcomm")
 

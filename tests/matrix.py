@@ -19,11 +19,14 @@ import pytest
 
 One = TypeVar("One")
 
-LEAST, LEAST_SPAWNED = 12, 6
+LEAST, LEAST_SPAWNED = 6, 4
 """Cases of a test that run in any case; the second for tests that spawn processes."""
 
-SHARE = 4
+SHARE = 6
 """Of a test with many cases, one of ``SHARE`` runs."""
+
+FEWER = 3
+"""Of the examples that a test draws, one of ``FEWER`` is drawn."""
 
 
 def is_whole() -> bool:
@@ -36,12 +39,17 @@ def part(cases: Iterable[One], of: int = 2) -> list[One]:
     return [*cases][:: 1 if is_whole() else of]
 
 
+def fewer(num: int) -> int:
+    """How many of ``num`` examples a test draws; all if ``is_whole()``."""
+    return num if is_whole() else -(-num // FEWER)
+
+
 def some(cases: Mapping[str, Mapping[str, Any]], least: int) -> set[str]:
     """The ids of the cases that ``make test`` runs of one test.
 
     They are chosen by checksums of the ids, so that all processes and runs choose alike. Every
-    value of an argument occurs, of those arguments that have at most half as many values as there
-    are cases.
+    value of an argument occurs, of those arguments whose values each have ``SHARE`` cases on
+    average.
 
     Args:
         cases: the arguments of every case, by the case's id.
@@ -50,14 +58,13 @@ def some(cases: Mapping[str, Mapping[str, Any]], least: int) -> set[str]:
     num = max(least, ceil(len(cases) / SHARE))
     if num >= len(cases):
         return {*cases}
-    values = {id: {(arg, _key(value)) for arg, value in each.items()} for id, each in cases.items()}
-    nums = Counter(arg for arg, _ in set().union(*values.values()))
-    missing = {
-        each
-        for each in set().union(*values.values())
-        if 2 * nums[each[0]] <= len(cases)
-    }  # fmt: skip
-    order = sorted(cases, key=lambda id: crc32(id.encode()))
+    values = {
+        case: {(name, _key(value)) for name, value in args.items()} for case, args in cases.items()
+    }
+    every = set().union(*values.values())
+    nums = Counter(name for name, _ in every)
+    missing = {each for each in every if SHARE * nums[each[0]] <= len(cases)}
+    order = sorted(cases, key=lambda case: crc32(case.encode()))
     chosen: set[str] = set()
     for case in order:
         if values[case] & missing:

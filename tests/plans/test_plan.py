@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 import rvdcomm as rv
+from tests.matrix import fewer
 from tests.oracle import (
     all_layouts,
-    all_pairs,
     drawn,
     plan_faults,
     random_pair,
     random_topology,
     shards_of,
     sweep,
+    swept,
 )
 
 # --- right everywhere ---------------------------------------------------------------------------
@@ -43,7 +44,7 @@ LARGE_WORLDS = [(8, (8, 16, 24)), (8, (6, 10, 14)), (12, (12, 24)), (12, (14, 10
 def test_plans_of_every_pair_are_right_and_count_true(
     num_ranks: int, shape: tuple[int, ...]
 ) -> None:
-    assert sweep(all_pairs(shape, num_ranks)) == []
+    assert sweep(swept(shape, num_ranks)) == []
 
 
 @pytest.mark.parametrize("num_ranks, shape", LARGE_WORLDS)
@@ -52,7 +53,7 @@ def test_plans_of_drawn_pairs_of_large_worlds_are_right_and_count_true(
     num_ranks: int, shape: tuple[int, ...], half: str
 ) -> None:
     # Of 1225 pairs of 8 ranks, and 1600 of 12; two tests, so that they can run at a time.
-    assert sweep(drawn(all_pairs(shape, num_ranks), 0.125, half)) == []
+    assert sweep(drawn(swept(shape, num_ranks), 0.125, half)) == []
 
 
 TWO_LEVELS = [
@@ -74,14 +75,14 @@ def test_plans_over_hosts_are_right_and_count_true(
     hosts: list[list[int]], shape: tuple[int, ...]
 ) -> None:
     topology = rv.Topology.hosts(hosts, rv.Link(1e-6, 1e9), rv.Link(1e-5, 1.25e8))
-    assert sweep(all_pairs(shape, len(topology.ranks)), topology) == []
+    assert sweep(swept(shape, len(topology.ranks)), topology) == []
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_plans_of_random_pairs_are_right_and_count_true(seed: int) -> None:
     rng = random.Random(seed)
     found = []
-    for _ in range(250):
+    for _ in range(fewer(250)):
         pair, topology = random_pair(rng), random_topology(rng)
         found += [f"{fault} on {topology.levels}" for fault in sweep([pair], topology)]
     assert found == []

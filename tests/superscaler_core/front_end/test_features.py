@@ -16,6 +16,7 @@ from torch import Tensor
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
+from tests.matrix import fewer
 from tests.superscaler_core.features import DTYPE, FEATURES, WIDTH, Model
 
 CAPTURED = [name for name, feature in FEATURES.items() if not feature.refused]
@@ -101,14 +102,14 @@ def test_a_feature_is_refused_by_name(name: str) -> None:
     assert len(str(caught.value)) < 400
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=fewer(15), deadline=None)
 @given(st.lists(st.sampled_from(CAPTURED), min_size=2, max_size=4), st.sampled_from(sorted(HOW)))
 def test_features_together_train_as_in_torch(names: list[str], how: str) -> None:
     with TemporaryDirectory() as folder:
         check(tuple(names), how, Path(folder))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=fewer(15), deadline=None)
 @given(
     st.lists(st.sampled_from(CAPTURED), min_size=1, max_size=2),
     st.sampled_from(REFUSED),

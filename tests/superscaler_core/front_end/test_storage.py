@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.run.evaluate import evaluate
+from tests.matrix import fewer
 
 X = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -235,7 +236,7 @@ def torch_trains(run: Callable[..., Tensor]) -> bool:
     return True
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(steps(list(VIEWS)))
 def test_programs_of_views_and_writes_are_those_of_torch(drawn) -> None:
     run = program_of(drawn, grads=False)
@@ -243,7 +244,7 @@ def test_programs_of_views_and_writes_are_those_of_torch(drawn) -> None:
     check(run)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(steps([*VIEWS, *CUTS]))
 def test_programs_with_parts_without_gradient_are_those_of_torch_or_refused(drawn) -> None:
     run = program_of(drawn, grads=True)

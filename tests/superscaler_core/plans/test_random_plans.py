@@ -18,7 +18,7 @@ from superscaler_core.graph.graph import Graph
 from superscaler_core.program.events import schedule_of
 from superscaler_core.run.evaluate import evaluate
 from superscaler_core.run.trainer import Trainer
-from tests.matrix import is_whole
+from tests.matrix import fewer
 from tests.superscaler_core.schedule_rows import own
 from tests.superscaler_core.small import branched, two_linears
 from tests.superscaler_core.training import REWRITES
@@ -205,7 +205,7 @@ def parted_storage(draw: Callable[..., object], plan: ss.Plan, op: ss.Op) -> Non
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@settings(max_examples=40)
+@settings(max_examples=fewer(40))
 @given(data=st.data())
 def test_any_plan_computes_loss_and_gradients_of_the_model(name: str, data: st.DataObject) -> None:
     check_that_it_computes(data.draw(plans(GRAPHS[name])))
@@ -213,7 +213,7 @@ def test_any_plan_computes_loss_and_gradients_of_the_model(name: str, data: st.D
 
 @pytest.mark.parametrize("order", ROUTES)
 @pytest.mark.parametrize("name", GRAPHS)
-@settings(max_examples=12 if is_whole() else 6)
+@settings(max_examples=fewer(12))
 @given(data=st.data())
 def test_microbatches_may_go_different_ways(name: str, order: str, data: st.DataObject) -> None:
     check_that_it_computes(data.draw(routed(GRAPHS[name], order)))
