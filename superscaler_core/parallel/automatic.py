@@ -9,7 +9,7 @@ from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.sprogram import SProgram
-from superscaler_core.planners.auto import Setting
+from superscaler_core.planners.auto import Setting, auto
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.search.search import search
 from superscaler_core.run.first_values import share_buffers
@@ -59,6 +59,8 @@ def searched(
                 example,
                 topology=topology or rv.Topology.single_host(num_ranks, 5e-6, 200e9),
                 batch=batch,
+                # Without other planners: a setting also fills the plans of other batches.
+                planner=auto,
                 memory_bytes=memory_limit,
                 budget_secs=budget_secs,
                 max_tried=max_tried,
