@@ -25,6 +25,9 @@ LEAST, LEAST_SPAWNED = 6, 4
 SHARE = 6
 """Of a test with many cases, one of ``SHARE`` runs."""
 
+COVERED = 3
+"""Cases per value, on average, from which on every value of an argument occurs."""
+
 FEWER = 3
 """Of the examples that a test draws, one of ``FEWER`` is drawn."""
 
@@ -48,8 +51,7 @@ def some(cases: Mapping[str, Mapping[str, Any]], least: int) -> set[str]:
     """The ids of the cases that ``make test`` runs of one test.
 
     They are chosen by checksums of the ids, so that all processes and runs choose alike. Every
-    value of an argument occurs, of those arguments whose values each have ``SHARE`` cases on
-    average.
+    value of an argument occurs, unless most values have fewer than ``COVERED`` cases.
 
     Args:
         cases: the arguments of every case, by the case's id.
@@ -63,7 +65,7 @@ def some(cases: Mapping[str, Mapping[str, Any]], least: int) -> set[str]:
     }
     every = set().union(*values.values())
     nums = Counter(name for name, _ in every)
-    missing = {each for each in every if SHARE * nums[each[0]] <= len(cases)}
+    missing = {each for each in every if COVERED * nums[each[0]] <= len(cases)}
     order = sorted(cases, key=lambda case: crc32(case.encode()))
     chosen: set[str] = set()
     for case in order:
