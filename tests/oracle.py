@@ -18,7 +18,6 @@ import rvdcomm as rv
 from rvdcomm.layout import Box
 from rvdcomm.plans.simulate import SimulationResult, _Simulation, simulate_program
 from rvdcomm.program import BufferKey, Collective, Entry, Instruction, Message, Program
-from tests.matrix import fewer
 
 Array = np.ndarray
 
@@ -52,12 +51,6 @@ def all_pairs(shape: Sequence[int], num_ranks: int) -> Iterator[tuple[rv.Layout,
 
 
 Pair = tuple[rv.Layout, rv.Layout]
-
-
-def swept(shape: Sequence[int], num_ranks: int) -> list[Pair]:
-    """The pairs of ``all_pairs``; some of them in ``make test``, drawn at random."""
-    pairs = list(all_pairs(shape, num_ranks))
-    return random.Random(f"{shape} {num_ranks}").sample(pairs, fewer(len(pairs)))
 
 
 def drawn(pairs: Iterable[Pair], share: float, seed: str) -> list[Pair]:

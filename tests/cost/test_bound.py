@@ -13,7 +13,7 @@ from rvdcomm.planning.path import State, exchange_step
 from rvdcomm.planning.primitives import RebindPricer
 from rvdcomm.planning.search_bound import least_of_any
 from tests.matrix import fewer
-from tests.oracle import drawn, random_pair, random_topology, swept
+from tests.oracle import all_pairs, drawn, random_pair, random_topology
 
 SHAPE = (16, 24)
 NUM_BYTES = 16 * 24
@@ -72,7 +72,7 @@ def test_no_plan_beats_the_bound_on_random_pairs(seed: int) -> None:
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_no_plan_beats_the_bound_on_any_pair_of_eight_ranks(topology: rv.Topology) -> None:
     found = []
-    for src, dst in swept((6, 10), 8):
+    for src, dst in all_pairs((6, 10), 8):
         plan = rv.plan(src, dst, "int8", topology)
         found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in beaten(plan.cost, plan.bound)]
     assert found == []
@@ -114,7 +114,7 @@ def test_closed_form_is_never_above_the_counted_bound_of_a_whole_dst(
     topology: rv.Topology,
 ) -> None:
     above = []
-    for src, dst in swept(SHAPE, 8):
+    for src, dst in all_pairs(SHAPE, 8):
         closed = closed_form(src, dst, topology)
         counted = lower_bound(src, dst, 1, topology).secs
         # Sums of parts are shared by all ports, which may not divide evenly: seconds are rounded.
@@ -126,7 +126,7 @@ def test_closed_form_is_never_above_the_counted_bound_of_a_whole_dst(
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_closed_form_is_never_above_a_plan(name: str) -> None:
     topology, above = TOPOLOGIES[name], []
-    for src, dst in drawn(swept(SHAPE, 8), 1.0 if name == ONE_HOST else SHARE, name):
+    for src, dst in drawn(all_pairs(SHAPE, 8), 1.0 if name == ONE_HOST else SHARE, name):
         closed, plan = closed_form(src, dst, topology), rv.plan(src, dst, "int8", topology)
         cheapest = min(plan.cost.secs, direct_cost(src, dst, 1, topology).secs)
         if closed > cheapest * (1 + 1e-12):
@@ -137,7 +137,7 @@ def test_closed_form_is_never_above_a_plan(name: str) -> None:
 def test_closed_form_equals_the_counted_bound_on_one_host_without_parts() -> None:
     topology = TOPOLOGIES["8"]
     apart = []
-    for src, dst in swept(SHAPE, 8):
+    for src, dst in all_pairs(SHAPE, 8):
         closed = closed_form(src, dst, topology)
         counted = lower_bound(src, dst, 1, topology).recv_bytes
         if src.rvd.v == dst.rvd.v == 1 and closed != counted:

@@ -15,7 +15,7 @@ from rvdcomm.planning.binding import refine
 from rvdcomm.planning.graph import graph_between
 from rvdcomm.planning.primitives import RebindPricer
 from rvdcomm.planning.search import find_states, search_states
-from tests.oracle import all_rvds, swept
+from tests.oracle import all_pairs, all_rvds
 
 pytestmark = pytest.mark.skipif(
     not hasattr(native.core, "cheapest_rebinds"), reason="the extension is not built"
@@ -60,7 +60,7 @@ def differing(pairs: Iterable[tuple[rv.Layout, rv.Layout]], topology: rv.Topolog
 def test_both_searches_find_one_path_for_every_small_pair(
     num_ranks: int, shape: tuple[int, ...], sizes: tuple[int, ...], links: str
 ) -> None:
-    assert differing(swept(shape, num_ranks), levels(num_ranks, sizes, links)) == []
+    assert differing(all_pairs(shape, num_ranks), levels(num_ranks, sizes, links)) == []
 
 
 @pytest.mark.parametrize("links", LINKS)

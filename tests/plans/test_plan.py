@@ -13,13 +13,13 @@ import rvdcomm as rv
 from tests.matrix import fewer
 from tests.oracle import (
     all_layouts,
+    all_pairs,
     drawn,
     plan_faults,
     random_pair,
     random_topology,
     shards_of,
     sweep,
-    swept,
 )
 
 # --- right everywhere ---------------------------------------------------------------------------
@@ -40,11 +40,12 @@ WORLDS = [
 LARGE_WORLDS = [(8, (8, 16, 24)), (8, (6, 10, 14)), (12, (12, 24)), (12, (14, 10))]
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("num_ranks, shape", WORLDS)
 def test_plans_of_every_pair_are_right_and_count_true(
     num_ranks: int, shape: tuple[int, ...]
 ) -> None:
-    assert sweep(swept(shape, num_ranks)) == []
+    assert sweep(all_pairs(shape, num_ranks)) == []
 
 
 @pytest.mark.parametrize("num_ranks, shape", LARGE_WORLDS)
@@ -53,7 +54,7 @@ def test_plans_of_drawn_pairs_of_large_worlds_are_right_and_count_true(
     num_ranks: int, shape: tuple[int, ...], half: str
 ) -> None:
     # Of 1225 pairs of 8 ranks, and 1600 of 12; two tests, so that they can run at a time.
-    assert sweep(drawn(swept(shape, num_ranks), 0.125, half)) == []
+    assert sweep(drawn(all_pairs(shape, num_ranks), 0.125, half)) == []
 
 
 TWO_LEVELS = [
@@ -68,6 +69,7 @@ TWO_LEVELS = [
 ]
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     "hosts, shape", [row[1:] for row in TWO_LEVELS], ids=[row[0] for row in TWO_LEVELS]
 )
@@ -75,7 +77,7 @@ def test_plans_over_hosts_are_right_and_count_true(
     hosts: list[list[int]], shape: tuple[int, ...]
 ) -> None:
     topology = rv.Topology.hosts(hosts, rv.Link(1e-6, 1e9), rv.Link(1e-5, 1.25e8))
-    assert sweep(swept(shape, len(topology.ranks)), topology) == []
+    assert sweep(all_pairs(shape, len(topology.ranks)), topology) == []
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -33,7 +33,7 @@ class Holding:
         return new_stored + max(0.0, peak_bytes - stored) * new_kept / kept
 
     def _fullest(self, setting: Setting) -> tuple[float, float]:
-        """Bytes that the stage with most of both stores, and bytes that it keeps."""
+        """Stored and kept bytes of the stage with the largest sum of the two."""
         stored, kept = self.stored_bytes(setting), self.kept_bytes(setting)
         factors = self._uneven.factors(setting)
         return max(((a * stored, b * kept) for a, b in factors), key=sum)
