@@ -40,7 +40,9 @@ LAZY_SECS: Mapping[str, float] = {
     "alpa_intra": 80, "unity": 80, "hidup": 100,
     "tofu": 30, "tarnawski": 30, "pipedream": 30, "pipedream_hierarchical": 30, "flexflow": 50,
 }  # fmt: skip
-"""Seconds that planners think when a candidate is filled, for 1000 ops and 8 devices.
+"""Seconds that planners, or rows of ``by_hand``, think when a candidate is filled.
+
+They are for 1000 ops and 8 devices.
 
 They are multiplied by 10 for planners that were never the best beside auto in ``bench.search``.
 """

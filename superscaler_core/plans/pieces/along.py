@@ -37,7 +37,7 @@ def spread(plan: Plan, ops: Iterable[Op], devices: Sequence[Device], *axes: Axis
 
 
 def _along(plan: Plan, op: Op, axis: Axis) -> Transformation:
-    """As ``along``."""
+    """As ``along``, for an axis that many ops share."""
     how, num = plan.along(op, axis), axis.num
     if not isinstance(how, Split):
         return how

@@ -110,13 +110,19 @@ REQUEST = Request(
 )  # fmt: skip
 
 
+def factors(request: Request, text: str) -> tuple[float, float]:
+    """Simulated over guessed seconds, and bytes, of a setting."""
+    setting, guess = Setting.parse(text), Guess(request)
+    num = request.microbatches(setting.microbatch)
+    seen = look(request, setting.microbatch, Filling(setting, request.profile, 0, num))
+    return seen.secs / guess.secs(setting), seen.peak_bytes / guess.num_bytes(setting)
+
+
 @pytest.mark.parametrize("text", SETTINGS)
 def test_guesses_are_near_to_what_is_simulated(text: str) -> None:
-    setting, guess = Setting.parse(text), Guess(REQUEST)
-    num = REQUEST.microbatches(setting.microbatch)
-    seen = look(REQUEST, setting.microbatch, Filling(setting, REQUEST.profile, 0, num))
-    assert 1 / SECS < seen.secs / guess.secs(setting) < SECS
-    assert 1 / BYTES < seen.peak_bytes / guess.num_bytes(setting) < BYTES
+    secs, num_bytes = factors(REQUEST, text)
+    assert 1 / SECS < secs < SECS
+    assert 1 / BYTES < num_bytes < BYTES
 
 
 @pytest.mark.parametrize("model", [half, images])
@@ -124,19 +130,13 @@ def test_guesses_are_near_to_what_is_simulated(text: str) -> None:
 def test_masters_and_uneven_blocks_are_reckoned_with(
     model: Callable[[int], ss.Graph], text: str
 ) -> None:
-    request = replace(REQUEST, graph_of=model, master_dtype="float32")
-    setting, guess = Setting.parse(text), Guess(request)
-    num = request.microbatches(setting.microbatch)
-    seen = look(request, setting.microbatch, Filling(setting, request.profile, 0, num))
-    assert 1 / MIXED_SECS < seen.secs / guess.secs(setting) < MIXED_SECS
-    assert 1 / BYTES < seen.peak_bytes / guess.num_bytes(setting) < BYTES
+    secs, num_bytes = factors(replace(REQUEST, graph_of=model, master_dtype="float32"), text)
+    assert 1 / MIXED_SECS < secs < MIXED_SECS
+    assert 1 / BYTES < num_bytes < BYTES
 
 
 @pytest.mark.parametrize("text", DEALT)
 def test_experts_that_are_dealt_out_are_held_once_and_not_fetched(text: str) -> None:
-    request = replace(REQUEST, graph_of=experts)
-    setting, guess = Setting.parse(text), Guess(request)
-    num = request.microbatches(setting.microbatch)
-    seen = look(request, setting.microbatch, Filling(setting, request.profile, 0, num))
-    assert 1 / SECS < seen.secs / guess.secs(setting) < SECS
-    assert 1 / DEALT_BYTES < seen.peak_bytes / guess.num_bytes(setting) < DEALT_BYTES
+    secs, num_bytes = factors(replace(REQUEST, graph_of=experts), text)
+    assert 1 / SECS < secs < SECS
+    assert 1 / DEALT_BYTES < num_bytes < DEALT_BYTES
