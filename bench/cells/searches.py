@@ -19,6 +19,7 @@ from bench.cells.store import (
     Row,
     Version,
     commits_text,
+    restore,
     rows_of,
 )
 from bench.environment import environment
@@ -49,6 +50,10 @@ def parse(
             "--budget", type=float, default=budget_secs, metavar="SECS",
             help="of every search (default: %(default)s)",
         )  # fmt: skip
+    add(
+        "--rows", type=Path, nargs="*", default=(), metavar="FILE",
+        help="results whose rows are taken where the code is the same: go on on another machine",
+    )  # fmt: skip
     add("--kept", action="store_true", help="compute nothing: show what is kept")
     add("--dirty", action="store_true", help="of code that is not committed; writes no result file")
     parser.set_defaults(command=f"{parser.prog} {shlex.join(words)}".strip())
@@ -68,6 +73,8 @@ def run(args: argparse.Namespace, jobs: Sequence[Job], compute: Compute) -> list
     """
     try:
         version = Version.now(compute.__module__, may_be_dirty=args.dirty or args.kept)
+        for path in args.rows:
+            restore(path, version)
         return list(rows_of(jobs, compute, version, 0 if args.kept else args.processes))
     except DirtyError as error:
         raise SystemExit(f"bench: {error}") from None

@@ -147,6 +147,25 @@ class Job:
                 return row
         return None
 
+    def keep(self, row: Row) -> None:
+        """Store the row."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Written under another name and renamed when complete: a run may be stopped at any time.
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(row))
+        part.rename(self.path)
+
+
+def restore(path: Path, version: Version) -> None:
+    """Store the rows of a result file that are valid for ``version``, unless better ones are there.
+
+    So a run continues on a machine that has only what is committed.
+    """
+    for row in json.loads(path.read_text())["rows"]:
+        job = Job(row["cell"], row["planner"], row["budget_secs"])
+        if version.is_of(row["commit"]) and job.kept(version) is None:
+            job.keep(row)
+
 
 def rows_of(
     jobs: Sequence[Job], compute: Compute, version: Version, num_processes: int
@@ -201,11 +220,7 @@ def _computed(compute: Compute, version: Version, graphs: Path, job: Job) -> dic
     row |= {"budget_secs": job.budget_secs, "took_secs": took_secs, "commit": version.commit}
     if not version.is_here:
         raise DirtyError(f"files were changed during the run, which is of {version.commit}.")
-    job.path.parent.mkdir(parents=True, exist_ok=True)
-    # Written under another name and renamed when complete: a run may be stopped at any time.
-    part = job.path.with_suffix(".part")
-    part.write_text(json.dumps(row))
-    part.rename(job.path)
+    job.keep(row)
     return row
 
 

@@ -15,6 +15,7 @@ from bench.cells.store import (
     Job,
     Version,
     commits_text,
+    restore,
     rows_of,
     sources,
     workloads_of,
@@ -120,6 +121,25 @@ def test_a_larger_budget_is_for_what_had_not_ended() -> None:
     assert not computed(1.0)
     assert computed(4.0, left=0)
     assert not computed(8.0)
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_run_goes_on_from_a_result_file() -> None:
+    assert computed(2.0, left=3)
+    path = Job("c", "p", 2.0).path
+    result = Path("result.json")
+    result.write_text(json.dumps({"rows": [json.loads(path.read_text())]}))
+    path.unlink()
+    restore(result, Version.now("bench.one"))
+    assert not computed(2.0)
+    assert computed(4.0, left=3)
+    restore(result, Version.now("bench.one"))
+    assert not computed(4.0)
+    path.unlink()
+    Path("bench/two.py").write_text("x = 4\n")
+    commit()
+    restore(result, Version.now("bench.one"))
+    assert computed(2.0)
 
 
 def test_code_that_is_not_committed_is_refused_or_marked(repository: Path) -> None:
