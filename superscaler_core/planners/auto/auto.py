@@ -44,8 +44,11 @@ from superscaler_core.planners.search.request import (
     Trial,
 )
 
-SHARE = 0.25
-"""Usual looks at other planners' candidates per look at a setting; slow planners cost more."""
+SHARE, LEADING = 0.25, 1.0
+"""Usual looks at other planners' candidates per look at a setting; slow planners cost more.
+
+``LEADING`` holds while the fastest plan so far is another planner's.
+"""
 
 
 class Settings(Protocol):
@@ -100,7 +103,7 @@ class Proposals:
         self._numbers = count()
         self._others: list[tuple[float, int, Candidate]] = []
         self._results = set() if others is None else others.results
-        self._credit = 0.0
+        self._credit, self._share = 0.0, SHARE
         for setting in settings.roots():
             self._add(setting)
         self._ranking.begin_with_layouts()
@@ -122,7 +125,7 @@ class Proposals:
         if cost <= self._credit or not len(self._ranking):
             self._credit -= cost
             return heapq.heappop(self._others)[2]
-        self._credit += SHARE
+        self._credit += self._share
         return self._candidate(*self._ranking.take())
 
     # --- settings -------------------------------------------------------------------------------
@@ -161,6 +164,8 @@ class Proposals:
 
         def follow(trial: Trial) -> Iterator[Candidate]:
             self._results.add(_seen_of(trial))
+            if trial.secs < self._ranking.best_secs:
+                self._share = SHARE
             is_bound = trial.lacks_memory and trial.peak_bytes <= least_bytes
             self._ranking.learn(setting, replace(trial, peak_bytes=0) if is_bound else trial)
             if before is not None and _seen_of(trial) == _seen_of(before):
@@ -193,7 +198,8 @@ class Proposals:
         """Queue another planner's candidate, and after its trial the candidates that follow it."""
 
         def follow(trial: Trial) -> Iterator[Candidate]:
-            self._ranking.best_secs = min(self._ranking.best_secs, trial.secs)
+            if trial.secs < self._ranking.best_secs:
+                self._ranking.best_secs, self._share = trial.secs, LEADING
             for each in candidate.follow(trial):
                 self._add_other(each)
             return iter(())

@@ -77,13 +77,14 @@ LAST = 10.0
 Plans of ``by_hand`` that are not in ``NEEDS`` are put last too: settings come near to them.
 """
 
-CHANGED, NEXT, DEARER = 1.02, 1.05, 1.2
+CHANGED, NEXT, SHARDED, DEARER = 1.02, 1.03, 1.05, 1.2
 """Factors that give the guess for the step of a following candidate.
 
-``CHANGED`` is on the trial's step, after a change. ``NEXT`` is on the planner's best step, for its
-next candidate. ``DEARER`` is on the last guess: after a change that only saves memory, for what the
-planner itself lets follow, and for its next candidate while none was possible. All are above 1, so
-that moves of an equally fast setting come first: these are more, and gain more.
+``CHANGED`` is on the trial's step, after a change; ``SHARDED`` if the change is of storage, which
+rarely makes steps faster. ``NEXT`` is on the planner's best step, for its next candidate.
+``DEARER`` is on the last guess: after a change that only saves memory, for what the planner itself
+lets follow, and for its next candidate while none was possible. All are above 1, so that moves of
+an equally fast setting come first: these are more, and gain more.
 """
 
 FAR = 2.0
@@ -139,23 +140,29 @@ class Others:
                 row = each.name.split()[0] if name == "by_hand" else name
                 rows.setdefault(row, []).append(each)
             for row, candidates in rows.items():
-                near = sorted(candidates, key=lambda each: self.distance(each.samples))
+                usual = self.usual_samples
+                near = sorted(candidates, key=lambda each: distance(each.samples, usual))
                 first = self._guess_secs(name, row)
                 yield from _Row(self, row, near, self._cost(name, row)).next(first)
 
-    def distance(self, samples: int) -> float:
-        """Distance of a microbatch size from one sample per device, in doublings."""
-        return abs(log2(samples / len(self._request.devices)))
+    @property
+    def usual_samples(self) -> int:
+        """The microbatch size of a planner's first candidate: one sample per device."""
+        return len(self._request.devices)
 
     def asked(self, row: _Row, planner: SearchPlanner) -> Iterator[Candidate]:
-        """Candidates of a planner that thinks first: for every size, its proposals by number."""
-        for samples in sorted(self._request.samples, key=self.distance):
-            row.is_spent = False
-            for number in count():
-                how = Asked(planner, self._request, samples, number)
-                yield Candidate(f"{row.name} samples={samples} {number + 1}", samples, how)
-                if row.is_spent:
-                    break
+        """Candidates of a planner that thinks first: its proposals by number, for every size.
+
+        First proposals come before later ones, and sizes near the row's best before others.
+        """
+        numbers = dict.fromkeys(self._request.samples, 0)
+        while numbers:
+            samples = min(numbers, key=lambda n: (numbers[n] + row.distance(n), numbers[n]))
+            how = Asked(planner, self._request, samples, numbers[samples])
+            yield Candidate(f"{row.name} samples={samples} {numbers[samples] + 1}", samples, how)
+            numbers[samples] += 1
+            if row.is_spent:
+                del numbers[samples]
 
     def _guess_secs(self, name: str, row: str = "") -> float:
         """The guess for a planner's first candidate, in seconds of a step."""
@@ -181,6 +188,11 @@ def _secs(name: str, row: str = "") -> float:
     return secs.get(row, secs.get(name, UNKNOWN_SECS))
 
 
+def distance(samples: int, other: int) -> float:
+    """Distance of two microbatch sizes, in doublings."""
+    return abs(log2(samples / other))
+
+
 class _Row:
     """The sequence of one planner's candidates; the next is queued after the trial of the last.
 
@@ -193,9 +205,13 @@ class _Row:
         self, others: Others, name: str, given: SearchPlanner | list[Candidate], cost: float
     ) -> None:
         self._others, self.name, self.is_spent = others, name, False
-        self._cost = cost
+        self._cost, self._best_samples = cost, others.usual_samples
         self._left = iter(given) if isinstance(given, list) else others.asked(self, given)
         self._best_secs = inf
+
+    def distance(self, samples: int) -> float:
+        """Distance of a microbatch size from that of the best trial so far, in doublings."""
+        return distance(samples, self._best_samples)
 
     def next(self, guess_secs: float) -> Iterator[Candidate]:
         """The next candidate, if there is one."""
@@ -207,7 +223,8 @@ class _Row:
 
         def follow(trial: Trial) -> Iterator[Candidate]:
             self.is_spent = trial.problem.startswith(SPENT)
-            self._best_secs = min(self._best_secs, trial.secs)
+            if trial.secs < self._best_secs:
+                self._best_secs, self._best_samples = trial.secs, given.samples
             if is_next:
                 best = self._best_secs
                 yield from self.next(best * NEXT if best < inf else guess_secs * DEARER)
@@ -237,13 +254,17 @@ class _Row:
         result, results = (trial.secs, trial.peak_bytes), self._others.results
         if trial.lacks_memory:
             is_far = trial.peak_bytes > FAR * self._others.memory_bytes
-            more, secs = change.savings(is_far), trial.candidate.guess_secs * DEARER
+            dearer = trial.candidate.guess_secs * DEARER
+            more = [(each, dearer) for each in change.savings(is_far)]
         elif trial.fits and result not in results:
-            more, secs = change.more(), trial.secs * CHANGED
+            more = [
+                (each, trial.secs * (CHANGED if each.zero == change.zero else SHARDED))
+                for each in change.more()
+            ]
         else:
             return
         results.add(result)
-        for each in more:
+        for each, guess_secs in more:
             if each in seen:
                 continue
             seen.add(each)
@@ -251,7 +272,7 @@ class _Row:
                 own,
                 name=f"{own.name} {each}",
                 sprogram=Changed(own.sprogram, each),
-                guess_secs=secs,
+                guess_secs=guess_secs,
                 cost=1.0,
                 follow=partial(self._changes, own, each, seen),
             )

@@ -13,8 +13,11 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.planners.auto import auto, options
-from superscaler_core.planners.auto.asked import Remembered
+from superscaler_core.planners.auto.asked import SPENT, Asked, Remembered
+from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.change import NO_CHANGE, Change, Changed
+from superscaler_core.planners.auto.others import Others
+from superscaler_core.planners.auto.traits import traits_of
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 from superscaler_core.planners.search.search import search_request
@@ -97,6 +100,26 @@ def test_every_proposal_of_a_planner_that_nobody_knows_is_looked_at() -> None:
     assert [name for name in names if name not in tried] == []
     # The third of each size is the answer that there is none, and every other one is thought once.
     assert sorted(planner.calls) == ["data_parallel"] * 3 + ["zero1"] * 3
+
+
+def test_sizes_near_a_planners_best_come_before_its_later_proposals() -> None:
+    """Two devices begin with size 2; 4 and 8 are better, each near the best so far."""
+    planner = Fake([])
+    asked = replace(request("mlp", 2), samples=(1, 2, 4, 8))
+    secs = {1: 9.0, 2: 5.0, 4: 4.0, 8: 3.0}
+    others = Others(asked, traits_of(asked.graph_of(1)), Bounds(asked), {"new": planner})
+    waiting, order = [*others.roots()], []
+    while waiting:
+        candidate = waiting.pop(0)
+        order.append((candidate.samples, candidate.name.split()[2]))
+        how = candidate.sprogram
+        assert isinstance(how, Remembered)
+        assert isinstance(how.sprogram, Asked)
+        problem = SPENT if how.sprogram.number > 1 else "no"
+        trial = Trial(candidate, secs[candidate.samples], problem=problem)
+        waiting += [*candidate.follow(trial)]
+    assert order[:5] == [(2, "1"), (1, "1"), (4, "1"), (8, "1"), (8, "2")]
+    assert sorted(order) == [(n, str(k)) for n in asked.samples for k in (1, 2, 3)]
 
 
 def test_what_a_lazy_planner_follows_its_candidates_by_is_looked_at() -> None:
