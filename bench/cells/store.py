@@ -1,9 +1,9 @@
 """Store: computed rows are stored, each with the commit of the code that computed the row.
 
 A stored row is valid while the code that it depends on is the same as at its commit: the two
-packages, and the files of ``bench`` that the computation of a row imports. A run that was stopped
-therefore resumes where it stopped, also after a commit that changes only documents, comments and
-docstrings.
+packages, and the files of ``bench`` that the computation of a row imports. Rows of the engine's own
+planners do not depend on the systems that they are compared with. A run that was stopped therefore
+resumes where it stopped, also after a commit that changes only documents, comments and docstrings.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from typing import Any
 from bench.cells.code import code_of, git, trees_of
 from bench.cells.processes import NUM_PROCESSES, side_by_side
 from bench.cells.workload import Workload, keep_graphs
+from superscaler_core.planners.table import PLANNERS
 
 SCRATCH = Path("bench/results/scratch/cells")
 
 PACKAGES = ("superscaler_core", "rvdcomm")
+
+SYSTEMS = "bench/studies/systems.py"
+"""The file that defines the systems with which the engine's own planners are compared."""
 
 IMPORTS = re.compile(r"^from (bench[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
@@ -77,14 +81,20 @@ class Version:
     def is_here(self) -> bool:
         """Whether the code is still this version; always true for code that is not committed."""
         changed = _git("status", "--porcelain", "--", *self.paths)
-        return self.commit.endswith("-dirty") or (not changed and self.is_of(_head()))
+        return self.commit.endswith("-dirty") or (not changed and self._is_of(_head(), self.paths))
 
-    def is_of(self, commit: str) -> bool:
-        """Whether ``commit`` has the same code in ``paths``, so that its rows are valid here."""
-        here, there = trees_of(self.commit, self.paths), trees_of(commit, self.paths)
+    def has(self, row: Row) -> bool:
+        """Whether the commit of a row has the same code, so that the row is valid here."""
+        is_ours = row["planner"] in PLANNERS
+        paths = tuple(path for path in self.paths if not (is_ours and path == SYSTEMS))
+        return self._is_of(row["commit"], paths)
+
+    def _is_of(self, commit: str, paths: tuple[str, ...]) -> bool:
+        """Whether a commit has the same code under some paths."""
+        here, there = trees_of(self.commit, paths), trees_of(commit, paths)
         if here is None or there is None:
             return False
-        return here == there or code_of(self.commit, self.paths) == code_of(commit, self.paths)
+        return here == there or code_of(self.commit, paths) == code_of(commit, paths)
 
     @property
     def key(self) -> str:
@@ -143,7 +153,7 @@ class Job:
         with suppress(OSError, ValueError):
             row: dict[str, Any] = json.loads(self.path.read_text())
             is_done = row.get("left") == 0 or row["budget_secs"] >= self.budget_secs
-            if is_done and version.is_of(row["commit"]):
+            if is_done and version.has(row):
                 return row
         return None
 
@@ -163,7 +173,7 @@ def restore(path: Path, version: Version) -> None:
     """
     for row in json.loads(path.read_text())["rows"]:
         job = Job(row["cell"], row["planner"], row["budget_secs"])
-        if version.is_of(row["commit"]) and job.kept(version) is None:
+        if version.has(row) and job.kept(version) is None:
             job.keep(row)
 
 

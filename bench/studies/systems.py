@@ -29,8 +29,14 @@ MAX_SAMPLES = 16
 WHOLE_BLOCKS: Changes = ({}, {"keep": Keep.BLOCK_INPUTS})
 """Blocks of the paper's systems keep everything for the backward, or only their input."""
 
-KEEPS: Changes = ({}, {"keep": Keep.SEGMENT_INPUTS}, {"keep": Keep.BLOCK_INPUTS})
-"""Blocks today keep everything, the inputs of segments between communications, or their input."""
+KEEPS: Changes = (
+    {},
+    {"keep": Keep.ATTENTION_ONLY},
+    {"keep": Keep.SEGMENT_INPUTS},
+    {"keep": Keep.BLOCK_INPUTS},
+)
+"""What blocks keep today: everything, all but the inside of attentions (Megatron's selective
+recomputation), the inputs of segments between communications, or their input."""
 
 OVERLAP: Changes = (
     {"prefetch": 1, "reductions": True},

@@ -64,7 +64,7 @@ def commit() -> None:
     git("commit", "-q", "-m", "x")
 
 
-def computed(budget_secs: float = 1.0, left: int = 0) -> bool:
+def computed(budget_secs: float = 1.0, left: int = 0, by: str = "p") -> bool:
     """Whether a row had to be computed."""
     done = []
 
@@ -72,7 +72,7 @@ def computed(budget_secs: float = 1.0, left: int = 0) -> bool:
         done.append(cell)
         return {"cell": cell, "planner": planner, "left": left}
 
-    (row,) = rows_of([Job("c", "p", budget_secs)], compute, Version.now("bench.one"), 1)
+    (row,) = rows_of([Job("c", by, budget_secs)], compute, Version.now("bench.one"), 1)
     assert row["commit"]
     return bool(done)
 
@@ -94,6 +94,20 @@ def test_a_row_is_computed_again_if_what_it_depends_on_changed(name: str) -> Non
     commit()
     assert computed() == (name not in ("docs/page.md", "bench/other.py"))
     assert not computed()
+
+
+@pytest.mark.usefixtures("repository")
+def test_rows_of_the_engines_own_planners_do_not_depend_on_other_systems(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "SYSTEMS", "bench/two.py")
+    assert [computed(by="Megatron"), computed(by="auto")] == [True, True]
+    Path("bench/two.py").write_text("x = 5\n")
+    commit()
+    assert [computed(by="Megatron"), computed(by="auto")] == [True, False]
+    Path("bench/three.py").write_text("x = 5\n")
+    commit()
+    assert [computed(by="Megatron"), computed(by="auto")] == [True, True]
 
 
 @pytest.mark.usefixtures("repository")

@@ -126,6 +126,7 @@ def test_what_lacks_memory_climbs_its_ladder_to_the_end() -> None:
     found = proposed(replace(MEGATRON, layouts=lambda num: [Setting(tp=2)]), 2, fits=False)
     assert [x.keep for x in found if x.samples == 1] == [
         Keep.EVERYTHING,
+        Keep.ATTENTION_ONLY,
         Keep.SEGMENT_INPUTS,
         Keep.BLOCK_INPUTS,
     ]
