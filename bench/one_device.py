@@ -23,10 +23,10 @@ from bench.tables import grid
 from superscaler_core.models.gpt import GPT, GPTConfig, example_inputs
 
 DESCRIPTION = """\
-Run forward and backward of a GPT on one device, a GPU if there is one: the model as it is (eager
-torch), and the program that superscaler_core generates for a plan of one device. Both have the same
-weights and batches, and take turns. Their losses must agree. What a step adds is the price of the
-program: its calls, and the copies of gradients.
+Run forward and backward of a GPT on one device, a GPU if there is one: the model in eager torch,
+and the program that superscaler_core generates for a plan of one device. Both have the same weights
+and batches, and take turns. Their losses must agree. What our step takes longer is the price of the
+generated program.
 
 columns:
   torch, ours  a step in milliseconds: the median (the device is waited for)

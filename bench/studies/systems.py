@@ -35,8 +35,11 @@ KEEPS: Changes = (
     {"keep": Keep.SEGMENT_INPUTS},
     {"keep": Keep.BLOCK_INPUTS},
 )
-"""What blocks keep today: everything, all but the inside of attentions (Megatron's selective
-recomputation), the inputs of segments between communications, or their input."""
+"""What blocks keep today.
+
+Everything, all but the inside of attentions (Megatron's selective recomputation), the inputs of
+segments between communications, or their input.
+"""
 
 OVERLAP: Changes = (
     {"prefetch": 1, "reductions": True},
