@@ -85,7 +85,7 @@ class Version:
 
     def has(self, row: Row) -> bool:
         """Whether the commit of a row has the same code, so that the row is valid here."""
-        is_ours = row["planner"] in PLANNERS
+        is_ours = row.get("planner") in PLANNERS
         paths = tuple(path for path in self.paths if not (is_ours and path == SYSTEMS))
         return self._is_of(row["commit"], paths)
 

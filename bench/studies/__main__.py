@@ -35,7 +35,7 @@ A run that is stopped goes on where it was. With all of them it writes a result,
 EPILOG = """\
 examples:
   python -m bench.studies swin --gpus 4           # minutes
-  python -m bench.studies all                     # two hours or so on two cores
+  python -m bench.studies all                     # an hour and a half on two cores
 """
 
 MEMORY = "memory"
@@ -119,7 +119,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "--gpus", type=_counts, default=GPUS, metavar="N,N",
         help="which of 4,8,16,32 (default: all)",
     )  # fmt: skip
-    return parse(parser, words, out="bench/results/studies.json", budget_secs=30.0)
+    return parse(parser, words, out="bench/results/studies.json", budget_secs=25.0)
 
 
 def _counts(text: str) -> tuple[int, ...]:

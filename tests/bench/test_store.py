@@ -111,6 +111,15 @@ def test_rows_of_the_engines_own_planners_do_not_depend_on_other_systems(
 
 
 @pytest.mark.usefixtures("repository")
+def test_a_row_that_names_no_planner_is_kept() -> None:
+    def methods() -> list[dict[str, object]]:
+        jobs = [Job("memory", "co-shard", 0.0)]
+        return list(rows_of(jobs, lambda *asked: {"gib": 1}, Version.now("bench.one"), 1))
+
+    assert methods() == methods()
+
+
+@pytest.mark.usefixtures("repository")
 def test_a_row_is_kept_if_only_prose_changed() -> None:
     two = Path("bench/two.py")
     two.write_text('def f():\n    "Old."\n    return "a"\n')
