@@ -4,11 +4,13 @@ TESTS ?= some
 
 VENV := .venv
 BIN := $(VENV)/bin
-# What moves tensors by numpy and torch alone; the planners' own tests cover both searches.
+# Tests that run again without the extension, in numpy and torch only. The searches of rvdcomm are
+# not among them: tests of planning compare the Python and the C++ search in any case.
 CORELESS_TESTS := --ignore-glob='*/test_native_*' tests/run tests/plans/test_simulate.py \
 	tests/plans/test_bundle.py tests/dist/test_many.py tests/dist/test_dist_calls.py \
 	tests/dist/test_dist_dtypes.py tests/dist/test_async.py tests/dist/test_tensors.py
-# Where tests spawn processes: to collect all others would take half a minute (tests/test_matrix.py).
+# Folders with tests that spawn processes. Only these are collected: collecting all tests would take
+# half a minute more.
 WORLD_TESTS := tests/dist tests/bench tests/checkpoint tests/fuzz tests/superscaler_core/cli \
 	tests/test_examples.py
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
@@ -64,7 +66,7 @@ $(VENV)/.installed: pyproject.toml setup.py CMakeLists.txt constraints.txt
 	$(PIP_INSTALL) --no-deps --target $(VENV)/timm timm torchvision
 	@touch $@
 
-# The tools alone: to install rvdcomm once more would build its extension once more.
+# Installs only the tools. An installation of rvdcomm[check] would build the extension again.
 $(VENV)/.installed-check: $(VENV)/.installed
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["check"], sep="\n")' >$(VENV)/check.txt
 	$(PIP_INSTALL) -r $(VENV)/check.txt

@@ -1,7 +1,8 @@
 """Settings of all tests.
 
-Hypothesis draws the same examples in every run, and no example fails for being slow. Without the
-native core, tests marked ``native`` and tests with a parameter "peer" are skipped.
+Hypothesis draws the same examples in every run, and examples have no time limit. Without the native
+core, two groups of tests are skipped: tests marked ``native``, and cases that have the value "peer"
+for a parameter.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ settings.load_profile("rvdcomm")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases of large matrices in ``make test``, and what lacks the native core."""
+    """Deselect some cases in ``make test``; skip some tests if there is no native core."""
     if not is_whole():
         out = left_out(items)
         config.hook.pytest_deselected(items=[item for item in items if item in out])

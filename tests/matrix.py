@@ -1,8 +1,8 @@
 """Matrices of test cases: ``make test`` runs some cases of each large matrix.
 
-It sets ``RVDCOMM_TESTS=some`` for that. Without the variable, as when pytest is started by hand,
-all cases run. A test whose cases are an inventory, such as all pages, is marked ``every``: all its
-cases always run.
+``make test`` sets ``RVDCOMM_TESTS=some``. Without this variable, for example when pytest is started
+by hand, all cases run. If a test has one case per item of a list, such as all pages, it is marked
+``every``, and all its cases always run.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import pytest
 One = TypeVar("One")
 
 LEAST, LEAST_SPAWNED = 6, 4
-"""Cases of a test that run in any case; the second for tests that spawn processes."""
+"""Least numbers of cases of a test that run; the second one is for tests that spawn processes."""
 
 SHARE = 6
-"""Of a test with many cases, one of ``SHARE`` runs."""
+"""One in ``SHARE`` cases of a test with many cases runs."""
 
 COVERED = 3
-"""Cases per value, on average, from which on every value of an argument occurs."""
+"""If an argument has at least this many cases per value on average, all its values occur."""
 
 FEWER = 3
-"""Of the examples that a test draws, one of ``FEWER`` is drawn."""
+"""``make test`` divides the number of random examples of a test by ``FEWER``."""
 
 
 def is_whole() -> bool:
-    """Whether all cases shall run."""
+    """Whether all cases run."""
     return os.environ.get("RVDCOMM_TESTS") != "some"
 
 
@@ -50,12 +50,13 @@ def fewer(num: int) -> int:
 def some(cases: Mapping[str, Mapping[str, Any]], least: int) -> set[str]:
     """The ids of the cases that ``make test`` runs of one test.
 
-    They are chosen by checksums of the ids, so that all processes and runs choose alike. Every
-    value of an argument occurs, unless most values have fewer than ``COVERED`` cases.
+    They are chosen by checksums of the ids, so that all processes and runs choose the same cases.
+    Every value of an argument occurs if the argument has at least ``COVERED`` cases per value on
+    average.
 
     Args:
         cases: the arguments of every case, by the case's id.
-        least: number of cases to run in any case, if there are as many.
+        least: least number of cases to run; a test with fewer cases runs all of them.
     """
     num = max(least, ceil(len(cases) / SHARE))
     if num >= len(cases):
@@ -89,7 +90,10 @@ def _key(value: Any) -> Hashable:
 
 
 def _words(case: str) -> dict[str, Any]:
-    """The words of a case's id by their places: one argument may be a value with several parts."""
+    """The words of a case's id, by position; ``left_out`` treats them as further arguments.
+
+    One argument may be a value with several parts, and the id shows these parts.
+    """
     return {f"word {place}": word for place, word in enumerate(re.split("[ -]", case))}
 
 

@@ -1,4 +1,4 @@
-"""The dense oracle: whole tensors in one process, so that the right value of a shard is obvious.
+"""The dense oracle: it holds whole tensors in one process; expected shards are slices of them.
 
 A tensor with V > 1 (partial sums) is a list of *parts*: whole tensors whose sum is the tensor.
 Values are integers, so that sums are exact in any order.
@@ -78,7 +78,7 @@ def sliced(tensor: Array, box: Box) -> Array:
 
 
 def shards_of(layout: rv.Layout, parts: Sequence[Array]) -> dict[int, Array]:
-    """The shards of all ranks, by the definition of a cell."""
+    """The shard of every rank: the box of the rank's cell, copied from the part of the cell."""
     cells = {rank: layout.cell(rank) for rank in layout.ranks}
     return {rank: sliced(parts[cell.part], cell.box).copy() for rank, cell in cells.items()}
 
@@ -86,9 +86,10 @@ def shards_of(layout: rv.Layout, parts: Sequence[Array]) -> dict[int, Array]:
 def simulate_many(
     program: Program, shards: Mapping[BufferKey, Array]
 ) -> tuple[dict[BufferKey, Array], SimulationResult]:
-    """Run a program of several tensors on ``{(buffer, rank): shard}``; returns the dst shards, too.
+    """Simulate a program of several tensors; returns the dst shards, and the simulated bytes.
 
-    Dtypes that numpy does not have cannot be converted.
+    ``shards`` maps (buffer, rank) to the src shard. If the program converts dtypes, numpy must have
+    these dtypes.
     """
     done = _Simulation(program, shards)
     done.run()
@@ -131,7 +132,11 @@ def program_faults(program: Program, seed: int = 0) -> list[str]:
 
 
 def restricted(program: Program, ranks: Collection[int]) -> Program:
-    """The program of all ranks, restricted to the facts about some ranks."""
+    """Reduce a program of all ranks to the content of a program that was lowered for ``ranks``.
+
+    Buffers, instructions and messages without any of ``ranks`` are removed. Buffer names of other
+    ranks become "?", and numbers of their pieces become -1.
+    """
 
     def of(one: Instruction) -> Instruction:
         if not isinstance(one, Collective):
@@ -157,7 +162,7 @@ def restricted(program: Program, ranks: Collection[int]) -> Program:
 
 
 def local_faults(whole: Program, lowered: Callable[[int], Program]) -> list[str]:
-    """Ranks whose program, lowered alone, differs from the restriction of the whole program."""
+    """The ranks whose program, lowered for one rank, differs from ``restricted(whole, ...)``."""
     wrong = []
     for rank in whole.ranks:
         alone = lowered(rank)
@@ -172,7 +177,7 @@ def local_faults(whole: Program, lowered: Callable[[int], Program]) -> list[str]
 
 
 def plan_faults(plan: rv.Plan, seed: int = 0) -> list[str]:
-    """The faults of a plan: in data, in its proof, or in costs that differ from simulated ones."""
+    """The faults of a plan: wrong data, a failed proof, or costs unequal to simulated costs."""
     faults: list[str] = []
     try:
         plan.verify()
@@ -199,7 +204,7 @@ def sweep(
     for src, dst in pairs:
         try:
             faults = plan_faults(rv.plan(src, dst, "int64", topology))
-        except Exception as error:  # One broken pair must not hide the faults of others.
+        except Exception as error:  # An error of one pair must not hide the faults of others.
             faults = [f"{type(error).__name__}: {error}"]
         found += [f"{src} -> {dst}: {fault}" for fault in faults]
     return found
@@ -218,7 +223,7 @@ GROUP_SIZES = (
 
 
 def random_cuts(rng: random.Random, shape: Sequence[int], rvd: rv.RVD) -> str | list[list[int]]:
-    """A rule, or random cut points, with which boxes are ragged and may be empty."""
+    """A rule for cuts, or random cut points, which give unequal and sometimes empty boxes."""
     rule = rng.choice(["chunk", "balanced", "explicit"])
     if rule != "explicit":
         return rule
@@ -229,7 +234,7 @@ def random_cuts(rng: random.Random, shape: Sequence[int], rvd: rv.RVD) -> str | 
 
 
 def random_layout(rng: random.Random, shape: Sequence[int], ranks: Iterable[int]) -> rv.Layout:
-    """Any RVD over ``ranks``, mostly in a random order, with any cuts."""
+    """A layout with a random RVD and random cuts; in most layouts, the ranks are shuffled."""
     order = list(ranks)
     if rng.random() < 0.7:
         rng.shuffle(order)
@@ -238,7 +243,7 @@ def random_layout(rng: random.Random, shape: Sequence[int], ranks: Iterable[int]
 
 
 def random_shape(rng: random.Random) -> tuple[int, ...]:
-    """A shape of 0 to 6 dims with awkward sizes; sometimes of an empty tensor."""
+    """A shape of 0 to 6 dims with random small sizes; in some shapes, the first size is 0."""
     num_dims = rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 4, 6])
     shape = tuple(rng.randint(1, 14 if num_dims < 3 else 5) for _ in range(num_dims))
     return (0, *shape[1:]) if shape and rng.random() < 0.03 else shape
@@ -256,14 +261,14 @@ def random_groups(rng: random.Random) -> tuple[list[int], list[int]]:
 
 
 def random_pair(rng: random.Random) -> tuple[rv.Layout, rv.Layout]:
-    """A transition between any two layouts of one shape."""
+    """A random transition: two random layouts of one shape."""
     shape = random_shape(rng)
     src_ranks, dst_ranks = random_groups(rng)
     return random_layout(rng, shape, src_ranks), random_layout(rng, shape, dst_ranks)
 
 
 def random_link(rng: random.Random) -> rv.Link:
-    """A fast or a slow port."""
+    """A link with a random latency and a random bandwidth."""
     return rv.Link(rng.choice([0.0, 1e-6, 3e-5]), rng.choice([1.0, 1e8, 7e8, 3e9]))
 
 

@@ -37,7 +37,7 @@ def box_pairs(draw: st.DrawFn) -> tuple[Box, Box]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> rv.Layout:
-    """A layout of 0 to 6 dims with any cuts over up to 12 ranks in any order."""
+    """A layout of 0 to 6 dims with random cuts, over up to 12 ranks in a random order."""
     shape = draw(st.lists(st.integers(0, 9), max_size=6))
     num_ranks = draw(st.integers(1, 12))
     rng = random.Random(draw(seeds))

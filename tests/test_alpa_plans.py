@@ -1,4 +1,4 @@
-"""Alpa's published plans: they are of the models and the GPUs that they are said to be of."""
+"""Alpa's published plans fit the models and the numbers of GPUs that they are listed for."""
 
 from __future__ import annotations
 

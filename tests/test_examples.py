@@ -1,4 +1,4 @@
-"""The examples run; those for several processes on a world of two."""
+"""The examples run, in one process or in several."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 ON_PROCESSES = ["dtensor.py", "redistribute_gloo.py", "sync_weights.py", "train_gpt.py"]
 KILLED = "finetune_llama.py"
-"""The example that is killed, and goes on."""
+"""The example that is killed and resumed."""
 TIMEOUT_SECS = 120.0
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, with this repository in front of what is installed."""
+    """Our environment, in which this repository comes before installed packages."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **more}
 
@@ -78,7 +78,7 @@ def test_example_runs_on_processes(name: str, world_size: int) -> None:
 
 
 @pytest.mark.dist
-def test_a_llama_that_was_killed_goes_on_by_another_plan(tmp_path: Path) -> None:
+def test_killed_llama_training_resumes_under_another_plan(tmp_path: Path) -> None:
     common = ["--folder", str(tmp_path), "--steps", "4", "--dtype", "float64"]
     dies = launches(KILLED, 4, "--plan", "zero3", "--die-after", "2", *common)
     with pytest.raises(RankFailedError) as died:

@@ -1,6 +1,6 @@
-"""Texts that somebody made to do harm: refused with a message, in bounded time and memory.
+"""Hostile texts are rejected with a message, in bounded time and memory.
 
-The command line is what reads files of others; it runs in a process with limits of its own.
+The command line reads files that others wrote. It runs in a process with limited memory.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ DIGITS = "9" * 100_000
 @pytest.mark.parametrize(
     "text", ["", " 1", "1 ", "+1", "-1", "1_0", "1.0", "1e3", "0x1", "٣", "１", "²", "1\n", DIGITS]
 )
-def test_a_number_is_ascii_digits_alone(text: str) -> None:
+def test_integer_rejects_text_that_is_no_64_bit_ascii_number(text: str) -> None:
     with pytest.raises(LayoutError, match=r"invalid literal .*: expected a number from 0 to"):
         integer(text)
 
 
-def test_the_largest_number_is_that_of_64_bits() -> None:
+def test_integer_accepts_numbers_up_to_64_bits() -> None:
     assert integer(str(MAX_INTEGER)) == MAX_INTEGER
     with pytest.raises(LayoutError, match="invalid literal '9223372036854775808'"):
         integer(str(MAX_INTEGER + 1))
@@ -53,7 +53,7 @@ def test_the_largest_number_is_that_of_64_bits() -> None:
 @pytest.mark.parametrize(
     "value", ["x" * 10**6, tuple(range(10**5)), [["x" * 999] * 99] * 9, 10**4000]
 )
-def test_quotes_are_short(value: object) -> None:
+def test_quoted_values_are_shortened(value: object) -> None:
     assert len(quoted(value)) < 5000
     assert "..." in quoted(value)
 
@@ -88,14 +88,14 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("what", LAYOUTS)
-def test_hostile_layouts_are_refused_in_a_short_message(what: str) -> None:
+def test_hostile_layouts_are_rejected_with_a_short_message(what: str) -> None:
     text, match = LAYOUTS[what]
     with pytest.raises(LayoutError, match=match) as raised:
         rv.Layout.parse(text)
     assert len(str(raised.value)) < 2000
 
 
-def test_the_most_dims_are_planned_and_simulated() -> None:
+def test_layout_with_the_most_dims_is_planned_and_verified() -> None:
     shape = (2,) * 2 + (1,) * (MAX_DIMS - 2)
     ones = ",".join(["1"] * (MAX_DIMS - 2))
     src, dst = (
@@ -109,30 +109,30 @@ def test_the_most_dims_are_planned_and_simulated() -> None:
         rv.RVD(1, 1, (1,) * (MAX_DIMS + 1))
 
 
-def test_a_layout_of_100_000_ranks_reads_back() -> None:
+def test_layout_of_100_000_ranks_survives_a_text_round_trip() -> None:
     layout = rv.Layout((10**6,), "R(1)V(1)D(100000)")
     assert str(layout) == "R(1)V(1)D(100000) shape(1000000) ranks(0:100000)"
     assert rv.Layout.parse(str(layout)) == layout
     assert layout.span == range(100_000)
 
 
-def test_a_layout_of_more_ranks_than_any_is_refused_before_it_is_made() -> None:
+def test_layout_with_too_many_ranks_is_rejected_before_it_is_built() -> None:
     with pytest.raises(LayoutError, match="a layout has at most 1048576"):
         rv.Layout((4,), rv.RVD(10**18, 10**18, (1,)))
 
 
-def test_the_last_rank_is_that_of_32_bits() -> None:
+def test_largest_rank_of_32_bits_can_be_planned() -> None:
     src = rv.Layout((4,), "R(1)V(1)D(2)", [0, MAX_RANK])
     rv.plan(src, rv.Layout((4,), "R(2)V(1)D(1)", [0, MAX_RANK])).verify()
 
 
-def test_ranks_may_be_limited() -> None:
+def test_parse_ranges_rejects_more_ranks_than_its_limit() -> None:
     assert parse_ranges("0:4,9", 5) == (0, 1, 2, 3, 9)
     with pytest.raises(LayoutError, match="ranks '0:4,9' are more than 4"):
         parse_ranges("0:4,9", 4)
 
 
-def test_a_true_size_is_a_one() -> None:
+def test_size_true_is_treated_as_1() -> None:
     layout = rv.Layout((True, 4), "R(1)V(1)D(1,2)")
     assert rv.Layout.parse(str(layout)) == layout
 
@@ -140,12 +140,12 @@ def test_a_true_size_is_a_one() -> None:
 @pytest.mark.parametrize(
     "text", [f"[0:{DIGITS}]", f"[{'0:1,' * 10**6}0:1]", "[0:9999999999999999999]"]
 )
-def test_hostile_boxes_are_refused(text: str) -> None:
+def test_hostile_boxes_are_rejected(text: str) -> None:
     with pytest.raises(LayoutError, match="cannot parse box"):
         Box.parse(text)
 
 
-# --- programs that lie --------------------------------------------------------------------------
+# --- inconsistent programs ----------------------------------------------------------------------
 
 DOUBLINGS = "".join("add rank 0 dst dst: [0:4]@0>0\n" for _ in range(32))
 LIES = {
@@ -193,7 +193,7 @@ collective all_gather step 0 ranks 0,1 s,src dst,dst
 """,
         "all_gather: rank 0 sends different boxes",
     ),
-    # 2**32 of one part and one more overflow 32 bits: the count would be 1 again.
+    # A sum of 2**32 + 1 copies of one part: a counter of 32 bits would overflow to 1.
     "sums that overflow": (
         """\
 program int64
@@ -222,7 +222,7 @@ copy rank 0 src dst: [0:4]@0>0
 
 
 @pytest.mark.parametrize("what", LIES)
-def test_a_program_that_lies_is_not_proved(what: str) -> None:
+def test_inconsistent_program_is_not_proved(what: str) -> None:
     text, match = LIES[what]
     lines = text.splitlines()
     # Buffers come before instructions.
@@ -231,7 +231,7 @@ def test_a_program_that_lies_is_not_proved(what: str) -> None:
         verify(Program.parse("\n".join(head + rest)))
 
 
-def test_a_program_too_large_to_prove_says_so() -> None:
+def test_program_too_large_to_prove_raises_program_error() -> None:
     points = " ".join(f"[{i}:{i + 1},{i}:{i + 1},{i}:{i + 1}]@0>0" for i in range(600))
     head = "R(1)V(1)D(1,1,1) shape(600,600,600) ranks(0)"
     text = (
@@ -245,7 +245,7 @@ def test_a_program_too_large_to_prove_says_so() -> None:
 # --- files, on the command line -----------------------------------------------------------------
 
 MEMORY_BYTES = 500 << 20
-# Mostly below 0.1 s. A text of a million ranks or boxes takes its time, in proportion.
+# Most files take less than 0.1 s. A text of a million ranks or boxes takes proportionally longer.
 CPU_SECS = 10.0
 HEAD = "\n".join(SUM.splitlines()[:3]) + "\n"
 HUGE = "R(1)V(1)D(1) shape(4611686018427387904)"
@@ -293,7 +293,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
     found[path.name] = status, errors.getvalue(), time.process_time() - start
 print(json.dumps(found))
 """
-"""One process for all files: its memory has to do for each of them."""
+"""One process verifies all files, so its memory limit applies to each of them."""
 
 
 @pytest.fixture(scope="module")
@@ -327,11 +327,11 @@ def run_within_limits(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("what", FILES)
-def test_hostile_programs_are_refused_in_bounded_time_and_memory(
+def test_hostile_programs_are_rejected_in_bounded_time_and_memory(
     verdicts: dict[str, tuple[int, str, float]], what: str
 ) -> None:
     status, error, cpu_secs = verdicts[what]
-    # What holds no text of a program, or too much of it, is not even read as one.
+    # A file without any text is rejected before it is parsed as a program.
     is_read = what not in ("empty", "many lines")
     assert status == (1 if is_read else 2)
     assert error.startswith("rvdcomm: not proved: " if is_read else "rvdcomm: error: ")
@@ -341,14 +341,14 @@ def test_hostile_programs_are_refused_in_bounded_time_and_memory(
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"\x80\x04\x95"], ids=["binary", "a pickle"])
-def test_binary_files_are_refused(tmp_path: Path, data: bytes) -> None:
+def test_binary_files_are_rejected(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "program.txt").write_bytes(data)
     done = rvdcomm_within_limits("verify", "--program-file", str(tmp_path / "program.txt"))
     assert done.returncode == 2
     assert "codec can't decode" in done.stderr
 
 
-def test_a_file_that_never_ends_is_refused() -> None:
+def test_endless_file_is_rejected() -> None:
     done = rvdcomm_within_limits("verify", "--program-file", "/dev/zero")
     assert done.returncode == 2
     assert "it is longer than 67108864 bytes" in done.stderr
@@ -366,7 +366,7 @@ def test_a_file_that_never_ends_is_refused() -> None:
         ("--dtype", "x" * 100_000),
     ],
 )
-def test_hostile_arguments_are_refused(option: str, value: str) -> None:
+def test_hostile_arguments_are_rejected(option: str, value: str) -> None:
     given = ["--shape", "8"] if option != "--shape" else []
     words = ["plan", "R(1)V(1)D(2)", "R(2)V(1)D(1)", *given, option, value]
     done = rvdcomm_within_limits(*words)
@@ -384,7 +384,7 @@ GOOD_REQUEST = Request("R(1)V(1)D(2)", "R(2)V(1)D(1)", (4,), None, (2,), None, (
     [b"", b"\xff", b"null", b"[]", b"1e999", b"{", b"[" * 10**6, b'{"a":' * 10**5, b"cos\nos\n"],
     ids=["empty", "binary", "null", "list", "number", "cut", "deep", "deep objects", "pickle"],
 )
-def test_a_post_is_a_json_object_or_an_error(data: bytes) -> None:
+def test_post_that_is_no_json_object_raises_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_post(data)
 
@@ -405,26 +405,26 @@ def test_a_post_is_a_json_object_or_an_error(data: bytes) -> None:
         ("unknown", 1),
     ],
 )
-def test_a_request_of_another_form_is_an_error(name: str, value: object) -> None:
+def test_request_with_an_invalid_entry_raises_comm_error(name: str, value: object) -> None:
     with pytest.raises(CommError, match=r"what a rank posted is no request: .* one version"):
         Request.from_json({**GOOD_REQUEST.to_json(), name: value})
 
 
-def test_a_request_that_lacks_an_entry_is_an_error() -> None:
+def test_request_with_a_missing_entry_raises_comm_error() -> None:
     values = GOOD_REQUEST.to_json()
     del values["dst"]
     with pytest.raises(CommError, match=r"is no request: \['dst'.*missing"):
         Request.from_json(values)
 
 
-def test_a_request_reads_back() -> None:
+def test_request_survives_a_json_round_trip() -> None:
     assert Request.from_json(json.loads(json.dumps(GOOD_REQUEST.to_json()))) == GOOD_REQUEST
 
 
 @pytest.mark.parametrize(
     "data", [b"\x80\x04\x95", b"[]", b"[" * 60_000], ids=["pickle", "list", "deep"]
 )
-def test_a_junk_message_of_a_stranger_leaves_no_descriptor(data: bytes) -> None:
+def test_invalid_message_leaves_no_open_descriptor(data: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with unix_socket() as handed, theirs:
         before = len(os.listdir("/proc/self/fd"))
@@ -437,7 +437,7 @@ def test_a_junk_message_of_a_stranger_leaves_no_descriptor(data: bytes) -> None:
         wire.close()
 
 
-# --- nothing is unpickled, nothing is run -------------------------------------------------------
+# --- no source file unpickles or evaluates input ------------------------------------------------
 
 FORBIDDEN = {
     *("eval", "exec", "compile", "__import__"),
@@ -446,13 +446,13 @@ FORBIDDEN = {
     *(".all_gather_object", ".gather_object", ".broadcast_object_list", ".scatter_object_list"),
     *(".send_object_list", ".recv_object_list"),
 }
-"""What would run what a file or another process says. To write a pickle is no harm."""
+"""Names that could run code from a file or another process. Writing a pickle is harmless."""
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
 def names_in(source: str) -> set[str]:
-    """What a source imports and uses: ``import m``, ``m.f``, ``.f`` of anything, calls of ``f``."""
+    """Names that a source imports and uses: ``import m``, ``m.f``, ``.f`` of any value, ``f``."""
     tree, found = ast.parse(source), set[str]()
     module_of: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -473,7 +473,7 @@ def names_in(source: str) -> set[str]:
 
 @pytest.mark.every
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_source_unpickles_or_runs_what_it_reads(path: Path) -> None:
+def test_no_source_file_unpickles_or_evaluates_input(path: Path) -> None:
     assert names_in(path.read_text()) & FORBIDDEN == set()
 
 
@@ -491,11 +491,11 @@ def test_no_source_unpickles_or_runs_what_it_reads(path: Path) -> None:
         ("dist.all_gather_object(a, b)", ".all_gather_object"),
     ],
 )
-def test_what_is_forbidden_is_seen(source: str, name: str) -> None:
+def test_forbidden_names_are_detected(source: str, name: str) -> None:
     assert name in names_in(source) & FORBIDDEN
 
 
-def test_what_is_harmless_is_not_forbidden() -> None:
+def test_harmless_names_are_not_reported() -> None:
     source = "import json, pickle, re\nre.compile('x')\njson.loads('1')\npickle.dumps(1)\n"
     assert names_in(source) & FORBIDDEN == set()
 

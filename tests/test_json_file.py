@@ -21,7 +21,7 @@ def test_read_undoes_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_bytes, is_read", [(5, True), (4, False)])
-def test_a_file_may_be_as_long_as_the_bound_and_no_longer(
+def test_file_longer_than_max_bytes_is_rejected(
     max_bytes: int, is_read: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("[1,2]")
@@ -32,20 +32,22 @@ def test_a_file_may_be_as_long_as_the_bound_and_no_longer(
             read_json(tmp_path / "file", max_bytes)
 
 
-def test_a_missing_file_is_an_error_of_the_system(tmp_path: Path) -> None:
+def test_missing_file_raises_file_not_found_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "file", 1000)
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}])
-def test_a_value_that_json_cannot_say_leaves_the_file_as_it_was(value: Any, tmp_path: Path) -> None:
+def test_value_that_json_cannot_express_leaves_the_file_unchanged(
+    value: Any, tmp_path: Path
+) -> None:
     write_json(tmp_path / "file", "before")
     with pytest.raises(rv.LayoutError, match="file cannot be written"):
         write_json(tmp_path / "file", value)
     assert read_json(tmp_path / "file", 1000) == "before"
 
 
-def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(
+def test_failed_write_leaves_the_file_unchanged_and_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object) -> None:
@@ -59,7 +61,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_new_file_has_the_rights_of_any_new_file_and_an_old_one_keeps_its_own(
+def test_new_file_has_default_permissions_and_old_file_keeps_its_permissions(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "plain").touch()
@@ -72,14 +74,14 @@ def test_a_new_file_has_the_rights_of_any_new_file_and_an_old_one_keeps_its_own(
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_write_follows_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write_json(tmp_path / "link", 1)
     assert (tmp_path / "link").is_symlink()
     assert read_json(tmp_path / "file", 10) == 1
 
 
-def test_a_device_is_written_to(tmp_path: Path) -> None:
+def test_write_to_a_device_does_not_replace_it(tmp_path: Path) -> None:
     write_json("/dev/null", 1)
     assert Path("/dev/null").is_char_device()
 
@@ -88,7 +90,7 @@ def test_a_device_is_written_to(tmp_path: Path) -> None:
     "value, kind, found",
     [("a", str, "a"), (3, int, 3), (3, float, 3.0), ([1], list, [1]), (True, bool, True)],
 )
-def test_entries_are_values_of_their_type(value: Any, kind: type, found: Any) -> None:
+def test_entry_returns_a_value_of_the_requested_type(value: Any, kind: type, found: Any) -> None:
     assert entry({"name": value}, "name", kind) == found
 
 

@@ -1,4 +1,4 @@
-"""What ``make test`` runs: some cases with every row and column, and no test is left out."""
+"""The cases that ``make test`` runs: some of every test, with every row and column."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from tests.matrix import LEAST_SPAWNED, SHARE, is_whole, left_out, part, some
 
 
 @pytest.mark.parametrize("num_rows, num_columns, least", [(8, 9, 12), (40, 5, 12), (6, 6, 4)])
-def test_every_row_and_column_occurs(num_rows: int, num_columns: int, least: int) -> None:
-    rows = [[i] for i in range(num_rows)]  # lists cannot be hashed
+def test_selected_cases_cover_every_row_and_column(
+    num_rows: int, num_columns: int, least: int
+) -> None:
+    rows = [[i] for i in range(num_rows)]  # Lists are values that cannot be hashed.
     cases = {
         f"{row}-{column}": {"row": row, "column": column, "other": object()}
         for row, column in product(rows, range(num_columns))
@@ -28,14 +30,16 @@ def test_every_row_and_column_occurs(num_rows: int, num_columns: int, least: int
     assert max(least, len(cases) / SHARE) <= len(found) <= len(cases) / 2
 
 
-def test_few_cases_all_run() -> None:
+def test_all_cases_run_if_there_are_few() -> None:
     cases = {str(i): {"i": i} for i in range(7)}
     assert some(cases, 7) == {*cases}
     assert len(some(cases, 4)) == 4
 
 
 @pytest.mark.parametrize("text, num", [("some", 2), ("all", 4), ("", 4)])
-def test_only_some_are_asked_for(text: str, num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_selects_some_or_all_cases(
+    text: str, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RVDCOMM_TESTS", text)
     assert is_whole() == (text != "some")
     assert len(part("abcd")) == num
@@ -43,7 +47,7 @@ def test_only_some_are_asked_for(text: str, num: int, monkeypatch: pytest.Monkey
 
 @dataclass(frozen=True)
 class Item:
-    """What ``left_out`` reads of a collected test."""
+    """The attributes of a collected test that ``left_out`` reads."""
 
     test: str
     case: int
@@ -61,7 +65,7 @@ class Item:
         return name if name in self.markers else None
 
 
-def test_an_inventory_runs_whole_and_of_large_matrices_a_share() -> None:
+def test_inventories_run_completely_and_large_matrices_in_part() -> None:
     nums = {"large": 96, "small": 6, "inventory": 80, "spawned": 12}
     markers = {"inventory": frozenset({"every"}), "spawned": frozenset({"dist"})}
     items: list[Any] = [
@@ -74,7 +78,7 @@ def test_an_inventory_runs_whole_and_of_large_matrices_a_share() -> None:
     assert kept == {"large": 96 // SHARE, "small": 6, "inventory": 80, "spawned": LEAST_SPAWNED}
 
 
-def test_make_looks_for_tests_that_spawn_wherever_there_are_some() -> None:
+def test_makefile_lists_all_places_of_tests_that_spawn_processes() -> None:
     root = Path(__file__).parents[1]
     listed = re.search(r"^WORLD_TESTS := ((?:.*\\\n)*.*)", (root / "Makefile").read_text(), re.M)
     places = [root / word for word in listed[1].replace("\\", " ").split()]

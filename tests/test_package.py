@@ -23,11 +23,11 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 @pytest.mark.every
 @pytest.mark.parametrize("name", rv.__all__)
-def test_public_names_are_there(name: str) -> None:
+def test_public_names_exist(name: str) -> None:
     assert getattr(rv, name).__name__ == name
 
 
-def test_pending_is_what_an_asynchronous_call_returns() -> None:
+def test_pending_is_the_class_of_the_api() -> None:
     assert rv.Pending.__module__ == "rvdcomm.api.pending"
 
 
@@ -36,7 +36,7 @@ def test_importing_the_package_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
 
 
-def test_torch_is_asked_for_as_it_is_warned_of() -> None:
+def test_torch_dependency_has_the_versions_of_the_warning() -> None:
     oldest, untried = (
         f"{major}.{minor}" for major, minor in (torch_version.OLDEST, torch_version.FIRST_UNTRIED)
     )
@@ -45,7 +45,7 @@ def test_torch_is_asked_for_as_it_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.14.0", "2.15.0.dev20261101+cu130", "3.0.0"])
-def test_a_torch_that_was_not_tried_is_warned_of(version: str) -> None:
+def test_untried_torch_version_gives_a_warning(version: str) -> None:
     with pytest.warns(UserWarning, match=re.escape(f"not tried with torch {version}, of which")):
         torch_version.warn_of_untried(version)
 
@@ -56,7 +56,7 @@ def test_the_first_use_of_torch_warns_once() -> None:
     assert (done.returncode, done.stderr.count("not tried with torch 2.15.0")) == (0, 1)
 
 
-def test_a_source_distribution_has_all_that_the_extension_is_built_of(tmp_path: Path) -> None:
+def test_source_distribution_has_all_sources_of_the_extension(tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     here = tmp_path / "clone"
     kept = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")

@@ -1,6 +1,6 @@
-"""Laws of the documents: what they show is what is printed, and what they name exists.
+"""Laws of the documents: their printouts are up to date, and tests and files they name exist.
 
-``python -m tests.test_readme`` writes all printouts and pictures anew; its diff is reviewed.
+``python -m tests.test_readme`` regenerates all printouts and pictures; review its diff.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-"""A fenced block: its language and its text. Blocks that need a launcher are excerpts."""
+"""A fenced block: its language and its text. Blocks that need several processes are excerpts."""
 ROUNDING = re.compile(r"(losses differ by at most|parameters by) \S+( \([\w.]+\)$)?", re.MULTILINE)
-"""Figures of rounding, which differ between processors."""
+"""Figures of rounding errors, which differ between processors."""
 NEEDS_PROCESSES = 'init_process_group("gloo")'
 PROGRAMS = {"rvdcomm": cli.main, "superscaler": superscaler_cli.main}
 
@@ -48,10 +48,10 @@ def test_the_index_names_every_page() -> None:
 
 
 def rendered(text: str) -> str:
-    """The document with every printout made anew.
+    """The document with every printout regenerated.
 
-    A python block runs in the names of those before it; the block of text right below it is its
-    printout. In a console block, lines that start with ``$`` are run.
+    A python block sees the names of the python blocks before it. The text block right below it is
+    its printout. In a console block, lines that start with ``$`` are run.
     """
     names: dict[str, Any] = {"__name__": "document"}
     out: list[str] = []
@@ -80,7 +80,7 @@ def _printed(run: Any) -> str:
 
 
 def _session(body: str) -> str:
-    """A console session with the output of its commands made anew."""
+    """A console session with the output of its commands regenerated."""
     out = []
     for line in (line for line in body.splitlines() if line.startswith("$ ")):
         program, *words = shlex.split(line[2:])
@@ -91,7 +91,7 @@ def _session(body: str) -> str:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_documents_show_what_is_printed(
+def test_printouts_in_documents_are_up_to_date(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -101,9 +101,9 @@ def test_documents_show_what_is_printed(
 
 
 def fault_at_prompt(body: str) -> str | None:
-    """What the prompt of Python 3.11 or 3.12 says to a pasted block; None if it runs.
+    """The error of the prompt of Python 3.11 or 3.12 for a pasted block; None if the block runs.
 
-    It takes one line after another, and a blank line ends a block.
+    The prompt reads line by line, and a blank line ends a compound statement.
     """
     compile_lines = codeop.CommandCompiler()
     lines: list[str] = []
@@ -118,8 +118,8 @@ def fault_at_prompt(body: str) -> str | None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_python_of_documents_can_be_pasted_into_a_prompt(document: Path) -> None:
-    # Methods are parted by blank lines, so classes are for files.
+def test_python_blocks_of_documents_can_be_pasted_into_a_prompt(document: Path) -> None:
+    # Blank lines between methods would end a class, so blocks with classes are not checked.
     bodies = [body for body in blocks(ROOT / document, "python") if "\nclass " not in f"\n{body}"]
     assert [fault for body in bodies if (fault := fault_at_prompt(body))] == []
 
@@ -139,28 +139,28 @@ def test_a_prompt_ends_blocks_at_blank_lines(body: str, fault: str | None) -> No
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    """Texts of a document's blocks."""
+    """Texts of a document's blocks in one language."""
     found = BLOCK.findall(document.read_text(encoding="utf-8"))
     return [body for name, body in found if name == language]
 
 
-def test_readme_is_the_first_look() -> None:
+def test_readme_code_equals_the_first_look_example() -> None:
     shown = "\n".join(body for body in blocks(README, "python") if NEEDS_PROCESSES not in body)
     assert (ROOT / "examples/first_look.py").read_text().endswith('"""\n\n' + shown)
 
 
-def test_readme_shows_what_the_first_look_prints() -> None:
+def test_readme_shows_the_output_of_the_first_look_example() -> None:
     code = (ROOT / "examples/first_look.py").read_text()
     printed = _printed(lambda: exec(code, {"__name__": "__main__"}))
     assert printed == "".join(blocks(README, "text")[:2])
 
 
-def test_readme_runs_an_excerpt_on_processes() -> None:
+def test_readme_block_with_processes_is_an_excerpt_of_its_example() -> None:
     (shown,) = (body for body in blocks(README, "python") if NEEDS_PROCESSES in body)
     assert shown in (ROOT / "examples/redistribute_gloo.py").read_text()
 
 
-def test_readme_trains_by_lines_of_the_page_on_training() -> None:
+def test_readme_training_lines_are_on_the_training_page() -> None:
     (shown,) = blocks(README, "py")
     (page,) = blocks(ROOT / "docs/training.md", "python")
     assert {line.strip() for line in shown.splitlines()} <= {x.strip() for x in page.splitlines()}
@@ -193,7 +193,7 @@ def pictures() -> dict[str, rv.Plan]:
 
 
 @pytest.mark.parametrize("name", pictures())
-def test_pictures_are_those_of_their_plans(name: str) -> None:
+def test_pictures_are_up_to_date_with_their_plans(name: str) -> None:
     drawn = (ROOT / "docs/img" / name).read_text(encoding="utf-8")
     assert drawn == svg(pictures()[name]), "python -m tests.test_readme draws all pictures anew"
 
@@ -203,7 +203,7 @@ def test_pictures_are_those_of_their_plans(name: str) -> None:
 
 @cache
 def names_of_tests() -> frozenset[str]:
-    """Of files, and of functions in them."""
+    """Names of test files, and of all functions in them."""
     known = set()
     for path in ROOT.glob("tests/**/test_*.py"):
         known |= {path.stem, *re.findall(r"^def (\w+)", path.read_text("utf-8"), re.MULTILINE)}
@@ -224,7 +224,7 @@ def test_files_that_documents_name_exist(document: Path) -> None:
 
 
 def main() -> None:
-    """Write every printout and every picture anew."""
+    """Regenerate every printout and every picture."""
     for document in DOCUMENTS:
         path = ROOT / document
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

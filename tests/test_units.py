@@ -1,4 +1,4 @@
-"""Laws of numbers for people."""
+"""Laws of bytes and seconds as text."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from rvdcomm.units import bytes_text, secs_text
         (5000 * 2**40, "5000 TiB"),
     ],
 )
-def test_bytes_are_written_in_the_largest_unit_that_is_not_above_them(
-    num_bytes: int, text: str
-) -> None:
+def test_bytes_text_uses_the_largest_unit_not_above_the_number(num_bytes: int, text: str) -> None:
     assert bytes_text(num_bytes) == text
 
 
@@ -37,7 +35,5 @@ def test_bytes_are_written_in_the_largest_unit_that_is_not_above_them(
         (4.2e-8, "42 ns"),
     ],
 )
-def test_seconds_are_written_in_the_largest_unit_that_is_not_above_them(
-    secs: float, text: str
-) -> None:
+def test_secs_text_uses_the_largest_unit_not_above_the_number(secs: float, text: str) -> None:
     assert secs_text(secs) == text

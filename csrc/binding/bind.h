@@ -1,4 +1,4 @@
-// One function a file of this folder; module.cpp calls them all.
+// Every other .cpp file of this folder defines one of these functions. module.cpp calls them all.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -46,7 +46,7 @@ std::unique_ptr<Engines> make(const std::vector<PyOp>& py_ops, bool wide,
   return std::make_unique<Engines>(CopyProgram(std::move(ops), wide));
 }
 
-/// The addresses of a program's buffers, without an allocation where there are few.
+/// The addresses of a program's buffers. Up to kFew addresses need no allocation.
 class Addresses {
  public:
   Addresses(const CopyProgram& program, const py::sequence& addresses) {

@@ -1,4 +1,4 @@
-// Copy programs as Python holds them.
+// The C++ object behind CopyProgram of Python.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace rvdcomm {
 
-/// A program with the engines that this build has.
+/// A program with the engines of this build. The CUDA engine is made at the first run on a GPU.
 struct Engines {
   CopyProgram cpu;
 #if defined(RVDCOMM_HAS_CUDA)

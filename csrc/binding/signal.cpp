@@ -76,7 +76,7 @@ Fault fault_of(const std::string& kind) {
                         "'.");
 }
 
-/// Never freed, as modules are not either: the translator may run while the interpreter ends.
+/// Never freed: `translate` may run while the interpreter exits. Modules are never freed either.
 PyObject* peer_error_class = nullptr;
 
 void translate(std::exception_ptr pointer) {

@@ -1,4 +1,4 @@
-// Signals as Python holds them; stages keep them alive.
+// The C++ object behind Signals of Python. Stages hold references to it.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +9,8 @@
 
 namespace rvdcomm {
 
-/// Signals that keep their headers' memory alive: whatever Python drops, no word is unmapped here.
+/// Signals with the buffers of their headers. The buffers keep the headers mapped while this object
+/// exists, even if Python drops all its references to the memory.
 class BoundSignals {
  public:
   BoundSignals(int self, const std::vector<pybind11::buffer>& headers, std::vector<int> lifelines);
@@ -21,7 +22,7 @@ class BoundSignals {
   Signals signals;
 };
 
-/// For long waits: lets Python's signal handlers (Ctrl-C) run, and throws what they raise.
+/// Hook for long waits: runs Python's signal handlers (Ctrl-C) and rethrows their exceptions.
 /// @pre the GIL is not held
 void raise_python_signals();
 

@@ -22,7 +22,7 @@ namespace {
 
 void* address_of(uintptr_t number) { return reinterpret_cast<void*>(number); }
 
-/// A stage that keeps the island that it is bound to alive.
+/// A stage that holds a reference to the signals to which it is bound.
 class BoundStage {
  public:
   BoundStage(const std::vector<Engines*>& programs,
@@ -43,7 +43,7 @@ class BoundStage {
     stage_.run(num_threads, raise_python_signals);
   }
 
-  /// The stage is a whole call of the island, which begins and ends with it.
+  /// Run the stage as one whole call of the island.
   void call(const py::tuple& shards, int num_threads, uint64_t identity,
             const std::vector<uint32_t>& num_events) {
     set_shards(shards);

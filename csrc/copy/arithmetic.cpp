@@ -5,11 +5,13 @@
 
 #include "rvdcomm/element.h"
 
-// Wider vectors where the processor has them; the functors are inlined into both.
+// Marks the AVX2 variant of a loop, which is used if the processor has AVX2. The element functors
+// are inlined into both variants.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define RVD_AVX2 __attribute__((target("avx2")))
 #endif
-// A sum may be its own dst, element by element: no iteration depends on another.
+// dst may be one of the sources, but then iteration i accesses only element i of it. So no
+// iteration depends on another, and the compiler may vectorise the loop.
 #if defined(__clang__)
 #define RVD_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -33,7 +35,7 @@ RVD_HD void put(char* to, int64_t i, T value) {
   memcpy(to + i * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
 }
 
-/// A complex number is summed as two real ones, which vectorises.
+/// Sums treat a complex number as two real numbers, so that the compiler can vectorise the loops.
 template <DType kDType>
 struct PartOf {
   static constexpr DType kPart = kDType == DType::k_complex32    ? DType::k_float16
@@ -142,13 +144,13 @@ struct Avx2 {
 };
 #endif
 
-/// The loops of one dtype, by a family of loops such as Baseline.
+/// The loops of one dtype from a family of loops: Baseline or Avx2.
 template <template <DType> class Loops, DType kDType>
 constexpr Arithmetic make() {
   using Element = ElementOf<kDType>;
   using Value = typename Element::Value;
   using L = Loops<kDType>;
-  // Other types have one way to add.
+  // Only half types have different loops for `wide`; other types use the same loops for both.
   constexpr bool kWide = Element::kIsHalf;
   return {sizeof(Value),
           std::is_same<Value, typename Element::Bits>::value && kDType != DType::k_bool,

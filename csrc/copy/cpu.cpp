@@ -7,11 +7,13 @@
 namespace rvdcomm {
 namespace {
 
-// Below this a thread takes longer to wake (tens of microseconds) than to copy.
+// A thread takes tens of microseconds to wake, which is longer than to copy fewer bytes than this.
 constexpr int64_t kMinBytesPerThread = 256 << 10;
-// A dim of so many steps is fine enough to share out; further in, runs would get shorter.
+// A dim with at least this many steps can be divided evenly enough among threads. Then no inner dim
+// is tried, because dividing an inner dim makes runs shorter.
 constexpr int64_t kManySteps = 64;
-// Parts of a run end on whole pages, so that no two threads write one cache line.
+// Runs are cut at multiples of this many bytes from their start. If a run starts at a cache line,
+// no two threads write the same line.
 constexpr int64_t kRunGrain = 4096;
 
 void choose_split(CpuStep& step, const int64_t* shape, int num_dims, int64_t run_bytes) {
@@ -43,7 +45,8 @@ CpuStep step_from_op(const PlanOp& op, bool wide) {
   return step;
 }
 
-/// Where along its split dim a step is cut after `byte` of its bytes.
+/// The index in a step's split dim at which to cut it, so that about `byte` bytes are before the
+/// cut.
 /// @post ascending in byte; 0 at 0 and split_size at num_bytes
 int64_t cut_from_byte(const CpuStep& step, int64_t byte) {
   if (byte <= 0) return 0;
@@ -81,14 +84,14 @@ void run_part(const CpuStep& step, int64_t begin, int64_t end, void* const* buff
   }
 }
 
-/// What the threads of one phase share.
+/// The arguments of run_share, equal for all threads of a phase.
 struct Shares {
   const Phase& phase;
   void* const* buffers;
   int num_threads;
 };
 
-/// Run share i of a phase: an equal part of its bytes.
+/// Run share i of a phase. All shares have about the same number of bytes.
 void run_share(const void* context, int i) {
   const Shares& shares = *static_cast<const Shares*>(context);
   const Phase& phase = shares.phase;

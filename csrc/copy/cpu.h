@@ -1,4 +1,4 @@
-// The CPU engine: a program's ops as moves and sums, shared out over threads.
+// The CPU engine: runs the ops of a program as moves and sums, divided among threads.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 
 namespace rvdcomm {
 
-/// A move or a sum, and the dim along which threads share it.
+/// A move or a sum, and the dim along which it is divided among threads.
 struct CpuStep {
   std::variant<Move, Sum> work;
   int64_t num_bytes;
-  /// Bytes of all steps before it in its phase.
+  /// Bytes of all earlier steps of the phase.
   int64_t first_byte;
-  /// Dim num_dims of a move is its run.
+  /// The dim that is divided. For a move, num_dims means the bytes of a run.
   int split_dim;
   int64_t split_size;
 };
 
-/// Steps that are independent of each other: threads may run them, and parts of them, in any order.
+/// Steps that are independent of each other. Threads may run them and parts of them in any order.
 struct Phase {
   std::vector<CpuStep> steps;
   int64_t num_bytes;

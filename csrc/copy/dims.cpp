@@ -1,4 +1,4 @@
-// Ops of any number of dims as ops of at most kMaxDims.
+// Splits ops with any number of dims into ops with at most kMaxDims dims.
 #include <algorithm>
 #include <string>
 

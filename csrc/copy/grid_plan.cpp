@@ -6,7 +6,8 @@
 namespace rvdcomm {
 namespace {
 
-// Numbers of units fit FastDiv.
+// FastDiv divides numbers below 2^31. The limit leaves room for the numbers of units past the end
+// of an op, for which threads compute offsets.
 constexpr int64_t kMaxUnits = int64_t{1} << 30;
 constexpr int64_t kMaxParts = 64;
 
@@ -16,7 +17,9 @@ int64_t common_power(int64_t most, int64_t number) {
   return most;
 }
 
-/// Elements of a unit: what the run, the offsets and all strides of all sides allow.
+/// Elements of a unit: the longest vector of at most kMaxUnitBytes that divides the length of the
+/// run, the offsets, and the outer strides of all sides. 1 if a side is not contiguous or is
+/// converted.
 int64_t unit_elements(const PlanOp& op, int64_t alignment) {
   const int64_t item = item_bytes(op.dst.dtype);
   const int last = op.num_dims - 1;
@@ -43,11 +46,13 @@ GridSide grid_side(const PlanOp& op, const PlanSide& side, int64_t unit) {
   return result;
 }
 
-/// Into how many parts an op is cut, whose tiles take turns.
+/// The number of parts of an op. Successive tiles belong to different parts, in turn.
 ///
-/// A pack for k peers writes one peer's piece after another, and so reads every k-th run of its
-/// source at first, and the runs between them much later. Memory is read in wider lines than such
-/// runs: with a part for every peer, all of a line is used while it is in the cache.
+/// A pack for k peers writes the piece of one peer after the piece of another. In this order, it
+/// reads every k-th run of its source first, and the runs between them much later. If a run is
+/// shorter than a memory line, every line is then loaded up to k times. With one part per peer,
+/// tiles of all peers run at the same time, so all runs of a line are read while the line is in the
+/// cache.
 int64_t num_parts(const PlanOp& op, int64_t num_units) {
   if (op.num_dims < 2 || op.srcs.empty() || op.shape[0] > kMaxParts) return 1;
   const int64_t* stride = op.srcs[0].stride;
@@ -55,14 +60,20 @@ int64_t num_parts(const PlanOp& op, int64_t num_units) {
   return is_inside && num_units / op.shape[0] >= kTileUnits ? op.shape[0] : 1;
 }
 
-/// Append an op, or its halves while it has too many units.
+/// Append an op. An op with more than kMaxUnits units is appended as two halves.
 void append(GridBatch& batch, const PlanOp& op, bool wide, int64_t alignment) {
   const int64_t unit = unit_elements(op, alignment);
+  // Elements of a unit along dim d, and units along it.
+  const auto step = [&](int d) { return d == op.num_dims - 1 ? unit : 1; };
+  const auto num_steps = [&](int d) { return op.shape[d] / step(d); };
   if (op.num_elements() / unit > kMaxUnits) {
-    const int d = static_cast<int>(std::max_element(op.shape, op.shape + op.num_dims) - op.shape);
+    int d = 0;
+    for (int other = 1; other < op.num_dims; ++other) {
+      if (num_steps(other) > num_steps(d)) d = other;
+    }
     PlanOp low = op, high = op;
-    // Cut at a whole vector, so that both halves keep their alignment.
-    low.shape[d] = op.shape[d] / 2 / kMaxUnitBytes * kMaxUnitBytes;
+    // The cut is between two units, so both halves keep the alignment of the op.
+    low.shape[d] = num_steps(d) / 2 * step(d);
     high.shape[d] = op.shape[d] - low.shape[d];
     high.dst.offset += low.shape[d] * op.dst.stride[d];
     for (PlanSide& src : high.srcs) src.offset += low.shape[d] * src.stride[d];
@@ -73,8 +84,7 @@ void append(GridBatch& batch, const PlanOp& op, bool wide, int64_t alignment) {
   GridOp grid{};
   grid.num_dims = op.num_dims;
   for (int d = 0; d < op.num_dims; ++d) {
-    const int64_t size = op.shape[d] / (d == op.num_dims - 1 ? unit : 1);
-    grid.shape[d] = fast_div(static_cast<uint32_t>(size));
+    grid.shape[d] = fast_div(static_cast<uint32_t>(num_steps(d)));
   }
   grid.first_tile = batch.num_tiles;
   const int64_t num_units = op.num_elements() / unit, parts = num_parts(op, num_units);

@@ -1,4 +1,4 @@
-// Ops that are the steps of one more dim.
+// Joins successive ops whose offsets differ by equal steps into one op with one more dim.
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +7,8 @@
 namespace rvdcomm {
 namespace {
 
-/// Whether every coordinate has its own bytes in dst: each dim steps over all that is inside it.
+/// Whether the stride of every dim of dst is at least the extent of all dims inside it. Then no two
+/// coordinates share bytes of dst.
 bool dst_is_nested(const PlanOp& op) {
   int64_t inner = item_bytes(op.dst.dtype);
   for (int d = op.num_dims - 1; d >= 0; --d) {
@@ -22,7 +23,7 @@ bool same_side(const PlanOp& op, const PlanSide& a, const PlanSide& b) {
          std::equal(a.stride, a.stride + op.num_dims, b.stride);
 }
 
-/// Whether two ops are the same but for the offsets.
+/// Whether two ops differ in nothing but their offsets.
 bool same_form(const PlanOp& a, const PlanOp& b) {
   if (a.num_dims != b.num_dims || !std::equal(a.shape, a.shape + a.num_dims, b.shape)) return false;
   if (a.srcs.size() != b.srcs.size() || !same_side(a, a.dst, b.dst)) return false;
@@ -32,7 +33,7 @@ bool same_form(const PlanOp& a, const PlanOp& b) {
   return true;
 }
 
-/// Whether b's offsets are a's plus the strides of `step`, a dim outside all others.
+/// Whether b is a, moved by one step along the last dim of `step`, which is the dim to be added.
 bool is_next(const PlanOp& a, const PlanOp& b, const PlanOp& step) {
   const int d = step.num_dims - 1;
   if (!same_form(a, b) || b.dst.offset - a.dst.offset != step.dst.stride[d]) return false;
@@ -42,7 +43,8 @@ bool is_next(const PlanOp& a, const PlanOp& b, const PlanOp& step) {
   return true;
 }
 
-/// Whether no op of a progression reads what another one writes: an accumulator is its dst exactly.
+/// Whether every source is in another buffer than dst, or is exactly dst (an accumulator). Ops of a
+/// progression for which this holds do not read what another of them writes.
 bool reads_only_others(const PlanOp& op) {
   return std::all_of(op.srcs.begin(), op.srcs.end(), [&](const PlanSide& src) {
     return src.buffer != op.dst.buffer ||

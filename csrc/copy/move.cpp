@@ -6,15 +6,16 @@
 namespace rvdcomm {
 namespace {
 
-// Half of a first-level cache of 32 KiB: a block of src and its block of dst fit together.
+// Half of a first-level cache of 32 KiB, so that a block of src and a block of dst fit together.
 constexpr int64_t kBlockBytes = 16 << 10;
 constexpr int64_t kLineBytes = 64;
 
-// Moves of so many bytes do not stay in the caches for their next reader, and a streamed store
-// spares the read of the line that it overwrites: x1.6 to x1.9 at 16 MiB with runs of 16 and 256
-// bytes, and nothing at 4 MiB (AMD EPYC, 32 MiB of third-level cache).
+// Moves of at least this many bytes use streamed stores. The dst of such a move would leave the
+// caches before it is read, and a streamed store does not read the line that it overwrites.
+// Speedup: 1.6 to 1.9 at 16 MiB with runs of 16 and 256 bytes, none at 4 MiB (AMD EPYC, 32 MiB of
+// third-level cache).
 constexpr int64_t kStreamBytes = 8 << 20;
-// Runs shorter than a line are streamed where so many bytes follow each other.
+// Runs that are not whole lines are streamed if at least this many bytes of dst are contiguous.
 constexpr int64_t kStreamRowBytes = 1 << 10;
 
 void swap_dims(Move& move, int a, int b) {
@@ -23,7 +24,7 @@ void swap_dims(Move& move, int a, int b) {
   std::swap(move.src_stride[a], move.src_stride[b]);
 }
 
-/// The dim in which src steps least.
+/// The dim with the smallest src stride.
 int least_src_dim(const Move& move) {
   int least = move.num_dims - 1;
   for (int d = 0; d < move.num_dims - 1; ++d) {
@@ -34,11 +35,12 @@ int least_src_dim(const Move& move) {
   return least;
 }
 
-/// Choose the loop order where src and dst want different ones.
+/// Choose the loop order if the strides of src and dst have different orders.
 ///
-/// Runs of whole lines are read front to back, which the processor foresees; where they are written
-/// matters less. Shorter ones are walked in square blocks, so that the lines of both sides are used
-/// up while they are in the first cache.
+/// Runs of at least a cache line are read in the order of src in memory, which the hardware
+/// prefetcher follows; the order of the writes matters less. Shorter runs are copied in square
+/// blocks, so that all bytes of a line of src and of dst are used while the line is in the
+/// first-level cache.
 void choose_plane(Move& move) {
   const int last = move.num_dims - 1, least = least_src_dim(move);
   int64_t& rows = move.shape[last - 1];
@@ -57,7 +59,7 @@ void choose_plane(Move& move) {
   move.block_cols = std::min(cols, std::max<int64_t>(runs / move.block_rows, 1));
 }
 
-/// Stream if the dst is large and its lines are written whole.
+/// Choose streamed stores if dst is large, aligned, and written in whole lines.
 void choose_stream(Move& move, int64_t num_bytes) {
   const int col = move.num_dims - 1;
   const bool is_dense = move.shape[col] == 1 || move.dst_stride[col] == move.run_bytes;
@@ -67,7 +69,7 @@ void choose_stream(Move& move, int64_t num_bytes) {
   for (int d = 0; d < move.num_dims; ++d) {
     is_aligned = is_aligned && move.dst_stride[d] % kStreamAlign == 0;
   }
-  // One long run is left to memcpy, which streams by itself.
+  // Runs of at least kStreamBytes are left to memcpy, which uses streamed stores by itself.
   const bool is_short = move.run_bytes < kStreamBytes;
   if (is_aligned && is_short && num_bytes >= kStreamBytes && is_whole) {
     move.stream = stream_plane(move.run_bytes);

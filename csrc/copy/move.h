@@ -1,4 +1,4 @@
-// Moves: ops whose bytes go to dst as they are.
+// Moves: ops that copy bytes or write zeros, without arithmetic.
 #pragma once
 
 #include "plane.h"
@@ -6,9 +6,9 @@
 
 namespace rvdcomm {
 
-/// A move as runs of bytes, with its dims in the order in which they are looped over.
+/// A move as runs of bytes. The order of the dims is the order of the loops.
 ///
-/// The last two dims are the plane, which is walked in blocks.
+/// The last two dims are the plane, which is copied block by block.
 struct Move {
   int32_t num_dims;  // at least 2
   int64_t shape[kMaxDims + 2];
@@ -18,14 +18,14 @@ struct Move {
   int64_t run_bytes;
   int64_t block_rows, block_cols;
   PlaneFn plane;
-  /// For a dst whose address is a multiple of kStreamAlign, or null.
+  /// `plane` with streamed stores, for dst addresses that are multiples of kStreamAlign; or null.
   PlaneFn stream;
 };
 
 /// @pre op.is_move()
 Move move_from_op(const PlanOp& op);
 
-/// Run a move at these addresses, which are those of its first runs.
+/// Run a move. `dst` and `src` are the addresses of its first run.
 void run_move(const Move& move, char* dst, const char* src);
 
 }  // namespace rvdcomm

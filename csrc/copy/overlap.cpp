@@ -8,7 +8,7 @@
 namespace rvdcomm {
 namespace {
 
-/// Bytes from the lowest to one past the highest of a side: [first, second) relative to its buffer.
+/// The range [first, second) of bytes of its buffer that a side spans.
 std::pair<int64_t, int64_t> extent(const PlanOp& op, const PlanSide& side) {
   int64_t low = side.offset, high = side.offset + item_bytes(side.dtype);
   for (int d = 0; d < op.num_dims; ++d) {
@@ -18,8 +18,9 @@ std::pair<int64_t, int64_t> extent(const PlanOp& op, const PlanSide& side) {
   return {low, high};
 }
 
-/// Whether two boxes of one row-major array are apart in some dim of it.
-/// @pre a and b are in one buffer
+/// Whether two sides are boxes of one row-major array, and are disjoint in some dim of that array.
+/// @pre x and y are in one buffer
+/// @post true only if no byte is in both
 bool apart_in_a_dim(const PlanOp& a, const PlanSide& x, const PlanOp& b, const PlanSide& y) {
   std::vector<int64_t> strides{1};
   for (const auto& [op, side] : {std::pair(&a, &x), std::pair(&b, &y)}) {
@@ -32,8 +33,8 @@ bool apart_in_a_dim(const PlanOp& a, const PlanSide& x, const PlanOp& b, const P
   strides.erase(std::unique(strides.begin(), strides.end()), strides.end());
   if (strides.back() <= 0) return false;
   int64_t rest_a = x.offset, rest_b = y.offset;
-  // [begin, end) of a side at each stride, in multiples of it; neither side may carry into the
-  // next.
+  // At each stride, a side covers [begin, end), in multiples of the stride. If an end exceeds the
+  // next outer stride, the side is not a box of the array.
   const auto size_at = [](const PlanOp& op, const PlanSide& side, int64_t stride) {
     for (int d = 0; d < op.num_dims; ++d) {
       if (side.stride[d] == stride) return op.shape[d];

@@ -9,7 +9,7 @@
 namespace rvdcomm {
 namespace {
 
-/// Bytes from the side's first to its last element, checked: nothing later overflows.
+/// Check the byte range of a side, so that later arithmetic on its offsets cannot overflow.
 void check_reach(const CopyOp& op, const Side& side, size_t index) {
   __extension__ typedef __int128 Wide;
   const Wide item = item_bytes(side.dtype);
@@ -78,7 +78,7 @@ void swap_dims(PlanOp& op, int a, int b) {
   for_sides(op, [&](PlanSide& side) { std::swap(side.stride[a], side.stride[b]); });
 }
 
-/// Whether dims `outer` and `outer + 1` are one dim on every side.
+/// Whether dims `outer` and `outer + 1` can be merged into one dim on every side.
 bool merges(PlanOp& op, int outer) {
   bool result = true;
   for_sides(op, [&](const PlanSide& side) {
@@ -120,7 +120,8 @@ PlanOp normalize(const CopyOp& op, size_t index) {
   const auto in_bytes = [&](const Side& side) {
     PlanSide result{side.buffer, side.dtype, side.offset * item_bytes(side.dtype), {}};
     for (int d = 0; d < op.num_dims; ++d) {
-      // A dim of size 1 has no step, and its stride was not checked for overflow.
+      // A dim of size 1 needs no stride. check_reach does not limit its stride, so the product
+      // could overflow.
       result.stride[d] = op.shape[d] > 1 ? side.stride[d] * item_bytes(side.dtype) : 0;
     }
     return result;
@@ -128,7 +129,7 @@ PlanOp normalize(const CopyOp& op, size_t index) {
   PlanOp plan{op.num_dims, {}, {}, {}, op.read_soon};
   std::copy(op.shape, op.shape + op.num_dims, plan.shape);
   if (plan.num_elements() == 0) {
-    // Nothing is written, and strides of an empty box may be anything.
+    // An empty op writes nothing, and its offsets and strides were not checked.
     plan.num_dims = 1;
     plan.shape[0] = 0;
     plan.dst = {op.dst.buffer, op.dst.dtype, 0, {}};

@@ -9,7 +9,7 @@
 namespace rvdcomm {
 namespace {
 
-// Up to here a run is copied in line; a call of memcpy costs more than it saves.
+// Runs of up to this many bytes are copied inline: a call of memcpy costs more than it saves.
 constexpr int64_t kInlineBytes = 512;
 
 template <int kBytes>
@@ -19,7 +19,7 @@ inline void copy_fixed(char* dst, const char* src) {
   memcpy(dst, bytes, kBytes);
 }
 
-/// Two moves of kBytes that overlap in the middle.
+/// Copy the first and the last kBytes of a run. The two copies may overlap.
 /// @pre kBytes <= count <= 2 * kBytes
 template <int kBytes>
 inline void copy_ends(char* dst, const char* src, int64_t count) {
@@ -76,12 +76,12 @@ void copy_any_plane(char* dst, const char* src, const Plane& plane) {
   }
 }
 
-// How far ahead of a run its successor is fetched: memory's latency at some 10 GB/s, twice over.
-// The processor foresees the next lines of a run by itself, but not where the next run starts.
+// Distance of the software prefetch. At some 10 GB/s, 2 KiB take 200 ns, which is twice the latency
+// of memory. The hardware prefetcher follows the lines of a run, but cannot predict the next run.
 constexpr int64_t kAheadBytes = 2 << 10;
 
 #if defined(__SSE2__)
-/// kBytes of a run, or plane.run_bytes if 0.
+/// Copy every run with streamed stores. A run has kBytes, or plane.run_bytes if kBytes is 0.
 template <int64_t kBytes>
 void stream_runs(char* dst, const char* src, const Plane& plane) {
   const int64_t count = kBytes != 0 ? kBytes : plane.run_bytes;

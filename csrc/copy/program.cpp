@@ -11,7 +11,7 @@ namespace rvdcomm {
 CopyProgram::CopyProgram(std::vector<CopyOp> ops, bool wide) : wide_(wide) {
   std::vector<PlanOp> plan;
   for (size_t i = 0; i < ops.size(); ++i) {
-    // Every buffer that is named has to be given, also those of empty boxes.
+    // The caller passes every buffer that an op names, even if the op is empty.
     num_buffers_ = std::max(num_buffers_, ops[i].dst.buffer + 1);
     for (const Side& src : ops[i].srcs) num_buffers_ = std::max(num_buffers_, src.buffer + 1);
     PlanOp op = normalize(ops[i], i);

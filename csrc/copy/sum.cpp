@@ -7,8 +7,9 @@
 namespace rvdcomm {
 namespace {
 
-// Of a tile's widest elements. Three scratch rows fit a first-level cache of 32 KiB with room for
-// the sources, and each source is read for whole pages, over which the processor sees a stream.
+// Bytes of a tile in the wider of the value type and the dst type. The three scratch rows fit in a
+// first-level cache of 32 KiB, with 8 KiB left for sources. Every source is read in long pieces (2
+// to 8 KiB), which the hardware prefetcher recognizes as streams.
 constexpr int64_t kTileBytes = 8 << 10;
 
 SumSide sum_side(const PlanOp& op, const PlanSide& side, int num_dims) {
@@ -20,7 +21,7 @@ SumSide sum_side(const PlanOp& op, const PlanSide& side, int num_dims) {
   return result;
 }
 
-/// A tile at one coordinate of a sum.
+/// The tile of a sum whose first element is at `coord`.
 class Tile {
  public:
   Tile(const Sum& sum, void* const* buffers, const int64_t* coord, int64_t rows, int64_t cols)
@@ -30,11 +31,12 @@ class Tile {
     if (!fold()) run_one_by_one(values, row);
   }
 
-  /// Bytes of values, of a spare row behind them, and of another row.
+  /// Bytes of a scratch row. `values` is two rows: the running sum, and a spare row behind it.
   static constexpr int64_t kSpare = kTileBytes;
 
  private:
-  /// Add all sources in one loop, if they are few and nothing has to be gathered or converted.
+  /// Add all sources in one loop, if they are few and nothing has to be gathered, scattered or
+  /// converted. Returns whether it did.
   bool fold() const {
     const size_t num_srcs = sum_.srcs.size();
     if (num_srcs > kMaxFold || sum_.src_dtype != sum_.dst_dtype) return false;
@@ -55,7 +57,8 @@ class Tile {
     const size_t num_srcs = sum_.srcs.size();
     const bool converts = sum_.src_dtype != sum_.dst_dtype;
     const int64_t src_item = item_bytes(sum_.src_dtype), dst_item = item_bytes(sum_.dst_dtype);
-    // The last addition stores to dst at once, unless the sum is converted on its way there.
+    // Without a conversion, add_store adds the last source and stores the result. With a
+    // conversion, all sources are added before it.
     const size_t num_added = converts ? num_srcs : num_srcs - 1;
 
     const char* sum = read(sum_.srcs[0], src_item, values + kSpare);
@@ -67,7 +70,9 @@ class Tile {
       loops.add[sum_.wide](values, read(sum_.srcs[i], src_item, row), count);
     }
     char* dst = at(sum_.dst);
-    // Elements of one size may replace each other in their row; a conversion needs another row.
+    // add_store may write to the spare row from which it reads `sum`, because `sum` is in that row
+    // only if values and elements are the same type. A conversion may change the size of elements,
+    // so it writes to another row.
     char* to = is_one_run(sum_.dst, dst_item) ? dst : converts ? row : values + kSpare;
     if (converts) {
       loops.convert[static_cast<int>(sum_.dst_dtype)](to, sum, count);
@@ -88,14 +93,14 @@ class Tile {
     return (side.is_dense || cols_ == 1) && (rows_ == 1 || row_stride == item * cols_);
   }
 
-  /// Ask for what follows a run while the other sources are added: the next tile needs it.
+  /// Prefetch the bytes after a run, which the next tile reads, while the other sources are added.
   static void fetch(const char* from, int64_t num_bytes) {
 #if defined(__GNUC__)
     for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + i);
 #endif
   }
 
-  /// The elements of a side one after another: where they lie, or gathered into `row`.
+  /// The elements of a side as one contiguous run: in place if possible, else gathered into `row`.
   const char* read(const SumSide& side, int64_t item, char* row) const {
     char* src = at(side);
     if (is_one_run(side, item)) {
@@ -106,7 +111,7 @@ class Tile {
     return row;
   }
 
-  /// Between a side's plane at `at` and a row: to the side if `scatters`.
+  /// Copy a contiguous row to the plane of a side at `at` if `scatters`, else the plane to the row.
   void move(char* at, const SumSide& side, char* row, int64_t item, bool scatters) const {
     const int64_t run = side.is_dense ? item * cols_ : item;
     const int64_t row_stride = side.stride[sum_.num_dims - 2];

@@ -1,4 +1,4 @@
-// Sums and conversions: ops that compute, tile by tile.
+// Sums and conversions: ops with arithmetic. They run tile by tile.
 #pragma once
 
 #include <vector>
@@ -8,16 +8,17 @@
 
 namespace rvdcomm {
 
-/// One side of a sum: its tile is a plane of runs, in place where it is one run.
+/// One side of a sum. A tile that is one contiguous run is accessed in place; all other tiles are
+/// gathered or scattered through a scratch row.
 struct SumSide {
   int32_t buffer;
   int64_t offset;
   int64_t stride[kMaxDims + 2];
-  /// Elements of the last dim follow each other.
+  /// Whether the elements along the last dim are contiguous.
   bool is_dense;
 };
 
-/// An op that adds or converts. Its last two dims are walked in tiles that stay in the first cache.
+/// An op that adds or converts. Tiles of its last two dims fit in the first-level cache.
 struct Sum {
   int32_t num_dims;  // at least 2
   int64_t shape[kMaxDims + 2];

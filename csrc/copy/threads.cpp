@@ -30,7 +30,7 @@ class Pool {
     wake_.notify_all();
     loop.task(loop.context, 0);
     std::unique_lock<std::mutex> lock(mutex_);
-    // A task that no worker has taken yet is done here rather than waited for.
+    // The caller runs tasks that no worker has taken yet.
     while (next_ < loop_.num_tasks) take(lock);
     done_.wait(lock, [&] { return num_left_ == 0; });
   }
@@ -38,7 +38,8 @@ class Pool {
   std::mutex& one_loop_at_a_time() { return callers_; }
 
  private:
-  /// Start workers up to a number, or as many as the system allows: the caller does what is left.
+  /// Start workers until there are `num_workers`, or as many as the system allows. The caller runs
+  /// the tasks that are left over.
   void grow(int num_workers) {
     try {
       for (; num_workers_ < num_workers; ++num_workers_) std::thread([this] { work(); }).detach();
@@ -76,7 +77,8 @@ std::atomic<Pool*> shared_pool{nullptr};
 Pool& pool() {
   Pool* found = shared_pool.load(std::memory_order_acquire);
   if (found != nullptr) return *found;
-  // A child has none of its parent's threads, and maybe a locked mutex: it starts with no pool.
+  // A forked child has no threads of its parent, and its copy of the pool may have a locked mutex.
+  // So the child starts without a pool.
   static const int registered = pthread_atfork(nullptr, nullptr, [] { shared_pool = nullptr; });
   (void)registered;
   Pool* made = new Pool;

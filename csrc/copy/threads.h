@@ -1,12 +1,13 @@
-// A pool of threads for one loop at a time: made when first used, and made anew after a fork.
+// A pool of threads that runs one loop at a time. It is made at its first use; a forked child makes
+// its own.
 #pragma once
 
 namespace rvdcomm {
 
 /// Run `task(context, i)` for every i in [0, num_tasks), one of them on the calling thread.
 ///
-/// Returns when all are done. While another caller's loop has the pool, the tasks run here one
-/// after another. Allocates only when the pool has to grow.
+/// Returns when all are done. While the pool runs the loop of another caller, the calling thread
+/// runs all tasks, one after another. Allocates memory only if the pool has to grow.
 /// @pre task throws nothing
 void parallel_for(int num_tasks, void (*task)(const void* context, int i), const void* context);
 

@@ -1,4 +1,4 @@
-// Errors of CUDA calls.
+// RVD_CUDA turns errors of CUDA calls into exceptions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,5 +16,6 @@ inline void check_cuda(cudaError_t error, const char* call, const char* file, in
 
 }  // namespace rvdcomm
 
-/// Throw unless a CUDA call succeeds: its text, where it stands, and CUDA's message.
+/// Throw a std::runtime_error if a CUDA call fails. Its message has the file and line, the text of
+/// the call, and CUDA's message.
 #define RVD_CUDA(call) ::rvdcomm::check_cuda((call), #call, __FILE__, __LINE__)

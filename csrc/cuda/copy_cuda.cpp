@@ -15,7 +15,7 @@
 namespace rvdcomm {
 namespace {
 
-/// Device memory that is filled once.
+/// An array in device memory that is written once, when it is constructed.
 class DeviceTable {
  public:
   template <typename T>
@@ -26,7 +26,8 @@ class DeviceTable {
   }
   DeviceTable(const DeviceTable&) = delete;
   DeviceTable& operator=(const DeviceTable&) = delete;
-  // An error here means that the process is going down, and the device's memory with it.
+  // Errors are ignored: cudaFree fails if the process exits or its CUDA context is lost, and the
+  // driver then frees the memory.
   ~DeviceTable() { (void)cudaFree(data_); }
 
   template <typename T>
@@ -38,7 +39,7 @@ class DeviceTable {
   void* data_ = nullptr;
 };
 
-/// A batch, and its tables where it has too many ops to be passed by value.
+/// A batch. If it has too many ops or sides for the kernel arguments, they are in device memory.
 struct DeviceBatch {
   explicit DeviceBatch(GridBatch made) : batch(std::move(made)) {
     if (batch.ops.size() <= kInlineOps && batch.sides.size() <= kInlineSides) return;
@@ -51,7 +52,7 @@ struct DeviceBatch {
 
 }  // namespace
 
-/// The batches of a program for every device and alignment it has met.
+/// The batches of a program. They are made once for every pair of a device and an alignment.
 class CudaCopyProgram::Plans {
  public:
   explicit Plans(CopyProgram program) : program_(std::move(program)) {}

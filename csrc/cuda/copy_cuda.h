@@ -7,16 +7,17 @@
 
 namespace rvdcomm {
 
-/// A copy program on GPUs. Copies share what they keep on the devices.
+/// A copy program on GPUs. Copies of an object share its tables in device memory.
 class CudaCopyProgram {
  public:
   explicit CudaCopyProgram(const CopyProgram& program);
 
   /// Run on the current device, on this stream (a cudaStream_t); returns once the work is queued.
   ///
-  /// One launch for each batch of independent ops, which is normally one launch in all. A program
-  /// of many ops is uploaded when it first runs on a device (or first with so little alignment);
-  /// no later run allocates or synchronizes.
+  /// There is one launch per batch of independent ops; most programs are one batch. The first run
+  /// on a device with buffers of a given alignment makes the batches, and uploads those with many
+  /// ops. Later runs with the same device and alignment neither allocate device memory nor
+  /// synchronize.
   /// @pre as CopyProgram::run, with addresses that the device can reach
   /// @throws std::runtime_error with the failing call and CUDA's message
   void run(void* const* buffers, void* stream) const;

@@ -1,4 +1,4 @@
-// The launcher of the copy kernels.
+// Launches the copy kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,18 +11,18 @@ inline constexpr int kMaxBuffers = 256;
 inline constexpr int kInlineOps = 16;
 inline constexpr int kInlineSides = 64;
 
-/// A batch as a kernel takes it: by value, with the ops too where they are few.
+/// The arguments of a kernel, passed by value. A batch of few ops has its ops and sides inline.
 struct KernelArguments {
   char* buffers[kMaxBuffers];
   GridOp inline_ops[kInlineOps];
   GridSide inline_sides[kInlineSides];
-  /// Tables in device memory, or null where the ops are inline.
+  /// Tables in device memory; null if ops and sides are inline.
   const GridOp* ops;
   const GridSide* sides;
   int32_t num_ops;
 };
 
-/// Queue one batch; never synchronizes.
+/// Queue one batch on the stream, without synchronizing.
 cudaError_t launch_copy(const KernelArguments& arguments, int64_t num_tiles, bool has_sums,
                         cudaStream_t stream);
 

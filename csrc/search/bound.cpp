@@ -5,7 +5,8 @@
 namespace rvdcomm {
 namespace {
 
-// Source: docs/bound.md, "Messages in all"; see messages_an_element in search_bound.py.
+// Source: docs/bound.md, "Messages in all", and messages_an_element in
+// rvdcomm/planning/search_bound.py.
 std::int64_t messages_an_element(std::int64_t src_r, std::int64_t src_v, std::int64_t dst_r,
                                  std::int64_t dst_v) {
   if (dst_v == 1) return src_v + dst_r - 2;
@@ -66,7 +67,7 @@ PathCost SearchBound::least_of_kept(const Targets& state, std::uint32_t masked) 
     if (summed == 1) {
       units = entering(level, state, need, masked);
     } else {
-      // No group has all parts, so each needs all that it wants.
+      // No group has all parts, so each group also receives everything that it wants.
       const Ticks messages =
           Ticks{square_ / groups} * kept * messages_an_element(1, summed, dst_r, 1);
       units = std::max(Ticks{square_ / need}, messages);

@@ -1,4 +1,4 @@
-// What every path to the goal takes at least: rvdcomm/planning/search_bound.py.
+// Lower bounds on the rest of a path, as in rvdcomm/planning/search_bound.py.
 #pragma once
 
 #include <vector>
@@ -12,11 +12,11 @@ class SearchBound {
  public:
   SearchBound(const RebindProblem& problem, const RebindPricer& pricer);
 
-  /// Ticks that any plan takes from `src` to the goal; 0 only where nothing must move.
+  /// A lower bound on the ticks of any plan from `src` to the goal; 0 only if nothing must move.
   Ticks least_of_any(const Targets& src) const;
 
-  /// Ticks and rounds of paths that keep the V axes of the goal as they are, but for a last mask,
-  /// which makes the `masked` axes V.
+  /// A lower bound on the ticks and rounds of paths of LeanGraph. On such a path, the V axes of the
+  /// goal are V from the start, or (`masked`) become V by a mask in the last step.
   PathCost least_of_kept(const Targets& state, std::uint32_t masked) const;
 
  private:

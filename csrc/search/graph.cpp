@@ -103,7 +103,7 @@ class LeanGraph final : public Graph {
       append(successor, out);
     });
     for_subsets(units, away & digits & ~masked_, [&](std::uint32_t axes) {
-      // Where all goals are R this is the rule above.
+      // If all goals are R, the rule above gives the same state.
       if ((axes & ~to_replicas) == 0) return;
       Targets successor = state;
       for_axes(axes, [&](int a) { successor[a] = kReplica; });
@@ -122,7 +122,7 @@ class LeanGraph final : public Graph {
   }
 
  private:
-  /// Replicas are sliced by their goal's digit as soon as nobody else is bound to it.
+  /// Append the state after free slices: R axes take their goal's digit if no axis is bound to it.
   void append(Targets successor, std::vector<Targets>* out) const {
     const AxisOf bound(successor, problem_.num_axes());
     for (int a = 0; a < problem_.num_axes(); ++a) {

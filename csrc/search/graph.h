@@ -1,4 +1,5 @@
-// Which bindings are one step away, and how far the goal is at least: rvdcomm/planning/graph.py.
+// Graphs of the search, as in rvdcomm/planning/graph.py: the successors of a state, and a lower
+// bound on the rest of a path.
 #pragma once
 
 #include <memory>
@@ -16,9 +17,9 @@ class Graph {
  public:
   virtual ~Graph() = default;
   virtual bool is_goal(const Targets& state) const = 0;
-  /// Ticks and rounds that every path from `state` to a goal takes at least.
+  /// A lower bound on the ticks and rounds of every path from `state` to a goal.
   virtual PathCost bound(const Targets& state) const = 0;
-  /// Appends the states one step away that move whole units, in the order of the Python graph.
+  /// Append the states one step away, if whole units move, in the order of the Python graph.
   virtual void append_successors(const Targets& state, const Units& units,
                                  std::vector<Targets>* out) const = 0;
 
@@ -26,13 +27,13 @@ class Graph {
   Graph(const RebindProblem& problem, const RebindPricer& pricer)
       : problem_(problem), pricer_(pricer), bound_(problem, pricer) {}
 
-  /// Size of a digit; of a scratch digit, 0: it belongs to one axis alone.
+  /// Size of a digit; 0 for a scratch digit, which only its own axis can be bound to.
   int size(Target target) const {
     return target < problem_.num_digits() ? problem_.digit_sizes[target] : 0;
   }
 
-  /// Calls `function` with the axes of every set of units all of whose axes may move, in the order
-  /// of binary numbers.
+  /// Call `function` with the axes of every set of units that may move, in the order of binary
+  /// numbers. A unit may move if all its axes may.
   template <typename Function>
   static void for_subsets(const Units& units, std::uint32_t may_move, const Function& function) {
     std::array<std::uint32_t, kMaxAxes> movable{};
@@ -48,8 +49,9 @@ class Graph {
     }
   }
 
-  /// Gives holders of a digit that the moved axes want one that they leave, of the same size.
-  /// @return  the holders that found none
+  /// In `successor`, move `holders` away from the digits to which it binds `moved` axes. They move
+  /// to digits of equal size that the moved axes leave free.
+  /// @return  the holders for which there is no such digit
   std::uint32_t displace(const Targets& state, std::uint32_t moved, std::uint32_t holders,
                          Targets* successor) const;
 

@@ -1,4 +1,4 @@
-// Costs of rebinds in whole ticks: RebindPricer of rvdcomm/planning/primitives.py.
+// Costs of rebinds in whole ticks, as RebindPricer of rvdcomm/planning/primitives.py.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace rvdcomm {
 
-/// For every target of `state`, the axis that is bound to it; -1 for none. R and V have no entry.
+/// For every digit, the axis of `state` that is bound to it; -1 if there is none, and for R and V.
 class AxisOf {
  public:
   AxisOf(const Targets& state, int num_axes) {
@@ -22,12 +22,14 @@ class AxisOf {
   std::array<std::int8_t, kMaxTargets> axes_;
 };
 
-/// The formula of the port model: PortTicks of rvdcomm/cost/ticks.py, fed level by level.
+/// The formulas of the port model, as PortTicks of rvdcomm/cost/ticks.py. `add` is called once per
+/// level, from the lowest level outwards.
 class PortTicks {
  public:
   explicit PortTicks(const RebindProblem& problem) : problem_(problem) {}
 
-  /// Bytes through the busiest port of the next level outwards, times the square of the rank count.
+  /// Add the next level. `units` are the bytes through its busiest port, in units of 1 / n^2 byte
+  /// for n ranks.
   void add(Ticks units) {
     if (units != 0) {
       busiest_ = std::max(busiest_, units * problem_.ticks_a_unit[num_levels_]);
@@ -38,17 +40,17 @@ class PortTicks {
 
   bool moves() const { return farthest_ >= 0; }
 
-  /// The time of a step: that of its busiest port, and its rounds one after another.
+  /// The time of a step: the time of its slowest port plus the latency of all its rounds.
   Ticks step(std::int64_t rounds) const {
     return moves() ? busiest_ + rounds * problem_.ticks_a_round[farthest_] : 0;
   }
 
-  /// A lower bound on the time of all steps, of whose rounds `latency` is a lower bound.
+  /// A lower bound on the time of a path. `latency` is a lower bound on the latency of its rounds.
   Ticks least(Ticks latency) const {
     return moves() ? busiest_ + std::max(latency, quickest_round(problem_, farthest_)) : latency;
   }
 
-  /// The least latency of a round that crosses `level`, and maybe levels outside it.
+  /// The least latency of a round whose farthest level is `level` or a level outside it.
   static Ticks quickest_round(const RebindProblem& problem, int level) {
     return *std::min_element(problem.ticks_a_round.begin() + level, problem.ticks_a_round.end());
   }
@@ -67,7 +69,7 @@ class RebindPricer {
   /// Whether every digit is bound at most once.
   bool is_injective(const Targets& state) const;
 
-  /// Whether the step has a price: V is entered by masks alone.
+  /// Whether the step has a price: only masks may bind axes to V.
   /// @pre  is_injective(dst)
   bool is_priced(const Targets& src, const Targets& dst) const;
 
@@ -75,8 +77,8 @@ class RebindPricer {
   /// @pre  is_priced(src, dst)
   PathCost price(const Targets& src, const Targets& dst) const;
 
-  /// One of how many pieces of its need a group of `level` has; 0 if it may have none. Axes in
-  /// `ignored` tell no groups apart.
+  /// The n such that a group of `level` has one n-th of its need; 0 if some group has none of its
+  /// need. Groups that differ only in axes of `ignored` count as one group.
   std::int64_t missing(int level, const Targets& src, const Targets& dst, const AxisOf& axis_of_dst,
                        std::uint32_t ignored = 0) const;
 

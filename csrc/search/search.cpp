@@ -32,7 +32,8 @@ struct Node {
   std::size_t parent;
 };
 
-/// A node's bound of a full path; `key` says whether the node has become cheaper since.
+/// An entry of the heap: `full` is a lower bound on paths through the node. The entry is out of
+/// date if `key` is no longer the key of the node.
 struct Entry {
   PathCost full;
   std::int64_t order;
@@ -53,7 +54,7 @@ PathCost sum(const PathCost& a, const PathCost& b) {
   return {a.ticks + b.ticks, a.rounds + b.rounds, a.steps + b.steps};
 }
 
-/// What a path costs.
+/// The cost of a path.
 PathCost key_of(const RebindPricer& pricer, const std::vector<Targets>& states) {
   PathCost key;
   for (std::size_t i = 1; i < states.size(); ++i) {
@@ -63,7 +64,7 @@ PathCost key_of(const RebindPricer& pricer, const std::vector<Targets>& states) 
   return key;
 }
 
-/// States of the cheapest path from the graph's start to a goal; none if `known` is better.
+/// States of the cheapest path found from problem.start to a goal; empty if none is below `known`.
 std::vector<Targets> found(const RebindProblem& problem, const RebindPricer& pricer,
                            const Graph& graph, const Units& units, std::optional<PathCost> known,
                            std::int64_t max_successors) {
@@ -78,7 +79,7 @@ std::vector<Targets> found(const RebindProblem& problem, const RebindPricer& pri
   while (!heap.empty() && num_successors <= max_successors) {
     const Entry entry = heap.top();
     heap.pop();
-    // A copy: `nodes` grows below.
+    // A copy, because `nodes` may be reallocated below.
     const Node node = nodes[entry.node];
     if (!(entry.key == node.key)) continue;
     if (graph.is_goal(node.state)) break;
@@ -119,7 +120,7 @@ std::vector<Targets> found(const RebindProblem& problem, const RebindPricer& pri
   return states;
 }
 
-/// Leaves out states that save nothing: a slice joins the step after it, and so on.
+/// Join two steps where one step costs no more: a slice and the step after it, for example.
 void join_steps(const RebindPricer& pricer, std::vector<Targets>* states) {
   std::size_t i = 1;
   while (i + 1 < states->size()) {
@@ -136,7 +137,7 @@ void join_steps(const RebindPricer& pricer, std::vector<Targets>* states) {
   }
 }
 
-/// Lets one axis of a step move before or after the others, where that is cheaper.
+/// Move one axis of a step before or after the other axes, where that is cheaper.
 void split_steps(const RebindProblem& problem, const RebindPricer& pricer,
                  std::vector<Targets>* states) {
   const auto is_step = [&pricer](const Targets& src, const Targets& dst) {

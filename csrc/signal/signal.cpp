@@ -22,20 +22,24 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Secs = std::chrono::duration<double>;
 
-// A death, and a failure whose wake-up came just before the sleep, are seen after one slice.
+// Length of one futex wait; a wait checks for failures before it and for a dead peer after it. A
+// dead peer wakes nobody, and the wake-up of a failure may come just before the futex wait begins.
+// Both are noticed after one slice.
 constexpr double kSliceSecs = 0.05;
 
-// How long a wait looks for the count before it sleeps. Between looks it yields: where ranks share
-// a core, a spin keeps the peer from doing what it is waited for. A barrier of 2, 4, 8 processes on
-// 2 cores takes 4, 8, 17 us so (medians), 5, 36, 65 us asleep at once, 0.1, 85, 280 us with spins.
+// Before its first futex wait, a wait spins for kLooksPerYield reads of the condition and yields
+// the core, in turns, for this time. The yields matter where ranks share a core: a spin without
+// yields keeps the peer from counting the event. A barrier of 2, 4, 8 processes on 2 cores takes
+// (medians) 4, 8, 17 us with spins and yields; 5, 36, 65 us with a futex wait at once; 0.1, 85, 280
+// us with spins only.
 constexpr double kAwakeSecs = 50e-6;
 constexpr int kLooksPerYield = 32;
-// A yield to a program that computes takes its whole time slice, some ms. After one that was so
-// late, as many waits go to sleep at once: a sleeper is put back on its core as soon as it is
-// woken.
+// If another program computes on the core, a yield returns after the time slice of that program,
+// some ms later. After a yield of more than kLateYieldSecs, the next kWaitsAfterLateYield waits use
+// the futex without yields, because the scheduler runs a thread soon after a futex wake-up.
 constexpr double kLateYieldSecs = 500e-6;
 constexpr int kWaitsAfterLateYield = 256;
-// Longer than anybody waits, and small enough for any clock.
+// Largest timeout, about 32 years; it keeps the deadline finite if the caller passes infinity.
 constexpr double kForeverSecs = 1e9;
 
 void relax() {
@@ -46,20 +50,22 @@ void relax() {
 #endif
 }
 
-/// A digest of `history` and what came next; never 0, which stands for no call. (SplitMix64.)
+/// The digest of the calls with digest `history`, followed by call `next`. SplitMix64 mixes the
+/// bits. The result is never 0, which stands for "no call".
 uint64_t joined(uint64_t history, uint64_t next) {
-  uint64_t z = history + 0x9e37'79b9'7f4a'7c15 * (next + 1);  // One to one in `next`.
+  uint64_t z = history + 0x9e37'79b9'7f4a'7c15 * (next + 1);  // A bijection of `next`.
   z = (z ^ (z >> 30)) * 0xbf58'476d'1ce4'e5b9;
   z = (z ^ (z >> 27)) * 0x94d0'49bb'1331'11eb;
   return (z ^ (z >> 31)) | 1;
 }
 
-/// Counts wrap around: "reached" is a question of the shorter way round.
+/// Whether a counter that reads `seen` has reached `count`. Counts wrap modulo 2^32, so this holds
+/// if `seen` is less than 2^31 ahead of `count`.
 bool is_reached(uint32_t seen, uint32_t count) { return static_cast<int32_t>(seen - count) >= 0; }
 
-// --- the kernel's part --------------------------------------------------------------------------
+// --- futex --------------------------------------------------------------------------------------
 
-/// Not FUTEX_PRIVATE: the word is shared by processes, at a different address in each.
+/// Not FUTEX_PRIVATE: processes share the word, each at a different address.
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr,
                  0);
@@ -69,7 +75,7 @@ void wake_all(std::atomic<uint32_t>& word) { futex(word, FUTEX_WAKE, INT_MAX, nu
 
 enum class Sleep { kWoken, kWholeSlice, kInterrupted };
 
-/// Sleep while `word` is `seen`, until somebody wakes or `secs` are over.
+/// Futex wait while `word` is `seen`, until a wake-up or for `secs`.
 Sleep sleep_on(std::atomic<uint32_t>& word, uint32_t seen, double secs) {
   timespec timeout{};
   timeout.tv_sec = static_cast<time_t>(secs);
@@ -82,7 +88,7 @@ Sleep sleep_on(std::atomic<uint32_t>& word, uint32_t seen, double secs) {
 
 // --- failures -----------------------------------------------------------------------------------
 
-// Fault and rank are one word, so that nobody reads half of a failure.
+// Fault and rank are packed into one word, so that a reader never gets a fault without its rank.
 constexpr uint32_t kRankBits = 24;
 
 uint32_t pack(Fault fault, int rank) {
@@ -103,13 +109,15 @@ std::string text_of(Fault fault, int rank) {
   }
 }
 
-/// For the time that a rank sleeps: its peer has to wake it, and others can see for whom it waits.
+/// Marks this rank as a sleeper on a peer. The peer then makes a futex wake-up when it counts, and
+/// other ranks read from `waits_for` which rank this one waits for.
 class Asleep {
  public:
   Asleep(SignalHeader& own, SignalHeader& peer, size_t peer_rank) : own_(own), peer_(peer) {
     own_.waits_for = static_cast<uint32_t>(peer_rank) + 1;
-    // Sequentially consistent, as is `advance`: the sleeper announces itself and then reads the
-    // count, the peer counts and then reads the sleepers. One of the two sees the other.
+    // This and `advance` are sequentially consistent. The sleeper increments `num_sleepers` and
+    // then reads `count`; `advance` increments `count` and then reads `num_sleepers`. So either the
+    // sleeper reads the new count, or `advance` sees the sleeper and wakes it.
     peer_.num_sleepers.fetch_add(1);
   }
   ~Asleep() {
@@ -165,9 +173,10 @@ void Signals::begin(uint64_t identity, uint64_t location, double timeout_secs,
   check_open();
   check();
   const uint64_t number = own().num_calls + 1;
-  // Rank i asks for the histories of its present call and of the one before. The slot that is
-  // written now is that of call number - kNumKept, which all ranks must have left behind.
-  if (number > SignalHeader::kNumKept) {
+  // A peer in call c reads this rank's slots of calls c (`wait`, `location`) and c - 1 (`wait` for
+  // 0 events). This call overwrites the slot of call number - kNumKept. So every peer must first
+  // have begun call number - kNumKept + 2.
+  if (number >= SignalHeader::kNumKept) {
     for (size_t peer = 0; peer < headers_.size(); ++peer) {
       const SignalHeader& header = *headers_[peer];
       const auto is_near = [&] { return header.num_calls + SignalHeader::kNumKept >= number + 2; };
@@ -178,7 +187,7 @@ void Signals::begin(uint64_t identity, uint64_t location, double timeout_secs,
   own().history[number % SignalHeader::kNumKept] = joined(history, identity);
   own().locations[number % SignalHeader::kNumKept] = location;
   own().num_calls = number;
-  advance();  // Wakes those that wait for this rank in another call, or to be near.
+  advance();  // Wakes ranks that wait for `num_calls` of this rank.
 }
 
 uint64_t Signals::location(int peer, double timeout_secs, const Hook& between_slices) {
@@ -202,7 +211,8 @@ void Signals::end(const std::vector<uint32_t>& num_events) {
                                 " ranks needs as many numbers of events, not " +
                                 std::to_string(num_events.size()) + ".");
   }
-  // What was read may be believed if no failure is seen after the last read.
+  // The data that this call read are valid if no rank had failed when the last read was done. The
+  // fence keeps the reads of `failure` behind the reads of the data.
   std::atomic_thread_fence(std::memory_order_acquire);
   check();
   for (size_t i = 0; i < num_events.size(); ++i) at_start_[i] += 1 + num_events[i];
@@ -215,7 +225,7 @@ void Signals::wait(int peer, uint32_t num_events, double timeout_secs, const Hoo
   const auto rank = static_cast<size_t>(peer);
   const SignalHeader& header = *headers_[rank];
   const uint64_t present = own().num_calls;
-  // The beginning of a call is an event, too.
+  // `begin` counts one event, which comes before the events of the present call.
   const bool is_present = num_events > 0 && present > 0;
   const uint64_t number = num_events > 0 || present == 0 ? present : present - 1;
   const uint32_t count = at_start_[rank] + num_events + (is_present ? 1 : 0);
@@ -231,7 +241,8 @@ void Signals::wait(int peer, uint32_t num_events, double timeout_secs, const Hoo
   });
 }
 
-/// Return once `is_met`, which changes with the count of `peer` at the latest.
+/// Return once `is_met()` is true. The futex wait is on the count of `peer`, so a write that makes
+/// the condition true must come before an increment of that count.
 template <typename Condition>
 void Signals::wait_until(size_t peer, double timeout_secs, const Hook& hook,
                          const Condition& is_met) {
@@ -256,15 +267,15 @@ void Signals::wait_until(size_t peer, double timeout_secs, const Hook& hook,
         throw;
       }
     }
-    // Its end may be an orderly one: what it did before still counts.
+    // A peer that has closed its island may have counted all events before, so test once more.
     if (has_hung_up(peer) && !is_met()) {
-      check_open();  // Or it was this rank that hung up.
+      check_open();  // This rank may have closed the lifeline itself.
       blame(Fault::kDead, static_cast<int>(peer));
     }
   }
 }
 
-/// Whether `peer` has made the same calls up to the one of this `number`.
+/// Whether `peer` and this rank have the same digest of their calls 1 to `number`.
 bool Signals::shares_history(size_t peer, uint64_t number) const {
   const size_t slot = number % SignalHeader::kNumKept;
   return headers_[peer]->history[slot] == own().history[slot];
@@ -273,13 +284,14 @@ bool Signals::shares_history(size_t peer, uint64_t number) const {
 void Signals::fail() { record(Fault::kFailed, static_cast<int>(self_)); }
 
 void Signals::check() {
-  // The own word first: what this rank said once, it says always.
+  // This rank's header is read first, so that a rank always throws the failure that it threw first.
   for (size_t i = 0; i < headers_.size(); ++i) {
     const size_t rank = (self_ + i) % headers_.size();
     const uint32_t failure = headers_[rank]->failure;
     if (failure == 0) continue;
-    // Said again in the own header, the cause reaches those that look there before they look at
-    // the rank that saw it.
+    // Copy `failure` from the header of `rank` to this rank's header. Peers may read this rank's
+    // header before the header of `rank`, and must find the same cause in it. Without the copy, a
+    // later `fail` of this rank would write this rank as the cause into its header.
     record(fault_of(failure), rank_of(failure));
     throw PeerError(fault_of(failure), rank_of(failure));
   }
@@ -287,13 +299,14 @@ void Signals::check() {
 
 void Signals::blame(Fault fault, int peer) {
   check_rank(peer);
-  // A rank that gives up because of a third one says so before it ends: the third one is the cause.
+  // If `peer` gave up because of a third rank, it recorded that rank in its header before it threw.
+  // `check` then throws with the third rank as the cause.
   check();
   record(fault, peer);
   throw PeerError(fault, peer);
 }
 
-/// Wait awake, for a short time.
+/// Spin and yield for up to kAwakeSecs, without a futex wait. Returns whether `is_met()` is true.
 template <typename Condition>
 bool Signals::look_for(const Condition& is_met) {
   const auto look = [&] {
@@ -321,11 +334,12 @@ bool Signals::look_for(const Condition& is_met) {
 
 bool Signals::has_hung_up(size_t peer) const {
   pollfd lifeline{lifelines_[peer], POLLRDHUP, 0};
-  // Messages on it are none of ours; without a descriptor (-1) the kernel reports nothing.
+  // POLLIN is not requested: messages on the socket do not matter here. For a descriptor of -1,
+  // poll reports nothing.
   return poll(&lifeline, 1, 0) > 0;
 }
 
-/// The rank that is waited for in the end: `peer`, or whom it waits for, and so on.
+/// The last rank in the chain of waits: `peer`, or the rank for which `peer` sleeps, and so on.
 int Signals::latest_of(size_t peer) const {
   size_t rank = peer;
   for (size_t hop = 0; hop < headers_.size(); ++hop) {
@@ -333,14 +347,14 @@ int Signals::latest_of(size_t peer) const {
     if (next == 0) return static_cast<int>(rank);
     rank = next - 1;
   }
-  return static_cast<int>(peer);  // They wait for each other in a circle.
+  return static_cast<int>(peer);  // The chain is a cycle.
 }
 
-/// Tell all ranks; the first failure stays.
+/// Write a failure to this rank's header and wake all ranks. Does nothing if a failure is there.
 void Signals::record(Fault fault, int rank) {
   uint32_t none = 0;
   if (!own().failure.compare_exchange_strong(none, pack(fault, rank))) return;
-  // A waiter sleeps on the count of whom it waits for, so all counts are woken.
+  // A rank sleeps on the count of the rank for which it waits, so wake the sleepers of all counts.
   for (SignalHeader* header : headers_) wake_all(header->count);
 }
 

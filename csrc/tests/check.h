@@ -1,4 +1,4 @@
-// CHECK says what failed and where, and ends the test.
+// CHECK prints the condition that failed with its file and line, and exits with code 1.
 #pragma once
 
 #include <cstdio>

@@ -1,5 +1,6 @@
-// Random programs: the CPU engine, its threads, and the kernels' own lines all give the bytes that
-// the definition gives, one element after another.
+// Random programs: the CPU engine and the code of the CUDA kernels (grid_tile.h, run on the CPU)
+// give the bytes of a reference that computes one element at a time. All programs here are so small
+// that the CPU engine runs them on one thread; tests/run/test_native_copy.py tests it with several.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -18,8 +19,10 @@ namespace {
 constexpr int64_t kBufferBytes = 1 << 15;
 constexpr int kNumBuffers = 3;
 
-/// Buffers that start at a 16-byte boundary and are filled with random bits, which are moderate
-/// numbers in every dtype: which of two NaNs a sum keeps is not defined.
+/// Buffers that start at a 16-byte boundary and are filled with random bits. Bit 6 of every byte is
+/// 0, which clears a high exponent bit of every float. So no element is infinite or NaN, except the
+/// one NaN of the fnuz dtypes. Two different NaNs must not be added, because it is not defined
+/// which of them the sum keeps.
 class Buffers {
  public:
   explicit Buffers(unsigned seed) {
@@ -55,7 +58,7 @@ class RandomPrograms {
 
   int below(int end) { return static_cast<int>(random_() % static_cast<unsigned>(end)); }
 
-  /// Sources and dst are in different buffers: an op never reads what it writes itself.
+  /// An op whose sources are in other buffers than dst, so that it does not read what it writes.
   CopyOp op(DType src_dtype, DType dst_dtype, int num_srcs) {
     CopyOp op{below(4), {}, {}, {}};
     for (int d = 0; d < op.num_dims; ++d) op.shape[d] = 1 + below(d == op.num_dims - 1 ? 24 : 6);
@@ -68,7 +71,7 @@ class RandomPrograms {
   }
 
  private:
-  /// A row-major box of the shape, maybe with its dims in another order, somewhere in the buffer.
+  /// A side whose strides are those of a box in a row-major array. Sometimes the dims are permuted.
   Side side(const CopyOp& op, int buffer, DType dtype) {
     Side result{buffer, dtype, 0, {}};
     int order[kMaxDims];
@@ -103,7 +106,7 @@ void sum_element(const CopyOp& op, const int64_t* offsets, void* const* buffers,
                  static_cast<Wide>(sum));
 }
 
-/// The definition: every element on its own.
+/// The reference: computes one element at a time.
 void run_by_definition(const std::vector<CopyOp>& ops, void* const* buffers, bool wide) {
   for (const CopyOp& op : ops) {
     StridedBox box{op.num_dims, {}, 0, {}};
@@ -134,7 +137,7 @@ void run_by_definition(const std::vector<CopyOp>& ops, void* const* buffers, boo
   }
 }
 
-/// What the GPU does, thread after thread.
+/// Run the code of the CUDA kernels on the CPU, one GPU thread after another.
 void run_as_grid(const CopyProgram& program, void* const* buffers, int64_t alignment) {
   for (const GridBatch& batch : grid_batches(program, alignment)) {
     const GridView grid{batch.ops.data(), batch.sides.data(),
@@ -199,7 +202,8 @@ void conversions_between_all_dtypes_agree() {
   }
 }
 
-/// k pieces of columns for k peers, each to its own place: one op, and one launch.
+/// A pack copies k blocks of columns to k contiguous pieces. Its ops are joined into one op, so it
+/// is one launch.
 void a_pack_is_one_batch() {
   std::vector<CopyOp> ops;
   for (int64_t peer = 0; peer < 4; ++peer) {
@@ -215,7 +219,8 @@ void a_pack_is_one_batch() {
   all_engines_agree(ops, false, 5);
 }
 
-/// Columns of single bytes: tiles of the three pieces take turns, and the last of each is not full.
+/// Columns of single bytes. Tiles belong to three parts in turn; the last tile of a part is not
+/// full.
 void tiles_of_a_pack_take_turns() {
   CopyOp pack{2, {3, 1500}, {1, DType::k_uint8, 0, {1500, 1}}, {}};
   pack.srcs.push_back({0, DType::k_uint8, 0, {1, 3}});
@@ -229,7 +234,8 @@ void tiles_of_a_pack_take_turns() {
   }
 }
 
-/// Ragged columns of one array interleave in memory, and still are one launch.
+/// Blocks of columns of different widths interleave in memory. They are independent, so they are
+/// one batch.
 void ragged_columns_of_one_array_are_one_batch() {
   std::vector<CopyOp> ops;
   const int64_t cuts[] = {0, 3, 10, 12};
@@ -250,16 +256,38 @@ void dependent_ops_are_separate_batches() {
   all_engines_agree(ops, false, 8);
 }
 
-/// No memory is touched: only the plan is made.
+/// Bytes of all units of an op. Only plans the op, because its buffers would be too large to run it.
+int64_t planned_bytes(const CopyOp& op) {
+  int64_t bytes = 0;
+  for (const GridBatch& batch : grid_batches(CopyProgram({op}, false), 16)) {
+    for (const GridOp& grid : batch.ops) {
+      const int64_t units = int64_t{grid.part_units} * grid.parts.divisor;
+      CHECK(units <= int64_t{1} << 30);
+      bytes += units * grid.unit_bytes;
+    }
+  }
+  return bytes;
+}
+
 void more_units_than_31_bits_are_split() {
   CopyOp op{2, {3, int64_t{1} << 33}, {0, DType::k_uint8, 0, {int64_t{1} << 34, 1}}, {}};
   op.srcs.push_back({1, DType::k_uint8, 1, {int64_t{1} << 34, 1}});
-  const CopyProgram program({op}, false);
-  int64_t units = 0;
-  for (const GridBatch& batch : grid_batches(program, 16)) {
-    for (const GridOp& grid : batch.ops) units += int64_t{grid.part_units} * grid.parts.divisor;
+  CHECK(planned_bytes(op) == int64_t{3} << 33);
+}
+
+/// A permutation of the dims. Every dim is shorter than two vectors.
+void many_units_along_short_dims_are_split() {
+  constexpr int kDims = 7;
+  constexpr int64_t kSize = 20;
+  CopyOp op{kDims, {}, {0, DType::k_uint8, 0, {}}, {{1, DType::k_uint8, 0, {}}}};
+  int64_t num_elements = 1;
+  for (int d = 0; d < kDims; ++d) {
+    op.shape[d] = kSize;
+    op.srcs[0].stride[d] = num_elements;
+    op.dst.stride[kDims - 1 - d] = num_elements;
+    num_elements *= kSize;
   }
-  CHECK(units == int64_t{3} << 33);
+  CHECK(planned_bytes(op) == num_elements);
 }
 
 void errors_name_the_op() {
@@ -283,5 +311,6 @@ int main() {
   ragged_columns_of_one_array_are_one_batch();
   dependent_ops_are_separate_batches();
   more_units_than_31_bits_are_split();
+  many_units_along_short_dims_are_split();
   errors_name_the_op();
 }

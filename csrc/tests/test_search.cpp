@@ -1,4 +1,4 @@
-// The search finds known paths, breaks ties by order, and stops when it is told to.
+// The search finds known paths, ends at its limit of successors, and computes costs above 64 bits.
 #include <algorithm>
 #include <initializer_list>
 
@@ -18,7 +18,8 @@ Targets targets(std::initializer_list<Target> values) {
   return out;
 }
 
-/// Two axes of size 4 on 16 ranks, in hosts of 4; digits 0 and 1 are bound to them or local.
+/// 4 hosts of 4 ranks. Axis 0 numbers the hosts, axis 1 the ranks of a host. There are two digits
+/// of size 4.
 RebindProblem two_axes(Targets src, Targets dst) {
   RebindProblem problem;
   problem.src = problem.start = src;
@@ -41,7 +42,8 @@ void gathers_over_hosts_first() {
   const RebindPath path = cheapest_rebinds(two_axes(targets({0, 1}), targets({R, R})));
   CHECK(path.states.size() == 3);
   CHECK(path.states[1] == targets({R, 1}));
-  // 3 of 4 host shards of 400 bytes enter a host, then 3 of 4 shards of 400 a rank.
+  // Every host receives the 400 bytes of 3 other hosts. Then every rank receives 400 bytes from
+  // each of 3 other ranks.
   CHECK(path.ticks == Ticks{256} * (10 * 3 * 400 + 3 * 400));
 }
 
@@ -59,8 +61,10 @@ void slices_for_nothing_in_one_step() {
 
 void takes_the_best_path_so_far_at_the_limit() {
   RebindProblem problem = two_axes(targets({0, 1}), targets({R, R}));
+  const Ticks least = cheapest_rebinds(problem).ticks;
   problem.max_successors = 0;
   const RebindPath path = cheapest_rebinds(problem);
+  CHECK(path.ticks >= least);
   CHECK(path.states.front() == problem.src);
   CHECK(path.states.back() == problem.dst);
 }

@@ -1,4 +1,4 @@
-// The index maps are inverses of each other, and the fast division is a division.
+// The index maps of a box agree with each other, and FastDiv gives exact quotients.
 #include <initializer_list>
 
 #include "check.h"
@@ -40,7 +40,6 @@ void quotient_is_a_division(uint32_t divisor) {
   const FastDiv by = fast_div(divisor);
   const uint32_t top = 0x7fffffffu, multiple = top / divisor * divisor;
   for (const uint32_t number : {0u, 1u, divisor - 1, divisor, multiple - 1, multiple, top}) {
-    if (number > top) continue;
     CHECK(quotient(number, by) == number / divisor);
   }
   for (uint32_t number = 0; number < 0x7f000000u; number += 16777259u / 7) {

@@ -1,4 +1,4 @@
-"""Tests of ``bench.cluster.cleanup``: a child process registers an undo and ends in many ways."""
+"""Tests of ``bench.cluster.cleanup``: a child process registers an undo function and ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# An ignored SIGINT is inherited (background jobs of a shell); the child must start with the usual.
+# A background job of a shell inherits an ignored SIGINT, so the child sets the default handler.
 PRELUDE = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,7 +63,7 @@ finally:
     assert run_child(body)[1] == ["finally", "undone"]
 
 
-def test_shield_holds_a_signal_back_until_its_outermost_block_ends() -> None:
+def test_shield_delays_a_signal_until_its_outermost_block_ends() -> None:
     body = """
 cleanup.register(undo)
 with cleanup.shielded():
@@ -85,7 +85,7 @@ print("still here")
     assert run_child(body) == (0, ["still here", "undone"])
 
 
-def test_handler_of_the_program_is_called_and_put_back() -> None:
+def test_existing_signal_handler_is_called_and_restored() -> None:
     body = """
 mine = lambda signum, frame: print("mine")
 signal.signal(signal.SIGTERM, mine)
@@ -97,7 +97,7 @@ assert signal.getsignal(signal.SIGTERM) is mine
     assert run_child(body) == (0, ["mine", "undone"])
 
 
-def test_handlers_stay_while_a_second_undo_is_due() -> None:
+def test_signal_handlers_stay_installed_while_an_undo_is_registered() -> None:
     body = """
 other = lambda: print("other")
 cleanup.register(undo)
@@ -120,7 +120,7 @@ print("child ended", flush=True)
     assert run_child(body) == (0, ["child ended", "undone"])
 
 
-def test_thread_may_register() -> None:
+def test_undo_can_be_registered_from_another_thread() -> None:
     body = """
 import threading
 thread = threading.Thread(target=cleanup.register, args=(undo,))

@@ -1,6 +1,6 @@
 """Tests of ``bench.cluster``.
 
-Those marked ``cluster`` build real ones: they need root, ``ip`` and ``tc``, and are skipped where
+Tests marked ``cluster`` build a real cluster. They need root, ``ip`` and ``tc``, and are skipped if
 one of these is missing.
 """
 
@@ -33,7 +33,7 @@ def on_real_cluster(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def leftovers(pid: int) -> list[str]:
-    """Names of the namespaces that clusters of process ``pid`` have."""
+    """Names of the namespaces of all clusters that process ``pid`` built."""
     listed = netns.call(["ip", "netns", "list"]).splitlines()
     return [line for line in listed if owner_pid(line.split()[0]) == pid]
 
@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], bool], timeout_secs: float = 8.0) -> bool
 
 
 @pytest.mark.parametrize("options", [[], ["--measure", "--clean"], ["--measure", "--", "true"]])
-def test_command_line_wants_one_thing_to_do(
+def test_command_line_requires_exactly_one_action(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -59,25 +59,25 @@ def test_command_line_wants_one_thing_to_do(
     assert message in capsys.readouterr().err
 
 
-def test_command_line_explains_a_bad_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_rejects_an_invalid_rate(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--rate", "fast", "--measure"])
     assert "cannot parse rate 'fast'" in capsys.readouterr().err
 
 
-def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_an_example_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     example = "python -m bench.cluster --hosts 2 --ranks-per-host 4 --rate 200mbit -- python"
     assert example in capsys.readouterr().out
 
 
-def test_cluster_that_is_not_up_says_so() -> None:
+def test_run_outside_the_with_block_raises_cluster_error() -> None:
     with pytest.raises(ClusterError, match="use it inside `with Cluster"):
         Cluster(2, 1, RATE).run(["true"], timeout_secs=1)
 
 
-# --- on a real cluster, shared by the tests that do not end it ------------------------------------
+# --- on a real cluster that several tests share ---------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -88,27 +88,28 @@ def pair() -> Iterator[Cluster]:
 
 
 @on_real_cluster
-def test_stream_reaches_the_rate_of_the_link_and_not_more(pair: Cluster) -> None:
-    # A frame of 1514 bytes carries 1448: 95.6 % is ideal; the floor leaves room for a busy machine.
+def test_stream_rate_is_near_the_link_rate(pair: Cluster) -> None:
+    # A frame of 1514 bytes carries 1448 bytes of data, so the ideal is 95.6 % of the rate. The
+    # lower bound is smaller, because the machine may be busy.
     assert 0.80 * RATE <= pair.measure_stream(1.0) * 8 <= 1.05 * RATE
 
 
 @on_real_cluster
-def test_ranks_of_a_host_share_its_address_and_no_other(pair: Cluster) -> None:
+def test_rank_sees_only_the_address_of_its_host(pair: Cluster) -> None:
     results = pair.run(["ip", "-4", "-o", "address", "show", "eth0"], timeout_secs=5)
     assert ["10.213.0.1/24" in r.stdout for r in results] == [True, False]
     assert ["10.213.0.2/24" in r.stdout for r in results] == [False, True]
 
 
 @on_real_cluster
-def test_rank_sees_its_own_variables_over_ours(pair: Cluster) -> None:
+def test_rank_has_its_variables_and_those_of_the_env_argument(pair: Cluster) -> None:
     command = ["sh", "-c", "echo $RANK/$WORLD_SIZE on $GROUP_RANK $OMP_NUM_THREADS"]
     results = pair.run(command, timeout_secs=5, env={"OMP_NUM_THREADS": "3"})
     assert [r.stdout for r in results] == ["0/2 on 0 3\n", "1/2 on 1 3\n"]
 
 
 @on_real_cluster
-def test_failing_rank_of_a_cluster_is_named(pair: Cluster) -> None:
+def test_error_names_the_failing_rank_of_a_cluster(pair: Cluster) -> None:
     script = "test $RANK = 0 && sleep 60; echo no memory >&2; exit 9"
     message = "rank 1 on host 1 ended with exit status 9.*\n  no memory"
     with pytest.raises(RankFailedError, match=message):
@@ -138,14 +139,14 @@ dist.destroy_process_group()
 
 
 @on_real_cluster
-def test_two_clusters_of_a_process_do_not_collide(pair: Cluster) -> None:
+def test_one_process_can_run_two_clusters_at_once(pair: Cluster) -> None:
     with Cluster(hosts=1, ranks_per_host=2, rate_bits_per_sec=RATE) as other:
         assert [r.rank for r in other.run(["true"], timeout_secs=5)] == [0, 1]
     assert [r.rank for r in pair.run(["true"], timeout_secs=5)] == [0, 1]
 
 
 @on_real_cluster
-def test_measure_stream_wants_two_hosts() -> None:
+def test_measure_stream_rejects_a_cluster_of_one_host() -> None:
     with (
         Cluster(hosts=1, ranks_per_host=1, rate_bits_per_sec=RATE) as cluster,
         pytest.raises(ValueError, match="needs 2 hosts; this cluster has 1"),
@@ -153,11 +154,11 @@ def test_measure_stream_wants_two_hosts() -> None:
         cluster.measure_stream(0.1)
 
 
-# --- nothing is left ------------------------------------------------------------------------------
+# --- removal of clusters --------------------------------------------------------------------------
 
 
 @on_real_cluster
-def test_cluster_is_invisible_from_outside_and_gone_after_its_block() -> None:
+def test_cluster_adds_no_interface_outside_and_is_removed_after_its_block() -> None:
     before = interfaces()
     with Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=RATE) as cluster:
         assert len(_listed(cluster)) == 3
@@ -167,7 +168,7 @@ def test_cluster_is_invisible_from_outside_and_gone_after_its_block() -> None:
 
 
 @on_real_cluster
-def test_cluster_is_gone_after_an_exception_in_its_block() -> None:
+def test_cluster_is_removed_after_an_exception_in_its_block() -> None:
     with (
         pytest.raises(ZeroDivisionError),
         Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=RATE) as cluster,
@@ -177,9 +178,7 @@ def test_cluster_is_gone_after_an_exception_in_its_block() -> None:
 
 
 @on_real_cluster
-def test_cluster_that_fails_while_it_is_built_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failed_build_of_a_cluster_leaves_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = ["ip", "link", "add", "type", "nonsense"]
     monkeypatch.setattr(
         "bench.cluster.emulated.build_commands", lambda spec: [*build_commands(spec)[:6], broken]
@@ -191,7 +190,7 @@ def test_cluster_that_fails_while_it_is_built_leaves_nothing(
 
 
 @on_real_cluster
-def test_process_that_a_rank_left_behind_ends_with_the_cluster(tmp_path: Path) -> None:
+def test_background_process_of_a_rank_is_killed_with_the_cluster(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with Cluster(hosts=1, ranks_per_host=1, rate_bits_per_sec=RATE) as cluster:
         cluster.run(["sh", "-c", f"setsid sleep 60 & echo $! > {pid_file}"], timeout_secs=5)
@@ -246,7 +245,7 @@ def start_child(script: str, *args: str) -> subprocess.Popen[str]:
 
 
 def ranks_of(directory: Path) -> list[int]:
-    """Pids that the ranks of RUNNING wrote, once both did."""
+    """Wait until both ranks of RUNNING have written their pids, and return the pids."""
     files = [directory / "0", directory / "1"]
     assert wait_until(lambda: all(f.exists() and f.read_text().endswith("\n") for f in files))
     return [int(f.read_text()) for f in files]
@@ -261,7 +260,7 @@ def ranks_of(directory: Path) -> list[int]:
         (signal.SIGINT, -signal.SIGINT),
     ],
 )
-def test_signal_to_a_running_cluster_leaves_nothing(
+def test_signal_to_a_running_cluster_removes_its_namespaces_and_processes(
     signum: int, status: int, tmp_path: Path
 ) -> None:
     with start_child(RUNNING, str(tmp_path)) as child:
@@ -274,7 +273,7 @@ def test_signal_to_a_running_cluster_leaves_nothing(
 
 @on_real_cluster
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_signal_to_a_half_built_cluster_leaves_nothing(signum: int) -> None:
+def test_signal_during_the_build_of_a_cluster_removes_its_namespaces(signum: int) -> None:
     with start_child(BUILDING, str(int(signum))) as child:
         assert child.communicate(timeout=8)[0] == ""
     assert child.returncode in {128 + signum, -signum}
@@ -282,9 +281,7 @@ def test_signal_to_a_half_built_cluster_leaves_nothing(signum: int) -> None:
 
 
 @on_real_cluster
-def test_clean_removes_what_a_killed_process_left_and_nothing_else(
-    pair: Cluster, tmp_path: Path
-) -> None:
+def test_clean_removes_only_the_cluster_of_a_killed_process(pair: Cluster, tmp_path: Path) -> None:
     with start_child(RUNNING, str(tmp_path)) as child:
         pids = ranks_of(tmp_path)
         child.kill()
@@ -309,5 +306,7 @@ def test_command_line_runs_a_command_on_every_rank(
 @pytest.mark.parametrize(
     ("command", "status"), [(["false"], 1), (["sleep", "60"], 124), (["/no/such/program"], 1)]
 )
-def test_command_line_status_says_how_it_ended(command: list[str], status: int) -> None:
+def test_exit_status_is_1_for_a_failure_and_124_for_a_timeout(
+    command: list[str], status: int
+) -> None:
     assert main(["--timeout", "0.5", "--", *command]) == status

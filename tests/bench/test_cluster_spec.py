@@ -1,4 +1,4 @@
-"""Tests of ``bench.cluster.spec``: all of a cluster that is data."""
+"""Tests of ``bench.cluster.spec``: rates, names, addresses and commands of a cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_parse_rate_reads_the_notation_of_tc(text: str, bits_per_sec: float) -> 
 
 
 @pytest.mark.parametrize("text", ["", "mbit", "-1mbit", "5m", "5 mbit", "5mbit/s", "1e6", "50%"])
-def test_parse_rate_rejects_what_tc_does_not_mean(text: str) -> None:
+def test_parse_rate_rejects_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match="cannot parse rate"):
         parse_rate(text)
 
@@ -70,20 +70,20 @@ def test_spec_rejects_numbers_out_of_range(
         ClusterSpec(hosts, ranks_per_host, rate, pid=1)
 
 
-def test_every_command_that_builds_acts_inside_a_namespace_of_the_spec() -> None:
+def test_every_build_command_names_a_namespace_of_the_spec() -> None:
     for command in build_commands(SPEC):
         named = [word for word in command if owner_pid(word)]
         assert named, command
         assert set(named) <= set(SPEC.namespaces)
 
 
-def test_every_namespace_that_is_built_is_removed() -> None:
+def test_namespaces_are_removed_in_reverse_order_of_creation() -> None:
     built = [c[-1] for c in build_commands(SPEC) if c[:3] == ["ip", "netns", "add"]]
     removed = [c[-1] for c in remove_commands(SPEC)]
     assert built == removed[::-1] == SPEC.namespaces
 
 
-def test_every_link_is_shaped_both_ways() -> None:
+def test_every_link_is_shaped_in_both_directions() -> None:
     shaped = [(c[2], c[6]) for c in build_commands(SPEC) if c[0] == "tc"]
     assert shaped == [
         ("rvd-4711-5-host0", "eth0"),
@@ -111,7 +111,7 @@ def test_shape_command_states_rate_burst_and_latency() -> None:
         (2e9, 250_000, 0.1),
     ],
 )
-def test_burst_and_queue_follow_the_rate_above_their_floors(
+def test_burst_and_queue_have_a_minimum_at_low_rates(
     rate_bits_per_sec: float, burst_bytes: int, queue_secs: float
 ) -> None:
     spec = ClusterSpec(2, 1, rate_bits_per_sec, pid=1)
@@ -119,7 +119,7 @@ def test_burst_and_queue_follow_the_rate_above_their_floors(
 
 
 @pytest.mark.parametrize("rate_bits_per_sec", [1e5, 20e6, 200e6, 500e6, 1e9, 10e9])
-def test_a_segment_is_no_more_than_a_burst(rate_bits_per_sec: float) -> None:
+def test_largest_segment_with_its_headers_fits_in_a_burst(rate_bits_per_sec: float) -> None:
     spec = ClusterSpec(2, 1, rate_bits_per_sec, pid=1)
     frames = math.ceil(spec.segment_bytes / 1448)
     assert spec.segment_bytes + frames * (1514 - 1448) <= spec.burst_bytes
@@ -129,12 +129,12 @@ def test_a_segment_is_no_more_than_a_burst(rate_bits_per_sec: float) -> None:
     ]
 
 
-def test_clusters_of_one_process_share_no_name() -> None:
+def test_clusters_of_one_process_have_different_namespaces() -> None:
     other = ClusterSpec(3, 2, 200e6, pid=4711, serial=6)
     assert not set(SPEC.namespaces) & set(other.namespaces)
 
 
-def test_addresses_of_hosts_are_distinct_and_private() -> None:
+def test_addresses_of_254_hosts_are_distinct_and_below_the_broadcast_address() -> None:
     spec = ClusterSpec(254, 1, 1e9, pid=1)
     addresses = {spec.address(host) for host in range(254)}
     assert len(addresses) == 254
@@ -173,5 +173,5 @@ def test_owner_pid_of_a_foreign_namespace_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPEC.namespaces)
-def test_owner_pid_reads_the_names_of_a_spec(name: str) -> None:
+def test_owner_pid_is_parsed_from_the_namespaces_of_a_spec(name: str) -> None:
     assert owner_pid(name) == 4711

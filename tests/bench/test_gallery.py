@@ -1,4 +1,4 @@
-"""Laws of the gallery: its page is what its table says, and its commands can be typed."""
+"""Laws of the gallery: its page is generated from its table, and its commands draw pictures."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ ROOT = Path(__file__).parents[2]
 EVERY = [each for _, plans in GALLERY for each in plans]
 
 
-def test_the_page_is_what_the_table_says() -> None:
+def test_gallery_page_is_up_to_date_with_its_table() -> None:
     assert (ROOT / PAGE).read_text() == page(), "run python -m bench.gallery"
 
 
-def test_every_picture_is_there_and_no_other() -> None:
+def test_picture_folder_holds_exactly_the_pictures_of_the_table() -> None:
     assert {path.stem for path in (ROOT / FOLDER).iterdir()} == {each.name for each in EVERY}
 
 
 @pytest.mark.parametrize("shown", EVERY, ids=lambda each: each.name)
-def test_a_picture_is_of_a_shipped_plan(shown: Shown) -> None:
+def test_plan_of_every_picture_is_shipped(shown: Shown) -> None:
     assert shlex.split(shown.words)[1].partition(":")[0] in PLANS
 
 
-def test_a_command_draws_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_of_the_first_picture_draws_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     shown = EVERY[0]
     assert cli.main(shlex.split(shown.command)[1:]) == 0

@@ -1,4 +1,4 @@
-"""HiDup's table by its formula, and the systems beside it as planners."""
+"""The HiDup benchmark: the published table and formula, and the compared systems as planners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from superscaler_core.planners.search.request import Candidate, Request, Trial
 @pytest.mark.parametrize(
     "cluster, overlap", [("1x4", 0.9192), ("2x4-100gbps", 0.4110), ("2x4-30gbps", 0.2635)]
 )
-def test_overlap_is_that_of_hidups_table(cluster: str, overlap: float) -> None:
+def test_overlap_equals_the_published_values_of_hidup(cluster: str, overlap: float) -> None:
     assert hidup.overlap(*PUBLISHED[cluster]["HiDup"]) == pytest.approx(overlap, abs=1e-3)
     assert hidup.overlap(*PUBLISHED[cluster]["DeepSpeed"]) == 0
 
@@ -58,7 +58,7 @@ def row(planner: str, secs: float, **more: Any) -> dict[str, Any]:
 ROWS = [row(HIDUP, 0.4, predicted_secs=0.38), row("DDP", 0.6), row("FastMoE", 0.5)]
 
 
-def test_a_break_down_has_the_published_lines_first() -> None:
+def test_breakdown_lists_the_published_lines_first() -> None:
     head, *published, ours, _, _ = lines("2x4-30gbps", ROWS)
     assert [each[1] for each in published] == ["HiDup", "DeepSpeed", "FastMoE"]
     assert published[0][2:7] == ["0.6657", "0.7453", "0.3021", "0.4432", "26.3%"]
@@ -66,19 +66,19 @@ def test_a_break_down_has_the_published_lines_first() -> None:
     assert {len(each) for each in lines("2x4-30gbps", ROWS)} == {len(head)}
 
 
-def test_steps_are_over_that_of_one() -> None:
+def test_steps_are_divided_by_the_step_of_one_planner() -> None:
     assert over([*ROWS, {**ROWS[1], "cell": "alone"}], HIDUP) == {
         ROWS[0]["cell"]: {"DDP": pytest.approx(1.5), "FastMoE": pytest.approx(1.25)}
     }
 
 
-def test_its_own_prices_are_those_of_one_cluster() -> None:
+def test_hidup_with_published_prices_runs_only_on_the_profiled_cluster() -> None:
     own = [job.cell for job in jobs_of(["1x4", "8x8-10gbps"], ["vit-switch"])]
     assert own == ["1x4 vit-switch"] * 5 + ["8x8-10gbps vit-switch"] * 6
     planners = {job.planner for job in jobs_of(["1x4"], ["vit-switch"])}
     assert planners == {HIDUP, *SYSTEMS}
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
+def test_draw_writes_a_picture(tmp_path: Path) -> None:
     draw(ROWS, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""Laws of hurried planners: what comes in time comes, and nothing is waited for."""
+"""Laws of hurried planners: they propose within a time budget, and are interrupted after it."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ NO_REQUEST: Any = None
 
 
 def thinks(secs: float) -> Iterator[Candidate]:
-    """Proposes one, thinks, and proposes another."""
+    """Propose a candidate, compute for ``secs``, and propose another candidate."""
     yield FIRST
     time.sleep(secs)
     yield SECOND
 
 
-def test_a_planner_is_ended_in_the_middle_of_a_thought() -> None:
+def test_planner_is_interrupted_when_its_time_budget_is_used_up() -> None:
     start = time.monotonic()
     assert [*hurried(lambda _: thinks(600.0), 0.2)(NO_REQUEST)] == [FIRST]
     assert time.monotonic() - start < 60
 
 
-def test_what_comes_in_time_is_proposed() -> None:
+def test_candidates_within_the_time_budget_are_proposed() -> None:
     assert [*hurried(lambda _: thinks(0.01), 60.0)(NO_REQUEST)] == [FIRST, SECOND]
 
 
-def test_only_thinking_counts() -> None:
+def test_time_of_the_consumer_does_not_count_against_the_budget() -> None:
     proposed = iter(hurried(lambda _: thinks(0.01), 0.3)(NO_REQUEST))
     assert next(proposed) is FIRST
     time.sleep(0.5)
     assert next(proposed) is SECOND
 
 
-def test_what_is_proposed_at_once_is_not_changed() -> None:
+def test_returned_sequence_is_passed_on_unchanged() -> None:
     answer = [FIRST, SECOND]
     assert hurried(lambda _: answer, 0.0)(NO_REQUEST) is answer
 
 
-def test_faults_of_a_planner_are_raised() -> None:
+def test_exceptions_of_a_planner_propagate() -> None:
     def at_fault(_: object) -> Iterator[Candidate]:
         yield FIRST
         raise ZeroDivisionError
@@ -57,7 +57,7 @@ def test_faults_of_a_planner_are_raised() -> None:
         next(proposed)
 
 
-def test_alarms_are_as_they_were() -> None:
+def test_previous_alarm_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGALRM)
     assert [*hurried(lambda _: thinks(600.0), 0.1)(NO_REQUEST)] == [FIRST]
     assert signal.getsignal(signal.SIGALRM) is before

@@ -1,4 +1,4 @@
-"""Laws of fitted overheads, and of links as ranks with a core each would have them."""
+"""Laws of fitted overheads, and of links that are scaled to one core per rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from superscaler_core.simulator import PROFILES, simulate
 LINKS = rv.Topology.single_host(4, 10e-6, 10e9)
 
 
-def test_from_simulated_steps_come_the_overheads_that_they_were_simulated_by() -> None:
+def test_fit_recovers_the_overheads_of_simulated_steps() -> None:
     overheads = dict(zip(FITTED, (120e-6, 30e-6, 140e-6, 70e-6), strict=True))
     bare = replace(PROFILES["v100"], num_cores=2)
     known = replace(bare, **overheads, num_cores=1.75, wake_secs=450e-6)
@@ -32,7 +32,7 @@ def test_from_simulated_steps_come_the_overheads_that_they_were_simulated_by() -
     assert (found.num_cores, found.wake_secs) == pytest.approx((1.75, 450e-6))
 
 
-def test_links_of_one_host_are_as_many_times_as_fast_as_ranks_share_a_core(
+def test_links_of_one_host_are_scaled_by_the_ranks_per_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine.dist, "get_world_size", lambda: 4)
@@ -43,7 +43,7 @@ def test_links_of_one_host_are_as_many_times_as_fast_as_ranks_share_a_core(
     assert machine.with_a_core_each(LINKS).levels == LINKS.levels
 
 
-def test_links_between_hosts_stay_as_they_are() -> None:
+def test_links_between_hosts_are_not_scaled() -> None:
     fast, slow = rv.Link(10e-6, 10e9), rv.Link(60e-6, 25e6)
     hosts = rv.Topology.hosts([range(2), range(2, 4)], intra=fast, inter=slow)
     assert machine.with_a_core_each(hosts) is hosts

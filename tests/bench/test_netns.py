@@ -1,4 +1,4 @@
-"""Tests of ``bench.cluster.netns``: where no cluster can be, that is said at once."""
+"""Tests of ``bench.cluster.netns``: missing requirements are reported before any command runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def untouched_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("untouched_machine")
-def test_cluster_without_root_is_refused_before_anything_is_made(
+def test_cluster_without_root_is_rejected_before_any_command_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -36,7 +36,7 @@ def test_cluster_without_root_is_refused_before_anything_is_made(
 
 
 @pytest.mark.usefixtures("untouched_machine")
-def test_cluster_without_iproute2_is_refused_with_all_that_is_missing(
+def test_error_without_root_and_iproute2_lists_all_missing_requirements(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -46,8 +46,8 @@ def test_cluster_without_iproute2_is_refused_with_all_that_is_missing(
         pass
 
 
-def test_root_without_capabilities_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What root in a container without --privileged has: neither bit 12 nor bit 21.
+def test_missing_capabilities_of_root_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Capabilities of root in a container without --privileged: bits 12 and 21 are not set.
     status = "Name:\tpython\nCapEff:\t00000000a80425fb\n"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(Path, "read_text", lambda _: status)

@@ -1,4 +1,4 @@
-"""The benchmark of steps on one device: a small run times both, and differing losses stop it."""
+"""The benchmark of steps on one device: it times both programs, and stops if losses differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of pages with results: their numbers are those of the result, and nothing else changes."""
+"""Laws of pages with results: they show the numbers of the result, and no other text changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def row(cell: str, planner: str, speed: float) -> dict[str, Any]:
-    """What a planner found; nothing if its speed is 0."""
+    """The row of a planner; if ``speed`` is 0, the planner found no plan."""
     head = {"cell": cell, "planner": planner}
     if not speed:
         tried = "no plan was found for 8 devices: 3 were tried; the smallest needs 99 GiB of 30."
@@ -36,14 +36,14 @@ def row(cell: str, planner: str, speed: float) -> dict[str, Any]:
 
 
 def compared(speeds: dict[str, float], column: str = PAPER, gpus: int = 4) -> Compared:
-    """The last is ours."""
+    """A comparison; the last planner of ``speeds`` is ours."""
     *baselines, ours = speeds
     rows = {name: row(f"c-{gpus}", name, speed) for name, speed in speeds.items()}
     return Compared(column, gpus, f"L{gpus}", ours, tuple(baselines), rows)
 
 
 def study_result(name: str) -> dict[str, Any]:
-    """Ours is 1.5 times as fast on 4 GPUs, and alone fits on 8."""
+    """A study: our system is 1.5 times as fast on 4 GPUs, and the only one that fits on 8."""
     study, cells = STUDIES[name], []
     for column in COLUMNS:
         for gpus, speed in ((4, 10.0), (8, 0.0)):
@@ -56,7 +56,7 @@ def study_result(name: str) -> dict[str, Any]:
 
 
 def result() -> dict[str, Any]:
-    """As ``python -m bench.studies all`` writes it."""
+    """A result as ``python -m bench.studies all`` writes it."""
     secs = {"rvd": 1.0, "p2p": 8.0}
     methods = {"recompute": 4096, "ZeRO-3-offload": 0, "co-shard": 8192}
     sizes = dict.fromkeys(map(str, one_gpu.SEQUENCES), 7.25)
@@ -107,7 +107,7 @@ SEARCH = [
     )
     for planner, speed in speeds.items()
 ]
-"""On c-8 auto alone has a plan."""
+"""Rows of a search; on c-8 only auto has a plan."""
 
 
 def trained(workload: str, ours_secs: float) -> dict[str, Any]:
@@ -132,7 +132,7 @@ RESULTS = {
 
 @pytest.fixture(scope="module")
 def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the pages, made anew."""
+    """A copy of the pages, generated from ``RESULTS``."""
     folder = tmp_path_factory.mktemp("pages")
     found = folder / "docs"
     for name in pages.PAGES:
@@ -153,7 +153,7 @@ def text_of(page: str, part: str) -> str:
     return page.split(f"<!-- {part}: begin -->")[1].split(f"<!-- {part}: end -->")[0]
 
 
-def test_the_first_screen_has_the_factors_and_a_picture(docs: Path) -> None:
+def test_result_part_near_the_page_start_has_factors_and_a_picture(docs: Path) -> None:
     for name, study in STUDIES.items():
         page = (docs / f"studies/{name}.md").read_text()
         assert page.index("result: begin") < 400
@@ -195,7 +195,7 @@ def test_pages_have_the_numbers_and_assumptions_of_the_result(docs: Path) -> Non
         assert max(len(line) for line in lines if line[:1] not in ("|", "!")) <= 120
 
 
-def test_other_results_have_parts_of_their_own(docs: Path) -> None:
+def test_hidup_and_scaling_results_are_written_to_their_parts(docs: Path) -> None:
     hidup, readme = ((docs / f"studies/{name}.md").read_text() for name in ("hidup", "README"))
     assert "| 2x4-30gbps | 1.25 x |" in text_of(hidup, "result")
     numbers = text_of(hidup, "numbers")
@@ -204,12 +204,12 @@ def test_other_results_have_parts_of_their_own(docs: Path) -> None:
     assert "| 8 | 64 (2.0 x) | 64 (2.0 x) |" in text_of(readme, "scaling")
 
 
-def test_a_part_whose_result_is_missing_stays(docs: Path) -> None:
+def test_part_without_a_result_stays_unchanged(docs: Path) -> None:
     before, after = ((each / "studies/README.md").read_text() for each in (DOCS, docs))
     assert text_of(after, "sensitivity") == text_of(before, "sensitivity")
 
 
-def test_auto_is_compared_with_the_best_other(docs: Path) -> None:
+def test_auto_is_compared_with_the_best_other_planner(docs: Path) -> None:
     reached = text_of((docs / "planners.md").read_text(), "reached")
     assert "| 4 | 2 | 1.500 | 1.750 | 1.750 | 2.000, a-4 | 2.000 |" in reached
     assert "| all | 3 | 1.500 | 2.000 | 1.833 | 2.000, a-4 | 2.000 |" in reached
@@ -217,7 +217,7 @@ def test_auto_is_compared_with_the_best_other(docs: Path) -> None:
     assert "| c-8 | 8 | 100 s | 50 s | none | - | - | - |" in reached
 
 
-def test_training_is_compared_with_the_fastest_of_torch(docs: Path) -> None:
+def test_training_is_compared_with_the_fastest_torch_competitor(docs: Path) -> None:
     said = text_of((docs / "measured.md").read_text(), "training")
     assert "| gpt | 4 | some plan | 250 | 500 | - | - | - | 2.00 x |" in said
     assert "| moe | 4 | some plan | 500 | 500 | - | - | - | 1.00 x |" in said
@@ -226,7 +226,7 @@ def test_training_is_compared_with_the_fastest_of_torch(docs: Path) -> None:
     )
 
 
-def test_only_the_parts_of_a_page_change(docs: Path) -> None:
+def test_text_outside_the_parts_of_a_page_is_unchanged(docs: Path) -> None:
     for name, parts in pages.PAGES.items():
         path = docs / f"{name}.md"
         after, before = path.read_text(), (DOCS / f"{name}.md").read_text()
@@ -237,12 +237,12 @@ def test_only_the_parts_of_a_page_change(docs: Path) -> None:
 
 
 @pytest.mark.parametrize("marks", ["", "<!-- x: begin -->", "<!-- x: end --><!-- x: begin -->"])
-def test_a_page_without_a_place_for_a_part_is_an_error(marks: str) -> None:
+def test_page_without_markers_of_a_part_raises_value_error(marks: str) -> None:
     with pytest.raises(ValueError, match="needs one <!-- x: begin -->"):
         written(f"text\n{marks}", "x", "1")
 
 
-def test_without_a_result_the_command_says_how_to_get_one(
+def test_error_without_a_result_names_the_command_that_creates_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -250,7 +250,7 @@ def test_without_a_result_the_command_says_how_to_get_one(
     assert "run `python -m bench.studies all` first" in capsys.readouterr().err
 
 
-def test_every_page_of_a_study_has_a_command_to_draw() -> None:
+def test_every_study_page_has_a_simulate_command() -> None:
     for name in STUDIES:
         assert pages.SIMULATED.search((DOCS / f"studies/{name}.md").read_text())
 
@@ -264,14 +264,14 @@ def test_every_page_of_a_study_has_a_command_to_draw() -> None:
         ({"a": 1.0, "b": 0.0, "ours": 0.0}, None, 2.0),
     ],
 )
-def test_a_factor_is_over_the_best_baseline_and_has_its_ceiling(
+def test_factor_and_ceiling_are_relative_to_the_best_baseline(
     speeds: dict[str, float], factor: float | None, ceiling: float | None
 ) -> None:
     cell = compared(speeds)
     assert (cell.factor, cell.ceiling) == (factor, ceiling)
 
 
-def test_steps_that_do_not_depend_on_how_tensors_move_are_left_out() -> None:
+def test_steps_independent_of_the_communication_method_are_omitted() -> None:
     moving, slower, faster = (row("c", name, 1.0) for name in ("moving", "slower", "faster"))
     pulled = {"moving": (1.0, 1.004), "slower": (1.0, 1.02), "faster": (0.98, 1.0)}
     for each in (moving, slower, faster):

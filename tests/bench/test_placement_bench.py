@@ -1,4 +1,4 @@
-"""The command about placements: its table, its picture, and the speed-ups of the published one."""
+"""The command of the placement benchmark: its table, its picture and the published speed-ups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.placement.shapes import Machine, rnnlm
     "baseline, secs, published",
     [(1.57, 1.57, 0.0), (4.99, 4.04, 0.235), (4.73, 3.92, 0.206), (4.60, 3.85, 0.190)],
 )
-def test_the_speed_up_is_that_of_the_published_table(
+def test_speed_up_equals_the_published_values(
     baseline: float, secs: float, published: float
 ) -> None:
     # The table's times have two decimals.

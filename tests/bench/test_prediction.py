@@ -1,4 +1,4 @@
-"""Laws of the comparison of predicted and measured times: what is counted, printed and drawn."""
+"""Laws of the comparison of predicted and measured times: its errors, its table and its plot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESULT = {
 }
 
 
-def test_errors_are_relative_to_the_median_of_what_was_measured() -> None:
+def test_error_is_relative_to_the_median_of_the_measured_times() -> None:
     measured = {**row(0), "src": "a", "dst": "b", "cost_secs": 3e-3}
     measured["samples"] = {"ours": [1e-3, 2e-3, 9e-3], "dist": [7.0]}
     found = prediction._compared(measured, "ours")
@@ -44,14 +44,14 @@ def test_errors_are_relative_to_the_median_of_what_was_measured() -> None:
     assert found["samples"] == [1e-3, 2e-3, 9e-3]
 
 
-def test_the_summary_keeps_cases_between_groups_and_sizes_apart() -> None:
+def test_summary_separates_cases_by_group_relation_and_size() -> None:
     assert prediction.summary(RESULT) == (
         "median error of the cases between groups 15.0% (1 MiB 20.0%, 16 MiB 2.0%); "
         "in one group 90.0%"
     )
 
 
-def test_the_table_has_a_line_a_case_with_both_times_and_the_error() -> None:
+def test_table_has_one_line_per_case_with_both_times_and_the_error() -> None:
     head, *lines = prediction.table(RESULT).splitlines()
     assert len(lines) == 5
     assert head.split() == ["case", "size", "predicted", "measured", "error", "steps"]
@@ -67,7 +67,7 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
-def test_a_machine_without_root_or_tc_is_told_so(
+def test_unavailable_cluster_ends_the_command_with_status_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(args: object) -> None:

@@ -14,7 +14,7 @@ from bench.cluster.ranks import Launch, RankFailedError, RankTimeoutError, run_r
 
 
 def launches(*scripts: str) -> list[Launch]:
-    """One rank a shell script, two ranks a host."""
+    """One rank per shell script, and two ranks per host."""
     return [
         Launch(rank, rank // 2, ["sh", "-c", script], {**os.environ, "RANK": str(rank)})
         for rank, script in enumerate(scripts)
@@ -22,7 +22,7 @@ def launches(*scripts: str) -> list[Launch]:
 
 
 def lives(pid: int) -> bool:
-    """Whether ``pid`` runs; a zombie that nobody reaped yet does not."""
+    """Whether ``pid`` runs; a zombie does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -30,21 +30,21 @@ def lives(pid: int) -> bool:
 
 
 def dies_soon(pid: int) -> bool:
-    """Whether ``pid`` is gone within a second; the kernel ends a killed process in its own time."""
+    """Whether ``pid`` ends within a second; the kernel may end a killed process with a delay."""
     deadline = time.monotonic() + 1.0
     while lives(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not lives(pid)
 
 
-def test_results_are_in_rank_order_with_output_of_each() -> None:
+def test_results_are_in_rank_order_with_the_output_of_each_rank() -> None:
     results = run_ranks(launches(*["echo out $RANK; echo err $RANK >&2"] * 3), timeout_secs=5)
     assert [(r.rank, r.host, r.exit_status) for r in results] == [(0, 0, 0), (1, 0, 0), (2, 1, 0)]
     assert [r.stdout for r in results] == ["out 0\n", "out 1\n", "out 2\n"]
     assert [r.stderr for r in results] == ["err 0\n", "err 1\n", "err 2\n"]
 
 
-def test_secs_of_a_rank_is_its_own_time() -> None:
+def test_secs_is_measured_for_each_rank_separately() -> None:
     short, long = run_ranks(launches("true", "sleep 0.4"), timeout_secs=5)
     assert short.secs < 0.3 < 0.4 <= long.secs
 
@@ -60,7 +60,7 @@ def test_rank_0_is_echoed_while_it_runs(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "early\n"
 
 
-def test_echo_keeps_a_character_whole_that_was_written_in_two_parts(
+def test_echo_decodes_a_character_that_is_written_in_two_parts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_ranks(launches(r"printf '\303'; sleep 0.1; printf '\244'"), timeout_secs=5)
@@ -72,14 +72,14 @@ def test_echo_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_logs_stay_in_log_dir(tmp_path: Path) -> None:
+def test_output_of_ranks_is_kept_in_log_dir(tmp_path: Path) -> None:
     run_ranks(launches("echo a", "echo b >&2"), timeout_secs=5, log_dir=tmp_path / "made")
     names = ["rank0.stderr", "rank0.stdout", "rank1.stderr", "rank1.stdout"]
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names
     assert (tmp_path / "made" / "rank1.stderr").read_text() == "b\n"
 
 
-def test_failing_rank_is_named_with_status_and_stderr() -> None:
+def test_error_names_the_failing_rank_with_status_and_stderr() -> None:
     with pytest.raises(RankFailedError, match="rank 2 on host 1 ended with exit status 3") as info:
         run_ranks(launches("sleep 60", "sleep 60", "echo why >&2; exit 3"), timeout_secs=30)
     assert (info.value.rank, info.value.exit_status) == (2, 3)
@@ -93,7 +93,7 @@ def test_error_shows_only_the_tail_of_a_long_stderr() -> None:
     assert lines == [f"  {number}" for number in range(1086, 1101)]
 
 
-def test_rank_killed_by_a_signal_is_named_with_the_signal() -> None:
+def test_error_names_the_signal_that_killed_a_rank() -> None:
     with pytest.raises(RankFailedError, match="rank 1 on host 0 was killed by SIGSEGV") as info:
         run_ranks(launches("sleep 60", "kill -SEGV $$"), timeout_secs=30)
     assert info.value.exit_status == -signal.SIGSEGV
@@ -125,7 +125,7 @@ def test_rank_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -
     assert dies_soon(child)
 
 
-def test_command_that_does_not_exist_starts_nothing_that_stays(tmp_path: Path) -> None:
+def test_missing_command_leaves_no_running_rank(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = (
         f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"

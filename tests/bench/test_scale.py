@@ -1,4 +1,4 @@
-"""Laws of the benchmark at scale: its models are what counting gives, and what torch does."""
+"""Laws of the benchmark at scale: its models agree with counted messages and with torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def layouts_of(relation: str, category: str) -> tuple[Layout, Layout]:
 
 
 @pytest.mark.parametrize("relation, category", CASES)
-def test_point_to_point_is_what_counting_its_messages_gives(relation: str, category: str) -> None:
+def test_point_to_point_cost_equals_the_cost_of_its_counted_messages(
+    relation: str, category: str
+) -> None:
     src, dst = layouts_of(relation, category)
     traffic: dict[tuple[int, int], int] = {}
     for writer, reader, box in _pulls(src, dst):
@@ -50,7 +52,7 @@ PLACEMENTS = {"R": Replicate(), "P": Partial(), "S0": Shard(0), "S1": Shard(1)}
 
 
 def order_of_torch(src: tuple[str, ...], dst: tuple[str, ...]) -> list[tuple[int, str, str]]:
-    """What torch itself answers, for a mesh without processes."""
+    """The order that torch computes, for a mesh without processes."""
     mesh = SimpleNamespace(
         ndim=len(src), size=lambda mesh_dim: 2, _sym_get_coordinate=lambda mesh_dim: 0
     )
@@ -70,29 +72,29 @@ def order_of_torch(src: tuple[str, ...], dst: tuple[str, ...]) -> list[tuple[int
 
 
 @pytest.mark.parametrize("num_dims", [2, 3])
-def test_mesh_order_is_that_of_torch(num_dims: int) -> None:
+def test_mesh_order_equals_the_order_of_torch(num_dims: int) -> None:
     names = list(product(PLACEMENTS, repeat=num_dims))
     wrong = [
         (src, dst)
         for src, dst in product(names, names)
-        # Into a partial sum from elsewhere is refused by torch.
+        # Torch rejects a change from another placement to ``Partial``.
         if not any(b == "P" != a for a, b in zip(src, dst, strict=True))
         and mesh_order(src, dst) != order_of_torch(src, dst)
     ]
     assert wrong == []
 
 
-def test_dtensor_gathers_the_inner_dim_first_and_sends_replicas_across() -> None:
+def test_dtensor_sends_four_times_the_bytes_of_our_plan_between_hosts() -> None:
     topology = Topology.preset("dgx-h100", 2, 4)
     src, dst = Layout((32, 48), "R(1)V(1)D(8,1)"), Layout((32, 48), "R(8)V(1)D(1,1)")
     found, num_bytes = dtensor(src, dst, topology), 4 * 32 * 48
     assert found is not None
-    # Each of 8 ranks takes the other host's half; ours takes it once a host.
+    # Each of the 8 ranks receives the half of the other host. Our plan sends it once per host.
     assert (found.wire_bytes, found.host_bytes) == (7 * num_bytes, 4 * num_bytes)
     assert plan(src, dst, "float32", topology).cost.host_bytes == num_bytes
 
 
-def test_dtensor_has_no_order_between_groups() -> None:
+def test_dtensor_model_returns_none_between_groups() -> None:
     assert dtensor(*layouts_of("n->n", "D->R"), TOPOLOGY) is None
 
 
@@ -111,7 +113,7 @@ def test_no_method_beats_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(rows), beaten) == (24, [])
 
 
-def test_table_fits_a_screen() -> None:
+def test_table_lines_have_at_most_100_columns() -> None:
     zero = {"secs": 1234.5, "wire_bytes": 0, "host_bytes": 0, "rounds": 0}
     kinds = ["reduce_scatter"] * 3 + ["transfer"] + ["all_gather"] * 3
     row = {"world": "w", "category": "D->D'", "relation": "in group", "steps": kinds}
@@ -121,11 +123,11 @@ def test_table_fits_a_screen() -> None:
 
 
 @pytest.mark.parametrize("world", scale.WORLDS, ids=lambda world: world.name)
-def test_groups_of_every_world_fit_it(world: World) -> None:
+def test_ranks_of_all_groups_are_ranks_of_the_world(world: World) -> None:
     num_ranks = int(np.prod(world.counts))
     assert max(max(*src, *dst) for src, dst in scale.groups_of(world).values()) < num_ranks
 
 
-def test_modelled_keeps_what_a_cost_says() -> None:
+def test_modelled_takes_its_seconds_from_a_cost() -> None:
     cost = plan(*layouts_of("n->2n", "V->R"), "float32", TOPOLOGY).cost
     assert Modelled.of(cost).secs == cost.secs

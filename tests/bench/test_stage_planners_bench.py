@@ -1,4 +1,4 @@
-"""Laws of the benchmark of stage planners: what it takes, and what its page says."""
+"""Laws of the benchmark of stage planners: its problems, its rows and its page."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TINY = Workload(
 )
 
 
-def test_a_small_scale_problem_has_a_cut() -> None:
+def test_alpa_cuts_all_layers_of_a_small_scale_problem() -> None:
     problem = stage_planners.scale_problem(80e9, num_layers=6, num_devices=8)
     assert sum(alpa(problem).sizes) == 6
 
 
-def test_every_planner_has_a_row_whose_cut_is_of_the_model(
+def test_every_planner_has_a_row_with_a_cut_of_all_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(stage_planners.MODELS, "gpt39b", (TINY, 4))

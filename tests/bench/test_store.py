@@ -1,4 +1,4 @@
-"""Laws of kept rows: they are used again while their code is the same, and never otherwise."""
+"""Laws of stored rows: they are reused only while the code that they depend on is the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FILES = {
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit, and nothing kept; jobs are done in this process."""
+    """A repository with one commit and no stored rows; jobs run in this process."""
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).parent.mkdir(exist_ok=True)
@@ -77,7 +77,7 @@ def computed(budget_secs: float = 1.0, left: int = 0, by: str = "p") -> bool:
     return bool(done)
 
 
-def test_a_module_is_made_of_what_it_imports() -> None:
+def test_sources_of_a_module_are_the_files_that_it_imports() -> None:
     found = sources("bench.search.catalogue")
     assert {"bench/cells/cell.py", "bench/hidup/models.py", "bench/studies/systems.py"} <= set(
         found
@@ -87,7 +87,7 @@ def test_a_module_is_made_of_what_it_imports() -> None:
 
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize("name", FILES)
-def test_a_row_is_computed_again_if_what_it_depends_on_changed(name: str) -> None:
+def test_row_is_recomputed_only_if_code_it_depends_on_changed(name: str) -> None:
     assert computed()
     assert not computed()
     Path(name).write_text(f"{FILES[name]}\ny = 2\n")
@@ -97,7 +97,7 @@ def test_a_row_is_computed_again_if_what_it_depends_on_changed(name: str) -> Non
 
 
 @pytest.mark.usefixtures("repository")
-def test_rows_of_the_engines_own_planners_do_not_depend_on_other_systems(
+def test_rows_of_engine_planners_do_not_depend_on_compared_systems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(store, "SYSTEMS", "bench/two.py")
@@ -111,7 +111,7 @@ def test_rows_of_the_engines_own_planners_do_not_depend_on_other_systems(
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_row_that_names_no_planner_is_kept() -> None:
+def test_row_without_a_planner_is_stored_and_reused() -> None:
     def methods() -> list[dict[str, object]]:
         jobs = [Job("memory", "co-shard", 0.0)]
         return list(rows_of(jobs, lambda *asked: {"gib": 1}, Version.now("bench.one"), 1))
@@ -120,7 +120,7 @@ def test_a_row_that_names_no_planner_is_kept() -> None:
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_row_is_kept_if_only_prose_changed() -> None:
+def test_row_is_reused_if_only_comments_and_docstrings_changed() -> None:
     two = Path("bench/two.py")
     two.write_text('def f():\n    "Old."\n    return "a"\n')
     commit()
@@ -139,7 +139,7 @@ def test_a_row_is_kept_if_only_prose_changed() -> None:
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_larger_budget_is_for_what_had_not_ended() -> None:
+def test_larger_budget_recomputes_only_unfinished_searches() -> None:
     assert computed(2.0, left=3)
     assert not computed(1.0)
     assert computed(4.0, left=0)
@@ -147,7 +147,7 @@ def test_a_larger_budget_is_for_what_had_not_ended() -> None:
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_run_goes_on_from_a_result_file() -> None:
+def test_run_resumes_from_a_result_file() -> None:
     assert computed(2.0, left=3)
     path = Job("c", "p", 2.0).path
     result = Path("result.json")
@@ -165,7 +165,7 @@ def test_a_run_goes_on_from_a_result_file() -> None:
     assert computed(2.0)
 
 
-def test_code_that_is_not_committed_is_refused_or_marked(repository: Path) -> None:
+def test_uncommitted_code_is_rejected_or_marked_as_dirty(repository: Path) -> None:
     assert computed()
     (repository / "bench/two.py").write_text("x = 2\n")
     with pytest.raises(DirtyError, match=r"bench/two\.py(.|\n)*--dirty"):
@@ -176,7 +176,7 @@ def test_code_that_is_not_committed_is_refused_or_marked(repository: Path) -> No
 
 
 @pytest.mark.usefixtures("repository")
-def test_code_that_changes_during_a_run_ends_it() -> None:
+def test_code_change_during_a_run_raises_dirty_error() -> None:
     def compute(cell: str, planner: str, budget: float) -> dict[str, object]:
         Path("bench/two.py").write_text("x = 3\n")
         return {}
@@ -201,7 +201,7 @@ def test_each_row_names_its_commit() -> None:
 # --- the search's table -------------------------------------------------------------------------
 
 
-def test_auto_and_tuned_systems_are_asked_before_all_others() -> None:
+def test_auto_and_tuned_systems_come_before_all_other_planners() -> None:
     chosen = [cell for cell in cells().values() if cell.num_gpus == 4 and "auto" in cell.first]
     wanted = [(cell.name, name) for cell, name in wanted_of(chosen)]
     assert len(set(wanted)) == len(wanted)
@@ -219,18 +219,18 @@ ROWS = [
 ]
 
 
-def test_a_ratio_is_of_the_best_other_step() -> None:
+def test_ratio_compares_auto_with_the_best_other_planner() -> None:
     assert ratio(ROWS[:3]) == 1.25
     assert ratio(ROWS[:3], ["tuned"]) == ratio(ROWS[:3], ["tuned", "auto"]) == 1.5
     assert ratio(ROWS[3:]) is None
 
 
-def test_a_ceiling_is_of_a_step_of_which_the_computing_is_left() -> None:
+def test_ceiling_is_the_inverse_of_the_compute_share() -> None:
     assert ceiling(ROWS[:3], ["tuned"]) == ceiling(ROWS[:3], ["tuned", "auto"]) == 2.0
     assert ceiling(ROWS[3:], ["tuned"]) is None
 
 
-def test_the_table_fits_the_page_and_the_picture_is_drawn(tmp_path: Path) -> None:
+def test_table_has_at_most_100_columns_and_the_picture_is_drawn(tmp_path: Path) -> None:
     text = table(ROWS, {"a-4": ["tuned", "auto"], "b-4": ["auto"]})
     assert " 1.250  1.500   2.000 alpa" in text
     assert "tuned system 1.500\nmean of 1 / the share of computing in its step 2.000" in text
@@ -240,7 +240,7 @@ def test_the_table_fits_the_page_and_the_picture_is_drawn(tmp_path: Path) -> Non
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
-def test_what_several_cells_train_is_captured_once() -> None:
+def test_workloads_of_jobs_have_no_duplicates() -> None:
     one, two = (Workload("gpt", {"layers": n}, "float32", 4) for n in (2, 3))
     jobs = [
         Job(cell, "p", 1.0, train)

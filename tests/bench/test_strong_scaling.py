@@ -1,4 +1,4 @@
-"""Laws of strong scaling: one model, one batch; only how tensors move differs."""
+"""Laws of strong scaling: all cells train one model with one batch; only communication differs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ROWS = [
 ]
 
 
-def test_all_cells_train_the_same() -> None:
+def test_all_cells_share_one_workload() -> None:
     assert len(cells()) == 2 * len(NUM_GPUS)
     assert len({id(cell.workload) for cell in cells().values()}) == 1
     assert {cell.communication for cell in cells().values()} == {RVD, P2P}
 
 
-def test_speeds_are_those_of_the_rows() -> None:
+def test_speeds_are_computed_from_the_rows() -> None:
     assert speeds(ROWS) == {
         RVD: {4: 8.0, 8: 16.0},
         "inter": {4: 4.0, 8: 8.0},
@@ -43,7 +43,7 @@ def test_speeds_are_those_of_the_rows() -> None:
     }
 
 
-def test_lines_say_how_much_faster_than_the_fewest_gpus() -> None:
+def test_lines_show_the_speed_up_over_the_fewest_gpus() -> None:
     head, four, eight = lines(ROWS)
     assert len(head) == len(four) == len(eight)
     assert four[:2] == ["4", "8 (1.0 x)"]
@@ -51,14 +51,12 @@ def test_lines_say_how_much_faster_than_the_fewest_gpus() -> None:
     assert eight[-2:] == ["-", "some"]
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
+def test_draw_writes_a_picture(tmp_path: Path) -> None:
     draw(ROWS, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
-def test_nothing_is_written_of_what_is_only_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_option_kept_writes_no_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{**each, "commit": "1234567"} for each in ROWS]
     monkeypatch.setattr(strong_scaling, "run", lambda *_: rows)
     assert strong_scaling.main(["--kept", "--out", str(tmp_path / "result.json")]) == 0

@@ -1,4 +1,4 @@
-"""Laws of the plan engine's benchmarks: what they compile, what they count, what they print."""
+"""Laws of the plan engine's benchmarks: their grids, counts of bytes, and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from bench.training.sockets import sent_bytes
 
 @pytest.mark.parametrize("num_layers", [1, 3, 48])
 @pytest.mark.parametrize("num_devices", [1, 2, 8, 64, 128])
-def test_a_grid_has_all_devices_and_a_layer_a_stage(num_devices: int, num_layers: int) -> None:
+def test_grid_uses_all_devices_and_has_at_least_one_layer_per_stage(
+    num_devices: int, num_layers: int
+) -> None:
     counts = grid_of(num_devices, num_layers)
     assert prod(counts.values()) == num_devices
     assert counts["pp"] <= num_layers
@@ -33,12 +35,13 @@ def test_a_sample_has_the_seconds_of_every_phase() -> None:
     found = superscaler_compile.sample(2, 4)
     assert tuple(found["secs"]) == PHASES
     assert min(found["secs"].values()) > 0
-    # A layer all-reduces twice forward and twice back; the hidden state goes there and back.
+    # Each of the 2 layers all-reduces twice in the forward and twice in the backward. The hidden
+    # state and its gradient are each sent once.
     assert found["transfers"] >= 2 * 4 + 2
     assert found["file_bytes"] > 4000
 
 
-def test_compile_lines_fit_100_columns_and_are_drawn(tmp_path: Path) -> None:
+def test_compile_lines_fit_100_columns_and_the_plot_is_written(tmp_path: Path) -> None:
     rows = [
         {"layers": layers, "devices": devices, **grid_of(devices, layers)}
         | {"samples": {phase: [0.5, 99.25, 100.125] for phase in PHASES}}
@@ -56,7 +59,7 @@ def test_compile_lines_fit_100_columns_and_are_drawn(tmp_path: Path) -> None:
 # --- bytes --------------------------------------------------------------------------------------
 
 
-def test_sent_bytes_counts_what_tcp_took_and_nothing_else(tmp_path: Path) -> None:
+def test_sent_bytes_counts_only_bytes_sent_over_tcp(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
@@ -68,7 +71,7 @@ def test_sent_bytes_counts_what_tcp_took_and_nothing_else(tmp_path: Path) -> Non
         left.sendall(bytes(8))
         file.write(bytes(9))
         file.flush()
-        # All has been sent when it has been read.
+        # All bytes have been sent once they have been read.
         assert len(far.recv(12345, socket.MSG_WAITALL)) == 12345
         assert len(near.recv(67, socket.MSG_WAITALL)) == 67
         assert sent_bytes() - before == 12345 + 67
@@ -82,10 +85,10 @@ def test_sent_bytes_counts_what_tcp_took_and_nothing_else(tmp_path: Path) -> Non
     [(0.3245, 0.0297, 0.2972, 0.9192), (0.4611, 0.1523, 0.3985, 0.4110),
      (0.7453, 0.4432, 0.6657, 0.2635)],
 )  # fmt: skip
-def test_what_duplex_hides_is_counted_as_in_hidups_table(
+def test_hidden_share_of_duplex_equals_the_published_overlap_of_hidup(
     total: float, communication: float, wall: float, share: float
 ) -> None:
-    """The break-down of HiDup's paper: one machine, two of them, and two with slow links."""
+    """The breakdown in HiDup's paper: one machine, two machines, and two with slow links."""
     row = {
         "rate": "100mbit",
         "samples": {"serial": [total], "duplex": [wall]},

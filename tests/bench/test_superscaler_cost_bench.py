@@ -1,4 +1,4 @@
-"""Laws of the benchmark of costs: what it asks, what it changes, what it writes."""
+"""Laws of the benchmark of costs: its questions, its changes of a plan, and its result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_grids_are_different_splits_of_all_devices(op: ss.Op) -> None:
     assert {split.devices for split in found} == {tuple(range(16))}
 
 
-def test_every_op_and_every_edge_is_asked_for() -> None:
+def test_questions_cover_every_op_and_every_edge() -> None:
     graph = tiny()
     costs = CostModel(graph, PROFILES["a100"], superscaler_cost.TOPOLOGY)
     splits = {op: len(superscaler_cost.grids(op)) for op in graph.ops}
@@ -73,13 +73,13 @@ def test_the_result_has_all_samples(tmp_path: Path, capsys: pytest.CaptureFixtur
     ]  # fmt: skip
 
 
-def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_part_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         superscaler_cost.main(["--only", "everything"])
     assert "there are questions, candidate, again, compile" in capsys.readouterr().err
 
 
-def test_compiling_has_a_line() -> None:
+def test_compile_result_is_printed_as_one_line() -> None:
     row = {"samples": {phase: [0.25, 0.5, 4.0] for phase in superscaler_compile.PHASES}}
     (line,) = superscaler_cost.lines_of({"compile": row})
     secs = superscaler_compile.files_secs(row)

@@ -51,7 +51,7 @@ def test_every_parameter_of_a_model_is_in_one_stage() -> None:
 # --- memory and bytes -----------------------------------------------------------------------------
 
 
-def test_peak_bytes_are_those_of_tensors_that_are_gone_again() -> None:
+def test_peak_bytes_count_memory_that_was_freed_again() -> None:
     before = restart_peak()
     torch.ones(64 << 18)
     assert 60 << 20 < peak_bytes() - before < 80 << 20
@@ -66,7 +66,7 @@ def planned(pp: int, tp: int) -> list[int]:
     inputs = example_inputs("gpt", MICROBATCH, **MODEL)
     plan = Plan(capture(build("gpt", **MODEL), inputs), range(pp * tp))
     PLANS["hybrid"](plan, tp=tp, pp=pp, microbatches=MICROBATCHES)
-    # Latency is nothing, so that fewest bytes are best.
+    # With almost no latency, the plan with the fewest bytes is the best.
     topology = Topology.single_host(pp * tp, alpha_secs=1e-12, bytes_per_sec=1e6)
     return planned_bytes(compile(plan), topology)
 
@@ -75,13 +75,13 @@ HIDDEN_BYTES = 4 * MICROBATCH * MODEL["sequence"] * MODEL["width"]
 LOSS_BYTES = 4
 
 
-def test_tensor_parallel_sends_four_all_reduces_a_layer_and_microbatch() -> None:
+def test_tensor_parallel_sends_four_all_reduces_per_layer_and_microbatch() -> None:
     all_reduce = 2 * HIDDEN_BYTES // 2
     expected = MICROBATCHES * MODEL["layers"] * 4 * all_reduce
     assert planned(pp=1, tp=2) == [expected, expected]
 
 
-def test_pipeline_sends_the_hidden_state_there_its_gradient_back_and_the_loss_once() -> None:
+def test_pipeline_sends_hidden_state_forward_gradient_back_and_loss_once() -> None:
     expected = MICROBATCHES * HIDDEN_BYTES
     assert planned(pp=2, tp=1) == [expected, expected + LOSS_BYTES]
 
@@ -90,7 +90,7 @@ def test_pipeline_sends_the_hidden_state_there_its_gradient_back_and_the_loss_on
 
 
 @pytest.mark.dist
-def test_competitors_train_alike_and_gloo_sends_what_is_planned(
+def test_competitors_have_equal_losses_and_gloo_sends_the_planned_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "SCRATCH", tmp_path)
@@ -108,11 +108,11 @@ def test_competitors_train_alike_and_gloo_sends_what_is_planned(
     assert all(len(one["secs"]) == 2 for one in seen.values())
     both = zip(seen[ours[0]]["sent_bytes"], row["planned_bytes"][ours[0]], strict=True)
     for sent, by_plan in both:
-        # What is above is headers: some 50 bytes a message of gloo.
+        # The surplus is headers: about 50 bytes per message of gloo.
         assert by_plan <= sent <= 1.2 * by_plan + 4096
 
 
-def test_a_ratio_is_the_fastest_of_torch_over_ours() -> None:
+def test_ratio_is_the_fastest_torch_step_over_our_step() -> None:
     secs = {"auto": [0.1, 0.2, 0.3], "ddp": [0.4, 0.5, 0.3], "fsdp2": [0.9, 0.8, 0.7]}
     seen = {name: {"secs": samples} for name, samples in secs.items()}
     row = {"plans": ["auto"], "against": ["ddp", "fsdp2"], "workload": "gpt", "world": "4",

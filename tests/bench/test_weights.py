@@ -16,7 +16,7 @@ ROW = {
 }
 
 
-def test_methods_are_compared_with_many(capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_are_compared_with_the_method_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert "each 1000.0 ms (2.00x)" in table({"title": "here", "rows": [ROW]})
     with pytest.raises(SystemExit):
         parse_args(["--methods", "each,gather"])

@@ -1,4 +1,4 @@
-"""Laws of the fit: links are found again from the times that they give."""
+"""Laws of the fit: it recovers links from the times that these links give."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = [768 * 4**i for i in range(9)]
 def samples_of(
     link: rv.Link, noise: float = 0.0, outliers: int = 0, level: int = 0, seed: int = 0
 ) -> list[Sample]:
-    """Transfers of 1, 3 and 7 rounds; relative noise, and some that took 5 times as long."""
+    """Samples of 1, 3 and 7 rounds with relative noise; outliers take 5 times as long."""
     random = np.random.default_rng(seed)
     found = [
         Sample(
@@ -51,9 +51,11 @@ def fitted(samples: list[Sample]) -> rv.Link:
 
 @settings(max_examples=50, deadline=None)
 @given(st.floats(1e-7, 1e-2), st.floats(1e5, 1e12))
-def test_times_without_noise_give_their_link_back(alpha_secs: float, bytes_per_sec: float) -> None:
+def test_fit_recovers_the_link_from_times_without_noise(
+    alpha_secs: float, bytes_per_sec: float
+) -> None:
     link = fitted(samples_of(rv.Link(alpha_secs, bytes_per_sec)))
-    # A billionth: alpha may be a millionth of the times that it is found in.
+    # Within a billionth of the longest time: alpha may be a millionth of the fitted times.
     longest = SIZES[-1] / bytes_per_sec + 7 * alpha_secs
     assert link.alpha_secs == pytest.approx(alpha_secs, rel=1e-6, abs=1e-9 * longest)
     assert link.bytes_per_sec == pytest.approx(bytes_per_sec, rel=1e-6) or (
@@ -63,14 +65,14 @@ def test_times_without_noise_give_their_link_back(alpha_secs: float, bytes_per_s
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("outliers", [0, 4])
-def test_noise_and_outliers_move_a_link_by_little(seed: int, outliers: int) -> None:
+def test_noise_and_outliers_change_a_link_by_at_most_16_percent(seed: int, outliers: int) -> None:
     link = fitted(samples_of(rv.Link(60e-6, 1.15e9), noise=0.1, outliers=outliers, seed=seed))
-    # 27 samples with 10 % noise: a standard error of about 4 % each; four of them 5 times as long.
+    # 27 samples with 10 % noise give a standard error of about 4 %. Up to four are outliers.
     assert link.alpha_secs == pytest.approx(60e-6, rel=0.16)
     assert link.bytes_per_sec == pytest.approx(1.15e9, rel=0.16)
 
 
-def test_errors_cover_what_noise_does() -> None:
+def test_standard_errors_match_the_spread_of_noisy_fits() -> None:
     truth = rv.Link(60e-6, 1.15e9)
     fits = [
         fit_links(samples_of(truth, noise=0.1, seed=seed), ["rank"]).levels[0]
@@ -79,7 +81,7 @@ def test_errors_cover_what_noise_does() -> None:
     misses = [(fit.link.alpha_secs / 60e-6 - 1) / fit.alpha_error for fit in fits] + [
         (fit.link.bytes_per_sec / 1.15e9 - 1) / fit.beta_error for fit in fits
     ]
-    # Standardized, they are about normal: two thirds within one error, nearly all within three.
+    # Misses in standard errors are about normal: two thirds are within one, most within three.
     assert 0.55 < np.mean(np.abs(misses) < 1) < 0.8
     assert np.mean(np.abs(misses) < 3) > 0.95
 
@@ -89,7 +91,7 @@ def test_the_same_samples_give_the_same_link_bit_for_bit() -> None:
     assert fit_links(samples, ["rank"]) == fit_links(samples, ["rank"])
 
 
-def test_twice_the_time_is_twice_alpha_and_half_of_beta() -> None:
+def test_doubled_times_double_alpha_and_halve_bytes_per_sec() -> None:
     samples = samples_of(rv.Link(60e-6, 1.15e9), noise=0.3)
     slow = [Sample(s.level, s.kind, 0, s.rounds, s.port_bytes, 2 * s.secs) for s in samples]
     one, two = fitted(samples), fitted(slow)
@@ -97,7 +99,7 @@ def test_twice_the_time_is_twice_alpha_and_half_of_beta() -> None:
     assert two.bytes_per_sec == pytest.approx(one.bytes_per_sec / 2)
 
 
-def test_levels_are_fitted_each_from_its_own_samples() -> None:
+def test_each_level_is_fitted_from_its_samples() -> None:
     near, far = rv.Link(20e-6, 3e9), rv.Link(60e-6, 1e8)
     fit = fit_links(samples_of(far, level=1) + samples_of(near), ["rank", "host"])
     assert [level.name for level in fit.levels] == ["rank", "host"]
@@ -110,7 +112,7 @@ def test_levels_are_fitted_each_from_its_own_samples() -> None:
     [([1e-3, 1e-3, 1e-3], 1e-3, 4e6 / 1e-3), ([1e-6, 1e-3, 1.2], 0, None)],
     ids=["no port is busy", "no round takes time"],
 )
-def test_an_unknown_that_would_be_negative_is_at_its_bound(
+def test_parameter_that_would_be_negative_is_set_to_its_bound(
     secs: list[float], alpha_secs: float, bytes_per_sec: float | None
 ) -> None:
     sizes = [4, 4_000, 4_000_000]
@@ -125,7 +127,7 @@ def test_an_unknown_that_would_be_negative_is_at_its_bound(
     [([1e-3, 1e-3, 1e-3], "bytes_per_sec"), ([1e-6, 1e-3, 1.2], "alpha")],
     ids=["no port is busy", "no round takes time"],
 )
-def test_an_unknown_at_its_bound_has_no_error_in_a_file(
+def test_parameter_at_its_bound_has_a_null_error_in_the_file(
     secs: list[float], bound: str, tmp_path: Path
 ) -> None:
     sizes = [4, 4_000, 4_000_000]
@@ -141,7 +143,7 @@ def test_an_unknown_at_its_bound_has_no_error_in_a_file(
 
 
 def fit_of(*errors: float) -> Fit:
-    """A fit to three transfers that is wrong by these factors."""
+    """A fit to three transfers whose times are multiplied by ``errors``."""
     secs = [1e-3 + size / 1e9 for size in (10**4, 10**6, 10**8)]
     return fit_links(
         [
@@ -152,7 +154,7 @@ def fit_of(*errors: float) -> Fit:
     )
 
 
-def test_residuals_are_relative_to_what_was_measured() -> None:
+def test_residuals_are_relative_to_the_measured_times() -> None:
     level = fit_of(1.0, 1.3, 1.0).levels[0]
     for sample in level.samples:
         assert level.residual(sample) == pytest.approx(
@@ -180,6 +182,6 @@ def test_notes_hold_every_sample_with_its_residual_and_are_json() -> None:
         ([Sample(0, "swap", 4, 1, 4, float("nan"))], "rank: a sample's time is not above 0"),
     ],
 )
-def test_samples_that_say_too_little_are_rejected(samples: list[Sample], message: str) -> None:
+def test_insufficient_or_invalid_samples_are_rejected(samples: list[Sample], message: str) -> None:
     with pytest.raises(rv.LayoutError, match=message):
         fit_links(samples, ["rank"])

@@ -1,4 +1,4 @@
-"""Laws of probes: each crosses the ports that it is to measure, all at once, and no others."""
+"""Laws of probes: all groups of a level work at once, and every message crosses that level."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 
 def pairs_of(probe: Probe, topology: rv.Topology) -> dict[tuple[int, int], int]:
-    """Elements from rank to rank, all sets of the probe together."""
+    """Number of elements from rank to rank, over all sets of the probe."""
     return {
         pair: count
         for i in range(len(probe.ends))
@@ -59,7 +59,9 @@ def test_a_probe_is_one_step(topology: rv.Topology, probe: Probe) -> None:
 
 
 @pytest.mark.parametrize("topology, probe", CASES)
-def test_rounds_and_bytes_are_what_the_cost_model_uses(topology: rv.Topology, probe: Probe) -> None:
+def test_rounds_and_port_bytes_agree_with_the_cost_model(
+    topology: rv.Topology, probe: Probe
+) -> None:
     made = probe.plan(0, 1 << 16, topology)
     rounds, port_bytes = rounds_and_port_bytes(made, probe.level)
     links = [rv.Link(1e-3, 1e9)] * len(topology.levels)
@@ -74,20 +76,20 @@ def test_rounds_and_bytes_are_what_the_cost_model_uses(topology: rv.Topology, pr
     assert step_cost(traffic, slow, rounds).secs == pytest.approx(1e-3 * rounds + port_bytes / 1e3)
 
 
-def test_all_hosts_work_at_once_and_an_odd_one_rests() -> None:
+def test_probes_inside_hosts_use_all_hosts_and_pairs_omit_an_odd_host() -> None:
     kinds = {probe.kind.name: probe for probe in probes(HOSTS)}
     assert kinds["all_gather"].ends == (((0, 1, 2),) * 2, ((3, 4, 5),) * 2, ((6, 7),) * 2)
     assert kinds["transfer"].ends == (((0, 1, 2), (3, 4, 5)),)
 
 
-def test_racks_are_measured_between_racks_and_hosts_inside_them() -> None:
+def test_rack_probes_cross_racks_and_host_probes_stay_inside_a_rack() -> None:
     found = {(probe.level, probe.kind.name): probe.ends for probe in probes(RACKS)}
     assert found[1, "transfer"] == (((0, 1), (2, 3)), ((4, 5), (6, 7)))
     assert found[2, "transfer"] == (((0, 1, 2, 3), (4, 5, 6, 7)),)
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4096, 10**6])
-def test_tensors_are_about_as_large_as_asked_and_even(num_bytes: int) -> None:
+def test_probe_tensors_have_about_the_requested_size_and_even_shards(num_bytes: int) -> None:
     for probe in probes(HOSTS):
         made = probe.plan(0, num_bytes, HOSTS)
         assert made.src.is_even

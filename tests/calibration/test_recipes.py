@@ -1,4 +1,4 @@
-"""Laws of recipes: the model's choice first, then other plans that are right, by names."""
+"""Laws of recipes: named, correct plans; the first is the choice of the cost model."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ def model_of(src: str, dst: str, shape: tuple[int, int] = (6, 10)) -> rv.Plan:
 
 
 @pytest.mark.parametrize("src, dst", PAIRS)
-def test_the_first_recipe_is_the_models_choice(src: str, dst: str) -> None:
+def test_first_recipe_is_the_choice_of_the_cost_model(src: str, dst: str) -> None:
     model = model_of(src, dst)
     assert next(iter(recipes(model, None).items())) == (MODEL, model)
 
 
 @pytest.mark.parametrize("src, dst", PAIRS)
-def test_there_are_some_plans_and_no_two_are_the_same(src: str, dst: str) -> None:
+def test_recipes_give_several_different_plans(src: str, dst: str) -> None:
     found = recipes(model_of(src, dst), None)
     assert 1 < len(found) <= MAX_PLANS
     assert len({str(plan.path) for plan in found.values()}) == len(found)
 
 
 @pytest.mark.parametrize("src, dst", PAIRS)
-def test_every_recipe_moves_the_tensor_right(src: str, dst: str) -> None:
+def test_every_recipe_moves_the_tensor_correctly(src: str, dst: str) -> None:
     for plan in recipes(model_of(src, dst), None).values():
         assert plan_faults(plan) == []
 
 
 @pytest.mark.parametrize("src, dst", PAIRS)
-def test_a_recipe_means_the_same_for_another_size(src: str, dst: str) -> None:
+def test_recipe_has_the_same_steps_for_another_tensor_size(src: str, dst: str) -> None:
     larger = model_of(src, dst, (12, 20))
     for name, plan in recipes(model_of(src, dst), None).items():
         kinds = [step.kind for step in plan_of(name, larger, None).path.steps]
         assert kinds == [step.kind for step in plan.path.steps]
 
 
-def test_a_recipe_that_is_unknown_is_the_models_choice() -> None:
+def test_unknown_recipe_falls_back_to_the_choice_of_the_cost_model() -> None:
     model = model_of(*PAIRS[0])
     assert plan_of("candidate 99", model, None) is model
 
@@ -64,6 +64,6 @@ def test_recipes_beyond_the_memory_limit_are_left_out() -> None:
     assert plan_of(beyond, model, limit) is model
 
 
-def test_nothing_to_do_has_one_recipe() -> None:
+def test_equal_layouts_have_one_recipe() -> None:
     layout = rv.Layout((6, 10), "R(1)V(1)D(4,1)")
     assert list(recipes(rv.plan(layout, layout, "float32", HOSTS), None)) == [MODEL]

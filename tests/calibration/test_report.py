@@ -1,4 +1,4 @@
-"""Laws of the report: every sample is in it, it is narrow, and it warns where the fit is bad."""
+"""Laws of the report: a line per sample, at most 100 columns, and a warning for a bad fit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BAD = [
 ABOUT = [("ranks", "8"), ("executor", "auto")]
 
 
-def test_a_line_for_every_sample_in_100_columns() -> None:
+def test_table_has_a_line_per_sample_within_100_columns() -> None:
     lines = table(fit_links(GOOD + BAD, ["rank", "host"], ABOUT)).splitlines()
     assert max(map(len, lines)) <= 100
     assert sum("all_gather" in line for line in lines) >= len(GOOD)
     assert sum(line.startswith("host   transfer") for line in lines) == len(BAD)
 
 
-def test_measured_fitted_and_error_stand_side_by_side() -> None:
+def test_table_shows_measured_and_fitted_times_with_the_error() -> None:
     text = table(fit_links(GOOD, ["rank"], ABOUT))
     assert "ranks 8  executor auto" in text
     line = next(line for line in text.splitlines() if "15.26 MiB" in line)

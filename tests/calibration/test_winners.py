@@ -1,4 +1,4 @@
-"""Laws of the winners: bounded, kept in a file, and never the reason for a failure."""
+"""Laws of the table of winners: it is bounded and stored in a file, and makes no call fail."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_the_file_is_in_the_users_cache_folder(
     assert cache_file() == tmp_path / ".cache" / "rvdcomm" / "tune.json"
 
 
-def test_what_is_put_is_found_by_this_process_and_by_others() -> None:
+def test_stored_winner_is_found_by_the_same_and_by_a_new_table() -> None:
     here = Winners()
     here.put("key", FAST)
     assert here.get("key") == Winners().get("key") == FAST
     assert here.get("other") is None
 
 
-def test_the_last_winner_counts() -> None:
+def test_last_stored_winner_replaces_the_previous_one() -> None:
     Winners().put("key", SLOW)
     Winners().put("key", FAST)
     assert Winners().get("key") == FAST
@@ -84,9 +84,7 @@ def test_a_broken_file_is_ignored_with_a_warning_and_replaced(
     assert caplog.text == ""
 
 
-def test_a_file_that_cannot_be_written_is_a_warning(
-    cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_file_gives_a_warning(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache.parent.write_text("a file where the folder should be")
     here = Winners()
     here.put("key", FAST)
@@ -109,7 +107,7 @@ def put_some(first: int) -> None:
         Winners().put(f"key {i}", FAST)
 
 
-def test_processes_that_write_at_once_lose_nothing(cache: Path) -> None:
+def test_concurrent_writes_of_processes_lose_no_entry(cache: Path) -> None:
     context = mp.get_context("fork")
     processes = [context.Process(target=put_some, args=(5 * i,)) for i in range(4)]
     for process in processes:
@@ -134,7 +132,7 @@ def key(
     return key_of(rv.plan(src, rv.Layout(shape, dst), "float32", topology), limit, where)
 
 
-def test_tensors_of_about_one_size_share_a_key() -> None:
+def test_tensors_of_similar_size_share_a_key() -> None:
     assert key((64, 64)) == key((64, 100)) == key((100, 64))
 
 
@@ -150,5 +148,5 @@ def test_tensors_of_about_one_size_share_a_key() -> None:
     ],
     ids=["size", "ragged", "pair", "topology", "limit", "world"],
 )
-def test_what_can_change_the_winner_changes_the_key(other: str) -> None:
+def test_key_depends_on_size_layouts_topology_limit_and_world(other: str) -> None:
     assert other != key()

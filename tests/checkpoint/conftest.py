@@ -1,4 +1,4 @@
-"""Run every test on one thread: for small tensors, waiting for a second core takes longer."""
+"""Run every test with one torch thread: a second thread makes ops on small tensors slower."""
 
 from __future__ import annotations
 

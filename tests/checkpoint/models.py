@@ -1,4 +1,4 @@
-"""A small model of awkward sizes, its checkpoints in several formats, and loaders of results."""
+"""A small model with uneven sizes; functions that save and load it in several formats."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model() -> Model:
     }
 
 
-# Covers ragged cuts, replicas, value parts, permuted ranks, empty shards, tensors on few ranks.
+# Covers uneven cuts, replicas, value parts, permuted ranks, empty shards, tensors on few ranks.
 SHARDED = {
     "embed.weight": "R(1)V(1)D(2,3) shape(7,10) ranks(5,1,2,3,4,0) cuts(0,1,7;0,4,4,10)",
     "layers.0.q.weight": "R(2)V(1)D(1,3) shape(9,5) ranks(0:6)",
@@ -88,7 +88,7 @@ def save_sharded(root: Path, tensors: Model, texts: Mapping[str, str] = SHARDED)
 
 
 def shard_of(tensor: Tensor, layout: rv.Layout, rank: int) -> Tensor:
-    """A rank's shard; value part p > 0 is p everywhere, and part 0 is the rest of the tensor."""
+    """A rank's shard. Value part p > 0 is p everywhere; part 0 is the tensor minus these parts."""
     cell = layout.cell(rank)
     box = tensor[cell.box.slices_within(Box.of_shape(tensor.shape))]
     if layout.rvd.v == 1:
@@ -160,7 +160,7 @@ def load_dcp(root: Path, like: Model) -> Model:
 
 
 def load_sharded(root: Path, like: Model) -> Model:
-    """The tensors, assembled from shards that the safetensors library reads, by their layouts."""
+    """Read the shards with the safetensors library, and assemble the tensors by their layouts."""
     manifest = json.loads((root / "rvdcomm-manifest.json").read_text())
     files = {name: load_file(root / name) for name in manifest["files"]}
     out: Model = {}

@@ -1,4 +1,4 @@
-"""``rvdcomm reshard``."""
+"""The command ``rvdcomm reshard``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def output(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
     return printed.out
 
 
-def test_it_reshards(capsys: pytest.CaptureFixture[str], rules: str, tmp_path: Path) -> None:
+def test_command_reshards_and_a_second_run_keeps_all_files(
+    capsys: pytest.CaptureFixture[str], rules: str, tmp_path: Path
+) -> None:
     src, dst = make("whole", tmp_path), tmp_path / "dst"
     printed = output(capsys, "reshard", src, dst, "--rules", rules, "--verify")
     assert printed.startswith("8 tensors in 2 files; read ")
@@ -38,7 +40,9 @@ def test_it_reshards(capsys: pytest.CaptureFixture[str], rules: str, tmp_path: P
     assert again.startswith("8 tensors in 2 files, 2 of them from before; read 0 B in")
 
 
-def test_options_mean_what_they_say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_options_for_form_dtype_and_tensors_only_take_effect(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     src, dst = make("dcp", tmp_path, {"w": torch.ones(300), "n": 3}), tmp_path / "dst"  # type: ignore[dict-item]
     words = ["--to", "whole", "--dtype", "bfloat16", "--max-file-bytes", "1KB"]
     output(capsys, "reshard", src, dst, *words, "--tensors-only", "--memory-limit", "1MiB")
@@ -66,7 +70,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
         (["SRC", "DST", "--memory-limit", "x"], "cannot parse bytes 'x'"),
     ],
 )
-def test_errors_are_one_line(
+def test_errors_are_printed_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     make("whole", tmp_path)
@@ -93,7 +97,7 @@ class Terminal(io.StringIO):
         (io.StringIO, [], 0.0, False),
     ],
 )
-def test_a_terminal_gets_a_bar_when_it_takes_long(
+def test_progress_bar_is_shown_only_on_a_terminal_after_a_delay(
     stream: type[io.StringIO],
     words: list[str],
     delay_secs: float,

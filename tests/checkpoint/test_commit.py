@@ -1,4 +1,4 @@
-"""Complete or refused: a folder that is not one whole save is never read."""
+"""Commits: a folder that does not hold one complete save is rejected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import rvdcomm as rv
 from rvdcomm.checkpoint import (
@@ -21,7 +21,7 @@ from rvdcomm.checkpoint import (
     save_shards,
 )
 from tests.checkpoint.crash import changes_until
-from tests.checkpoint.models import RULES, make, model
+from tests.checkpoint.models import RULES, are_equal, load_whole, make, model
 
 LAYOUTS = {
     "sum": rv.Layout((4,), "R(1)V(2)D(1)"),
@@ -35,7 +35,7 @@ WHOLE = {
 
 
 def values(scale: float) -> dict[str, list[float]]:
-    """The tensors of a save, flat."""
+    """The values of the tensors of a save, flattened."""
     return {"sum": [3 * scale] * 4, "rows": [scale] * 10, "stage": [scale] * 3}
 
 
@@ -55,7 +55,7 @@ def load(root: Path) -> dict[str, list[float]]:
 
 
 def load_partially(root: Path) -> list[float]:
-    """Row 1, which is a part of rank 0's shard, so that no checksum is compared."""
+    """Load row 1. It is only a part of rank 0's shard, so no checksum is compared."""
     row = rv.Layout((5, 2), "R(1)V(1)D(5,1)")
     return load_shards(root, {"rows": row}, 1)["rows"].flatten().tolist()
 
@@ -65,7 +65,7 @@ def load_partially(root: Path) -> list[float]:
 
 @pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("text", ["R(1)V(2)D(1,1)", "R(1)V(1)D(2,1)", "R(2)V(1)D(1,1)"])
-def test_shards_without_a_commit_are_refused(
+def test_shards_without_a_commit_are_rejected(
     ranks: tuple[int, ...], text: str, tmp_path: Path
 ) -> None:
     src, dst = tmp_path / "src", tmp_path / "dst"
@@ -81,7 +81,7 @@ def test_shards_without_a_commit_are_refused(
     assert not dst.exists()
 
 
-def test_shards_under_other_names_are_refused(tmp_path: Path) -> None:
+def test_uncommitted_shards_in_a_renamed_file_are_rejected(tmp_path: Path) -> None:
     save(tmp_path / "src", 0, 1.0)
     (tmp_path / "src/rank-00000.safetensors").rename(tmp_path / "src/model.safetensors")
     with pytest.raises(rv.CheckpointError, match=r"was never committed: model.safetensors has"):
@@ -96,7 +96,7 @@ DESCRIPTIONS = {
 
 
 @pytest.mark.parametrize("kind", DESCRIPTIONS)
-def test_a_folder_without_its_description_is_refused(kind: str, tmp_path: Path) -> None:
+def test_folder_without_its_metadata_file_is_rejected(kind: str, tmp_path: Path) -> None:
     src = make(kind, tmp_path)
     name, message = DESCRIPTIONS[kind]
     (src / name).unlink()
@@ -106,7 +106,7 @@ def test_a_folder_without_its_description_is_refused(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", DESCRIPTIONS)
 @pytest.mark.parametrize("size", [0, 0.5])
-def test_a_description_that_is_cut_off_is_refused(kind: str, size: float, tmp_path: Path) -> None:
+def test_truncated_metadata_file_is_rejected(kind: str, size: float, tmp_path: Path) -> None:
     path = make(kind, tmp_path) / DESCRIPTIONS[kind][0]
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * size)])
     with pytest.raises(rv.CheckpointError, match=rf"{path.name} (is no|describes no)"):
@@ -115,12 +115,13 @@ def test_a_description_that_is_cut_off_is_refused(kind: str, size: float, tmp_pa
 
 @pytest.mark.parametrize("is_copied_without", ["rvdcomm-journal.jsonl", "rvdcomm-manifest.json"])
 @pytest.mark.parametrize("to", ["sharded", "whole", "dcp"])
-def test_a_part_of_a_result_is_refused_or_whole(
+def test_incomplete_copy_of_a_result_is_rejected_or_has_all_tensors(
     to: str, is_copied_without: str, tmp_path: Path
 ) -> None:
     rules = None if to == "whole" else RULES
     reshard(make("whole", tmp_path), tmp_path / "one", rules, to=to, max_file_bytes=150)
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    rejected = set()
     for name in names:
         copy = tmp_path / f"without-{name}"
         shutil.copytree(tmp_path / "one", copy)
@@ -129,13 +130,15 @@ def test_a_part_of_a_result_is_refused_or_whole(
         try:
             reshard(copy, tmp_path / "again" / name, to="whole")
         except rv.CheckpointError:
+            rejected.add(name)
             continue
-        found = load_file(tmp_path / "again" / name / "model.safetensors")
-        assert found.keys() == model().keys(), name
+        assert are_equal(load_whole(tmp_path / "again" / name, model()), model()), name
+    # A data file is spared only if it has nothing but replicas.
+    assert any(name.endswith((".safetensors", ".distcp")) for name in rejected)
 
 
 @pytest.mark.parametrize("kind", ["sharded", "indexed"])
-def test_an_emptied_description_is_no_success(kind: str, tmp_path: Path) -> None:
+def test_metadata_file_without_tensors_is_rejected(kind: str, tmp_path: Path) -> None:
     path = make(kind, tmp_path) / DESCRIPTIONS[kind][0]
     said = json.loads(path.read_text())
     said |= {"tensors": {}, "files": [], "saves": []} if kind == "sharded" else {"weight_map": {}}
@@ -144,7 +147,7 @@ def test_an_emptied_description_is_no_success(kind: str, tmp_path: Path) -> None
         open_checkpoint(path.parent)
 
 
-def test_a_manifest_that_leaves_out_a_tensor_is_refused(tmp_path: Path) -> None:
+def test_manifest_that_omits_a_tensor_is_rejected(tmp_path: Path) -> None:
     path = make("sharded", tmp_path) / "rvdcomm-manifest.json"
     said = json.loads(path.read_text())
     del said["tensors"]["ids"]
@@ -158,7 +161,7 @@ def test_a_manifest_that_leaves_out_a_tensor_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [load, load_partially])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_file_of_another_save_is_refused(
+def test_file_of_another_save_is_rejected(
     rank: int, read: Callable[[Path], object], tmp_path: Path
 ) -> None:
     for name, scale in (("a", 1.0), ("b", 10.0)):
@@ -171,7 +174,7 @@ def test_a_file_of_another_save_is_refused(
         read(tmp_path / "a")
 
 
-def test_whole_files_of_two_saves_are_refused(tmp_path: Path) -> None:
+def test_files_of_two_saves_without_a_manifest_are_rejected(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         src = make("whole", tmp_path / name)
@@ -183,8 +186,8 @@ def test_whole_files_of_two_saves_are_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "a/dst")
 
 
-def test_a_rank_saves_once_without_an_id(tmp_path: Path) -> None:
-    # Whether rank 1 belongs to the first or to the second save of rank 0 could not be told.
+def test_second_save_of_a_rank_without_save_id_is_rejected(tmp_path: Path) -> None:
+    # Otherwise the shards of rank 1 could belong to the first or to the second save of rank 0.
     save(tmp_path, 0, 1.0)
     save(tmp_path, 1, 1.0)
     with pytest.raises(rv.CheckpointError, match="rank 0 saved before with save_id='' and that we"):
@@ -193,7 +196,7 @@ def test_a_rank_saves_once_without_an_id(tmp_path: Path) -> None:
     assert load(tmp_path) == values(1.0)
 
 
-def test_an_id_tells_two_saves_apart(tmp_path: Path) -> None:
+def test_save_id_distinguishes_two_saves(tmp_path: Path) -> None:
     save(tmp_path, 0, 1.0, "first")
     save(tmp_path, 1, 1.0, "first")
     save(tmp_path, 0, 10.0, "second")
@@ -204,7 +207,7 @@ def test_an_id_tells_two_saves_apart(tmp_path: Path) -> None:
     assert load(tmp_path) == values(10.0)
 
 
-def test_layouts_of_two_saves_are_told_apart(tmp_path: Path) -> None:
+def test_commit_of_ranks_with_different_layouts_is_rejected(tmp_path: Path) -> None:
     save(tmp_path, 0, 1.0)
     fewer = {name: layout for name, layout in LAYOUTS.items() if name != "stage"}
     shards = {n: torch.ones(layout.cell(1).box.shape) for n, layout in fewer.items()}
@@ -213,7 +216,7 @@ def test_layouts_of_two_saves_are_told_apart(tmp_path: Path) -> None:
         commit_shards(tmp_path, range(2))
 
 
-def test_a_commit_names_the_ranks_that_it_was_not_given(tmp_path: Path) -> None:
+def test_commit_without_all_ranks_names_the_missing_ranks(tmp_path: Path) -> None:
     layouts = {f"w{r}": rv.Layout((3,), "R(1)V(1)D(1)", ranks=[r]) for r in range(3)}
     for rank in range(3):
         save_shards(tmp_path, {f"w{rank}": torch.ones(3)}, layouts, rank)
@@ -224,7 +227,9 @@ def test_a_commit_names_the_ranks_that_it_was_not_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rvdcomm-journal.jsonl", ".metadata", "rvdcomm-manifest.json"])
-def test_shards_do_not_join_another_checkpoint(name: str, tmp_path: Path) -> None:
+def test_shards_are_not_saved_into_a_folder_with_another_checkpoint(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).touch()
     with pytest.raises(rv.CheckpointError, match=rf"\({name}\); use a new folder"):
         save(tmp_path, 0, 1.0)
@@ -236,14 +241,14 @@ def test_shards_do_not_join_another_checkpoint(name: str, tmp_path: Path) -> Non
 
 
 def try_to_load(root: Path) -> dict[str, list[float]] | None:
-    """What is in the folder, or None if it is refused by name."""
+    """The values in the folder, or None if loading raises ``CheckpointError``."""
     with suppress(rv.CheckpointError):
         return load(root)
     return None
 
 
 @pytest.mark.parametrize("has_first", [False, True])
-def test_a_save_that_dies_at_any_change_of_the_disk_is_refused_or_whole(
+def test_save_interrupted_at_any_disk_change_is_rejected_or_complete(
     has_first: bool, tmp_path: Path
 ) -> None:
     def second(root: Path) -> None:
@@ -260,12 +265,12 @@ def test_a_save_that_dies_at_any_change_of_the_disk_is_refused_or_whole(
         made = changes_until(point, lambda root=root: second(root))  # type: ignore[misc]
         seen.append(try_to_load(root) if root.exists() else None)
         if seen[-1] is None:
-            # Somebody commits what the crash left: all of one save, or an error.
+            # A commit of the files that the crash left gives one complete save, or an error.
             with suppress(rv.CheckpointError):
                 commit_shards(root, range(2))
             expected = (values(10.0), values(1.0), None) if has_first else (values(10.0), None)
             assert not root.exists() or try_to_load(root) in expected
-    # Nothing until the manifest has its name, all from then on.
+    # Nothing can be loaded before the manifest is renamed, and everything can after that.
     assert point > 25
     assert set(map(str, seen)) == {str(None), str(values(10.0))}
     first = seen.index(values(10.0))
@@ -273,9 +278,9 @@ def test_a_save_that_dies_at_any_change_of_the_disk_is_refused_or_whole(
 
 
 @pytest.mark.parametrize("to", ["sharded", "whole", "dcp"])
-def test_bytes_are_on_the_disk_before_their_name(to: str, tmp_path: Path) -> None:
-    # What survives a loss of power is what was synced: the file before its name, the name before
-    # the journal speaks of it.
+def test_files_are_synced_before_and_folders_after_each_rename(to: str, tmp_path: Path) -> None:
+    # Only synced data survives a loss of power. A file is synced before it is renamed, and the
+    # rename is synced before the journal records the file.
     from tests.checkpoint import crash
 
     src, disk = make("whole", tmp_path), crash.Disk()
@@ -289,7 +294,7 @@ def test_bytes_are_on_the_disk_before_their_name(to: str, tmp_path: Path) -> Non
     assert all("fsync" in kinds[i + 1 : i + 3] for i in renames)
 
 
-def test_a_destination_without_its_request_is_not_overwritten(tmp_path: Path) -> None:
+def test_destination_with_an_empty_journal_is_not_overwritten(tmp_path: Path) -> None:
     src, dst = make("whole", tmp_path), tmp_path / "dst"
     reshard(src, dst)
     (dst / "rvdcomm-journal.jsonl").write_bytes(b"")
@@ -301,7 +306,7 @@ def test_a_destination_without_its_request_is_not_overwritten(tmp_path: Path) ->
         open_checkpoint(dst)
 
 
-# --- what others wrote --------------------------------------------------------------------------
+# --- files of other libraries -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -312,19 +317,21 @@ def test_a_destination_without_its_request_is_not_overwritten(tmp_path: Path) ->
         (["00002-of-00002"], "is one of 2 files"),
     ],
 )
-def test_numbered_files_need_their_index(names: list[str], message: str, tmp_path: Path) -> None:
+def test_numbered_files_without_an_index_are_rejected(
+    names: list[str], message: str, tmp_path: Path
+) -> None:
     for i, name in enumerate(names):
         save_file({f"w{i}": torch.ones(3)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(rv.CheckpointError, match=message):
         open_checkpoint(tmp_path)
 
 
-def test_a_file_of_one_needs_no_index(tmp_path: Path) -> None:
+def test_file_numbered_1_of_1_needs_no_index(tmp_path: Path) -> None:
     save_file({"w": torch.ones(3)}, tmp_path / "model-00001-of-00001.safetensors")
     assert set(open_checkpoint(tmp_path).tensors) == {"w"}
 
 
-def test_tensors_that_an_index_leaves_out_are_named(tmp_path: Path) -> None:
+def test_error_names_a_tensor_that_the_index_omits(tmp_path: Path) -> None:
     path = make("indexed", tmp_path) / "model.safetensors.index.json"
     said = json.loads(path.read_text())
     del said["weight_map"]["ids"]
@@ -344,7 +351,7 @@ def test_metadata_is_kept(to: str, tmp_path: Path) -> None:
     assert found == {key: (text,) for key, text in metadata.items()}
 
 
-def test_metadata_without_a_place_is_refused_or_left_out(tmp_path: Path) -> None:
+def test_metadata_that_the_form_cannot_store_is_rejected_or_dropped(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     save_file({"w": torch.ones(3)}, tmp_path / "src/model.safetensors", {"licence": "mine"})
     with pytest.raises(
@@ -355,7 +362,7 @@ def test_metadata_without_a_place_is_refused_or_left_out(tmp_path: Path) -> None
     assert "left out, no tensors: __metadata__ licence\n" in str(report.plan)
 
 
-def test_metadata_that_differs_is_refused_or_left_out(tmp_path: Path) -> None:
+def test_conflicting_metadata_is_rejected_or_dropped(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     for name in "ab":
         metadata = {"licence": name, "author": "me"}

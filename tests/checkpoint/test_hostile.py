@@ -1,4 +1,4 @@
-"""Files that are damaged or hostile: a named error, soon, in little memory; and nothing runs."""
+"""Damaged and hostile files raise a package error, soon and in little memory; no code runs."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def assert_cheap_error(do: Callable[[], Any], message: str, max_bytes: int = 64 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", FILES)
-def test_a_safetensors_file_is_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_safetensors_file_is_rejected(name: str, tmp_path: Path) -> None:
     data, message = FILES[name]
     (tmp_path / "model.safetensors").write_bytes(data)
     assert_cheap_error(
@@ -119,7 +119,7 @@ def test_a_safetensors_file_is_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["F31", "F4", [[]]])
-def test_an_unknown_dtype_is_no_damage(dtype: Any, tmp_path: Path) -> None:
+def test_unknown_dtype_is_not_reported_as_damage(dtype: Any, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(header({"w": tensor([2], [0, 8], dtype)}))
     message = (
         rf"model.safetensors: tensor 'w' has the unknown dtype {re.escape(repr(dtype))}; known"
@@ -128,7 +128,7 @@ def test_an_unknown_dtype_is_no_damage(dtype: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_file_with_a_huge_count_of_tensors_is_read_in_bounded_time(tmp_path: Path) -> None:
+def test_file_with_20000_tensors_is_read_in_bounded_time(tmp_path: Path) -> None:
     tensors = {f"w{i}": ("float32", (0,)) for i in range(20_000)}
     (tmp_path / "model.safetensors").write_bytes(header_bytes(tensors, {}))
     assert len(open_checkpoint(tmp_path).tensors) == 20_000
@@ -149,7 +149,7 @@ def test_a_file_with_a_huge_count_of_tensors_is_read_in_bounded_time(tmp_path: P
         ),
     ],
 )
-def test_an_index_is_refused(index: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_index_is_rejected(index: Any, message: str, tmp_path: Path) -> None:
     make("whole", tmp_path)
     (tmp_path / "whole/model.safetensors.index.json").write_text(json.dumps(index))
     assert_cheap_error(lambda: open_checkpoint(tmp_path / "whole"), message)
@@ -193,12 +193,14 @@ def changed(root: Path, change: Callable[[Any], Any]) -> Path:
     ],
 )
 @pytest.mark.timeout(20)
-def test_a_manifest_is_refused(change: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
+def test_invalid_manifest_is_rejected(
+    change: Callable[[Any], Any], message: str, tmp_path: Path
+) -> None:
     src = changed(tmp_path, change)
     assert_cheap_error(lambda: open_checkpoint(src), message)
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+def test_error_names_a_missing_shard_file(tmp_path: Path) -> None:
     src = make("sharded", tmp_path)
     (src / "rank-00003.safetensors").unlink()
     with pytest.raises(rv.CheckpointError, match=r"rank-00003\.safetensors is missing; copy it"):
@@ -214,7 +216,7 @@ class Evil:
 
 
 def nested(depth: int) -> bytes:
-    """A tuple of two tuples of two tuples ..., which takes for ever to hash or to print."""
+    """Tuples of two tuples, nested: to hash or print them takes time exponential in ``depth``."""
     body = b")\x94" + b"".join(b"h%c" % i + b"h%c" % i + b"\x86\x94" for i in range(depth))
     return b"\x80\x04" + body
 
@@ -239,7 +241,9 @@ PICKLES = {
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", PICKLES)
-def test_metadata_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_metadata_pickle_is_rejected(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     data, message = PICKLES[name]
     (tmp_path / ".metadata").write_bytes(data)
@@ -247,7 +251,9 @@ def test_metadata_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert os.listdir(tmp_path) == [".metadata"]
 
 
-def test_nothing_is_ever_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reshard_of_dcp_checkpoints_unpickles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     src = make("dcp-transposed", tmp_path)
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -266,7 +272,7 @@ class Record:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_pickle_reads_as_what_it_says(protocol: int) -> None:
+def test_inert_reads_the_values_of_a_pickle(protocol: int) -> None:
     value = {"a": [1, -(2**70), 2.5, "ä" * 300, b"bytes", None, True], (1, (2, 3, 4)): Record(7)}
     found = inert(pickle.dumps(value, protocol))
     (key, values), (pair, record) = found.items
@@ -277,7 +283,7 @@ def test_a_pickle_reads_as_what_it_says(protocol: int) -> None:
     assert record.state.texts() == {"value": 7}
 
 
-def test_calls_and_references_are_records() -> None:
+def test_inert_keeps_calls_and_references_as_records() -> None:
     stream = io.BytesIO()
     torch.save(torch.ones(2, 3), stream)
     with zipfile.ZipFile(stream) as archive:
@@ -287,7 +293,7 @@ def test_calls_and_references_are_records() -> None:
     assert said.args[1:4] == (0, (2, 3), (3, 1))
 
 
-# --- anything -----------------------------------------------------------------------------------
+# --- random changes of bytes --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +322,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 )
 @settings(max_examples=60)
 @given(data=st.data())
-def test_changed_bytes_give_a_checkpoint_or_a_named_error(
+def test_reshard_of_changed_bytes_succeeds_or_raises_a_package_error(
     name: str, samples: dict[str, bytes], data: st.DataObject
 ) -> None:
     original = samples[name]
@@ -336,6 +342,6 @@ def test_changed_bytes_give_a_checkpoint_or_a_named_error(
 @pytest.mark.parametrize(
     "name", ["model.safetensors", ".metadata", "rvdcomm-manifest.json", "rvdcomm-journal.jsonl"]
 )
-def test_a_pipe_is_no_file(name: str, tmp_path: Path) -> None:
+def test_named_pipe_in_place_of_a_file_is_rejected(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     assert_cheap_error(lambda: open_checkpoint(tmp_path), "is no regular file")

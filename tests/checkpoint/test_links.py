@@ -1,4 +1,4 @@
-"""Links: files are read below the source's folder or its Hugging Face cache, and nowhere else."""
+"""Links: files are read only below the source folder or its Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def refused(file: Path, target: Path) -> str:
     )
 
 
-# --- refused ------------------------------------------------------------------------------------
+# --- rejected links -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind, name", [*FILES.items(), *DATA.items()])
-def test_links_out_of_the_source_are_refused_unless_asked(
+def test_links_out_of_the_source_are_followed_only_if_requested(
     kind: str, name: str, tmp_path: Path
 ) -> None:
     src, target = make(kind, tmp_path), tmp_path / "secrets" / "file"
@@ -62,7 +62,7 @@ def test_links_out_of_the_source_are_refused_unless_asked(
     assert are_equal(load_whole(tmp_path / "dst", model()), model())
 
 
-def test_load_shards_refuses_links_unless_asked(tmp_path: Path) -> None:
+def test_load_shards_follows_links_out_of_the_source_only_if_requested(tmp_path: Path) -> None:
     src, target = make("whole", tmp_path), tmp_path / "secret"
     move_out(src / "model.safetensors", target)
     layouts = {"ids": rv.Layout((11,), "R(1)V(1)D(1)")}
@@ -72,7 +72,7 @@ def test_load_shards_refuses_links_unless_asked(tmp_path: Path) -> None:
     assert torch.equal(found, model()["ids"])
 
 
-def test_a_link_to_a_journal_is_refused(tmp_path: Path) -> None:
+def test_journal_of_the_source_that_is_a_link_is_rejected(tmp_path: Path) -> None:
     src = make("whole", tmp_path)
     (tmp_path / "journal").write_text('{"done": true}\n')
     (src / "rvdcomm-journal.jsonl").symlink_to(tmp_path / "journal")
@@ -80,7 +80,7 @@ def test_a_link_to_a_journal_is_refused(tmp_path: Path) -> None:
         open_checkpoint(src)
 
 
-def test_the_last_target_of_a_chain_counts(tmp_path: Path) -> None:
+def test_last_target_of_a_chain_of_links_is_checked(tmp_path: Path) -> None:
     src, target = make("whole", tmp_path), tmp_path / "secret"
     move_out(src / "model.safetensors", target, "inside")
     (src / "inside").symlink_to("../secret")
@@ -88,7 +88,7 @@ def test_the_last_target_of_a_chain_counts(tmp_path: Path) -> None:
         open_checkpoint(src)
 
 
-def test_a_folder_that_is_a_link_counts(tmp_path: Path) -> None:
+def test_linked_folder_on_the_path_of_a_link_is_checked(tmp_path: Path) -> None:
     src, target = make("whole", tmp_path), tmp_path / "secrets/model.safetensors"
     move_out(src / "model.safetensors", target, "inside/model.safetensors")
     (src / "inside").symlink_to(tmp_path / "secrets")
@@ -97,14 +97,14 @@ def test_a_folder_that_is_a_link_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["model.safetensors", "loop"])
-def test_a_loop_of_links_is_an_error(link: str, tmp_path: Path) -> None:
+def test_loop_of_links_is_rejected(link: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(link)
     (tmp_path / "loop").symlink_to("model.safetensors")
     with pytest.raises(rv.CheckpointError, match="is a link that leads back to itself"):
         open_checkpoint(tmp_path)
 
 
-def test_a_dangling_link_is_named(tmp_path: Path) -> None:
+def test_error_names_a_dangling_link(tmp_path: Path) -> None:
     src = make("whole", tmp_path)
     (src / "rvdcomm-manifest.json").symlink_to("gone")
     with pytest.raises(rv.CheckpointError, match=r"rvdcomm-manifest\.json is missing"):
@@ -112,7 +112,9 @@ def test_a_dangling_link_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", ".", "", "a/b", "a\0b", 3])
-def test_names_in_files_are_plain(name: object, tmp_path: Path) -> None:
+def test_manifest_entry_that_is_no_plain_file_name_is_rejected(
+    name: object, tmp_path: Path
+) -> None:
     src = make("sharded", tmp_path)
     said = json.loads((src / "rvdcomm-manifest.json").read_text())
     said["files"][0] = name
@@ -121,7 +123,7 @@ def test_names_in_files_are_plain(name: object, tmp_path: Path) -> None:
         open_checkpoint(src)
 
 
-def test_the_command_line_follows_links_if_asked(
+def test_command_line_follows_links_only_if_requested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     src, target = make("whole", tmp_path), tmp_path / "secret"
@@ -132,7 +134,7 @@ def test_the_command_line_follows_links_if_asked(
     assert main([*words, "--follow-symlinks"]) == 0
 
 
-# --- followed -----------------------------------------------------------------------------------
+# --- followed links -----------------------------------------------------------------------------
 
 
 def test_links_within_the_source_are_followed(tmp_path: Path) -> None:
@@ -162,11 +164,11 @@ def test_links_into_a_hugging_face_cache_are_followed(below: str, tmp_path: Path
         open_checkpoint(snapshot)
 
 
-# --- links and files that change meanwhile ------------------------------------------------------
+# --- links and files that change during a read --------------------------------------------------
 
 
 @pytest.mark.parametrize("swapped", ["deeper", "deeper/file"])
-def test_a_link_that_is_put_there_while_a_file_is_opened_is_not_followed(
+def test_link_created_while_a_file_is_opened_is_not_followed(
     swapped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src, secrets = tmp_path / "src", tmp_path / "secrets"
@@ -188,9 +190,7 @@ def test_a_link_that_is_put_there_while_a_file_is_opened_is_not_followed(
 
 
 @pytest.mark.parametrize("is_renamed", [True, False])
-def test_a_file_that_changes_between_two_reads_is_an_error(
-    is_renamed: bool, tmp_path: Path
-) -> None:
+def test_file_that_changes_between_two_reads_is_rejected(is_renamed: bool, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("before")
     folder = Folder(tmp_path)
     folder.open("file").close()
@@ -204,7 +204,7 @@ def test_a_file_that_changes_between_two_reads_is_an_error(
         folder.open("file")
 
 
-def test_what_is_refused_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_rejected_files_leave_no_open_descriptor(tmp_path: Path) -> None:
     (tmp_path / "folder/below").mkdir(parents=True)
     (tmp_path / "link").symlink_to("folder/below/gone/file")
     folder, before = Folder(tmp_path), len(os.listdir("/proc/self/fd"))
@@ -217,7 +217,7 @@ def test_what_is_refused_leaves_no_descriptor(tmp_path: Path) -> None:
 # --- the destination ----------------------------------------------------------------------------
 
 
-def test_no_link_in_the_destination_is_written_through(tmp_path: Path) -> None:
+def test_links_in_the_destination_are_replaced_and_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "dst").mkdir()
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "dst/name").symlink_to(tmp_path / "mine")
@@ -230,7 +230,7 @@ def test_no_link_in_the_destination_is_written_through(tmp_path: Path) -> None:
     assert not (tmp_path / "dst/name").is_symlink()
 
 
-def test_a_link_that_replaces_a_file_in_work_is_not_written_through(tmp_path: Path) -> None:
+def test_link_that_replaces_a_partial_file_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     part = PartFile(tmp_path, "name")
     part.temporary.unlink()
@@ -242,7 +242,7 @@ def test_a_link_that_replaces_a_file_in_work_is_not_written_through(tmp_path: Pa
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def test_a_journal_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_journal_of_the_destination_that_is_a_link_is_rejected(tmp_path: Path) -> None:
     src, dst = make("whole", tmp_path), tmp_path / "dst"
     dst.mkdir()
     (tmp_path / "mine").write_text("")
@@ -252,7 +252,7 @@ def test_a_journal_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == ""
 
 
-def test_a_result_that_became_a_link_is_written_again(tmp_path: Path) -> None:
+def test_result_file_that_became_a_link_is_written_again(tmp_path: Path) -> None:
     src, dst = make("whole", tmp_path), tmp_path / "dst"
     reshard(src, dst)
     (file,) = dst.glob("*.safetensors")

@@ -35,12 +35,12 @@ def tensors(draw: st.DrawFn) -> ShardedTensor:
 
 @settings(max_examples=40)
 @given(manifests())
-def test_json_reads_back(manifest: Manifest) -> None:
+def test_manifest_survives_a_json_round_trip(manifest: Manifest) -> None:
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert json.loads(manifest.to_text()) == manifest.to_json()
 
 
-def test_checksums_are_of_the_bytes(tmp_path: Path) -> None:
+def test_checksums_are_sha256_of_the_shard_bytes(tmp_path: Path) -> None:
     src = make("sharded", tmp_path)
     tensor = Manifest.load(Folder(src)).tensors["embed.weight"]
     for shard in tensor.shards.values():

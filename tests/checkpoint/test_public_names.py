@@ -1,4 +1,4 @@
-"""The folder checkpoint/ uses what other folders export, and names no file that is missing."""
+"""Modules of checkpoint/ import only exported names, and name only files that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = sorted((ROOT / "rvdcomm/checkpoint").glob("*.py"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.name))
-def test_checkpoints_use_exported_names_alone(file: Path) -> None:
+def test_checkpoint_modules_import_only_exported_names(file: Path) -> None:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("rvdcomm"):
             parts = str(node.module).split(".")

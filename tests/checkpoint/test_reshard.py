@@ -1,4 +1,4 @@
-"""Reshard: every form to every form, bit by bit, reading what is needed, in bounded memory."""
+"""Reshard: from every form to every form, bit for bit, with few reads, in bounded memory."""
 
 from __future__ import annotations
 
@@ -57,19 +57,21 @@ LARGE_RULES = Rules(
 )
 
 
-# --- what it writes -----------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", FORMS)
 @pytest.mark.parametrize("kind", SOURCES)
-def test_every_form_gives_every_form_bit_by_bit(kind: str, to: str, tmp_path: Path) -> None:
+def test_reshard_of_every_form_to_every_form_keeps_every_bit(
+    kind: str, to: str, tmp_path: Path
+) -> None:
     rules = None if to == "whole" else RULES
     reshard(make(kind, tmp_path), tmp_path / "dst", rules, to=to, verify=True)
     assert are_equal(LOADERS[to](tmp_path / "dst", model()), model())
 
 
 @pytest.mark.parametrize("to", FORMS)
-def test_what_is_written_can_be_a_source(to: str, tmp_path: Path) -> None:
+def test_result_of_a_reshard_can_be_a_source(to: str, tmp_path: Path) -> None:
     rules = None if to == "whole" else RULES
     reshard(make("sharded", tmp_path), tmp_path / "one", rules, to=to)
     reshard(tmp_path / "one", tmp_path / "two", to="whole")
@@ -90,7 +92,7 @@ def test_small_windows_change_no_bit(kind: str, to: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_files_stay_below_their_limit(rank: int, tmp_path: Path) -> None:
+def test_files_stay_below_max_file_bytes(rank: int, tmp_path: Path) -> None:
     rules = Rules(ranks=(rank,))
     reshard(make("whole", tmp_path), tmp_path / "dst", rules, to="whole", max_file_bytes=200)
     index = json.loads((tmp_path / "dst/model.safetensors.index.json").read_text())
@@ -114,7 +116,7 @@ def test_floats_are_converted_as_torch_does(kind: str, tmp_path: Path) -> None:
     assert are_equal(LOADERS["sharded"](tmp_path / "dst", expected), expected)
 
 
-def test_names_are_mapped_before_layouts(tmp_path: Path) -> None:
+def test_names_are_renamed_before_layouts_are_matched(tmp_path: Path) -> None:
     rules = Rules(
         {"blocks.*": "R(1)V(1)D(1,2)"}, {r"^layers\.(\d+)\.q": r"blocks.\1.query"}, (0, 1)
     )
@@ -132,7 +134,7 @@ def test_value_parts_of_the_result_sum_to_the_tensor(tmp_path: Path) -> None:
     assert are_equal(LOADERS["sharded"](tmp_path / "dst", tensors), tensors)
 
 
-def test_dcp_reads_our_shards_in_safetensors(tmp_path: Path) -> None:
+def test_torch_dcp_reads_our_sharded_safetensors_files(tmp_path: Path) -> None:
     reshard(make("whole", tmp_path), tmp_path / "dst", RULES)
     found = {name: torch.zeros_like(tensor) for name, tensor in model().items()}
     with pytest.warns(UserWarning, match="single process"):
@@ -140,7 +142,7 @@ def test_dcp_reads_our_shards_in_safetensors(tmp_path: Path) -> None:
     assert are_equal(found, model())
 
 
-def test_torch_makes_one_file_of_our_dcp_checkpoint(tmp_path: Path) -> None:
+def test_torch_converts_our_dcp_checkpoint_to_one_file(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     reshard(make("whole", tmp_path), tmp_path / "dst", RULES, to="dcp")
@@ -155,11 +157,11 @@ def test_elements_are_aligned_in_files(tmp_path: Path) -> None:
         assert all(block.start % item_bytes == 0 for block in tensor.blocks)
 
 
-# --- what it reads ------------------------------------------------------------------------------
+# --- reads --------------------------------------------------------------------------------------
 
 
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
-    """How often every byte of every file is read from now on."""
+    """Count from now on how often every byte of every file is read."""
     counts: dict[tuple[str, int], int] = {}
     preadv = os.preadv
 
@@ -187,7 +189,7 @@ def test_every_element_is_read_once_from_one_replica(
     assert len(counts) == expected == report.plan.read_bytes == sum(report.read_bytes.values())
 
 
-def test_replicas_are_read_from_many_files(tmp_path: Path) -> None:
+def test_reads_are_spread_over_the_files_of_all_replicas(tmp_path: Path) -> None:
     tensors = {f"w{i}": torch.full((40,), float(i)) for i in range(64)}
     rules = Rules(ranks=range(4))
     reshard(make("whole", tmp_path, tensors), tmp_path / "replicated", rules)
@@ -221,7 +223,7 @@ def test_buffers_stay_below_the_limit(
     assert report.plan.peak_bytes <= peak < limit + (256 << 10)
 
 
-def test_a_limit_that_is_too_small_is_refused(tmp_path: Path) -> None:
+def test_memory_limit_that_is_too_small_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(rv.CheckpointError, match="memory_limit=1000 is too small: use at least"):
         plan_reshard(make("whole", tmp_path), memory_limit=1000)
 
@@ -230,7 +232,7 @@ def test_a_limit_that_is_too_small_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_plan_says_what_is_done(kind: str, tmp_path: Path) -> None:
+def test_plan_predicts_the_files_and_bytes_of_the_reshard(kind: str, tmp_path: Path) -> None:
     plan = plan_reshard(make(kind, tmp_path), RULES)
     report = reshard(tmp_path / kind, tmp_path / "dst", RULES)
     files = [load_file(path) for path in (tmp_path / "dst").glob("*.safetensors")]
@@ -240,7 +242,7 @@ def test_a_plan_says_what_is_done(kind: str, tmp_path: Path) -> None:
     assert str(plan) == str(report.plan)
 
 
-def test_a_printed_plan_has_a_line_a_tensor(tmp_path: Path) -> None:
+def test_printed_plan_has_one_line_per_tensor(tmp_path: Path) -> None:
     prefix = "model.language_model.layers.0.self_attn.projection_of_"
     tensors = {prefix + "x" * i: torch.ones(1 << i) for i in range(20)}
     layouts = {f"nothing{i}*": "R(1)V(1)D(1)" for i in range(5)} | {"*": "R(1000)V(1)D(1)"}
@@ -254,17 +256,17 @@ def test_a_printed_plan_has_a_line_a_tensor(tmp_path: Path) -> None:
     assert lines[-1] == "       read 4 MiB, write 1.953 GiB, peak 3 MiB"
 
 
-# --- refusals -----------------------------------------------------------------------------------
+# --- rejected requests --------------------------------------------------------------------------
 
 
-def test_source_and_destination_differ(tmp_path: Path) -> None:
+def test_source_as_destination_is_rejected(tmp_path: Path) -> None:
     src = make("whole", tmp_path)
     with pytest.raises(rv.CheckpointError, match="is source and destination"):
         reshard(src, tmp_path / "whole/../whole")
     assert list(files_of(src)) == ["model.safetensors"]
 
 
-def test_a_destination_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+def test_destination_with_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "dst").mkdir()
     (tmp_path / "dst/mine.txt").write_text("mine")
     with pytest.raises(rv.CheckpointError, match=r"is not empty: it holds 'mine.txt'"):
@@ -272,7 +274,7 @@ def test_a_destination_that_holds_something_else_is_refused(tmp_path: Path) -> N
     assert files_of(tmp_path / "dst") == {"mine.txt": b"mine"}
 
 
-def test_entries_that_are_no_tensors_are_left_out_only_if_asked(tmp_path: Path) -> None:
+def test_entries_that_are_no_tensors_are_dropped_only_if_requested(tmp_path: Path) -> None:
     tensors = {"w": torch.ones(3), "step": 7, "name": "me"}
     src = make("dcp", tmp_path, tensors)  # type: ignore[arg-type]
     with pytest.raises(rv.CheckpointError, match="2 entries that are no tensors, such as 'name'"):
@@ -297,7 +299,7 @@ def test_entries_that_are_no_tensors_are_left_out_only_if_asked(tmp_path: Path) 
         (None, {"dtype": "float12"}, "dtype 'float12' is unknown"),
     ],
 )
-def test_requests_that_mean_nothing_are_refused(
+def test_invalid_requests_are_rejected(
     rules: Rules | None, options: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     src = make("whole", tmp_path)
@@ -306,7 +308,7 @@ def test_requests_that_mean_nothing_are_refused(
     assert not (tmp_path / "dst").exists()
 
 
-def test_value_parts_without_a_sum_are_refused(tmp_path: Path) -> None:
+def test_value_parts_of_a_dtype_without_sum_are_rejected(tmp_path: Path) -> None:
     layout = rv.Layout((3,), "R(1)V(2)D(1)")
     for rank in layout.ranks:
         save_shards(tmp_path / "src", {"m": torch.tensor([True, False, True])}, {"m": layout}, rank)
@@ -319,7 +321,7 @@ def test_value_parts_without_a_sum_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["embed.weight", "scale", "ids", "layers.0.fp8"])
-def test_a_flipped_bit_of_the_source_is_found(name: str, tmp_path: Path) -> None:
+def test_flipped_bit_of_the_source_is_detected(name: str, tmp_path: Path) -> None:
     src = make("sharded", tmp_path)
     block = open_checkpoint(src).tensors[name].chosen[-1]
     data = bytearray((src / block.file).read_bytes())
@@ -329,13 +331,13 @@ def test_a_flipped_bit_of_the_source_is_found(name: str, tmp_path: Path) -> None
         rv.CheckpointError, match=f"{block.file}: .* tensor '{name}' .* are damaged"
     ):
         reshard(src, tmp_path / "dst", RULES)
-    # Nothing of the damaged batch is there, and it is not a checkpoint.
+    # No file of the damaged batch was written, and the folder is not a checkpoint.
     assert list(files_of(tmp_path / "dst")) == ["rvdcomm-journal.jsonl"]
     with pytest.raises(rv.CheckpointError, match="has not finished"):
         open_checkpoint(tmp_path / "dst")
 
 
-def test_a_flipped_bit_is_found_window_by_window(tmp_path: Path) -> None:
+def test_flipped_bit_is_detected_when_a_tensor_is_read_in_windows(tmp_path: Path) -> None:
     tensors = {"w": torch.arange(100_000.0).reshape(100, 1000)}
     rules = Rules({"w": "R(1)V(1)D(1,3)"}, ranks=range(3))
     reshard(make("whole", tmp_path, tensors), tmp_path / "src", rules)
@@ -347,7 +349,7 @@ def test_a_flipped_bit_is_found_window_by_window(tmp_path: Path) -> None:
         reshard(tmp_path / "src", tmp_path / "dst", memory_limit=MIN_MEMORY_LIMIT)
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_an_error(
+def test_file_that_shrinks_while_it_is_read_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src = make("whole", tmp_path)
@@ -356,8 +358,8 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(
         reshard(src, tmp_path / "dst")
 
 
-def test_load_dcp_sees_what_changed(tmp_path: Path) -> None:
-    # The oracle of these tests can fail.
+def test_load_dcp_detects_a_changed_element(tmp_path: Path) -> None:
+    # This shows that the oracle of these tests can fail.
     tensors = model()
     src = make("dcp", tmp_path, tensors)
     tensors["ids"][3] += 1

@@ -1,4 +1,4 @@
-"""A reshard that is interrupted anywhere goes on, and ends as if it had never been interrupted."""
+"""An interrupted reshard resumes, and its result equals that of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.checkpoint.crash import changes_until
 from tests.checkpoint.models import RULES, are_equal, files_of, load_sharded, make, model
 
 OPTIONS: dict[str, Any] = {"max_file_bytes": 150}
-"""Several batches."""
+"""Options with files so small that a run has several batches."""
 
 JOIN_SECS = 60.0
 
@@ -45,7 +45,7 @@ def src(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole_run(src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """For each form, the files of a run that nobody interrupted."""
+    """For each form, the files of an uninterrupted run."""
     root = tmp_path_factory.mktemp("whole")
     for to in FORMS:
         do(src, root / to, to)
@@ -62,12 +62,12 @@ def run_to_its_death(src: Path, dst: Path, to: str, point: int) -> None:
     changes_until(point, lambda: do(src, dst, to), lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-# --- ends ---------------------------------------------------------------------------------------
+# --- interrupted runs ---------------------------------------------------------------------------
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("seed", range(10))
-def test_a_run_that_is_killed_goes_on(
+def test_killed_run_resumes_with_the_same_result(
     seed: int, src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
     to = list(FORMS)[seed % len(FORMS)]
@@ -84,16 +84,17 @@ def test_a_run_that_is_killed_goes_on(
 
 
 @pytest.mark.parametrize("to", FORMS)
-def test_a_run_that_ends_at_any_change_of_the_disk_goes_on(
+def test_run_interrupted_at_any_disk_change_resumes_with_the_same_result(
     to: str, src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    # Killed processes take time; here every change is tried, one after another in one folder.
+    # Killing processes takes time. Here a run ends at every change in turn, in this process and in
+    # one folder.
     last = num_changes(src, tmp_path / "count", to)
     dst, point, made = tmp_path / "dst", 0, 0
     while made == point:
         point += 7 if to == "dcp" else 1  # An archive is written by many small calls.
         made = changes_until(point, lambda: do(src, dst, to))
-        # A reader takes what is there for a checkpoint when it is one, and not before.
+        # A reader accepts the folder as a checkpoint only once it is complete.
         if dst.exists() and files_of(dst) != whole_run[to]:
             with pytest.raises(rv.CheckpointError, match=r"has not finished|holds no check"):
                 open_checkpoint(dst)
@@ -101,7 +102,7 @@ def test_a_run_that_ends_at_any_change_of_the_disk_goes_on(
     assert files_of(dst) == whole_run[to]
 
 
-def test_complete_files_are_kept(src: Path, tmp_path: Path) -> None:
+def test_resumed_run_keeps_complete_files(src: Path, tmp_path: Path) -> None:
     total = num_changes(src, tmp_path / "count", "sharded")
     changes_until(2 * total // 3, lambda: do(src, tmp_path / "dst"))
     kept = {path: path.stat().st_ino for path in (tmp_path / "dst").glob("*.safetensors")}
@@ -112,7 +113,7 @@ def test_complete_files_are_kept(src: Path, tmp_path: Path) -> None:
     assert (again.num_files_kept, again.read_bytes) == (report.plan.num_files, {})
 
 
-def test_what_is_kept_is_read_again(
+def test_resumed_run_replaces_a_damaged_file(
     src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
     total = num_changes(src, tmp_path / "count", "sharded")
@@ -125,7 +126,7 @@ def test_what_is_kept_is_read_again(
     assert files_of(tmp_path / "dst") == whole_run["sharded"]
 
 
-def test_verify_finds_what_became_damaged(src: Path, tmp_path: Path) -> None:
+def test_verify_detects_a_result_file_that_was_damaged_later(src: Path, tmp_path: Path) -> None:
     do(src, tmp_path / "dst")
     damaged = sorted((tmp_path / "dst").glob("*.safetensors"))[0]
     data = bytearray(damaged.read_bytes())
@@ -139,7 +140,7 @@ def test_verify_finds_what_became_damaged(src: Path, tmp_path: Path) -> None:
     assert are_equal(load_sharded(tmp_path / "dst", model()), model())
 
 
-# --- other requests -----------------------------------------------------------------------------
+# --- different requests -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_verify_finds_what_became_damaged(src: Path, tmp_path: Path) -> None:
         ({"max_file_bytes": 10_000}, "its size of files or windows differ"),
     ],
 )
-def test_another_request_never_mixes_with_the_first(
+def test_different_request_for_the_same_destination_is_rejected(
     options: dict[str, Any], message: str, src: Path, tmp_path: Path
 ) -> None:
     first = {"rules": RULES, **OPTIONS}
@@ -163,7 +164,7 @@ def test_another_request_never_mixes_with_the_first(
     assert files_of(tmp_path / "dst") == before
 
 
-def test_a_source_that_changed_is_another_request(tmp_path: Path) -> None:
+def test_changed_source_is_rejected_as_a_different_request(tmp_path: Path) -> None:
     tensors = model()
     src = make("whole", tmp_path, tensors)
     do(src, tmp_path / "dst")
@@ -172,7 +173,7 @@ def test_a_source_that_changed_is_another_request(tmp_path: Path) -> None:
         do(src, tmp_path / "dst")
 
 
-def test_the_memory_limit_may_change_on_the_way(
+def test_memory_limit_may_differ_when_a_run_resumes(
     src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
     changes_until(60, lambda: do(src, tmp_path / "dst", memory_limit=1 << 20))
@@ -180,7 +181,7 @@ def test_the_memory_limit_may_change_on_the_way(
     assert files_of(tmp_path / "dst") == whole_run["sharded"]
 
 
-def test_two_runs_do_not_work_in_one_folder(src: Path, tmp_path: Path) -> None:
+def test_concurrent_run_into_the_same_folder_is_rejected(src: Path, tmp_path: Path) -> None:
     reshard(src, tmp_path / "dst", RULES, **OPTIONS)
     request = json.loads((tmp_path / "dst" / FILE_NAME).read_text().splitlines()[0])
     log = Journal(tmp_path / "dst", request)
@@ -208,7 +209,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("to", FORMS)
-def test_a_full_disk_is_a_named_error_and_a_rerun_succeeds(
+def test_full_disk_raises_checkpoint_error_and_a_rerun_succeeds(
     to: str, small_disk: Path, tmp_path: Path
 ) -> None:
     tensors = {f"w{i}": torch.arange(10_000) + i for i in range(6)}  # 80 kB each
@@ -216,7 +217,7 @@ def test_a_full_disk_is_a_named_error_and_a_rerun_succeeds(
     options: dict[str, Any] = {"to": to, "max_file_bytes": 100_000}
     with pytest.raises(rv.CheckpointError, match=r"No space left on device; make room \(.* free"):
         reshard(src, small_disk / "dst", **options)
-    # What was not complete is gone, what was is there.
+    # Incomplete files were removed, and complete files were kept.
     kept = [name for name in files_of(small_disk / "dst") if name != FILE_NAME]
     assert len(kept) == 3
     assert not any(name.endswith(TEMPORARY_SUFFIX) for name in kept)
@@ -230,7 +231,7 @@ def test_a_full_disk_is_a_named_error_and_a_rerun_succeeds(
     assert files_of(small_disk / "dst") == files_of(tmp_path / "dst")
 
 
-def test_a_journal_that_does_not_fit_is_an_error_and_not_torn(
+def test_journal_line_that_does_not_fit_on_the_disk_is_not_half_written(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src = make("whole", tmp_path, {"w": torch.arange(10)})

@@ -35,12 +35,12 @@ VALUES = {
         ("A.WEIGHT", "R(4)V(1)D(1,1) shape(4,6) ranks(0:4)"),
     ],
 )
-def test_the_first_glob_that_matches_counts(name: str, layout: str) -> None:
+def test_first_matching_glob_decides_the_layout(name: str, layout: str) -> None:
     rules = Rules(VALUES["layouts"], ranks=range(4))
     assert rules.layout(name, (4, 6)) == rv.Layout.parse(layout)
 
 
-def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+def test_toml_and_json_give_equal_rules(tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_text(TOML)
     (tmp_path / "rules.json").write_text(json.dumps(VALUES))
     expected = Rules(VALUES["layouts"], VALUES["rename"], range(4))
@@ -68,7 +68,7 @@ def test_renames_are_applied_one_after_another() -> None:
         ("r.json", "[]", "expected ranks, layouts, rename"),
     ],
 )
-def test_files_without_rules_are_refused(
+def test_invalid_rule_files_are_rejected(
     name: str, text: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -78,7 +78,7 @@ def test_files_without_rules_are_refused(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*$", "(.*.*.*.*.*.*.*.*)*c$"])
-def test_a_pattern_that_backtracks_without_end_is_refused(
+def test_rename_pattern_with_catastrophic_backtracking_is_rejected(
     pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rvdcomm.checkpoint.rules.RENAME_SECS", 0.5)
@@ -88,18 +88,18 @@ def test_a_pattern_that_backtracks_without_end_is_refused(
 
 
 @pytest.mark.timeout(60)
-def test_a_glob_cannot_backtrack_without_end() -> None:
+def test_glob_matching_takes_bounded_time() -> None:
     rules = Rules({"*a*a*a*a*a*a*a*a*a*a*a*a*b": "R(1)V(1)D(1)"})
     assert rules.pattern("a" * 50_000) is None
 
 
-def test_names_that_grow_without_end_are_refused() -> None:
+def test_renames_to_very_long_names_are_rejected() -> None:
     rename = {f"(?#{i})": "x" for i in range(20)}  # Each doubles the name.
     with pytest.raises(rv.LayoutError, match="gives a name of more than 65536 characters"):
         Rules(rename=rename).names(["w" * 100])
 
 
-def test_renames_see_every_character() -> None:
+def test_renames_match_newlines_surrogates_and_nul() -> None:
     names = ["ä.\n\u2028.weight", "\ud800", "\0"]
     rules = Rules(rename={"ä": "a\n", "\0": "nul"})
     assert list(rules.names(names).values()) == ["a\n.\n\u2028.weight", "\ud800", "nul"]

@@ -14,7 +14,7 @@ from tests.checkpoint.models import bits, model
 
 
 @pytest.mark.parametrize("code", DTYPES)
-def test_headers_read_as_the_library_reads_them(code: str, tmp_path: Path) -> None:
+def test_headers_are_read_as_by_the_safetensors_library(code: str, tmp_path: Path) -> None:
     dtype, shape = DTYPES[code], (3, 5)
     path = tmp_path / "one.safetensors"
     shards = {"w": (dtype, shape), "ä": (dtype, ()), "e": (dtype, (0, 2))}
@@ -30,7 +30,7 @@ def test_headers_read_as_the_library_reads_them(code: str, tmp_path: Path) -> No
         assert file.get_slice("w").get_dtype() == code
 
 
-def test_we_read_what_the_library_writes(tmp_path: Path) -> None:
+def test_files_of_the_safetensors_library_are_read(tmp_path: Path) -> None:
     save_file(model(), tmp_path / "one.safetensors", {"who": "me"})
     header = read_header(Folder(tmp_path), "one.safetensors")
     data = (tmp_path / "one.safetensors").read_bytes()
@@ -46,6 +46,6 @@ def test_we_read_what_the_library_writes(tmp_path: Path) -> None:
     assert header.metadata == {"who": "me"}
 
 
-def test_a_dtype_that_the_format_lacks_is_refused() -> None:
+def test_dtype_without_a_safetensors_code_is_rejected() -> None:
     with pytest.raises(rv.CheckpointError, match="'w' complex128: safetensors has no such tensor"):
         header_bytes({"w": ("complex128", (2,))}, {})

@@ -37,7 +37,9 @@ def test_ranks_load_their_shards_of_any_checkpoint(kind: str, rank: int, tmp_pat
     assert are_equal(load_shards(make(kind, tmp_path), WANTED, rank), expected)
 
 
-def test_ranks_read_their_boxes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_reads_only_the_bytes_of_its_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     src = make("whole", tmp_path)
     read = []
     preadv = os.preadv
@@ -51,7 +53,7 @@ def test_ranks_read_their_boxes_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(read) == found["embed.weight"].nbytes == 7 * 3 * 4
 
 
-def test_a_checkpoint_is_there_when_it_is_committed(tmp_path: Path) -> None:
+def test_checkpoint_is_complete_only_after_its_commit(tmp_path: Path) -> None:
     layout = rv.Layout((5,), "R(1)V(1)D(2)")
     save_shards(tmp_path, {"w": torch.ones(3)}, {"w": layout}, 0)
     with pytest.raises(rv.CheckpointError, match="rank 1 has saved no shards; call save_shards"):
@@ -71,14 +73,14 @@ def test_a_checkpoint_is_there_when_it_is_committed(tmp_path: Path) -> None:
         ({"w": torch.ones(4)}, r"rank 0 passes 'w' \[4\], its shard under .* is \[3\]"),
     ],
 )
-def test_what_is_no_shard_is_refused(
+def test_tensors_that_do_not_match_the_layouts_are_rejected(
     tensors: dict[str, torch.Tensor], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(rv.ShapeMismatchError, match=message):
         save_shards(tmp_path, tensors, {"w": rv.Layout((5,), "R(1)V(1)D(2)")}, 0)
 
 
-def test_ranks_that_disagree_are_named(tmp_path: Path) -> None:
+def test_commit_names_ranks_with_different_dtypes(tmp_path: Path) -> None:
     layouts = rv.Layout((5,), "R(1)V(1)D(2)"), rv.Layout((5,), "R(1)V(1)D(2)", cuts="balanced")
     for rank, dtype in ((0, torch.float32), (1, torch.float64)):
         shard = shard_of(torch.arange(5, dtype=dtype), layouts[0], rank)
@@ -87,7 +89,7 @@ def test_ranks_that_disagree_are_named(tmp_path: Path) -> None:
         commit_shards(tmp_path, [0, 1])
 
 
-def test_load_asks_for_what_is_there(tmp_path: Path) -> None:
+def test_load_of_a_missing_tensor_or_wrong_shape_is_rejected(tmp_path: Path) -> None:
     src = make("sharded", tmp_path)
     with pytest.raises(rv.CheckpointError, match="holds no tensor 'x'"):
         load_shards(src, {"x": WANTED["ids"]}, 0)

@@ -24,7 +24,7 @@ def block(text: str, part: int = 0, file: str = "a") -> Block:
         ((0, 3), ["[0:0,0:3]"]),
     ],
 )
-def test_boxes_that_tile_are_a_tensor(shape: tuple[int, ...], boxes: list[str]) -> None:
+def test_boxes_that_tile_the_shape_are_accepted(shape: tuple[int, ...], boxes: list[str]) -> None:
     tensor = StoredTensor("w", "float32", shape, tuple(map(block, boxes)))
     assert {b.box for b in tensor.chosen} == {
         Box.parse(text) for text in boxes if not Box.parse(text).is_empty
@@ -42,21 +42,21 @@ def test_boxes_that_tile_are_a_tensor(shape: tuple[int, ...], boxes: list[str]) 
         ((), [], "do not tile"),
     ],
 )
-def test_boxes_that_do_not_tile_are_refused(
+def test_boxes_that_do_not_tile_the_shape_are_rejected(
     shape: tuple[int, ...], boxes: list[str], message: str
 ) -> None:
     with pytest.raises(rv.CheckpointError, match=message):
         StoredTensor("w", "float32", shape, tuple(map(block, boxes)))
 
 
-def test_every_part_has_to_tile() -> None:
+def test_every_value_part_must_tile_the_shape() -> None:
     halves = block("[0:2]"), block("[2:4]"), block("[0:4]", part=1)
     assert StoredTensor("w", "float32", (4,), halves, num_parts=2).chosen == halves
     with pytest.raises(rv.CheckpointError, match="do not tile"):
         StoredTensor("w", "float32", (4,), halves[:2], num_parts=2)
 
 
-def test_replicas_take_turns() -> None:
+def test_reads_of_many_tensors_are_spread_over_replicas() -> None:
     replicas = tuple(block("[0:4]", file=file) for file in "abcd")
     chosen = [StoredTensor(f"w{i}", "int8", (4,), replicas).chosen for i in range(400)]
     assert {len(blocks) for blocks in chosen} == {1}
@@ -64,7 +64,7 @@ def test_replicas_take_turns() -> None:
     assert min(counts) > 60
 
 
-def test_disjoint_boxes_are_found_as_by_comparing_pairs() -> None:
+def test_are_disjoint_agrees_with_pairwise_comparison() -> None:
     draw = random.Random(0)
     verdicts = set()
     for _ in range(300):
@@ -81,7 +81,8 @@ def test_disjoint_boxes_are_found_as_by_comparing_pairs() -> None:
 
 @pytest.mark.timeout(60)
 def test_many_boxes_are_checked_in_bounded_time() -> None:
-    # Half of them overlap along dim 0, the others along dim 1: no order tells all of them apart.
+    # Half of the boxes overlap along dim 0, the others along dim 1: sorting along one dim does not
+    # separate all of them.
     half = MAX_BOXES // 2
     rows = [block(f"[{i}:{i + 1},0:{half}]") for i in range(half)]
     columns = [block(f"[{half}:{2 * half},{i}:{i + 1}]") for i in range(half)]

@@ -31,9 +31,7 @@ def test_windows_tile_the_tensor(shape: tuple[int, ...], most: int) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("most", [1, 3, 4, 1000])
-def test_windows_cut_every_box_into_runs_one_behind_the_other(
-    shape: tuple[int, ...], most: int
-) -> None:
+def test_windows_cut_every_box_into_consecutive_runs(shape: tuple[int, ...], most: int) -> None:
     for box in boxes_of(shape):
         position = 0
         for window in windows(shape, most):
@@ -61,7 +59,7 @@ def test_runs_are_the_elements_of_a_box_in_order(shape: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_runs_are_as_few_as_can_be(shape: tuple[int, ...]) -> None:
+def test_adjacent_runs_are_merged(shape: tuple[int, ...]) -> None:
     for box in boxes_of(shape):
         found = list(runs(box, Box.of_shape(shape)))
         assert all(start + length < after for (start, length), (after, _) in pairwise(found))

@@ -22,7 +22,7 @@ MAX_COLUMNS = 100
 
 
 def output(capsys, *words):
-    """What a command that succeeds prints."""
+    """The output of a command that succeeds."""
     status = main(words)
     printed = capsys.readouterr()
     assert (status, printed.err) == (0, "")
@@ -37,7 +37,7 @@ def help_text(capsys, *words):
 
 
 def refusal(capsys, *words):
-    """What a command that is refused prints on stderr; it prints nothing else."""
+    """The error message of a rejected command, which prints only one line, to stderr."""
     status = main(words)
     printed = capsys.readouterr()
     assert (status, printed.out) == (2, "")
@@ -82,7 +82,7 @@ def test_json_has_no_infinity(capsys, tmp_path):
 RELABEL = ("plan", "R(1)V(1)D(8,1)", "R(2)V(1)D(4,1)", "--shape", "4096,4096", "--hosts", "2x4")
 
 
-def test_relabel_plans_for_the_best_order_and_says_what_it_saves(capsys):
+def test_relabel_plans_for_the_best_rank_order_and_prints_the_savings(capsys):
     printed = output(capsys, *RELABEL, "--relabel")
     src = rv.Layout((4096, 4096), "R(1)V(1)D(8,1)")
     ranks = rv.best_ranks(src, "R(2)V(1)D(4,1)", HOSTS)
@@ -93,7 +93,7 @@ def test_relabel_plans_for_the_best_order_and_says_what_it_saves(capsys):
     assert printed.endswith("by     --dst-ranks 0,2,4,6,1,3,5,7\n")
 
 
-def test_what_relabel_names_gives_its_plan(capsys):
+def test_rank_order_printed_by_relabel_gives_the_same_plan(capsys):
     relabelled = json.loads(output(capsys, *RELABEL, "--relabel", "--json"))
     named = relabelled.pop("relabelled")
     plain = json.loads(output(capsys, *RELABEL, "--json"))
@@ -102,7 +102,7 @@ def test_what_relabel_names_gives_its_plan(capsys):
     assert named["cost_before"] == plain["cost"]
 
 
-def test_relabel_of_a_full_layout_names_the_layout(capsys):
+def test_relabel_of_a_full_layout_prints_the_new_layout(capsys):
     full = "R(2)V(1)D(4,1) shape(4096,4096) ranks(0:8)"
     printed = output(capsys, "plan", RELABEL[1], full, "--hosts", "2x4", "--relabel")
     assert printed.endswith("by     R(2)V(1)D(4,1) shape(4096,4096) ranks(0,2,4,6,1,3,5,7)\n")
@@ -124,7 +124,7 @@ def test_ranks_default_to_those_of_src(capsys, options, src_ranks, dst_ranks):
     assert rv.Layout.parse(found["dst"]).ranks == tuple(dst_ranks)
 
 
-def test_sides_may_need_different_numbers_of_ranks(capsys):
+def test_src_and_dst_may_have_different_numbers_of_ranks(capsys):
     found = json.loads(output(capsys, *words_2_to_3(), "--json"))
     assert rv.Layout.parse(found["src"]).ranks == (0, 1)
     assert rv.Layout.parse(found["dst"]).ranks == (0, 1, 2)
@@ -134,7 +134,7 @@ def words_2_to_3():
     return ("plan", "R(1)V(1)D(2)", "R(1)V(1)D(3)", "--shape", "12")
 
 
-def test_a_full_layout_gives_its_shape_to_the_other(capsys):
+def test_shape_of_a_full_layout_applies_to_the_other_layout(capsys):
     src = "R(1)V(1)D(2) shape(10) ranks(4,5) cuts(0,3,10)"
     found = json.loads(output(capsys, "plan", src, "R(2)V(1)D(1)", "--json"))
     assert found["src"] == src
@@ -146,7 +146,7 @@ def test_a_scalar_has_an_empty_shape(capsys):
     assert json.loads(output(capsys, *words))["shape"] == []
 
 
-def test_cuts_are_those_of_both_layouts(capsys):
+def test_cuts_option_applies_to_both_layouts(capsys):
     words = ("plan", "R(1)V(1)D(4)", "R(1)V(1)D(3)", "--shape", "10", "--cuts", "balanced")
     found = json.loads(output(capsys, *words, "--json"))
     assert rv.Layout.parse(found["src"]).cuts == ((0, 3, 6, 8, 10),)
@@ -157,7 +157,7 @@ def test_cuts_are_those_of_both_layouts(capsys):
     "options",
     [["--hosts", "2x4"], ["--hosts", "0:4;4:8"], ["--preset", "h100", "--hosts", "2x4"]],
 )
-def test_hosts_are_counted_or_listed(capsys, options):
+def test_hosts_option_takes_counts_or_rank_lists(capsys, options):
     words = ("plan", COLUMNS, ROWS, "--shape", "64,64", "--json", *options)
     plan = rv.plan(rv.Layout((64, 64), COLUMNS), rv.Layout((64, 64), ROWS), topology=HOSTS)
     assert json.loads(output(capsys, *words))["cost"]["host_bytes"] == plan.cost.host_bytes
@@ -176,7 +176,7 @@ def test_topology_is_read_from_a_file(capsys, tmp_path):
     assert from_file == output(capsys, *words, "--hosts", "2x4")
 
 
-def test_memory_limit_is_kept(capsys):
+def test_memory_limit_bounds_the_peak_of_the_plan(capsys):
     words = ("plan", "R(1)V(1)D(1,4)", "R(1)V(1)D(4,1)", "--shape", "64,64", "--json")
     found = json.loads(output(capsys, *words, "--memory-limit", "12KiB"))
     assert found["cost"]["peak_bytes"] <= 12 * 1024
@@ -195,7 +195,7 @@ def test_memory_limit_is_kept(capsys):
         ("0", 0),
     ],
 )
-def test_bytes_have_binary_and_decimal_units(text, num_bytes):
+def test_bytes_are_parsed_with_binary_and_decimal_units(text, num_bytes):
     assert parse_bytes(text) == num_bytes
 
 
@@ -216,7 +216,7 @@ def test_picture_is_written(capsys, tmp_path, name):
         ("R(1)V(1)D(1,16)", "R(1)V(1)D(16,1)", "100000,100000"),
     ],
 )
-def test_tables_fit_the_page(capsys, src, dst, shape):
+def test_tables_have_at_most_100_columns(capsys, src, dst, shape):
     lines = output(capsys, "plan", src, dst, "--shape", shape, "--hosts", "4x4").splitlines()
     assert max(map(len, lines)) <= MAX_COLUMNS
 
@@ -232,7 +232,7 @@ def test_a_printed_program_verifies(capsys, tmp_path):
     assert printed == output(capsys, "verify", *words[1:])
 
 
-def test_verify_says_what_it_proved_and_of_how_much(capsys):
+def test_verify_prints_the_proof_and_the_counts_of_the_program(capsys):
     words = ("verify", "R(1)V(4)D(1)", "R(4)V(1)D(1)", "--shape", "64")
     program = rv.plan(rv.Layout((64,), words[1]), rv.Layout((64,), words[2])).program
     found = json.loads(output(capsys, *words, "--json"))
@@ -283,7 +283,7 @@ def test_a_corrupted_program_is_not_proved(capsys, tmp_path, damage):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_teaches_with_an_example(capsys, name):
+def test_help_shows_an_example(capsys, name):
     text = help_text(capsys, name)
     assert re.search(rf"^ +rvdcomm {name} ", text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= MAX_COLUMNS
@@ -349,7 +349,7 @@ def test_version_is_printed(capsys):
 
 
 @pytest.mark.parametrize("columns", [80, 90])
-def test_help_is_as_wide_as_columns_says(capsys, monkeypatch, columns):
+def test_help_has_the_width_of_the_columns_variable(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     text = help_text(capsys, "plan")
     options = text[text.index("options:") : text.index("layouts:")]
@@ -360,7 +360,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback():
     command = [sys.executable, "-m", "rvdcomm", "verify", "--program-file", "-"]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **streams) as process:
-        # More than a pipe holds: the command is reading once all of it has been written.
+        # The text is larger than the buffer of a pipe: once it is written, the command is reading.
         process.stdin.write(b"#" * (4 << 20))
         process.stdin.flush()
         process.send_signal(signal.SIGINT)
@@ -377,7 +377,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback():
     ],
     ids=lambda words: words[-1],
 )
-def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path, words):
+def test_named_pipe_without_a_writer_is_rejected(tmp_path, words):
     os.mkfifo(tmp_path / "pipe")
     command = [sys.executable, "-m", "rvdcomm", *words, "pipe"]
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
@@ -402,13 +402,13 @@ def test_a_pipe_with_a_writer_is_read(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
-def test_an_empty_program_file_is_refused_by_name(capsys, tmp_path, text):
+def test_error_names_an_empty_program_file(capsys, tmp_path, text):
     (tmp_path / "program.txt").write_text(text)
     file = str(tmp_path / "program.txt")
     assert f"--program-file {file} is empty" in refusal(capsys, "verify", "--program-file", file)
 
 
-def test_an_empty_stdin_is_refused(capsys, monkeypatch):
+def test_empty_stdin_is_rejected(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert "--program-file - is empty" in refusal(capsys, "verify", "--program-file", "-")
 
@@ -424,11 +424,11 @@ def test_an_empty_stdin_is_refused(capsys, monkeypatch):
         ("calibrate --limit inf", "cannot parse seconds 'inf'"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(capsys, words, match):
+def test_numbers_out_of_range_are_rejected(capsys, words, match):
     assert match in refusal(capsys, *words.split())
 
 
-# --- bad requests -------------------------------------------------------------------------------
+# --- invalid requests ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -468,5 +468,5 @@ def test_numbers_that_make_no_sense_are_refused(capsys, words, match):
         ("verify R(1)V(1)D(2) R(2)V(1)D(1) --program-file p", "leave out src, dst"),
     ],
 )
-def test_a_bad_request_is_refused_in_one_line(capsys, words, match):
+def test_invalid_request_is_rejected_with_one_line(capsys, words, match):
     assert match in refusal(capsys, *shlex.split(words))

@@ -1,4 +1,4 @@
-"""Laws of the bound: no plan beats it, and it is what the literature says on known pairs."""
+"""Laws of the bound: no plan beats it, and it equals the published values of known pairs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TOPOLOGIES = {
 }
 ONE_HOST = "8"
 SHARE = 0.3
-"""Of the pairs for which the closed form is compared with plans on several hosts."""
+"""Share of the pairs for which the closed form is compared with plans on several hosts."""
 FIELDS = ["secs", "wire_bytes", "host_bytes", "peak_bytes", "rounds", "recv_bytes"]
 
 
 def beaten(cost: rv.Cost, bound: rv.Cost) -> list[str]:
     """Fields in which ``cost`` is below ``bound``."""
-    # Seconds are sums of rounded quotients: allowed to differ in the last bits.
+    # Seconds are sums of rounded quotients, so they may differ in the last bits.
     slack = {"secs": 1 + 1e-12}
     return [
         f"{field}: cost {getattr(cost, field)}, bound {getattr(bound, field)}"
@@ -42,7 +42,7 @@ def beaten(cost: rv.Cost, bound: rv.Cost) -> list[str]:
 
 
 def direct_cost(src: rv.Layout, dst: rv.Layout, item_bytes: int, topology: rv.Topology) -> rv.Cost:
-    """What one exchange of exact overlaps costs, with no staging counted as memory."""
+    """The cost of one exchange of exact overlaps; memory for staging is not counted."""
     traffic: dict[tuple[int, int], int] = {}
     (moves,) = exchange_step(State(src), State(dst)).moves(topology)
     for move in moves:
@@ -52,7 +52,7 @@ def direct_cost(src: rv.Layout, dst: rv.Layout, item_bytes: int, topology: rv.To
     return total_cost([step_cost(traffic, topology)], peak_bytes)
 
 
-# --- no plan beats it ---------------------------------------------------------------------------
+# --- no plan beats the bound --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -90,7 +90,7 @@ def test_direct_exchange_never_beats_the_bound(seed: int) -> None:
 
 
 def test_bound_has_the_least_alpha_of_all_levels_that_may_be_crossed() -> None:
-    # Part 1 of dst is on the host of src, part 0 is across a wire with a faster start.
+    # Part 1 of dst is on the host of src. Part 0 is on another host, on a link with less alpha.
     topology = rv.Topology.hosts([[0], [1, 2]], rv.Link(1.0, 64.0), rv.Link(0.0, 64.0))
     src = rv.Layout((16,), "R(1)V(1)D(1)", ranks=[2])
     dst = rv.Layout((16,), "R(1)V(2)D(1)", ranks=[0, 1])
@@ -110,7 +110,7 @@ def closed_form(src: rv.Layout, dst: rv.Layout, topology: rv.Topology) -> float:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
-def test_closed_form_is_never_above_the_counted_bound_of_a_whole_dst(
+def test_closed_form_is_never_above_the_counted_bound_if_dst_has_no_parts(
     topology: rv.Topology,
 ) -> None:
     above = []
@@ -124,7 +124,7 @@ def test_closed_form_is_never_above_the_counted_bound_of_a_whole_dst(
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_closed_form_is_never_above_a_plan(name: str) -> None:
+def test_closed_form_is_never_above_the_cost_of_a_plan(name: str) -> None:
     topology, above = TOPOLOGIES[name], []
     for src, dst in drawn(all_pairs(SHAPE, 8), 1.0 if name == ONE_HOST else SHARE, name):
         closed, plan = closed_form(src, dst, topology), rv.plan(src, dst, "int8", topology)
@@ -202,7 +202,7 @@ def test_bound_of_bytes_between_two_hosts(src: str, dst: str, tensors: int) -> N
 
 def test_bound_of_time_is_that_of_the_slowest_level() -> None:
     ends = rv.Layout(SHAPE, "R(1)V(1)D(8,1)"), rv.Layout(SHAPE, "R(8)V(1)D(1,1)")
-    # Half a tensor enters each host at 1 byte a second; 7/8 enter each rank at 8.
+    # Half a tensor enters each host at 1 byte/s, and 7/8 of a tensor enter each rank at 8 bytes/s.
     assert lower_bound(*ends, 1, TOPOLOGIES["2x4"]).secs == NUM_BYTES / 2
 
 
@@ -212,12 +212,12 @@ def test_bound_of_time_has_one_alpha_of_the_farthest_level() -> None:
     assert lower_bound(*ends, 1, topology).secs == 7.0 + NUM_BYTES / 2
 
 
-def test_bound_of_memory_is_both_shards() -> None:
+def test_bound_of_memory_is_the_sum_of_both_shards() -> None:
     ends = rv.Layout(SHAPE, "R(1)V(1)D(8,1)"), rv.Layout(SHAPE, "R(8)V(1)D(1,1)")
     assert lower_bound(*ends, 2, TOPOLOGIES["8"]).peak_bytes == 2 * (NUM_BYTES // 8 + NUM_BYTES)
 
 
-def test_nothing_to_move_has_a_bound_of_zero_but_memory() -> None:
+def test_bound_of_equal_layouts_is_zero_except_memory() -> None:
     layout = rv.Layout(SHAPE, "R(1)V(2)D(4,1)")
     shard = NUM_BYTES // 4
     assert lower_bound(layout, layout, 1, TOPOLOGIES["2x4"]) == rv.Cost(0.0, 0, 0, 2 * shard, 0, 0)

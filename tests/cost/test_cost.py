@@ -40,13 +40,13 @@ RACKS = rv.Topology(
     ],
     ids=["one message", "full duplex", "ports apart", "out of a port", "into a port", "ring"],
 )
-def test_time_is_alpha_times_rounds_and_the_busiest_port(
+def test_time_is_alpha_times_rounds_plus_the_time_of_the_busiest_port(
     traffic: dict[tuple[int, int], int], secs: float
 ) -> None:
     assert step_cost(traffic, ONE_HOST).secs == secs
 
 
-def test_groups_that_cross_one_nic_share_it() -> None:
+def test_messages_of_one_host_share_its_nic() -> None:
     traffic = {(rank, rank + 4): 1024 for rank in range(4)}
     assert step_cost(traffic, TWO_HOSTS).secs == NIC_ALPHA + 4 * 1024 / NIC_BETA
 
@@ -60,7 +60,7 @@ def test_bytes_inside_hosts_do_not_pass_the_nic() -> None:
     assert step_cost({(0, 1): 1024, (4, 5): 1024}, TWO_HOSTS).secs == ALPHA + 1024 / BETA
 
 
-def test_rank_ports_bound_what_crosses_hosts_too() -> None:
+def test_rank_ports_also_limit_messages_between_hosts() -> None:
     fast_nic = rv.Topology.hosts([[0], [1]], rv.Link(0, 8.0), rv.Link(0, 64.0))
     assert step_cost({(0, 1): 1024}, fast_nic).secs == 128
 
@@ -70,7 +70,7 @@ def test_alpha_is_that_of_the_farthest_level() -> None:
     assert step_cost(traffic, TWO_HOSTS).secs == 2 * NIC_ALPHA + 2048 / BETA
 
 
-def test_third_level_has_ports_of_its_own() -> None:
+def test_third_level_has_separate_ports() -> None:
     assert step_cost({(0, 2): 16, (1, 3): 16}, RACKS).secs == 1.0 + 32 / 2.0
 
 
@@ -87,11 +87,11 @@ def test_host_bytes_are_those_between_different_hosts() -> None:
     assert step_cost(TRAFFIC, TWO_HOSTS).host_bytes == 50
 
 
-def test_host_bytes_count_what_crosses_racks_once() -> None:
+def test_host_bytes_count_bytes_between_racks_once() -> None:
     assert step_cost({(0, 1): 5, (0, 2): 7}, RACKS).host_bytes == 12
 
 
-def test_recv_bytes_are_by_receiver() -> None:
+def test_recv_bytes_are_counted_per_receiver() -> None:
     assert step_cost(TRAFFIC, TWO_HOSTS).recv_bytes == {1: 40, 4: 20, 7: 40}
 
 
@@ -99,7 +99,7 @@ def test_rounds_are_the_partners_of_the_busiest_rank() -> None:
     assert step_cost(TRAFFIC, TWO_HOSTS).rounds == 2
 
 
-def test_rounds_may_be_given() -> None:
+def test_given_rounds_replace_the_counted_rounds() -> None:
     cost = step_cost({(0, 1): 1024}, ONE_HOST, rounds=6)
     assert (cost.rounds, cost.secs) == (6, 6 * ALPHA + 1024 / BETA)
 
@@ -136,13 +136,13 @@ STEPS = [
         ("host_bytes", 10),
         ("peak_bytes", 777),
         ("rounds", 4),
-        # Rank 1 receives 40 and 50: the busiest rank of a plan need not be that of any step.
+        # Rank 1 receives 40 and 50 bytes. The busiest rank of the first step is rank 0.
         ("recv_bytes", 90),
     ],
 )
-def test_steps_run_one_after_another(field: str, total: float) -> None:
+def test_total_cost_adds_up_the_steps(field: str, total: float) -> None:
     assert getattr(total_cost(STEPS, 777), field) == total
 
 
-def test_no_steps_cost_memory_alone() -> None:
+def test_total_cost_of_no_steps_is_memory_only() -> None:
     assert total_cost([], 777) == rv.Cost(0, 0, 0, 777, 0, 0)

@@ -1,4 +1,4 @@
-"""Laws of ticks: whole numbers that say what seconds say, by the same formula."""
+"""Laws of ticks: the port model in whole numbers agrees with the port model in seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import rvdcomm as rv
 from rvdcomm.cost import PortSecs, PortTicks
 from tests.oracle import random_topology
 
-# A rounded link is off by less than a billionth; seconds are rounded besides.
+# The error of a rounded link is below a billionth; seconds have rounding errors, too.
 REL = 1e-8
 
 
@@ -27,7 +27,7 @@ def cases(seed: int) -> Iterator[tuple[rv.Topology, list[int], int]]:
 
 @pytest.mark.parametrize("parts", [1, 64])
 @pytest.mark.parametrize("seed", range(4))
-def test_ticks_and_seconds_say_the_same(seed: int, parts: int) -> None:
+def test_ticks_agree_with_seconds(seed: int, parts: int) -> None:
     for topology, port_bytes, rounds in cases(seed):
         secs, ticks = PortSecs.of(topology), PortTicks.of(topology, parts)
         units = [parts * num_bytes for num_bytes in port_bytes]
@@ -37,18 +37,18 @@ def test_ticks_and_seconds_say_the_same(seed: int, parts: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_step_is_below_what_its_bytes_take_at_least(seed: int) -> None:
+def test_step_is_never_below_the_lower_bound_of_its_bytes(seed: int) -> None:
     for topology, port_bytes, rounds in cases(seed):
         ports = PortTicks.of(topology)
         assert ports.step(port_bytes, rounds) >= ports.least(port_bytes, latency=0)
 
 
-def test_figures_of_few_decimals_are_exact() -> None:
+def test_link_figures_with_few_decimals_are_exact() -> None:
     topology = rv.Topology.single_host(4, 3e-6, 380e9)
     ports = PortTicks.of(topology)
     assert ports.step([380 * 10**9], rounds=1) * 10**6 == ports.a_sec * (10**6 + 3)
 
 
-def test_a_level_that_is_infinitely_fast_is_crossed_all_the_same() -> None:
+def test_alpha_of_a_level_with_infinite_bandwidth_is_counted() -> None:
     topology = rv.Topology.hosts([[0], [1]], rv.Link(0.0, 8.0), rv.Link(5.0, inf))
     assert PortSecs.of(topology).step([16, 16], rounds=2) == 2 * 5.0 + 2.0

@@ -1,4 +1,4 @@
-"""On a GPU: the CUDA engine gives the CPU engine's bits, and calls can be captured in a graph."""
+"""On a GPU: the CUDA engine gives the bits of the CPU engine, and CUDA graphs capture calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def local_actions(program: Program, rank: int) -> list[Do]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_cuda_stages_give_the_bits_of_cpu_stages(dtype: torch.dtype) -> None:
+def test_cuda_stages_give_the_same_bits_as_cpu_stages(dtype: torch.dtype) -> None:
     rng = random.Random(str(dtype))
     found = []
     for src, dst in rng.sample(list(all_pairs((12, 20), 4)), 30):
@@ -72,7 +72,7 @@ def nccl(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_a_call_moves_a_tensor_on_the_gpu(nccl: None) -> None:
+def test_redistribute_on_one_gpu_returns_an_equal_tensor(nccl: None) -> None:
     layout = rv.Layout((6, 10), "R(1)V(1)D(1,1)")
     tensor = torch.randn(6, 10, device="cuda")
     assert torch.equal(rv.redistribute(tensor, layout, layout), tensor)
@@ -82,7 +82,7 @@ def test_a_redistributor_is_captured_in_a_cuda_graph(nccl: None) -> None:
     layout = rv.Layout((64, 32), "R(1)V(1)D(1,1)")
     call = rv.Redistributor(rv.plan(layout, layout))
     src, out = torch.zeros(64, 32, device="cuda"), torch.zeros(64, 32, device="cuda")
-    call(src, out=out)  # What is uploaded once must not be captured.
+    call(src, out=out)  # The graph must not capture the uploads of the first call.
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call(src, out=out)

@@ -1,4 +1,4 @@
-"""On a GPU: what waits in pinned memory comes back as it went, whatever streams do meanwhile."""
+"""On a GPU: tensors that are copied to pinned memory and back keep their values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_memory_that_is_used_again_at_once_does_not_change_what_was_sent() -> None:
+def test_reused_device_memory_does_not_change_a_copy_to_the_host() -> None:
     host, kept = Host("cuda"), []
     for value in range(20):
         x = torch.full((1 << 20,), float(value), device="cuda")
@@ -33,7 +33,7 @@ def test_memory_that_is_used_again_at_once_does_not_change_what_was_sent() -> No
 
 
 def step(case: Case, folder: Path) -> tuple[float, dict[str, torch.Tensor]]:
-    """A step of a program of one rank on the GPU: its loss, and gradients."""
+    """The loss and the gradients of a step of a program of one rank on the GPU."""
 
     def work(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
         trainer.load_state_dict(case.new_model().state_dict())
@@ -47,7 +47,7 @@ def step(case: Case, folder: Path) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", ["zero_offload", "zero3_offload", "swap"])
-def test_places_change_no_number(name: str, tmp_path: Path) -> None:
+def test_offload_and_swap_do_not_change_loss_and_gradients(name: str, tmp_path: Path) -> None:
     plain = step(Case("data_parallel", 1, sizes={"layers": 4}), tmp_path / "plain")
     other = step(Case(name, 1, sizes={"layers": 4}), tmp_path / "other")
     place = "cuda" if name == "swap" else "cpu"

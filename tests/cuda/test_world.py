@@ -1,6 +1,6 @@
-"""On GPUs: several ranks move by NCCL, and by CUDA IPC, what ``simulate`` says they do.
+"""On GPUs: several ranks redistribute tensors by NCCL and by CUDA IPC.
 
-Ranks share the GPUs that are here: on one GPU this shows that data and order are right, not speed.
+The ranks share the available GPUs. The tests check data and order, not speed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cases_of(num_ranks: int) -> list[Case]:
 
 
 def moved(rank: int, cases: list[Case], executor: str, dtype: str) -> list[Array | None]:
-    """This rank's results; every transition is called several times, by one compiled call."""
+    """This rank's results; each transition is compiled once and called several times."""
     found: list[Array | None] = []
     for src, dst in cases:
         if rank not in src and rank not in dst:
@@ -67,7 +67,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[ProcessWorld]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("executor", ["peer", "dist"])
-def test_ranks_on_gpus_move_what_layouts_say(
+def test_ranks_on_gpus_produce_the_shards_of_the_dst_layout(
     world: ProcessWorld, executor: str, dtype: str
 ) -> None:
     cases = cases_of(world.num_ranks)
@@ -81,7 +81,7 @@ def test_ranks_on_gpus_move_what_layouts_say(
 
 
 def called_in_a_row(rank: int, src: rv.Layout, dst: rv.Layout, executor: str) -> bool:
-    """Whether calls in a row, whose input changes meanwhile on the same stream, all are right."""
+    """Whether consecutive calls are right while the same stream changes their input."""
     topology = rv.Topology.single_host(len(src.ranks), 0, 1.0)
     call = rv.Redistributor(rv.plan(src, dst, "float32", topology), executor=executor)
     shape = src.cell(rank).box.shape
@@ -93,7 +93,7 @@ def called_in_a_row(rank: int, src: rv.Layout, dst: rv.Layout, executor: str) ->
 
 
 @pytest.mark.parametrize("executor", ["peer", "dist"])
-def test_calls_in_a_row_do_not_overtake_each_other(world: ProcessWorld, executor: str) -> None:
+def test_consecutive_calls_do_not_overtake_each_other(world: ProcessWorld, executor: str) -> None:
     n = world.num_ranks
     src = rv.Layout((1024 * n, 64 * n), f"R(1)V(1)D({n},1)")
     dst = rv.Layout((1024 * n, 64 * n), f"R(1)V(1)D(1,{n})")
@@ -105,9 +105,9 @@ NUM_MICROBATCHES = 8
 
 
 def as_in_a_pipeline(rank: int) -> list[float]:
-    """Rank 0 sends down and rank 1 sends up as in 1F1B: the order on rank 0 is not that on rank 1.
+    """Rank 0 sends down and rank 1 sends up, as in 1F1B; their orders of calls differ.
 
-    Messages are so large that a send waits for its receive.
+    The messages are so large that a send waits for its receive.
     """
     here, there = (rv.Layout((4096, 1024), "R(1)V(1)D(1,1)", [r]) for r in (0, 1))
     down, up = (rv.Redistributor(rv.plan(*ends)) for ends in ((here, there), (there, here)))
@@ -139,7 +139,7 @@ def as_in_a_pipeline(rank: int) -> list[float]:
     return [result[0, 0].item() for result in results]
 
 
-def test_messages_of_two_directions_do_not_wait_for_each_other() -> None:
+def test_messages_in_opposite_directions_do_not_deadlock() -> None:
     world = ProcessWorld(2, 60.0, "nccl")
     try:
         found = world.run(as_in_a_pipeline, timeout_secs=100.0)

@@ -1,8 +1,9 @@
 """Kill and resume training runs: ``python -m tests.dist.kills --times 50`` runs 50 trials.
 
 A trial trains on several processes, kills all of them with SIGKILL at a random moment, and resumes
-under another plan, usually on another number of processes. Its losses must equal those of an
-uninterrupted run. Kills hit steps, saves, and the time before the first checkpoint.
+under another plan, usually on another number of processes. Its losses must equal the losses of
+an uninterrupted run. A kill can interrupt a step or a save, also before the first checkpoint is
+complete.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Trial:
         return cls(before, after, step, delay, draw.choice(["safetensors", "dcp"]))
 
     def run(self, program: Path, saves: Path, expected: dict[int, float]) -> str:
-        """Run, kill and resume; returns what the kill interrupted.
+        """Run, kill and resume; returns whether the kill interrupted "a save" or "a step".
 
         Raises:
             AssertionError: losses differ from those expected.
@@ -108,7 +109,8 @@ class Trial:
 
     def _kill(self, world: ProcessWorld, saves: Path) -> None:
         progress = saves / PROGRESS
-        while self.step and not (progress.exists() and progress.read_text() >= str(self.step)):
+        # The file is empty for a moment while a rank writes it.
+        while self.step and not (progress.exists() and int(progress.read_text() or 0) >= self.step):
             time.sleep(0.001)
         time.sleep(self.delay_secs)
         for process in world._processes:

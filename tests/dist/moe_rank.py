@@ -1,8 +1,10 @@
-"""One rank of a mixture of experts that moves to other ranks and back; for ``test_moe_cluster``.
+"""Redistribute a mixture of experts to other ranks and back, as one rank of a process group.
+
+``test_moe_cluster`` starts this command on every rank:
 
     python -m tests.dist.moe_rank TOPOLOGY.json
 
-If a result is wrong, the process ends with a status other than 0 and a message with the tensors.
+If a result is wrong, the process ends with a nonzero status and prints the names of wrong tensors.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def check(src: Layouts, dst: Layouts, topology: rv.Topology, limit: int) -> None
 
 
 def main(path: str) -> None:
-    """Check both directions."""
+    """Check the redistribution from the trainer to the server, and back."""
     dist.init_process_group("gloo")
     topology = rv.Topology.load(path)
     half = dist.get_world_size() // 2

@@ -23,7 +23,7 @@ def shard_of(rank: int, layout: rv.Layout, seed: int = 0, dtype: str = "float32"
 
 @contextmanager
 def pool_of_all_sizes() -> Iterator[None]:
-    """In this rank, let small tensors also be in the pool, where other ranks read them in place."""
+    """On this rank, place small tensors in the pool, too; other ranks read the pool in place."""
     before, pool.MIN_BYTES = pool.MIN_BYTES, 1
     try:
         yield

@@ -1,4 +1,4 @@
-"""A call with ``async_op=True`` is under way while its caller computes."""
+"""A call with ``async_op=True`` runs while its caller computes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def move(rank: int, seed: int = 0, **options: Any) -> Any:
 
 
 def compute_meanwhile(rank: int, num_steps: int, executor: str) -> tuple[Any, list[Any]]:
-    """Rank 1 joins the call only when it hears that rank 0 has computed while it was under way."""
+    """Rank 1 joins the call only after rank 0 has computed while the call was pending."""
     move(rank, executor=executor)
     store, done = World.of().store, f"computed/{executor}"
     seen: list[Any] = []
@@ -94,7 +94,7 @@ def test_futures_can_be_awaited(worlds: Worlds) -> None:
 
 
 def move_many(rank: int, executor: str) -> tuple[bool, list[Any]]:
-    """State dicts are under way together, and a call that waits comes after them."""
+    """Three asynchronous calls with state dicts, and a synchronous call after them."""
     names = ["a", "b"]
     src, dst = dict.fromkeys(names, ROWS), dict.fromkeys(names, COLUMNS)
     shards = [{name: shard_of(rank, ROWS, seed) for name in names} for seed in range(3)]
@@ -108,7 +108,9 @@ def move_many(rank: int, executor: str) -> tuple[bool, list[Any]]:
 
 
 @pytest.mark.parametrize("executor", ["dist", "peer"])
-def test_state_dicts_move_while_the_caller_goes_on(worlds: Worlds, executor: str) -> None:
+def test_several_asynchronous_redistribute_many_calls_are_correct(
+    worlds: Worlds, executor: str
+) -> None:
     found = worlds(2).run(move_many, executor)
     assert all(done for done, _ in found)
     calls = zip(*(results for _, results in found), strict=True)
@@ -125,7 +127,7 @@ HERE, THERE = (rv.Layout((4, 6), "R(1)V(1)D(1,1)", [rank]) for rank in (0, 1))
 
 
 def post(rank: int, num_calls: int) -> tuple[bool, list[Any]]:
-    """Some are waited for in reverse, one by its future, one has ``out``; the first is dropped."""
+    """Drop call 0, wait for call 1 by its future, for others in reverse; call 3 has ``out``."""
     call = rv.Redistributor(rv.plan(HERE, THERE, "float32", executor="dist"))
     out = torch.empty(6, 4).t() if rank == 1 else None
     pending = [
@@ -143,7 +145,7 @@ def post(rank: int, num_calls: int) -> tuple[bool, list[Any]]:
 
 
 @pytest.mark.parametrize("num_calls", [6, MOST_POSTED + 8])
-def test_messages_are_posted_and_finished_by_who_waits(worlds: Worlds, num_calls: int) -> None:
+def test_posted_messages_are_finished_by_wait(worlds: Worlds, num_calls: int) -> None:
     posted, found = zip(*worlds(2).run(post, num_calls), strict=True)
     assert posted == (True, True)
     seeds = [1, *range(num_calls - 1, 1, -1)]
@@ -152,7 +154,7 @@ def test_messages_are_posted_and_finished_by_who_waits(worlds: Worlds, num_calls
 
 
 def post_in_another_order(rank: int, has_tags: bool) -> list[Any]:
-    """Rank 0 sends twice by one transition and then by another; rank 1 expects them mixed."""
+    """Rank 0 calls one transition twice, then another twice; rank 1 calls them in mixed order."""
     turned = rv.Layout((6, 4), "R(1)V(1)D(1,1)", [0]), rv.Layout((6, 4), "R(1)V(1)D(1,1)", [1])
     group = dist.new_group([0, 1])
     with pytest.MonkeyPatch.context() as patch:
@@ -186,10 +188,8 @@ def posted_in_another_order(
 
 
 @pytest.mark.parametrize("has_tags", [True, False])
-def test_transitions_may_be_posted_in_another_order_on_every_rank(
-    worlds: Worlds, has_tags: bool
-) -> None:
-    """Without tags, as of NCCL, every transition has a communicator of its own."""
+def test_ranks_may_post_transitions_in_different_orders(worlds: Worlds, has_tags: bool) -> None:
+    """Without tags, as with NCCL, every transition has its own communicator."""
     _, found = worlds(2).run(post_in_another_order, has_tags)
     turned = rv.Layout((6, 4), "R(1)V(1)D(1,1)", [0])
     for result, layout, seed in zip(found, (HERE, HERE, turned, turned), (1, 2, 3, 4), strict=True):
@@ -197,7 +197,7 @@ def test_transitions_may_be_posted_in_another_order_on_every_rank(
 
 
 def ask_whether_it_is_completed(rank: int) -> list[bool]:
-    """Rank 0 sends when both ranks have run a collective in the background, which is later here."""
+    """Rank 0 sends after a background collective, which rank 1 starts after its posted receive."""
     call = rv.Redistributor(rv.plan(HERE, THERE, "float32", executor="dist"))
     if rank == 0:
         move(rank, 1, async_op=True).wait()
@@ -212,7 +212,7 @@ def ask_whether_it_is_completed(rank: int) -> list[bool]:
     return [early, torch.equal(pending.wait(), shard_of(0, HERE))]
 
 
-def test_who_asks_whether_messages_have_come_keeps_no_collective_waiting(worlds: Worlds) -> None:
+def test_is_completed_of_a_posted_call_does_not_block_collectives(worlds: Worlds) -> None:
     assert worlds(2).run(ask_whether_it_is_completed) == [[True], [False, True]]
 
 
@@ -224,7 +224,7 @@ def forget(rank: int) -> tuple[int, Any]:
     return len(_POSTED) - before, pending.wait()
 
 
-def test_a_forgotten_call_is_not_waited_for_at_the_end_but_may_be_before(worlds: Worlds) -> None:
+def test_forgotten_call_is_not_tracked_but_can_be_waited_for(worlds: Worlds) -> None:
     (left, _), (left_there, result) = worlds(2).run(forget)
     assert left == left_there == 0
     assert torch.equal(result, shard_of(0, HERE))
@@ -248,8 +248,8 @@ def pass_a_wrong_shard(rank: int) -> tuple[str, Any]:
     return error, move(rank, 2, async_op=True).wait().numpy()
 
 
-def test_what_is_known_to_be_wrong_is_raised_at_once(worlds: Worlds) -> None:
-    # The layouts are known, the shape is not: all ranks ask the others, and all of them hear of it.
+def test_wrong_shape_in_an_asynchronous_call_raises_at_once_on_every_rank(worlds: Worlds) -> None:
+    # The layouts are known, the shape is wrong: the ranks compare requests, and all raise.
     errors, results = zip(*worlds(2).run(pass_a_wrong_shard), strict=True)
     what = f"redistribute {ROWS.rvd} -> {COLUMNS.rvd}"
     assert (
@@ -259,7 +259,7 @@ def test_what_is_known_to_be_wrong_is_raised_at_once(worlds: Worlds) -> None:
 
 
 def fail_in_the_background(rank: int) -> tuple[list[str], Any]:
-    """A call fails before it sends; its handle is dropped, and later calls go on."""
+    """A call fails in the background before it sends; a later call succeeds."""
     call = rv.Redistributor(rv.plan(ROWS, COLUMNS))
     program = call._program
     call._program = None
@@ -270,7 +270,7 @@ def fail_in_the_background(rank: int) -> tuple[list[str], Any]:
     return errors, call(shard_of(rank, ROWS, 3)).numpy()
 
 
-def test_an_error_stays_with_its_call(worlds: Worlds) -> None:
+def test_error_in_the_background_is_raised_only_by_its_call(worlds: Worlds) -> None:
     errors, results = zip(*worlds(2).run(fail_in_the_background), strict=True)
     assert {error.partition(":")[0] for pair in errors for error in pair} == {"AttributeError"}
     assert faults_of(results, ROWS, COLUMNS, seed=3) == []
@@ -295,7 +295,7 @@ DROPPING = """
 """
 
 
-def test_a_process_that_ends_lets_dropped_calls_finish(tmp_path: Path) -> None:
+def test_process_exit_finishes_dropped_asynchronous_calls(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(DROPPING)]
     started = [
         subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE)
@@ -314,7 +314,7 @@ def test_a_process_that_ends_lets_dropped_calls_finish(tmp_path: Path) -> None:
 
 
 class FakeStream:
-    """Writes down what is asked of a stream."""
+    """Records the calls on a stream."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
@@ -345,7 +345,7 @@ class FakeTensor:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens on a GPU that is not there: the caller's stream is named ``caller``."""
+    """The log of calls on a fake GPU, where the stream of the caller is named ``caller``."""
     log: list[str] = []
     current = [FakeStream("caller", log)]
 
@@ -372,26 +372,26 @@ def started(log: list[str]) -> tuple[SideStream, Pending]:
     return side, side.submit(job, [FakeTensor("src", log)])
 
 
-def test_a_gpu_call_runs_on_a_side_stream_after_what_made_its_tensors(log: list[str]) -> None:
+def test_gpu_call_runs_on_a_side_stream_after_the_stream_of_the_caller(log: list[str]) -> None:
     _, pending = started(log)
     pending.future.result()
     assert log == ["side waits for caller", "src is used on side", "job on side"]
 
 
-def test_wait_lets_the_callers_stream_wait_and_not_the_caller(log: list[str]) -> None:
+def test_wait_makes_the_stream_of_the_caller_wait_for_the_side_stream(log: list[str]) -> None:
     _, pending = started(log)
     pending.wait()
     assert log[3:] == ["caller waits for the event on side", "dst is used on caller"]
 
 
-def test_a_later_call_of_the_caller_waits_for_the_side(log: list[str]) -> None:
+def test_drain_makes_the_stream_of_the_caller_wait_for_the_side_stream(log: list[str]) -> None:
     side, pending = started(log)
     pending.future.result()
     side.drain()
     assert log[3:] == ["caller waits for side"]
 
 
-def test_who_waits_for_messages_on_a_gpu_waits_on_its_own_stream(log: list[str]) -> None:
+def test_posted_gpu_call_finishes_on_the_stream_of_the_waiting_caller(log: list[str]) -> None:
     def finish() -> Any:
         log.append("messages have come")
         return FakeTensor("dst", log)

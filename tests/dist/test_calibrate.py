@@ -52,7 +52,7 @@ def test_ranks_of_one_machine_are_one_host_and_agree_on_its_links(
     assert dict(fit.about)["executor"] == executor
 
 
-def test_groups_that_are_given_are_measured(worlds: Worlds) -> None:
+def test_groups_of_a_given_topology_are_measured(worlds: Worlds) -> None:
     topology, fit = worlds(4).run(calibrated, "dist", HOSTS)[0]
     assert [level.name for level in topology.levels] == ["rank", "host"]
     assert topology.levels[1].groups == ((0, 2), (1, 3))
@@ -67,7 +67,7 @@ def disagree(rank: int) -> Any:
     return error_of(lambda: calibrate(effort=effort))
 
 
-def test_ranks_that_disagree_all_hear_of_it(worlds: Worlds) -> None:
+def test_disagreement_about_effort_is_an_error_on_every_rank(worlds: Worlds) -> None:
     for error in worlds(4).run(disagree):
         assert "calibrate: ranks disagree about effort" in error
         assert ", rank 3 for " in error
@@ -99,7 +99,7 @@ def test_a_rank_that_dies_is_an_error_that_names_the_transfer(worlds: Worlds) ->
     "values",
     [{"secs": 0}, {"secs": float("nan")}, {"max_bytes": 4096}, {"min_bytes": 0}, {"long_secs": -1}],
 )
-def test_efforts_that_measure_nothing_are_rejected(values: dict[str, Any]) -> None:
+def test_invalid_efforts_are_rejected(values: dict[str, Any]) -> None:
     with pytest.raises(rv.LayoutError, match="Effort"):
         Effort(**values)
 
@@ -139,14 +139,14 @@ def test_the_command_starts_ranks_prints_a_table_and_writes_a_topology(tmp_path:
         (["--max-bytes", "many"], "cannot parse bytes 'many'"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_at_once(
+def test_invalid_options_of_the_command_are_rejected(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["calibrate", *words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_processes_that_fail_are_an_error_of_the_command(
+def test_command_fails_if_its_processes_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     like = tmp_path / "like.json"
@@ -158,21 +158,21 @@ def test_processes_that_fail_are_an_error_of_the_command(
 
 
 def raise_on_the_last() -> None:
-    """The last rank raises, leaves, and its process ends after those that it leaves alone."""
+    """The last rank raises first, but its process ends after those of the other ranks."""
     if dist.get_rank() == dist.get_world_size() - 1:
         leave = dist.destroy_process_group
         dist.destroy_process_group = lambda: (leave(), time.sleep(2.0))
         raise LookupError("mist")
 
 
-def test_the_error_of_the_rank_that_failed_first_is_told() -> None:
+def test_spawned_raises_the_error_of_the_rank_that_failed_first() -> None:
     with pytest.raises(rv.CommError, match=r"^calibrate: LookupError: mist$"):
         spawned(2, timedelta(seconds=20), 60.0, raise_on_the_last)
 
 
 @pytest.mark.cluster
 @pytest.mark.skipif(bool(netns.missing_requirements()), reason="needs root, ip and tc")
-def test_hosts_of_an_emulated_cluster_are_found_and_their_rate(tmp_path: Path) -> None:
+def test_hosts_of_an_emulated_cluster_and_their_bandwidth_are_found(tmp_path: Path) -> None:
     out = tmp_path / "topology.json"
     command = [sys.executable, "-m", "rvdcomm", "calibrate", "--out", str(out), "--secs", "0.05"]
     with Cluster(2, 2, 100e6) as cluster:

@@ -1,4 +1,4 @@
-"""Checkpoints of real processes: what ranks save together, others read."""
+"""Checkpoints of real processes: other ranks read the files that ranks save together."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def assert_whole(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_safetensors", [False, True])
-def test_what_ranks_save_by_torch_is_read(
+def test_checkpoint_that_ranks_save_by_torch_is_read(
     is_safetensors: bool, worlds: Worlds, tmp_path: Path
 ) -> None:
     worlds(3).run(save_by_torch, str(tmp_path / "src"), is_safetensors)
@@ -77,14 +77,14 @@ def test_what_ranks_save_by_torch_is_read(
     assert_whole(tmp_path / "dst")
 
 
-def test_ranks_load_by_torch_what_we_write(worlds: Worlds, tmp_path: Path) -> None:
+def test_checkpoint_that_rvdcomm_writes_is_loaded_by_torch(worlds: Worlds, tmp_path: Path) -> None:
     worlds(3).run(save_by_us, str(tmp_path / "src"))
     rules = Rules({"rows": "R(1)V(1)D(2,2)", "columns": "R(1)V(1)D(1,4)"}, ranks=range(4))
     reshard(tmp_path / "src", tmp_path / "dst", rules, to="dcp", verify=True)
     assert worlds(2).run(load_by_torch, str(tmp_path / "dst")) == [True, True]
 
 
-def test_what_ranks_save_by_us_is_read(worlds: Worlds, tmp_path: Path) -> None:
+def test_checkpoint_that_ranks_save_by_rvdcomm_is_read(worlds: Worlds, tmp_path: Path) -> None:
     worlds(3).run(save_by_us, str(tmp_path / "src"))
     reshard(tmp_path / "src", tmp_path / "dst", to="whole", verify=True)
     assert_whole(tmp_path / "dst")

@@ -1,4 +1,4 @@
-"""Under torch.compile a call is one operator of one graph, and its gradient another."""
+"""Under torch.compile a call is one operator of one graph, and its gradient is another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.dist.world import Worlds
 
 pytestmark = [
     pytest.mark.dist,
-    # Of torch itself, while it compiles.
+    # torch itself warns while it compiles.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
@@ -34,11 +34,11 @@ PAIRS = {
     "V->D": (PARTS, COLUMNS),
     "R->R": (WHOLE, WHOLE),
 }
-"""Ragged: the ranks' shards differ in shape."""
+"""The shapes of the shards differ between ranks."""
 
 
 def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
-    """The function as one graph; an error if it breaks."""
+    """The function compiled to one graph; a graph break is an error."""
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, backend=backend)
 
@@ -55,7 +55,7 @@ def forward_and_backward(
 def compare(
     rank: int, src: rv.Layout, dst: rv.Layout, backend: str, options: dict[str, Any]
 ) -> bool:
-    """Whether the compiled function gives what it gives without compiling."""
+    """Whether the compiled function gives the results of the uncompiled one."""
 
     def function(x: Tensor) -> Tensor:
         return rv.redistribute(x * 2, src, dst, **options) + 1
@@ -80,7 +80,9 @@ def test_a_call_is_one_graph_with_its_gradient(worlds: Worlds, pair: str) -> Non
     ],
     ids=str,
 )
-def test_options_mean_what_they_always_do(worlds: Worlds, options: dict[str, Any]) -> None:
+def test_options_have_the_same_effect_in_a_compiled_call(
+    worlds: Worlds, options: dict[str, Any]
+) -> None:
     assert worlds(2).run(compare, ROWS, WHOLE, "aot_eager", options) == [True] * 2
 
 
@@ -92,7 +94,7 @@ def call_with_texts(rank: int) -> bool:
     return torch.equal(compiled(function)(shard), function(shard))
 
 
-def test_texts_need_a_shape(worlds: Worlds) -> None:
+def test_compiled_call_accepts_texts_with_a_shape(worlds: Worlds) -> None:
     assert worlds(2).run(call_with_texts) == [True] * 2
 
 
@@ -106,12 +108,12 @@ def call_in_group(rank: int) -> bool:
     return torch.equal(compiled(function)(shard), function(shard))
 
 
-def test_a_group_may_be_given(worlds: Worlds) -> None:
+def test_compiled_call_accepts_a_group(worlds: Worlds) -> None:
     assert worlds(2).run(call_in_group) == [True] * 2
 
 
 def call_with_many_layouts(rank: int) -> list[bool]:
-    """One compiled function whose layouts are its arguments; ranks swap places under one RVD."""
+    """One compiled function with layouts as arguments; two layouts differ only in rank order."""
 
     def function(x: Tensor, src: rv.Layout, dst: rv.Layout) -> Tensor:
         return rv.redistribute(x, src, dst).sin()
@@ -125,7 +127,7 @@ def call_with_many_layouts(rank: int) -> list[bool]:
     ]
 
 
-def test_other_layouts_are_another_graph(worlds: Worlds) -> None:
+def test_compiled_function_is_correct_for_changing_layouts(worlds: Worlds) -> None:
     assert worlds(2).run(call_with_many_layouts) == [[True] * 5] * 2
 
 
@@ -144,12 +146,12 @@ def call_redistributor(rank: int, requires_grad: bool | None) -> bool:
 
 
 @pytest.mark.parametrize("requires_grad", [None, False])
-def test_a_redistributor_is_one_graph_too(worlds: Worlds, requires_grad: bool | None) -> None:
+def test_redistributor_call_is_one_graph(worlds: Worlds, requires_grad: bool | None) -> None:
     assert worlds(2).run(call_redistributor, requires_grad) == [True] * 2
 
 
 def operators_of(rank: int) -> list[str]:
-    """The operators of a graph, of two calls of which one's result is not used."""
+    """The operators in the graph of two calls, one after the other."""
     found: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -166,12 +168,12 @@ def operators_of(rank: int) -> list[str]:
     return found
 
 
-def test_a_call_is_one_operator(worlds: Worlds) -> None:
+def test_every_call_is_one_operator_of_the_graph(worlds: Worlds) -> None:
     assert worlds(2).run(operators_of) == [["rvdcomm.redistribute.default"] * 2] * 2
 
 
-def test_what_compiles_is_loaded_by_the_first_trace_alone() -> None:
-    # Loading it takes longer than all else.
+def test_import_of_the_api_does_not_import_torch_dynamo() -> None:
+    # The import of torch._dynamo takes longer than all other imports.
     code = "import sys, torch, rvdcomm.api; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
 
@@ -221,7 +223,7 @@ def graphs_of(rank: int, what: str) -> tuple[list[list[str]], bool]:
 
 
 @pytest.mark.parametrize("what", BREAKING)
-def test_other_calls_break_the_graph_once(worlds: Worlds, what: str) -> None:
+def test_calls_that_cannot_be_traced_break_the_graph_once(worlds: Worlds, what: str) -> None:
     graphs, are_right = zip(*worlds(2).run(graphs_of, what), strict=True)
     assert are_right == (True,) * 2
     before, after = ["add"], ["mul"]
@@ -238,5 +240,5 @@ def compile_async(rank: int) -> bool:
     return torch.equal(torch.compile(start, backend="eager")(shard).wait(), start(shard).wait())
 
 
-def test_an_async_call_breaks_the_graph_too(worlds: Worlds) -> None:
+def test_asynchronous_call_is_correct_under_torch_compile(worlds: Worlds) -> None:
     assert worlds(2).run(compile_async) == [True] * 2

@@ -1,4 +1,4 @@
-"""Processes do what ``simulate`` says: the same data, and the same bytes on the wire."""
+"""Processes give the same data as ``simulate``, and send the same bytes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def random_topology(rng: random.Random, num_ranks: int) -> rv.Topology | None:
     return rv.Topology.hosts(hosts, rv.Link(alpha_secs, 8e9), rv.Link(alpha_secs, 1e9))
 
 
-def test_cases_have_all_groups_that_trip_others() -> None:
+def test_cases_include_unequal_group_sizes_in_every_relation() -> None:
     seen = {(case.num_src, case.num_dst, case.relation) for case in CASES}
     wanted = {(2, 3), (4, 6), (3, 4), (5, 7)}
     assert seen >= {(*sizes, relation) for sizes in wanted for relation in RELATIONS[1:]}
@@ -123,7 +123,7 @@ def test_cases_have_all_groups_that_trip_others() -> None:
 
 
 def free_rounds(num_ranks: int, num_hosts: int) -> rv.Topology:
-    """Equal hosts, where rounds cost nothing: plans then take the steps that move least."""
+    """Equal hosts, where rounds cost nothing: plans then move the fewest bytes."""
     size = num_ranks // num_hosts
     hosts = [range(i, i + size) for i in range(0, num_ranks, size)]
     return rv.Topology.hosts(hosts, rv.Link(0.0, 8e9), rv.Link(0.0, 1e9))
@@ -171,7 +171,7 @@ def is_near(got: Array, want: Array, tolerance: Array) -> bool:
 def faults_of_moved(
     moved: list[Moved | None], plan: rv.Plan, want: rv.SimulationResult, tolerance: dict[int, Array]
 ) -> list[str]:
-    """What the ranks saw otherwise than ``simulate``."""
+    """Differences between the results of the ranks and of ``simulate``."""
     faults = []
     for rank, seen in enumerate(moved):
         if seen is None:
@@ -188,7 +188,7 @@ def faults_of_moved(
         if seen.sent_bytes["dist"] != want.sent_bytes[rank]:
             sent = seen.sent_bytes["dist"], want.sent_bytes[rank]
             faults.append(f"rank {rank}: sent {sent[0]} bytes, simulate counts {sent[1]}")
-    # Reading straight from the first owner may spare a byte its second journey: that is planned.
+    # A read from the first owner may save a second move of a byte; the plan counts that.
     near = rv.plan(plan.src, plan.dst, "float32", plan.topology)
     total = sum(seen.sent_bytes["auto"] for seen in moved if seen is not None)
     if total != near.cost.wire_bytes:

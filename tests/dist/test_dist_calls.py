@@ -44,7 +44,7 @@ def transposed(tensor: Tensor) -> Tensor:
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """Every second column and third row of something larger, behind an offset."""
+    """Every second column and third row of a larger tensor, at an offset."""
     rows, columns = tensor.shape
     room = tensor.new_full((3 * rows + 2, 2 * columns + 1), 99)
     view = room[2 : 2 + 3 * rows : 3, 1 : 1 + 2 * columns : 2]
@@ -198,7 +198,7 @@ def move_to_out(
 
 @pytest.mark.parametrize("stride", [contiguous, *STRIDES])
 @pytest.mark.parametrize("src_rvd, dst_rvd", TRANSITIONS)
-def test_result_goes_to_out_and_nowhere_else(
+def test_result_is_written_to_out_and_no_other_memory(
     worlds: Worlds, src_rvd: str, dst_rvd: str, stride: Callable[[Tensor], Tensor]
 ) -> None:
     src, dst = pair_of(src_rvd, dst_rvd)
@@ -224,7 +224,7 @@ def move_to_some_outs(
 
 @pytest.mark.parametrize("when", OUTS)
 def test_some_ranks_may_give_out(worlds: Worlds, when: str) -> None:
-    # A shape of its own for every case: all of them start with a new transition.
+    # Every case has its own shape, so that it starts with a new transition.
     shape = (8 + len(when),)
     src, dst = rv.Layout(shape, "R(1)V(1)D(2)", [0, 1]), rv.Layout(shape, "R(1)V(1)D(2)", [2, 3])
     seen = worlds(4, timeout_secs=3.0).run(move_to_some_outs, src, dst, OUTS[when])
@@ -246,7 +246,7 @@ def call_async(rank: int, num_calls: int) -> tuple[list[Any], list[bool]]:
         else:
             started.append(rv.redistribute(shard_of(rank, pair[0], seed), *pair, async_op=True))
     pending = [call for call in started if not isinstance(call, Tensor)]
-    # The last first: waiting in any order is right.
+    # The last call first, because any order of waits is allowed.
     waited = {id(call): call.wait() for call in reversed(pending)}
     results = [waited.get(id(call), call) for call in started]
     return [result.numpy() for result in results], [call.is_completed() for call in pending]
@@ -296,7 +296,7 @@ def call_async_among_some(rank: int, num_rounds: int) -> list[Any]:
     return [None if result is None else result.numpy() for result in results]
 
 
-def test_calls_of_different_ranks_may_be_pending(worlds: Worlds) -> None:
+def test_calls_of_overlapping_groups_of_ranks_may_be_pending(worlds: Worlds) -> None:
     calls = enumerate(zip(*worlds(4).run(call_async_among_some, 20), strict=True))
     faults = [faults_of(results, *OVERLAPPING[i % 3], seed=i // 3) for i, results in calls]
     assert faults == [[]] * 60
@@ -314,7 +314,7 @@ def call_with_texts(
 
 @pytest.mark.parametrize("is_inferred", [True, False], ids=["inferred", "given"])
 @pytest.mark.parametrize("src_rvd, dst_rvd", TRANSITIONS)
-def test_texts_mean_all_ranks_of_the_group(
+def test_texts_without_ranks_use_all_ranks_of_the_group(
     worlds: Worlds, src_rvd: str, dst_rvd: str, is_inferred: bool
 ) -> None:
     src, dst = pair_of(src_rvd, dst_rvd)
@@ -326,7 +326,7 @@ def call_with_whole_texts(rank: int, src: str, dst: str) -> Any:
     return rv.redistribute(shard_of(rank, rv.Layout.parse(src)), src, dst).numpy()
 
 
-def test_texts_may_say_shape_ranks_and_cuts(worlds: Worlds) -> None:
+def test_texts_may_include_shape_ranks_and_cuts(worlds: Worlds) -> None:
     src = "R(1)V(2)D(2,1) shape(6,10) ranks(3,1,0,2)"
     dst = "R(1)V(1)D(1,4) shape(6,10) ranks(1,0,3,2) cuts(0,6;0,1,5,5,10)"
     results = worlds(4).run(call_with_whole_texts, src, dst)
@@ -342,7 +342,7 @@ def infer_two_shapes(rank: int, sizes: list[int]) -> list[Any]:
     return [rv.redistribute(x, "R(1)V(1)D(4)", "R(4)V(1)D(1)").numpy() for x in shards]
 
 
-def test_shape_is_inferred_anew_when_some_shards_stay_the_same(worlds: Worlds) -> None:
+def test_shape_is_inferred_again_if_only_some_shards_change_their_shape(worlds: Worlds) -> None:
     # Shards of 11 elements are 3, 3, 3, 2; of 10 they are 3, 3, 3, 1.
     first, second = zip(*worlds(4, timeout_secs=3.0).run(infer_two_shapes, [11, 10]), strict=True)
     pair = rv.Layout((11,), "R(1)V(1)D(4)"), rv.Layout((11,), "R(4)V(1)D(1)")
@@ -361,7 +361,7 @@ def call_with_two_dtypes(rank: int) -> list[Any]:
     return [None if r is None else (str(r.dtype), r.numpy()) for r in results]
 
 
-def test_dtype_tells_calls_apart_where_a_rank_passes_no_shard(worlds: Worlds) -> None:
+def test_dtype_argument_selects_the_call_on_ranks_without_a_shard(worlds: Worlds) -> None:
     seen = worlds(4).run(call_with_two_dtypes)
     assert seen[:2] == [[None] * 3] * 2
     assert [name for name, _ in seen[2]] == ["torch.float32", "torch.int64", "torch.float32"]
@@ -395,7 +395,9 @@ def call_in_and_after_inference_mode(rank: int, src: rv.Layout, dst: rv.Layout) 
 
 
 @pytest.mark.parametrize("src_rvd, dst_rvd", TRANSITIONS)
-def test_inference_mode_leaves_nothing_behind(worlds: Worlds, src_rvd: str, dst_rvd: str) -> None:
+def test_calls_work_in_inference_mode_and_after_it(
+    worlds: Worlds, src_rvd: str, dst_rvd: str
+) -> None:
     src, dst = pair_of(src_rvd, dst_rvd)
     world = worlds(4, timeout_secs=4.0)
     first, second = zip(*world.run(call_in_and_after_inference_mode, src, dst), strict=True)
@@ -429,7 +431,7 @@ def _pair_of_group(index: int, members: list[list[int]]) -> tuple[rv.Layout, rv.
 
 
 @pytest.mark.parametrize("members", [[[0, 1, 2], [3, 4, 5]], [[5, 1], [0, 3, 2, 4]]], ids=str)
-def test_groups_work_at_the_same_time(worlds: Worlds, members: list[list[int]]) -> None:
+def test_two_groups_may_call_at_the_same_time(worlds: Worlds, members: list[list[int]]) -> None:
     seen = worlds(6).run(call_in_two_groups, members)
     for index, ranks in enumerate(members):
         results = dict(seen[rank] for rank in ranks)
@@ -438,7 +440,7 @@ def test_groups_work_at_the_same_time(worlds: Worlds, members: list[list[int]]) 
 
 
 def call_in_groups_that_share_a_rank(rank: int) -> dict[str, Any]:
-    """Rank 1 is in both groups, the others in one each: in unequal numbers of groups."""
+    """Rank 1 is in both groups, every other rank in one."""
     members = {"low": [0, 1], "high": [1, 2, 3]}
     groups = {name: dist.new_group(ranks) for name, ranks in members.items()}
     results = {}
@@ -492,7 +494,7 @@ def call_in_group_made_again(rank: int, src: rv.Layout, dst: rv.Layout) -> list[
     return results
 
 
-def test_group_may_be_destroyed_and_made_again(worlds: Worlds) -> None:
+def test_group_may_be_destroyed_and_created_again(worlds: Worlds) -> None:
     src, dst = pair_of(*TRANSITIONS[3])
     calls = zip(*worlds(4).run(call_in_group_made_again, src, dst), strict=True)
     assert [faults_of(results, src, dst, seed) for seed, results in enumerate(calls)] == [[]] * 3
@@ -512,7 +514,7 @@ def test_call_outside_of_the_group_is_an_error(worlds: Worlds) -> None:
 
 
 def move_between_users_collectives(rank: int, src: rv.Layout, dst: rv.Layout) -> Any:
-    """Collectives of the caller's run before and after, and are in flight meanwhile."""
+    """Collectives of the caller run before, during and after the call."""
     before = torch.full((50_000,), float(rank))
     work = dist.all_reduce(before, async_op=True)
     result = rv.redistribute(shard_of(rank, src), src, dst)
@@ -522,7 +524,7 @@ def move_between_users_collectives(rank: int, src: rv.Layout, dst: rv.Layout) ->
     return result.numpy(), before[7].item(), after.item()
 
 
-def test_collectives_of_the_caller_do_not_mix_with_ours(worlds: Worlds) -> None:
+def test_collectives_of_the_caller_do_not_mix_with_those_of_redistribute(worlds: Worlds) -> None:
     src, dst = pair_of(*TRANSITIONS[0])
     seen = worlds(4).run(move_between_users_collectives, src, dst)
     assert faults_of([result for result, _, _ in seen], src, dst) == []
@@ -542,15 +544,15 @@ def count_agreements(rank: int, num_calls: int) -> list[int]:
     return counts[1:]
 
 
-def test_ranks_agree_once_a_transition(worlds: Worlds) -> None:
+def test_ranks_agree_only_in_the_first_call_of_a_transition(worlds: Worlds) -> None:
     seen = worlds(4).run(count_agreements, 5)
-    # Ranks that share memory agree about it, too: so some agree more often than others.
+    # Ranks that share memory also agree about the memory, so some ranks agree more often.
     assert all(counts == [counts[0]] * 5 for counts in seen)
     assert min(counts[0] for counts in seen) > 0
 
 
 def count_store_calls(rank: int, num_calls: int) -> int:
-    """Calls of the job's store by repeated calls of a transition."""
+    """Number of accesses to the store by repeated calls of a transition."""
     src, dst = rv.Layout((20,), "R(1)V(1)D(4)"), rv.Layout((20,), "R(1)V(4)D(1)")
     rv.redistribute(shard_of(rank, src), src, dst)
     used: list[int] = []
@@ -564,7 +566,7 @@ def count_store_calls(rank: int, num_calls: int) -> int:
     return len(used)
 
 
-def test_repeated_calls_leave_the_store_alone(worlds: Worlds) -> None:
+def test_repeated_calls_do_not_access_the_store(worlds: Worlds) -> None:
     assert worlds(4).run(count_store_calls, 5) == [0] * 4
 
 
@@ -579,7 +581,7 @@ def interleave(rank: int, pairs: list[tuple[rv.Layout, rv.Layout]], num_rounds: 
     return [None if result is None else result.numpy() for result in results]
 
 
-def test_plans_may_be_interleaved(worlds: Worlds) -> None:
+def test_calls_of_several_transitions_may_be_interleaved(worlds: Worlds) -> None:
     shape = (6, 10)
     pairs = [
         (rv.Layout(shape, "R(1)V(2)D(2,1)"), rv.Layout(shape, "R(2)V(1)D(1,2)", [3, 1, 0, 2])),
@@ -600,7 +602,9 @@ def call_redistributor(rank: int, plan: rv.Plan, num_calls: int) -> tuple[list[A
 
 
 @pytest.mark.parametrize("memory_limit", [None, 2200, 1600], ids=str)
-def test_redistributor_is_called_often(worlds: Worlds, memory_limit: int | None) -> None:
+def test_redistributor_is_correct_in_repeated_calls(
+    worlds: Worlds, memory_limit: int | None
+) -> None:
     src = rv.Layout((12, 16), "R(1)V(2)D(2,1)")
     dst = rv.Layout((12, 16), "R(2)V(1)D(1,2)", [1, 0, 3, 2])
     plan = rv.plan(src, dst, "float32", memory_limit=memory_limit)
@@ -618,7 +622,7 @@ def call_redistributor_with_everything(rank: int, plan: rv.Plan) -> tuple[bool, 
     return result is out, out.numpy().copy()
 
 
-def test_redistributor_takes_strides_out_and_async(worlds: Worlds) -> None:
+def test_redistributor_accepts_strides_out_and_async_op(worlds: Worlds) -> None:
     src, dst = pair_of(*TRANSITIONS[3])
     seen = worlds(4).run(call_redistributor_with_everything, rv.plan(src, dst))
     assert [is_out for is_out, _ in seen] == [True] * 4
@@ -630,7 +634,7 @@ def test_redistributor_takes_strides_out_and_async(worlds: Worlds) -> None:
     "src_rvd, dst_rvd",
     [("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"), ("R(1)V(4)D(1,1)", "R(1)V(1)D(1,4)")],
 )
-def test_tensors_may_have_any_strides_where_a_plan_cuts_in_strides(
+def test_tensors_may_have_any_strides_if_the_plan_has_a_view(
     worlds: Worlds, src_rvd: str, dst_rvd: str, executor: str
 ) -> None:
     src, dst = rv.Layout((8, 12), src_rvd), rv.Layout((8, 12), dst_rvd)
@@ -647,7 +651,7 @@ def call_redistributor_outside(rank: int, plan: rv.Plan) -> Any:
     return None if result is None else result.numpy()
 
 
-def test_redistributor_does_nothing_on_a_rank_outside(worlds: Worlds) -> None:
+def test_redistributor_does_nothing_on_a_rank_outside_both_layouts(worlds: Worlds) -> None:
     src = rv.Layout((6,), "R(1)V(1)D(2)", [0, 1])
     dst = rv.Layout((6,), "R(1)V(1)D(2)", [1, 3])
     results = worlds(4).run(call_redistributor_outside, rv.plan(src, dst))

@@ -15,7 +15,7 @@ from tests.oracle import Array
 pytestmark = pytest.mark.dist
 
 SHAPE = (24, 40)
-# Backends cut what is large into segments, each of which may be summed in an order of its own.
+# Backends cut large tensors into segments, and may sum each segment in another order.
 LARGE_SHAPE = (210, 260)
 SHUFFLED = {4: (2, 0, 3, 1), 8: (5, 2, 7, 0, 3, 6, 1, 4)}
 
@@ -44,7 +44,7 @@ def topology_of(name: str, num_ranks: int) -> rv.Topology | None:
 
 
 def random_shard(rank: int, src: rv.Layout, dtype: str) -> Tensor:
-    """Floats of widely different sizes, so that every order of adding rounds otherwise."""
+    """Floats of widely different sizes, so that every order of addition rounds differently."""
     cell = src.cell(rank)
     # Replicas hold equal values. (Hashes of numbers are alike in all processes.)
     generator = torch.Generator().manual_seed(hash((cell.part, cell.box.lo)))
@@ -102,7 +102,7 @@ def test_large_sums_are_equal_in_every_run_and_replica(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_these_values_tell_orders_of_adding_apart(dtype: str) -> None:
+def test_random_shards_give_different_sums_in_different_orders(dtype: str) -> None:
     src = rv.Layout(SHAPE, "R(1)V(4)D(1,1)")
     a, b, c, d = (random_shard(rank, src, dtype) for rank in range(4))
     sums = [a + b + c + d, a + c + b + d, d + c + b + a, (a + b) + (c + d)]

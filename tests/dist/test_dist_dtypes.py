@@ -88,7 +88,7 @@ def redistribute_bytes(
     rank: int, src: rv.Layout, dst: rv.Layout, dtype: str, shards: dict[int, Array]
 ) -> tuple[Array, Array, str]:
     """Bytes of the result, bytes of the input afterwards, and the dtype of the result."""
-    # torch warns that its complex32 is experimental; that is not for rvdcomm to mend.
+    # torch warns that its complex32 is experimental; rvdcomm cannot change that.
     warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
     tensor = tensor_of_bytes(shards[rank], dtype)
     result = rv.redistribute(tensor, src, dst, topology=FREE_ROUNDS)
@@ -117,7 +117,7 @@ def faults_of_move(
 
 @pytest.mark.parametrize(
     "dtype, src_rvd, dst_rvd",
-    # What has no sum has no layout with parts either.
+    # A dtype without a sum has no layout with parts.
     [(dt, *pair) for dt in ITEM_BYTES for pair in MOVES[: 3 if dt in NOT_SUMMED else 4]],
 )
 def test_moves_keep_every_bit(worlds: Worlds, dtype: str, src_rvd: str, dst_rvd: str) -> None:

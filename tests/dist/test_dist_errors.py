@@ -1,4 +1,4 @@
-"""Bad input is an error of the right class on every rank, before any byte is sent; nobody hangs."""
+"""Bad input is an error of the right class on every rank, before any byte is sent, and in time."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def misuse(rank: int, calls: Sequence[Call | None], timeout_secs: float = 10.0) 
 
 
 def faults_of_misuse(seen: Sequence[Seen], errors: Sequence[str]) -> list[str]:
-    """What is not as it should be: the errors, silence before them, and the world afterwards."""
+    """Wrong errors, calls of the backend before an error, and faults of the good call after it."""
     faults = []
     for rank, (got, want) in enumerate(zip(seen, errors, strict=True)):
         if got.error != want:
@@ -225,7 +225,7 @@ def test_rank_outside_the_group_is_an_error_on_the_others(worlds: Worlds) -> Non
     assert faults_of_misuse(seen, [error] * 3 + ["none"]) == []
 
 
-def test_call_of_a_rank_in_neither_layout_is_an_error_there_alone(worlds: Worlds) -> None:
+def test_call_of_a_rank_in_neither_layout_is_an_error_on_that_rank_only(worlds: Worlds) -> None:
     src, dst = (
         rv.Layout((6,), "R(1)V(1)D(3)", [0, 1, 3]),
         rv.Layout((6,), "R(3)V(1)D(1)", [0, 1, 3]),
@@ -325,7 +325,7 @@ def test_given_shapes_that_differ_are_an_error_on_every_rank(worlds: Worlds) -> 
 # --- ranks that do not come ---------------------------------------------------------------------
 
 TIMEOUT_SECS = 3.0
-# What a rank needs besides waiting, on a machine that has other work too.
+# The time that a rank needs besides waiting, on a machine that has other work, too.
 SLACK_SECS = 3.0
 
 
@@ -347,7 +347,7 @@ def timed(call: Callable[[], Any]) -> Waited:
 
 
 def hurried(worlds: Worlds) -> ProcessWorld:
-    """A world in which waiting ends soon."""
+    """A world with a short timeout."""
     return worlds(4, timeout_secs=TIMEOUT_SECS)
 
 
@@ -447,7 +447,7 @@ def stay_away_once(rank: int, absent: int) -> tuple[Waited | None, Waited, Waite
     return first, *call_again(rank, meeting)
 
 
-def test_a_group_in_which_a_rank_stayed_away_is_failed_on_every_rank(worlds: Worlds) -> None:
+def test_group_is_failed_on_every_rank_after_one_rank_missed_a_call(worlds: Worlds) -> None:
     world = hurried(worlds)
     first, again, anew = zip(*world.run(stay_away_once, 2), strict=True)
     world.stop()
@@ -461,7 +461,7 @@ def test_a_group_in_which_a_rank_stayed_away_is_failed_on_every_rank(worlds: Wor
 
 
 def disagree_about_members(rank: int) -> tuple[Waited, Waited, Waited]:
-    """Rank 1 thinks that it moves something with rank 0 alone."""
+    """Rank 1 calls a transition of ranks 0 and 1; the others call one of all ranks."""
     pair = rv.Layout((8,), "R(1)V(1)D(2)", [0, 1]), rv.Layout((8,), "R(2)V(1)D(1)", [0, 1])
     src, dst = pair if rank == 1 else GOOD
     meeting = meeting_group()
@@ -469,7 +469,7 @@ def disagree_about_members(rank: int) -> tuple[Waited, Waited, Waited]:
     return first, *call_again(rank, meeting)
 
 
-def test_ranks_that_disagree_about_who_joins_get_an_error_in_time(worlds: Worlds) -> None:
+def test_disagreement_about_the_members_is_an_error_in_time_on_every_rank(worlds: Worlds) -> None:
     world = hurried(worlds)
     first, again, anew = zip(*world.run(disagree_about_members), strict=True)
     world.stop()
@@ -540,7 +540,9 @@ LATER = {
 
 
 @pytest.mark.parametrize("what", LATER)
-def test_bad_later_call_is_an_error_and_nobody_hangs(worlds: Worlds, what: str) -> None:
+def test_bad_later_call_of_one_rank_is_an_error_in_time_on_every_rank(
+    worlds: Worlds, what: str
+) -> None:
     world = hurried(worlds)
     waited = world.run(misuse_later, [Call(), Call(), LATER[what], Call()])
     world.stop()
@@ -564,7 +566,7 @@ def misuse_later_everywhere(rank: int, call: Call) -> tuple[Waited, Waited]:
     ],
     ids=["shape", "no shard", "out", "out shares memory"],
 )
-def test_bad_later_call_of_all_ranks_leaves_the_world_working(
+def test_next_call_succeeds_after_a_bad_later_call_of_all_ranks(
     worlds: Worlds, call: Call, name: str
 ) -> None:
     bad, good = zip(*worlds(4).run(misuse_later_everywhere, call), strict=True)
@@ -608,7 +610,7 @@ def make_redistributor_alone(rank: int, absent: int, plan: rv.Plan) -> Waited | 
     return None if rank == absent else timed(lambda: rv.Redistributor(plan) and None)
 
 
-def test_rank_that_makes_no_redistributor_is_an_error_on_the_others(worlds: Worlds) -> None:
+def test_rank_that_creates_no_redistributor_is_an_error_on_the_others(worlds: Worlds) -> None:
     world = hurried(worlds)
     waited = world.run(make_redistributor_alone, 1, rv.plan(*GOOD))
     world.stop()

@@ -47,7 +47,7 @@ def pids(world: ProcessWorld) -> set[int]:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; it may take a moment to go after it was killed."""
+    """Whether a process runs; a killed process may take a moment to end."""
     deadline = time.monotonic() + 2.0
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -60,7 +60,7 @@ def test_every_rank_runs_in_a_process_of_its_own(world: ProcessWorld) -> None:
     assert len({pid for _, _, pid in results} | {os.getpid()}) == 4
 
 
-def test_processes_live_from_call_to_call(world: ProcessWorld) -> None:
+def test_processes_are_reused_by_later_calls(world: ProcessWorld) -> None:
     assert pids(world) == pids(world)
 
 
@@ -72,7 +72,7 @@ def test_error_of_a_rank_is_raised_with_rank_and_traceback(world: ProcessWorld) 
     assert "in fail_on" in note
 
 
-def test_hang_is_ended_and_its_ranks_are_named(world: ProcessWorld) -> None:
+def test_hang_raises_timeout_error_that_names_its_ranks(world: ProcessWorld) -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[2\] did not return in 1 s"):
         world.run(hang_on, 2, timeout_secs=1.0)
 
@@ -82,7 +82,7 @@ def test_death_of_a_rank_is_an_error(world: ProcessWorld) -> None:
         world.run(die_on, 1)
 
 
-def test_expected_death_of_a_rank_is_none(world: ProcessWorld) -> None:
+def test_result_of_a_rank_that_dies_as_expected_is_none(world: ProcessWorld) -> None:
     assert world.run(die_on, 1, dying=[1]) == [0, None, 2]
 
 
@@ -92,7 +92,7 @@ def test_result_that_does_not_pickle_is_an_error(world: ProcessWorld) -> None:
 
 
 @pytest.mark.parametrize("failure", [fail_on, hang_on, die_on])
-def test_world_is_new_after_a_failure(world: ProcessWorld, failure: object) -> None:
+def test_processes_are_replaced_after_a_failure(world: ProcessWorld, failure: object) -> None:
     before = pids(world)
     with pytest.raises((LookupError, TimeoutError, ChildProcessError)):
         world.run(failure, 0, timeout_secs=0.3)

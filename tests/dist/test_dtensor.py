@@ -1,4 +1,4 @@
-"""DTensors that our plans move: to any mesh, forward and backward, asked for or implied."""
+"""DTensors that plans move: to any mesh, with gradients, by calls and inside operators."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def strided(split_factor: int) -> Placement:
 
 def mesh_of(ranks: Any) -> DeviceMesh:
     """The mesh of these ranks, made once: it owns process groups."""
-    # To make a mesh makes process groups, each with threads of its own: once, not once a call.
+    # A mesh creates process groups with threads, so each mesh is created only once.
     if str(ranks) not in _meshes:
         _meshes[str(ranks)] = DeviceMesh("cpu", ranks)
     return _meshes[str(ranks)]
@@ -125,7 +125,7 @@ def faults_of_all(
     return found
 
 
-def test_pairs_of_a_mesh_of_two_dims_are_right(worlds: Worlds) -> None:
+def test_pairs_of_placements_on_a_mesh_of_two_dims_move_correctly(worlds: Worlds) -> None:
     every = list(product(KINDS, repeat=2))
     cases = [(SQUARE, src, SQUARE, dst) for src, dst in product(every, every)]
     # A fifth of 256 pairs; 5 is no divisor of 16, so that all placements come up on both sides.
@@ -136,7 +136,7 @@ MESHES = [[3, 0, 2, 1], [[2, 0], [1, 3]], [[0], [2]], [[3, 1]], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("src_mesh", MESHES, ids=str)
-def test_pairs_of_meshes_are_right(worlds: Worlds, src_mesh: Any) -> None:
+def test_pairs_of_different_meshes_move_correctly(worlds: Worlds, src_mesh: Any) -> None:
     """Equal, permuted, overlapping, disjoint; larger and smaller."""
     rng = np.random.default_rng(seed=len(str(src_mesh)))
 
@@ -148,7 +148,9 @@ def test_pairs_of_meshes_are_right(worlds: Worlds, src_mesh: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,), (3, 1, 5)], ids=str)
-def test_shapes_may_be_awkward(worlds: Worlds, shape: tuple[int, ...]) -> None:
+def test_scalar_empty_and_uneven_shapes_move_correctly(
+    worlds: Worlds, shape: tuple[int, ...]
+) -> None:
     kinds = [Replicate(), Partial(), *map(Shard, range(len(shape)))]
     cases = [
         (SQUARE, [a, b], mesh, [c])
@@ -173,7 +175,7 @@ def move_cube(rank: int, num_cases: int) -> int:
     return faults
 
 
-def test_strided_and_uneven_pairs_of_a_mesh_of_three_dims_are_right(worlds: Worlds) -> None:
+def test_strided_and_uneven_shards_on_a_mesh_of_three_dims_move_correctly(worlds: Worlds) -> None:
     assert worlds(8).run(move_cube, 12) == [0] * 8
 
 
@@ -245,7 +247,7 @@ def move_reduced(rank: int, src: list[Placement], dst: list[Placement]) -> list[
     ],
     ids=["avg", "avg of avg", "max stays", "to max"],
 )
-def test_reductions_are_made_or_stay(
+def test_partial_placements_are_reduced_or_kept(
     worlds: Worlds, src: list[Placement], dst: list[Placement], results: list[list[float]]
 ) -> None:
     assert worlds(4).run(move_reduced, src, dst) == results
@@ -257,7 +259,7 @@ def test_reductions_are_made_or_stay(
 def gradients(
     rank: int, src_mesh: Any, src: list[Placement], dst_mesh: Any, dst: list[Placement]
 ) -> tuple[bool, bool]:
-    """Whether the gradients of a sum of cubes are right, the first and that of its own squares."""
+    """Whether the gradient of a sum of cubes, and the gradient of its squares, are right."""
     x = distribute_tensor(whole(), mesh_of(src_mesh), src).requires_grad_()
     y = redistribute(x, mesh_of(dst_mesh), dst)
     (first,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
@@ -312,7 +314,7 @@ def test_values_and_gradients_are_those_of_dtensor(worlds: Worlds, src: Any, dst
 
 
 def grad_of_summands(rank: int) -> list[bool]:
-    """To another mesh; a summand's gradient is that of the sum, replicated."""
+    """Move a partial sum to another mesh; a summand has the gradient of the sum."""
     summand = whole().requires_grad_()
     if rank < 2:
         x = DTensor.from_local(summand, mesh_of([0, 1]), [Partial()])
@@ -351,7 +353,7 @@ def trained(layers: nn.Module, rank: int) -> list[Tensor]:
 
 
 def train_both_ways(rank: int) -> tuple[float, int, int, int]:
-    """Largest difference, what was planned, what was not, collectives that DTensor issued."""
+    """Largest difference, and numbers of plans, of fallbacks and of collectives of DTensor."""
     mesh = init_device_mesh("cpu", (4,))
     own, layers = trained(tensor_parallel(mesh), rank), tensor_parallel(mesh)
     with planned() as tally, CommDebugMode() as collectives:
@@ -360,7 +362,7 @@ def train_both_ways(rank: int) -> tuple[float, int, int, int]:
     return far, tally.planned, tally.fallbacks.total(), collectives.get_total_counts()
 
 
-def test_a_tensor_parallel_model_trains_by_our_plans_alone(worlds: Worlds) -> None:
+def test_tensor_parallel_model_trains_without_collectives_of_dtensor(worlds: Worlds) -> None:
     for far, num_planned, num_fallbacks, num_collectives in worlds(4).run(train_both_ways):
         # Sums of 20 products near 1, in another order.
         assert far < 1e-13
@@ -379,7 +381,7 @@ def multiply(rank: int) -> tuple[bool, int]:
     return torch.equal(total, 2 * whole()), tally.planned
 
 
-def test_what_operators_imply_is_planned_too(worlds: Worlds) -> None:
+def test_redistributions_implied_by_operators_are_planned(worlds: Worlds) -> None:
     results = worlds(4).run(multiply)
     assert [right for right, _ in results] == [True] * 4
     assert min(count for _, count in results) >= 2
@@ -419,7 +421,7 @@ def fall_back(rank: int) -> list[tuple[bool, int, str]]:
     return found
 
 
-def test_what_cannot_be_planned_is_left_to_dtensor_and_counted(worlds: Worlds) -> None:
+def test_unsupported_redistributions_fall_back_to_dtensor_and_are_counted(worlds: Worlds) -> None:
     reasons = [
         r"Partial\(max\) of mesh dim 0 is no reduction to sum and divide; those are sum, avg.",
         r"_MaskPartial\(.* makes summands only when it is reduced",
@@ -449,8 +451,8 @@ def cross_in_context(rank: int) -> list[bool]:
     ]
 
 
-def test_dtensor_crosses_meshes_in_the_context(worlds: Worlds) -> None:
-    """Outside it returns the local tensor unmoved, without an error: the first of these."""
+def test_dtensor_redistribute_moves_between_meshes_in_the_context(worlds: Worlds) -> None:
+    """Outside of the context DTensor returns the local tensor unmoved, without an error."""
     assert worlds(4).run(cross_in_context) == [[True] * 4] * 4
 
 
@@ -458,7 +460,7 @@ def test_dtensor_crosses_meshes_in_the_context(worlds: Worlds) -> None:
 
 
 def gather_flattened(rank: int) -> tuple[bool, bool, bool]:
-    """Uneven, where the mesh has been flattened: DTensor's, ours in the context, ours asked for."""
+    """Gather an uneven tensor on a flattened mesh: by DTensor, in the context, by our function."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     mesh["a", "b"]._flatten("ab")
     tensor = torch.arange(20.0).view(5, 4)
@@ -471,8 +473,8 @@ def gather_flattened(rank: int) -> tuple[bool, bool, bool]:
     return tuple(torch.equal(got, tensor) for got in (own, ours, asked))
 
 
-def test_a_flattened_mesh_is_gathered_right(worlds: Worlds) -> None:
-    """pytorch#194457: DTensor's own is not asserted, it may be mended one day."""
+def test_gather_on_a_flattened_mesh_is_correct(worlds: Worlds) -> None:
+    """pytorch#194457: the result of DTensor is not asserted, because it may be fixed one day."""
     for _, ours, asked in worlds(4).run(gather_flattened):
         assert ours
         assert asked
@@ -530,7 +532,7 @@ ERRORS = {
 }
 
 
-def test_errors_say_what_would_be_right_on_every_rank(worlds: Worlds) -> None:
+def test_invalid_arguments_raise_layout_error_on_every_rank(worlds: Worlds) -> None:
     for found in worlds(4).run(errors_of_arguments):
         assert found.keys() == ERRORS.keys()
         for name, message in found.items():
@@ -553,7 +555,7 @@ def test_a_wrong_local_tensor_is_named_on_every_rank(worlds: Worlds) -> None:
         assert message.endswith("rank 2 passed a local tensor [3, 10], its shard is [2, 10].")
 
 
-def test_the_default_group_is_still_whole_after_that(worlds: Worlds) -> None:
+def test_default_group_works_after_a_wrong_local_tensor(worlds: Worlds) -> None:
     assert worlds(4).run(barrier) == [None] * 4
 
 
@@ -603,12 +605,14 @@ def state_dict_is_served(rank: int, are_parameters: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("are_parameters", [False, True], ids=["DTensors", "Parameters"])
-def test_a_state_dict_of_two_parallelisms_is_served(worlds: Worlds, are_parameters: bool) -> None:
+def test_state_dict_of_fsdp_and_tensor_parallelism_moves_to_one_mesh(
+    worlds: Worlds, are_parameters: bool
+) -> None:
     assert worlds(4).run(state_dict_is_served, are_parameters) == [[]] * 4
 
 
 def state_dict_goes_to_a_model(rank: int) -> list[str]:
-    """To where the tensors of another model are, whose state dict says it; plain tensors too."""
+    """Move a DTensor to the placements of another one, and a plain tensor between layouts."""
     line = init_device_mesh("cpu", (4,))
     to = {
         "norm.weight": distribute_tensor(torch.zeros(6), line, [Shard(0)]),
@@ -624,7 +628,7 @@ def state_dict_goes_to_a_model(rank: int) -> list[str]:
     return [name for name, tensor in right.items() if not torch.equal(full[name], tensor)]
 
 
-def test_targets_are_dtensors_and_layouts(worlds: Worlds) -> None:
+def test_targets_of_redistribute_many_may_be_dtensors_and_layouts(worlds: Worlds) -> None:
     assert worlds(4).run(state_dict_goes_to_a_model) == [[]] * 4
 
 
@@ -639,7 +643,7 @@ def wrong_state_dicts(rank: int) -> list[str]:
     ]
 
 
-def test_faults_of_state_dicts_come_on_every_rank(worlds: Worlds) -> None:
+def test_errors_of_state_dicts_are_raised_on_every_rank(worlds: Worlds) -> None:
     what = "LayoutError: redistribute_many of DTensors"
     for errors in (first := worlds(4).run(wrong_state_dicts)):
         assert errors == first[0]

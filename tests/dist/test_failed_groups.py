@@ -1,7 +1,7 @@
-"""A group that failed is failed on every rank for every later call; no call returns other data.
+"""A group that failed stays failed on every rank; no call returns the data of another call.
 
-The ranks compare what they were asked for in the first call of a transition only. Here they differ
-in a later call, where nothing is compared any more.
+The ranks compare their requests only in the first call of a transition. Here they differ in a later
+call, in which nothing is compared.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def attempt(made: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def hurried_group() -> Any:
-    """A group in which waiting ends soon; all meet in the default group, which waits longer."""
+    """A group with a short timeout; ranks meet in the default group, whose timeout is longer."""
     return dist.new_group(list(range(NUM_RANKS)), timeout=timedelta(seconds=TIMEOUT_SECS))
 
 
 def differ_in_a_later_call(rank: int, executor: str, names: list[str]) -> list[tuple[str, Any]]:
-    """All know all transitions; rank 3 makes another call than the others; all go on."""
+    """All ranks know all transitions; rank 3 makes another call than the others; all continue."""
     group = hurried_group()
     for name in sorted(set(names)):
         call(rank, name, executor, 0, group)
@@ -122,7 +122,7 @@ def inferred(rank: int, executor: str, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_rank_that_missed_a_comparing_call_does_not_pair_with_the_next(
+def test_group_is_failed_after_a_rank_missed_a_call_with_inferred_shape(
     worlds: Worlds, executor: str
 ) -> None:
     world = worlds(NUM_RANKS)

@@ -2,7 +2,7 @@
 
 Whatever happens, every rank gets a named error in time, and the same call succeeds afterwards in a
 new group, or in a new world where a process is gone. ``test_dist_errors`` and ``test_peer_faults``
-have what is special to one executor; here is what both owe alike.
+test single executors; the tests here run with both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NUM_RANKS = 4
 VICTIM = 2
 # Of the groups in which a rank fails; the world's own is longer, so that all meet afterwards.
 TIMEOUT_SECS = 3.0
-# A rank waits for the others, for links, and then for the verdict of all.
+# A rank waits for the others, for links, and then for the agreement of all.
 LIMIT_SECS = 2.5 * TIMEOUT_SECS + 3.0
 SRC, DST = rv.Layout((90, 10), "R(1)V(2)D(2,1)"), rv.Layout((90, 10), "R(1)V(1)D(1,4)")
 
@@ -93,10 +93,10 @@ DISAGREEMENTS: dict[str, tuple[Call, str]] = {
 """What rank 2 passes for one argument, and how the error begins that comes on every rank."""
 
 NOT_COMPARED = {"async_op", "group"}
-"""Arguments with tests of their own: every rank may choose the one; the other is who compares."""
+"""Arguments with their own tests: every rank may choose ``async_op``; ``group`` compares."""
 
 
-def test_every_argument_of_redistribute_has_a_disagreement() -> None:
+def test_disagreement_cases_cover_every_argument_of_redistribute() -> None:
     named = set(inspect.signature(rv.redistribute).parameters)
     assert named == {*DISAGREEMENTS, *NOT_COMPARED}
 
@@ -124,7 +124,7 @@ def call_async_on_one(rank: int, executor: str) -> Any:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_each_rank_may_choose_whether_it_waits(worlds: Worlds, executor: str) -> None:
+def test_each_rank_may_choose_async_op(worlds: Worlds, executor: str) -> None:
     results = worlds(NUM_RANKS).run(call_async_on_one, executor)
     assert faults_of(results, SRC, DST) == []
 
@@ -171,13 +171,13 @@ def made(executor: str, rank: int, group: Any) -> Callable[[], Any]:
     """A transition that all ranks have compiled and called once."""
     call, shard = rv.Redistributor(rv.plan(SRC, DST), group, executor=executor), shard_of(rank, SRC)
     call(shard)
-    # A rank that fails now would fail the first call of one that is not through yet.
+    # Without a barrier, a rank that fails now could fail the first call of a slower rank.
     dist.barrier()
     return lambda: call(shard)
 
 
 def raise_in_the_middle(rank: int, executor: str, after: int) -> tuple[Waited, Any]:
-    """One rank raises in a call, ``after`` so many of the parts of its program."""
+    """One rank raises in a call, after the first ``after`` parts of its program."""
     call = made(executor, rank, new_group())
     if rank == VICTIM:
         broken = break_after(call, after)
@@ -205,7 +205,7 @@ def break_after(call: Callable[[], Any], after: int) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_rank_that_raises_in_the_middle_is_an_error_on_the_others(
+def test_rank_that_raises_in_the_middle_of_a_call_is_an_error_on_the_others(
     worlds: Worlds, executor: str, after: int
 ) -> None:
     world = worlds(NUM_RANKS)
@@ -224,7 +224,7 @@ def test_a_rank_that_raises_in_the_middle_is_an_error_on_the_others(
 
 
 def stop_for(rank: int, executor: str, secs: float) -> tuple[Waited, Any]:
-    """One rank is stopped by a signal for so long, and then calls like all others."""
+    """One rank is stopped by a signal for ``secs``, and then calls like all others."""
     call = made(executor, rank, new_group())
     if rank == VICTIM:
         subprocess.Popen(["sh", "-c", f"sleep {secs}; kill -CONT {os.getpid()}"])
@@ -245,7 +245,7 @@ def test_a_rank_that_stops_for_less_than_the_timeout_is_waited_for(
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_rank_that_stops_for_longer_is_an_error_on_every_rank(
+def test_rank_that_stops_for_more_than_the_timeout_is_an_error_on_every_rank(
     worlds: Worlds, executor: str
 ) -> None:
     world = worlds(NUM_RANKS)
@@ -303,13 +303,13 @@ def keys_left(rank: int, num_calls: int) -> list[int]:
     return counts
 
 
-def test_calls_that_compare_every_time_leave_nothing_behind(worlds: Worlds) -> None:
+def test_calls_with_inferred_shape_leave_no_keys_in_the_store(worlds: Worlds) -> None:
     for counts in worlds(NUM_RANKS).run(keys_left, 10):
         assert counts[0] == counts[1] == counts[2]
 
 
 def post_junk(rank: int, junk: bytes, executor: str) -> tuple[Waited, Any]:
-    """Rank 2 has something else in its place in the store."""
+    """Rank 2 posts junk under its key in the store."""
     group = new_group()
     if rank == VICTIM:
         world = World.of(group)
@@ -323,7 +323,7 @@ def post_junk(rank: int, junk: bytes, executor: str) -> tuple[Waited, Any]:
 
 
 @pytest.mark.parametrize("kind", ["pickle", "deep", "list", "request"])
-def test_junk_in_the_store_is_an_error_and_is_never_run(
+def test_junk_in_the_store_is_an_error_and_is_never_executed(
     worlds: Worlds, kind: str, tmp_path: Path
 ) -> None:
     mark = tmp_path / "ran"

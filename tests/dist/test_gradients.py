@@ -96,7 +96,7 @@ class Transition(torch.autograd.Function):
 
 
 FAST = {"dist": False, "peer": True}
-"""By all elements, and by random projections, which takes fewer calls."""
+"""Whether gradcheck uses random projections, which take fewer calls, by executor."""
 
 
 def parts_of(layout: rv.Layout) -> Tensor:
@@ -114,14 +114,16 @@ def check_gradient(rank: int, src: rv.Layout, dst: rv.Layout, executor: str) -> 
 @pytest.mark.parametrize("executor", FAST)
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("category", CATEGORIES)
-def test_gradcheck(worlds: Worlds, category: str, relation: str, executor: str) -> None:
+def test_first_gradients_pass_gradcheck(
+    worlds: Worlds, category: str, relation: str, executor: str
+) -> None:
     src, dst = pair_of(category, relation)
     size = world_size(src, dst)
     assert worlds(size).run(check_gradient, src, dst, executor) == [True] * size
 
 
 class Copied(torch.autograd.Function):
-    """What all ranks have becomes each rank's own; the gradient is the sum of all of theirs."""
+    """The identity of a replicated tensor; its gradient is the sum of those of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -133,7 +135,7 @@ class Copied(torch.autograd.Function):
 
 
 class Summed(torch.autograd.Function):
-    """The sum of what each rank has; the gradient is everybody's."""
+    """The sum over all ranks; every rank has its gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -158,7 +160,7 @@ def check_second_gradient(rank: int, src: rv.Layout, dst: rv.Layout) -> bool:
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
-def test_gradgradcheck(worlds: Worlds, category: str) -> None:
+def test_second_gradients_pass_gradgradcheck(worlds: Worlds, category: str) -> None:
     src, dst = pair_of(category, "in group")
     assert worlds(4).run(check_second_gradient, src, dst) == [True] * 4
 
@@ -175,18 +177,18 @@ def gradient_of(rank: int, src: str, dst: str, options: dict[str, Any]) -> list[
     return whole.grad.tolist()
 
 
-def test_gradients_of_replicas_add_up(worlds: Worlds) -> None:
+def test_shard_gets_the_sum_of_the_gradients_of_its_dst_replicas(worlds: Worlds) -> None:
     # 1 + 2 + 3 + 4: all ranks read every element.
     grads = worlds(4).run(gradient_of, "R(1)V(1)D(4)", "R(4)V(1)D(1)", {})
     assert grads == [[10.0]] * 4
 
 
-def test_gradients_of_parts_are_copies(worlds: Worlds) -> None:
+def test_every_src_part_gets_the_gradient_of_the_sum(worlds: Worlds) -> None:
     grads = worlds(4).run(gradient_of, "R(1)V(4)D(1)", "R(1)V(1)D(4)", {})
     assert grads == [[1.0, 2.0, 3.0, 4.0]] * 4
 
 
-def test_gradients_that_replicas_get_add_up_to_that_of_the_tensor(worlds: Worlds) -> None:
+def test_gradients_of_src_replicas_add_up_to_the_gradient_of_the_tensor(worlds: Worlds) -> None:
     grads = worlds(4).run(gradient_of, "R(4)V(1)D(1)", "R(1)V(1)D(4)", {})
     assert np.sum(grads, axis=0).tolist() == [1.0, 2.0, 3.0, 4.0]
 
@@ -195,7 +197,7 @@ COPIES = {"replica_grads": "copies"}
 
 
 def equal_gradient_of(rank: int, src: str, dst: str) -> list[float]:
-    """The same where all ranks compute one loss: the sum of 1·x0, 2·x1, 3·x2 and 4·x3."""
+    """The gradient of a shard if all ranks compute one loss: 1·x0 + 2·x1 + 3·x2 + 4·x3."""
     shape = (1,) if "D(4)" in src else (4,)
     shard = torch.zeros(shape, requires_grad=True)
     result = rv.redistribute(shard, src, dst, **COPIES)
@@ -206,7 +208,9 @@ def equal_gradient_of(rank: int, src: str, dst: str) -> list[float]:
 
 @pytest.mark.parametrize("dst", ["R(4)V(1)D(1)", "R(1)V(1)D(4)"])
 @pytest.mark.parametrize("src", ["R(4)V(1)D(1)", "R(1)V(4)D(1)", "R(1)V(1)D(4)"])
-def test_equal_copies_of_a_gradient_stay_what_they_are(worlds: Worlds, src: str, dst: str) -> None:
+def test_replica_grads_copies_gives_every_rank_the_gradient_of_the_tensor(
+    worlds: Worlds, src: str, dst: str
+) -> None:
     whole = [1.0, 2.0, 3.0, 4.0]
     wanted = [[x] for x in whole] if "D(4)" in src else [whole] * 4
     assert worlds(4).run(equal_gradient_of, src, dst) == wanted
@@ -246,7 +250,9 @@ def random_pairs(count: int, num_ranks: int) -> list[tuple[rv.Layout, rv.Layout]
 
 
 @pytest.mark.parametrize("num_ranks", [4, 6])
-def test_the_way_back_is_the_adjoint_of_the_way_there(worlds: Worlds, num_ranks: int) -> None:
+def test_backward_transition_is_the_adjoint_of_the_forward_one(
+    worlds: Worlds, num_ranks: int
+) -> None:
     seen = worlds(num_ranks).run(products, random_pairs(40, num_ranks))
     sums = np.sum(seen, axis=0)
     assert sums[:, 0].tolist() == sums[:, 1].tolist()
@@ -300,14 +306,14 @@ def test_stages_of_different_ranks_get_the_gradients_of_one_process(
 
 
 def grow(rank: int) -> list[float] | None:
-    """From 2 ranks to 4 that have them: the new ones learn of the gradient from the others."""
+    """From 2 ranks to 4, which include the 2; the other two pass no shard."""
     src, dst = rv.Layout((2,), "R(1)V(1)D(2)", [0, 1]), rv.Layout((2,), "R(4)V(1)D(1)")
     shard = torch.zeros(1, requires_grad=True) if rank in src else None
     rv.redistribute(shard, src, dst).sum().backward()
     return None if shard is None else shard.grad.tolist()
 
 
-def test_ranks_without_a_shard_learn_that_a_gradient_flows(worlds: Worlds) -> None:
+def test_ranks_without_a_shard_take_part_in_the_backward_pass(worlds: Worlds) -> None:
     assert worlds(4).run(grow) == [[4.0], [4.0], None, None]
 
 
@@ -352,7 +358,7 @@ def has_graph(rank: int) -> dict[str, bool]:
     return {name: tensor.requires_grad for name, tensor in made.items()}
 
 
-def test_a_result_has_a_graph_where_a_gradient_flows(worlds: Worlds) -> None:
+def test_result_requires_grad_follows_tensor_argument_and_no_grad(worlds: Worlds) -> None:
     wanted = {
         "a tensor that requires grad": True,
         "one that does not": False,
@@ -370,13 +376,13 @@ def freeze_one_rank(rank: int) -> list[float] | None:
     return None if shard.grad is None else shard.grad.tolist()
 
 
-def test_a_rank_may_take_part_in_a_gradient_that_it_does_not_want(worlds: Worlds) -> None:
+def test_rank_with_a_frozen_shard_may_take_part_in_the_backward_pass(worlds: Worlds) -> None:
     ones = [[1.0] * 4]
     assert worlds(4).run(freeze_one_rank) == [ones, ones, None, ones]
 
 
 def train_and_evaluate(rank: int, num_rounds: int) -> tuple[list[bool], int]:
-    """By turns with and without grad, from two ranks to two others; agreements after round one."""
+    """Alternate with and without grad between two groups; agreements after the first round."""
     src, dst = STAGES
     graphs = []
     for number in range(num_rounds):
@@ -392,7 +398,7 @@ def train_and_evaluate(rank: int, num_rounds: int) -> tuple[list[bool], int]:
     return graphs, sum(World.of().num_agreements.values()) - before
 
 
-def test_training_and_evaluation_may_alternate(worlds: Worlds) -> None:
+def test_training_and_evaluation_alternate_without_new_agreements(worlds: Worlds) -> None:
     assert worlds(4).run(train_and_evaluate, 3) == [([True, False] * 3, 0)] * 4
 
 
@@ -445,7 +451,7 @@ def gradients_of_calls_in_flight(rank: int, num_calls: int) -> list[list[float]]
     return [shard.grad.flatten().tolist() for shard in shards]
 
 
-def test_gradients_flow_through_calls_in_flight(worlds: Worlds) -> None:
+def test_gradients_flow_through_pending_calls(worlds: Worlds) -> None:
     wanted = [[float(i + 1)] * 4 for i in range(5)]
     assert worlds(4).run(gradients_of_calls_in_flight, 5) == [wanted] * 4
 
@@ -559,5 +565,5 @@ def write_out_of_a_tensor_that_requires_grad(rank: int) -> tuple[float, bool]:
     return out.sum().item(), result.requires_grad
 
 
-def test_out_may_be_given_where_no_gradient_is_wanted(worlds: Worlds) -> None:
+def test_out_is_accepted_with_requires_grad_false(worlds: Worlds) -> None:
     assert worlds(4).run(write_out_of_a_tensor_that_requires_grad) == [(4.0, False)] * 4

@@ -62,7 +62,7 @@ def call_in_threads(rank: int, executor: str, num_rounds: int) -> list[list[Any]
             results[i] = call(rank, executor, groups[i], seed).numpy()
 
         threads = [threading.Thread(target=use, args=(i, groups, results, seed)) for i in (0, 1)]
-        # On the other rank in the other order.
+        # The other rank starts its threads in reverse order.
         for thread in threads if rank == 0 else threads[::-1]:
             thread.start()
         for thread in threads:
@@ -75,7 +75,7 @@ def call_in_threads(rank: int, executor: str, num_rounds: int) -> list[list[Any]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_first_calls_of_two_threads_with_a_group_each_may_fall_together(
+def test_two_threads_may_make_the_first_calls_of_their_groups_concurrently(
     worlds: Worlds, executor: str
 ) -> None:
     of_ranks = worlds(2).run(call_in_threads, executor, 6)
@@ -88,7 +88,7 @@ def test_first_calls_of_two_threads_with_a_group_each_may_fall_together(
 
 
 def in_child(function: Callable[[], Any]) -> Any:
-    """What a forked child makes of ``function``."""
+    """The result of ``function`` in a forked child."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -132,7 +132,7 @@ def fork_among_calls(rank: int, executor: str, is_known: bool) -> tuple[dict[str
 
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_forked_child_gets_an_error_of_its_own_and_the_parent_goes_on(
+def test_calls_raise_comm_error_in_a_forked_child_and_succeed_in_its_parent(
     worlds: Worlds, executor: str, is_known: bool
 ) -> None:
     errors, results = zip(*worlds(2).run(fork_among_calls, executor, is_known), strict=True)
@@ -190,7 +190,7 @@ def make_and_destroy_groups(rank: int, executor: str, folder: str, num_cycles: i
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("cycle", [make_and_destroy, make_and_destroy_groups])
-def test_nothing_stays_of_a_group_that_was_destroyed(
+def test_destroyed_groups_leave_no_descriptors_threads_or_mappings(
     worlds: Worlds, tmp_path: Path, cycle: Callable[..., Any], executor: str
 ) -> None:
     world = worlds(2)
@@ -215,7 +215,7 @@ def outgrow(rank: int, num_shapes: int) -> list[int]:
     return found
 
 
-def test_memory_that_was_outgrown_is_given_back(worlds: Worlds) -> None:
+def test_mappings_of_outgrown_memory_are_released(worlds: Worlds) -> None:
     for found in worlds(2).run(outgrow, 16):
         assert max(found[1:]) == found[1]
 
@@ -237,7 +237,7 @@ def be_cut_off(rank: int, executor: str) -> Waited:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_ranks_cut_off_from_the_store_raise_in_time(worlds: Worlds, executor: str) -> None:
+def test_ranks_that_cannot_reach_the_store_raise_in_time(worlds: Worlds, executor: str) -> None:
     world = worlds(3)
     waited = world.run(be_cut_off, executor)
     world.stop()

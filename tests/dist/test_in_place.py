@@ -1,4 +1,4 @@
-"""Sources in the pool are read in place: the same results, and nobody reads what is given back."""
+"""Sources in the pool are read in place: same results, and no reads after a call returned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 NUM_RANKS = 4
 SHAPE = (24, 40)
 LARGE = (1024, 2048)
-"""Cut in slices, which follow each other."""
+"""Large enough to be moved in several slices."""
 
 
 def _pairs() -> list[tuple[rv.Layout, rv.Layout]]:
@@ -64,7 +64,9 @@ def _masks(seed: int) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("num", [0, 1])
-def test_all_pairs_are_right_wherever_their_sources_are(worlds: Worlds, num: int) -> None:
+def test_all_pairs_move_correctly_with_sources_in_the_pool_or_elsewhere(
+    worlds: Worlds, num: int
+) -> None:
     found = worlds(NUM_RANKS).run(each_in_place, num, timeout_secs=120.0)
     for seed, (src, dst) in enumerate(_pairs()[num::2]):
         for mask in range(len(found[0][seed])):
@@ -97,7 +99,9 @@ def reuse_at_once(rank: int, src: rv.Layout, dst: rv.Layout, slow: int) -> list[
         ("R(1)V(2)D(2,1)", "R(4)V(1)D(1,1)"),
     ],
 )
-def test_no_rank_reads_what_was_given_back(worlds: Worlds, src: str, dst: str, slow: int) -> None:
+def test_no_rank_reads_a_source_after_the_call_of_its_owner_returned(
+    worlds: Worlds, src: str, dst: str, slow: int
+) -> None:
     layouts = rv.Layout(LARGE, src), rv.Layout(LARGE, dst)
     found = worlds(NUM_RANKS).run(reuse_at_once, *layouts, slow)
     for seed in range(4):
@@ -105,7 +109,7 @@ def test_no_rank_reads_what_was_given_back(worlds: Worlds, src: str, dst: str, s
 
 
 def staged_bytes(rank: int) -> tuple[list[int], bool]:
-    """How often staging was written in calls with a source elsewhere, and with one in the pool."""
+    """Staging bytes written with a source elsewhere, and with a source in the pool."""
     src, dst = rv.Layout(LARGE, "R(1)V(1)D(4,1)"), rv.Layout(LARGE, "R(1)V(1)D(1,4)")
     call = rv.Redistributor(rv.plan(src, dst), executor="peer")
     staging = call._program._staging
@@ -126,7 +130,7 @@ def staged_bytes(rank: int) -> tuple[list[int], bool]:
     return changed, found.location(result.data_ptr(), result.nbytes) > 0
 
 
-def test_a_source_in_the_pool_is_copied_by_nobody_but_its_readers(worlds: Worlds) -> None:
+def test_source_in_the_pool_is_not_copied_to_staging(worlds: Worlds) -> None:
     for changed, is_in_pool in worlds(NUM_RANKS).run(staged_bytes):
         assert changed[0] > 0
         assert changed[1] == 0
@@ -134,7 +138,7 @@ def test_a_source_in_the_pool_is_copied_by_nobody_but_its_readers(worlds: Worlds
 
 
 def mapping_refused(rank: int, victim: int) -> tuple[bool, Any]:
-    """One rank may not map the pools of others: all copy their sources, as before."""
+    """One rank cannot map the pools of others, so all ranks copy their sources to staging."""
     import rvdcomm.run.shared_memory.island as module
 
     mapping_of = module.mapping_of
@@ -158,7 +162,7 @@ def test_if_one_rank_cannot_map_a_pool_no_source_is_read_in_place(worlds: Worlds
     assert faults_of([result for _, result in found], src, dst) == []
 
 
-def test_all_ranks_find_the_same_copies() -> None:
+def test_all_ranks_find_the_same_copies_that_can_be_left_out() -> None:
     for text in ("R(1)V(4)D(1,1)", "R(1)V(2)D(2,1)", "R(1)V(1)D(4,1)"):
         src, dst = rv.Layout(LARGE, text), rv.Layout(LARGE, "R(1)V(1)D(1,4)")
         plan = rv.plan(src, dst)

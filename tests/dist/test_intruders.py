@@ -1,4 +1,4 @@
-"""Other programs of the machine connect to the ranks' sockets: they delay a first call, no more."""
+"""Other programs connect to the sockets of the ranks: first calls may be slow, but succeed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def intrude(how: str, pipe: Connection) -> None:
 
 @contextmanager
 def intruder(how: str) -> Iterator[None]:
-    """A process that intrudes meanwhile."""
+    """Run a process that connects to the sockets of the ranks during the block."""
     ours, theirs = mp.Pipe()
     process = mp.get_context("forkserver").Process(target=intrude, args=(how, theirs), daemon=True)
     process.start()
@@ -110,7 +110,7 @@ def first_calls(rank: int, num_calls: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", ["silent", "flood", "junk", "wrong key", "hang up", "another user"])
-def test_intruders_make_no_first_call_fail(worlds: Worlds, how: str) -> None:
+def test_first_calls_succeed_while_another_program_connects(worlds: Worlds, how: str) -> None:
     if how == "another user" and os.geteuid() != 0:
         pytest.skip("needs the right to become another user (root)")
     world = worlds(NUM_RANKS)
@@ -192,7 +192,7 @@ def test_a_rank_hands_no_descriptor_to_a_listener_of_another_user() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_strangers_are_few_and_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unidentified_connections_are_limited_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "IDENTIFY_SECS", 0.2)
     with Listener(2 * rendezvous.MAX_STRANGERS) as listener:
         held = [connected(listener.name) for _ in range(2 * rendezvous.MAX_STRANGERS)]
@@ -201,7 +201,7 @@ def test_strangers_are_few_and_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(TimeoutError, match=r"ranks \[1\] did not connect"):
             meet(0, listener, {0: {}, 1: {}}, 0, 1.0)
         assert time.monotonic() - start >= 1.0
-        # The other ends, too, are told that they were dropped.
+        # The other ends see that their connections were closed.
         assert all(sock is not None and sock.recv(1) == b"" for sock in held)
         # The listener is closed by a rank that gives up.
         assert len(os.listdir("/proc/self/fd")) == before - 1

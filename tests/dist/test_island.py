@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.alone]
 NUM_RANKS = 4
 ALL = tuple(range(NUM_RANKS))
 WAIT_SECS = 20.0
-# A loss is seen after 50 ms; the rest is for a machine that has other things to do.
+# A lost rank is noticed after 50 ms; the rest is for a busy machine.
 SOON_SECS = 5.0
 
 
@@ -88,7 +88,7 @@ def write_rounds(rank: int, num_rounds: int, num_bytes: int) -> int:
     return num_torn
 
 
-def test_what_was_written_before_advance_is_seen_after_wait(worlds: Worlds) -> None:
+def test_bytes_written_before_advance_are_seen_after_wait(worlds: Worlds) -> None:
     assert worlds(NUM_RANKS).run(write_rounds, 300, 5000) == [0] * NUM_RANKS
 
 
@@ -125,7 +125,7 @@ def grow(rank: int) -> tuple[bool, list[bytes], bytes]:
     return unchanged, found, kept + bytes(old[:1])
 
 
-def test_growth_keeps_what_is_there_and_old_views_show_it(worlds: Worlds) -> None:
+def test_growth_keeps_contents_and_old_views_show_new_writes(worlds: Worlds) -> None:
     found = [bytes([rank + 1, 77]) for rank in ALL]
     expected = [(True, found, bytes([rank + 1, 77, rank + 1])) for rank in ALL]
     assert worlds(NUM_RANKS).run(grow) == expected
@@ -143,7 +143,7 @@ def leave_early(rank: int) -> str:
     return "none"
 
 
-def test_a_rank_that_has_done_its_part_may_close(worlds: Worlds) -> None:
+def test_rank_may_close_after_its_last_advance(worlds: Worlds) -> None:
     assert worlds(NUM_RANKS).run(leave_early) == ["none"] * NUM_RANKS
 
 
@@ -166,7 +166,7 @@ def exceed_file_size(rank: int) -> tuple[str, int, bytes]:
     return error, unchanged, found
 
 
-def test_memory_refused_to_one_rank_is_refused_to_all(worlds: Worlds) -> None:
+def test_failed_reservation_on_one_rank_is_an_error_on_every_rank(worlds: Worlds) -> None:
     error = (
         "SharedMemoryError: reserving shared memory on ranks (0:4): rank 2 cannot reserve 2097152 "
         "bytes: File too large; raise its limit on file size (ulimit -f)."
@@ -190,7 +190,7 @@ def exceed_address_space(rank: int) -> tuple[str, int]:
     return error, size
 
 
-def test_a_mapping_refused_to_one_rank_is_refused_to_all(worlds: Worlds) -> None:
+def test_failed_mapping_on_one_rank_is_an_error_on_every_rank(worlds: Worlds) -> None:
     results = worlds(NUM_RANKS).run(exceed_address_space)
     assert results == [results[0]] * NUM_RANKS
     error, size = results[0]
@@ -219,7 +219,9 @@ def exceed_open_files(rank: int, num_more: int) -> tuple[str, str, float]:
 
 
 @pytest.mark.parametrize("num_more", range(12))
-def test_a_link_refused_to_one_rank_is_refused_to_all(worlds: Worlds, num_more: int) -> None:
+def test_failed_connection_on_one_rank_is_an_error_on_every_rank(
+    worlds: Worlds, num_more: int
+) -> None:
     error = (
         "SharedMemoryError: sharing memory on ranks (0:4): rank 2 cannot share memory: "
         "Too many open files; raise its limit of open files (ulimit -n)."
@@ -296,14 +298,14 @@ def chain_of_waits(rank: int, timeout_secs: float, last_dies: bool) -> tuple[str
     return error, secs
 
 
-def test_ranks_that_wait_for_waiting_ranks_name_the_dead_one(worlds: Worlds) -> None:
+def test_every_rank_of_a_chain_of_waits_names_the_dead_rank(worlds: Worlds) -> None:
     results = worlds(NUM_RANKS).run(chain_of_waits, WAIT_SECS, True, dying=[3])
     for rank, (error, secs) in enumerate(results[:3]):
         assert f"rank {rank}: rank 3 died" in error
         assert secs < SOON_SECS
 
 
-def test_ranks_that_wait_for_waiting_ranks_name_the_late_one(worlds: Worlds) -> None:
+def test_every_rank_of_a_chain_of_waits_names_the_late_rank(worlds: Worlds) -> None:
     results = worlds(NUM_RANKS, 1.0).run(chain_of_waits, 1.0, False)
     for rank, (error, secs) in enumerate(results[:3]):
         assert f"rank {rank}: rank 3 did not arrive within 1 s" in error
@@ -326,7 +328,7 @@ def test_a_rank_that_dies_is_named_by_reserve(worlds: Worlds) -> None:
     results = worlds(NUM_RANKS).run(one_dies_before_reserve, dying=[1])
     for rank in (0, 2, 3):
         error, secs = results[rank]
-        # Who sees it first tells the others.
+        # The rank that notices the death first reports it to the others.
         assert error.startswith("CommError: reserving shared memory on ranks (0:4)")
         assert "rank 1 died" in error
         assert secs < SOON_SECS
@@ -384,7 +386,7 @@ def one_is_interrupted(rank: int) -> str:
     return error
 
 
-def test_a_wait_can_be_interrupted_and_the_others_are_told(worlds: Worlds) -> None:
+def test_interrupted_wait_raises_and_the_other_ranks_name_the_rank(worlds: Worlds) -> None:
     results = worlds(NUM_RANKS).run(one_is_interrupted)
     assert results[1] == "interrupted"
     assert all("rank 1 gave up" in results[rank] for rank in (0, 2, 3))
@@ -398,7 +400,7 @@ def use_after_close(rank: int) -> str:
     return error_of(lambda: island.signals.wait(0, 0, 1.0))
 
 
-def test_a_closed_island_says_so(worlds: Worlds) -> None:
+def test_wait_on_a_closed_island_raises_runtime_error(worlds: Worlds) -> None:
     assert worlds(2).run(use_after_close) == ["RuntimeError: this island is closed."] * 2
 
 
@@ -410,7 +412,7 @@ def fork_and_go_on(rank: int) -> tuple[int, bytes]:
     island.arena(1)[:] = bytes([rank])
     child = os.fork()
     if child == 0:
-        # Whatever a child does with the island, its parent's is as it was.
+        # A child cannot change the island of its parent.
         closed = "closed" in error_of(island.signals.advance)
         island.close()
         os._exit(0 if closed else 1)
@@ -440,7 +442,7 @@ def fork_and_die(rank: int) -> str:
     return error
 
 
-def test_a_child_that_lives_on_does_not_hide_its_parents_death(worlds: Worlds) -> None:
+def test_surviving_child_does_not_hide_the_death_of_its_parent(worlds: Worlds) -> None:
     results = worlds(NUM_RANKS).run(fork_and_die, dying=[1])
     assert all("rank 1 died" in results[rank] for rank in (0, 2, 3))
 
@@ -461,7 +463,7 @@ def find_islands(rank: int, groups: list[list[int]] | None) -> tuple[tuple[int, 
         ([[1, 2]], ((0,), (1, 2), (3,))),
     ],
 )
-def test_ranks_of_one_machine_are_one_island_unless_groups_part_them(
+def test_ranks_of_one_machine_are_one_island_unless_groups_separate_them(
     worlds: Worlds, groups: list[list[int]] | None, expected: tuple[tuple[int, ...], ...]
 ) -> None:
     assert worlds(NUM_RANKS).run(find_islands, groups) == [expected] * NUM_RANKS
@@ -471,7 +473,7 @@ def one_does_not_ask(rank: int) -> str:
     return error_of(lambda: islands(World.of(), ALL)) if rank != 2 else "none"
 
 
-def test_a_rank_that_does_not_ask_is_named(worlds: Worlds) -> None:
+def test_rank_that_does_not_call_islands_is_named(worlds: Worlds) -> None:
     world = worlds(NUM_RANKS, 1.0)
     results = world.run(one_does_not_ask)
     world.stop()
@@ -488,7 +490,7 @@ def test_a_rank_that_does_not_ask_is_named(worlds: Worlds) -> None:
         ({5: {7}, 6: {8}, 7: {5}, 8: {6}}, ((5, 7), (6, 8))),
     ],
 )
-def test_islands_are_sets_that_reach_each_other_mutually(
+def test_islands_are_sets_of_ranks_that_reach_each_other_mutually(
     reached: dict[int, set[int]], expected: tuple[tuple[int, ...], ...]
 ) -> None:
     assert partition({rank: frozenset(r) for rank, r in reached.items()}) == expected
@@ -520,7 +522,7 @@ def part_networks(rank: int) -> tuple[tuple[int, ...], ...]:
     return islands(World.of(), ALL)
 
 
-def test_ranks_in_different_network_namespaces_are_apart(worlds: Worlds) -> None:
+def test_ranks_in_different_network_namespaces_are_different_islands(worlds: Worlds) -> None:
     if not may_unshare(CLONE_NEWNET):
         pytest.skip("needs the right to make network namespaces (root)")
     world = worlds(NUM_RANKS)
@@ -541,7 +543,7 @@ def without_dev_shm(rank: int) -> tuple[bool, list[bytes]]:
     return False, []
 
 
-def test_a_missing_dev_shm_makes_no_difference(worlds: Worlds) -> None:
+def test_island_works_without_dev_shm(worlds: Worlds) -> None:
     if not may_unshare(CLONE_NEWNS):
         pytest.skip("needs the right to make mount namespaces (root)")
     world = worlds(NUM_RANKS)
@@ -556,7 +558,7 @@ def test_a_missing_dev_shm_makes_no_difference(worlds: Worlds) -> None:
 
 
 def held() -> tuple[int, int, list[str]]:
-    """Open descriptors, mapped segments, and what has a name."""
+    """Numbers of open descriptors and of mapped segments, and the files in /dev/shm."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     return (
         len(os.listdir("/proc/self/fd")),
@@ -592,7 +594,7 @@ def fail_to_connect() -> None:
 
 
 def use_and_count(rank: int, use: Callable[[], None]) -> tuple[Any, Any]:
-    island_of(1).close()  # what is opened once: the store's, the modules'
+    island_of(1).close()  # opens what stays open: of the store and of modules
     before = held()
     use()
     use()
@@ -600,7 +602,9 @@ def use_and_count(rank: int, use: Callable[[], None]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("use", [succeed, fail_to_reserve, fail_to_connect])
-def test_nothing_is_left_of_a_closed_island(worlds: Worlds, use: Callable[[], None]) -> None:
+def test_closed_island_leaves_no_descriptors_mappings_or_files(
+    worlds: Worlds, use: Callable[[], None]
+) -> None:
     for before, after in worlds(NUM_RANKS).run(use_and_count, use):
         assert before == after
         assert before[1] == 1  # the pool of the process

@@ -1,4 +1,4 @@
-"""A tensor that is the part of ``out`` which keeps its values: a gather in place."""
+"""A source may be a view of its place in ``out``, as in a gather in place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pairs() -> list[tuple[rv.Layout, rv.Layout]]:
 
 
 def in_place(shard: Tensor, out: Tensor, place: tuple[int, ...] | None) -> Tensor:
-    """The shard as the part of ``out`` that begins at ``place``; as it is where that is None."""
+    """The shard as a view of ``out`` that begins at ``place``; unchanged if ``place`` is None."""
     if place is None:
         return shard
     part = out[tuple(slice(a, a + n) for a, n in zip(place, shard.shape, strict=True))]
@@ -64,7 +64,7 @@ def each_in_place(rank: int, executor: str) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_what_a_shard_keeps_may_lie_in_out(worlds: Worlds, executor: str) -> None:
+def test_shard_may_be_a_view_of_its_place_in_out(worlds: Worlds, executor: str) -> None:
     ranks = worlds(NUM_RANKS).run(each_in_place, executor)
     assert len(pairs()) >= 15
     for seed, (src, dst) in enumerate(pairs()):
@@ -104,7 +104,7 @@ def _all_in_place(rank: int, executor: str, where: str) -> list[list[Any]]:
 
 @pytest.mark.parametrize("where", ["apart", "flat", "pool"])
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_what_shards_keep_may_lie_in_the_outs_of_one_call(
+def test_shards_of_one_call_may_be_views_of_their_places_in_the_outs(
     worlds: Worlds, executor: str, where: str
 ) -> None:
     ranks = worlds(NUM_RANKS).run(all_in_place, executor, where)
@@ -135,7 +135,7 @@ def misplaced(rank: int, src: rv.Layout, dst: rv.Layout, start: int, bad: int) -
 @pytest.mark.parametrize(
     "src, dst, start", [(*GATHER, 0), (*GATHER, 5), (*SUM, 0)], ids=["other", "askew", "sum"]
 )
-def test_another_part_of_out_is_refused_on_every_rank(
+def test_shard_in_another_place_of_out_is_an_error_on_every_rank(
     worlds: Worlds, src: rv.Layout, dst: rv.Layout, start: int
 ) -> None:
     for errors in worlds(NUM_RANKS).run(misplaced, src, dst, start, 2):
@@ -149,7 +149,7 @@ def outs_of_one_buffer(num_apart: int) -> tuple[Tensor, Tensor]:
 
 
 def another_out(rank: int, bad: int, num_apart: int, first: int) -> list[str]:
-    """Errors of two calls in which on one rank outs overlap, or a tensor is not where it stays."""
+    """Errors of two calls in which, on one rank, outs overlap or a tensor is in a wrong place."""
     src, dst = ({name: side for name in "ab"} for side in GATHER)
     a, b = outs_of_one_buffer(num_apart if rank == bad else 8)
     start = first if rank == bad else 2 * rank
@@ -164,7 +164,7 @@ def another_out(rank: int, bad: int, num_apart: int, first: int) -> list[str]:
 @pytest.mark.parametrize(
     "num_apart, first, name", [(5, 4, "a"), (0, 4, "a"), (8, 2, "b")], ids=["both", "tied", "askew"]
 )
-def test_an_out_of_another_tensor_is_refused_on_every_rank(
+def test_overlapping_outs_or_a_misplaced_shard_are_an_error_on_every_rank(
     worlds: Worlds, num_apart: int, first: int, name: str
 ) -> None:
     want = f"LayoutError: redistribute_many: tensor '{name}': rank 2: out shares memory with the "
@@ -201,7 +201,7 @@ OUT = torch.from_numpy(BLOCK)
         "lazily conjugated",
     ],
 )
-def test_a_place_is_where_the_memory_of_a_part_is(
+def test_place_within_finds_the_start_of_a_view_in_its_tensor(
     tensor: Tensor, out: Tensor, place: tuple[int, ...] | None
 ) -> None:
     assert place_within(tensor, out) == place

@@ -68,7 +68,9 @@ def _every_other(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("limit", [None, 20 << 10])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_tensor_arrives(worlds: Worlds, executor: str, limit: int | None, seed: int) -> None:
+def test_every_tensor_is_redistributed_correctly(
+    worlds: Worlds, executor: str, limit: int | None, seed: int
+) -> None:
     pairs = random_pairs(seed, 6)
     seen = worlds(6).run(twice, pairs, executor, limit)
     for call in range(2):
@@ -116,7 +118,9 @@ def _seed(name: str) -> torch.Generator:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_fused_and_transposed_sources_are_views(worlds: Worlds, executor: str) -> None:
+def test_sources_may_be_views_of_fused_and_transposed_tensors(
+    worlds: Worlds, executor: str
+) -> None:
     assert worlds(4).run(fused, executor) == ["ok"] * 4
 
 
@@ -163,7 +167,7 @@ def converted(rank: int, executor: str, src_dtype: str, dst_dtype: str) -> str:
         ("float8_e4m3fn", "bfloat16"),
     ],
 )
-def test_values_are_converted_as_torch_converts_them(
+def test_dtype_conversions_equal_those_of_torch(
     worlds: Worlds, executor: str, src_dtype: str, dst_dtype: str
 ) -> None:
     # The second column range is D(1,4) of 10 columns: 3, 3, 3 and 1.
@@ -200,7 +204,7 @@ def scaled(rank: int, executor: str) -> str:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_float8_values_have_a_scale(worlds: Worlds, executor: str) -> None:
+def test_conversion_to_float8_and_back_applies_the_scale(worlds: Worlds, executor: str) -> None:
     assert worlds(3).run(scaled, executor) == ["ok"] * 3
 
 
@@ -210,7 +214,7 @@ ROWS, COLUMNS = rv.Layout((8, 6), "R(1)V(1)D(2,1)"), rv.Layout((8, 6), "R(1)V(1)
 
 
 def _call(rank: int, salt: str = "", **changed: Any) -> Any:
-    """A call that is legal but for what is changed; ``salt`` makes its transition a new one."""
+    """A legal call, except for the changed arguments; ``salt`` makes its transition new."""
     arguments: dict[str, Any] = {
         "tensors": {"a": torch.ones(4, 6), "b": torch.ones(4, 6)},
         "src": {"a": ROWS, "b": ROWS},
@@ -277,7 +281,7 @@ def one_is_wrong(rank: int, fault: str) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_disagreement_is_a_named_error_on_every_rank_and_a_rerun_succeeds(
+def test_disagreement_is_an_error_on_every_rank_and_the_next_call_succeeds(
     worlds: Worlds, fault: str
 ) -> None:
     for error, is_right in worlds(2).run(one_is_wrong, fault):
@@ -330,7 +334,7 @@ def needs_grad() -> dict[str, Any]:
         (needs_grad, "LayoutError: .*'a'.*carries no gradient"),
     ],
 )
-def test_illegal_requests_are_errors(
+def test_invalid_requests_are_errors(
     worlds: Worlds, make: Callable[[], dict[str, Any]], message: str
 ) -> None:
     for error in worlds(2).run(all_are_wrong, make):
@@ -348,7 +352,7 @@ def of_another_dtype(rank: int) -> list[str]:
     return found
 
 
-def test_dtype_says_which_call_a_rank_without_tensors_joins(worlds: Worlds) -> None:
+def test_dtype_argument_selects_the_call_on_a_rank_without_tensors(worlds: Worlds) -> None:
     want = ["torch.float32", "torch.float64", "torch.float32"]
     assert worlds(2).run(of_another_dtype) == [["None"] * 3, want]
 
@@ -365,7 +369,7 @@ def with_progress(rank: int) -> str:
     return stderr.getvalue()
 
 
-def test_a_bar_is_shown_on_request(worlds: Worlds) -> None:
+def test_progress_bar_is_shown_on_request(worlds: Worlds) -> None:
     assert all("100%" in text for text in worlds(2).run(with_progress))
 
 
@@ -394,7 +398,7 @@ LATER: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def later_is_wrong(rank: int, fault: str) -> tuple[str, bool]:
-    """The first call is right, the second is not, the third is again."""
+    """The first and the third call are right, the second is wrong."""
     salt = f"later {fault}"
     _call(rank, salt)
     error = error_of(lambda: _call(rank, salt, **LATER[fault][0]))
@@ -402,14 +406,14 @@ def later_is_wrong(rank: int, fault: str) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("fault", LATER)
-def test_a_later_call_with_other_tensors_is_an_error(worlds: Worlds, fault: str) -> None:
+def test_later_call_with_wrong_tensors_is_an_error(worlds: Worlds, fault: str) -> None:
     for error, is_right in worlds(2).run(later_is_wrong, fault):
         assert re.match(LATER[fault][1], error), error
         assert is_right
 
 
 def in_another_order(rank: int) -> int:
-    """Rank 1 turns its mappings round in the second call, which is the same call all the same."""
+    """Rank 1 reverses its mappings in the second call, which is still the same call."""
     before = len(World.of().agreed)
     _call(rank, "order", dst_dtype={"a": torch.float64, "b": torch.float64})
     tensors = {"b": torch.ones(4, 6), "a": torch.ones(4, 6)}
@@ -419,5 +423,5 @@ def in_another_order(rank: int) -> int:
     return len(World.of().agreed) - before
 
 
-def test_the_order_of_tensors_makes_no_other_call(worlds: Worlds) -> None:
+def test_order_of_tensors_in_a_mapping_does_not_start_a_new_agreement(worlds: Worlds) -> None:
     assert worlds(2).run(in_another_order) == [1, 1]

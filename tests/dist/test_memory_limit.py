@@ -55,7 +55,7 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("src", SOURCES)
-def test_what_processes_hold_is_what_was_planned(worlds: Worlds, src: rv.Layout) -> None:
+def test_peak_bytes_of_processes_equal_those_of_the_plan(worlds: Worlds, src: rv.Layout) -> None:
     num_ranks = len(src.ranks)
     plans = [
         rv.plan(src, dst, memory_limit=limit)
@@ -72,7 +72,7 @@ def call_limited(rank: int, src: rv.Layout, dst: rv.Layout, limit: int) -> objec
     return result.detach().numpy()
 
 
-def test_redistribute_and_its_gradient_keep_a_limit(worlds: Worlds) -> None:
+def test_redistribute_and_its_gradient_work_under_a_memory_limit(worlds: Worlds) -> None:
     src, dst = rv.Layout(SHAPE, "R(1)V(1)D(4,1)"), rv.Layout(SHAPE, "R(4)V(1)D(1,1)")
     most = max(
         rv.plan(*pair).cost.peak_bytes
@@ -91,7 +91,7 @@ def error_limited(rank: int, limit: int) -> str:
     return "none"
 
 
-def test_a_limit_that_no_plan_fits_is_an_error_on_every_rank(worlds: Worlds) -> None:
+def test_infeasible_memory_limit_is_an_error_on_every_rank(worlds: Worlds) -> None:
     errors = worlds(4).run(error_limited, 1000)
     assert len(set(errors)) == 1
     assert "memory_limit=1000 bytes a rank, but the least that a plan needs is" in errors[0]

@@ -1,4 +1,4 @@
-"""A mixture of experts between four hosts: the results are right, in many buckets, both ways."""
+"""A mixture of experts moves between four hosts and back, in many buckets, correctly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.cluster
 @pytest.mark.skipif(bool(netns.missing_requirements()), reason="needs root, ip and tc")
 @pytest.mark.parametrize("executor", ["auto", "dist"])
-def test_a_model_arrives_on_other_hosts_and_comes_back(executor: str, tmp_path: Path) -> None:
+def test_model_of_experts_moves_to_other_hosts_and_back(executor: str, tmp_path: Path) -> None:
     path = tmp_path / "topology.json"
     hosts = [range(i, i + 2) for i in range(0, 8, 2)]
     rv.Topology.hosts(hosts, rv.Link(1e-4, 1e9), rv.Link(2e-4, 1e8)).save(path)

@@ -1,4 +1,4 @@
-"""One call on real processes: what it trains and evaluates is what one device does."""
+"""``parallelize`` on real processes trains and evaluates as one device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Scaled(nn.Module):
 
 
 def trained(rank: int, plan: str, knobs: dict[str, Any]) -> Found:
-    """What one rank finds; models of other ranks than the first start with other values."""
+    """The results of one rank; models of ranks other than the first start with other values."""
     model = Scaled()
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
@@ -85,7 +85,7 @@ def alone() -> Found:
         (4, "auto", {"max_tried": 4}),
     ],
 )
-def test_every_rank_finds_what_one_device_finds(
+def test_every_rank_trains_and_evaluates_as_one_device(
     worlds: Worlds, num_ranks: int, plan: str, knobs: dict[str, Any]
 ) -> None:
     for found in worlds(num_ranks).run(trained, plan, knobs):

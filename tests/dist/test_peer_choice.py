@@ -41,7 +41,7 @@ Found = tuple[Groups, bool, Any]
 
 
 def use(call: Any, rank: int, src: rv.Layout = PAIR[0]) -> Found:
-    """What a compiled transition is, and what it gives."""
+    """The peer groups of a compiled transition, whether it sends messages, and its result."""
     program: Program = call._program.program
     return program.peer_groups, bool(program.collectives), call(shard_of(rank, src)).numpy()
 
@@ -52,7 +52,7 @@ def faults_of_use(
     sends: bool,
     pair: tuple[rv.Layout, rv.Layout] = PAIR,
 ) -> list[str]:
-    """What is not as it should be on any rank."""
+    """Differences from the wanted groups, sends and results on any rank."""
     faults = [
         f"rank {rank}: peer groups {got}, sends: {does_send}"
         for rank, (got, does_send, _) in enumerate(found)
@@ -89,7 +89,7 @@ def choose(
         ("dist", "peer", ()),
     ],
 )
-def test_the_argument_chooses_then_the_variable_then_whether_ranks_can(
+def test_argument_overrides_environment_variable_in_the_choice_of_executor(
     worlds: Worlds, argument: str | None, variable: str | None, groups: Groups
 ) -> None:
     found = worlds(NUM_RANKS).run(choose, argument, variable, None)
@@ -104,7 +104,7 @@ def test_ranks_of_different_hosts_of_the_topology_send_messages(
     assert faults_of_use(found, ((0, 2), (1, 3)), sends=True) == []
 
 
-def test_hosts_of_one_rank_each_have_no_neighbours(worlds: Worlds) -> None:
+def test_ranks_alone_on_their_hosts_send_messages(worlds: Worlds) -> None:
     link = rv.Link(1e-6, 1e9)
     alone = rv.Topology.hosts([[rank] for rank in range(NUM_RANKS)], link, link)
     found = worlds(NUM_RANKS).run(choose, "auto", None, alone)
@@ -133,14 +133,14 @@ def test_an_unknown_executor_is_an_error_that_lists_the_known_ones(
 
 
 def disagree(rank: int) -> tuple[str, Any]:
-    """The world is as before: the call after it is a good one."""
+    """A call about which ranks disagree, and a good call after it."""
     shard = shard_of(rank, PAIR[0])
     executor = "dist" if rank == 2 else "peer"
     error = error_of(lambda: rv.redistribute(shard, *PAIR, executor=executor))
     return error, rv.redistribute(shard, *PAIR, executor="peer").numpy()
 
 
-def test_ranks_that_disagree_about_the_executor_are_told_so_on_every_rank(worlds: Worlds) -> None:
+def test_disagreement_about_the_executor_is_an_error_on_every_rank(worlds: Worlds) -> None:
     errors, results = zip(*worlds(NUM_RANKS).run(disagree), strict=True)
     fact = "ranks disagree about executor: rank 0 asks for peer, rank 2 for dist."
     assert errors == (f"LayoutError: redistribute: {fact}",) * NUM_RANKS
@@ -182,7 +182,7 @@ def fresh(worlds: Worlds) -> Iterator[ProcessWorld]:
 @pytest.mark.parametrize(
     "lacking, groups", [([2], ((0, 1, 3),)), ([0, 1, 3], ()), ([0, 1, 2, 3], ())]
 )
-def test_a_rank_without_the_core_is_sent_messages(
+def test_rank_without_the_native_core_uses_messages(
     fresh: ProcessWorld, lacking: list[int], groups: Groups
 ) -> None:
     errors, found = zip(*fresh.run(lack_core, lacking, "auto"), strict=True)
@@ -190,7 +190,9 @@ def test_a_rank_without_the_core_is_sent_messages(
     assert faults_of_use(found, groups, sends=True) == []
 
 
-def test_peer_is_refused_on_all_ranks_if_one_has_no_core(fresh: ProcessWorld) -> None:
+def test_executor_peer_is_an_error_on_every_rank_if_one_has_no_native_core(
+    fresh: ProcessWorld,
+) -> None:
     error = (
         "CommError: executor 'peer': ranks (0,1,3) and (2) of one host cannot map each other's "
         "memory: they are on different machines, in different network namespaces or of different "
@@ -206,7 +208,7 @@ LARGE = rv.Layout((1024, 640), "R(1)V(4)D(1,1)"), rv.Layout((1024, 640), "R(1)V(
 
 
 def lack_memory(rank: int, executor: str) -> tuple[str, Any, Groups, Any]:
-    """Rank 2 may share little; a small transition is shared in spite of that."""
+    """Rank 2 may share only little memory, which suffices for a small transition."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 2:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
@@ -223,7 +225,7 @@ def lack_memory(rank: int, executor: str) -> tuple[str, Any, Groups, Any]:
     return error, found[0] if found else None, groups, small
 
 
-def test_memory_refused_to_one_rank_makes_all_send_messages(fresh: ProcessWorld) -> None:
+def test_failed_reservation_on_one_rank_makes_all_ranks_send_messages(fresh: ProcessWorld) -> None:
     errors, large, groups, small = zip(*fresh.run(lack_memory, "auto"), strict=True)
     assert errors == ("none",) * NUM_RANKS
     assert faults_of_use(large, (), sends=True, pair=LARGE) == []
@@ -231,7 +233,9 @@ def test_memory_refused_to_one_rank_makes_all_send_messages(fresh: ProcessWorld)
     assert faults_of(small, *PAIR) == []
 
 
-def test_memory_refused_to_one_rank_refuses_peer_to_all(fresh: ProcessWorld) -> None:
+def test_failed_reservation_on_one_rank_is_an_error_of_executor_peer_on_all(
+    fresh: ProcessWorld,
+) -> None:
     errors, _, groups, small = zip(*fresh.run(lack_memory, "peer"), strict=True)
     assert len(set(errors)) == 1
     start = (
@@ -276,7 +280,7 @@ def lack_dev_shm(rank: int) -> tuple[bool, Found]:
     return Path("/dev/shm").exists(), use(call, rank)
 
 
-def test_peer_needs_no_dev_shm(fresh: ProcessWorld) -> None:
+def test_executor_peer_works_without_dev_shm(fresh: ProcessWorld) -> None:
     if not may_unshare(CLONE_NEWNS):
         pytest.skip("needs the right to make mount namespaces (root)")
     exists, found = zip(*fresh.run(lack_dev_shm), strict=True)
@@ -293,7 +297,7 @@ def part_networks(rank: int) -> str:
     return error_of(lambda: rv.Redistributor(rv.plan(*PAIR), executor="peer"))
 
 
-def test_ranks_of_different_networks_are_named_if_peer_is_asked_for(fresh: ProcessWorld) -> None:
+def test_error_of_executor_peer_names_ranks_of_different_networks(fresh: ProcessWorld) -> None:
     if not may_unshare(CLONE_NEWNET):
         pytest.skip("needs the right to make network namespaces (root)")
     start = (
@@ -331,7 +335,7 @@ def faults_on_cluster(rank: int, topology: rv.Topology | None) -> list[str]:
 
 
 @pytest.mark.cluster
-def test_hosts_with_one_name_use_memory_inside_and_messages_between() -> None:
+def test_hosts_with_equal_names_share_memory_inside_and_send_messages_between() -> None:
     missing = netns.missing_requirements()
     if missing:
         pytest.skip("a cluster needs " + "; ".join(missing))

@@ -1,4 +1,4 @@
-"""Peers that die, give up or stay away: the others are told who, nobody hangs, nothing is left.
+"""Peers that die, give up or stay away: the others name the rank, none hangs, nothing is left.
 
 Ranks that are killed need a world of their own each, so these are cheaper than ``ProcessWorld``: a
 *lane* is a process that has imported torch and never starts a thread of it. It forks the ranks of a
@@ -48,14 +48,14 @@ pytestmark = [
 ]
 
 TIMEOUT_SECS = 20.0
-# A death is seen after 50 ms; the rest is for a machine that has other things to do.
+# A death is noticed after 50 ms; the rest is for a busy machine.
 SOON_SECS = 5.0
 # Ranks that still compile meet through the store, which does not know who is dead.
 COMPILE_TIMEOUT_SECS = 3.0
 NUM_LANES = 3
 # Most of their time goes into waiting.
 NUM_COMPILING_LANES = 8
-# No world takes so long to start, or to end, whatever happens to it.
+# Upper limits of the time that a world takes to start, and to end.
 START_SECS = 15.0
 WORLD_SECS = 60.0
 
@@ -117,7 +117,7 @@ class Kill:
 
 @dataclass
 class Outcome:
-    """What became of a world: what each survivor raised, how long after the death; what is left."""
+    """The end of a world: error and delay of each survivor, exit statuses, and hung ranks."""
 
     kill: Kill
     errors: dict[int, tuple[str, float]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Outcome:
     hung: list[int] = field(default_factory=list)
 
     def faults(self) -> list[str]:
-        """What is not as it should be."""
+        """Differences from the wanted outcome."""
         survivors = [rank for rank in range(self.kill.num_ranks) if rank != self.kill.victim]
         faults = [f"rank {rank} hung" for rank in self.hung]
         faults += [
@@ -147,7 +147,7 @@ class Outcome:
         return text.startswith("CommError: ") and any(each in text for each in known)
 
     def _limit_secs(self, text: str) -> float:
-        # A rank may wait half of the timeout for links, and then for the verdict of all.
+        # A rank may wait half of the timeout for links, and then for the agreement of all.
         return SOON_SECS + (1.5 * self.kill.timeout_secs if "did not join" in text else 0.0)
 
 
@@ -179,7 +179,7 @@ def faults_of_kills(kills: Sequence[Kill]) -> list[str]:
 
 
 def names() -> set[str]:
-    """What a crashed rank could leave that has a name: files in shared memory, and our sockets."""
+    """Named objects that a crashed rank could leave: files in shared memory, and our sockets."""
     sockets = Path("/proc/net/unix").read_text().split()
     files = os.listdir("/dev/shm") if Path("/dev/shm").exists() else []
     return {f"/dev/shm/{name}" for name in files} | {s for s in sockets if tag_of(os.getpid()) in s}
@@ -265,7 +265,7 @@ def lane(kills: list[Kill], pipe: Connection, tag: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             pipe.send([run_world(kill, f"{folder}/{i}", port) for i, kill in enumerate(kills)])
     finally:
-        # It holds the other end of the pipe, at which the test would wait for ever.
+        # The child holds an end of the pipe; while it lives, the test would wait for ever.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
@@ -281,7 +281,7 @@ def run_world(kill: Kill, name: str, port: int) -> Outcome:
     """Fork the ranks, kill one, and collect what the others report."""
     ranks = range(kill.num_ranks)
     for index in kill.calls:
-        # Known here, it is known to all ranks without further work.
+        # Planned here, before the fork, it is known to all ranks.
         work_of(kill.num_ranks, index)[0].program_of(0)
     world = start_world(kill, name, port)
     outcome = Outcome(kill)
@@ -389,7 +389,7 @@ def live(kill: Kill, rank: int, join: Callable[[int], Any], board: Board, report
     """Make calls until one fails, and report what it raised."""
     store = join(rank)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=kill.num_ranks)
-    # Only what is tested has so little time, and a connection to the store may take seconds.
+    # A connection to the store may take seconds, so it is made before the short timeout is set.
     assert World.of().store is not None
     World.of().group_timeout = timedelta(seconds=kill.timeout_secs)
     board.reach(rank, READY)
@@ -398,7 +398,7 @@ def live(kill: Kill, rank: int, join: Callable[[int], Any], board: Board, report
     os.write(report, json.dumps([error, time.monotonic()]).encode())
     board.reach(rank, REPORTED)
     if kill.serves_store and rank == 0:
-        # The others ask the store who is missing; it is of use to them as long as it lives.
+        # The others ask the store which ranks are missing, so rank 0 has to outlive them.
         board.wait(REPORTED, [r for r in range(kill.num_ranks) if r != kill.victim])
     World.of().close()
     dist.destroy_process_group()
@@ -489,7 +489,7 @@ def misuse(rank: int, victim: int) -> tuple[Waited, Any]:
 
 
 @pytest.mark.parametrize("victim", [0, 3])
-def test_a_rank_whose_call_is_refused_is_named_as_late_by_the_others(
+def test_rank_whose_call_is_rejected_is_named_as_late_by_the_others(
     worlds: Worlds, victim: int
 ) -> None:
     world = worlds(NUM_RANKS, HURRY_SECS)

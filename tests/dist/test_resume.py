@@ -1,4 +1,4 @@
-"""A run that is killed goes on, under another plan, with the losses of a run without a break."""
+"""A killed run resumes under another plan, with the losses of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def uninterrupted(program: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: f"{trial.before}-{trial.after}")
-def test_a_killed_run_goes_on_under_another_plan(
+def test_killed_run_resumes_under_another_plan_with_the_same_losses(
     trial: Trial, program: Path, uninterrupted: dict[int, float], tmp_path: Path
 ) -> None:
     trial.run(program, tmp_path / "saves", uninterrupted)

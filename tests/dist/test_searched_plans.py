@@ -1,4 +1,4 @@
-"""Laws of searched plans on real processes: what they train is what one device trains."""
+"""Laws of searched plans on real processes: they train as one device."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MODELS: dict[str, dict[str, Any]] = {
 
 BATCH = 8
 SLOW = DeviceProfile("slow", {"float64": 1e9}, 1e9, 1 << 30)
-"""Tiny models are worth several devices if these compute slowly."""
+"""A slow device, so that several devices pay off for a tiny model."""
 MAX_TRIED, MAX_PLANS = 8, 2
 
 KIB = {"gpt": 150, "moe": 280, "wide_resnet": 140, "mbart": 240}
-"""Memory of a device where there are four, for which copies of the model are too large."""
+"""Memory of each of four devices in KiB, too little for a copy of the model."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def cases_of(model: str, num_devices: int) -> list[SearchedCase]:
 
 
 @pytest.mark.parametrize("model, num_devices", [*product(MODELS, (4, 8))])
-def test_plans_of_a_search_train_what_one_device_trains(
+def test_plans_found_by_the_search_train_as_one_device(
     worlds: Worlds, model: str, num_devices: int, tmp_path: Path
 ) -> None:
     errors = []

@@ -44,7 +44,7 @@ MOE = {"heads": 8, "experts": 8, "top": 2, "capacity_factor": 2.5}
 CHUNKS = {"gpipe": 1, "one_f_one_b": 1, "interleaved": 2}
 """Stages a device of the pipelines; a stage has a block."""
 NEWER = ("zero_bubble", "zero_bubble_v", "dualpipe", "dualpipe_v")
-"""Pipelines whose stages are those of others, in another order: a small model will do."""
+"""Pipelines with the stages of other pipelines in another order; a small model suffices."""
 RUN = {"microbatches": 10, "pp": 2}
 RUN_2BW = {"microbatches": 20, "pp": 2, "every": 2}
 KNOBS = {
@@ -95,7 +95,7 @@ KNOBS = {
         8: {"microbatches": 4, "pp": 4, "dp": 2, "recycle": 1, "keep": Keep.BLOCK_INPUTS},
     },
 }  # fmt: skip
-"""Of a plan, by the number of devices."""
+"""Knobs of a plan, by the number of devices."""
 EVOFORMER: dict[str, Any] = {"model": "evoformer", "sizes": {"sequences": 8, "residues": 8}}
 ASYNC_GPT: dict[str, Any] = {"sizes": {**GPT, "layers": 4}, "num_steps": 2}
 ASYNC_MLP: dict[str, Any] = {
@@ -115,11 +115,11 @@ FIELDS: dict[str, dict[str, Any]] = {
     "ampnet": ASYNC_MLP,
     "pipemare": ASYNC_MLP,
     "coshard": {"model": "swin", "sizes": {"heads": 8, "depths": (2,)}, "batch": 4},
-    # Under Adam its batch norms make 1e-4 of float32's rounding, with data_parallel too.
+    # Under Adam its batch norms amplify float32 rounding to 1e-4, with data_parallel, too.
     "spatial": {"model": "wide_resnet", "sizes": {}, "optimizer": "sgd"},
     "interlaced": {"model": "mbart", "sizes": {"heads": 8}, "batch": 2},
 }
-"""Of the case of a plan that needs others than most."""
+"""Fields of the cases of plans that need other values than the defaults."""
 
 
 def case_of(plan: str, num_devices: int, dtype: str) -> Case:
@@ -196,7 +196,7 @@ PIPELINES = [
 
 
 def differences_by_messages(rank: int, folder: Path, case: Case) -> tuple[float | None, int]:
-    """The same where no memory is shared, and how many receives a rank has posted early."""
+    """``differences`` without shared memory, and the number of receives that were posted early."""
     num_early = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RVDCOMM_EXECUTOR", "dist")
@@ -213,7 +213,7 @@ def differences_by_messages(rank: int, folder: Path, case: Case) -> tuple[float 
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=str)
-def test_receives_that_are_posted_early_bring_what_they_would_bring_later(
+def test_pipelines_with_receives_posted_early_train_as_one_device(
     worlds: Worlds, case: Case, tmp_path: Path
 ) -> None:
     case_to_folder(case, tmp_path)
@@ -236,7 +236,7 @@ def case_to_folder(case: Case, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_plan_trains_what_one_device_trains(
+def test_every_plan_trains_the_same_weights_as_one_device(
     worlds: Worlds, case: Case, tmp_path: Path
 ) -> None:
     case_to_folder(case, tmp_path)

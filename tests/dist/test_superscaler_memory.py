@@ -43,7 +43,7 @@ def step(rank: int, folder: Path, case: Case) -> tuple[int, Counter[tuple[str, s
     return live.peak_bytes, moved
 
 
-def test_on_processes_co_shard_divides_the_peak_of_a_block_by_its_parts(
+def test_co_shard_on_processes_divides_the_peak_of_a_block_by_its_parts(
     worlds: Worlds, tmp_path: Path
 ) -> None:
     """The peak is a + b / parts; a single part has no sum of parts beside it, so a little less."""
@@ -63,7 +63,7 @@ def test_on_processes_co_shard_divides_the_peak_of_a_block_by_its_parts(
     assert peaks[8] == rest + divided // 8
     assert peaks[1] == pytest.approx(rest + divided, abs=divided * 0.02)
     assert divided > 3 * rest
-    # What is moved is the same list, so its bytes are.
+    # The list of moved tensors is the same, so the sent bytes are the same.
     assert moves[1] == moves[2] == moves[4] == moves[8]
     assert len(set(sent.values())) == 1
     assert moves[1].total() > 0

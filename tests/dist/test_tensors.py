@@ -1,4 +1,4 @@
-"""Whatever tensor is passed to whatever entry is used, or is an error that says what to pass."""
+"""Every kind of tensor is accepted by every entry point, or is an error that says what to pass."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def resized(num_bytes: int) -> Tensor:
 
 
 def late_view() -> Tensor:
-    """A view of the end of a storage that became shorter, though not than the view."""
+    """A view of the end of a storage that was shortened, but is still longer than the view."""
     whole = torch.zeros(60)
     view = whole[36:].view(SHAPE)
     whole.untyped_storage().resize_(100)
@@ -128,7 +128,7 @@ def given(make: Callable[[], Any]) -> Use:
 
 
 def quietly(make: Callable[[], Any]) -> Any:
-    """Torch warns of kinds of tensors that are new."""
+    """Make a tensor without the warnings of torch about new kinds of tensors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
@@ -153,7 +153,7 @@ USED: dict[str, Use] = {
     "copied on write": given(lambda: torch._lazy_clone(values())),
     "of odd strides": given(lambda: values().clone().as_strided(SHAPE, (6, 1))),
 }
-"""What can be read and written."""
+"""Kinds of tensors that can be read and written."""
 
 READ: dict[str, tuple[Use, str]] = {
     "expanded": (given(lambda: torch.zeros(1, 6).expand(4, 6)), "elements that share memory"),
@@ -164,7 +164,7 @@ READ: dict[str, tuple[Use, str]] = {
     "negated": (given(negated), "negated lazily"),
     "made in inference mode": (given(inference), r"under torch.inference_mode\(\)"),
 }
-"""What can be read; why it cannot be written."""
+"""Kinds of tensors that can be read but not written, and the reason in the error."""
 
 REFUSED: dict[str, tuple[Use, str]] = {
     "a list": (given(lambda: values().tolist()), "of type list.* pass torch.as_tensor"),
@@ -216,7 +216,7 @@ REFUSED: dict[str, tuple[Use, str]] = {
     ),
     "with a tangent": (as_dual, "forward-mode tangent"),
 }
-"""What can be neither read nor written, and what the error says."""
+"""Kinds of tensors that can be neither read nor written, and what the error says."""
 
 
 # --- entries ------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ entries = pytest.mark.parametrize("entry", ENTRIES)
 @later
 @entries
 @pytest.mark.parametrize("kind", [*USED, *READ])
-def test_memory_of_a_tensor_is_read(
+def test_readable_kinds_of_tensors_are_accepted(
     worlds: Worlds, kind: str, entry: Entry, is_later: bool
 ) -> None:
     assert worlds(1).run(read, kind, entry, is_later) == ["none"]
@@ -307,7 +307,7 @@ def test_memory_of_a_tensor_is_read(
 @later
 @entries
 @pytest.mark.parametrize("kind", USED)
-def test_memory_of_a_tensor_is_written(
+def test_writable_kinds_of_tensors_are_accepted_as_out(
     worlds: Worlds, kind: str, entry: Entry, is_later: bool
 ) -> None:
     assert worlds(1).run(write, kind, entry, is_later) == ["none"]
@@ -316,7 +316,7 @@ def test_memory_of_a_tensor_is_written(
 @later
 @entries
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_read_is_an_error_with_advice(
+def test_unreadable_kinds_of_tensors_raise_layout_error_with_advice(
     worlds: Worlds, kind: str, entry: Entry, is_later: bool
 ) -> None:
     (error,) = worlds(1).run(read, kind, entry, is_later)
@@ -326,7 +326,7 @@ def test_what_cannot_be_read_is_an_error_with_advice(
 @later
 @entries
 @pytest.mark.parametrize("kind", [*READ, *REFUSED])
-def test_what_cannot_be_written_is_an_error_with_advice(
+def test_unwritable_kinds_of_out_raise_layout_error_with_advice(
     worlds: Worlds, kind: str, entry: Entry, is_later: bool
 ) -> None:
     (error,) = worlds(1).run(write, kind, entry, is_later)
@@ -340,7 +340,7 @@ def test_what_cannot_be_written_is_an_error_with_advice(
 @pytest.mark.parametrize("act", [read, write])
 @pytest.mark.parametrize("entry", [by_redistribute, by_pending, by_redistribute_many])
 @pytest.mark.parametrize("kind", REFUSED)
-def test_error_of_one_rank_in_a_first_call_comes_on_every_rank(
+def test_error_of_one_rank_in_a_first_call_is_raised_on_every_rank(
     worlds: Worlds, kind: str, entry: Entry, act: Callable[..., str]
 ) -> None:
     errors = worlds(2).run(act, kind, entry, False, 1)
@@ -367,7 +367,7 @@ def call_with(rank: int, options: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("argument", ARGUMENTS)
-def test_an_argument_that_one_rank_gets_wrong_is_an_error_on_every_rank(
+def test_wrong_argument_on_one_rank_is_an_error_on_every_rank(
     worlds: Worlds, argument: str
 ) -> None:
     options, words = ARGUMENTS[argument]
@@ -409,7 +409,7 @@ def call_many_with(rank: int, options: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("side", ["src", "dst"])
-def test_a_layout_that_one_rank_gets_wrong_is_an_error_on_every_rank(
+def test_wrong_layout_on_one_rank_is_an_error_on_every_rank(
     worlds: Worlds, side: str, layout: str
 ) -> None:
     given, words = LAYOUTS[layout]
@@ -429,7 +429,7 @@ def test_names_that_do_not_match_on_one_rank_are_an_error_on_every_rank(worlds: 
 
 
 @pytest.mark.parametrize("argument", MANY)
-def test_an_argument_of_many_that_one_rank_gets_wrong_is_an_error_on_every_rank(
+def test_wrong_argument_of_redistribute_many_on_one_rank_is_an_error_on_every_rank(
     worlds: Worlds, argument: str
 ) -> None:
     options, words = MANY[argument]
@@ -442,7 +442,7 @@ def test_an_argument_of_many_that_one_rank_gets_wrong_is_an_error_on_every_rank(
 
 
 def sparse_gradient(rank: int) -> str:
-    """The gradient of a weight of which few rows were looked up comes without strides."""
+    """The gradient of a sparse embedding lookup is a sparse tensor, which has no strides."""
     weight = values().requires_grad_()
     moved = rv.redistribute(weight, *pair())
     looked_up = torch.nn.functional.embedding(torch.tensor([1, 1]), moved, sparse=True)
@@ -465,7 +465,9 @@ def write_what_is_saved(rank: int, entry: Entry) -> str:
 
 
 @entries
-def test_a_written_out_is_noticed_by_the_backward_pass(worlds: Worlds, entry: Entry) -> None:
+def test_backward_pass_detects_a_saved_tensor_that_was_overwritten_as_out(
+    worlds: Worlds, entry: Entry
+) -> None:
     (error,) = worlds(1).run(write_what_is_saved, entry)
     assert "modified by an inplace operation" in error
 
@@ -478,7 +480,7 @@ def call_under_default_device(rank: int, entry: Entry) -> str:
 
 
 @entries
-def test_memory_of_our_own_is_on_the_device_of_the_group(worlds: Worlds, entry: Entry) -> None:
+def test_calls_ignore_the_default_device_of_torch(worlds: Worlds, entry: Entry) -> None:
     assert worlds(1).run(call_under_default_device, entry) == ["none"]
 
 
@@ -494,11 +496,13 @@ def save(rank: int, kind: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", [*USED, *READ])
-def test_memory_of_a_tensor_is_saved(worlds: Worlds, kind: str, tmp_path: Path) -> None:
+def test_readable_kinds_of_tensors_are_saved(worlds: Worlds, kind: str, tmp_path: Path) -> None:
     assert worlds(1).run(save, kind, tmp_path) == ["none"]
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_read_is_not_saved(worlds: Worlds, kind: str, tmp_path: Path) -> None:
+def test_unreadable_kinds_of_tensors_are_not_saved(
+    worlds: Worlds, kind: str, tmp_path: Path
+) -> None:
     (error,) = worlds(1).run(save, kind, tmp_path)
     assert re.match(f"LayoutError: save_shards: .*{REFUSED[kind][1]}", error), error

@@ -1,7 +1,6 @@
-"""A limit for the calls of a block: what waits in vain raises then, not after the group's timeout.
+"""``rv.timeout`` limits the calls of a block: they raise then, not after the group's timeout.
 
-The tests look whether a call ended before the group's timeout, which is 20 s; no more is asked of
-the clock.
+The tests only check that a call ends before the group's timeout, which is 20 s.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ EXECUTORS = ["dist", pytest.param("peer", marks=pytest.mark.native)]
 
 
 def new_group() -> Any:
-    """A group of this test alone, since it breaks."""
+    """A group that only this test uses, because it fails."""
     return dist.new_group([0, 1], timeout=timedelta(seconds=GROUP_SECS))
 
 
 def call(rank: int, way: str, executor: str, group: Any) -> Any:
-    """One call of a way, by its name."""
+    """One call of the kind that ``way`` names."""
     src, dst = {"sum": SUM, "posted": SEND}.get(way, GATHER)
     shard = shard_of(rank, src, 0)
     if way == "many":
@@ -53,7 +52,7 @@ def call(rank: int, way: str, executor: str, group: Any) -> Any:
 
 
 def in_vain(rank: int, way: str, executor: str, is_agreed: bool) -> Waited | None:
-    """What the last rank gets whose partner comes too late; the partner gets nothing."""
+    """What rank 1 gets if rank 0 comes too late; None on rank 0."""
     group = new_group()
     if is_agreed:
         first = call(rank, way, executor, group)
@@ -74,7 +73,7 @@ def in_vain(rank: int, way: str, executor: str, is_agreed: bool) -> Waited | Non
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("way", ["gather", "sum", "many", "background"])
 @pytest.mark.parametrize("is_agreed", [False, True])
-def test_a_call_of_a_block_waits_no_longer_than_the_block_says(
+def test_call_in_a_timeout_block_raises_before_the_timeout_of_the_group(
     worlds: Worlds, way: str, executor: str, is_agreed: bool
 ) -> None:
     waited = worlds(2).run(in_vain, way, executor, is_agreed)[1]
@@ -82,7 +81,7 @@ def test_a_call_of_a_block_waits_no_longer_than_the_block_says(
     assert waited.secs < GROUP_SECS / 2
 
 
-def test_a_posted_call_keeps_the_limit_of_its_block(worlds: Worlds) -> None:
+def test_posted_call_keeps_the_limit_of_its_timeout_block(worlds: Worlds) -> None:
     waited = worlds(2).run(in_vain, "posted", "dist", True)[1]
     assert waited.error.startswith("CommError"), waited
     assert waited.secs < GROUP_SECS / 2
@@ -100,12 +99,14 @@ def late_within_the_groups_time(rank: int, executor: str) -> list[float]:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_outside_of_a_block_the_groups_timeout_holds(worlds: Worlds, executor: str) -> None:
+def test_timeout_of_the_group_applies_outside_of_a_timeout_block(
+    worlds: Worlds, executor: str
+) -> None:
     results = worlds(2).run(late_within_the_groups_time, executor)
     assert results[0] == results[1]
 
 
-def test_blocks_nest() -> None:
+def test_timeout_blocks_may_be_nested() -> None:
     with rv.timeout(2):
         with rv.timeout(1.5):
             assert of_block().total_seconds() == 1.5
@@ -120,6 +121,6 @@ def test_the_least_limit_is_a_millisecond(secs: float) -> None:
 
 
 @pytest.mark.parametrize("secs", [0, -1.0, float("nan"), "5", None, float("inf"), 1e300, 10**400])
-def test_a_limit_is_a_number_above_0(secs: Any) -> None:
+def test_limits_that_are_not_numbers_above_0_are_rejected(secs: Any) -> None:
     with pytest.raises(rv.LayoutError, match="a number of seconds above 0"), rv.timeout(secs):
         pass

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.dist
 
 
 @pytest.mark.parametrize("name", ["auto", "dist"])
-def test_all_ranks_get_one_plan_that_is_right(worlds: Worlds, tmp_path: Path, name: str) -> None:
+def test_all_ranks_get_the_same_correct_plan(worlds: Worlds, tmp_path: Path, name: str) -> None:
     found = worlds(NUM_RANKS).run(tuned_call, str(tmp_path), PAIR, name)
     assert len({answer[:4] for answer in found}) == 1
     assert found[0][2], "nobody could know it"
@@ -57,7 +57,7 @@ def test_all_ranks_get_one_plan_that_is_right(worlds: Worlds, tmp_path: Path, na
     assert faults_of([answer[4] for answer in found], *PAIR) == []
 
 
-def test_the_second_call_measures_nothing_nor_does_another_tensor_of_about_the_size(
+def test_second_call_and_tensor_of_similar_size_reuse_the_measured_winner(
     worlds: Worlds, tmp_path: Path
 ) -> None:
     world = worlds(NUM_RANKS)
@@ -70,7 +70,7 @@ def test_the_second_call_measures_nothing_nor_does_another_tensor_of_about_the_s
     assert faults_of([answer[4] for answer in third], *SMALLER) == []
 
 
-def test_another_world_finds_it_in_the_file(worlds: Worlds, tmp_path: Path) -> None:
+def test_new_processes_read_the_winner_from_the_file(worlds: Worlds, tmp_path: Path) -> None:
     world = worlds(NUM_RANKS)
     world.run(forget)
     first = world.run(tuned_call, str(tmp_path), PAIR, "auto")
@@ -81,7 +81,7 @@ def test_another_world_finds_it_in_the_file(worlds: Worlds, tmp_path: Path) -> N
 
 
 def tuned_after(rank: int, folder: str, winners: dict[int, Winner], pair: Any) -> Found:
-    """Tune where every rank has a cache folder of its own, and some have a winner in it."""
+    """Tune with a cache folder per rank, some of which have a winner."""
     module._winners.clear()
     os.environ["XDG_CACHE_HOME"] = f"{folder}/{rank}"
     if rank in winners:
@@ -109,7 +109,7 @@ STRANGE = Winner("flat", "teleport", 1e-3, 2e-3)
     ],
     ids=["one knows", "all know", "they disagree", "one was told nonsense"],
 )
-def test_ranks_believe_those_that_know_if_they_agree(
+def test_cached_winner_is_used_without_measuring_only_if_ranks_agree_on_it(
     worlds: Worlds, tmp_path: Path, winners: dict[int, Winner], measured: bool
 ) -> None:
     found = worlds(NUM_RANKS).run(tuned_after, str(tmp_path), winners, PAIR)
@@ -125,7 +125,9 @@ def ranks_of_the_pair_tune(rank: int, folder: str) -> Any:
     return tuned_call(rank, folder, LATE, "auto")
 
 
-def test_ranks_outside_the_pair_take_no_part(worlds: Worlds, tmp_path: Path) -> None:
+def test_tune_is_an_error_only_on_ranks_outside_both_layouts(
+    worlds: Worlds, tmp_path: Path
+) -> None:
     found = worlds(NUM_RANKS).run(ranks_of_the_pair_tune, str(tmp_path))
     assert "rank 3 called it but is in neither layout" in str(found[3])
     assert faults_of([answer[4] for answer in found[:3]] + [None], *LATE) == []
@@ -137,7 +139,9 @@ def tune_something_else_on_rank_2(rank: int, folder: str) -> Any:
     return error_of(lambda: tune(*pair, topology=HOSTS))
 
 
-def test_ranks_that_disagree_all_hear_of_it(worlds: Worlds, tmp_path: Path) -> None:
+def test_disagreement_about_the_layouts_is_an_error_on_every_rank(
+    worlds: Worlds, tmp_path: Path
+) -> None:
     for error in worlds(NUM_RANKS).run(tune_something_else_on_rank_2, str(tmp_path)):
         assert "tune R(1)V(2)D(2,1) -> R(2)V(1)D(1,2): ranks disagree about request" in str(error)
         assert ", rank 2 for " in str(error)
@@ -171,7 +175,7 @@ def logged_race(rank: int, folder: str, secs: list[float]) -> tuple[list[str], t
     ],
     ids=["another is faster", "the model is right", "as good as equal"],
 )
-def test_the_log_says_whether_the_models_choice_is_the_fastest(
+def test_log_says_whether_the_choice_of_the_model_is_the_fastest(
     worlds: Worlds, tmp_path: Path, secs: list[float], message: str, won: str
 ) -> None:
     found = worlds(NUM_RANKS).run(logged_race, str(tmp_path), secs)
@@ -186,7 +190,7 @@ def test_the_log_says_whether_the_models_choice_is_the_fastest(
     "secs, won",
     [([1.0, 0.5, 0.4], 2), ([1.0, 0.97, 1.1], 0), ([1.0, 0.9, 0.9], 1), ([1.0], 0)],
 )
-def test_the_fastest_wins_but_not_by_less_than_noise(secs: list[float], won: int) -> None:
+def test_fastest_candidate_wins_only_by_more_than_the_noise(secs: list[float], won: int) -> None:
     names = [("model", "auto"), ("flat", "auto"), ("direct", "dist")]
     winner = module.winner_of(dict(zip(names, secs, strict=False)))
     assert (winner.recipe, winner.executor) == names[won]

@@ -82,7 +82,7 @@ class ProcessWorld:
             timeout_secs: time after which the ranks that still run are killed.
 
         Raises:
-            Exception: the error of the first rank that failed; a note has the rank and the place.
+            Exception: the first error; a note for every failed rank has the rank and its traceback.
             TimeoutError: some ranks did not return.
             ChildProcessError: a rank ended its process.
         """
@@ -211,7 +211,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def _serve(rank: int, num_ranks: int, timeout_secs: float, backend: str, pipe: Connection) -> None:
-    """Join the world, then answer calls until the pipe closes."""
+    """Join the world, and then execute calls until the pipe closes."""
     import torch
     import torch.distributed as dist
 

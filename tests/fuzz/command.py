@@ -1,4 +1,4 @@
-"""Command: the common parts of the fuzzers: arguments, progress, findings, and a summary."""
+"""Command: the common parts of all fuzzers (arguments, progress, findings, and a summary)."""
 
 from __future__ import annotations
 
@@ -39,20 +39,23 @@ class Report:
         return 1 if self.findings else 0
 
 
-def parser(module: str, summary: str, examples: str) -> argparse.ArgumentParser:
-    """A parser with examples in its help, and with the option ``--seed``."""
+def parser(
+    module: str, summary: str, examples: str, *, has_seed: bool = True
+) -> argparse.ArgumentParser:
+    """A parser with examples in its help and, if anything is random, with the option ``--seed``."""
     made = argparse.ArgumentParser(
         prog=f"python -m tests.fuzz.{module}",
         description=summary,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--seed", type=int, default=0, help="of all that is random (default 0)")
+    if has_seed:
+        made.add_argument("--seed", type=int, default=0, help="seed of all cases (default 0)")
     return made
 
 
 def progress(items: Sequence[int] | range, unit: str) -> Iterable[int]:
-    """The items, with a bar on a terminal."""
+    """The items, with a progress bar on a terminal."""
     return tqdm(items, unit=unit, disable=None, leave=False)
 
 

@@ -1,4 +1,4 @@
-"""Draw: one random transition for every (seed, index), equal in every process."""
+"""Draw: one random transition for every (seed, index), the same in every process."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def draw(
 
 
 def random_shape(rng: random.Random) -> tuple[int, ...]:
-    """A shape of 0 to 4 dims with awkward sizes up to 40, or with sizes that have many divisors."""
+    """A shape of 0 to 4 dims with any sizes up to 40, or with sizes that have many divisors."""
     num_dims = rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 4])
     sizes = rng.choice([range(1, 6), range(1, MAX_SIZE + 1), (1, 12, 24, 36), (8, 16, 32)])
     shape = [rng.choice(sizes) for _ in range(num_dims)]
@@ -105,8 +105,8 @@ def random_groups(rng: random.Random, num_ranks: int) -> tuple[list[int], list[i
     pool = rng.sample(range(num_ranks), num_ranks)
     if rng.random() < 0.5:
         pool.sort()
-    # Mostly few ranks: the time grows with the square of their number, but the possible faults
-    # do not.
+    # Draw few ranks in most cases. The time grows with the square of the number of ranks, but more
+    # ranks show no more kinds of faults.
     most = min(num_ranks, rng.choice([4, 6, 8, num_ranks]))
     num_src = rng.randint(1, most)
     relation = rng.choice(["same", "same", "disjoint", "any"])
@@ -121,7 +121,7 @@ def random_groups(rng: random.Random, num_ranks: int) -> tuple[list[int], list[i
 def random_layout(
     rng: random.Random, shape: tuple[int, ...], ranks: list[int], dtype: str
 ) -> rv.Layout:
-    """Any RVD over ``ranks`` in any order, with any cuts; only V(1) if the dtype has no sum."""
+    """A layout with a random RVD, order and cuts; V is 1 if the dtype has no sum."""
     order = rng.sample(ranks, len(ranks)) if rng.random() < 0.4 else list(ranks)
     rvds = _rvds(len(order), len(shape))
     rvd = rng.choice([rvd for rvd in rvds if rvd.v == 1] if dtype in NOT_SUMMED else rvds)

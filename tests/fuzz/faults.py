@@ -70,8 +70,8 @@ class Fault:
         at = rng.randrange(NUM_CALLS - 1)
         other = rng.choice([i for i in range(len(PAIRS)) if i != pairs[at]])
         if kind == "miss":
-            # The next call must differ from the missed one. Otherwise the victim's calls look to
-            # the other ranks as if it had missed none.
+            # The next call must differ from the missed one. Otherwise the other ranks take the next
+            # call of the victim for the missed call.
             pairs[at + 1] = other
         executor = EXECUTORS[rng.random() < 0.25]
         victim = rng.randrange(NUM_RANKS)
@@ -105,7 +105,7 @@ def fuzz(seed: int, indices: range) -> Report:
             try:
                 of_ranks = world.run(run_rounds, faults, dying=dying, timeout_secs=120.0)
             except Exception as error:
-                # The next batch gets a new world, in whatever state this one is.
+                # The next batch gets a new world, because the state of this one is unknown.
                 notes = " ".join(getattr(error, "__notes__", []))[-1500:]
                 report.findings.append(f"rounds {batch}: {error!r}\n  {notes}")
                 world = ProcessWorld(NUM_RANKS, WORLD_SECS)
@@ -185,7 +185,7 @@ def call(rank: int, pair: int, *, executor: str, seed: int, group: Any, pooled: 
 
 
 def own_data(rank: int, pair: int, seed: int) -> Any:
-    """The right result of this rank, by the dense oracle."""
+    """The expected result of this rank, computed by the dense oracle."""
     src, dst = (rv.Layout(SHAPE, text) for text in PAIRS[pair])
     whole = np.sum(parts_of(src, "float32", seed), axis=0, dtype="float32")
     box = rv.Layout(SHAPE, "R(1)V(1)D(1,1)").cell(0).box
@@ -200,7 +200,10 @@ def attempt(made: Callable[[], Any]) -> tuple[str | None, Any]:
 
 
 def failing(made: Callable[[], Any], kind: str, is_after: bool) -> Callable[[], Any]:
-    """The call with this rank's fault."""
+    """The call ``made`` with a fault.
+
+    The kinds "raise" and "kill" fail after all copies if ``is_after``, and before them otherwise.
+    """
 
     def late() -> Any:
         time.sleep(2 * TIMEOUT_SECS)

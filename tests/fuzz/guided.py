@@ -1,7 +1,7 @@
-"""Guided: atheris (libFuzzer) chooses the text to damage next, by the code that texts reached.
+"""Guided: atheris (libFuzzer) chooses the next text to damage, guided by code coverage.
 
-This runs in a process of its own, because libFuzzer ends the process when its time is over. The
-damage is that of ``mutate.py``; atheris only decides which damaged texts to damage further.
+This runs in a process of its own, because libFuzzer ends the process when its time is over.
+``mutate.py`` damages the texts; atheris only decides which damaged texts to damage further.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mutate: damage texts in the way of accidents, and in the way of an attacker."""
+"""Mutate: change texts at random, as typing errors or an attacker would change them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _number(rng: random.Random, text: str, other: str) -> str:
 
 
 def _nudge(rng: random.Random, text: str, other: str) -> str:
-    """Change a number by one: the most likely mistake, and the hardest to see."""
+    """Change a number by one; this mistake is the most likely one, and the hardest to detect."""
     found = rng.choice(list(re.finditer(r"\d{1,9}", text)) or [None])
     if found is None:
         return text
@@ -84,7 +84,7 @@ def _repeat(rng: random.Random, text: str, other: str) -> str:
 
 
 def _lines(rng: random.Random, text: str, other: str) -> str:
-    """Delete, copy or swap lines, or replace a line by one of another text."""
+    """Delete, copy or swap lines, or replace a line by a line of ``other``."""
     lines = text.split("\n")
     a, b = rng.randrange(len(lines)), rng.randrange(len(lines))
     match rng.randrange(4):

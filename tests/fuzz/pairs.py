@@ -43,13 +43,13 @@ def fuzz(seed: int, indices: range) -> Report:
         for fault in guarded(lambda case=case: faults_of(case)):  # type: ignore[misc]
             again = f"python -m tests.fuzz.pairs --seed {seed} --first {index} --pairs 1"
             report.findings.append(f"{fault}\n  {case}\n  {again}")
-        # Every pair is new, so a cache of plans would only grow.
+        # No pair occurs twice, so cached plans only use memory.
         clear_cache()
     return report
 
 
 def kinds_of(case: Case) -> Counter[str]:
-    """The kinds to which a transition belongs; the summary shows that no kind is missing."""
+    """The kinds of a transition; the summary counts them, so that missing kinds are visible."""
     src, dst = set(case.src.ranks), set(case.dst.ranks)
     relation = "the same" if src == dst else "overlapping" if src & dst else "disjoint"
     levels = 1 if case.topology is None else len(case.topology.levels)
@@ -67,7 +67,7 @@ def kinds_of(case: Case) -> Counter[str]:
 
 
 def faults_of(case: Case) -> list[str]:
-    """The faults of the plan of a transition, and of its programs."""
+    """The faults of a transition's plan, and of the programs of this plan."""
     plan = rv.plan(case.src, case.dst, case.dtype, case.topology)
     shards = shards_of(case.src, case.parts())
     faults = faults_of_plan(case, plan, shards)
@@ -84,7 +84,7 @@ def faults_of(case: Case) -> list[str]:
 
 
 def faults_of_plan(case: Case, plan: rv.Plan, shards: dict[int, Array]) -> list[str]:
-    """Faults in data, proof, modified inputs, planned bytes and peak, or bounds above costs."""
+    """Faults of a plan: in data or proof, modified inputs, wrong costs, or bounds above costs."""
     before = {rank: shard.tobytes() for rank, shard in shards.items()}
     result = rv.simulate(plan, shards)
     faults = [f"plan: {fault}" for fault in faults_of_program(case, plan.program, shards, result)]
@@ -131,7 +131,7 @@ def faults_of_program(
 
 
 def faults_of_limit(case: Case, plan: rv.Plan, shards: dict[int, Array]) -> list[str]:
-    """Faults with a memory limit: a plan keeps the limit, or an error names a possible limit."""
+    """Faults of a limited plan: it must keep the limit, or the error must name a possible limit."""
     assert case.memory_share is not None
     low, high = plan.bound.peak_bytes, plan.cost.peak_bytes
     limit = low + round(case.memory_share * (high - low))

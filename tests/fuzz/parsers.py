@@ -1,4 +1,7 @@
-"""Parsers: damaged texts for all readers, which may raise only documented errors, and in time."""
+"""Parsers: feed damaged texts to all readers.
+
+A reader may raise only its documented errors, and must end within a limit of CPU time.
+"""
 
 from __future__ import annotations
 

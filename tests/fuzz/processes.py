@@ -82,7 +82,7 @@ def _kinds(case: Case) -> Counter[str]:
 
 
 Results = dict[str, Any]
-"""The result of every call of a rank: values as int64 or complex128, None, or an error as text."""
+"""The result of every call of a rank: values from ``as_wide``, None, or the text of an error."""
 
 
 def faults_of(case: Case, of_ranks: Sequence[Results | None]) -> list[str]:
@@ -122,7 +122,7 @@ def run_batch(rank: int, num_ranks: int, seed: int, batch: range) -> list[Result
 
 
 def run_pair(rank: int, case: Case, group: Any) -> Results | None:
-    """Results of a first and a later call with every executor; None if the rank has no part."""
+    """Results of a first and a later call with every executor; None outside both layouts."""
     if rank not in case.src and rank not in case.dst:
         return None
     rng = random.Random(f"{case.seed}/{case.index}/{rank}")

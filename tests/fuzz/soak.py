@@ -1,8 +1,9 @@
-"""Soak: call ``redistribute`` in a loop, and watch memory, descriptors and threads of processes.
+"""Soak: call ``redistribute`` in a loop, and measure the resources that processes hold.
 
-A transition that is new to a group is compiled and kept (``run/world.py`` gives the reason).
-Resources must therefore stay constant only in a loop over known transitions. ``--new`` measures how
-much each new transition keeps.
+The resources are memory, file descriptors, threads, and files in shared memory. A group compiles a
+transition that is new to it, and keeps the result (``run/world.py`` gives the reason). Resources
+must therefore stay constant only in a loop over known transitions. ``--new`` measures the growth
+with new transitions only.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from tests.fuzz.command import Report, parser
 
 EXECUTORS = ("auto", "dist", "peer")
 ROUND_SECS, MIN_CALLS = 0.25, 12
-"""Seconds of calls, and least number of calls, between two looks at the resources of a process."""
+"""Seconds of calls, and least number of calls, between two looks (measurements of resources)."""
 
 MIN_LOOKS = 8
-"""Least number of looks; thirds of fewer looks are not meaningful."""
+"""Least number of looks; with fewer looks, medians of thirds are not meaningful."""
 
 WARM_UP = 0.25
 """Share of the rounds, at the beginning, in which allocators and pools may still grow."""
 
 SLACK = {"rss_bytes": 4 << 20, "fds": 0, "threads": 0, "shm_files": 0}
-"""Allowed growth from the first to the last third.
+"""Allowed growth from the first to the last third of the looks.
 
-For memory it is two results of 2 MB, because one or two of them may be free in the pool at the
-moment of a look. A leak of 800 bytes per call adds up to that in 5,000 calls.
+For memory, it is the size of two results of 2 MB, because the pool may hold one or two free results
+during a look. A leak of 800 bytes per call reaches this size after about 5,000 calls.
 """
 
 TRANSITIONS = (
@@ -87,6 +88,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "shapes, strides, out= and async_op, and compare what the processes hold early and late.",
         "  python -m tests.fuzz.soak --secs 120\n"
         "  python -m tests.fuzz.soak --secs 30 --new     what one more transition keeps\n",
+        has_seed=False,
     )
     made.add_argument("--secs", type=float, default=120.0, help="how long (default 120)")
     made.add_argument(
@@ -136,7 +138,7 @@ def thirds(held: list[Held]) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def loop(rank: int, secs: float, is_new: bool) -> tuple[int, list[Held]]:
-    """Make calls; returns their number, and the looks. All ranks make the same calls."""
+    """Make calls; returns the number of calls, and the looks. All ranks make the same calls."""
     calls = new_calls() if is_new else known_calls()
     held: list[Held] = []
     num_calls = 0
@@ -163,7 +165,7 @@ Call = tuple[str, tuple[int, ...], str, str, int]
 
 
 def known_calls() -> Iterator[Call]:
-    """All combinations of options, repeated for ever."""
+    """All combinations of options, in an endless loop."""
     for executor, shape, (src, dst), way in cycle(
         product(EXECUTORS, SHAPES, TRANSITIONS, range(NUM_WAYS))
     ):
@@ -187,12 +189,12 @@ def call(rank: int, executor: str, shape: tuple[int, ...], src: str, dst: str, w
 
 
 def is_over(deadline: float) -> bool:
-    """Whether the deadline is over on rank 0; all ranks get its answer and stop together."""
+    """Whether the deadline has passed on rank 0; all ranks get this answer, and stop together."""
     return bool(agreed(time.monotonic() > deadline))
 
 
 def agreed(value: int) -> int:
-    """The value of rank 0."""
+    """The value of rank 0, which is broadcast to all ranks."""
     box = torch.tensor([int(value)])
     dist.broadcast(box, 0)
     return int(box)

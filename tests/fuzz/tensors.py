@@ -15,7 +15,10 @@ from tests.fuzz.draw import Case
 from tests.oracle import Array, sliced
 
 TOPS = {"bool": 2, "float8_e5m2": 2, "float8_e5m2fnuz": 2, "float8_e4m3fn": 2, "float8_e4m3fnuz": 2}
-"""Values are below these bounds. A float8_e5m2 has 3 significant bits: sums up to 8 are exact."""
+"""Exclusive upper bounds of values, by dtype; other dtypes have the bound 12.
+
+A float8_e5m2 has 3 significant bits, so sums up to 8 are exact.
+"""
 
 
 def whole_parts(case: Case) -> list[Array]:
@@ -49,7 +52,7 @@ def as_dtype(wide: Tensor, dtype: str) -> Tensor:
 
 
 def as_wide(tensor: Tensor) -> Array:
-    """The values as int64 or complex128."""
+    """The values as int64, or as complex64 (for complex32) or complex128."""
     if tensor.is_complex():
         return tensor.to(torch.complex64 if tensor.itemsize == 4 else torch.complex128).numpy()
     if tensor.itemsize == 1 and tensor.is_floating_point():

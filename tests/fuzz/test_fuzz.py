@@ -1,6 +1,6 @@
-"""Small slices of the fuzzers, the same in every run; the commands of this folder take longer ones.
+"""Short runs of the fuzzers with a fixed seed; the commands of this folder run longer ones.
 
-``python -m tests.fuzz.pairs --pairs 10000`` and the like are in CONTRIBUTING.md.
+CONTRIBUTING.md lists the commands, such as ``python -m tests.fuzz.pairs --pairs 10000``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PAIRS_A_TEST = 50
 
 
 @pytest.mark.parametrize("first", range(0, NUM_PAIRS, PAIRS_A_TEST))
-def test_random_pairs_are_right_and_count_true(first: int) -> None:
+def test_random_pairs_give_correct_data_and_counts(first: int) -> None:
     report = pairs.fuzz(SEED, range(first, first + PAIRS_A_TEST))
     assert report.findings == []
     assert report.counts["pairs"] == PAIRS_A_TEST
 
 
-def test_random_pairs_are_of_every_kind() -> None:
+def test_random_pairs_cover_every_kind() -> None:
     kinds = sum((pairs.kinds_of(draw(SEED, i)) for i in range(NUM_PAIRS)), start=pairs.Counter())
     wanted = [
         *("on the same ranks", "on disjoint ranks", "on overlapping ranks", "even", "uneven"),
@@ -56,7 +56,7 @@ def test_random_pairs_run_on_processes_with_every_executor() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_damaged_texts_raise_only_what_is_documented(target: str) -> None:
+def test_damaged_texts_raise_only_documented_errors(target: str) -> None:
     report = parsers.fuzz(SEED, 0.7, target)
     assert report.findings == []
     assert sum(count for name, count in report.counts.items() if "slowest" not in name) > 0
@@ -64,7 +64,7 @@ def test_damaged_texts_raise_only_what_is_documented(target: str) -> None:
 
 @pytest.mark.dist
 @pytest.mark.skipif(native.core is None, reason="the extension is not built, or not wanted")
-def test_random_faults_give_no_call_the_data_of_another() -> None:
+def test_random_faults_never_give_a_call_wrong_data() -> None:
     report = faults.fuzz(SEED, range(faults.BATCH))
     assert report.findings == []
     assert report.counts["calls that raise"] > 0 < report.counts["calls that return"]
@@ -72,7 +72,7 @@ def test_random_faults_give_no_call_the_data_of_another() -> None:
 
 @pytest.mark.dist
 @pytest.mark.alone
-def test_a_loop_of_calls_holds_no_more_in_the_end() -> None:
+def test_loop_of_calls_does_not_leak_resources() -> None:
     world = ProcessWorld(soak.NUM_RANKS)
     try:
         report = soak.soak(world, 5.0)
@@ -82,17 +82,17 @@ def test_a_loop_of_calls_holds_no_more_in_the_end() -> None:
     assert report.counts["looks"] >= 3
 
 
-def test_growth_is_seen_in_the_thirds() -> None:
+def test_thirds_gives_the_medians_of_the_first_and_last_third() -> None:
     held = [Held(rss_bytes=1000 * i, fds=7, threads=2, shm_files=0) for i in range(16)]
     first, last = thirds(held)
     assert (first["rss_bytes"], last["rss_bytes"]) == (5500, 13500)
     assert (first["fds"], last["fds"]) == (7, 7)
 
 
-# --- the fuzzers see what is wrong ---------------------------------------------------------------
+# --- the fuzzers find faults ---------------------------------------------------------------------
 
 
-def test_a_lost_instruction_is_found() -> None:
+def test_pair_fuzzer_finds_a_missing_instruction() -> None:
     case = next(case for case in (draw(SEED, i) for i in range(99)) if len(case.src.ranks) > 2)
     program = rv.plan(case.src, case.dst, case.dtype, case.topology).program
     broken = replace(program, instructions=program.instructions[:-1])
@@ -101,7 +101,7 @@ def test_a_lost_instruction_is_found() -> None:
     assert len(pairs.faults_of_program(case, broken, shards)) >= 2
 
 
-def test_a_wrong_result_of_one_rank_is_found() -> None:
+def test_process_fuzzer_finds_a_wrong_result_of_one_rank() -> None:
     case = next(case for case in (draw(SEED, i, 4) for i in range(99)) if case.dst.rvd.v == 1)
     whole = sum(whole_parts(case))
     right: list[processes.Results | None] = [None] * 4
@@ -114,7 +114,9 @@ def test_a_wrong_result_of_one_rank_is_found() -> None:
     assert processes.faults_of(case, right) != []
 
 
-def test_a_reader_that_raises_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parser_fuzzer_reports_an_undocumented_exception_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     report = Report("a reader that is broken")
     broken = replace(TARGETS["box"], check=lambda text: text[99])
     monkeypatch.setitem(TARGETS, "box", broken)
@@ -124,7 +126,7 @@ def test_a_reader_that_raises_something_else_is_found(monkeypatch: pytest.Monkey
     assert report.findings[0].startswith("box: IndexError at ")
 
 
-def test_a_text_that_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parser_fuzzer_finds_a_text_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     def spin(text: str) -> str:
         while True:
             pass

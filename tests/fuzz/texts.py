@@ -1,4 +1,4 @@
-"""Texts: all readers of texts that others may have written, their errors, and their laws."""
+"""Texts: all readers of untrusted texts, with their documented errors and checked properties."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_SIMULATED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Target:
-    """A reader: ``check`` reads a text and returns the outcome; it raises if a law is broken.
+    """A reader: ``check`` reads a text and returns the outcome; it raises if a property fails.
 
     ``errors`` are the errors that the reader may raise; ``samples`` yields valid texts.
     """
@@ -52,10 +52,10 @@ class Target:
 
 
 MAX_ERROR_CHARS = 5000
-"""Limit of error messages: no error may repeat a text that is longer than a screen."""
+"""Limit of the length of an error message; a message must not repeat a long text."""
 
 
-# --- laws ---------------------------------------------------------------------------------------
+# --- properties ---------------------------------------------------------------------------------
 
 
 def check_layout(text: str) -> str:
@@ -98,7 +98,7 @@ def check_program(text: str) -> str:
     if num_elements * program.item_bytes > MAX_SIMULATED_BYTES or program.dtype == "complex32":
         return "proved, too large to simulate"
     dtype = STORED_AS.get(program.dtype, program.dtype)
-    # A sum of many parts may overflow an int8 or a float16, which is not a fault of the program.
+    # A sum of many parts may overflow int8 or float16; this is not a fault of the program.
     if program.src.rvd.v > 16:
         return "proved, too many parts to sum"
     parts = parts_of(program.src, dtype)
@@ -202,4 +202,4 @@ TARGETS = {
 }
 
 WEIGHTS: Sequence[int] = (3, 1, 1, 1, 1, 8, 3, 2)
-"""Weights with which targets are drawn; most faults are possible in programs."""
+"""Weights with which targets are drawn; programs, which allow most kinds of faults, weigh most."""

@@ -1,4 +1,4 @@
-"""Laws of the context that need no processes: what it replaces, and that it puts it back."""
+"""Laws of the context that need no processes: it replaces functions of torch, and restores them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rvdcomm.interop.dtensor import Tally, planned, private
 
 
 def hooked() -> list[Any]:
-    """All that the context replaces."""
+    """All functions that the context replaces."""
     return [*(getattr(module, private.HOOK) for module in private.callers()), DTensor.redistribute]
 
 
-def test_the_context_replaces_every_way_into_dtensor() -> None:
+def test_context_replaces_all_redistribute_functions_of_dtensor() -> None:
     before = hooked()
     with planned() as tally:
         assert all(a is not b for a, b in zip(hooked(), before, strict=True))
     assert tally == Tally()
 
 
-def test_torch_is_as_it_was_when_the_outermost_context_is_left() -> None:
+def test_outermost_context_restores_torch_on_exit() -> None:
     before = hooked()
     with planned():
         outer = hooked()
@@ -34,14 +34,14 @@ def test_torch_is_as_it_was_when_the_outermost_context_is_left() -> None:
     assert hooked() == before
 
 
-def test_torch_is_as_it_was_after_an_error() -> None:
+def test_context_restores_torch_after_an_exception() -> None:
     before = hooked()
     with pytest.raises(KeyError), planned(), planned():
         raise KeyError
     assert hooked() == before
 
 
-def test_contexts_may_be_left_in_any_order() -> None:
+def test_contexts_may_exit_in_any_order() -> None:
     before = hooked()
     first, second = planned(), planned()
     first.__enter__()
@@ -52,7 +52,7 @@ def test_contexts_may_be_left_in_any_order() -> None:
     assert hooked() == before
 
 
-def test_a_torch_without_the_hook_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_the_hook_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     before = hooked()
     module = importlib.import_module("torch.distributed.tensor._dispatch")
     monkeypatch.delattr(module, private.HOOK)

@@ -28,7 +28,7 @@ KINDS = [Replicate(), Partial(), Shard(0), Shard(1)]
 
 
 def ranks_on(mesh: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Ranks in no simple order, none of them 0."""
+    """Ranks in a random order, none of them 0."""
     return np.random.default_rng(seed=sum(mesh)).permutation(prod(mesh)).reshape(mesh) + 3
 
 
@@ -67,7 +67,7 @@ def test_cells_are_local_shapes_and_global_offsets(mesh: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_ranks_hold_one_part_where_their_coordinates_along_partial_dims_agree(
+def test_ranks_with_equal_partial_coordinates_hold_the_same_value_part(
     mesh: tuple[int, ...],
 ) -> None:
     ranks = ranks_on(mesh)
@@ -98,14 +98,14 @@ def test_strided_cells_are_local_shapes_and_global_offsets(mesh: tuple[int, ...]
             box = layout.cell(int(ranks[at])).box
             want = region_by_dtensor((size, 2), mesh, placements, at)
             assert (box.shape, box.lo) == want, (size, placements)
-    # Where all cuts are even no order leaves a gap, so this is most of them.
+    # If all cuts are even, no order leaves a gap. So most cases have a layout.
     assert num_layouts >= 0.8 * 25 * len(shard_orders(mesh))
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2), (3, 2), (2, 2, 2)], ids=str)
-def test_what_ranks_hold_is_what_dtensor_cuts_off(mesh: tuple[int, ...]) -> None:
+def test_ranks_hold_the_elements_that_dtensor_splits_off(mesh: tuple[int, ...]) -> None:
     kinds = [Shard(0), *(_StridedShard(0, split_factor=factor) for factor in (2, 3, 4))]
-    # Prime sizes, and one that all factors divide.
+    # Sizes that are mostly prime, and one that all factors divide.
     for size, placements in product((1, 2, 5, 11, 12), product(kinds, repeat=len(mesh))):
         sharding = sharding_of(np.arange(prod(mesh)).reshape(mesh), placements, (size,))
         for rank, at in enumerate(np.ndindex(*mesh)):
@@ -132,7 +132,7 @@ def test_placements_of_finds_shard_orders(mesh: tuple[int, ...]) -> None:
         assert layout_of(ranks, placements_of(layout, ranks), (24, 2)) == layout
 
 
-def test_placements_of_prefers_those_without_strides() -> None:
+def test_placements_of_prefers_placements_without_strides() -> None:
     layout = layout_of([[0, 1], [2, 3]], [Shard(0), Shard(1)], (4, 4))
     assert placements_of(layout, [[0, 1], [2, 3]]) == (Shard(0), Shard(1))
 
@@ -148,7 +148,9 @@ def test_placements_of_prefers_those_without_strides() -> None:
     ],
     ids=["balanced", "any cuts", "any order", "other ranks", "no mesh dim"],
 )
-def test_placements_of_refuses_what_dtensor_cannot_say(layout: rv.Layout, mesh: Any) -> None:
+def test_placements_of_rejects_layouts_that_dtensor_cannot_express(
+    layout: rv.Layout, mesh: Any
+) -> None:
     with pytest.raises(rv.LayoutError, match="no placements on a mesh"):
         placements_of(layout, mesh)
 
@@ -172,6 +174,6 @@ def test_negative_dims_count_from_the_end() -> None:
         ([Placement(), Shard(0)], "no placement that rvdcomm knows"),
     ],
 )
-def test_layout_of_refuses(placements: list[Placement], message: str) -> None:
+def test_layout_of_rejects_invalid_placements(placements: list[Placement], message: str) -> None:
     with pytest.raises(rv.LayoutError, match=message):
         layout_of([[0, 1], [2, 3]], placements, (6, 4))

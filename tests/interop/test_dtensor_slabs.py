@@ -20,7 +20,7 @@ KINDS = [Replicate(), Shard(0), *(_StridedShard(0, split_factor=k) for k in (2, 
 SHARDINGS = [
     sharding_of(RANKS, placements, (11, 4)) for placements in product(KINDS, [*KINDS, Shard(1)])
 ]
-# A dozen of them; all pairs would be 900.
+# A sample of 30 pairs; all pairs would be 900.
 PAIRS = list(product(SHARDINGS[::5], SHARDINGS[::7]))
 
 
@@ -54,7 +54,7 @@ def test_slabs_hold_every_element_of_a_shard_once(sharding: Sharding) -> None:
 
 
 @pytest.mark.parametrize("placements", [[Shard(0), Shard(1)], [Replicate(), Shard(0)]], ids=str)
-def test_without_gaps_there_is_one_slab(placements: list[Any]) -> None:
+def test_sharding_without_gaps_has_one_slab(placements: list[Any]) -> None:
     whole = sharding_of(RANKS, placements, (7, 5))
     assert slabs_of(whole, whole) == [Box((0, 0), (7, 5))]
 
@@ -63,6 +63,6 @@ def test_a_rank_outside_the_mesh_has_no_slices() -> None:
     assert slices_of(SHARDINGS[0], 6, Box((0, 0), (11, 4))) is None
 
 
-def test_slabs_are_as_few_as_a_rank_has_runs() -> None:
+def test_number_of_slabs_equals_the_number_of_runs_of_a_rank() -> None:
     strided = sharding_of([0, 1], [_StridedShard(0, split_factor=3)], (12,))
     assert slabs_of(strided) == [Box((0,), (4,)), Box((4,), (8,)), Box((8,), (12,))]

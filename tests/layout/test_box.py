@@ -41,7 +41,7 @@ def test_parse_undoes_str(box: Box) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[", "0:4", "[0:4", "[0-4]", "[0:4,]", "[:4]", "[a:b]", "[-1:2]"]
 )
-def test_parse_rejects_other_text(text: str) -> None:
+def test_parse_rejects_malformed_text(text: str) -> None:
     with pytest.raises(LayoutError, match=r"cannot parse box .*: expected the form '\[0:4,2:8\]'"):
         Box.parse(text)
 
@@ -82,13 +82,13 @@ def test_intersect_is_the_set_intersection(pair: tuple[Box, Box]) -> None:
 
 
 @given(box_pairs())
-def test_intersect_is_none_where_nothing_is_common(pair: tuple[Box, Box]) -> None:
+def test_intersect_never_returns_an_empty_box(pair: tuple[Box, Box]) -> None:
     common = pair[0].intersect(pair[1])
     assert common is None or not common.is_empty
 
 
 @given(box_pairs())
-def test_boxes_overlap_where_they_have_something_in_common(pair: tuple[Box, Box]) -> None:
+def test_overlaps_is_symmetric_and_agrees_with_intersect(pair: tuple[Box, Box]) -> None:
     a, b = pair
     assert a.overlaps(b) == b.overlaps(a) == (a.intersect(b) is not None)
 
@@ -100,7 +100,7 @@ def test_contains_is_the_subset_relation(pair: tuple[Box, Box]) -> None:
 
 
 @given(box_pairs())
-def test_subtract_tiles_the_rest(pair: tuple[Box, Box]) -> None:
+def test_subtract_tiles_the_set_difference(pair: tuple[Box, Box]) -> None:
     a, b = pair
     num_dims = len(a.lo)
     rest = mask(*a.subtract(b), num_dims=num_dims)
@@ -115,7 +115,7 @@ def test_subtract_yields_no_empty_box(pair: tuple[Box, Box]) -> None:
 
 
 @given(box_pairs())
-def test_slices_within_find_the_elements(pair: tuple[Box, Box]) -> None:
+def test_slices_within_select_the_elements_of_the_inner_box(pair: tuple[Box, Box]) -> None:
     outer, other = pair
     inner = outer.intersect(other)
     if inner is None:
@@ -148,7 +148,7 @@ def test_flat_ranges_tile_the_box(box: Box, data: st.DataObject) -> None:
 
 
 @given(box_pairs())
-def test_flat_offset_is_given_exactly_for_contiguous_runs(pair: tuple[Box, Box]) -> None:
+def test_flat_offset_is_none_except_for_contiguous_runs(pair: tuple[Box, Box]) -> None:
     outer, other = pair
     inner = outer.intersect(other)
     if inner is None:
@@ -183,12 +183,12 @@ def test_merged_drops_empty_boxes() -> None:
     [QUARTERS[3], Box((0, 4), (2, 7)), Box((3, 0), (5, 3)), Box((2, 1), (5, 3))],
     ids=["across", "gap in a row", "gap in a column", "shifted"],
 )
-def test_merged_keeps_boxes_apart_that_do_not_abut(other: Box) -> None:
+def test_merged_does_not_join_boxes_that_do_not_abut(other: Box) -> None:
     assert merged([other, QUARTERS[0]]) == (QUARTERS[0], other)
 
 
 @given(boxes(num_dims=2), st.lists(st.integers(0, 81), max_size=4))
-def test_merged_holds_the_elements_of_its_boxes_once(box: Box, cuts: list[int]) -> None:
+def test_merged_covers_each_element_of_its_boxes_once(box: Box, cuts: list[int]) -> None:
     bounds = [0, *sorted(min(cut, box.num_elements) for cut in cuts), box.num_elements]
     pieces = [piece for a, b in pairwise(bounds) for piece in box.flat_range(a, b)]
     assert np.array_equal(mask(*merged(pieces), num_dims=2), mask(box, num_dims=2))

@@ -15,27 +15,27 @@ NUMPY_NAMES = sorted(
 
 
 @pytest.mark.parametrize("name", ITEM_BYTES)
-def test_every_dtype_is_one_of_torch_with_its_size(name: str) -> None:
+def test_every_dtype_exists_in_torch_with_the_same_item_size(name: str) -> None:
     assert getattr(torch, name).itemsize == ITEM_BYTES[name]
 
 
 @pytest.mark.parametrize("name", ITEM_BYTES)
-def test_name_of_a_torch_dtype_is_its_name(name: str) -> None:
+def test_dtype_name_accepts_torch_dtypes(name: str) -> None:
     assert dtype_name(getattr(torch, name)) == name
 
 
 @pytest.mark.parametrize("name", ITEM_BYTES)
-def test_name_of_a_name_is_itself(name: str) -> None:
+def test_dtype_name_accepts_names(name: str) -> None:
     assert dtype_name(name) == name
 
 
 @pytest.mark.parametrize("name", NUMPY_NAMES)
-def test_name_of_a_numpy_dtype_is_its_name(name: str) -> None:
+def test_dtype_name_accepts_numpy_dtypes(name: str) -> None:
     assert dtype_name(np.dtype(name)) == name
 
 
 @pytest.mark.parametrize("name", NUMPY_NAMES)
-def test_name_of_a_numpy_scalar_type_is_its_name(name: str) -> None:
+def test_dtype_name_accepts_numpy_scalar_types(name: str) -> None:
     assert dtype_name(getattr(np, name)) == name
 
 
@@ -43,7 +43,7 @@ def test_name_of_a_numpy_scalar_type_is_its_name(name: str) -> None:
     "alias, name",
     [("float", "float32"), ("half", "float16"), ("double", "float64")],
 )
-def test_aliases_of_torch_are_understood(alias: str, name: str) -> None:
+def test_dtype_name_accepts_torch_aliases(alias: str, name: str) -> None:
     assert dtype_name(alias) == name
 
 
@@ -58,7 +58,7 @@ def test_dtypes_without_a_sum_are_not_summed_by_backends() -> None:
 
 
 @pytest.mark.parametrize("names", [NOT_SUMMED, SUMMED_BY_BACKENDS], ids=["not", "by backends"])
-def test_named_sets_hold_known_dtypes(names: frozenset[str]) -> None:
+def test_dtype_sets_hold_known_dtypes_only(names: frozenset[str]) -> None:
     assert names <= set(ITEM_BYTES)
 
 
@@ -71,7 +71,7 @@ def test_parts_of_dtypes_without_a_sum_are_rejected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(ITEM_BYTES) - NOT_SUMMED))
-def test_parts_of_other_dtypes_are_accepted(name: str) -> None:
+def test_parts_of_dtypes_with_a_sum_are_accepted(name: str) -> None:
     check_summable(name, [rv.Layout((6,), "R(1)V(3)D(1)")])
 
 

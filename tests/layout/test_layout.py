@@ -46,7 +46,7 @@ def test_boxes_of_every_replica_and_part_tile_the_tensor(layout: rv.Layout) -> N
 
 
 @given(layouts())
-def test_every_replica_and_part_has_as_many_ranks_as_splits(layout: rv.Layout) -> None:
+def test_every_replica_and_part_has_one_rank_per_split(layout: rv.Layout) -> None:
     slots = cells_by_slot(layout)
     num_splits = layout.rvd.num_ranks // layout.rvd.r // layout.rvd.v
     assert {slot: len(boxes) for slot, boxes in slots.items()} == {
@@ -55,7 +55,7 @@ def test_every_replica_and_part_has_as_many_ranks_as_splits(layout: rv.Layout) -
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=len)
-def test_layouts_exist_for_every_rvd_of_any_number_of_dims(shape: tuple[int, ...]) -> None:
+def test_boxes_tile_tensors_of_0_to_6_dims_for_every_rvd(shape: tuple[int, ...]) -> None:
     found = [cells_by_slot(rv.Layout(shape, rvd)) for rvd in all_rvds(4, len(shape))]
     covers = [times_covered(shape, boxes) for slots in found for boxes in slots.values()]
     assert all((cover == 1).all() for cover in covers)
@@ -73,7 +73,7 @@ def test_ranks_are_numbered_with_r_outermost_and_the_last_dim_innermost() -> Non
     ]
 
 
-def test_scalars_have_cells() -> None:
+def test_layout_of_a_scalar_has_cells() -> None:
     layout = rv.Layout((), "R(2)V(3)D()")
     assert layout.cell(5) == rv.Cell(1, 2, Box((), ()))
 
@@ -83,13 +83,13 @@ def test_pieces_beyond_the_last_element_are_empty() -> None:
     assert [layout.cell(rank).box.shape for rank in range(5)] == [(1,), (1,), (1,), (0,), (0,)]
 
 
-def test_layout_contains_its_ranks_alone() -> None:
+def test_layout_contains_exactly_its_ranks() -> None:
     layout = rv.Layout((6,), "R(1)V(1)D(3)", ranks=[4, 9, 2])
     assert [rank for rank in range(12) if rank in layout] == [2, 4, 9]
 
 
 @given(layouts())
-def test_placement_holds_what_the_cells_hold(layout: rv.Layout) -> None:
+def test_placement_has_the_parts_and_boxes_of_the_cells(layout: rv.Layout) -> None:
     held = {
         rank: (holding.part, holding.boxes)
         for holding in layout.placement.holdings
@@ -128,7 +128,7 @@ def test_balanced_cuts_are_those_of_array_split(size: int, count: int) -> None:
     ],
     ids=["chunk", "balanced", "explicit", "numpy"],
 )
-def test_cuts_are_a_rule_or_points(cuts: object, want: list[tuple[int, ...]]) -> None:
+def test_cuts_may_be_a_rule_or_cut_points(cuts: object, want: list[tuple[int, ...]]) -> None:
     assert rv.Layout((10,), "R(1)V(1)D(3)", cuts=cuts).cuts == tuple(want)
 
 
@@ -136,7 +136,7 @@ def test_default_cuts_are_chunks() -> None:
     assert rv.Layout((10,), "R(1)V(1)D(3)") == rv.Layout((10,), "R(1)V(1)D(3)", cuts="chunk")
 
 
-def test_cuts_spelled_out_equal_their_rule() -> None:
+def test_explicit_cuts_equal_the_rule_that_yields_them() -> None:
     by_rule = rv.Layout((10, 3), "R(1)V(1)D(3,1)", cuts="balanced")
     assert rv.Layout((10, 3), "R(1)V(1)D(3,1)", cuts=[[0, 4, 7, 10], [0, 3]]) == by_rule
 
@@ -145,7 +145,7 @@ def test_cuts_spelled_out_equal_their_rule() -> None:
 
 
 def meaning(layout: rv.Layout) -> frozenset[tuple[Box, frozenset[frozenset[int]]]]:
-    """Of every box the sets of ranks that hold one part each; of an empty one, all its ranks."""
+    """For every box, the sets of ranks that hold one part each; for an empty box, all its ranks."""
     holders: dict[Box, dict[int, set[int]]] = {}
     for rank in layout.ranks:
         cell = layout.cell(rank)
@@ -169,7 +169,7 @@ CANONICAL_CASES = [
 
 
 @pytest.mark.parametrize("shape, rvd, cuts", CANONICAL_CASES)
-def test_layouts_are_equal_if_and_only_if_their_placements_mean_the_same(
+def test_layouts_are_equal_if_and_only_if_their_placements_are_equivalent(
     shape: tuple[int, ...], rvd: str, cuts: object
 ) -> None:
     num_ranks = rv.RVD(rvd).num_ranks
@@ -196,7 +196,7 @@ def test_permuted_replicas_parts_and_idle_ranks_give_an_equal_layout(
 
 
 @given(layouts())
-def test_canonical_ranks_are_a_permutation_of_the_given(layout: rv.Layout) -> None:
+def test_canonical_ranks_are_a_permutation_of_the_given_ranks(layout: rv.Layout) -> None:
     respelled = rv.Layout(layout.shape, layout.rvd, sorted(layout.ranks), layout.cuts)
     assert sorted(respelled.ranks) == sorted(layout.ranks)
 
@@ -212,7 +212,7 @@ def test_canonical_ranks_are_a_permutation_of_the_given(layout: rv.Layout) -> No
     ],
     ids=["shape", "rvd", "order", "ranks", "cuts"],
 )
-def test_other_layouts_are_not_equal(other: rv.Layout) -> None:
+def test_layouts_that_differ_in_one_field_are_not_equal(other: rv.Layout) -> None:
     assert rv.Layout((6, 10), "R(1)V(2)D(2,1)") != other
 
 
@@ -240,7 +240,7 @@ def test_parse_undoes_str(layout: rv.Layout) -> None:
         ("R(1)V(1)D(2) shape(7) cuts(0,1,7)", rv.Layout((7,), "R(1)V(1)D(2)", None, [[0, 1, 7]])),
     ],
 )
-def test_ranks_and_cuts_may_be_left_out_of_the_text(text: str, layout: rv.Layout) -> None:
+def test_layout_text_may_omit_ranks_and_cuts(text: str, layout: rv.Layout) -> None:
     assert rv.Layout.parse(text) == layout
 
 
@@ -258,12 +258,12 @@ def test_ranks_and_cuts_may_be_left_out_of_the_text(text: str, layout: rv.Layout
         "R(1)V(1)D(2) shape(7) cuts(0,1,7;)",
     ],
 )
-def test_parse_rejects_other_text(text: str) -> None:
+def test_parse_rejects_malformed_text(text: str) -> None:
     with pytest.raises(rv.LayoutError, match=r"cannot parse layout .*: expected the form 'R\(1\)"):
         rv.Layout.parse(text)
 
 
-def test_parse_of_a_bad_rvd_names_the_column() -> None:
+def test_parse_error_of_a_malformed_rvd_names_the_expected_token() -> None:
     with pytest.raises(rv.LayoutError, match=r"cannot parse layout 'R\(1\)D\(2\)': expected 'V\('"):
         rv.Layout.parse("R(1)D(2) shape(7)")
 
@@ -274,7 +274,7 @@ def test_parse_ranges_undoes_ranges_text(ranks: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0:", ":4", "0:4,", "0-4", "a", "-1", "0:4:2"])
-def test_parse_ranges_rejects_other_text(text: str) -> None:
+def test_parse_ranges_rejects_malformed_text(text: str) -> None:
     with pytest.raises(rv.LayoutError, match=r"cannot parse ranks .*: expected the form '0:4,7,5'"):
         parse_ranges(text)
 
@@ -315,7 +315,7 @@ def test_negative_rank_is_rejected() -> None:
         rv.Layout((6,), "R(1)V(1)D(2)", ranks=[0, -3])
 
 
-def test_unknown_rule_of_cuts_is_rejected() -> None:
+def test_unknown_cut_rule_is_rejected() -> None:
     message = "cuts='even' is no rule; use 'chunk', 'balanced', or cut points of every dim"
     with pytest.raises(rv.LayoutError, match=message):
         rv.Layout((6,), "R(1)V(1)D(2)", cuts="even")
@@ -330,7 +330,7 @@ def test_cuts_of_another_number_of_dims_are_rejected() -> None:
 @pytest.mark.parametrize(
     "cut", [[0, 6], [0, 2, 3, 6], [1, 3, 6], [0, 3, 5], [0, 7, 6], [0, -1, 6], []], ids=str
 )
-def test_cut_points_that_do_not_fit_are_rejected(cut: list[int]) -> None:
+def test_invalid_cut_points_are_rejected(cut: list[int]) -> None:
     with pytest.raises(rv.LayoutError) as raised:
         rv.Layout((10, 6), "R(1)V(1)D(1,2)", cuts=[[0, 10], cut])
     assert str(raised.value) == (
@@ -339,7 +339,7 @@ def test_cut_points_that_do_not_fit_are_rejected(cut: list[int]) -> None:
     )
 
 
-def test_cell_of_a_rank_outside_is_refused() -> None:
+def test_cell_of_a_rank_outside_the_layout_is_rejected() -> None:
     message = r"rank 9 is not in R\(1\)V\(1\)D\(2\) shape\(6\) ranks\(0,1\)\."
     with pytest.raises(rv.LayoutError, match=message):
         rv.Layout((6,), "R(1)V(1)D(2)").cell(9)
@@ -349,6 +349,6 @@ def test_layout_errors_are_value_errors() -> None:
     assert issubclass(rv.LayoutError, ValueError)
 
 
-def test_random_order_of_one_replica_and_part_is_kept() -> None:
+def test_rank_order_is_kept_if_there_is_one_replica_and_part() -> None:
     order = random.Random(0).sample(range(40), 12)
     assert rv.Layout((6, 10), "R(1)V(1)D(3,4)", ranks=order).ranks == tuple(order)

@@ -1,4 +1,4 @@
-"""Laws of presets: clusters of two and three levels by their names."""
+"""Laws of presets: named clusters of two and three levels."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from rvdcomm.layout.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_level_starts_slower_than_the_level_below(name: str) -> None:
+def test_every_level_has_a_higher_latency_than_the_level_below(name: str) -> None:
     links = [level.link for level in rv.Topology.preset(name, 3, 2, 4).levels]
     assert all(below.alpha_secs < link.alpha_secs for below, link in pairwise(links))
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_ports_get_wider_outwards_but_not_for_each_rank(name: str) -> None:
+def test_host_port_is_slower_per_rank_than_rank_port_and_slower_than_pod_port(name: str) -> None:
     rank, host, pod = (link.bytes_per_sec for link in PRESETS[name].links)
     assert host / PRESETS[name].ranks_per_host < rank
     assert host < pod
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_two_counts_are_hosts_of_ranks(name: str) -> None:
+def test_two_counts_are_hosts_and_ranks_per_host(name: str) -> None:
     ports, hosts = rv.Topology.preset(name, 3, 4).levels
     assert ports.groups == tuple((rank,) for rank in range(12))
     assert hosts.groups == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_three_counts_are_pods_of_hosts_of_ranks(name: str) -> None:
+def test_three_counts_are_pods_hosts_per_pod_and_ranks_per_host(name: str) -> None:
     _, hosts, pods = rv.Topology.preset(name, 2, 3, 2).levels
     assert hosts.groups == ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11))
     assert pods.groups == (tuple(range(6)), tuple(range(6, 12)))
@@ -41,22 +41,24 @@ def test_three_counts_are_pods_of_hosts_of_ranks(name: str) -> None:
 @pytest.mark.parametrize(
     "name, num_ranks", [("dgx-v100", 32), ("dgx-a100", 32), ("gb200-nvl72", 288), ("ethernet", 32)]
 )
-def test_one_count_is_of_hosts_as_people_buy_them(name: str, num_ranks: int) -> None:
+def test_one_count_is_hosts_with_the_ranks_per_host_of_the_preset(
+    name: str, num_ranks: int
+) -> None:
     assert rv.Topology.preset(name, 4).ranks == frozenset(range(num_ranks))
 
 
 @pytest.mark.parametrize("short", ["v100", "a100", "h100"])
-def test_short_names_are_the_dgx_of_that_gpu(short: str) -> None:
+def test_short_gpu_names_select_the_dgx_preset(short: str) -> None:
     assert rv.Topology.preset(short, 2, 4) == rv.Topology.preset(f"dgx-{short}", 2, 4)
 
 
-def test_the_papers_cluster_is_four_hosts_of_eight_with_100_gbit() -> None:
+def test_dgx_v100_preset_has_hosts_of_eight_ranks_and_100_gbit_links() -> None:
     cluster = rv.Topology.preset("dgx-v100", 4)
     assert [len(group) for group in cluster.levels[1].groups] == [8, 8, 8, 8]
     assert 0.8 * 100e9 / 8 < cluster.levels[1].link.bytes_per_sec < 100e9 / 8
 
 
-def test_plans_on_three_levels_cross_the_slowest_link_once() -> None:
+def test_plan_on_three_levels_sends_every_element_between_pods_once() -> None:
     shape = (64, 64)
     src, dst = rv.Layout(shape, "R(1)V(1)D(16,1)"), rv.Layout(shape, "R(16)V(1)D(1,1)")
     pods = rv.Topology.preset("ethernet", 2, 2, 4)
@@ -68,30 +70,30 @@ def test_plans_on_three_levels_cross_the_slowest_link_once() -> None:
     assert crossing == 64 * 64
 
 
-def test_unknown_preset_is_rejected_with_the_known() -> None:
+def test_unknown_preset_is_rejected_with_a_list_of_presets() -> None:
     message = "no preset 'abacus'; the presets are a100, dgx-a100, .*, gb200-nvl72, h100, v100"
     with pytest.raises(rv.LayoutError, match=message):
         rv.Topology.preset("abacus", 1, 8)
 
 
 @pytest.mark.parametrize("counts", [(), (0, 8), (2, -1), (1, 2, 3, 4), (2**20, 2**20)])
-def test_counts_that_are_no_cluster_are_rejected(counts: tuple[int, ...]) -> None:
+def test_invalid_counts_are_rejected(counts: tuple[int, ...]) -> None:
     with pytest.raises(rv.LayoutError, match="expected hosts x ranks or pods x hosts x ranks"):
         rv.Topology.preset("dgx-h100", *counts)
 
 
 @pytest.mark.parametrize("hosts, num_ports", [("2x4", 2), ("2x2x2", 3)])
-def test_the_command_line_takes_two_and_three_levels(
+def test_command_line_accepts_two_and_three_levels(
     hosts: str, num_ports: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["R(1)V(1)D(8,1)", "R(8)V(1)D(1,1)", "--shape", "64,64", "--hosts", hosts]
     assert cli.main(["plan", *words, "--preset", "dgx-v100"]) == 0
-    # One gather a level, the slowest link first.
+    # One gather per level, the slowest link first.
     assert capsys.readouterr().out.count(" all_gather ") == num_ports
 
 
 @pytest.mark.parametrize("hosts", ["0x4", "2x2x2x2"])
-def test_the_command_line_refuses_what_is_no_cluster(
+def test_command_line_rejects_invalid_counts(
     hosts: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["R(1)V(1)D(2)", "R(2)V(1)D(1)", "--shape", "6", "--hosts", hosts]

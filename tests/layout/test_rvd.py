@@ -30,7 +30,7 @@ def test_str_undoes_parse(text: str) -> None:
     assert str(RVD(text)) == text
 
 
-def test_text_and_counts_give_equal_values() -> None:
+def test_rvd_from_text_equals_rvd_from_counts() -> None:
     assert RVD("R(2)V(3)D(1,4)") == RVD(2, 3, (1, 4))
 
 
@@ -57,7 +57,7 @@ def test_counts_are_in_the_order_of_the_rank_numbering() -> None:
 
 
 @pytest.mark.parametrize("exponent, num_dims", [(3, 2), (3, 3), (2, 1), (10, 3)])
-def test_number_of_rvds_of_a_power_of_two(exponent: int, num_dims: int) -> None:
+def test_all_rvds_of_a_power_of_two_have_the_expected_number(exponent: int, num_dims: int) -> None:
     # By hand: 8 ranks 2-d: 20, 1024 ranks 3-d: 1001.
     want = comb(exponent + num_dims + 1, num_dims + 1)
     assert len(set(all_rvds(2**exponent, num_dims))) == want
@@ -82,8 +82,8 @@ def test_number_of_rvds_of_a_power_of_two(exponent: int, num_dims: int) -> None:
         ("R(2)V(1)D(1,4)x", "the end", 15),
     ],
 )
-def test_parse_names_the_column_that_does_not_fit(text: str, expected: str, column: int) -> None:
-    # Columns count from 1, as in the example of STYLE.
+def test_parse_error_names_the_column_of_the_mistake(text: str, expected: str, column: int) -> None:
+    # Columns count from 1.
     with pytest.raises(LayoutError) as raised:
         RVD(text)
     message = f"cannot parse layout {text!r}: expected {expected} at column {column}."
@@ -99,7 +99,7 @@ def test_parse_rejects_zero_count(text: str) -> None:
 @pytest.mark.parametrize(
     "counts", [(0, 1, (1,)), (1, -2, (1,)), (1, 1, (2, 0)), (1, 1, (1.5,)), (2.0, 1, (1,))]
 )
-def test_counts_that_are_no_positive_integers_are_rejected(counts: tuple) -> None:
+def test_counts_that_are_not_positive_integers_are_rejected(counts: tuple) -> None:
     with pytest.raises(LayoutError, match="RVD counts must be integers of at least 1"):
         RVD(*counts)
 

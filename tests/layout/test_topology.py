@@ -33,7 +33,7 @@ RACKS = rv.Topology(
 @pytest.mark.parametrize(
     "a, b, distance", [(3, 3, 0), (2, 3, 1), (3, 2, 1), (0, 2, 2), (3, 1, 2), (0, 4, 3), (5, 3, 3)]
 )
-def test_distance_counts_the_levels_that_a_byte_passes(a: int, b: int, distance: int) -> None:
+def test_distance_counts_the_levels_between_two_ranks(a: int, b: int, distance: int) -> None:
     assert RACKS.distance(a, b) == distance
 
 
@@ -72,11 +72,11 @@ def test_hosts_have_a_port_for_every_rank_and_a_nic_for_every_host() -> None:
     assert topology == rv.Topology((ports, rv.Level("host", ((0, 3), (5,)), SLOW)))
 
 
-def test_ranks_are_all_ranks() -> None:
+def test_ranks_are_the_ranks_of_all_hosts() -> None:
     assert rv.Topology.hosts([[3, 0], [5]], LINK, SLOW).ranks == {0, 3, 5}
 
 
-def test_homes_number_the_groups_of_every_level() -> None:
+def test_homes_map_ranks_to_group_numbers_on_every_level() -> None:
     assert RACKS.homes[1:] == (
         {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2},
         {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1},
@@ -104,8 +104,8 @@ def in_process(hash_seed: int, code: str, data: bytes) -> bytes:
     return run.stdout
 
 
-def test_topology_sent_to_another_process_is_found_among_its_equals() -> None:
-    # Text hashes differently in every process, so that a hash must not travel with its object.
+def test_unpickled_topology_has_the_hash_of_an_equal_one_in_another_process() -> None:
+    # Hashes of strings differ between processes, so a hash must not be pickled with its object.
     topology = rv.Topology.hosts([[0, 1], [2]], LINK, SLOW)
     hash(topology)
     code = (
@@ -138,7 +138,7 @@ def test_saved_file_is_plain_json(tmp_path: Path) -> None:
     }
 
 
-def test_load_reads_files_of_the_first_release_and_ignores_what_it_does_not_know(
+def test_load_reads_files_without_version_and_ignores_unknown_keys(
     tmp_path: Path,
 ) -> None:
     values = {**RACKS.to_json(), "calibration": {"when": "today"}}
@@ -147,7 +147,7 @@ def test_load_reads_files_of_the_first_release_and_ignores_what_it_does_not_know
     assert rv.Topology.load(tmp_path / "topology.json") == RACKS
 
 
-def test_save_keeps_notes_for_people(tmp_path: Path) -> None:
+def test_save_writes_notes_that_load_ignores(tmp_path: Path) -> None:
     RACKS.save(tmp_path / "topology.json", notes={"host": "left"})
     assert json.loads((tmp_path / "topology.json").read_text())["host"] == "left"
     assert rv.Topology.load(tmp_path / "topology.json") == RACKS
@@ -211,7 +211,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text, message", HOSTILE.values(), ids=HOSTILE)
-def test_load_says_why_a_file_is_no_topology(text: str, message: str, tmp_path: Path) -> None:
+def test_load_error_says_why_a_file_is_not_a_topology(
+    text: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "topology.json"
     path.write_text(text, errors="surrogateescape")
     with pytest.raises(
@@ -221,12 +223,12 @@ def test_load_says_why_a_file_is_no_topology(text: str, message: str, tmp_path: 
     assert len(str(e.value)) < 300 + len(str(path))
 
 
-def test_files_without_end_are_refused() -> None:
+def test_endless_files_are_rejected() -> None:
     with pytest.raises(rv.LayoutError, match="/dev/zero is not a topology: it is longer than"):
         rv.Topology.load("/dev/zero")
 
 
-def test_infinitely_fast_ports_cannot_be_saved(tmp_path: Path) -> None:
+def test_infinite_bandwidth_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(rv.LayoutError, match=r"topology\.json cannot be written: Out of range"):
         rv.Topology.single_host(2, 0, float("inf")).save(tmp_path / "topology.json")
     assert not list(tmp_path.iterdir())
@@ -239,7 +241,9 @@ def test_infinitely_fast_ports_cannot_be_saved(tmp_path: Path) -> None:
     "alpha_secs, bytes_per_sec",
     [(-1e-6, 1e9), (0, 0), (0, -1.0), (float("nan"), 1), (0, float("nan")), (float("inf"), 1)],
 )
-def test_impossible_links_are_rejected(alpha_secs: float, bytes_per_sec: float) -> None:
+def test_links_with_invalid_alpha_or_bandwidth_are_rejected(
+    alpha_secs: float, bytes_per_sec: float
+) -> None:
     message = "alpha_secs must be at least 0 and bytes_per_sec above 0"
     with pytest.raises(rv.LayoutError, match=message):
         rv.Link(alpha_secs, bytes_per_sec)
@@ -264,15 +268,15 @@ def test_host_that_is_not_inside_one_rack_is_rejected(
 
 
 def test_lowest_level_whose_ranks_share_a_port_is_rejected() -> None:
-    with pytest.raises(rv.LayoutError, match="rank"):
+    with pytest.raises(rv.LayoutError, match="the lowest level, 'rank', must have every rank in a"):
         rv.Topology((rv.Level("rank", ((0, 1), (2,)), LINK),))
 
 
-def test_check_ranks_names_the_unknown() -> None:
+def test_check_ranks_names_unknown_ranks() -> None:
     message = r"ranks \[7, 9\] are not in the topology, which has \[0, 1\]\."
     with pytest.raises(rv.LayoutError, match=message):
         rv.Topology.single_host(2, 0, 1).check_ranks([9, 0, 7])
 
 
-def test_check_ranks_accepts_the_known() -> None:
+def test_check_ranks_accepts_known_ranks() -> None:
     rv.Topology.single_host(2, 0, 1).check_ranks([1, 0])

@@ -24,7 +24,7 @@ def random_view(rng: random.Random) -> View:
 
 
 def random_box(rng: random.Random, view: View) -> Box:
-    """A box of the tensor that is one of the view: a range of one part inside one place."""
+    """A box of the tensor that is also a box of the view: in every dim, a range of one part."""
     ranges = []
     for sizes in view.parts:
         i = rng.randrange(len(sizes))
@@ -49,11 +49,11 @@ def test_a_box_of_a_view_has_the_same_elements_in_the_same_order(seed: int) -> N
 
 
 @given(seeds)
-def test_strides_of_a_view_find_the_same_elements(seed: int) -> None:
+def test_strides_of_a_view_address_the_same_elements(seed: int) -> None:
     rng = random.Random(seed)
     view = random_view(rng)
     box = random_box(rng, view)
-    # A shard in memory of its own whose dims are in another order, and every other element.
+    # A shard with permuted dims that takes every other element of its memory.
     order = rng.sample(range(len(box.lo)), len(box.lo))
     memory = np.arange(2 * box.num_elements).reshape([*(box.shape[d] for d in order), 2])[..., 0]
     shard = memory.transpose(np.argsort(order))
@@ -69,23 +69,27 @@ def test_parse_undoes_str(seed: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "()", "(3", "(3,)(5)", "(3)x(5)", "(-1)", "(3)(5)\n"])
-def test_parse_rejects_what_str_does_not_write(text: str) -> None:
+def test_parse_rejects_malformed_text(text: str) -> None:
     with pytest.raises(LayoutError, match="cannot parse dims"):
         View.parse(text)
 
 
-def test_a_range_across_a_place_is_no_box() -> None:
+def test_range_that_is_no_box_of_the_view_is_rejected() -> None:
     with pytest.raises(LayoutError, match="no box of the parts"):
         View(((3, 4),)).box(Box((2,), (6,)))
 
 
 @pytest.mark.parametrize("parts", [((2, 0),), ((1,),) * (MAX_DIMS + 1)], ids=["empty", "many"])
-def test_dims_that_arrays_cannot_have_are_refused(parts: tuple[tuple[int, ...], ...]) -> None:
+def test_views_with_empty_or_too_many_dims_are_rejected(parts: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(LayoutError, match="at most"):
         View(parts)
 
 
-def test_a_strided_region_is_a_box_of_a_view() -> None:
+def test_every_fourth_row_is_a_box_of_the_reshaped_array() -> None:
     rows = np.arange(12 * 5).reshape(12, 5)[1::4]
-    viewed = np.arange(12 * 5).reshape(3, 4, 5)[0:3, 1:2, 0:5]
+    view = View(((3, 4), (5,)))
+    boxes = [view.box(Box((row, 0), (row + 1, 5))) for row in range(1, 12, 4)]
+    low, high = boxes[0].lo, boxes[-1].hi
+    assert (low, high) == ((0, 1, 0), (3, 2, 5))
+    viewed = np.arange(12 * 5).reshape(3, 4, 5)[tuple(map(slice, low, high))]
     assert viewed.ravel().tolist() == rows.ravel().tolist()

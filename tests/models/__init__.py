@@ -1,1 +1,1 @@
-"""Third-party models: each is captured, and must train under every plan as on one device."""
+"""Tests of third-party models: training under each plan must match training on one device."""

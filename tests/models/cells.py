@@ -1,4 +1,4 @@
-"""Cells: a family of models trained under a plan, compared with training on one device."""
+"""Cells: train one family of models under one plan, and compare with training on one device."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def compiled(family: str, plan: str, num_devices: int) -> ss.Compiled:
 
 
 def error(family: str, program: ss.Compiled, folder: Path) -> float:
-    """The largest relative difference between the training of a rank and that on one device.
+    """The largest relative difference between training on a rank and training on one device.
 
-    Differences of losses are relative to the loss. Differences of a parameter's change are relative
-    to the largest change of its elements, but at least to a thousandth of the largest change of all
-    parameters, because smaller changes are rounding noise.
+    The difference of a loss is divided by the loss. The difference of a parameter's change is
+    divided by the largest change of the parameter's elements. This divisor is at least a thousandth
+    of the largest change of all parameters, because smaller changes are rounding noise.
     """
     num_microbatches = program.plan.num_microbatches
     program.save(folder)
@@ -72,7 +72,7 @@ def error(family: str, program: ss.Compiled, folder: Path) -> float:
         for name, expected in alone.changes.items():
             difference = (one.changes[name] - expected).abs().max()
             errors.append(difference / expected.abs().max().clamp_min(floor))
-    # The maximum of tensors, unlike that of floats, is NaN if one of them is.
+    # ``Tensor.max`` returns NaN if an element is NaN; the builtin ``max`` may not.
     return torch.stack([e.double() for e in errors]).max().item()
 
 

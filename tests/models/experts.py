@@ -49,7 +49,8 @@ _MIXTRAL = {**GROUPED, "num_local_experts": 4}
 _FLOAT32 = {"dtype": torch.float32, "tolerance": 2e-4}
 """Options of models in float32.
 
-Weights of norms are near 1 and change by a thousandth, so changes have errors of 6e-8 / 1e-3.
+Weights of norms are near 1 and change by about 1e-3. Their rounding error is 6e-8, so their changes
+have relative errors of 6e-8 / 1e-3.
 """
 
 MIXTURES: Mapping[str, Mixture] = {

@@ -1,8 +1,8 @@
 """The tested families of the library transformers: a tiny model of each, and its data.
 
-Models have random weights in float64, and four blocks, one per stage on four devices. Some labels
-are -100 and some sequences are padded, so that parts of a batch have different numbers of labels
-that count.
+Models have random weights in float64. They have four blocks, so that a pipeline on four devices has
+one block per stage. Some labels are -100 and some sequences are padded, so that the loss averages
+over different numbers of labels in different parts of a batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ WORDS = 32
 IGNORED = -100
 
 Data = Callable[[int, torch.Generator], dict[str, Tensor]]
-"""Makes the tensors of a batch; with its own generator, because ranks on threads draw at once."""
+"""A function that makes the tensors of a batch.
+
+Each call gets its own generator, because ranks that run as threads draw at the same time.
+"""
 
 
 # --- data -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Families of models that no test lists: ``python -m tests.models.others`` tries each once.
+"""Try families of models that no test covers: ``python -m tests.models.others``.
 
 Each model has a tiny size, random weights, no dropout, and dtype float32. One step of ZeRO-3 on two
 devices must have the loss that torch computes; models with batch norm use one device, because a
@@ -68,7 +68,7 @@ _SIZES = {
     **dict.fromkeys(("activation_dropout", "dropout_rate", "residual_dropout"), 0.0),
     **dict.fromkeys(("drop_path_rate", "classifier_dropout", "classifier_dropout_prob"), 0.0),
 }
-"""Values of options; each configuration gets those that it has."""
+"""Values of options; a configuration gets the values of the options that it has."""
 
 _UNFIT = ((), ("head_dim",), ("head_dim", "num_key_value_heads"), ("embedding_size",))
 """Sets of options that keep their defaults, tried in order until a configuration accepts them."""

@@ -1,4 +1,4 @@
-"""Each mixture of experts is captured as it is, and trains under each plan as on one device."""
+"""Each mixture of experts is captured unchanged, and trains under each plan as on one device."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ def test_experts_train_under_a_plan_as_on_one_device(family, how, tmp_path):
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_experts_have_a_summary_a_memory_and_a_time(family):
+def test_program_of_experts_has_a_summary_peak_memory_and_simulated_time(family):
     program = compiled(family, "data_parallel", 2)
     assert program.memory[0].total_bytes > 0
     opaque = {op.kind for op in program.plan.graph.opaque}
@@ -27,7 +27,7 @@ def test_experts_have_a_summary_a_memory_and_a_time(family):
     assert ss.simulate(program, profile=profile_of("a100")).secs > 0
 
 
-def test_known_experts_are_split_by_tokens():
+def test_ops_of_known_experts_can_be_split_by_tokens():
     graph = compiled("Mixtral", "data_parallel", 2).plan.graph
     experts = [op for op in graph.ops if op.kind == "MixtralExperts"]
     assert len(experts) == 4

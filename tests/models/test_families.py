@@ -1,4 +1,4 @@
-"""Each family of transformers is captured as it is, and trains under each plan as on one device."""
+"""Each family of transformers is captured unchanged and trains under each plan as on one device."""
 
 from itertools import product
 

@@ -27,7 +27,7 @@ def captured(name, num_tokens, *, is_padded):
 
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("name", ["Llama", "Gemma2"])
-def test_a_mask_is_a_constant_of_the_sequence_alone(name, is_padded):
+def test_attention_masks_are_shared_constants_of_batch_size_1(name, is_padded):
     graph = captured(name, 4096, is_padded=is_padded)
     sizes = [tuple(value.shape) for value in graph.constants.values() if value.numel() > 1 << 16]
     # The mask, one of windows, and the two rotary tables, which all layers share.
@@ -37,6 +37,6 @@ def test_a_mask_is_a_constant_of_the_sequence_alone(name, is_padded):
 
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("name", ["Llama", "Gemma2"])
-def test_a_large_mask_is_computed_from_positions(name, is_padded):
+def test_mask_of_a_long_sequence_is_not_stored_as_a_constant(name, is_padded):
     graph = captured(name, 1 << 14, is_padded=is_padded)
     assert max(value.nbytes for value in graph.constants.values()) == (1 << 14) * 64 * 4

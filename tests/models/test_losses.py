@@ -1,4 +1,4 @@
-"""Losses of transformers with a number of items that the caller counts."""
+"""Losses of transformers that are divided by a number of items from the caller."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ LLAMA = FAMILIES["Llama"]
 
 @pytest.mark.parametrize("num_items", [7, torch.tensor(7)], ids=["number", "tensor"])
 @pytest.mark.parametrize("plan", ["data_parallel", "megatron"])
-def test_a_sum_over_a_number_of_items_is_that_of_one_device(plan, num_items, tmp_path):
+def test_loss_normalized_by_num_items_in_batch_equals_that_of_one_device(plan, num_items, tmp_path):
     batch = LLAMA.batch(4, 0)
     given = {**batch, "num_items_in_batch": num_items}
     model = LLAMA.model()

@@ -1,4 +1,4 @@
-"""Under tensor parallel no linear map of a block is whole on every device, but for those named."""
+"""Tensor parallelism cuts every linear map of a block, except the listed ones."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from tests.models.experts import MIXTURES
 from tests.models.families import FAMILIES
 
 WHOLE: Mapping[str, set[str]] = {
-    # Queries of several heads, and the keys and values of one head, which all of them read.
+    # One map for the queries of several heads, and for the key and value that all heads share.
     "Falcon": {"self_attention.query_key_value"},
-    # Pieces of different sizes.
+    # The pieces of this map have different sizes.
     "Phi-3": {"self_attn.qkv_proj"},
-    # From the width of one stage to that of the next.
+    # It maps the width of one stage to the width of the next stage.
     "Swin": {"downsample.reduction"},
-    # Behind the blocks of the first model of two.
+    # It follows the blocks of the first of two models.
     "CLIP": {"visual_projection"},
-    # Small maps, to few features that all heads read.
+    # Small maps to few features, which all heads read.
     "DeepSeek-V3": {"self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"},
     # Scores of experts, which every device needs.
     "Mixtral": {"mlp.gate"},
     "Qwen3-MoE": {"mlp.gate"},
     "gpt-oss": {"mlp.router"},
 }
-"""The maps that are whole, by family."""
+"""The maps that are not cut, by family."""
 
 
 @pytest.mark.parametrize("num_devices", [2, 4])
 @pytest.mark.parametrize("family", [*FAMILIES, *(name for name in MIXTURES if "," not in name)])
-def test_every_map_of_a_block_is_cut(family: str, num_devices: int) -> None:
+def test_every_linear_map_of_a_block_is_cut_except_the_listed_ones(
+    family: str, num_devices: int
+) -> None:
     plan = ss.Plan(_graph(family), range(num_devices))
     PLANS["megatron"](plan)
     whole = {
@@ -49,7 +51,7 @@ def test_every_map_of_a_block_is_cut(family: str, num_devices: int) -> None:
 
 
 @pytest.mark.parametrize("family", ["GPT-2", "Bloom", "T5", "Phi-3"])
-def test_a_degree_that_does_not_divide_the_heads_is_refused_with_those_that_do(family: str) -> None:
+def test_degree_that_does_not_divide_the_heads_is_rejected_with_valid_degrees(family: str) -> None:
     plan = ss.Plan(_graph(family), range(3))
     with pytest.raises(PlanError, match=r"into 3 parts: its size is .*can be cut into 1, 2, 4\.$"):
         PLANS["megatron"](plan)

@@ -34,7 +34,7 @@ BY_FEATURES = {
     "megatron": ["test_resnet", "test_efficientnet", "test_convnext", "test_byobnet", "bags"],
     "mesh_2d": ["test_resnet", "convolutions", "lstm"],
 }
-"""Models, of many that would do, that these plans cut."""
+"""Models that are tested under these plans, a few of the many that the plans can cut."""
 
 
 def train(step: Callable[[int], float], optimizer: torch.optim.Optimizer) -> list[float]:
@@ -74,7 +74,7 @@ CASES = [
     for name in MODELS
     for how in HOW
     if name != "noise"
-    # It has one layer.
+    # This model has only one layer, so it cannot have two stages.
     if (name, how) != ("divergence", "one_f_one_b")
     if name in BY_FEATURES.get(how, MODELS)
 ]
@@ -97,7 +97,7 @@ def test_a_model_trains_as_in_torch(name: str, how: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", BY_FEATURES["megatron"][:4])
-def test_tensor_parallelism_cuts_most_of_the_convolutions(name: str) -> None:
+def test_tensor_parallelism_cuts_most_bytes_of_the_parameters(name: str) -> None:
     plan = ss.Plan(graph_of(name), devices=range(2))
     PLANS["megatron"](plan)
     found = [
@@ -109,8 +109,8 @@ def test_tensor_parallelism_cuts_most_of_the_convolutions(name: str) -> None:
     assert sum(size for size, is_cut in found if is_cut) > 0.7 * sum(size for size, _ in found)
 
 
-def test_a_model_without_features_to_cut_is_refused_with_what_to_do() -> None:
-    # Its distances tie the results of its map to its inputs.
+def test_megatron_rejects_a_model_without_inner_features_and_names_other_plans() -> None:
+    # Its loss relates the results of its only map to the inputs.
     plan = ss.Plan(graph_of("divergence"), devices=range(2))
     with pytest.raises(ss.PlanError, match=r"no inner features.*data_parallel or zero3; or say"):
         PLANS["megatron"](plan)
@@ -134,12 +134,12 @@ def test_a_stage_may_have_no_parameters(tmp_path: Path) -> None:
 
 
 def alternating(plan: ss.Plan) -> None:
-    """Ops by turns on one device and the other, none of them cut."""
+    """Assign pairs of ops to the two devices in turn; no op is cut."""
     for op in plan.graph.ops:
         plan.op_assign(op, op.index // 2 % 2)
 
 
-def test_random_numbers_are_the_same_however_a_model_is_cut(tmp_path: Path) -> None:
+def test_random_numbers_are_the_same_under_every_plan(tmp_path: Path) -> None:
     graph = ss.capture(made("noise"), batch("noise", 0, 1))
     found = []
     for number, how in enumerate((alternating, HOW["data_parallel"], recomputed)):

@@ -1,4 +1,4 @@
-"""Tiny vision models and others, and batches for them."""
+"""Tiny models, most of them for images or sequences, and batches for them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TimmModel(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Transposed convolutions, shuffled pixels, folds, grids, and norms of every kind."""
+    """Transposed convolution, fold, pixel shuffle, resizing, grid sampling, and several norms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Penalized(nn.Module):
 
 
 class Noise(nn.Module):
-    """Drop path, dropped channels and samples, dropout between layers."""
+    """Random ops: noise, drop path, dropped channels, and dropout between the layers of an LSTM."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Divergence(nn.Module):
 
 
 class Packed(nn.Module):
-    """A recurrent layer over sequences of several lengths, packed."""
+    """A recurrent layer over packed sequences of different lengths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Lengths(nn.Module):
 
 
 class Bags(nn.Module):
-    """Bags of words: means, weighted sums, and bags of several sizes, with a CTC loss."""
+    """Embedding bags (means, weighted sums, and bags of different sizes), and a CTC loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def made(name: str) -> nn.Module:
 
 
 def batch(name: str, step: int, num_microbatches: int) -> tuple[Tensor, Tensor]:
-    """The whole batch of a step."""
+    """The batch of a step, with all microbatches."""
     generator = torch.Generator().manual_seed(step)
     size = BATCH * num_microbatches
     x = torch.randn(size, *MODELS[name][1], dtype=torch.float64, generator=generator)

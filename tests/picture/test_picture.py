@@ -112,18 +112,18 @@ def test_svg_is_well_formed(plan):
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_there_is_one_arrow_per_pair_that_the_program_sends(plan):
+def test_picture_has_one_arrow_per_sender_and_receiver_of_a_step(plan):
     names = {"message-{}-{}-{}".format(*pair) for pair in pairs(plan)}
     assert set(found(plan, "message")) == names
     assert set(re.findall('id="(message[^"]*)"', text_of(plan))) == names
 
 
-def test_there_is_one_cell_per_rank_and_state(plan):
+def test_picture_has_one_cell_per_rank_and_state(plan):
     names = {f"cell-{i}-{rank}" for i, state in enumerate(states(plan)) for rank in state.ranks}
     assert set(found(plan, "cell")) == names
 
 
-def test_title_and_figures_are_the_plans(plan):
+def test_picture_prints_the_layouts_states_and_last_line_of_the_plan(plan):
     printed = texts(plan)
     assert f"{plan.src.rvd} → {plan.dst.rvd}" in printed
     assert str(plan).splitlines()[-1] in printed
@@ -159,9 +159,9 @@ def test_every_transition_has_a_legible_picture(transition):
 
 
 def assert_legible(plan):
-    """No text meets another or leaves the page, as matplotlib measures them."""
+    """No text overlaps another or leaves the page, as matplotlib measures texts."""
     figure = figure_of(plan)
-    figure.set_dpi(144)  # That of a PNG; at a lower one hinting widens texts.
+    figure.set_dpi(144)  # The resolution of a PNG; at a lower one, hinting widens texts.
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     drawn = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
@@ -187,7 +187,7 @@ def cells(plan):
 
 
 @pytest.mark.parametrize("name", ["columns to rows", "reduce_scatter", "ragged transfer", "1-d"])
-def test_a_cell_is_filled_by_what_the_rank_holds(name):
+def test_colored_area_of_a_cell_is_the_share_that_the_rank_holds(name):
     plan = case(name)
     total = prod(plan.src.shape)
     for (index, rank), (cell, boxes) in cells(plan).items():
@@ -235,12 +235,12 @@ def test_partial_sums_are_hatched_and_numbered():
     assert labels == [f"part {p}" for p in (0, 1, 2, 3) * 2]
 
 
-def test_a_wider_arrow_is_more_bytes():
+def test_arrow_with_more_bytes_is_wider():
     arrows = found(case("1-d"), "message")
     assert arrows["message-0-1-2"].get_linewidth() > arrows["message-0-0-1"].get_linewidth()
 
 
-def test_colors_tell_levels_apart():
+def test_arrow_color_depends_on_the_topology_level():
     arrows = found(case("columns to rows"), "message").values()
     drawn = [to_hex(arrow.get_edgecolor()).upper() for arrow in arrows]
     assert drawn == [LEVEL_COLORS[2]] * 8 + [LEVEL_COLORS[1]] * 24
@@ -249,7 +249,7 @@ def test_colors_tell_levels_apart():
 # --- what is left out ---------------------------------------------------------------------------
 
 
-def test_a_small_picture_leaves_nothing_out():
+def test_note_of_a_small_picture_describes_only_the_scale():
     scale = "The width of an arrow shows its bytes, up to 4 MiB."
     assert notes(case("columns to rows")) == scale
 
@@ -281,7 +281,7 @@ def test_dims_that_no_step_cuts_are_hidden_first():
 # --- files --------------------------------------------------------------------------------------
 
 
-def test_equal_plans_give_equal_text_in_any_process():
+def test_svg_does_not_depend_on_the_hash_seed():
     code = (
         "import rvdcomm as rv, sys; from rvdcomm.picture.draw import svg; "
         "src, dst = (rv.Layout((6, 10), x) for x in ('R(2)V(2)D(1,2)', 'R(1)V(1)D(8,1)')); "
@@ -317,19 +317,19 @@ def test_draw_writes_a_png_of_the_figure(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["plan.svg", "plan.png"])
-def test_a_picture_without_matplotlib_is_refused_in_one_line(tmp_path, monkeypatch, name):
+def test_missing_matplotlib_raises_picture_error(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)
     with pytest.raises(PictureError, match=r"pip install 'rvdcomm\[plot\]'\.$"):
         draw(case("1-d"), tmp_path / name)
 
 
-def test_the_users_matplotlibrc_changes_nothing():
+def test_matplotlib_settings_of_the_user_do_not_change_the_svg():
     plan = case("1-d")
     expected = svg(plan)
     with matplotlib.rc_context({"svg.fonttype": "path", "lines.linewidth": 9, "font.size": 30}):
         assert svg(plan) == expected
 
 
-def test_another_suffix_is_refused(tmp_path):
+def test_unsupported_suffix_raises_picture_error(tmp_path):
     with pytest.raises(PictureError, match=r"use a name in \.svg or \.png"):
         draw(case("1-d"), tmp_path / "plan.gif")

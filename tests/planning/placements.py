@@ -1,4 +1,4 @@
-"""Oracle: the placement of a binding, listed piece by piece from its definition."""
+"""Oracle: computes the placement of a binding piece by piece, from the definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of bindings: they mean what the layouts mean, and every part's boxes tile the tensor."""
+"""Laws of bindings: they have the placements of their layouts, and each part tiles the tensor."""
 
 from __future__ import annotations
 
@@ -63,17 +63,21 @@ WORLDS = [
 
 
 @pytest.mark.parametrize("shape, num_ranks, num_hosts", WORLDS)
-def test_refined_bindings_hold_what_their_layouts_hold(
+def test_refined_bindings_have_the_placements_of_their_layouts(
     shape: tuple[int, ...], num_ranks: int, num_hosts: int
 ) -> None:
     topology = hosts_of(num_ranks, num_hosts)
-    wrong = []
+    wrong, num_regular = [], 0
     for src, dst in all_pairs(shape, num_ranks):
-        bindings = refine(src, dst, topology) or ()
-        for layout, binding in zip((src, dst), bindings, strict=False):
+        bindings = refine(src, dst, topology)
+        if bindings is None:
+            continue
+        num_regular += 1
+        for layout, binding in zip((src, dst), bindings, strict=True):
             if held(placement_of(binding)) != held(layout.placement):
                 wrong.append(f"{src.rvd} -> {dst.rvd}: {binding} is not {layout.rvd}")
     assert wrong == []
+    assert num_regular > 0
 
 
 @pytest.mark.parametrize("shape, num_ranks, num_hosts", WORLDS)
@@ -81,12 +85,14 @@ def test_parts_of_refined_bindings_tile_the_tensor(
     shape: tuple[int, ...], num_ranks: int, num_hosts: int
 ) -> None:
     topology = hosts_of(num_ranks, num_hosts)
-    wrong = []
+    wrong, num_bindings = [], 0
     for src, dst in all_pairs(shape, num_ranks):
         for binding in refine(src, dst, topology) or ():
+            num_bindings += 1
             if untiled_parts(placement_of(binding)):
                 wrong.append(f"{src.rvd} -> {dst.rvd}: {binding}")
     assert wrong == []
+    assert num_bindings > 0
 
 
 def prime_orders(number: int) -> set[tuple[int, ...]]:
@@ -110,7 +116,7 @@ def digits_of(counts: tuple[int, ...], primes: tuple[int, ...]) -> list[list[int
 
 
 def has_common_refinement(src: rv.RVD, dst: rv.RVD, num_hosts: int) -> bool:
-    """Whether prime axes in some order serve both layouts, the hosts and every dim's digits."""
+    """Whether some order of prime axes fits both layouts, the hosts and the digits of every dim."""
     for primes in prime_orders(src.num_ranks):
         sides = [digits_of(rvd.counts, primes) for rvd in (src, dst)]
         if None in sides or num_hosts not in accumulate(primes, mul, initial=1):
@@ -137,7 +143,7 @@ def has_common_refinement(src: rv.RVD, dst: rv.RVD, num_hosts: int) -> bool:
         ((24, 36), 12, 2),
     ],
 )
-def test_even_pairs_are_irregular_where_no_order_of_prime_axes_serves_both(
+def test_even_pairs_are_regular_if_and_only_if_they_have_a_common_refinement(
     shape: tuple[int, ...], num_ranks: int, num_hosts: int
 ) -> None:
     topology = hosts_of(num_ranks, num_hosts)
@@ -158,7 +164,7 @@ def test_even_pairs_are_irregular_where_no_order_of_prime_axes_serves_both(
         ("R(1)V(1)D(1,6)", "R(1)V(1)D(2,3)"),
     ],
 )
-def test_two_times_three_against_three_times_two_is_irregular(src: str, dst: str) -> None:
+def test_pairs_with_factors_2_and_3_in_different_orders_are_irregular(src: str, dst: str) -> None:
     pair = [rv.Layout((12, 18), rvd) for rvd in (src, dst)]
     assert refine(*pair, hosts_of(6, 1)) is None
 
@@ -172,7 +178,7 @@ def test_two_times_three_against_three_times_two_is_irregular(src: str, dst: str
     ],
     ids=["other ranks", "order", "cuts that do not nest"],
 )
-def test_pairs_that_do_not_factor_are_irregular(dst: rv.Layout) -> None:
+def test_pairs_with_other_ranks_rank_order_or_unnested_cuts_are_irregular(dst: rv.Layout) -> None:
     src = rv.Layout((12, 18), "R(2)V(1)D(1,2)")
     assert refine(src, dst, hosts_of(8, 1)) is None
 
@@ -197,14 +203,14 @@ def test_host_boundaries_are_axis_boundaries(num_hosts: int) -> None:
     assert 8 // num_hosts in {axis.stride for axis in pair[0].grid.axes}
 
 
-def test_blocks_are_the_ranks_of_a_group_of_every_level() -> None:
+def test_grid_blocks_are_the_group_sizes_of_every_level() -> None:
     src, dst = rv.Layout((16,), "R(1)V(1)D(8)"), rv.Layout((16,), "R(8)V(1)D(1)")
     pair = refine(src, dst, hosts_of(8, 2))
     assert pair is not None
     assert pair[0].grid.blocks == (1, 4)
 
 
-def test_one_axis_is_enough_where_both_sides_take_all_ranks() -> None:
+def test_grid_has_one_axis_if_one_dim_and_the_replicas_take_all_ranks() -> None:
     src, dst = rv.Layout((16,), "R(1)V(1)D(8)"), rv.Layout((16,), "R(8)V(1)D(1)")
     pair = refine(src, dst, hosts_of(8, 1))
     assert pair is not None
@@ -222,7 +228,7 @@ def test_eight_columns_against_two_by_four_have_three_axes_and_four_digits() -> 
 
 
 @pytest.mark.parametrize("num_ranks, num_hosts", [(8, 1), (8, 2), (12, 3)])
-def test_factors_of_a_run_of_ranks_are_those_that_are_counted(
+def test_computed_factors_of_consecutive_ranks_equal_enumerated_ones(
     num_ranks: int, num_hosts: int
 ) -> None:
     topology, wrong = hosts_of(2 * num_ranks, 2 * num_hosts), []
@@ -242,7 +248,9 @@ def test_factors_of_a_run_of_ranks_are_those_that_are_counted(
 @pytest.mark.parametrize(
     "first, num_ranks", [(0, 8), (0, 12), (2, 4), (2, 8), (2, 6), (4, 4), (3, 6), (3, 9), (5, 2)]
 )
-def test_blocks_of_a_run_of_ranks_are_those_that_are_counted(first: int, num_ranks: int) -> None:
+def test_computed_blocks_of_consecutive_ranks_equal_enumerated_ones(
+    first: int, num_ranks: int
+) -> None:
     topology, span = hosts_of(12, 3), range(first, first + num_ranks)
     known, counted = Numbering(tuple(span), span), Numbering(tuple(span))
     assert level_blocks(known, topology) == level_blocks(counted, topology)
@@ -265,7 +273,7 @@ SCRATCHED = [axes for count in (1, 2, 3) for axes in combinations(range(3), coun
 @pytest.mark.parametrize("shape", [(16, 24), (6, 10), (1, 3), (0, 4)])
 @pytest.mark.parametrize("axes", SCRATCHED, ids=str)
 @pytest.mark.parametrize("rest", [R, V])
-def test_scratch_digits_tile_in_any_nesting(
+def test_scratch_digits_tile_the_tensor_in_any_nesting(
     shape: tuple[int, ...], axes: tuple[int, ...], rest: int
 ) -> None:
     grid = eight_ranks(shape)
@@ -274,8 +282,8 @@ def test_scratch_digits_tile_in_any_nesting(
     assert [untiled_parts(placement_of(binding)) for binding in bindings] == [[]] * len(bindings)
 
 
-def test_scratch_digits_of_one_nesting_agree_while_axes_join() -> None:
-    # What an axis's ranks hold together is what each holds once the axis is gathered.
+def test_gathering_a_scratch_axis_adds_the_sizes_of_its_shards() -> None:
+    # Shards on the ranks of an axis together are as large as each is after a gather of the axis.
     grid = eight_ranks((6, 10))
     both = Binding(grid, (grid.scratch(0), grid.scratch(1), R), (1, 0))
     one = Binding(grid, (grid.scratch(0), R, R), (1, 0))

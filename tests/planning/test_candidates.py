@@ -111,23 +111,23 @@ def test_parts_are_summed_before_and_replicas_made_after_the_transfer(
         ("R(2)V(2)D(1,1)", "R(2)V(1)D(1,2)"),
     ],
 )
-def test_one_copy_crosses_between_hosts(src: str, dst: str) -> None:
-    # Source: docs/bound.md: extra replicas and parts stay inside.
+def test_transfer_sends_one_copy_between_hosts(src: str, dst: str) -> None:
+    # Source: docs/bound.md: extra replicas and parts stay inside a host.
     assert apart(src, dst).cost.host_bytes == NUM_BYTES
 
 
-def test_slow_start_makes_replicas_by_one_transfer() -> None:
+def test_high_latency_makes_all_replicas_by_one_transfer() -> None:
     topology = rv.Topology.single_host(8, 1.0, 1e12)
     assert kinds(apart("R(4)V(1)D(1,1)", "R(4)V(1)D(1,1)", topology)) == ["transfer"]
 
 
-def test_ranks_that_do_not_factor_are_exchanged() -> None:
+def test_pair_with_irregular_rank_order_is_one_exchange() -> None:
     src = rv.Layout(SHAPE, "R(1)V(1)D(2,3)", ranks=[3, 0, 5, 1, 4, 2])
     dst = rv.Layout(SHAPE, "R(1)V(1)D(3,2)")
     assert kinds(rv.plan(src, dst, topology=ONE_HOST)) == ["exchange"]
 
 
-def test_direct_path_may_run_in_windows() -> None:
+def test_direct_path_takes_a_number_of_windows() -> None:
     ends = rv.Layout(SHAPE, "R(1)V(1)D(8,1)"), rv.Layout(SHAPE, "R(8)V(1)D(1,1)")
     assert [step.num_slices for step in direct_path(*ends, 4).steps] == [4]
 
@@ -136,7 +136,7 @@ def test_direct_path_may_run_in_windows() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(32, 32), (16, 32), (32, 16)])
-def test_cuts_change_inside_the_smaller_group_where_messages_are_short(
+def test_all_to_all_runs_in_the_smaller_group_if_messages_are_short(
     sizes: tuple[int, int],
 ) -> None:
     num_src, num_dst = sizes

@@ -1,4 +1,4 @@
-"""Laws of cells: what is computed about one rank is what the placement lists."""
+"""Laws of cells: the values computed for one rank equal those that the placement lists."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_cells_of_a_group_are_those_of_the_placement_within_it(
 
 
 @given(seeds)
-def test_every_cell_that_meets_a_box_is_named(seed: int) -> None:
+def test_meeting_yields_every_cell_that_overlaps_a_box(seed: int) -> None:
     rng = random.Random(seed)
     for source in sources(seed):
         cells = Cells(source, min(placement_of(source).ranks))
@@ -100,7 +100,7 @@ def states_of(plan: rv.Plan) -> list[rv.Layout | Binding]:
 
 
 def faults_in_view(plan: rv.Plan) -> list[str]:
-    """Cells whose boxes in the view of their path are other elements than the placement has."""
+    """Cells whose boxes in the view of their path have other elements than the placement."""
     view, wrong = plan.path.view, []
     dims = tuple(size for sizes in view.parts for size in sizes)
     for source in states_of(plan):

@@ -45,7 +45,7 @@ def taken(rank: int, moves: tuple[Move, ...], src: rv.Layout) -> np.ndarray:
 
 
 @given(transitions())
-def test_every_element_gets_every_part_once_over_the_parts_of_dst(transition: Transition) -> None:
+def test_every_dst_replica_takes_every_part_of_every_element_once(transition: Transition) -> None:
     src, dst, topology = transition
     moves = moves_of(src, dst, topology)
     for replica in range(dst.rvd.r):
@@ -55,7 +55,7 @@ def test_every_element_gets_every_part_once_over_the_parts_of_dst(transition: Tr
 
 
 @given(transitions())
-def test_replicas_take_the_same(transition: Transition) -> None:
+def test_dst_replicas_take_the_same_elements(transition: Transition) -> None:
     src, dst, topology = transition
     moves = moves_of(src, dst, topology)
     by_rank = {rank: taken(rank, moves, src) for rank in dst.ranks}
@@ -66,7 +66,7 @@ def test_replicas_take_the_same(transition: Transition) -> None:
 
 
 @given(transitions())
-def test_boxes_lie_in_the_shards_of_both_ends(transition: Transition) -> None:
+def test_boxes_of_moves_lie_in_the_shards_of_sender_and_receiver(transition: Transition) -> None:
     src, dst, topology = transition
     for move in moves_of(src, dst, topology):
         assert src.cell(move.src_rank).box.contains(move.box)
@@ -74,14 +74,14 @@ def test_boxes_lie_in_the_shards_of_both_ends(transition: Transition) -> None:
 
 
 @given(transitions())
-def test_ranks_give_the_part_that_they_hold(transition: Transition) -> None:
+def test_moves_carry_the_part_that_the_sender_holds(transition: Transition) -> None:
     src, dst, topology = transition
     moves = moves_of(src, dst, topology)
     assert all(move.part == src.cell(move.src_rank).part for move in moves)
 
 
 @given(transitions())
-def test_no_box_is_empty(transition: Transition) -> None:
+def test_no_move_has_an_empty_box(transition: Transition) -> None:
     assert not any(move.box.is_empty for move in moves_of(*transition))
 
 
@@ -92,7 +92,7 @@ def test_moves_are_sorted(transition: Transition) -> None:
 
 
 @given(transitions())
-def test_rank_receives_what_it_lacks_if_there_is_one_part(transition: Transition) -> None:
+def test_rank_receives_only_missing_elements_if_there_is_one_part(transition: Transition) -> None:
     src, dst, topology = transition
     if src.rvd.v > 1 or dst.rvd.v > 1:
         return
@@ -110,7 +110,7 @@ def test_rank_receives_what_it_lacks_if_there_is_one_part(transition: Transition
 
 
 @given(transitions())
-def test_no_holder_is_nearer_than_the_one_that_serves(transition: Transition) -> None:
+def test_every_move_comes_from_a_nearest_holder(transition: Transition) -> None:
     src, dst, topology = transition
     for move in moves_of(src, dst, topology):
         distance = topology.distance(move.src_rank, move.dst_rank)
@@ -133,7 +133,7 @@ def test_no_holder_is_nearer_than_the_one_that_serves(transition: Transition) ->
     ],
     ids=["own memory", "own host", "other host"],
 )
-def test_need_is_served_by_the_nearest_holders(src_ranks: list[int], servers: set[int]) -> None:
+def test_reader_receives_from_the_nearest_holder(src_ranks: list[int], servers: set[int]) -> None:
     src = rv.Layout((6, 10), "R(4)V(1)D(1,1)", ranks=src_ranks)
     dst = rv.Layout((6, 10), "R(1)V(1)D(1,1)", ranks=[0])
     assert {move.src_rank for move in moves_of(src, dst, TWO_HOSTS)} == servers
@@ -151,20 +151,20 @@ def sent_by_holder(src: rv.Layout, moves: tuple[Move, ...]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("num_holders, num_readers", [(2, 3), (2, 2), (3, 4), (3, 7), (5, 7)])
-def test_holders_of_one_piece_send_equally_much_to_as_many_readers(
+def test_replicas_send_equal_shares_to_at_least_as_many_readers(
     num_holders: int, num_readers: int
 ) -> None:
     src = rv.Layout((6, 10), rv.RVD(num_holders, 1, (1, 1)))
     readers = range(num_holders, num_holders + num_readers)
     dst = rv.Layout((6, 10), rv.RVD(num_readers, 1, (1, 1)), ranks=readers)
     sent = sent_by_holder(src, moves_of(src, dst))
-    # 60 elements a reader: shares differ by one element where they must.
+    # Every reader needs 60 elements; shares differ by at most one element.
     share, rest = divmod(60 * num_readers, num_holders)
     assert sorted(sent.values()) == [share] * (num_holders - rest) + [share + 1] * rest
 
 
 @pytest.mark.parametrize("num_holders, num_readers", [(3, 2), (4, 1), (4, 2), (7, 5), (8, 4)])
-def test_each_of_few_readers_takes_its_need_from_one_holder(
+def test_fewer_readers_than_replicas_each_receive_from_one_replica(
     num_holders: int, num_readers: int
 ) -> None:
     src = rv.Layout((6, 10), rv.RVD(num_holders, 1, (1, 1)))
@@ -174,7 +174,7 @@ def test_each_of_few_readers_takes_its_need_from_one_holder(
     assert sorted(sent.values()) == [0] * (num_holders - num_readers) + [60] * num_readers
 
 
-def test_hosts_of_holders_share_the_need_of_one_reader() -> None:
+def test_replicas_on_two_hosts_each_send_half_to_one_reader() -> None:
     src = rv.Layout((6, 10), "R(8)V(1)D(1,1)")
     dst = rv.Layout((6, 10), "R(1)V(1)D(1,1)", ranks=[8])
     three_hosts = rv.Topology.hosts([range(4), range(4, 8), [8]], LINK, LINK)
@@ -183,7 +183,7 @@ def test_hosts_of_holders_share_the_need_of_one_reader() -> None:
 
 
 @given(seeds)
-def test_no_holder_sends_more_than_its_share_or_one_reader_needs(seed: int) -> None:
+def test_no_replica_sends_more_than_its_equal_share_or_the_need_of_one_reader(seed: int) -> None:
     src, dst = random_pair(random.Random(seed))
     moves = [move for move in moves_of(src, dst) if move.src_rank != move.dst_rank]
     sent = sent_by_holder(src, tuple(moves))
@@ -201,7 +201,9 @@ def test_no_holder_sends_more_than_its_share_or_one_reader_needs(seed: int) -> N
 
 
 @given(transitions())
-def test_what_a_rank_gives_and_takes_is_known_to_it_alone(transition: Transition) -> None:
+def test_moves_computed_for_one_rank_equal_its_moves_of_the_whole_exchange(
+    transition: Transition,
+) -> None:
     src, dst, topology = transition
     moves = moves_of(src, dst, topology)
     for rank in {*src.ranks, *dst.ranks}:
@@ -224,7 +226,7 @@ def test_what_a_rank_gives_and_takes_is_known_to_it_alone(transition: Transition
         ("R(2)V(2)D(1)", "R(1)V(4)D(1)"),
     ],
 )
-def test_parts_go_to_dst_parts_whose_ranks_have_them(src: str, dst: str) -> None:
+def test_parts_are_added_to_dst_parts_on_the_same_ranks(src: str, dst: str) -> None:
     moves = moves_of(rv.Layout((12,), src), rv.Layout((12,), dst))
     assert all(move.src_rank == move.dst_rank for move in moves)
 
@@ -239,13 +241,13 @@ def test_parts_are_spread_over_the_parts_of_dst() -> None:
 # --- examples -----------------------------------------------------------------------------------
 
 
-def test_own_memory_comes_first_and_one_holder_serves_the_rest() -> None:
+def test_reader_uses_its_own_shard_and_one_holder_for_the_rest() -> None:
     src = rv.Layout((12,), "R(2)V(1)D(2)")
     dst = rv.Layout((12,), "R(1)V(1)D(1)", ranks=[0])
     assert {m.src_rank for m in moves_of(src, dst)} == {0, 1}
 
 
-def test_example_of_overlaps() -> None:
+def test_moves_of_an_example_are_the_overlaps_of_its_boxes() -> None:
     src = rv.Layout((10,), "R(1)V(1)D(2)")
     dst = rv.Layout((10,), "R(1)V(1)D(3)", ranks=[0, 2, 1])
     assert moves_of(src, dst) == (
@@ -261,14 +263,14 @@ def test_empty_tensor_moves_nothing() -> None:
     assert moves_of(src, dst) == ()
 
 
-def test_scalar_moves_once() -> None:
+def test_every_part_of_a_scalar_moves_once() -> None:
     src, dst = rv.Layout((), "R(1)V(2)D()"), rv.Layout((), "R(1)V(1)D()", ranks=[1])
     assert moves_of(src, dst) == (Move(0, 1, 0, Box((), ())), Move(1, 1, 1, Box((), ())))
 
 
 @given(seeds)
-def test_taking_in_turn_is_taking_by_who_has_taken_least(seed: int) -> None:
-    """Where cells are equally large and no rank is on both sides, it is known without counting."""
+def test_assignment_in_turn_equals_assignment_by_fewest_elements(seed: int) -> None:
+    """In turn needs no counts: src cells have equal shares, and src and dst have no common rank."""
     rng = random.Random(seed)
     src, dst = random_pair(rng)
     cells = Cells(src), Cells(dst)

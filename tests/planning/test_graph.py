@@ -36,15 +36,15 @@ def lean_graphs(count: int) -> Iterator[LeanGraph]:
             yield graph
 
 
-def test_few_free_axes_are_searched_thoroughly() -> None:
+def test_few_free_axes_give_a_thorough_graph() -> None:
     assert isinstance(graph_of("R(1)V(16)D(1,1)", "R(1)V(1)D(16,1)"), ThoroughGraph)
 
 
-def test_many_free_axes_are_searched_leanly() -> None:
+def test_many_free_axes_give_a_lean_graph() -> None:
     assert isinstance(graph_of("R(2)V(2)D(2,2)", "R(2)V(1)D(2,4)"), LeanGraph)
 
 
-def test_bound_is_never_above_what_the_rest_of_a_path_costs() -> None:
+def test_bound_is_never_above_the_remaining_cost_of_a_path() -> None:
     wrong = []
     for graph in lean_graphs(60):
         _, states = search_states(graph.start, graph)
@@ -57,7 +57,7 @@ def test_bound_is_never_above_what_the_rest_of_a_path_costs() -> None:
     assert wrong == []
 
 
-def test_every_successor_is_a_step_with_a_price() -> None:
+def test_every_successor_of_the_start_has_a_price() -> None:
     unpriced = [
         (graph.start, successor)
         for graph in lean_graphs(30)
@@ -67,20 +67,20 @@ def test_every_successor_is_a_step_with_a_price() -> None:
     assert unpriced == []
 
 
-def test_replicas_are_sliced_before_anything_moves() -> None:
-    # Axes R, V, V, dim 0, dim 1; the goal binds the first to dim 0's other digit.
+def test_graph_starts_with_sliced_replicas() -> None:
+    # The goal binds the axis that is R in src to a digit of dim 0.
     graph = graph_of("R(2)V(4)D(1,2)", "R(1)V(1)D(2,8)")
     assert R not in graph.start
 
 
-def test_replicas_that_are_to_be_masked_share_the_work() -> None:
+def test_replicas_that_become_parts_start_on_scratch_digits() -> None:
     graph = graph_of("R(4)V(2)D(2,1)", "R(2)V(2)D(1,4)")
     masked = [a for a, t in enumerate(graph.dst) if t == V and graph.start[a] != V]
     scratch = [graph.pricer.grid.scratch(a) for a in masked]
     assert [graph.start[a] for a in masked] == scratch
 
 
-def test_coarse_units_hold_the_axes_of_the_fine_ones() -> None:
+def test_coarse_units_are_fewer_and_hold_the_same_axes() -> None:
     graph = graph_of("R(2)V(2)D(2,2)", "R(2)V(1)D(2,4)")
     fine, coarse = (
         sorted(a for unit in units for a in unit) for units in (graph.units, graph.coarse_units)

@@ -1,4 +1,4 @@
-"""Laws of paths: named steps in groups, exchanges that they are made of, a table for people."""
+"""Laws of paths: their steps have kinds and groups, consist of exchanges, and print as a table."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_scatter_and_gather_of_one_group_are_one_all_reduce() -> None:
     assert (step.kind, step.groups) == ("all_reduce", ((0, 2, 4, 6), (1, 3, 5, 7)))
 
 
-def test_all_reduce_is_two_exchanges_by_way_of_the_middle() -> None:
+def test_all_reduce_has_two_legs_through_its_middle_state() -> None:
     (step,) = plan_of("R(1)V(4)D(2,1)", "R(4)V(1)D(2,1)").path.steps
     assert step.legs == ((step.src, step.middle), (step.middle, step.dst))
 
 
-def test_other_steps_are_one_exchange() -> None:
+def test_all_to_all_has_one_leg() -> None:
     (step,) = plan_of("R(1)V(1)D(8,1)", "R(1)V(1)D(1,8)").path.steps
     assert (step.kind, step.legs) == ("all_to_all", ((step.src, step.dst),))
 
@@ -64,13 +64,13 @@ def test_moves_of_a_step_stay_in_its_groups() -> None:
     [([0, 1], "exchange"), ([1, 2], "exchange"), ([2, 3], "transfer")],
     ids=["same", "overlapping", "disjoint"],
 )
-def test_exchange_with_other_ranks_alone_is_a_transfer(ranks: list[int], kind: str) -> None:
+def test_exchange_between_disjoint_ranks_is_a_transfer(ranks: list[int], kind: str) -> None:
     src, dst = rv.Layout((6,), "R(1)V(1)D(2)"), rv.Layout((6,), "R(2)V(1)D(1)", ranks=ranks)
     step = exchange_step(State(src), State(dst))
     assert (step.kind, step.groups) == (kind, (tuple(sorted({0, 1, *ranks})),))
 
 
-def test_state_of_a_binding_and_of_its_layout_read_the_same() -> None:
+def test_state_of_a_binding_has_the_text_of_its_layout() -> None:
     layout = rv.Layout(SHAPE, "R(2)V(2)D(1,2)")
     pair = refine(layout, layout, HOST)
     assert pair is not None
@@ -93,7 +93,9 @@ def test_ranks_of_a_path_are_those_of_both_ends() -> None:
         (((0, 1, 2), (3, 4, 5), (6, 7, 8)), "3x(0:3)"),
     ],
 )
-def test_groups_are_written_by_the_first(groups: tuple[tuple[int, ...], ...], text: str) -> None:
+def test_groups_text_shows_the_number_of_groups_and_the_first_one(
+    groups: tuple[tuple[int, ...], ...], text: str
+) -> None:
     assert groups_text(groups) == text
 
 
@@ -105,7 +107,7 @@ def test_path_prints_as_a_table() -> None:
     ]
 
 
-def test_table_takes_a_note_a_step() -> None:
+def test_table_shows_one_note_per_step() -> None:
     lines = plan_of("R(1)V(1)D(2,4)", "R(2)V(1)D(1,4)").path.table(["dear"])
     assert [line.split()[-1] for line in lines] == ["cost", "0:8", "dear"]
 

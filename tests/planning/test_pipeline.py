@@ -1,4 +1,4 @@
-"""Laws of the pipeline model: slices pay where levels overlap, and latency keeps them few."""
+"""Laws of the pipeline model: slices help large tensors whose steps are on different levels."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_small_tensors_are_not_sliced() -> None:
     assert num_slices("R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)", 8, TWO_HOSTS) == 1
 
 
-def test_one_level_gains_nothing_from_slices() -> None:
+def test_steps_on_one_level_are_not_sliced() -> None:
     host = rv.Topology.single_host(8, 1e-6, 40e9)
     assert num_slices("R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)", 16384, host) == 1
 
 
-def test_nothing_to_move_is_one_slice() -> None:
+def test_path_without_messages_is_not_sliced() -> None:
     assert num_slices("R(8)V(1)D(1,1)", "R(1)V(1)D(8,1)", 16384, TWO_HOSTS) == 1

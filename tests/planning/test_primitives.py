@@ -73,18 +73,18 @@ def pair_of(src: str, dst: str, topology: rv.Topology = ONE_HOST) -> tuple[Bindi
         ((V, 0), (R, V), "exchange"),
     ],
 )
-def test_kind_is_named_by_what_the_changed_axes_were_and_are(
+def test_kind_of_a_rebind_follows_from_its_changed_axes(
     src: tuple[int, ...], dst: tuple[int, ...], kind: str
 ) -> None:
     assert kind_of_rebind(src, dst) == kind
 
 
 @pytest.mark.parametrize("kind", KIND_OF_CHANGE.values())
-def test_every_named_change_is_a_kind(kind: str) -> None:
+def test_every_kind_of_a_change_is_a_known_kind(kind: str) -> None:
     assert kind in KINDS
 
 
-def test_kinds_that_move_nothing_are_kinds() -> None:
+def test_kinds_that_move_nothing_are_known_kinds() -> None:
     assert MOVES_NOTHING < KINDS
 
 
@@ -99,7 +99,7 @@ def test_kinds_that_move_nothing_are_kinds() -> None:
         ("R(8)V(1)D(1,1)", (tuple(range(8)),)),
     ],
 )
-def test_product_groups_differ_in_the_changed_axes_alone(
+def test_ranks_of_a_group_differ_only_in_the_changed_axes(
     dst: str, groups: tuple[tuple[int, ...], ...]
 ) -> None:
     # R(1)V(2)D(2,2) has the axes V, dim 0, dim 1 of strides 4, 2, 1.
@@ -159,7 +159,7 @@ def busiest_inbound(moves: tuple[Move, ...], topology: rv.Topology) -> list[int]
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_port_bytes_are_those_of_the_exchange_inside_product_groups(
+def test_priced_port_bytes_equal_the_counted_bytes_of_the_busiest_groups(
     topology: rv.Topology, steps: Steps
 ) -> None:
     wrong = []
@@ -181,7 +181,7 @@ def test_rounds_are_the_partners_of_the_busiest_rank(topology: rv.Topology, step
         ends = [end for a, b in pairs if a != b for end in ((a, "out"), (b, "in"))]
         counted = max((ends.count(end) for end in set(ends)), default=0)
         _, priced = pricer.ticks(src.targets, dst.targets)
-        # Replicas that leave R may share a need: then the price is what is needed at least.
+        # Replicas that leave R may share the work; the price is then a lower bound.
         shared = any(s == R != t for s, t in zip(src.targets, dst.targets, strict=True))
         if priced > counted or (priced < counted and not shared):
             wrong.append(f"{src} -> {dst}: priced {priced}, counted {counted}")
@@ -210,7 +210,9 @@ def received_by_each(src: str, dst: str) -> Fraction:
         ("R(4)V(1)D(1,2)", "R(1)V(1)D(4,2)", 0),
     ],
 )
-def test_plain_patterns_cost_what_rings_cost(src: str, dst: str, shards: Fraction | int) -> None:
+def test_common_collectives_receive_the_volumes_of_ring_algorithms(
+    src: str, dst: str, shards: Fraction | int
+) -> None:
     assert received_by_each(src, dst) == shards
 
 
@@ -258,14 +260,14 @@ def test_steps_that_move_nothing_cost_nothing(src: str, dst: str) -> None:
     assert pricer.ticks(pair[0].targets, pair[1].targets) == (0, 0)
 
 
-def test_step_that_moves_bytes_into_parts_has_no_price() -> None:
+def test_exchange_into_parts_has_no_closed_form_cost() -> None:
     src, dst = pair_of("R(1)V(1)D(2,4)", "R(4)V(2)D(1,1)")
     pricer = RebindPricer(src.grid, ONE_HOST, NUM_BYTES)
     with pytest.raises(rv.LayoutError, match="no closed-form cost for exchange into V"):
         pricer.ticks(src.targets, dst.targets)
 
 
-def test_infinite_bandwidth_leaves_the_alphas() -> None:
+def test_cost_at_infinite_bandwidth_is_the_latency_of_its_rounds() -> None:
     topology = rv.Topology.single_host(8, 2.0**-10, float("inf"))
     src, dst = pair_of("R(1)V(1)D(8,1)", "R(8)V(1)D(1,1)", topology)
     pricer = RebindPricer(src.grid, topology, NUM_BYTES)

@@ -1,4 +1,4 @@
-"""Laws of relabelling: no order of few ranks is better, as the bound and the plan count bytes."""
+"""Laws of relabelling: no order of few ranks needs fewer bytes, by the bound and by the plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def entering(src: rv.Layout, dst: rv.Layout, topology: rv.Topology) -> tuple[int
 def pairs_of(
     seed: int, count: int, rvds: list[rv.RVD] | None = None
 ) -> list[tuple[rv.Layout, rv.RVD, str]]:
-    """Layouts of six shuffled ranks with any cuts, and what is wanted."""
+    """Layouts of six shuffled ranks with either cut rule, and the wanted RVD and cut rule."""
     rng, rvds = random.Random(seed), rvds or all_rvds(6, 2)
     return [
         (
@@ -48,7 +48,7 @@ def pairs_of(
 
 RULES = ("chunk", "balanced")
 RVDS = [rvd for rvd in all_rvds(4, 2) if rvd.v == 1]
-"""Of value parts a plan may move more than the bound."""
+"""RVDs without value parts, for which a plan may move more than the bound."""
 
 
 def best_of_all(src: rv.Layout, rvd: rv.RVD, cuts: str, topology: rv.Topology) -> tuple[int, int]:
@@ -73,18 +73,18 @@ def dearer(pairs: list[tuple[rv.Layout, rv.RVD, str]], topology: rv.Topology) ->
 
 
 @topologies
-def test_without_dst_replicas_and_parts_no_order_is_better(topology: rv.Topology) -> None:
+def test_best_ranks_are_optimal_without_dst_replicas_and_parts(topology: rv.Topology) -> None:
     cut = [rvd for rvd in all_rvds(6, 2) if rvd.r == rvd.v == 1]
     pairs = [(src, cut[i % len(cut)], cuts) for i, (src, _, cuts) in enumerate(pairs_of(0, 7))]
     assert dearer(pairs, topology) == []
 
 
-def test_on_one_level_no_order_is_better_with_replicas_either() -> None:
+def test_best_ranks_are_optimal_with_replicas_on_one_level() -> None:
     assert dearer(pairs_of(1, 8, [rvd for rvd in all_rvds(6, 2) if rvd.v == 1]), levels(6)) == []
 
 
 @topologies
-def test_elsewhere_it_is_near_the_best_and_never_worse_than_the_given_order(
+def test_best_ranks_are_mostly_optimal_and_never_worse_than_the_given_order(
     topology: rv.Topology,
 ) -> None:
     pairs = pairs_of(2, 10)
@@ -95,7 +95,7 @@ def test_elsewhere_it_is_near_the_best_and_never_worse_than_the_given_order(
 
 
 @pytest.mark.parametrize("src, dst", list(product(RVDS, RVDS)), ids=str)
-def test_plans_move_what_the_order_promises(src: rv.RVD, dst: rv.RVD) -> None:
+def test_plan_to_best_ranks_moves_the_least_bound_of_all_orders(src: rv.RVD, dst: rv.RVD) -> None:
     topology = levels(4)
     before = rv.Layout(SHAPE, src, (2, 0, 3, 1))
     after = rv.Layout(SHAPE, dst, rv.best_ranks(before, dst, topology))
@@ -107,7 +107,7 @@ def test_plans_move_what_the_order_promises(src: rv.RVD, dst: rv.RVD) -> None:
 # --- examples -----------------------------------------------------------------------------------
 
 
-def test_what_is_in_place_stays() -> None:
+def test_best_ranks_keep_shards_that_are_already_in_place() -> None:
     src = rv.Layout(SHAPE, "R(2)V(1)D(1,3)", (5, 3, 1, 0, 2, 4))
     assert rv.Layout(SHAPE, src.rvd, rv.best_ranks(src, src.rvd)) == src
 
@@ -117,8 +117,8 @@ def test_ties_keep_the_given_order() -> None:
     assert rv.best_ranks(src, "R(1)V(1)D(1,6)", ranks=(3, 1, 5, 0, 2, 4)) == (3, 1, 5, 0, 2, 4)
 
 
-def test_replicas_that_come_from_elsewhere_share_a_crossing() -> None:
-    # Ranks 0 and 1 hold all; 2 to 7, on three hosts, want three replicas of halves.
+def test_best_ranks_place_replicas_so_that_each_byte_crosses_hosts_once() -> None:
+    # Ranks 0 and 1 hold all elements; 2 to 7, on three hosts, want two replicas of thirds.
     topology = levels(8, 2)
     src = rv.Layout((12,), "R(1)V(1)D(2)")
     dst = rv.Layout(
@@ -128,14 +128,14 @@ def test_replicas_that_come_from_elsewhere_share_a_crossing() -> None:
     assert entering(src, rv.Layout((12,), dst.rvd, range(2, 8)), topology)[0] == 24
 
 
-def test_the_best_of_more_ranks_than_needed_are_taken() -> None:
+def test_best_ranks_choose_holders_among_more_ranks_than_needed() -> None:
     src = rv.Layout((12,), "R(1)V(1)D(6)", (0, 1, 2, 3, 4, 5))
     assert rv.best_ranks(src, "R(1)V(1)D(2)", levels(6, 3)) in {
         (a, b) for a in (0, 1, 2) for b in (3, 4, 5)
     }
 
 
-def test_racks_come_before_hosts_and_hosts_before_ranks() -> None:
+def test_best_ranks_on_three_levels_keep_the_order_of_src() -> None:
     topology = levels(8, 2, 4)
     src = rv.Layout((16,), "R(1)V(1)D(8)", (5, 4, 7, 6, 1, 0, 3, 2))
     assert rv.best_ranks(src, "R(1)V(1)D(8)", topology) == src.ranks
@@ -150,12 +150,14 @@ def test_racks_come_before_hosts_and_hosts_before_ranks() -> None:
         ("R(1)V(1)D(2,2)", None, "splits 2 dims"),
     ],
 )
-def test_what_does_not_fit_is_refused(rvd: str, ranks: list[int] | None, match: str) -> None:
+def test_invalid_ranks_or_counts_raise_layout_error(
+    rvd: str, ranks: list[int] | None, match: str
+) -> None:
     with pytest.raises(rv.LayoutError, match=match):
         rv.best_ranks(rv.Layout((8,), "R(1)V(1)D(4)"), rvd, levels(4), ranks=ranks)
 
 
-def test_import_takes_no_scipy() -> None:
+def test_import_of_rvdcomm_does_not_import_scipy() -> None:
     code = "import rvdcomm, sys; assert 'scipy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -168,7 +170,7 @@ def test_import_takes_no_scipy() -> None:
         ("R(32)V(1)D(32,1)", "R(32)V(1)D(1,32)"),
     ],
 )
-def test_a_thousand_ranks_take_about_a_second(src: str, dst: str) -> None:
+def test_best_ranks_of_1024_ranks_take_less_than_5_seconds(src: str, dst: str) -> None:
     shape, ranks = (5127, 3061), random.Random(0).sample(range(1024), 1024)
     layout, topology = rv.Layout(shape, src, ranks), rv.Topology.preset("dgx-h100", 128, 8)
     start = time.process_time()

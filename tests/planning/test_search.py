@@ -1,4 +1,4 @@
-"""Laws of the search: as cheap as trying everything, deterministic, aware of hosts and of alpha."""
+"""Laws of the search: as cheap as brute force, deterministic, and it considers hosts and alpha."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ WORLDS = [
 ] + [pytest.param((16, 24), world(8, 2, "volume"), id="8in2-2d-volume")]
 
 
-# What the search is known to miss: where a round costs more than all bytes together, one pair whose
-# cheapest path binds an axis to a digit that is neither its goal nor free before.
+# The one known pair for which the search misses the cheapest path. A round costs more than all
+# bytes together, and the path binds an axis to a digit that is neither its goal nor free before.
 KNOWN_DEARER = ["R(1)V(2)D(4) -> R(1)V(1)D(8): 1208.5, cheapest 1116.25"]
 
 
@@ -160,7 +160,7 @@ def test_bound_of_the_search_is_admissible(shape: tuple[int, ...], topology: rv.
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2, 4])
-def test_path_leads_from_src_to_dst_for_the_price_named(num_hosts: int) -> None:
+def test_path_leads_from_src_to_dst_at_the_returned_cost(num_hosts: int) -> None:
     wrong = []
     topology = world(8, num_hosts, "mixed")
     for pair in all_pairs((16, 24), 8):
@@ -187,7 +187,7 @@ def test_same_bindings_need_no_step() -> None:
 
 
 def crowd(num_hosts: int) -> rv.Topology:
-    """64 ranks: pairs of their layouts have up to 6 axes, which then move in classes."""
+    """64 ranks: pairs of their layouts have up to 6 axes, which the search moves in classes."""
     size = 64 // num_hosts
     hosts = [range(h * size, (h + 1) * size) for h in range(num_hosts)]
     return rv.Topology.hosts(hosts, rv.Link(1e-6, 1e9), rv.Link(1e-5, 1e8))
@@ -264,7 +264,7 @@ def plan_over_hosts(src: str, dst: str) -> rv.Plan:
     return rv.plan(rv.Layout(shape, src), rv.Layout(shape, dst), topology=TWO_HOSTS)
 
 
-def test_all_gather_goes_over_hosts_first() -> None:
+def test_all_gather_crosses_hosts_in_its_first_step() -> None:
     plan = plan_over_hosts("R(1)V(1)D(8,1)", "R(8)V(1)D(1,1)")
     assert [(step.kind, step.groups) for step in plan.path.steps] == [
         ("all_gather", ACROSS),
@@ -272,7 +272,7 @@ def test_all_gather_goes_over_hosts_first() -> None:
     ]
 
 
-def test_reduce_scatter_goes_over_hosts_last() -> None:
+def test_reduce_scatter_crosses_hosts_in_its_last_step() -> None:
     plan = plan_over_hosts("R(1)V(8)D(1,1)", "R(1)V(1)D(8,1)")
     assert [(step.kind, step.groups) for step in plan.path.steps] == [
         ("reduce_scatter", INSIDE),
@@ -280,7 +280,7 @@ def test_reduce_scatter_goes_over_hosts_last() -> None:
     ]
 
 
-def test_all_reduce_scatters_inside_sums_across_and_gathers_inside() -> None:
+def test_all_reduce_scatters_in_hosts_sums_across_hosts_and_gathers_in_hosts() -> None:
     plan = plan_over_hosts("R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)")
     assert [(step.groups, step.dst.text) for step in plan.path.steps] == [
         (INSIDE, "R(1)V(2)D(1,1)F(4)"),
@@ -302,7 +302,7 @@ def test_all_reduce_scatters_inside_sums_across_and_gathers_inside() -> None:
         ("R(2)V(1)D(4,1)", "R(8)V(1)D(1,1)"),
     ],
 )
-def test_each_byte_crosses_between_hosts_no_more_often_than_it_must(src: str, dst: str) -> None:
+def test_bytes_between_hosts_equal_the_lower_bound(src: str, dst: str) -> None:
     plan = plan_over_hosts(src, dst)
     assert plan.cost.host_bytes == plan.bound.host_bytes
 
@@ -325,7 +325,7 @@ def plan_with_alpha(src: str, dst: str, alpha_secs: float) -> rv.Plan:
     "src, dst",
     [("R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)"), ("R(2)V(4)D(1,1)", "R(8)V(1)D(1,1)")],
 )
-def test_large_alpha_buys_fewer_rounds_with_bytes(src: str, dst: str) -> None:
+def test_large_alpha_gives_fewer_rounds_and_more_bytes(src: str, dst: str) -> None:
     cheap, quick = (plan_with_alpha(src, dst, alpha_secs).cost for alpha_secs in (0, 1.0))
     assert (quick.rounds < cheap.rounds, quick.wire_bytes > cheap.wire_bytes) == (True, True)
 
@@ -340,7 +340,7 @@ def test_alpha_never_adds_rounds() -> None:
     assert more == []
 
 
-def test_ties_break_by_fewer_rounds() -> None:
+def test_fewer_rounds_are_chosen_among_equal_costs() -> None:
     # On 2 ranks a one-shot exchange of all parts moves no more than scatter and gather.
     src, dst = rv.Layout((16,), "R(1)V(2)D(1)"), rv.Layout((16,), "R(2)V(1)D(1)")
     plan = rv.plan(src, dst, topology=rv.Topology.single_host(2, 0, 1e9))

@@ -38,7 +38,7 @@ def test_bound_ticks_are_never_above_the_cheapest_path(topology: rv.Topology) ->
         (1, 4, 1, 4, 0),
     ],
 )
-def test_messages_an_element_needs(
+def test_messages_an_element_equal_the_documented_counts(
     src_r: int, src_v: int, dst_r: int, dst_v: int, messages: int
 ) -> None:
     # Source: docs/bound.md, "Messages in all"; for V in dst, a message for every part that goes.

@@ -57,7 +57,7 @@ def differing(pairs: Iterable[tuple[rv.Layout, rv.Layout]], topology: rv.Topolog
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("sizes", [(1,), (1, 2), (1, 4), (1, 2, 4)], ids=str)
 @pytest.mark.parametrize("num_ranks, shape", [(4, (8, 12)), (8, (16,)), (8, (16, 24))])
-def test_both_searches_find_one_path_for_every_small_pair(
+def test_native_and_python_search_find_the_same_path_for_small_pairs(
     num_ranks: int, shape: tuple[int, ...], sizes: tuple[int, ...], links: str
 ) -> None:
     assert differing(all_pairs(shape, num_ranks), levels(num_ranks, sizes, links)) == []
@@ -66,7 +66,7 @@ def test_both_searches_find_one_path_for_every_small_pair(
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("num_ranks, num_pairs", [(12, 60), (64, 20), (1024, 5), (4096, 3)])
 @pytest.mark.parametrize("num_levels", [1, 2, 3])
-def test_both_searches_find_one_path_for_random_pairs(
+def test_native_and_python_search_find_the_same_path_for_random_pairs(
     num_ranks: int, num_pairs: int, num_levels: int, links: str
 ) -> None:
     rng = random.Random(num_ranks)
@@ -76,7 +76,7 @@ def test_both_searches_find_one_path_for_random_pairs(
     assert differing(zip(ends, ends, strict=True), levels(num_ranks, sizes, links)) == []
 
 
-def test_costs_that_do_not_fit_are_left_to_the_python_search() -> None:
+def test_costs_beyond_127_bits_are_left_to_the_python_search() -> None:
     topology = rv.Topology.single_host(4, 1e-30, 1e30)
     pair = refine(rv.Layout((8,), "R(1)V(1)D(4)"), rv.Layout((8,), "R(4)V(1)D(1)"), topology)
     assert pair is not None

@@ -1,4 +1,4 @@
-"""Laws of transfers: the closed form is what counting gives, wherever it applies."""
+"""Laws of transfers: where the closed form applies, it equals the counted cost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ends_of(
 
 
 @pytest.mark.parametrize("num_src, num_dst, topology", WORLDS.values(), ids=WORLDS)
-def test_closed_form_is_what_counting_gives(
+def test_closed_form_equals_the_counted_cost(
     num_src: int, num_dst: int, topology: rv.Topology
 ) -> None:
     wrong = []
@@ -66,8 +66,8 @@ def test_closed_form_is_what_counting_gives(
 
 
 @pytest.mark.parametrize("world", [name for name in WORLDS if "6" not in name])
-def test_closed_form_covers_powers_of_two_into_whole_values(world: str) -> None:
-    # Into parts, a dst may be sliced inside other slices first: such strided pieces are counted.
+def test_closed_form_exists_for_powers_of_two_without_dst_parts(world: str) -> None:
+    # With dst parts, pieces may be slices of other slices. Such strided pieces are counted.
     topology = WORLDS[world][-1]
     uncovered = [
         f"{State(src).text} -> {State(dst).text}"
@@ -86,7 +86,9 @@ def test_closed_form_covers_powers_of_two_into_whole_values(world: str) -> None:
     ],
     ids=["overlap", "a host in common", "another order"],
 )
-def test_no_closed_form_is_known(src_ranks: range, dst_ranks: range, topology: rv.Topology) -> None:
+def test_overlap_shared_host_or_other_rank_order_has_no_closed_form(
+    src_ranks: range, dst_ranks: range, topology: rv.Topology
+) -> None:
     src = rv.Layout((12,), rv.RVD(1, 1, (len(src_ranks),)), src_ranks)
     dst = rv.Layout((12,), rv.RVD(1, 1, (len(dst_ranks),)), dst_ranks)
     assert transfer(src, dst, 1, topology) is None

@@ -1,4 +1,4 @@
-"""Laws of the adjoint: it pairs gradients with tensors as the transition pairs the tensors."""
+"""Laws of the adjoint T* of a transition T: ``<g, T x>`` equals ``<T* g, x>``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ids(pair: tuple[rv.Layout, rv.Layout]) -> str:
 
 
 @given(layouts())
-def test_every_rank_keeps_its_box(layout: rv.Layout) -> None:
+def test_dual_and_copies_keep_the_box_of_every_rank(layout: rv.Layout) -> None:
     for made in (dual(layout), copies(layout)):
         assert sorted(made.ranks) == sorted(layout.ranks)
         boxes = {rank: made.cell(rank).box for rank in made.ranks}
@@ -37,25 +37,27 @@ def test_every_rank_keeps_its_box(layout: rv.Layout) -> None:
 
 
 @pytest.mark.parametrize("rvd", all_rvds(12, 1), ids=str)
-def test_replicas_and_parts_trade_places(rvd: rv.RVD) -> None:
+def test_dual_swaps_the_counts_of_replicas_and_parts(rvd: rv.RVD) -> None:
     assert dual(rv.Layout((7,), rvd, SHUFFLED)).rvd == rv.RVD(rvd.v, rvd.r, rvd.d)
 
 
 @pytest.mark.parametrize("cuts", ["chunk", "balanced"])
 @pytest.mark.parametrize("rvd", PURE, ids=str)
-def test_dual_of_the_dual_is_the_layout(rvd: rv.RVD, cuts: str) -> None:
+def test_dual_of_the_dual_is_the_layout_if_it_lacks_replicas_or_parts(
+    rvd: rv.RVD, cuts: str
+) -> None:
     layout = rv.Layout((7,), rvd, SHUFFLED, cuts)
     assert dual(dual(layout)) == layout
 
 
 @pytest.mark.parametrize("rvd", MIXED, ids=str)
-def test_dual_of_the_dual_is_the_layout_of_ranks_in_order(rvd: rv.RVD) -> None:
+def test_dual_of_the_dual_is_the_layout_if_its_ranks_ascend(rvd: rv.RVD) -> None:
     layout = rv.Layout((24,), rvd)
     assert dual(dual(layout)) == layout
 
 
 @pytest.mark.parametrize("rvd", MIXED, ids=str)
-def test_a_part_of_the_dual_has_a_holder_of_every_part(rvd: rv.RVD) -> None:
+def test_replicas_of_a_dual_part_hold_all_parts_of_the_layout(rvd: rv.RVD) -> None:
     layout = rv.Layout((24,), rvd, SHUFFLED)
     found: dict[tuple[int, object], list[int]] = {}
     for rank in layout.ranks:
@@ -82,7 +84,7 @@ def gradients_of_parts(dst: rv.Layout, total: Array, seed: int) -> dict[int, Arr
 
 
 def gradients_of_copies(dst: rv.Layout, total: Array, seed: int) -> dict[int, Array]:
-    """Everybody has the gradient of the tensor."""
+    """Every rank has its box of the gradient of the tensor."""
     return {rank: sliced(total, dst.cell(rank).box) for rank in dst.ranks}
 
 
@@ -92,7 +94,7 @@ def over_all_ranks(layout: rv.Layout, a: dict[int, Array], b: dict[int, Array]) 
 
 
 def over_one_replica(layout: rv.Layout, a: dict[int, Array], b: dict[int, Array]) -> int:
-    """The same, where a replica counts once."""
+    """The inner product of the shards of the first replica."""
     ranks = [rank for rank in layout.ranks if layout.cell(rank).replica == 0]
     return sum(int((a[rank] * b[rank]).sum()) for rank in ranks)
 
@@ -122,7 +124,7 @@ def products(src: rv.Layout, dst: rv.Layout, replica_grads: str, seed: int) -> t
 
 @pytest.mark.parametrize("replica_grads", CONVENTIONS)
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
-def test_the_way_back_is_the_adjoint_of_the_way_there(
+def test_backward_transition_is_the_adjoint_of_the_forward_one(
     pair: tuple[rv.Layout, rv.Layout], replica_grads: str
 ) -> None:
     there, back = products(*pair, replica_grads, seed=7)
@@ -132,14 +134,16 @@ def test_the_way_back_is_the_adjoint_of_the_way_there(
 @pytest.mark.parametrize("replica_grads", CONVENTIONS)
 @settings(max_examples=40, deadline=None)
 @given(seed=seeds)
-def test_the_way_back_is_the_adjoint_for_any_groups_and_cuts(replica_grads: str, seed: int) -> None:
+def test_backward_transition_is_the_adjoint_for_any_groups_and_cuts(
+    replica_grads: str, seed: int
+) -> None:
     there, back = products(*random_pair(random.Random(seed)), replica_grads, seed=seed % 1000)
     assert there == back
 
 
-def test_the_way_back_is_the_adjoint_whichever_replicas_are_read_together() -> None:
-    # Which replicas of the two parts make one reader is not told by the layout: (0,2) and (3,1), or
-    # (0,1) and (3,2). So the gradients of different parts' replicas are never added.
+def test_backward_transition_is_the_adjoint_for_replicas_of_several_parts() -> None:
+    # The layout does not say which replicas of the two parts have one reader: (0,2) and (3,1), or
+    # (0,1) and (3,2). Therefore gradients of replicas of different parts are never added.
     src, dst = rv.Layout((5,), "R(4)V(1)D(1)"), rv.Layout((5,), "R(2)V(2)D(1)", [0, 2, 3, 1])
     found = {products(src, dst, "parts", seed) for seed in range(20)}
     assert [there for there, _ in found] == [back for _, back in found]
@@ -166,7 +170,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("src, dst, replica_grads, kind", EXAMPLES)
-def test_the_way_back_is_planned_by_the_same_search(
+def test_backward_transition_is_planned_as_the_expected_collective(
     src: str, dst: str, replica_grads: str, kind: str | None
 ) -> None:
     layouts = rv.Layout((1 << 20,), src), rv.Layout((1 << 20,), dst)
@@ -174,7 +178,7 @@ def test_the_way_back_is_planned_by_the_same_search(
     assert [step.kind for step in path.steps] == ([kind] if kind else [])
 
 
-def test_an_unknown_convention_is_an_error() -> None:
+def test_unknown_replica_grads_raises_layout_error() -> None:
     layout = rv.Layout((4,), "R(1)V(1)D(2)")
     words = r"replica_grads='sum' is unknown; use 'parts' or 'copies'\."
     with pytest.raises(rv.LayoutError, match=words):

@@ -1,4 +1,4 @@
-"""Laws of bundles: many tensors in one call get what each would get alone, in fewer collectives."""
+"""Laws of bundles: one call moves many tensors correctly, in fewer collectives than many calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def over(bundle: Bundle, near: str) -> Bundle:
 
 
 def run(bundle: Bundle) -> tuple[list[str], int]:
-    """What a simulated run of all batches gets wrong, and the bytes that it sends."""
+    """The faults of a simulated run of all batches, and the bytes that it sends."""
     faults, wire_bytes = [], 0
     for batch, program in zip(bundle.batches, bundle.programs, strict=True):
         members = [bundle.members[i] for i in batch.members]
@@ -85,7 +85,7 @@ def run(bundle: Bundle) -> tuple[list[str], int]:
 
 @pytest.fixture(params=[1 << 20, 64, 0], ids=lambda size: f"join{size}")
 def join_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Messages up to which tensors share their collectives: here all, some or none do."""
+    """Largest messages of tensors that share collectives: all, some or none of the tensors."""
     monkeypatch.setattr("rvdcomm.plans.member.JOIN_BYTES", request.param)
     return int(request.param)
 
@@ -93,7 +93,7 @@ def join_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("join_bytes")
 @seeds
 @islands
-def test_a_bundle_gives_every_tensor_what_its_own_plan_gives(seed: int, near: str) -> None:
+def test_bundle_moves_every_tensor_correctly_and_verifies(seed: int, near: str) -> None:
     bundle = over(random_bundle(seed), near)
     assert run(bundle)[0] == []
     bundle.verify()
@@ -102,7 +102,7 @@ def test_a_bundle_gives_every_tensor_what_its_own_plan_gives(seed: int, near: st
 @seeds
 @islands
 @pytest.mark.parametrize("bucket_bytes, join_bytes", [(32 << 20, 1 << 20), (16 << 10, 64)])
-def test_what_a_rank_lowers_alone_is_what_the_programs_of_all_say(
+def test_program_lowered_for_one_rank_equals_its_part_of_the_whole_program(
     seed: int, near: str, bucket_bytes: int, join_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rvdcomm.plans.member.JOIN_BYTES", join_bytes)
@@ -138,7 +138,7 @@ def test_a_lane_never_stages_more_than_its_bound(seed: int) -> None:
 
 
 @seeds
-def test_the_text_of_a_program_of_many_parses_to_itself(seed: int) -> None:
+def test_parse_undoes_str_of_programs_of_bundles(seed: int) -> None:
     for program in random_bundle(seed).programs:
         assert Program.parse(str(program)) == program
 
@@ -152,7 +152,7 @@ def test_a_bundle_sends_the_bytes_that_its_plans_send(seed: int) -> None:
 
 @seeds
 @islands
-def test_all_buffers_of_a_rank_stay_below_the_limit(seed: int, near: str) -> None:
+def test_peak_bytes_of_a_bundle_stay_below_the_memory_limit(seed: int, near: str) -> None:
     free = over(random_bundle(seed, executor="dist"), near)
     shards = max(map(free.shard_bytes, free.ranks))
     limit = shards + max(1024, free.staging_bytes // 2)
@@ -164,7 +164,7 @@ def test_all_buffers_of_a_rank_stay_below_the_limit(seed: int, near: str) -> Non
 
 @seeds
 @islands
-def test_the_peak_is_that_of_the_rank_whose_shards_and_staging_take_most(
+def test_peak_bytes_are_the_largest_sum_of_shards_and_staging_of_a_rank(
     seed: int, near: str
 ) -> None:
     bundle = over(random_bundle(seed), near)
@@ -178,8 +178,8 @@ def test_the_peak_is_that_of_the_rank_whose_shards_and_staging_take_most(
 
 @pytest.mark.parametrize("executor", ["auto", "dist"])
 @pytest.mark.parametrize("mebibytes", [2, 8, 32])
-def test_a_model_stages_no_more_than_its_bound(executor: str, mebibytes: int) -> None:
-    # A bound has no holes between buffers, an arena may: no rank may find that when it runs.
+def test_bundle_of_a_model_stays_below_the_memory_limit(executor: str, mebibytes: int) -> None:
+    # The bound assumes no holes between buffers, but an arena may have some.
     src, dst = sides("7b", 16, range(4), range(4, 8), 1, 4)
     link = rv.Link(1e-5, 1e9)
     options = {"topology": rv.Topology.hosts([range(4), range(4, 8)], link, link)}
@@ -189,7 +189,7 @@ def test_a_model_stages_no_more_than_its_bound(executor: str, mebibytes: int) ->
     assert bundle.peak_bytes <= limit
 
 
-def test_a_limit_that_nothing_fits_is_an_error_that_says_what_would() -> None:
+def test_infeasible_memory_limit_raises_error_with_the_least_feasible_limit() -> None:
     src, dst = rv.Layout((64, 64), "R(1)V(1)D(4,1)"), rv.Layout((64, 64), "R(1)V(1)D(1,4)")
     message = r"memory_limit=\d+ bytes per rank, .* least .* is (\d+); .* shards alone are 8192"
     with pytest.raises(rv.MemoryLimitError, match=message) as raised:
@@ -201,7 +201,7 @@ def test_a_limit_that_nothing_fits_is_an_error_that_says_what_would() -> None:
         plan_many({"w": src}, {"w": dst}, "float32", memory_limit=least - 1)
 
 
-def test_where_sharing_memory_takes_too_much_ranks_send_messages() -> None:
+def test_auto_executor_fits_the_lower_peak_of_peer_and_dist() -> None:
     src, dst = rv.Layout((64, 64), "R(1)V(1)D(4,1)"), rv.Layout((64, 64), "R(4)V(1)D(1,1)")
     request = {"w": src}, {"w": dst}, "float32"
     near, far = (plan_many(*request, executor=name) for name in ("peer", "dist"))
@@ -213,7 +213,7 @@ def test_where_sharing_memory_takes_too_much_ranks_send_messages() -> None:
 
 @pytest.mark.parametrize("src, dst", [("D(4,1)", "D(1,4)"), ("D(1,4)", "D(4,1)")])
 @pytest.mark.parametrize("num_tensors", [1, 2, 25])
-def test_small_tensors_share_their_collectives(src: str, dst: str, num_tensors: int) -> None:
+def test_small_tensors_share_one_collective(src: str, dst: str, num_tensors: int) -> None:
     before = rv.Layout((16, 24), f"R(1)V(1){src}")
     after = rv.Layout((16, 24), f"R(1)V(1){dst}")
     names = [f"layer{i}" for i in range(num_tensors)]
@@ -223,7 +223,7 @@ def test_small_tensors_share_their_collectives(src: str, dst: str, num_tensors: 
     assert len(program.collectives) == 1
 
 
-def test_tensors_with_large_messages_keep_their_collectives() -> None:
+def test_tensors_with_large_messages_have_separate_collectives() -> None:
     before, after = (rv.Layout((4096, 4096), f"R(1)V(1){d}") for d in ("D(4,1)", "D(1,4)"))
     bundle = plan_many(
         {"a": before, "b": before}, {"a": after, "b": after}, "float32", executor="dist"
@@ -237,7 +237,9 @@ def test_tensors_with_large_messages_keep_their_collectives() -> None:
 @seeds
 @islands
 @pytest.mark.parametrize("dtypes", [("int32", "int64"), ("int64", "int32"), ("int16", "float64")])
-def test_values_are_converted_on_their_way(seed: int, near: str, dtypes: tuple[str, str]) -> None:
+def test_bundle_converts_values_to_the_dst_dtype(
+    seed: int, near: str, dtypes: tuple[str, str]
+) -> None:
     free = random_bundle(seed)
     src = {member.name: member.transition.src for member in free.members}
     dst = {member.name: member.transition.dst for member in free.members}
@@ -247,7 +249,7 @@ def test_values_are_converted_on_their_way(seed: int, near: str, dtypes: tuple[s
     bundle.verify()
 
 
-def test_what_is_not_summed_travels_in_the_narrower_dtype() -> None:
+def test_tensors_without_sums_are_sent_in_the_narrower_dtype() -> None:
     src, dst = rv.Layout((8, 8), "R(1)V(1)D(4,1)"), rv.Layout((8, 8), "R(1)V(1)D(1,4)")
     wide, narrow = (
         plan_many({"w": src}, {"w": dst}, a, dst_dtype=b).cost.wire_bytes
@@ -267,8 +269,8 @@ def test_parts_are_summed_before_they_are_rounded() -> None:
     assert results["dst", 0].tolist() == results["dst", 1].tolist() == [2050.0] * 4
 
 
-def test_large_tensors_may_take_several_steps() -> None:
-    # A transfer between hosts whose result is gathered in place, beside another one.
+def test_bundle_of_large_converted_tensors_verifies() -> None:
+    # Two transfers between hosts, whose results are gathered in place.
     cluster = rv.Topology.preset("dgx-h100", 2, 8)
     src = rv.Layout((4096, 1024), "R(2)V(1)D(4,1)", range(8))
     dst = rv.Layout((4096, 1024), "R(2)V(1)D(2,1)", range(8, 12))
@@ -288,7 +290,7 @@ def test_replicas_cross_the_slow_link_once() -> None:
     assert bundle.cost.host_bytes == 6 * 64 * 96 * 4
 
 
-def test_stages_of_a_pipeline_send_in_turn() -> None:
+def test_both_pipeline_stages_send_in_the_first_half_of_the_program() -> None:
     stages = [rv.Layout((64, 64), "R(1)V(1)D(2,1)", ranks) for ranks in ((0, 1), (2, 3))]
     dst = rv.Layout((64, 64), "R(1)V(1)D(2,1)", (4, 5))
     src = {f"{i}": stages[i // 10] for i in range(20)}
@@ -312,20 +314,20 @@ def test_stages_of_a_pipeline_send_in_turn() -> None:
         ("", "", None, "there is no tensor"),
     ],
 )
-def test_names_that_do_not_match_are_an_error(
+def test_names_that_do_not_match_raise_layout_error(
     src: str, dst: str, names: object, message: str
 ) -> None:
     with pytest.raises(rv.LayoutError, match=message):
         matched(dict.fromkeys(src), dict.fromkeys(dst), names)  # type: ignore[arg-type]
 
 
-def test_an_illegal_tensor_is_named() -> None:
+def test_error_names_the_tensor_whose_layouts_differ_in_shape() -> None:
     src, dst = rv.Layout((4,), "R(1)V(1)D(2)"), rv.Layout((5,), "R(1)V(1)D(2)")
     with pytest.raises(rv.LayoutError, match=r"tensor 'w': .* differ in shape"):
         plan_many({"w": src}, {"w": dst}, "float32")
 
 
-def test_the_printed_plan_has_a_line_a_tensor_and_fits_100_columns() -> None:
+def test_printed_bundle_has_one_line_per_tensor_of_at_most_100_columns() -> None:
     bundle = random_bundle(3)
     lines = str(bundle).splitlines()
     assert len(lines) == 1 + len(bundle.members) + 3
@@ -336,7 +338,7 @@ def test_the_printed_plan_has_a_line_a_tensor_and_fits_100_columns() -> None:
 # --- large worlds -------------------------------------------------------------------------------
 
 
-def test_a_large_bundle_is_planned_and_printed_without_the_programs_of_all_ranks(
+def test_large_bundle_is_planned_and_printed_without_lowering_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     src = rv.Layout((512, 512), "R(2)V(1)D(64,1)", range(128))

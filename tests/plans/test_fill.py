@@ -52,7 +52,7 @@ def test_every_lane_of_every_tensor_is_in_one_bucket(seed: int, share: int) -> N
 
 @seeds
 @shares
-def test_only_a_lane_alone_stages_more_than_a_bucket_may(seed: int, share: int) -> None:
+def test_staging_of_a_bucket_exceeds_its_cap_only_with_a_single_lane(seed: int, share: int) -> None:
     members = random_bundle(seed).members
     for batch in filled(members, share):
         ways = [members[i].way for i in batch.members]
@@ -76,7 +76,7 @@ def size_of(member: Member) -> int:
     return shape[0] * shape[1] + 1
 
 
-def test_classes_have_sent_equal_shares_of_their_bytes_give_or_take_half_an_item() -> None:
+def test_classes_of_tensors_send_equal_shares_within_half_an_item() -> None:
     members = moe_bundle(MoeModel(9, 64, 24, 24, 8, 16, 64), 12, 2).members
     order = in_turn(members, lambda member: member.way)
     assert Counter(order) == Counter(members)
@@ -88,7 +88,7 @@ def test_classes_have_sent_equal_shares_of_their_bytes_give_or_take_half_an_item
     sent = Counter[object]()
     for member in order:
         mine = class_of(member)
-        # The place of the member: all that have a smaller one were sent, nothing after it.
+        # The place of the member: members are sent in ascending order of their places.
         place = (sent[mine] + size_of(member) / 2) / total[mine]
         for other, num_elements in sent.items():
             assert abs(num_elements - place * total[other]) <= largest[other] / 2 * (1 + 1e-9) + 1
@@ -105,7 +105,7 @@ def test_tensors_of_a_class_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("memory", [None, 64 << 20])
-def test_all_hosts_of_a_mixture_of_experts_receive_all_the_time(memory: int | None) -> None:
+def test_bundle_of_experts_takes_at_most_1_2_times_the_busiest_port(memory: int | None) -> None:
     # The model of 1 T parameters on its 256 + 128 ranks, but with fewer layers and experts.
     model = replace(MOE_MODELS["moe-1t"], num_layers=6, num_experts=128)
     free = moe_bundle(model, 48, 8)
@@ -123,7 +123,7 @@ print([random_bundle(seed, executor="dist").identity for seed in range(6)])
 """
 
 
-def test_processes_that_hash_differently_choose_the_same_batches() -> None:
+def test_batches_do_not_depend_on_the_hash_seed() -> None:
     texts = set()
     for seed in ("0", "1"):
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
@@ -133,7 +133,7 @@ def test_processes_that_hash_differently_choose_the_same_batches() -> None:
     assert len(texts) == 1
 
 
-def test_the_sides_of_a_model_have_the_same_tensors() -> None:
+def test_both_sides_of_a_model_have_the_same_tensors() -> None:
     for name in ("7b", "moe-small"):
         src, dst = sides(name, 16, range(4), range(4, 8), 2, 2)
         assert {n: x.shape for n, x in src.items()} == {n: x.shape for n, x in dst.items()}

@@ -69,7 +69,7 @@ def scaled(counts: tuple[int, ...]) -> tuple[int, ...]:
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pairs
 @shapes
-def test_costs_grow_as_the_tensor_does(
+def test_costs_scale_with_the_size_of_the_tensor(
     small: tuple[int, int],
     large: tuple[int, int],
     num_ranks: int,
@@ -87,7 +87,7 @@ def test_costs_grow_as_the_tensor_does(
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pairs
 @shapes
-def test_bounds_grow_as_the_tensor_does(
+def test_bounds_scale_with_the_size_of_the_tensor(
     small: tuple[int, int],
     large: tuple[int, int],
     num_ranks: int,
@@ -102,7 +102,7 @@ def test_bounds_grow_as_the_tensor_does(
 
 @pairs
 @shapes
-def test_programs_are_proved_and_round_trip(
+def test_programs_of_large_tensors_verify_and_round_trip(
     small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
 ) -> None:
     plan = plan_of(large, num_ranks, src, dst)
@@ -110,7 +110,7 @@ def test_programs_are_proved_and_round_trip(
     assert Program.parse(str(plan.program)) == plan.program
 
 
-def test_a_plan_prints_its_sizes() -> None:
+def test_plan_prints_sizes_beyond_32_bits() -> None:
     text = str(plan_of((3 << 30, 2), 4, "R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"))
     assert "3221225472x2 float32" in text
     assert "72 GiB on the wire" in text
@@ -120,7 +120,7 @@ def test_a_plan_prints_its_sizes() -> None:
 
 
 def programs_of(plan: rv.Plan) -> list[Program]:
-    """What ranks run that send messages, and what ranks run that read each other's memory."""
+    """The program of ranks that send messages, and of ranks that read each other's memory."""
     return [plan.program, plan_over(plan, (plan.src.ranks,)).program]
 
 
@@ -135,7 +135,7 @@ def last_byte(program: Program, rank: int) -> int:
 
 @pairs
 @shapes
-def test_arenas_hold_their_buffers(
+def test_arenas_end_at_the_end_of_their_last_buffer(
     small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
 ) -> None:
     programs = programs_of(plan_of(large, num_ranks, src, dst))
@@ -146,7 +146,7 @@ def test_arenas_hold_their_buffers(
 
 @pairs
 @shapes
-def test_arenas_grow_as_the_tensor_does(
+def test_arenas_scale_with_the_size_of_the_tensor(
     small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
 ) -> None:
     a, b = (plan_of(shape, num_ranks, src, dst).program for shape in (small, large))
@@ -156,7 +156,7 @@ def test_arenas_grow_as_the_tensor_does(
         assert other.offsets == {name: at * SCALE for name, at in arena.offsets.items()}
 
 
-def test_neighbours_read_behind_4_gib() -> None:
+def test_peer_programs_have_buffers_beyond_4_gib() -> None:
     plan = plan_of((12 << 30, 2), 8, "R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)")
     program = programs_of(plan)[1]
     assert max(program.arena(0).offsets.values()) > 1 << 32
@@ -165,7 +165,7 @@ def test_neighbours_read_behind_4_gib() -> None:
 @needs_core
 @pytest.mark.parametrize("num_ranks, src, dst", TRANSITIONS[:3])
 @shapes
-def test_the_native_core_takes_the_offsets_of_neighbours(
+def test_native_core_accepts_peer_offsets_beyond_32_bits(
     small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
 ) -> None:
     program = programs_of(plan_of(large, num_ranks, src, dst))[1]
@@ -215,7 +215,7 @@ def program_of(shape: tuple[int, ...], dtype: str, *instructions: str) -> Progra
 
 
 @runners
-def test_a_copy_near_the_end_of_5_gib_is_moved(run: Callable[..., None]) -> None:
+def test_copy_near_the_end_of_5_gib_writes_only_its_box(run: Callable[..., None]) -> None:
     src, dst = sparse(), sparse()
     first, last = NUM_BYTES - 77, NUM_BYTES - 7
     src[first:last] = ramp(70)
@@ -226,7 +226,7 @@ def test_a_copy_near_the_end_of_5_gib_is_moved(run: Callable[..., None]) -> None
 
 
 @runners
-def test_a_sum_of_columns_that_are_gigabytes_apart(run: Callable[..., None]) -> None:
+def test_sum_with_a_row_stride_of_gigabytes_is_correct(run: Callable[..., None]) -> None:
     # Rows of 1.25 GiB: the last is behind element 2^31 and byte 2^32.
     rows, columns = 4, NUM_BYTES // 4
     src, dst = sparse(), sparse()
@@ -245,7 +245,7 @@ def test_a_sum_of_columns_that_are_gigabytes_apart(run: Callable[..., None]) -> 
 
 
 @runners
-def test_wide_items_behind_4_gib(run: Callable[..., None]) -> None:
+def test_copy_of_float64_items_beyond_4_gib_is_correct(run: Callable[..., None]) -> None:
     num = NUM_BYTES // 8
     src, dst = sparse().view(torch.float64), sparse().view(torch.float64)
     src[num - 5 :] = torch.arange(5.0, dtype=torch.float64)

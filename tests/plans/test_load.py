@@ -1,4 +1,4 @@
-"""Laws of loads: what is computed from paths is what counting moves and programs gives."""
+"""Laws of loads: values computed from paths equal those counted from moves and programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def left_by_level(load: Load, ports: Ports) -> list[int]:
 
 
 @worlds
-def test_by_formula_as_much_enters_every_port_and_leaves_all_of_a_level(
+def test_modelled_loads_equal_counted_loads_into_ports_and_out_of_levels(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = [plan for plan in plans_of(world) if plan.modelled is not None]
@@ -73,21 +73,23 @@ def test_modelled_bytes_of_every_step_of_a_bundle_are_counted_bytes(
 ) -> None:
     modelled, counted = both_of(random_bundle(seed, executor="dist"), monkeypatch)
     assert list(map(bytes_of, modelled)) == list(map(bytes_of, counted))
-    # Latencies aside, whose rounds are estimated.
+    # The rounds are estimates, so times are compared only where the rounds are equal.
     for ours, theirs in zip(modelled, counted, strict=True):
         if ours.rounds == theirs.rounds:
             assert ours.secs == pytest.approx(theirs.secs, rel=1e-12)
 
 
 @seeds
-def test_slices_send_the_modelled_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_modelled_bytes_of_sliced_steps_equal_counted_bytes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rvdcomm.plans.bundle.BUCKET_BYTES", 4 << 10)
     modelled, counted = both_of(random_bundle(seed, executor="dist"), monkeypatch)
     assert sum(s.wire_bytes for s in modelled) == sum(s.wire_bytes for s in counted)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 64])
-def test_slices_of_a_load_add_up_to_it(count: int) -> None:
+def test_slices_of_a_load_are_even_and_add_up_to_the_load(count: int) -> None:
     nothing = np.zeros(0, np.int64)
     load = Load(nothing, np.array([0, 1, 5, 63, 1 << 40]), nothing, 1)
     parts = [load.slice(i, count).num_bytes for i in range(count)]

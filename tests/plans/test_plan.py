@@ -1,4 +1,4 @@
-"""Laws of plans: right on every pair, at the bound, honest about bytes and memory."""
+"""Laws of plans: right data and exact costs on every pair, volumes at the bound, memory limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LARGE_WORLDS = [(8, (8, 16, 24)), (8, (6, 10, 14)), (12, (12, 24)), (12, (14, 10
 
 @pytest.mark.every
 @pytest.mark.parametrize("num_ranks, shape", WORLDS)
-def test_plans_of_every_pair_are_right_and_count_true(
+def test_plans_of_every_pair_give_right_data_and_exact_costs(
     num_ranks: int, shape: tuple[int, ...]
 ) -> None:
     assert sweep(all_pairs(shape, num_ranks)) == []
@@ -50,10 +50,10 @@ def test_plans_of_every_pair_are_right_and_count_true(
 
 @pytest.mark.parametrize("num_ranks, shape", LARGE_WORLDS)
 @pytest.mark.parametrize("half", ["first", "second"])
-def test_plans_of_drawn_pairs_of_large_worlds_are_right_and_count_true(
+def test_plans_of_drawn_pairs_of_large_worlds_give_right_data_and_exact_costs(
     num_ranks: int, shape: tuple[int, ...], half: str
 ) -> None:
-    # Of 1225 pairs of 8 ranks, and 1600 of 12; two tests, so that they can run at a time.
+    # Drawn from 1225 pairs of 8 ranks and 1600 of 12; two tests, so that they can run in parallel.
     assert sweep(drawn(all_pairs(shape, num_ranks), 0.125, half)) == []
 
 
@@ -73,7 +73,7 @@ TWO_LEVELS = [
 @pytest.mark.parametrize(
     "hosts, shape", [row[1:] for row in TWO_LEVELS], ids=[row[0] for row in TWO_LEVELS]
 )
-def test_plans_over_hosts_are_right_and_count_true(
+def test_plans_over_hosts_give_right_data_and_exact_costs(
     hosts: list[list[int]], shape: tuple[int, ...]
 ) -> None:
     topology = rv.Topology.hosts(hosts, rv.Link(1e-6, 1e9), rv.Link(1e-5, 1.25e8))
@@ -81,7 +81,7 @@ def test_plans_over_hosts_are_right_and_count_true(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_plans_of_random_pairs_are_right_and_count_true(seed: int) -> None:
+def test_plans_of_random_pairs_give_right_data_and_exact_costs(seed: int) -> None:
     rng = random.Random(seed)
     found = []
     for _ in range(fewer(250)):
@@ -92,7 +92,9 @@ def test_plans_of_random_pairs_are_right_and_count_true(seed: int) -> None:
 
 @pytest.mark.parametrize("hosted", [False, True], ids=["one host", "hosts of 8"])
 @pytest.mark.parametrize("num_ranks", [16, 24, 32, 48, 64])
-def test_plans_of_wide_worlds_are_right_and_count_true(num_ranks: int, hosted: bool) -> None:
+def test_plans_of_16_to_64_ranks_give_right_data_and_exact_costs(
+    num_ranks: int, hosted: bool
+) -> None:
     rng = random.Random(num_ranks)
     layouts = all_layouts((96, 128), num_ranks)
     pairs = [(rng.choice(layouts), rng.choice(layouts)) for _ in range(6)]
@@ -105,7 +107,7 @@ def test_plans_of_wide_worlds_are_right_and_count_true(num_ranks: int, hosted: b
     "dtype, src_v",
     [("bool", 1), ("uint8", 3), ("int8", 3), ("uint16", 3), ("float16", 3), ("complex128", 3)],
 )
-def test_plans_of_every_dtype_move_its_bytes(dtype: str, src_v: int) -> None:
+def test_plans_of_several_dtypes_give_right_data_and_exact_costs(dtype: str, src_v: int) -> None:
     src = rv.Layout((6, 10), rv.RVD(6 // src_v, src_v, (1, 1)))
     dst = rv.Layout((6, 10), "R(1)V(1)D(3,2)", ranks=[5, 0, 4, 1, 3, 2])
     assert plan_faults(rv.plan(src, dst, dtype)) == []
@@ -115,7 +117,7 @@ def test_plans_of_every_dtype_move_its_bytes(dtype: str, src_v: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(16, 24), (8, 16, 24), (6, 10), (6, 10, 14)])
-def test_busiest_rank_receives_what_the_bound_says_if_nothing_is_summed(
+def test_busiest_rank_receives_the_bound_if_nothing_is_summed(
     shape: tuple[int, ...],
 ) -> None:
     topology = rv.Topology.single_host(8, alpha_secs=0, bytes_per_sec=1.0)
@@ -141,7 +143,9 @@ def test_busiest_rank_receives_what_the_bound_says_if_nothing_is_summed(
         ("R(2)V(4)D(1,1)", "R(2)V(1)D(4,1)", 0.5),
     ],
 )
-def test_volumes_of_known_pairs_are_reached(src: str, dst: str, tensors: float) -> None:
+def test_busiest_rank_receives_the_documented_volume_for_known_pairs(
+    src: str, dst: str, tensors: float
+) -> None:
     # Source: docs/bound.md; in units of the whole tensor, received by the busiest rank.
     shape = (16, 24)
     topology = rv.Topology.single_host(8, alpha_secs=0, bytes_per_sec=1.0)
@@ -198,13 +202,13 @@ def test_memory_limit_is_respected_down_to_the_least_memory(name: str, share: fl
 
 
 @pytest.mark.parametrize("name", SQUEEZED)
-def test_plan_of_least_memory_is_right_and_counts_true(name: str) -> None:
+def test_plan_of_least_memory_gives_right_data_and_exact_costs(name: str) -> None:
     plan = rv.plan(*squeezed(name), "int64", memory_limit=least_memory(name))
     assert plan_faults(plan) == []
 
 
 @pytest.mark.parametrize("name", SQUEEZED)
-def test_one_byte_below_the_least_memory_is_refused(name: str) -> None:
+def test_limit_one_byte_below_the_least_memory_raises_memory_limit_error(name: str) -> None:
     least = least_memory(name)
     with pytest.raises(rv.MemoryLimitError, match=f"least that a plan needs is {least};"):
         rv.plan(*squeezed(name), "int64", memory_limit=least - 1)
@@ -215,7 +219,7 @@ def test_least_memory_is_never_below_the_shards(name: str) -> None:
     assert least_memory(name) >= rv.plan(*squeezed(name), "int64").bound.peak_bytes
 
 
-def test_generous_memory_limit_changes_nothing() -> None:
+def test_memory_limit_at_the_unlimited_peak_keeps_the_path() -> None:
     src, dst = squeezed("sum and scatter")
     free = rv.plan(src, dst)
     assert rv.plan(src, dst, memory_limit=free.cost.peak_bytes).path == free.path
@@ -233,7 +237,7 @@ def test_memory_error_names_the_transition_the_limit_and_the_shards() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_memory_limit_halfway_is_respected_or_refused_on_random_pairs(seed: int) -> None:
+def test_plans_of_random_pairs_respect_a_memory_limit_if_they_exist(seed: int) -> None:
     rng = random.Random(seed)
     found = []
     for _ in range(25):
@@ -275,7 +279,7 @@ def test_equal_layouts_of_different_spelling_give_the_same_plan() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "torch.float32", np.float32, np.dtype("float32")])
-def test_spelling_of_a_dtype_does_not_matter(dtype: object) -> None:
+def test_equal_dtypes_of_different_spelling_give_the_same_plan(dtype: object) -> None:
     assert gathered(dtype=dtype) is gathered()
 
 
@@ -293,7 +297,7 @@ def test_spelling_of_a_dtype_does_not_matter(dtype: object) -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_other_arguments_give_another_plan(changes: dict[str, object]) -> None:
+def test_different_arguments_give_different_plans(changes: dict[str, object]) -> None:
     assert gathered(**changes) is not gathered()
 
 
@@ -302,7 +306,7 @@ def test_same_layout_is_a_plan_without_steps() -> None:
     assert rv.plan(layout, layout).path.steps == ()
 
 
-def test_plan_knows_its_layouts() -> None:
+def test_plan_has_the_given_src_and_dst() -> None:
     src, dst = squeezed("gather")
     plan = rv.plan(src, dst)
     assert (plan.src, plan.dst) == (src, dst)
@@ -314,7 +318,7 @@ def test_plan_knows_its_layouts() -> None:
 def test_plan_prints_its_steps_cost_bound_and_gap() -> None:
     src, dst = rv.Layout((1024, 1024), "R(2)V(4)D(1,1)"), rv.Layout((1024, 1024), "R(8)V(1)D(1,1)")
     topology = rv.Topology.single_host(8, alpha_secs=0, bytes_per_sec=1024**3)
-    # By messages: ranks that read each other's memory do two gathers in one.
+    # By messages, because ranks that read each other's memory do both gathers in one step.
     plan = rv.plan(src, dst, topology=topology, executor="dist")
     assert str(plan).splitlines() == [
         "R(2)V(4)D(1,1) -> R(8)V(1)D(1,1)  1024x1024 float32",
@@ -347,7 +351,7 @@ def test_plan_rejects_layouts_of_different_shapes() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float8_e8m0fnu"])
-def test_plan_rejects_sums_of_dtypes_that_have_none(dtype: str) -> None:
+def test_plan_rejects_parts_of_dtypes_without_a_sum(dtype: str) -> None:
     parts = rv.Layout((6, 10), "R(1)V(2)D(1,1)")
     message = rf"R\(1\)V\(2\)D\(1,1\) has V\(2\), but {dtype} values cannot be summed"
     with pytest.raises(rv.LayoutError, match=message):
@@ -360,7 +364,7 @@ def test_plan_rejects_parts_of_bool_on_the_dst_side() -> None:
         rv.plan(GATHER[1], parts, "bool")
 
 
-def test_plan_rejects_unknown_dtypes_and_lists_the_known() -> None:
+def test_plan_rejects_unknown_dtypes_and_lists_known_ones() -> None:
     with pytest.raises(rv.LayoutError, match="dtype 'float24' is unknown; the known ones are bool"):
         rv.plan(*GATHER, "float24")
 

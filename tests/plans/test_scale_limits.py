@@ -1,6 +1,6 @@
-"""How far it reaches: costs on 100,000 ranks, data of 512 in one process.
+"""Limits of scale: costs on 100,000 ranks, and data of 512 ranks in one process.
 
-Limits are of processor time, several times what an idle core takes: others may share it.
+Time limits are of processor time, several times that of an idle core, which may be shared.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_a_plan_between_groups_of_thousands_is_priced_bounded_and_printed_in_sec
     assert plan.bound.secs <= plan.cost.secs
 
 
-def test_cuts_of_no_equal_size_are_priced_as_the_largest(world: rv.Topology) -> None:
+def test_uneven_cuts_cost_at_most_even_cuts_of_the_next_larger_size(world: rv.Topology) -> None:
     ranks = range(NUM_RANKS)
     with within(10):
         plan = rv.plan(*layouts_of("D->R", ranks, ranks, NUM_RANKS + 10), "bfloat16", world)

@@ -1,4 +1,4 @@
-"""Laws of the simulator: it is the meaning of a program, and it counts what moves."""
+"""Laws of the simulator: it defines the result of a program, and counts the bytes that move."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_inputs_are_not_modified_even_by_a_program_that_writes_src() -> None:
     assert shard.tolist() == [0, 1, 2, 3]
 
 
-def test_inputs_that_cannot_be_written_are_read() -> None:
+def test_read_only_inputs_are_accepted() -> None:
     shards = inputs()
     for shard in shards.values():
         shard.flags.writeable = False
     assert set(rv.simulate(rv.plan(SRC, DST, "int64"), shards).shards) == {1, 3, 4, 5}
 
 
-def test_results_are_no_views_of_inputs() -> None:
+def test_results_share_no_memory_with_inputs() -> None:
     layout = rv.Layout((6, 10), "R(1)V(1)D(2,1)")
     shards = inputs(layout)
     result = rv.simulate(rv.plan(layout, layout, "int64"), shards)
@@ -72,7 +72,7 @@ def test_shards_keep_the_dtype(dtype: str) -> None:
     assert {shard.dtype for shard in result.shards.values()} == {np.dtype(dtype)}
 
 
-def test_dtypes_that_numpy_lacks_travel_as_bits_of_their_size() -> None:
+def test_bfloat16_is_simulated_as_bits_of_its_size() -> None:
     src, dst = rv.Layout((6, 10), "R(1)V(1)D(3,1)"), rv.Layout((6, 10), "R(1)V(1)D(1,3)")
     bits = np.arange(60, dtype=np.uint16).reshape(6, 10)
     result = rv.simulate(rv.plan(src, dst, "bfloat16"), shards_of(src, [bits]))
@@ -104,7 +104,7 @@ buffer s1 rank 0: [0:4]
     ["", "copy rank 0 s1 dst: [0:4]@0>0\n"],
     ids=["dst not written", "staging not written"],
 )
-def test_memory_that_was_never_written_shows_as_poison(instructions: str) -> None:
+def test_unwritten_memory_holds_the_poison_byte(instructions: str) -> None:
     program = Program.parse(UNWRITTEN + instructions)
     result = simulate_program(program, {0: np.zeros(4, np.int16)})
     assert result.shards[0].tobytes() == b"\xa5" * 8
@@ -132,15 +132,15 @@ def counted() -> rv.SimulationResult:
     return simulate_program(program, inputs(program.src, "int32"))
 
 
-def test_sent_bytes_are_those_to_other_ranks() -> None:
+def test_sent_bytes_count_only_bytes_to_other_ranks() -> None:
     assert counted().sent_bytes == {0: 12, 1: 0, 2: 12}
 
 
-def test_recv_bytes_are_those_from_other_ranks() -> None:
+def test_recv_bytes_count_only_bytes_from_other_ranks() -> None:
     assert counted().recv_bytes == {0: 0, 1: 24, 2: 0}
 
 
-def test_wire_bytes_are_all_that_is_sent() -> None:
+def test_wire_bytes_are_the_sum_of_sent_bytes() -> None:
     assert counted().wire_bytes == 24
 
 
@@ -148,7 +148,7 @@ def test_peak_bytes_are_the_shards_where_nothing_is_staged() -> None:
     assert counted().peak_bytes == {0: 12, 1: 12 + 36, 2: 12}
 
 
-def test_peak_bytes_are_those_that_the_program_names() -> None:
+def test_simulated_peak_bytes_equal_those_of_the_program() -> None:
     plan = rv.plan(SRC, DST, "int64")
     peaks = {rank: plan.program.peak_bytes(rank) for rank in plan.program.ranks}
     assert rv.simulate(plan, inputs()).peak_bytes == peaks
@@ -184,7 +184,9 @@ def with_shard(rank: int, shard: np.ndarray) -> Callable[[Shards], None]:
     ],
     ids=["missing", "extra", "transposed", "flat", "smaller dtype", "mixed dtypes"],
 )
-def test_wrong_shard_is_named(change: Callable[[Shards], None], message: str) -> None:
+def test_wrong_shard_raises_error_that_names_its_rank(
+    change: Callable[[Shards], None], message: str
+) -> None:
     shards = inputs()
     change(shards)
     with pytest.raises(rv.ShapeMismatchError, match=WHAT + message):

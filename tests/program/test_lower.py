@@ -60,7 +60,7 @@ def test_programs_verify_and_give_right_data(shape: tuple[int, ...], topology: r
 @pytest.mark.parametrize(
     "islands", [(range(6),), (range(3), range(3, 6)), ((0, 3), (1, 2)), ()], ids=str
 )
-def test_islands_and_slices_change_no_result(
+def test_programs_with_islands_and_slices_verify_and_give_right_data(
     islands: tuple[Sequence[int], ...], num_slices: int
 ) -> None:
     found = []
@@ -80,7 +80,7 @@ def test_islands_and_slices_change_no_result(
 
 @pytest.mark.parametrize("num_slices", [1, 3])
 @pytest.mark.parametrize("islands", [(), (range(6),), (range(3), range(3, 6))], ids=str)
-def test_a_rank_lowered_alone_does_what_the_program_of_all_says(
+def test_program_lowered_for_one_rank_equals_its_part_of_the_whole_program(
     islands: tuple[Sequence[int], ...], num_slices: int
 ) -> None:
     found = []
@@ -97,7 +97,7 @@ def test_a_rank_lowered_alone_does_what_the_program_of_all_says(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_rank_of_any_pair_lowered_alone_does_what_the_program_of_all_says(seed: int) -> None:
+def test_program_of_one_rank_of_random_pairs_equals_its_part_of_the_whole(seed: int) -> None:
     found = []
     rng = random.Random(seed)
     for _ in range(40):
@@ -109,7 +109,7 @@ def test_a_rank_of_any_pair_lowered_alone_does_what_the_program_of_all_says(seed
 
 
 @pytest.mark.parametrize("num_slices", [2, 3, 64])
-def test_windows_verify_and_give_right_data(num_slices: int) -> None:
+def test_programs_in_windows_verify_and_give_right_data(num_slices: int) -> None:
     rng = random.Random(num_slices)
     found = []
     for _ in range(30):
@@ -143,7 +143,7 @@ def moved(program: Program, num_steps: int) -> list[Counter[tuple[int, int]]]:
 
 
 def meant(path: Path, topology: rv.Topology) -> list[Counter[tuple[int, int]]]:
-    """The same by the moves of the steps."""
+    """Elements from rank to rank, by step, as the moves of the steps say."""
     return [
         Counter(
             {
@@ -197,8 +197,8 @@ def test_gather_of_dim_0_needs_no_staging(src: str, dst: str) -> None:
     assert {buffer.name for buffer in program_of(src, dst).buffers} == {SRC, DST}
 
 
-def test_gather_of_one_dim_after_another_packs_nothing_that_is_whole() -> None:
-    # After the first gather every rank's half of the columns lies whole in one buffer.
+def test_second_gather_packs_nothing_that_is_contiguous() -> None:
+    # After the first gather the columns of every rank are contiguous in one buffer.
     packs = [c for c in copies(program_of("R(1)V(1)D(3,2)", "R(6)V(1)D(1,1)")) if c.dst != DST]
     assert packs == []
 
@@ -232,18 +232,18 @@ def test_same_layout_is_one_copy_on_every_rank() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8"])
-def test_backends_sum_what_they_all_can(dtype: str) -> None:
+def test_dtypes_that_all_backends_sum_are_summed_by_all_reduce(dtype: str) -> None:
     program = program_of("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)", dtype)
     assert [call.kind for call in program.collectives] == ["all_reduce"]
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint32", "float8_e5m2", "complex64"])
-def test_other_sums_are_exchanged_and_added_here(dtype: str) -> None:
+def test_other_dtypes_are_exchanged_and_summed_without_all_reduce(dtype: str) -> None:
     program = program_of("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)", dtype)
     assert [call.kind for call in program.collectives] == ["all_to_all", "all_gather"]
 
 
-def test_backends_do_not_sum_groups_whose_parts_are_in_other_orders() -> None:
+def test_all_reduce_is_not_used_for_groups_with_parts_out_of_order() -> None:
     # Ranks 0, 1 hold parts 0, 1 of the left half, and 1, 0 of the right: sums would differ in bits.
     src = rv.Layout(EVEN, "R(1)V(4)D(1,2)", ranks=[0, 7, 1, 6, 2, 5, 3, 4])
     dst = rv.Layout(EVEN, "R(4)V(1)D(1,2)", ranks=[0, 7, 1, 6, 2, 5, 3, 4])

@@ -84,7 +84,7 @@ def test_str_undoes_parse() -> None:
     assert str(Program.parse(TEXT)) == TEXT
 
 
-def test_strided_cells_are_boxes_of_a_view_that_the_text_names() -> None:
+def test_text_names_the_view_in_which_strided_cells_are_boxes() -> None:
     ends = rv.Layout((8, 6), "R(1)V(1)D(4,1)"), rv.Layout((8, 6), "R(4)V(1)D(1,1)")
     hosts = rv.Topology.hosts([range(2), range(2, 4)], rv.Link(0, 100.0), rv.Link(0, 1.0))
     program = rv.plan(*ends, "float32", hosts, executor="dist").program
@@ -95,7 +95,7 @@ def test_strided_cells_are_boxes_of_a_view_that_the_text_names() -> None:
 
 
 @pytest.mark.parametrize("dims", ["(2,2)", "(5)", "(3,3)"])
-def test_dims_that_are_not_those_of_the_tensor_are_refused(dims: str) -> None:
+def test_view_that_does_not_match_the_shape_raises_program_error(dims: str) -> None:
     with pytest.raises(rv.ProgramError, match="not those of the shape"):
         verify(Program.parse(TEXT.replace("src R", f"dims {dims}(1)\nsrc R", 1)))
 
@@ -162,7 +162,7 @@ def test_parse_reads_every_instruction() -> None:
         (14, "", "expected"),
     ],
 )
-def test_parse_names_the_line_that_does_not_fit(line: int, new: str, message: str) -> None:
+def test_parse_error_names_the_line_of_the_mistake(line: int, new: str, message: str) -> None:
     lines = TEXT.splitlines()
     lines[line - 1] = new
     with pytest.raises(rv.ProgramError, match=rf"cannot parse program, line {line}: .*{message}"):
@@ -170,7 +170,7 @@ def test_parse_names_the_line_that_does_not_fit(line: int, new: str, message: st
 
 
 @pytest.mark.parametrize("num_lines", [0, 1, 2])
-def test_parse_names_the_end_of_a_text_that_stops_early(num_lines: int) -> None:
+def test_parse_error_of_a_truncated_text_names_its_end(num_lines: int) -> None:
     text = "\n".join(TEXT.splitlines()[:num_lines])
     with pytest.raises(
         rv.ProgramError, match=f"cannot parse program, line {num_lines + 1}: 'the end'"
@@ -194,11 +194,11 @@ def test_ranks_are_those_of_both_layouts() -> None:
     "rank, kinds",
     [(0, [Collective, Copy, Copy]), (1, [Collective, Zero]), (2, [])],
 )
-def test_of_rank_yields_what_a_rank_takes_part_in(rank: int, kinds: list[type]) -> None:
+def test_of_rank_yields_the_instructions_of_one_rank(rank: int, kinds: list[type]) -> None:
     assert [type(instruction) for instruction in Program.parse(TEXT).of_rank(rank)] == kinds
 
 
-def test_collectives_are_the_instructions_that_speak_to_others() -> None:
+def test_collectives_are_the_collective_instructions() -> None:
     program = Program.parse(TEXT)
     assert program.collectives == (program.instructions[0],)
 
@@ -207,7 +207,7 @@ def test_buffer_is_found_by_name_and_rank() -> None:
     assert Program.parse(TEXT).buffer["r1", 1] == Buffer("r1", 1, (Box((2,), (4,)),))
 
 
-def test_offset_of_a_piece_is_the_size_of_those_before() -> None:
+def test_offset_of_a_piece_is_the_size_of_the_pieces_before_it() -> None:
     pieces = (Box((0, 0), (2, 3)), Box((5, 5), (6, 9)), Box((0, 0), (1, 1)))
     assert [Buffer("s1", 0, pieces).offset(i) for i in range(3)] == [0, 6, 10]
 
@@ -252,14 +252,14 @@ def test_peak_is_the_shards_and_the_arena() -> None:
     assert program.peak_bytes(0) == 10 * 8 + program.arena(0).num_bytes
 
 
-def test_arena_reuses_what_has_died_and_aligns_what_has_not() -> None:
-    # s1 (80 bytes) lives on while s2 (32 bytes) and s3 (56 bytes) are born.
+def test_arena_gives_live_buffers_separate_aligned_offsets() -> None:
+    # s1 (80 bytes) is live while s2 (32 bytes) and s3 (56 bytes) become live.
     arena = Program.parse(MEMORY_TEXT).arena(0)
     assert arena == Arena({"s1": 0, "s2": 128, "s3": 192}, 192 + 56)
 
 
-def test_arena_gives_the_place_of_a_dead_buffer_away() -> None:
-    # Without this copy s2 is dead before s3 is born.
+def test_arena_reuses_the_offset_of_a_dead_buffer() -> None:
+    # Without this copy s2 is dead before s3 becomes live.
     program = Program.parse(MEMORY_TEXT.replace("copy rank 0 s2 s3: [0:4]@0>0\n", ""))
     assert program.arena(0) == Arena({"s1": 0, "s2": 128, "s3": 128}, 128 + 56)
 
@@ -270,7 +270,7 @@ def test_rank_without_staging_has_an_empty_arena() -> None:
 
 
 def arena_faults(program: Program, rank: int) -> list[str]:
-    """What is wrong with the arena of a rank: overlap of what is alive at once, alignment, size."""
+    """Faults of the arena of a rank: buffers that overlap while both are live, alignment, size."""
     arena, lifetimes = program.arena(rank), program.lifetimes(rank)
     size = {n: program.buffer[n, rank].num_elements * program.item_bytes for n in arena.offsets}
     faults = [name for name, offset in arena.offsets.items() if offset % ALIGN_BYTES]
@@ -297,7 +297,7 @@ def test_staging_buffers_alive_at_once_never_overlap(seed: int) -> None:
     assert found == []
 
 
-def test_no_buffer_has_no_memory() -> None:
+def test_lifetimes_do_not_include_no_buffer() -> None:
     assert NO_BUFFER not in Program.parse(MEMORY_TEXT).lifetimes(0)
 
 
@@ -323,14 +323,14 @@ def all_reduce_of(num_elements: int, num_ranks: int) -> Collective:
 
 
 @pytest.mark.parametrize("num_elements, num_ranks", [(12, 4), (10, 4), (2, 3), (7, 2)])
-def test_all_reduce_counts_as_its_lower_bound(num_elements: int, num_ranks: int) -> None:
+def test_traffic_of_an_all_reduce_is_its_lower_bound(num_elements: int, num_ranks: int) -> None:
     # Source: docs/bound.md, "Messages in all": 2 (p - 1) S in all.
     total = sum(all_reduce_of(num_elements, num_ranks).traffic().values())
     assert total == 2 * (num_ranks - 1) * num_elements
 
 
 @pytest.mark.parametrize("num_ranks, rounds", [(2, 2), (4, 6)])
-def test_all_reduce_takes_two_rounds_a_partner(num_ranks: int, rounds: int) -> None:
+def test_all_reduce_takes_two_rounds_per_partner(num_ranks: int, rounds: int) -> None:
     assert all_reduce_of(12, num_ranks).rounds == rounds
 
 

@@ -1,4 +1,4 @@
-"""Laws of slices: they tile whatever they are cut from, evenly, and follow each other in order."""
+"""Laws of slices: they tile their box evenly, and each runs one phase behind the one before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.oracle import random_layout, random_shape
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_slices_of_a_box_tile_it(seed: int) -> None:
+def test_slices_of_a_box_tile_the_box(seed: int) -> None:
     rng = random.Random(seed)
     shape, num_slices = random_shape(rng), rng.choice([2, 3, 8])
     layouts = [random_layout(rng, shape, range(rng.choice([2, 4, 6]))) for _ in range(3)]
@@ -34,7 +34,7 @@ def test_slices_of_large_boxes_are_even() -> None:
     assert sizes == [64 * 32 // 4] * 4
 
 
-def test_every_finest_box_is_cut_so_that_all_ranks_work_on_each_slice() -> None:
+def test_every_slice_has_a_piece_of_every_finest_box() -> None:
     shards = [Box((i * 16,), (i * 16 + 16,)) for i in range(4)]
     slicing = Slicing.of([Box((0,), (64,)), *shards], 4)
     assert [slicing.of_box(shard, 1) for shard in shards] == [
@@ -43,15 +43,15 @@ def test_every_finest_box_is_cut_so_that_all_ranks_work_on_each_slice() -> None:
 
 
 @pytest.mark.parametrize("boxes", [[], [Box((), ())]], ids=["none", "scalar"])
-def test_what_cannot_be_cut_is_one_slice(boxes: list[Box]) -> None:
+def test_empty_lists_and_scalars_are_one_slice(boxes: list[Box]) -> None:
     assert Slicing.of(boxes, 8).num_slices == 1
 
 
-def test_too_many_finest_boxes_are_not_cut_further() -> None:
+def test_too_many_finest_boxes_are_one_slice() -> None:
     boxes = [Box((i,), (i + 1,)) for i in range(MAX_FINEST_BOXES + 1)]
     assert Slicing.of(boxes, 2).num_slices == 1
 
 
-def test_a_slice_is_one_phase_behind_the_one_before_it() -> None:
+def test_each_slice_runs_one_phase_behind_the_slice_before_it() -> None:
     lanes = [[[f"{slice_}{phase}"] for phase in "abc"] for slice_ in (0, 1)]
     assert interleaved(lanes) == ["0a", "1a", "0b", "1b", "0c", "1c"]  # type: ignore[arg-type]

@@ -103,12 +103,12 @@ GOOD = {"sum": SUM, "gather": GATHER, "reduce": REDUCE, "mask": MASK, "transpose
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
-def test_right_programs_pass(text: str) -> None:
+def test_correct_programs_verify(text: str) -> None:
     verify(Program.parse(text))
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
-def test_programs_that_pass_give_right_data(text: str) -> None:
+def test_correct_programs_give_right_data(text: str) -> None:
     assert program_faults(Program.parse(text)) == []
 
 
@@ -460,7 +460,9 @@ CORRUPTIONS = [
 @pytest.mark.parametrize(
     "text, edits, message", [row[1:] for row in CORRUPTIONS], ids=[row[0] for row in CORRUPTIONS]
 )
-def test_corruption_is_named(text: str, edits: list[tuple[str, str]], message: str) -> None:
+def test_corrupted_program_raises_error_that_names_the_corruption(
+    text: str, edits: list[tuple[str, str]], message: str
+) -> None:
     for old, new in edits:
         assert old in text
         text = text.replace(old, new)
@@ -468,7 +470,7 @@ def test_corruption_is_named(text: str, edits: list[tuple[str, str]], message: s
         verify(Program.parse(text))
 
 
-def test_unknown_operation_is_named() -> None:
+def test_unknown_operation_raises_program_error() -> None:
     program = Program.parse(MASK)
     copy, zero = program.instructions
     corrupted = replace(program, instructions=(replace(copy, op="multiply"), zero))
@@ -476,7 +478,7 @@ def test_unknown_operation_is_named() -> None:
         verify(corrupted)
 
 
-def test_two_buffers_of_one_name_are_named() -> None:
+def test_two_buffers_of_one_name_raise_program_error() -> None:
     program = Program.parse(SUM)
     twin = Buffer("r1", 0, (Box((0,), (4,)),))
     with pytest.raises(rv.ProgramError, match="buffer r1 of rank 0"):
@@ -487,7 +489,7 @@ def test_two_buffers_of_one_name_are_named() -> None:
 
 
 def sum_of_three(orders: tuple[tuple[int, ...], ...]) -> Program:
-    """Every rank gets the parts of all, and adds them in an order of its own."""
+    """Every rank gets all parts, and adds them in the order given for this rank."""
     lines = [
         "program float32",
         "src R(1)V(3)D(1) shape(4) ranks(0:3)",
@@ -513,7 +515,7 @@ def sum_of_three(orders: tuple[tuple[int, ...], ...]) -> Program:
     ],
     ids=["one order", "another", "two others"],
 )
-def test_replicas_that_add_in_other_orders_are_named(
+def test_proof_lists_replicas_that_add_in_different_orders(
     orders: tuple[tuple[int, ...], ...], apart: tuple[tuple[int, int], ...]
 ) -> None:
     program = sum_of_three(orders)
@@ -525,7 +527,7 @@ def test_replicas_that_add_in_other_orders_are_named(
 
 
 @given(transitions())
-def test_replicas_that_are_not_named_have_equal_bits(
+def test_replicas_not_listed_in_the_proof_have_equal_bits(
     transition: tuple[rv.Layout, rv.Layout, rv.Topology],
 ) -> None:
     src, dst, topology = transition
@@ -558,8 +560,8 @@ def test_plan_verifies_its_program() -> None:
         plan.verify()
 
 
-def test_what_the_verifier_rejects_gives_wrong_data() -> None:
-    # The proof and the meaning agree on what a dropped add does.
+def test_program_with_a_dropped_add_gives_wrong_data() -> None:
+    # The verifier rejects this program (see CORRUPTIONS), and the simulator shows wrong data.
     program = Program.parse(SUM.replace("add rank 0 r1 dst: [0:2]@0>0\n", ""))
     assert program_faults(program) == ["2 elements are wrong"]
 

@@ -1,4 +1,4 @@
-"""Laws of agreement: ranks that differ are named, with what they differ in, and on all ranks."""
+"""Laws of agreement: errors name the ranks that differ and the field in which they differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rvdcomm.text import MAX_QUOTED
     ],
     ids=["a text", "a value", "one less", "one more"],
 )
-def test_the_first_difference_is_named(theirs: dict[str, Any], said: str) -> None:
+def test_error_names_the_first_field_that_differs(theirs: dict[str, Any], said: str) -> None:
     mine = {"dst": "R1", "limit": 8}
     with pytest.raises(rv.LayoutError) as error:
         check_equal({1: mine, 3: theirs, 0: mine}, "call")
@@ -38,7 +38,7 @@ def test_equal_requests_pass() -> None:
     check_equal({rank: {"dst": "R1"} for rank in range(4)}, "call")
 
 
-def test_long_values_are_shortened() -> None:
+def test_long_values_are_shortened_in_the_error() -> None:
     with pytest.raises(rv.LayoutError) as error:
         check_equal({0: {"ranks": list(range(10**5))}, 1: {"ranks": []}}, "call")
     assert len(str(error.value)) < 2 * MAX_QUOTED
@@ -46,7 +46,7 @@ def test_long_values_are_shortened() -> None:
 
 @dataclass
 class PairOfRanks:
-    """Rank 0 of two, as an agreement sees it; rank 1 gives up, after or before it has posted."""
+    """Rank 0 of a pair of ranks; rank 1 gives up, after or before it has posted."""
 
     posts_first: bool
     name: str = "pair"
@@ -69,7 +69,7 @@ class PairOfRanks:
         raise rv.CommError("rank 1 gave up")
 
 
-def test_posts_count_though_a_rank_gave_up_after_it_posted() -> None:
+def test_posts_are_used_if_a_rank_gives_up_after_it_posted() -> None:
     pair = PairOfRanks(posts_first=True)
     assert exchange_posts(pair, (0, 1), {"bytes": 1}, "call") == {0: {"bytes": 1}, 1: {"bytes": 2}}
     assert not pair.failed_with
@@ -83,7 +83,7 @@ def test_a_rank_that_gives_up_before_it_posts_is_an_error() -> None:
 
 
 class LateRank(PairOfRanks):
-    """Rank 1 posts when rank 0 has looked for it for longer than the group's timeout."""
+    """Rank 1 posts after rank 0 has waited for longer than the timeout of the group."""
 
     def watch(self, members: tuple[int, ...], what: str, is_done: Callable[[], bool]) -> None:
         self.began = getattr(self, "began", time.monotonic())

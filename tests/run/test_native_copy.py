@@ -34,7 +34,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def side(buffer: int, tensor: torch.Tensor) -> tuple[int, str, int, tuple[int, ...]]:
-    """A side that is this view; the buffer is the storage of its tensor."""
+    """The side of an op for this view; its buffer is the storage of the tensor."""
     name = str(tensor.dtype).removeprefix("torch.")
     return buffer, name, tensor.storage_offset(), tensor.stride()
 
@@ -100,7 +100,7 @@ def test_a_strided_box_of_any_dtype_is_moved(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ITEM_BYTES)
-def test_no_source_fills_zeros(name: str) -> None:
+def test_op_without_sources_fills_zeros(name: str) -> None:
     dst = random_tensor(name, (6, 10), 3)
     expected = dst.clone()
     expected[1:4, 2:9].view(torch.uint8).zero_()
@@ -164,7 +164,7 @@ def test_moves_agree_with_numpy(views: tuple[np.ndarray, np.ndarray], num_thread
     assert whole(dst).sum() - dst.sum() == outside
 
 
-def test_more_dims_than_the_core_holds_are_peeled() -> None:
+def test_more_dims_than_the_native_core_supports_are_copied() -> None:
     src = torch.arange(3**11, dtype=torch.int32).reshape((3,) * 11)
     dst = torch.zeros((3,) * 11, dtype=torch.int32).permute(*range(10, -1, -1))
     run(dst, [src])
@@ -172,7 +172,7 @@ def test_more_dims_than_the_core_holds_are_peeled() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (1, 1, 1)])
-def test_edge_shapes(shape: tuple[int, ...]) -> None:
+def test_scalar_empty_and_one_element_shapes_are_copied(shape: tuple[int, ...]) -> None:
     src, dst = torch.full(shape, 7), torch.zeros(shape, dtype=torch.int64)
     run(dst, [src])
     assert torch.equal(dst, src)
@@ -183,7 +183,7 @@ def test_edge_shapes(shape: tuple[int, ...]) -> None:
     "shape, permutation",
     [((1031, 517), (0, 1)), ((1031, 517), (1, 0)), ((64, 33, 129), (1, 0, 2)), ((1 << 20,), (0,))],
 )
-def test_threads_share_large_moves(
+def test_large_moves_are_correct_with_any_number_of_threads(
     shape: tuple[int, ...], permutation: tuple[int, ...], num_threads: int
 ) -> None:
     src = random_tensor("float32", shape, 4).permute(permutation)
@@ -203,7 +203,7 @@ def test_a_broadcast_source_repeats() -> None:
 
 @pytest.mark.parametrize("num_srcs", [2, 3, 5])
 @pytest.mark.parametrize("name", SUMMABLE)
-def test_a_sum_is_the_additions_one_after_another(name: str, num_srcs: int) -> None:
+def test_sum_equals_additions_one_after_another(name: str, num_srcs: int) -> None:
     srcs = [random_tensor(name, (37, 41), seed) for seed in range(num_srcs)]
     expected = srcs[0].clone()
     for src in srcs[1:]:
@@ -225,7 +225,7 @@ def test_a_wide_sum_rounds_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SUMMABLE)
-def test_an_add_into_dst(name: str) -> None:
+def test_dst_may_be_the_first_source_of_a_sum(name: str) -> None:
     dst, src = random_tensor(name, (9, 50), 1), random_tensor(name, (9, 50), 2)
     expected = dst.clone()
     add_into(expected, src)
@@ -259,7 +259,7 @@ def test_strided_sums_agree_with_torch(
     assert same_bits(dst, expected)
 
 
-def test_threads_share_a_large_sum() -> None:
+def test_large_sum_has_the_same_bits_with_one_and_four_threads() -> None:
     srcs = [random_tensor("bfloat16", (1000, 777), seed) for seed in range(3)]
     once, shared = torch.zeros_like(srcs[0]), torch.zeros_like(srcs[0])
     run(once, srcs)
@@ -285,7 +285,7 @@ def assert_same_or_both_nan(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", *FLOAT8])
-def test_every_small_float_becomes_the_float32_of_torch(name: str) -> None:
+def test_every_small_float_converts_to_float32_as_in_torch(name: str) -> None:
     src = all_patterns(name)
     dst = torch.zeros(src.shape)
     run(dst, [src])
@@ -294,7 +294,7 @@ def test_every_small_float_becomes_the_float32_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("dst_name", ["float16", "bfloat16", *FLOAT8])
 @pytest.mark.parametrize("low_bits", [0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
-def test_float32_rounds_to_the_small_float_of_torch(dst_name: str, low_bits: int) -> None:
+def test_float32_rounds_to_small_floats_as_in_torch(dst_name: str, low_bits: int) -> None:
     """All upper halves of a float32, with lower halves around every tie."""
     high = torch.arange(1 << 16, dtype=torch.int64) << 16
     src = (high | low_bits).to(torch.uint32).view(torch.float32)
@@ -302,7 +302,7 @@ def test_float32_rounds_to_the_small_float_of_torch(dst_name: str, low_bits: int
     run(dst, [src])
     theirs = src.to(torch_dtype(dst_name))
     if dst_name == "float8_e4m3fn":
-        # Ours saturates with every torch; torch before 2.13 makes NaN of what is too large.
+        # Our conversion saturates; torch before 2.13 gives NaN for values that are too large.
         is_lost = theirs.float().isnan() & ~src.isnan()
         largest = torch.finfo(theirs.dtype).max
         theirs = torch.where(is_lost, src.sign() * largest, theirs.float()).to(theirs.dtype)
@@ -322,7 +322,7 @@ def test_every_dtype_converts_to_every_other(dst_name: str, src_name: str) -> No
 
 @pytest.mark.parametrize("dst_name", ["bool", "int8", "uint8", "int16", "int32", "int64"])
 @pytest.mark.parametrize("src_name", ["int64", "int32", "uint8", "int8", "float32", "float64"])
-def test_conversions_to_integers_are_torchs(dst_name: str, src_name: str) -> None:
+def test_conversions_to_integers_equal_those_of_torch(dst_name: str, src_name: str) -> None:
     src = torch.tensor([-100, -3, -1, 0, 1, 2, 77, 100]).to(torch_dtype(src_name))
     if src.is_floating_point():
         src = src / 7
@@ -333,14 +333,14 @@ def test_conversions_to_integers_are_torchs(dst_name: str, src_name: str) -> Non
     assert torch.equal(dst, src.to(torch_dtype(dst_name)))
 
 
-def test_a_sum_converts_on_its_way_out() -> None:
+def test_sum_is_converted_to_the_dtype_of_dst() -> None:
     srcs = [random_tensor("bfloat16", (33, 65), seed) for seed in range(3)]
     dst = torch.zeros(65, 33).t()
     run(dst, srcs, wide=True)
     assert torch.equal(dst, srcs[0].float() + srcs[1].float() + srcs[2].float())
 
 
-def test_a_strided_conversion_to_a_wider_strided_dst() -> None:
+def test_strided_conversion_to_a_wider_strided_dst_is_correct() -> None:
     src = random_tensor("float32", (40, 30), 1)[::2, ::3]
     dst = torch.zeros(40, 40, dtype=torch.float64)[::2, ::4]
     run(dst, [src])
@@ -396,7 +396,7 @@ def test_programs_agree_with_ops_one_after_another(data: st.DataObject, num_thre
 
 
 @pytest.mark.parametrize("num_peers", [2, 3, 5])
-def test_a_pack_for_many_peers(num_peers: int) -> None:
+def test_ops_that_pack_columns_for_several_peers_are_correct(num_peers: int) -> None:
     src = torch.arange(60 * 60, dtype=torch.float32).reshape(60, 60)
     dst = torch.zeros(60 * 60)
     width = 60 // num_peers
@@ -414,8 +414,8 @@ def test_a_pack_for_many_peers(num_peers: int) -> None:
     )
 
 
-def test_offsets_beyond_four_gibibytes() -> None:
-    """A sparse file of memory: only the pages that are touched exist."""
+def test_copies_at_offsets_beyond_four_gibibytes_are_correct() -> None:
+    """The memory is mapped sparsely: only pages that are touched exist."""
     num_bytes = 20 << 30
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     with mmap.mmap(-1, num_bytes, flags=flags) as memory:
@@ -435,7 +435,7 @@ def test_offsets_beyond_four_gibibytes() -> None:
         del sparse
 
 
-def test_a_box_of_more_than_two_to_the_31_elements() -> None:
+def test_num_bytes_counts_more_than_two_to_the_31_elements() -> None:
     """Its size is only reached by repeating one source row: nothing large is read or written."""
     program = _C.CopyProgram(
         [((1 << 22, 1 << 10), (1, "uint8", 0, (1 << 10, 1)), [(0, "uint8", 0, (0, 1))])]
@@ -461,7 +461,7 @@ if child:
 
 
 def test_a_forked_child_makes_its_own_threads() -> None:
-    """In a process of its own: torch's threads would not survive a fork."""
+    """Runs in a new process, because threads of torch do not survive a fork."""
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
 
 
@@ -490,29 +490,29 @@ ROW = (0, "float32", 0, (1,))
         ),
     ],
 )
-def test_errors_say_what_would_be_right(op: Any, message: str) -> None:
+def test_invalid_ops_raise_value_error_with_the_reason(op: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _C.CopyProgram([op])
 
 
-def test_an_error_names_its_op() -> None:
+def test_error_names_the_number_of_its_op() -> None:
     with pytest.raises(ValueError, match="op 1 of a copy program"):
         _C.CopyProgram([((4,), ROW, []), ((-1,), ROW, [])])
 
 
-def test_too_few_addresses() -> None:
+def test_too_few_addresses_raise_value_error() -> None:
     program = _C.CopyProgram([((4,), ROW, [(2, "float32", 0, (1,))])])
     with pytest.raises(ValueError, match="uses buffers 0 to 2, but 2 addresses were given"):
         program.run([0, 0])
 
 
-def test_no_thread_at_all() -> None:
+def test_zero_threads_raise_value_error() -> None:
     with pytest.raises(ValueError, match="num_threads is 0; give 1 or more"):
         _C.CopyProgram([]).run([], 0)
 
 
 @pytest.mark.skipif(_C.has_cuda, reason="built with CUDA")
-def test_cuda_is_said_to_be_missing() -> None:
+def test_run_cuda_raises_runtime_error_if_built_without_cuda() -> None:
     with pytest.raises(RuntimeError, match="built without CUDA"):
         _C.CopyProgram([]).run_cuda([], 0)
 
@@ -525,7 +525,7 @@ on_gpu = pytest.mark.skipif(
 
 
 @pytest.mark.skipif(not _C.has_cuda or torch.cuda.is_available(), reason="is about having no GPU")
-def test_no_gpu_is_an_error_that_names_the_call() -> None:
+def test_run_cuda_with_no_gpu_raises_error_that_names_the_cuda_call() -> None:
     program = _C.CopyProgram([((4,), ROW, [])])
     with pytest.raises(RuntimeError, match=r"copy_cuda.cpp:\d+: cudaGetDevice\(&device\): "):
         program.run_cuda([0], 0)
@@ -534,7 +534,7 @@ def test_no_gpu_is_an_error_that_names_the_call() -> None:
 @on_gpu
 @pytest.mark.parametrize("num_srcs", [0, 1, 3])
 @pytest.mark.parametrize("name", SUMMABLE)
-def test_the_gpu_gives_the_bytes_of_the_cpu(name: str, num_srcs: int) -> None:
+def test_gpu_result_has_the_bits_of_the_cpu_result(name: str, num_srcs: int) -> None:
     for box in ((slice(1, 60), slice(3, 70)), (slice(0, 64), slice(16, 80))):
         srcs = [random_tensor(name, (64, 96), seed) for seed in range(num_srcs)]
         dst = random_tensor(name, (64, 96), 9)
@@ -549,7 +549,7 @@ def test_the_gpu_gives_the_bytes_of_the_cpu(name: str, num_srcs: int) -> None:
 
 
 @on_gpu
-def test_a_batch_of_many_ops_on_the_gpu() -> None:
+def test_batch_of_many_ops_on_the_gpu_equals_the_cpu_result() -> None:
     """More ops than a launch takes by value, so that they come from a table on the device."""
     src, dst = torch.randn(200, 40).cuda(), torch.zeros(200, 40).cuda()
     ops = []

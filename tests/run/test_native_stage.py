@@ -1,4 +1,4 @@
-"""The native core does what the Python definition says, on every pair."""
+"""The native core gives the results of the Python definition on every pair."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Memory(_Simulation):
         return tuple(self.flat[name, rank].ctypes.data for name in names)
 
     def call_twice(self, stage: Any, rank: int, totals: Sequence[int]) -> None:
-        """The second call shows whether both sides counted the events of the first alike."""
+        """The second call fails if two ranks counted the events of the first call differently."""
         for identity in (7, 8):
             stage.call(self.addresses(rank), 1, identity, totals)
 
 
 def run_by_messages(program: Program, shards: dict[int, Array]) -> dict[int, Array]:
-    """All ranks' native stages, one rank after another from transfer to transfer."""
+    """Run the native stages of all ranks, one rank after another up to its next transfer."""
     memory = Memory(program, {(SRC, rank): shard for rank, shard in shards.items()})
     waiting = {rank: list(_parts(s.actions)) for rank, s in schedules(program).items()}
     started: dict[int, set[int]] = {}
@@ -76,7 +76,7 @@ def run_by_messages(program: Program, shards: dict[int, Array]) -> dict[int, Arr
 
 
 def run_by_reading(program: Program, shards: dict[int, Array]) -> dict[int, Array]:
-    """All ranks' native stages at once, a thread each, with signals between them."""
+    """Run the native stages of all ranks at once, one thread each, with signals between them."""
     memory = Memory(program, {(SRC, rank): shard for rank, shard in shards.items()})
     found = schedules(program)
     alone = set(program.ranks) - {rank for group in program.peer_groups for rank in group}

@@ -1,4 +1,4 @@
-"""Laws of the pool: nobody's memory is given away while it is used, by a fork neither."""
+"""Laws of the pool: memory in use is never given to another tensor or to a forked child."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     fresh = Pool(CAPACITY, is_shared=request.param)
     monkeypatch.setattr(pool_module, "_pool", fresh)
     monkeypatch.setattr(pool_module, "_is_made", True)
-    # A collection then looks at what a test makes, not at all that earlier ones left.
+    # A garbage collection then visits only the objects of this test.
     gc.freeze()
     yield fresh
     gc.unfreeze()
@@ -43,7 +43,7 @@ def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     ids=str,
 )
 @pytest.mark.parametrize("shape", [(3, 5), (1 << 20, 3)], ids=["small", "large"])
-def test_a_result_is_as_torch_makes_it(
+def test_empty_gives_a_contiguous_writable_tensor(
     pool: Pool, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     made = rv.empty(shape, dtype)
@@ -57,7 +57,7 @@ def _numpy(made: Tensor) -> object:
 
 
 def _graph(made: Tensor) -> object:
-    # The backward of a product needs what was multiplied.
+    # The backward pass of a product needs its factors.
     return torch.ones(len(made), requires_grad=True) * made
 
 
@@ -82,7 +82,7 @@ HOLDERS: tuple[Callable[[Tensor], object], ...] = (
 
 
 @pytest.mark.parametrize("hold", HOLDERS)
-def test_memory_comes_back_when_the_last_holder_is_gone(
+def test_memory_returns_to_the_pool_when_the_last_reference_is_gone(
     pool: Pool, hold: Callable[[Tensor], object]
 ) -> None:
     made = empty((MIN_BYTES,), torch.float32, CPU)
@@ -96,7 +96,7 @@ def test_memory_comes_back_when_the_last_holder_is_gone(
     assert empty((MIN_BYTES,), torch.int32, CPU).data_ptr() == address
 
 
-def test_results_that_live_at_once_share_nothing(pool: Pool) -> None:
+def test_tensors_alive_at_the_same_time_share_no_memory(pool: Pool) -> None:
     draw = random.Random(0)
     alive: dict[int, Tensor] = {}
     for i in range(300):
@@ -110,34 +110,34 @@ def test_results_that_live_at_once_share_nothing(pool: Pool) -> None:
             pool.clear()
     alive.clear()
     pool.clear()
-    # All holes are one again: the whole range is free.
+    # All holes are merged again: the whole range is free.
     assert pool.take(CAPACITY // 2) is not None
 
 
-def test_small_results_are_torch_s(pool: Pool) -> None:
+def test_small_tensors_do_not_use_the_pool(pool: Pool) -> None:
     rv.empty((MIN_BYTES - 1,), torch.uint8)
     assert pool.kept_bytes == 0
 
 
-def test_no_more_is_kept_than_the_limit(pool: Pool) -> None:
+def test_pool_keeps_at_most_its_limit_and_reuses_the_last_block_first(pool: Pool) -> None:
     size = MAX_KEPT_BYTES // 4
     made = [empty((size,), torch.uint8, CPU) for _ in range(6)]
     last = made[-1].data_ptr()
     for i in range(6):
         made[i] = torch.empty(0)
     assert pool.kept_bytes == 4 * size
-    # The last to come back is the first to go out: its pages are in the caches.
+    # The block that was returned last is reused first, because its pages are in the caches.
     assert empty((size,), torch.uint8, CPU).data_ptr() == last
 
 
-def test_what_does_not_fit_comes_from_torch(pool: Pool) -> None:
+def test_tensor_is_allocated_by_torch_if_the_pool_is_full(pool: Pool) -> None:
     blocks = [pool.take(MAX_KEPT_BYTES) for _ in range(4)]
     assert all(block is not None for block in blocks)
     assert pool.take(PAGE) is None
     assert empty((MIN_BYTES,), torch.uint8, CPU).fill_(1).sum() == MIN_BYTES
 
 
-def test_clear_gives_memory_back_to_the_system(pool: Pool) -> None:
+def test_empty_cache_returns_memory_to_the_system(pool: Pool) -> None:
     def held() -> int:
         return os.fstat(pool.fd).st_blocks * 512 if pool.fd >= 0 else 0
 
@@ -149,7 +149,7 @@ def test_clear_gives_memory_back_to_the_system(pool: Pool) -> None:
     assert (pool.kept_bytes, held()) == (0, before)
 
 
-def test_others_read_what_is_at_a_location() -> None:
+def test_mapping_of_a_pool_shows_the_bytes_at_a_location_read_only() -> None:
     pool = Pool(CAPACITY, is_shared=True)
     view = pool.take(MIN_BYTES)
     assert view is not None
@@ -164,13 +164,13 @@ def test_others_read_what_is_at_a_location() -> None:
         theirs[start] = 0
 
 
-def test_what_is_elsewhere_has_no_location(pool: Pool) -> None:
+def test_location_of_memory_outside_the_pool_is_0(pool: Pool) -> None:
     other = torch.zeros(MIN_BYTES)
     assert pool.location(other.data_ptr(), other.nbytes) == 0
 
 
 @pytest.mark.parametrize("least_fd", [0, 1100])
-def test_a_forked_child_has_tensors_of_its_own(
+def test_parent_and_forked_child_do_not_see_writes_of_each_other(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, least_fd: int
 ) -> None:
     pipe = os.pipe
@@ -188,7 +188,7 @@ def test_a_forked_child_has_tensors_of_its_own(
     monkeypatch.setattr(os, "pipe", pipe_from)
     before = len(os.listdir("/proc/self/fd"))
     made = empty((MIN_BYTES,), torch.float32, CPU)
-    # A child may not use torch's threads, which it does not have.
+    # A forked child has no threads of torch, so the test uses numpy.
     array = made.numpy()
     array.fill(1.0)
     go, done = os.pipe(), os.pipe()
@@ -217,7 +217,7 @@ def test_a_forked_child_has_tensors_of_its_own(
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_where_shared_memory_is_refused_the_pool_is_private(
+def test_pool_is_private_if_shared_memory_cannot_be_created(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> int:
@@ -233,7 +233,9 @@ def test_where_shared_memory_is_refused_the_pool_is_private(
     assert found.location(made.data_ptr(), made.nbytes) == 0
 
 
-def test_a_limit_of_address_space_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_takes_at_most_an_eighth_of_a_limited_address_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))
     monkeypatch.setattr(pool_module, "_pool", None)
     monkeypatch.setattr(pool_module, "_is_made", False)

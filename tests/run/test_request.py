@@ -75,7 +75,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=range(len(REQUESTS)))
-def test_requests_survive_a_journey_as_json(request_: Request) -> None:
+def test_requests_round_trip_as_json(request_: Request) -> None:
     assert Request.from_json(json.loads(json.dumps(request_.to_json()))) == request_
 
 
@@ -86,12 +86,12 @@ def test_a_request_prints_as_its_transition() -> None:
 # --- one plan -----------------------------------------------------------------------------------
 
 
-def test_plan_is_of_the_layouts_and_the_dtype() -> None:
+def test_resolved_plan_has_the_layouts_and_the_dtype() -> None:
     plan = resolved(of_ranks(every={"dtypes": ("bfloat16",)}))
     assert (plan.src, plan.dst, plan.dtype) == (SRC, DST, "bfloat16")
 
 
-def test_plan_is_for_the_topology() -> None:
+def test_resolved_plan_has_the_topology() -> None:
     assert resolved(of_ranks(every={"topology": repr(TOPOLOGY)}), topology=TOPOLOGY) is rv.plan(
         SRC, DST, "float32", TOPOLOGY
     )
@@ -99,13 +99,13 @@ def test_plan_is_for_the_topology() -> None:
 
 @pytest.mark.parametrize("src", [SRC, str(SRC)], ids=["layout", "text"])
 @pytest.mark.parametrize("dst", [DST, str(DST)], ids=["layout", "text"])
-def test_a_rank_that_has_texts_concludes_what_one_with_layouts_does(
+def test_texts_and_layouts_resolve_to_the_same_plan(
     src: rv.Layout | str, dst: rv.Layout | str
 ) -> None:
     assert resolved(of_ranks(), src, dst) is rv.plan(SRC, DST)
 
 
-def test_ranks_outside_src_pass_no_shard() -> None:
+def test_ranks_outside_src_may_pass_no_shard() -> None:
     src, dst = rv.Layout((8,), "R(1)V(1)D(2)", [0, 1]), rv.Layout((8,), "R(1)V(1)D(2)", [2, 3])
     common = {"src": str(src), "dst": str(dst)}
     requests = {
@@ -137,7 +137,7 @@ def test_shape_is_inferred_from_the_shards_of_every_layout(
 
 
 @pytest.mark.parametrize("src", [str(rvd) for rvd in all_rvds(4, 1)])
-def test_a_given_shape_is_taken(src: str) -> None:
+def test_given_shape_is_used_for_src_and_dst(src: str) -> None:
     layout, dst = rv.Layout((7,), src), "R(1)V(4)D(1)"
     requests = of_texts(src, dst, (7,), [shard_shape(layout, rank) for rank in range(4)])
     plan = resolved(requests, src, dst)
@@ -149,13 +149,13 @@ def test_shape_of_a_tensor_of_0_dims_is_inferred() -> None:
     assert resolved(requests, "R(1)V(4)D()", "R(4)V(1)D()").src.shape == ()
 
 
-def test_a_text_as_dst_takes_the_shape_of_a_layout_as_src() -> None:
+def test_text_as_dst_takes_the_shape_of_a_layout_as_src() -> None:
     requests = of_ranks(every={"dst": "R(2)V(2)D(1)"})
     plan = resolved(requests, SRC, "R(2)V(2)D(1)")
     assert plan.dst == rv.Layout((8,), "R(2)V(2)D(1)")
 
 
-def test_whole_texts_have_ranks_and_cuts_of_their_own() -> None:
+def test_whole_texts_define_ranks_and_cuts() -> None:
     text = "R(1)V(1)D(2) shape(8) ranks(3,1) cuts(0,1,8)"
     shards: list[tuple[int, ...] | None] = [None, (7,), None, (1,)]
     plan = resolved(of_texts(text, str(DST), None, shards), text, DST)
@@ -184,7 +184,7 @@ def test_shape_that_cannot_be_inferred_is_an_error(
 @pytest.mark.parametrize(
     "src, needs", [("R(1)V(1)D(3)", "3 ranks (1*1*3)"), ("R(1)V(2)D(4)", "8 ranks (1*2*4)")]
 )
-def test_text_whose_counts_are_not_the_ranks_of_the_group_is_an_error(
+def test_text_whose_counts_do_not_match_the_group_raises_layout_error(
     src: str, needs: str, shape: tuple[int, ...] | None
 ) -> None:
     dst = "R(4)V(1)D(1)"
@@ -194,7 +194,7 @@ def test_text_whose_counts_are_not_the_ranks_of_the_group_is_an_error(
     )
 
 
-def test_text_with_more_splits_than_ranks_is_an_error_of_counts_not_of_shape() -> None:
+def test_text_with_more_splits_than_ranks_raises_layout_error_about_counts() -> None:
     src, dst = "R(1)V(1)D(8)", "R(4)V(1)D(1)"
     assert error_of(of_texts(src, dst, None, [(2,)] * 4), src, dst) == (
         f"LayoutError: redistribute {src} -> {dst}: {src} needs 8 ranks (1*1*8) but 4 were given: "
@@ -202,7 +202,7 @@ def test_text_with_more_splits_than_ranks_is_an_error_of_counts_not_of_shape() -
     )
 
 
-def test_a_shape_that_is_not_the_layouts_is_an_error() -> None:
+def test_shape_that_differs_from_the_layouts_raises_layout_error() -> None:
     error = error_of(of_ranks(every={"shape": (9,)}))
     assert error.startswith("LayoutError: ")
     assert "(9,)" in error
@@ -221,13 +221,13 @@ OTHER = {
 }
 
 
-def test_every_common_field_has_a_test() -> None:
+def test_disagreement_cases_cover_every_common_field() -> None:
     assert set(OTHER) == set(COMMON)
 
 
 @pytest.mark.parametrize("name", COMMON)
 @pytest.mark.parametrize("rank", [1, 3])
-def test_ranks_that_disagree_are_both_named(name: str, rank: int) -> None:
+def test_error_names_both_ranks_that_disagree(name: str, rank: int) -> None:
     value, asked = OTHER[name]
     assert error_of(of_ranks(**{f"rank{rank}": {name: value}})) == (
         f"LayoutError: redistribute: ranks disagree about {name}: rank 0 asks for {asked}, "
@@ -236,7 +236,7 @@ def test_ranks_that_disagree_are_both_named(name: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize("name", COMMON)
-def test_ranks_that_disagree_conclude_the_same_whatever_they_were_given(name: str) -> None:
+def test_disagreement_error_is_the_same_on_both_ranks(name: str) -> None:
     value, _ = OTHER[name]
     requests = of_ranks(rank2={name: value})
     given = {"src": SRC, "dst": DST, "topology": None}
@@ -255,7 +255,7 @@ def test_ranks_that_disagree_conclude_the_same_whatever_they_were_given(name: st
     ],
     ids=["shard", "out", "dtype="],
 )
-def test_ranks_that_disagree_about_dtype_are_named_with_theirs(change: dict[str, Any]) -> None:
+def test_error_names_the_dtypes_of_ranks_that_disagree(change: dict[str, Any]) -> None:
     error = error_of(of_ranks(2, rank1=change), group_size=4)
     start = f"ShapeMismatchError: {WHAT}: ranks disagree about dtype: "
     assert error.startswith(start)
@@ -273,7 +273,7 @@ def test_unknown_dtype_is_an_error() -> None:
     assert error.startswith(f"LayoutError: {WHAT}: dtype 'qint8' is unknown; the known ones are ")
 
 
-def test_dtype_that_nobody_knows_is_an_error() -> None:
+def test_missing_shards_on_all_ranks_raise_shape_mismatch_error() -> None:
     assert error_of(of_ranks(every={"shard": None, "dtypes": ()})) == (
         f"ShapeMismatchError: {WHAT}: no rank passed a shard, so the dtype is unknown."
     )
@@ -328,7 +328,7 @@ def test_rank_outside_the_topology_is_an_error() -> None:
     ],
     ids=["unparsable", "zero", "rank twice", "cuts out of order"],
 )
-def test_text_that_is_no_layout_is_an_error(src: str, fact: str) -> None:
+def test_text_that_is_no_layout_raises_layout_error(src: str, fact: str) -> None:
     error = error_of(of_ranks(every={"src": src}), src)
     assert error == f"LayoutError: redistribute {src} -> {DST}: {fact}"
 
@@ -348,7 +348,7 @@ def test_text_that_is_no_layout_is_an_error(src: str, fact: str) -> None:
     ],
     ids=["shape", "dims", "0-d", "none", "out"],
 )
-def test_tensor_that_is_not_what_its_layout_gives_is_an_error(
+def test_tensor_of_the_wrong_shape_raises_shape_mismatch_error(
     change: dict[str, Any], fact: str, rank: int
 ) -> None:
     requests = of_ranks(**{f"rank{rank}": change})
@@ -363,7 +363,9 @@ def test_tensor_that_is_not_what_its_layout_gives_is_an_error(
     ],
     ids=["shard", "out"],
 )
-def test_tensor_of_a_rank_that_has_none_is_an_error(change: dict[str, Any], fact: str) -> None:
+def test_tensor_on_a_rank_outside_its_layout_raises_shape_mismatch_error(
+    change: dict[str, Any], fact: str
+) -> None:
     src, dst = rv.Layout((4,), "R(1)V(1)D(2)", [0, 1]), rv.Layout((4,), "R(1)V(1)D(2)", [1, 2])
     common = {"src": str(src), "dst": str(dst)}
     nothing = {"shard": None, "dtypes": ()}
@@ -375,7 +377,7 @@ def test_tensor_of_a_rank_that_has_none_is_an_error(change: dict[str, Any], fact
     assert error_of(requests, src, dst) == f"ShapeMismatchError: {what}: rank {rank} {fact}"
 
 
-def test_first_rank_with_a_wrong_tensor_is_named() -> None:
+def test_error_names_the_first_rank_with_a_wrong_tensor() -> None:
     error = error_of(of_ranks(rank3={"shard": (5,)}, rank1={"shard": (3,)}))
     assert error == f"ShapeMismatchError: {SHORT}: rank 1 passed [3], its shard is [2]."
 
@@ -393,22 +395,22 @@ def test_shard_shape_is_none_outside_the_layout(rank: int, shape: tuple[int, ...
     assert shard_shape(SRC, rank) == shape
 
 
-def test_all_ranks_outside_the_group_are_named_once() -> None:
+def test_error_names_every_rank_outside_the_group_once() -> None:
     with pytest.raises(rv.LayoutError, match=r"^here: ranks \[4, 9\] are outside the group, which"):
         check_in_group((9, 0, 4, 9, 3), 4, "here")
 
 
-def test_ranks_in_the_group_are_no_error() -> None:
+def test_check_in_group_accepts_ranks_of_the_group() -> None:
     check_in_group((3, 0), 4, "here")
 
 
-def test_other_dtype_than_the_plans_is_an_error() -> None:
+def test_dtype_that_differs_from_the_plan_raises_shape_mismatch_error() -> None:
     words = r"rank 1 passed int8, the plan is float32\.$"
     with pytest.raises(rv.ShapeMismatchError, match=words):
         check_tensors(rv.plan(SRC, DST), 1, replace(GOOD, dtypes=("int8",)))
 
 
-def test_what_its_layouts_give_a_rank_is_no_error() -> None:
+def test_check_tensors_accepts_a_shard_and_an_out_that_fit_the_layouts() -> None:
     check_tensors(rv.plan(SRC, DST), 1, replace(GOOD, out=(8,)))
 
 
@@ -426,7 +428,7 @@ def of_grads(*requires_grad: bool | None, **changes: Any) -> dict[int, Request]:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_ranks_that_do_not_know_of_a_gradient_follow_the_others(wanted: bool) -> None:
+def test_ranks_without_requires_grad_follow_the_others(wanted: bool) -> None:
     requests = of_grads(None, wanted, None, wanted, asks_grad=True)
     assert needs_grad(requests, rv.plan(SRC, DST)) is wanted
 
@@ -443,23 +445,23 @@ def grad_error_of(requests: Mapping[int, Request], plan: rv.Plan) -> str:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int64", "uint8"])
-def test_a_gradient_of_integers_is_an_error(dtype: str) -> None:
+def test_gradient_of_integers_raises_layout_error(dtype: str) -> None:
     error = f"{SHORT}: {dtype} has no gradient; leave out requires_grad=True."
     assert grad_error_of(of_grads(*[True] * 4), rv.plan(SRC, DST, dtype)) == error
 
 
-def test_ranks_that_disagree_about_a_gradient_are_both_named() -> None:
+def test_error_names_both_ranks_that_disagree_about_requires_grad() -> None:
     error = "redistribute: ranks disagree about requires_grad: rank 1 asks for True, rank 3 for "
     requests = of_grads(None, True, None, False)
     assert grad_error_of(requests, rv.plan(SRC, DST)) == f"{error}False."
 
 
-def test_a_gradient_through_out_is_an_error() -> None:
+def test_gradient_through_out_raises_layout_error() -> None:
     requests = of_grads(*[True] * 4) | {2: replace(GOOD, requires_grad=True, out=(8,))}
     assert grad_error_of(requests, rv.plan(SRC, DST)).startswith(f"{SHORT}: rank 2 passed out, ")
 
 
-def test_a_rank_without_a_result_has_to_ask_for_what_stands_for_it() -> None:
+def test_rank_without_a_result_must_pass_requires_grad() -> None:
     words = "a gradient flows back, but rank 0 is outside dst and has no result to start from"
     assert words in grad_error_of(of_grads(True, True, None, None), APART)
     assert needs_grad(of_grads(True, True, None, None, asks_grad=True), APART)

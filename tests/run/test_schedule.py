@@ -1,4 +1,4 @@
-"""Laws of schedules: right whatever the ranks' speeds are, and never stuck."""
+"""Laws of schedules: right data at any speed of the ranks, and no deadlock."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ISLANDS = {"none": (), "one": (range(8),), "two": (range(4), range(4, 8)), "odd"
 
 
 class Race:
-    """Runs all ranks' schedules, a random one a step; calls follow each other without a barrier."""
+    """Runs the schedules of all ranks, a random rank per step, without a barrier between calls."""
 
     def __init__(self, program: Program, rng: random.Random, calls: list[dict[int, np.ndarray]]):
         self.program, self.rng, self.calls = program, rng, calls
         self.memory = _Simulation(program, {(SRC, r): shard for r, shard in calls[0].items()})
         self.counts = dict.fromkeys(program.ranks, 0)
         self.results: list[dict[int, np.ndarray]] = [{} for _ in calls]
-        # By call and collective: who has started it, and whether its messages have travelled.
+        # By call and collective: the ranks that have started it, and whether its messages moved.
         self.started: dict[tuple[int, int], set[int]] = {}
         self.moved: set[tuple[int, int]] = set()
 
@@ -105,7 +105,7 @@ def race_faults(program: Program, seed: int) -> list[str]:
 @pytest.mark.parametrize("num_slices", [1, 3])
 @pytest.mark.parametrize("name", ISLANDS)
 @pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
-def test_schedules_give_what_the_global_order_gives(
+def test_schedules_give_right_data_in_random_interleavings(
     name: str, num_slices: int, topology: rv.Topology
 ) -> None:
     rng = random.Random(f"{name} {num_slices}")
@@ -119,7 +119,7 @@ def test_schedules_give_what_the_global_order_gives(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_schedules_of_irregular_pairs_are_right(seed: int) -> None:
+def test_schedules_of_irregular_pairs_give_right_data(seed: int) -> None:
     rng = random.Random(seed)
     (src, dst), topology = random_pair(rng), random_topology(rng)
     ranks = sorted({*src.ranks, *dst.ranks})
@@ -130,20 +130,20 @@ def test_schedules_of_irregular_pairs_are_right(seed: int) -> None:
     assert race_faults(program, seed) == []
 
 
-def test_a_program_without_islands_waits_for_nobody() -> None:
+def test_schedule_without_islands_has_no_await_and_no_advance() -> None:
     src, dst = (rv.Layout((16, 16), text) for text in ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"))
     actions = schedule(rv.plan(src, dst, executor="dist").program, 0).actions
     assert not any(isinstance(action, Await | Advance) for action in actions)
 
 
-def test_ranks_count_events_only_where_somebody_waits() -> None:
+def test_rank_of_a_gather_counts_two_events_and_awaits_each_peer_twice() -> None:
     src, dst = (rv.Layout((16, 16), text) for text in ("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"))
     plan = rv.plan(src, dst)
     program = lower(plan.path, plan.dtype, plan.topology, islands=(range(4),))
     found = schedule(program, 0)
-    # One when its shard can be read, one when it has read the others'.
+    # One event when its shard can be read, one when it has read the shards of the others.
     assert found.totals == dict.fromkeys(range(4), 2)
-    # Once for the last call's readers, once for this call's writers.
+    # Once for the readers of the last call, once for the writers of this call.
     assert [a for a in found.actions if isinstance(a, Await)] == [
         *(Await(peer, 0) for peer in (1, 2, 3)),
         *(Await(peer, 1) for peer in (1, 2, 3)),

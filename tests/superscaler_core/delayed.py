@@ -20,7 +20,7 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Delays:
-    """The weight versions that a plan reads, by closed forms instead of its schedule.
+    """The weight versions that a plan reads, by closed formulas instead of the plan's schedule.
 
     Attributes:
         warmup: number of forwards of each stage before its first backward.
@@ -61,10 +61,10 @@ class Delays:
 
 
 Loss = Callable[[Weights, Weights, Sequence[Tensor]], Tensor]
-"""The loss of a microbatch, given the weights of its forward and those of its backward."""
+"""The loss of a microbatch, given the weights of its forward and the weights of its backward."""
 
 Corrected = Callable[[int, int, list[Weights]], Weights]
-"""From (stage, version, all versions so far) to the weights that a backward of the stage reads."""
+"""Maps (stage, version, all versions so far) to the weights that a backward of the stage reads."""
 
 
 class _Linear(torch.autograd.Function):
@@ -151,18 +151,19 @@ def train_delayed(
 
     Args:
         case: a case with an asynchronous plan.
-        plan: the plan of the case; only its stages and number of microbatches are used, and its
-            schedule for weights that stages share.
+        plan: the plan of the case. Its stages and its number of microbatches are used; its schedule
+            is used only for weights that stages share.
         loss_of: the loss.
-        start: the initial parameters; those of the case's model if None.
-        corrected: the weights that backwards read.
-        rate: the factor of the learning rate, from (stage, number of the update).
+        start: the initial parameters; if None, the parameters of the case's model.
+        corrected: a function that returns the weights that a backward reads.
+        rate: a function of (stage, number of the update) that returns the factor of the learning
+            rate.
     """
     stage_of, aliases = stages_of_names(plan), plan.graph.aliases
     delays, num_mb = Delays.of(case, plan.num_stages), plan.num_microbatches
     start = start or case.new_model().state_dict()
     live = {name: nn.Parameter(x.clone()) for name, x in start.items() if name not in aliases}
-    # If only the newest version is kept, stages that share a weight read different versions of it.
+    # If only the newest version is kept, stages that share a weight read different versions.
     borrowed = aliases if delays.rule == "newest" else {}
     parameter_of = {**{name: name for name in live}, **borrowed}
     newest = {name: newest_of(plan, stage_of[parameter_of[name]]) for name in borrowed}
@@ -177,7 +178,7 @@ def train_delayed(
     make = OPTIMIZERS[case.optimizer]
     optimizers = [make([live[name] for name in mine]) for mine in names]
     losses, num_updates = [], 0
-    # The versions of all steps; a step reads no version from before its start.
+    # The versions of all steps; a step reads no version that is older than its start.
     versions: list[Weights] = [{name: x.detach().clone() for name, x in live.items()}]
     for step in range(case.num_steps):
         chunks = [x.chunk(num_mb) for x in case.inputs(step, num_mb)]
@@ -206,7 +207,7 @@ def train_delayed(
 
 
 def delayed(case: Case, plan: ss.Plan) -> Trained:
-    """``train_delayed`` with the loss of the MLP, or for other models with that of the graph.
+    """``train_delayed`` with ``mlp_loss`` for the MLP, and with ``graph_loss`` for other models.
 
     Other models need a plan in which a backward reads the version of its forward.
     """

@@ -1,7 +1,7 @@
-"""Small features of models, each from an activation to an activation, and the expected capture.
+"""Small features of models, and whether a capture must accept or refuse them.
 
-A feature must either be captured with the results of torch, or be refused with an error that names
-the feature.
+A feature is a function from an activation to an activation. A capture must either accept the
+feature and give the results of torch, or refuse it with an error that names the feature.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Symmetric(nn.Module):
 
 
 class ByValues(nn.Module):
-    """A module that runs a function which tracing cannot follow, because it depends on values."""
+    """A module with a function that tracing cannot follow, because it depends on tensor values."""
 
     def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ def tied(block: Any) -> None:
 
 
 FEATURES: dict[str, Feature] = {
-    # A Function has a backward of its own.
+    # autograd Functions, which define their own backward.
     "reversal": Feature(lambda b, h: functions.Reverse.apply(h, 0.5)),
     "straight through": Feature(lambda b, h: functions.Sign.apply(h) * b.other(h)),
     "clamped gradient": Feature(lambda b, h: functions.Clamped.apply(h, 0.001)),
@@ -338,7 +338,7 @@ FEATURES: dict[str, Feature] = {
         prepare=lambda b: b.line.register_forward_hook(lambda m, i, o: hooked(m, o)),
         refused=r"module 'blocks.\d.line' \(Linear\): it registers a hook on a tensor",
     ),
-    # Checkpointing, and what autograd keeps.
+    # Checkpointing, and hooks on the tensors that autograd saves.
     "reentrant checkpoint": Feature(lambda b, h: checkpoint(b.other, h, use_reentrant=True)),
     "reentrant checkpoint of no gradient": Feature(
         lambda b, h: h + checkpoint(b.other, h.detach(), use_reentrant=True),

@@ -22,7 +22,7 @@ class Reverse(Function):
 
 
 class Sign(Function):
-    """A straight-through estimator."""
+    """A straight-through estimator of the sign."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Clamped(Function):
 
 
 class Halves(Function):
-    """Two results of two tensors; one of the results has no gradient."""
+    """A Function with two inputs and two results; the second result has no gradient."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ class Halves(Function):
 
 
 class One(Function):
-    """A tuple of one result."""
+    """A Function that returns a tuple with one result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor]:
@@ -79,7 +79,7 @@ class One(Function):
 
 
 class Noisy(Function):
-    """Draws random numbers; a program would draw other numbers."""
+    """A Function that draws random numbers; a compiled program would draw other numbers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Noisy(Function):
 
 
 class Writes(Function):
-    """Modifies its argument in place."""
+    """A Function that modifies its argument in place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Writes(Function):
 
 
 class Calls(Function):
-    """Has a function as an argument."""
+    """A Function that takes a Python function as an argument."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Modules for tests that tracing cannot follow, at the top level of an importable module."""
+"""Test modules that tracing cannot follow, at the top level of an importable Python module."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ WIDTH = 6
 
 
 class Experts(nn.Module):
-    """Experts: the sum of a row chooses its expert; only experts with rows run."""
+    """Experts: the sum of a row determines the row's expert; experts without rows do not run."""
 
     def __init__(self, num: int = 3) -> None:
         super().__init__()

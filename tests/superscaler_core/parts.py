@@ -25,7 +25,7 @@ def values_of(graph: Graph, inputs, parameters, seed: int = 0) -> dict:
 
 
 def pieces_of(op: Op, loops) -> list[tuple]:
-    """All combinations of pieces with every loop cut in two, unevenly if possible."""
+    """All combinations of pieces if every loop is cut in two, unevenly if possible."""
     cuts = [(0, op.sizes[i] - op.sizes[i] // 3 - (op.sizes[i] < 3), op.sizes[i]) for i in loops]
     halves = [[(i, a, b), (i, b, c)] for i, (a, b, c) in zip(loops, cuts, strict=True)]
     return [tuple(sorted(combination)) for combination in product(*halves)]
@@ -82,7 +82,7 @@ def range_slices(box) -> tuple[slice, ...]:
 
 
 def check_splits(op: Op, inputs: list[Tensor], seed: int = 3) -> None:
-    """Check that splits by each loop, and by up to four loops, give the whole op's results."""
+    """Check splits by each loop, and by the first four loops together, against the whole op."""
     whole = run_split(op, inputs, [()], seed)
     loops = loops_of(op)
     for chosen in [*([i] for i in loops), loops[:4]]:

@@ -1,4 +1,4 @@
-"""Recorder: a host that records all copies, and the memory that they leave alive on the device."""
+"""Recorder: a host that records all copies, and the device memory that is alive at each copy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Copied:
 
 
 class Recorder(Host):
-    """A recording host for all ranks of a program; live bytes are meaningful with one rank only."""
+    """A recording host for all ranks of a program; bytes alive are exact with one rank only."""
 
     def __init__(self) -> None:
         super().__init__()

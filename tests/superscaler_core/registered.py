@@ -8,7 +8,10 @@ from superscaler_core.front_end.register import register_op
 
 @register_op("b s^ -> b k^", sizes={"k": "count"}, dtypes=["int64"])
 def best(scores: Tensor, *, count: int) -> Tensor:
-    """The positions of the best scores; tracing could not follow this, as it depends on values."""
+    """The positions of the ``count`` best scores.
+
+    Tracing cannot follow this function, because its code depends on the values of the scores.
+    """
     return torch.stack(
         [row[row.argsort(descending=True).tolist()[:count]] for row in scores]
     ).long()
@@ -16,7 +19,10 @@ def best(scores: Tensor, *, count: int) -> Tensor:
 
 @register_op("b (g e^), e^ f -> b (g f)", sizes={"g": "groups"}, flops=2.0)
 def grouped(x: Tensor, weight: Tensor, *, groups: int, scale: float = 0.5) -> Tensor:
-    """A product for each group of columns; parts of the op do not use the value of ``groups``."""
+    """A product for each group of columns.
+
+    The code infers the number of groups from ``x``, so that it also computes parts of the op.
+    """
     pieces = x.unflatten(1, (-1, len(weight))) @ weight
     return pieces.flatten(1) * scale if groups else x
 

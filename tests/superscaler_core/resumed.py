@@ -47,7 +47,7 @@ class Resumable:
     Attributes:
         trainer: trainer of the rank.
         case: makes the inputs.
-        seed_of: from the number of a step to the seed of its inputs.
+        seed_of: function that maps the number of a step to the seed of its inputs.
         step: number of the next step.
         losses: losses of all steps of this object, by the number of the step.
     """
@@ -96,7 +96,7 @@ class Resumable:
 
 
 def same_losses(found: dict[int, float], expected: dict[int, float]) -> bool:
-    """Assert that the losses equal the expected ones of the same steps; False if there are none."""
+    """Assert that losses equal the expected losses of the same steps; False without any losses."""
     steps = sorted(found)
     a, b = (torch.tensor([x[s] for s in steps], dtype=torch.float64) for x in (found, expected))
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

@@ -34,9 +34,9 @@ def own(*rows: str, stages: int, microbatches: int) -> Schedule:
 def round_robin(replicas: Sequence[int], num_microbatches: int) -> Schedule:
     """1F1B with several workers per stage, which take the microbatches in turn.
 
-    The number of warm-up forwards of a worker is the number of workers of all later stages over the
-    number of workers of its stage, rounded down. Source: PipeDream's replicated stages, with a
-    flush.
+    The number of warm-up forwards of a worker is the number of workers of all later stages, divided
+    by the number of workers of its stage and rounded down. Source: PipeDream's replicated stages,
+    with a flush.
     """
     rows = []
     for stage, count in enumerate(replicas):

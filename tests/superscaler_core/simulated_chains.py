@@ -19,7 +19,7 @@ def free(num_devices: int) -> rv.Topology:
 
 
 def chain(num_layers: int, batch: int = 4, width: int = 8, *, recycles: bool = False) -> Graph:
-    """``sum(x w0 w1 ...)`` with square weights; the product may be recycled as ``x``."""
+    """``sum(x w0^T w1^T ...)`` with square weights; the product may be recycled as ``x``."""
     builder = ss.GraphBuilder("chain")
     x = first = builder.input("x", (batch, width), "float32")
     for i in range(num_layers):
@@ -33,7 +33,7 @@ def chain(num_layers: int, batch: int = 4, width: int = 8, *, recycles: bool = F
 
 
 def given(graph: Graph, forward_secs: float, backward_secs: float) -> DeviceProfile:
-    """A profile in which every unsplit layer takes the given times, and all else takes no time."""
+    """A profile in which every unsplit layer takes the given times; other ops take no time."""
     return DeviceProfile(
         "given",
         {"float32": inf},

@@ -7,7 +7,7 @@ from superscaler_core.graph.graph import Graph
 
 
 def two_linears(batch: int = 4, width: int = 6, hidden: int = 8, out: int = 5) -> Graph:
-    """``sum((x up^T) down^T)``: two matrices, each of which can be cut in three ways."""
+    """``sum(tanh(x up^T) down^T)``: two products, each with three loops that can be split."""
     builder = ss.GraphBuilder("two_linears")
     up = builder.parameter("up.weight", (hidden, width), "float64")
     down = builder.parameter("down.weight", (out, hidden), "float64")

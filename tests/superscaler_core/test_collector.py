@@ -1,4 +1,4 @@
-"""Laws of the paused collector: as it was before, whatever happens inside."""
+"""Laws of the paused collector: its state is restored, also after an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from superscaler_core.collector import paused_collector
 
 
-def test_the_collector_is_as_it_was_after_a_pause() -> None:
+def test_collector_is_enabled_again_after_a_pause() -> None:
     assert gc.isenabled()
     with paused_collector():
         assert not gc.isenabled()
@@ -19,13 +19,13 @@ def test_the_collector_is_as_it_was_after_a_pause() -> None:
     assert gc.isenabled()
 
 
-def test_the_collector_is_as_it_was_after_an_error() -> None:
+def test_collector_is_enabled_again_after_an_error() -> None:
     with pytest.raises(ValueError, match="inside"), paused_collector():
         raise ValueError("inside")
     assert gc.isenabled()
 
 
-def test_who_has_no_collector_is_given_none() -> None:
+def test_disabled_collector_stays_disabled_after_a_pause() -> None:
     gc.disable()
     try:
         with paused_collector():

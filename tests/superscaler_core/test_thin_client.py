@@ -1,4 +1,4 @@
-"""The plan engine is a client: public names of rvdcomm, and no collective of its own."""
+"""The plan engine uses only public names of rvdcomm, and calls no collectives directly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLIC = {
     "rvdcomm": {*rv.__all__, "__version__"},
     "rvdcomm.checkpoint": set(rvdcomm.checkpoint.__all__),
 }
-# Starts and ends a group, and asks who is in it.
+# Names that start and end a process group, and ask about its members.
 SETUP = {
     "destroy_process_group",
     "get_backend",
@@ -78,7 +78,7 @@ def test_the_engine_uses_public_names_and_no_collectives(file: Path) -> None:
         "from torch.distributed.nn.functional import all_gather",
     ],
 )
-def test_the_linter_finds_what_it_is_for(source: str) -> None:
+def test_linter_finds_private_names_and_collectives(source: str) -> None:
     assert misuses(source)
 
 

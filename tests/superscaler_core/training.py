@@ -27,9 +27,9 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    # Some gradients are zero in exact arithmetic, for example that of a key's bias; computed, they
-    # are rounding noise. Adam divides a gradient by its size, so only an eps far above the noise
-    # keeps the updates small.
+    # Some gradients, for example of a key's bias, are zero in exact arithmetic. In floating-point
+    # arithmetic, they are rounding noise. Adam divides a gradient by its size, so only an eps far
+    # above the noise keeps the updates small.
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
 
 
@@ -65,8 +65,8 @@ REWRITES: dict[str, Callable[[ss.Schedule], ss.Schedule]] = {
 """Rewrites of a plan's schedule, by name.
 
 "halves" splits backwards into I and W, and "late" delays each W by two microbatches. "apart" makes
-recomputations actions of the schedule, and "halves-apart" does both. "mixed" splits every second
-backward.
+recomputations actions of the schedule. "halves-apart" applies "apart" and then "halves". "mixed"
+splits the backwards of every second microbatch.
 """
 
 
@@ -79,7 +79,7 @@ ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "ampnet", "pipemare")
 
 MODEL_OF = {"expert_parallel": "moe", **dict.fromkeys(EVOFORMER_PLANS, "evoformer"),
             "interlaced": "mbart", "terapipe": "gpt", "spatial": "wide_resnet"}  # fmt: skip
-"""The models of plans that work for one kind of model only."""
+"""The model of each plan that works for only one kind of model."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ class Case:
 
     @property
     def recycle(self) -> int:
-        """Forwards without gradient per microbatch, before the trained one."""
+        """Number of forwards without gradient, per microbatch, before the forward with gradient."""
         knobs = signature(PLANS[self.plan]).parameters if self.plan in PLANS else {}
         return self.knobs.get("recycle", knobs["recycle"].default if "recycle" in knobs else 0)
 
     @property
     def recycled(self) -> Mapping[str, int]:
-        """Recycled inputs, which are the last ones and are not passed to a program."""
+        """Recycled inputs; they are the last inputs of a model, and are not passed to a program."""
         return MODELS[self.model].recycled
 
     def compiled(self) -> ss.Compiled:
@@ -148,7 +148,7 @@ class Case:
         return ss.compile(self.planned())
 
     def planned(self) -> ss.Plan:
-        """The filled plan."""
+        """The plan, filled by ``PLANS[plan]``, with the overlap and the rewrite of the schedule."""
         plan = ss.Plan(self._graph(), range(self.num_devices))
         PLANS[self.plan](plan, **self.knobs)
         plan.overlap = self.overlap
@@ -236,15 +236,16 @@ def train_alone(case: Case, num_microbatches: int) -> Trained:
 def difference(trained: Trained, alone: Trained, floor: float) -> float:
     """The largest relative difference of losses and parameters.
 
-    The largest difference of a parameter's elements is divided by the largest element, but at least
-    by ``floor``: a parameter that is zero in exact arithmetic contains only rounding noise.
+    The largest difference of a parameter's elements is divided by the largest element. The divisor
+    is at least ``floor``, because a parameter that is zero in exact arithmetic has only rounding
+    noise.
     """
     assert trained.parameters.keys() == alone.parameters.keys()
     losses = [torch.tensor(one.losses, dtype=torch.float64) for one in (trained, alone)]
     pairs = [(losses[0], losses[1])]
     pairs += [(trained.parameters[name], value) for name, value in alone.parameters.items()]
     errors = [(a - b).abs().max() / b.abs().max().clamp_min(floor) for a, b in pairs]
-    # The maximum of tensors, unlike that of floats, is NaN if one of them is.
+    # ``Tensor.max`` returns NaN if an element is NaN; the builtin ``max`` may not.
     return torch.stack([error.double() for error in errors]).max().item()
 
 

@@ -1,4 +1,4 @@
-// A copy program's ops in the one form that the engines start from.
+// The canonical form of a copy program's ops, from which the CPU and CUDA engines are built.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace rvdcomm {
 
-/// A side in bytes.
+/// A side whose offset and strides count bytes.
 struct PlanSide {
   int32_t buffer;
   DType dtype;
@@ -17,7 +17,8 @@ struct PlanSide {
   int64_t stride[kMaxDims];
 };
 
-/// An op without dims of size 1, with neighbours merged, and dst strides positive and descending.
+/// An op in canonical form: no dim of size 1, mergeable dims merged, dst strides positive and
+/// descending.
 struct PlanOp {
   int32_t num_dims;
   int64_t shape[kMaxDims];
@@ -25,7 +26,7 @@ struct PlanOp {
   std::vector<PlanSide> srcs;
   bool read_soon = false;
 
-  /// Bytes are moved as they are: at most one source, and of dst's dtype.
+  /// Whether the op has no arithmetic: it has no source, or one source of dst's dtype.
   bool is_move() const { return srcs.empty() || (srcs.size() == 1 && srcs[0].dtype == dst.dtype); }
   int64_t num_elements() const {
     int64_t count = 1;
@@ -44,14 +45,15 @@ void for_sides(Op& op, Do what) {
 /// @throws std::invalid_argument that names op `index` of its program
 [[noreturn]] void refuse(size_t index, const std::string& what);
 
-/// Bring an op into its one form.
-/// @post no dim of size 1; dst strides positive and descending; no two neighbours are one dim
+/// Bring an op into canonical form.
+/// @post no dim of size 1; dst strides positive and descending; no two adjacent dims can be merged
 void canonicalize(PlanOp& op);
 
 /// @throws std::invalid_argument as refuse()
 PlanOp normalize(const CopyOp& op, size_t index);
 
-/// Join ops that are the steps of one more dim: a pack for k peers becomes one op.
+/// Join successive ops that differ by equal steps in their offsets: they become one op with one
+/// more dim. For example, a pack for k peers becomes one op.
 std::vector<PlanOp> join_progressions(std::vector<PlanOp> ops);
 
 /// Whether `later` may run at the same time as `earlier`.

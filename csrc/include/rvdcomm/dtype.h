@@ -6,7 +6,7 @@
 
 namespace rvdcomm {
 
-// name, bytes of one element, whether it has a sum (bool's is the logical or, as in torch)
+// name, bytes of one element, whether values can be summed (for bool, logical or, as in torch)
 #define RVD_DTYPES(X)         \
   X(bool, 1, true)            \
   X(uint8, 1, true)           \
@@ -30,7 +30,7 @@ namespace rvdcomm {
   X(complex64, 8, true)       \
   X(complex128, 16, true)
 
-/// The element types, spelled as torch spells them after a `k_`.
+/// The element types: `k_` and the name that torch uses.
 enum class DType : int32_t {
 #define RVD_ENUM(name, bytes, summable) k_##name,
   RVD_DTYPES(RVD_ENUM)

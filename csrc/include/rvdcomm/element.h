@@ -1,4 +1,4 @@
-// What one element of every dtype is made of: its bits, the value it is summed as, and conversions.
+// Elements of every dtype: the stored bits, the value type in which sums are computed, conversions.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Complex {
   T re, im;
 };
 
-/// A dtype held as it is: `Value` is what is stored and what is summed.
+/// A dtype whose stored bits are the values that are summed.
 template <typename T>
 struct PlainElement {
   using Bits = T;
@@ -26,7 +26,7 @@ struct PlainElement {
   static RVD_HD Value add(Value a, Value b) { return a + b; }
 };
 
-/// Integers wrap, so that a sum never depends on signs or on its order.
+/// Sums wrap modulo 2^bits. The addition is unsigned, because signed overflow is undefined.
 template <typename T>
 struct IntElement : PlainElement<T> {
   static RVD_HD T add(T a, T b) {
@@ -34,7 +34,7 @@ struct IntElement : PlainElement<T> {
   }
 };
 
-/// A byte that is zero or not; the sum of two is the logical or.
+/// A byte: zero is false, all other values are true. The sum of two is the logical or.
 struct BoolElement {
   using Bits = uint8_t;
   using Value = uint8_t;
@@ -44,7 +44,7 @@ struct BoolElement {
   static RVD_HD Value add(Value a, Value b) { return a | b; }
 };
 
-/// A small float: summed as float32.
+/// A float of 8 or 16 bits; sums are computed in float32.
 template <typename Format, typename B>
 struct HalfElement {
   using Bits = B;
@@ -60,7 +60,7 @@ struct ComplexElement : PlainElement<Complex<T>> {
   static RVD_HD Complex<T> add(Complex<T> a, Complex<T> b) { return {a.re + b.re, a.im + b.im}; }
 };
 
-/// Two float16: summed as two float32.
+/// A complex number of two float16; sums are computed in two float32.
 struct HalfComplexElement {
   using Bits = Complex<uint16_t>;
   using Value = Complex<float>;
@@ -105,8 +105,10 @@ struct IsComplex : std::false_type {};
 template <typename T>
 struct IsComplex<Complex<T>> : std::true_type {};
 
-/// A float as an integer: towards zero, then the low bits, as a C cast does where it is defined.
-/// @post NaN and what no 64-bit integer holds become 2^63, whatever the machine
+/// Convert a float to an integer: round towards zero, then keep the low bits. A C cast gives the
+/// same wherever it is defined.
+/// @post NaN and values outside the range of int64 (for uint64, of int64 and uint64) give the low
+///       bits of 2^63, on every machine
 template <typename Int, typename Float>
 RVD_HD Int int_from_float(Float value) {
   constexpr Float kTwo63 = static_cast<Float>(9223372036854775808.0);
@@ -117,7 +119,8 @@ RVD_HD Int int_from_float(Float value) {
   return static_cast<Int>(1ull << 63);
 }
 
-/// A value as the plain number type `To`: imaginary parts are dropped, integers wrap.
+/// Convert a value to the number type `To`. A conversion from complex to real drops the imaginary
+/// part; integers wrap.
 template <typename To, typename From>
 RVD_HD To number_from(From value) {
   if constexpr (IsComplex<From>::value) {
@@ -135,7 +138,8 @@ RVD_HD To number_from(From value) {
   }
 }
 
-/// A value as an element of `kDst`; half types go by way of float32, as in torch.
+/// Convert a value to an element of `kDst`. Values for half types are converted to float32 first,
+/// as in torch.
 template <DType kDst, typename From>
 RVD_HD typename ElementOf<kDst>::Bits element_from(From value) {
   using Element = ElementOf<kDst>;
@@ -150,7 +154,8 @@ RVD_HD typename ElementOf<kDst>::Bits element_from(From value) {
   }
 }
 
-/// The widest of a kind: what every value is converted through without loss.
+/// The widest type of the same kind: int64, uint64, or a floating or complex type itself. Every
+/// value converts to it without loss, so run-time conversions need code for these types only.
 template <typename Value>
 struct WideOf {
   using type = typename std::conditional<
@@ -159,8 +164,8 @@ struct WideOf {
       Value>::type;
 };
 
-/// The next partial sum: rounded to the dtype unless `kWide`.
-/// @post with kWide = false, k - 1 calls give the bits of k - 1 additions one after another
+/// The next partial sum. It is rounded to the dtype unless `kWide`.
+/// @post with kWide = false, k - 1 calls give the bits of k - 1 separate additions in the dtype
 template <DType kDType, bool kWide>
 RVD_HD typename ElementOf<kDType>::Value accumulate(typename ElementOf<kDType>::Value sum,
                                                     typename ElementOf<kDType>::Bits next) {

@@ -1,4 +1,4 @@
-// Division by a number that is known beforehand: a multiplication and a shift.
+// Division by a divisor that is known in advance, by a multiplication and a shift.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace rvdcomm {
 
-/// The divisor with its reciprocal, 2^(32 + shift) / divisor rounded up, less 2^32.
+/// A divisor and its reciprocal: magic = floor(2^(32 + shift) / divisor) + 1 - 2^32.
 ///
 /// Source: Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994.
 struct FastDiv {

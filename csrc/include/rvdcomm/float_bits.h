@@ -1,4 +1,5 @@
-// Floats of 8 and 16 bits, from and to float32: round to nearest even, NaN stays NaN.
+// Conversions between float32 and floats of 8 and 16 bits. NaN stays NaN; values are rounded to the
+// nearest, ties to even (Float8E8M0 has a rule of its own).
 #pragma once
 
 #include <cstdint>
@@ -17,11 +18,11 @@ RVD_HD To bit_cast(From from) {
   return to;
 }
 
-/// What a format does at the top of its range.
+/// How a format represents infinity and NaN.
 enum class Top {
-  kInfinity,   // as IEEE: the last exponent holds infinity and NaN
-  kOneNaN,     // "fn": all ones is NaN, no infinity; too large becomes the largest, as in torch
-  kMinusZero,  // "fnuz": NaN is where -0 would be, no infinity, no -0
+  kInfinity,   // as IEEE: the largest exponent encodes infinity and NaN
+  kOneNaN,     // "fn": all ones is NaN, no infinity; overflow gives the largest value, as in torch
+  kMinusZero,  // "fnuz": the pattern of -0 is NaN; no infinity, no -0
 };
 
 /// A small float of 1 sign bit, `kExp` exponent bits and `kMan` mantissa bits.
@@ -41,10 +42,10 @@ struct SmallFloat {
                                         : kTop == Top::kOneNaN ? kMax
                                                                : kNaN;
   static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << 23;
-  // 2^(1 - bias - man), the smallest positive value, and the smallest with an implicit one.
+  // float32 bits of the smallest positive value, 2^(1 - bias - man), and the smallest normal value.
   static constexpr uint32_t kTinyBits = static_cast<uint32_t>(127 + 1 - kBias - kMan) << 23;
   static constexpr uint32_t kNormalBits = static_cast<uint32_t>(127 + 1 - kBias) << 23;
-  // A float32 whose last bit is worth the smallest positive value.
+  // float32 bits of a power of two whose unit in the last place is the smallest positive value.
   static constexpr uint32_t kMagicBits = kTinyBits + (23u << 23);
 
   /// The exact float32 value of a bit pattern.
@@ -65,10 +66,11 @@ struct SmallFloat {
     return bit_cast<float>(result | sign);
   }
 
-  /// The nearest bit pattern, even on a tie; too large becomes infinity, or what `Top` has for it.
+  /// The bits of the nearest value, ties to even. Overflow gives infinity (kInfinity), the largest
+  /// value (kOneNaN) or NaN (kMinusZero).
   static RVD_HD uint32_t bits_from_float(float value) {
     const uint32_t bits = bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffffu;
-    // Adding the magic number rounds a value below the normal range in the float unit itself.
+    // The float addition of the magic number rounds a value below the normal range.
     const float shifted = bit_cast<float>(magnitude) + bit_cast<float>(kMagicBits);
     const uint32_t below = bit_cast<uint32_t>(shifted) - kMagicBits;
     const uint32_t odd = (magnitude >> kShift) & 1u;
@@ -89,7 +91,7 @@ using Float8E4M3 = SmallFloat<4, 3, 7, Top::kOneNaN>;
 using Float8E5M2Fnuz = SmallFloat<5, 2, 16, Top::kMinusZero>;
 using Float8E4M3Fnuz = SmallFloat<4, 3, 8, Top::kMinusZero>;
 
-/// IEEE's half: a GPU converts it in one instruction, with the same result unless it is a NaN.
+/// IEEE half. A GPU converts it in one instruction, with the same result except for bits of NaNs.
 struct Float16 : SoftFloat16 {
 #if defined(__CUDA_ARCH__)
   static RVD_HD float float_from_bits(uint32_t bits) {
@@ -131,8 +133,8 @@ struct Float8E8M0 {
     return bit_cast<float>(bits == 0 ? 0x00400000u : normal);
   }
 
-  /// The nearest power of two by magnitude, as torch rounds: halfway goes up, but not from the
-  /// lowest.
+  /// Round the magnitude as torch does: to the nearest power of two, ties upwards. Magnitudes below
+  /// 2^-126 give 2^-126 if they are above 2^-127, else 2^-127.
   static RVD_HD uint32_t bits_from_float(float value) {
     const uint32_t bits = bit_cast<uint32_t>(value) & 0x7fffffffu;
     const uint32_t exponent = bits >> 23, mantissa = bits & 0x7fffffu;

@@ -1,4 +1,4 @@
-// A batch of ops as a grid of threads runs it. Built by grid_plan.cpp, run by grid_tile.h.
+// The form of a batch of ops for a GPU grid. grid_plan.cpp builds it; grid_tile.h runs it.
 #pragma once
 
 #include <cstdint>
@@ -10,34 +10,34 @@
 namespace rvdcomm {
 
 inline constexpr int kTileThreads = 256;
-/// Units a thread has in flight at once: enough loads to cover the memory's latency.
+/// Units that a thread loads before it stores: enough loads in flight to hide the memory latency.
 inline constexpr int kUnitsPerThread = 4;
 inline constexpr int kTileUnits = kTileThreads * kUnitsPerThread;
 /// The widest access of a GPU thread.
 inline constexpr int kMaxUnitBytes = 16;
 
-/// A side in bytes; strides are those of a unit in the last dim.
+/// A side in bytes. The stride of the last dim is the distance between units, not elements.
 struct GridSide {
   int64_t offset;
   int64_t stride[kMaxDims];
   int32_t buffer;
 };
 
-/// An op over a box of units: vectors that one thread moves, or adds, at once.
+/// An op over a box of units. A unit is a vector of elements that one thread moves or adds at once.
 struct GridOp {
   FastDiv shape[kMaxDims];
   int64_t first_tile;
-  FastDiv parts;        // equal parts of the units, one after another
+  FastDiv parts;        // number of equal, contiguous parts of the units
   uint32_t part_units;  // below 2^31
   int32_t num_dims;
-  int32_t unit_bytes;  // of the src side
-  int32_t first_side;  // dst; the sources follow
+  int32_t unit_bytes;  // of a unit of a source
+  int32_t first_side;  // index of dst in the sides; the sources follow
   int32_t num_srcs;
   DType src_dtype, dst_dtype;
   bool is_move, wide;
 };
 
-/// Ops that are independent of each other, and so one launch.
+/// Ops that are independent of each other, so one launch runs them all.
 struct GridBatch {
   std::vector<GridOp> ops;
   std::vector<GridSide> sides;
@@ -45,7 +45,7 @@ struct GridBatch {
   bool has_sums = false;
 };
 
-/// The batches of a program, in order, for buffers that all start at multiples of `alignment`.
+/// The batches of a program, in order. All buffers must start at multiples of `alignment`.
 /// @pre alignment is a power of two
 std::vector<GridBatch> grid_batches(const CopyProgram& program, int64_t alignment);
 

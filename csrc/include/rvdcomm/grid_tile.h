@@ -1,5 +1,5 @@
-// What one thread of the grid does in one tile: the kernels are loops around run_tile, and the CPU
-// tests call the same lines.
+// The work of one GPU thread in one tile. The kernels call run_tile once per thread; the C++ tests
+// call it in a loop on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace rvdcomm {
 
-/// Bytes that are loaded and stored by one instruction.
+/// 16 bytes that a GPU thread loads or stores with one instruction.
 struct alignas(16) Vector16 {
   uint32_t word[4];
 };
 
-/// What a launch hands to its threads.
+/// The arguments of a launch, equal for all of its threads.
 struct GridView {
   const GridOp* ops;
   const GridSide* sides;
@@ -23,9 +23,10 @@ struct GridView {
   int32_t num_ops;
 };
 
-/// Where a side's unit lies.
-/// @pre  unit < op.num_units
-/// @post the same as offset_from_flat of the box of units
+/// The byte offset of a unit of a side.
+/// @pre  unit < 2^31
+/// @post for units of the op, the same as offset_from_flat of the box of units; the offset of a
+///       later unit must not be accessed
 RVD_HD int64_t offset_from_unit(const GridOp& op, const GridSide& side, uint32_t unit) {
   int64_t offset = side.offset;
   for (int d = op.num_dims - 1; d > 0; --d) {
@@ -37,7 +38,7 @@ RVD_HD int64_t offset_from_unit(const GridOp& op, const GridSide& side, uint32_t
 }
 
 /// The op that a tile belongs to.
-/// @post op.first_tile <= tile, and no later op has that
+/// @post the last op with op.first_tile <= tile
 RVD_HD const GridOp& op_from_tile(const GridView& grid, int64_t tile) {
   int low = 0, high = grid.num_ops;
   while (high - low > 1) {
@@ -47,7 +48,7 @@ RVD_HD const GridOp& op_from_tile(const GridView& grid, int64_t tile) {
   return grid.ops[low];
 }
 
-/// The units of one thread in a tile: every kTileThreads-th from `first` on, before `end`.
+/// The units of one thread in a tile: first, first + kTileThreads, and so on, below `end`.
 struct ThreadUnits {
   uint32_t first, end;
 
@@ -60,8 +61,9 @@ RVD_HD void move_units(const GridView& grid, const GridOp& op, ThreadUnits mine)
   const GridSide* sides = grid.sides + op.first_side;
   const char* src = op.num_srcs == 0 ? nullptr : grid.buffers[sides[1].buffer];
   char* dst = grid.buffers[sides[0].buffer];
-  // All loads stand before all stores, so that they are under way together. So do the offsets of
-  // the stores: nothing tells the compiler that a store does not change the op.
+  // All loads are issued before all stores, so that the loads overlap in time. The offsets of the
+  // stores are computed before the stores too: the compiler must assume that a store changes `op`,
+  // and would load the op again after every store.
   Unit units[kUnitsPerThread] = {};
   char* to[kUnitsPerThread];
   RVD_UNROLL for (int i = 0; i < kUnitsPerThread; ++i) {
@@ -77,7 +79,7 @@ RVD_HD void move_units(const GridView& grid, const GridOp& op, ThreadUnits mine)
   }
 }
 
-/// This thread's units of a tile of a move.
+/// Move the units of one thread in a tile.
 RVD_HD void move_tile(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   switch (op.unit_bytes) {
     case 1: return move_units<uint8_t>(grid, op, mine);
@@ -103,7 +105,7 @@ RVD_HD_CALL void store_as(DType dtype, char* dst, Wide value) {
   }
 }
 
-/// kUnits units of a sum, of kCount elements each: sources are added in order.
+/// Sum kUnits units of kCount elements each. Sources are added in order.
 template <DType kDType, bool kWide, int kCount, int kUnits>
 RVD_HD void sum_some(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   using Element = ElementOf<kDType>;
@@ -113,7 +115,7 @@ RVD_HD void sum_some(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   };
   const GridSide* sides = grid.sides + op.first_side;
   Unit next[kUnits] = {};
-  // The units of a source are under way together.
+  // Loads all units of one source before any of them is used, so that the loads overlap in time.
   const auto read = [&](int src) {
     const GridSide& side = sides[1 + src];
     const char* from = grid.buffers[side.buffer];
@@ -158,7 +160,7 @@ RVD_HD void sum_some(const GridView& grid, const GridOp& op, ThreadUnits mine) {
 
 template <DType kDType, bool kWide, int kCount>
 RVD_HD void sum_all(const GridView& grid, const GridOp& op, ThreadUnits mine) {
-  // As many units at once as 16 registers hold the sums of.
+  // Units per step: the sums of all of them fit in 16 registers of 32 bits. At least one.
   constexpr int kWords = static_cast<int>(sizeof(typename ElementOf<kDType>::Value) + 3) / 4;
   constexpr int kFit = kCount * kWords >= 16 ? 1 : 16 / (kCount * kWords);
   constexpr int kUnits = kFit < kUnitsPerThread ? kFit : kUnitsPerThread;
@@ -178,7 +180,7 @@ RVD_HD_CALL void sum_units(const GridView& grid, const GridOp& op, ThreadUnits m
   }
 }
 
-/// This thread's units of a tile of a sum.
+/// Sum the units of one thread in a tile.
 RVD_HD void sum_tile(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   switch (op.src_dtype) {
 #define RVD_SUM(name, bytes, summable)                                                        \
@@ -192,12 +194,14 @@ RVD_HD void sum_tile(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   }
 }
 
-/// All that thread `thread` of kTileThreads does for tile `tile` of a batch.
-/// @pre kSums, or the batch has no sums
+/// The work of thread `thread` of kTileThreads for tile `tile` of a batch.
+/// @pre kSums is true if the batch has sums
 template <bool kSums>
 RVD_HD void run_tile(const GridView& grid, int64_t tile, int thread) {
   const GridOp& op = op_from_tile(grid, tile);
-  // Tiles go round the parts, so that those that are near each other in a source are read together.
+  // Successive tiles belong to different parts, in turn. Tiles at the same position in their parts
+  // are close to each other in the source, so it is best to read them at the same time (num_parts
+  // in grid_plan.cpp).
   const auto number = static_cast<uint32_t>(tile - op.first_tile);
   const uint32_t round = quotient(number, op.parts);
   const uint32_t part = (number - round * op.parts.divisor) * op.part_units;

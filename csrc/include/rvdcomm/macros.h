@@ -1,6 +1,7 @@
-// RVD_HD marks what runs on the host and on the device; the CPU tests run the kernels' own lines.
-// RVD_HD_CALL marks the same where it is large, one a dtype: compiled once and called.
-// RVD_UNROLL stands before a loop over an array that is to be in registers.
+// RVD_HD marks functions for host and device. So the C++ tests run the code of the kernels.
+// RVD_HD_CALL marks large functions of this kind, with one instance per dtype. They are called, not
+// inlined, so that every instance is compiled once.
+// RVD_UNROLL precedes a loop over an array that must be kept in registers.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -9,7 +10,7 @@
 #define RVD_HD_CALL __host__ __device__ __noinline__
 #elif defined(__GNUC__)
 #define RVD_UNROLL
-// Always inline, so that the same functor is vectorised for every instruction set it is used in.
+// Always inlined: each caller then compiles and vectorises the functor for its own instruction set.
 #define RVD_HD inline __attribute__((always_inline))
 #define RVD_HD_CALL inline __attribute__((noinline))
 #else

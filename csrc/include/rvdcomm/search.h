@@ -1,5 +1,5 @@
-// The search for the cheapest sequence of rebinds, as rvdcomm/planning/search.py defines it: the
-// same graph, costs, bounds and order, so the same path.
+// The search for a cheap sequence of rebinds. rvdcomm/planning/search.py defines it. Graph, costs,
+// bounds and order are the same here, so the path is the same.
 #pragma once
 
 #include <array>
@@ -13,19 +13,19 @@ __extension__ using Ticks = __int128;
 inline constexpr int kMaxAxes = 16;
 inline constexpr int kMaxTargets = 64;
 
-/// What an axis is bound to: kReplica, kPart, a digit, or the axis's scratch digit, which follows
-/// the digits.
+/// The target of an axis: kReplica, kPart, the index of a digit, or the scratch digit of the axis.
+/// The indices of scratch digits follow those of the digits (RebindProblem::scratch).
 using Target = std::int8_t;
 inline constexpr Target kReplica = -1;
 inline constexpr Target kPart = -2;
 
-/// One target an axis; entries from `num_axes` on are kReplica.
+/// One target per axis; entries from `num_axes` on are kReplica.
 using Targets = std::array<Target, kMaxAxes>;
 
 /// Sets of axes that move together: bit a stands for axis a.
 using Units = std::vector<std::uint32_t>;
 
-/// What a path or a step takes; compared in this order.
+/// Cost of a path or of a step. The fields are compared in this order.
 struct PathCost {
   Ticks ticks = 0;
   std::int64_t rounds = 0;
@@ -42,13 +42,13 @@ inline bool operator==(const PathCost& a, const PathCost& b) {
   return a.ticks == b.ticks && a.rounds == b.rounds && a.steps == b.steps;
 }
 
-/// A pair of bindings, the grid that they share, and the units of cost.
+/// The input of the search: two bindings, their common grid, the topology in ticks, and limits.
 /// @pre  at most kMaxAxes axes, kMaxTargets targets, and no cost of a path above 2^126
 struct RebindProblem {
   Targets src{}, start{}, dst{};
   bool is_thorough = false;
-  Units units;         ///< any set of these moves; none if they are too many
-  Units coarse_units;  ///< as units, but fewer; none if units are few
+  Units units;         ///< a step moves any set of them; empty if there are too many to search
+  Units coarse_units;  ///< fewer, larger units for a first search; empty if there is none
   std::vector<int> sizes;
   std::vector<int> levels;
   std::vector<int> digit_sizes;
@@ -66,7 +66,7 @@ struct RebindProblem {
   Target scratch(int axis) const { return static_cast<Target>(num_digits() + axis); }
 };
 
-/// States from src to dst, both included, and what the steps between them take.
+/// The states from src to dst, both included, and the total ticks of the steps between them.
 struct RebindPath {
   Ticks ticks = 0;
   std::vector<Targets> states;

@@ -1,17 +1,19 @@
-// Signals: how the ranks of one machine tell each other "done", and learn that a peer is lost.
+// Signals: event counters through which the ranks of an island wait for each other, and records of
+// failures. An island is a shared-memory domain: ranks of one machine that map each other's memory.
 //
-// Every rank counts its events in a word of shared memory; the others wait for that word. A wait
-// ends in one of two ways: the count is reached, or PeerError names the rank at fault.
+// Every rank counts its events in a word of shared memory, on which the other ranks wait. A wait
+// returns when the count is reached, or throws a PeerError that names the rank at fault.
 //
-// The safety law: a call returns its own data or raises. Three rules give it, and
+// Safety: a call either returns data of this call only, or throws. Three rules ensure this.
 // tests/run/shared_memory/model.py explores them exhaustively:
-//  1. History. A rank publishes a digest of all its calls up to the present one before the first
-//     event of that call. A waiter believes a count only if the digests are equal: then the counts
-//     of both ranks began the call alike, and the memory behind the count belongs to this call.
-//  2. A failure is for good. A rank writes its failure before it raises, and begins no call once it
-//     knows of a failure of any rank.
-//  3. Failures are looked for once more after the last read of a call. A rank that failed may have
-//     given its memory back to the caller, who may have written there.
+//  1. History. Before the first event of a call, a rank publishes a digest of all its calls up to
+//     this one. A waiter accepts a count only if the digest of the peer equals its own. Then both
+//     ranks made the same calls. So the waiter knows the count with which the peer began this call,
+//     and the data that the reached count announces belong to this call.
+//  2. Failures are permanent. A rank writes its failure to its header before it throws. A rank that
+//     sees a failure of any rank begins no further call.
+//  3. A rank checks for failures once more after the last read of a call. A rank that failed may
+//     have returned its memory to its caller, who may have overwritten the data.
 #pragma once
 
 #include <atomic>
@@ -23,34 +25,37 @@
 
 namespace rvdcomm {
 
-/// Why a wait cannot end well.
+/// Why a wait cannot succeed.
 enum class Fault : uint32_t {
   kNone = 0,
-  kDead = 1,       ///< the rank's process ended, or it closed its island
-  kTimeout = 2,    ///< the rank did not come in time
-  kFailed = 3,     ///< the rank said itself that it gave up
-  kElsewhere = 4,  ///< the rank is in another call than the one that waits for it
+  kDead = 1,       ///< the rank's process ended, or the rank closed its island
+  kTimeout = 2,    ///< the rank did not count an event or begin a call in time
+  kFailed = 3,     ///< the rank recorded its own failure (Signals::fail)
+  kElsewhere = 4,  ///< the rank made other calls than the rank that waits for it
 };
 
-/// The first bytes of a rank's segment.
+/// The header of a rank: the first bytes of its shared-memory segment.
 ///
-/// Invariants: only the owner writes, but for `num_sleepers`; `failure` changes once, from none to
-/// the first failure that the owner met. Fields that change for different reasons are on lines of
-/// their own, so that a rank that spins on `count` disturbs nobody. `history[n % kNumKept]` is the
-/// digest of the calls up to number n; it is written before `num_calls` becomes n, and kept until
-/// no rank can ask for it. `locations` holds a word of the owner's for each of the same calls:
-/// where its source lies in memory that the others map, or 0.
+/// Invariants:
+///  - Only the owner writes the fields, except `num_sleepers`, which the waiting ranks change.
+///  - `failure` changes once, from 0 to the first failure that the owner detected or read.
+///  - Fields that change at different times are on different cache lines, so that a rank that spins
+///    on `count` does not slow down accesses to the other fields.
+///  - `history[n % kNumKept]` is the digest of the calls 1 to n of the owner. It is written before
+///    `num_calls` becomes n. `begin` keeps a slot as long as another rank may read it.
+///  - `locations[n % kNumKept]` is the argument `location` of call n: where the owner's source is
+///    in memory that the other ranks map, or 0.
 struct SignalHeader {
   static constexpr size_t kLineBytes = 64;
-  static constexpr size_t kNumKept = 7;  // What fills the line of `num_calls`.
-  /// "rvdcomm" and a version: ranks with different headers must not read each other's.
+  static constexpr size_t kNumKept = 7;  // `history` fills the cache line of `num_calls`.
+  /// "rvdcomm" in ASCII, and a version. Ranks with different versions refuse to share memory.
   static constexpr uint64_t kFormat = 0x7276'6463'6f6d'6d03;
 
   std::atomic<uint64_t> format{kFormat};
   alignas(kLineBytes) std::atomic<uint32_t> count{0};         ///< events done, modulo 2^32
-  alignas(kLineBytes) std::atomic<uint32_t> num_sleepers{0};  ///< ranks asleep on `count`
+  alignas(kLineBytes) std::atomic<uint32_t> num_sleepers{0};  ///< ranks in a futex wait on `count`
   alignas(kLineBytes) std::atomic<uint32_t> failure{0};       ///< a packed Fault and rank; 0: none
-  std::atomic<uint32_t> waits_for{0};  ///< 1 + the rank on which the owner is asleep; 0: none
+  std::atomic<uint32_t> waits_for{0};  ///< 1 + the rank for which the owner sleeps; 0: none
   alignas(kLineBytes) std::atomic<uint64_t> num_calls{0};  ///< calls that the owner has begun
   std::atomic<uint64_t> history[kNumKept] = {};
   alignas(kLineBytes) std::atomic<uint64_t> locations[kNumKept] = {};
@@ -61,7 +66,7 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "atomics are shared by
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel waits on the word");
 static_assert(sizeof(SignalHeader) == 6 * SignalHeader::kLineBytes, "one layout for all builds");
 
-/// A rank of the island is lost. Ranks are indices in the island.
+/// `rank` is lost, so no call of the island can succeed. Ranks are indices in the island.
 class PeerError : public std::runtime_error {
  public:
   PeerError(Fault fault, int rank);
@@ -70,49 +75,54 @@ class PeerError : public std::runtime_error {
   int rank;
 };
 
-/// The view that one rank of an island has of all headers.
+/// The headers of an island, as one of its ranks uses them.
 ///
-/// Laws (csrc/tests/test_signal.cpp): what a rank wrote before `advance` is seen by whoever waited
-/// for that count; ranks in different calls raise, whatever their counts; a failure that one rank
-/// meets is raised by all that wait, with the same rank named; after it every wait and every
-/// `begin` raises, for good.
+/// Laws (csrc/tests/test_signal.cpp):
+///  - A rank that has waited for a count sees all that the peer wrote before the `advance` to that
+///    count.
+///  - Ranks in different calls throw, whatever their counts are.
+///  - If one rank detects a failure, all ranks that wait throw and name the same rank.
+///  - After a rank has thrown a PeerError, all its later calls of `wait` and `begin` throw one.
 ///
-/// One thread at a time calls `begin`, `advance`, `wait` and `end`; all else is safe from any
-/// thread.
+/// Only one thread at a time may call `begin`, `location`, `advance`, `wait` and `end`. All other
+/// methods may be called from any thread.
 class Signals {
  public:
-  /// Called between slices of a long wait; may throw, which counts as `fail`.
+  /// Called between the slices of a long wait. If it throws, the wait calls `fail` and rethrows.
   using Hook = std::function<void()>;
 
-  /// @param headers    one a rank; they outlive this object.
-  /// @param lifelines  one a rank: a socket whose other end that rank alone holds; -1 for `self`.
+  /// @param headers    one per rank; they outlive this object.
+  /// @param lifelines  one socket per rank, -1 for `self`. Only the process of that rank holds the
+  ///                   other end, so the kernel closes it when the process ends.
   /// @throws std::invalid_argument if sizes or a header's format are wrong.
   Signals(int self, std::vector<SignalHeader*> headers, std::vector<int> lifelines);
 
-  /// Make the memory at `address` a header; the owner does that before any other rank maps it.
+  /// Construct a header at `address`. The owner does this before any other rank maps the memory.
   static void format(void* address);
 
-  /// Begin the next call. `identity` says what the call does; it is equal on all ranks that make
-  /// it; `location` is this rank's own word for the others. Waits only for ranks that are
-  /// kNumKept - 2 calls behind.
+  /// Begin the next call. `identity` describes the call and is equal on all ranks that make it.
+  /// `location` is a word that the other ranks can read in this call, and may differ between ranks.
+  /// Waits only for ranks that have begun at least kNumKept - 2 calls fewer than this rank: they
+  /// may still read the slots of `history` and `locations` that this call overwrites.
   /// @throws PeerError     any rank has failed, or is late.
   void begin(uint64_t identity, uint64_t location, double timeout_secs,
              const Hook& between_slices = {});
 
-  /// The location that `peer` gave in the present call; waits until it has begun that.
+  /// The `location` of `peer` in the present call. Waits until the peer has begun the call.
   /// @throws PeerError     the peer is dead, late or in another call, or any rank has failed.
   uint64_t location(int peer, double timeout_secs, const Hook& between_slices = {});
 
-  /// The call is over, in which rank i counted `num_events[i]` events. What was read in it may be
-  /// believed once this has returned.
+  /// End the present call, in which rank i counts `num_events[i]` events. Data that were read in
+  /// the call are valid once this has returned.
   /// @throws PeerError     any rank has failed.
-  /// @throws std::invalid_argument  there is not one number a rank.
+  /// @throws std::invalid_argument  num_events has not one number per rank.
   void end(const std::vector<uint32_t>& num_events);
 
-  /// Publish: all that this rank wrote before is seen by ranks that wait for the new count.
+  /// Count one event and wake sleepers. A rank that waits for the new count sees all that this rank
+  /// wrote before.
   void advance();
 
-  /// How often this rank advanced, modulo 2^32.
+  /// Events that this rank has counted since its header was made, modulo 2^32. `begin` counts one.
   uint32_t count() const;
 
   /// Return once `peer` has counted `num_events` (less than 2^31) in the present call; 0 stands for
@@ -121,16 +131,18 @@ class Signals {
   /// @throws std::logic_error  after `close`.
   void wait(int peer, uint32_t num_events, double timeout_secs, const Hook& between_slices = {});
 
-  /// Break the island: all ranks that wait, now or later, raise and name this one.
+  /// Break the island: all ranks that wait, now or later, throw and name this rank.
   void fail();
 
-  /// Raise if this rank or any other has failed.
+  /// Throw a PeerError if this rank or any other has recorded a failure.
   void check();
 
-  /// Break the island because of `peer`. If another rank has named the cause before, that is it.
+  /// Break the island because of `peer`, and throw. If any rank has recorded a failure before,
+  /// throw that failure instead.
   [[noreturn]] void blame(Fault fault, int peer);
 
-  /// Let go of the lifelines: every later call that waits or publishes throws. Tells nobody.
+  /// Stop using the lifelines: every later call that waits or publishes throws. Tells no other
+  /// rank.
   void close() { is_closed_ = true; }
 
  private:
@@ -150,7 +162,7 @@ class Signals {
   const std::vector<SignalHeader*> headers_;
   const std::vector<int> lifelines_;
   std::vector<uint32_t> at_start_;       ///< counts of all ranks when the present call began
-  std::atomic<int> num_short_waits_{0};  ///< waits that will not yield before they sleep
+  std::atomic<int> num_short_waits_{0};  ///< next waits that sleep without a yield
   std::atomic<bool> is_closed_{false};
 };
 

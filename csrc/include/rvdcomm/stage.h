@@ -1,4 +1,4 @@
-// Stages: what one rank does between two calls of a backend, in one go.
+// Stages: the copies, waits and events of one rank between two calls of a backend, run by one call.
 #pragma once
 
 #include <cstdint>
@@ -9,27 +9,27 @@
 
 namespace rvdcomm {
 
-/// One thing to do: run a copy program, wait for a peer, or count an event.
+/// One action: run a copy program, wait for a peer, or count an event.
 struct Action {
   enum class Kind : int32_t { kCopy, kAwait, kAdvance };
 
   Kind kind;
-  int32_t index;   ///< of the copy program, or of the peer
-  uint32_t count;  ///< events of the peer to wait for, since the call began
+  int32_t index;   ///< index of the copy program (kCopy) or of the peer (kAwait)
+  uint32_t count;  ///< kAwait: events of the peer in this call to wait for (Signals::wait)
 };
 
-/// Actions in order. The first buffers are the caller's shards, the others those of the last
-/// `bind`.
+/// Actions that run in order. The first buffers of their copy programs are the caller's shards; the
+/// buffers after them are set by the last `bind`.
 class Stage {
  public:
-  /// @throws std::invalid_argument if an action names a program that there is not
+  /// @throws std::invalid_argument if an action names a program that does not exist
   Stage(std::vector<CopyProgram> programs, std::vector<Action> actions, int num_shards);
 
-  /// The memory besides the shards, and the island, for all runs to come.
+  /// Set the buffers that follow the shards, and the signals of the island, for all later runs.
   /// @pre signals outlive the runs; null only if no action waits or counts
   void bind(std::vector<void*> memory, Signals* signals, double timeout_secs);
 
-  /// The address of a shard, for the next run.
+  /// Set the address of a shard for the next run.
   /// @pre 0 <= index < num_shards()
   void set_shard(int index, void* address) { buffers_[static_cast<size_t>(index)] = address; }
   int num_shards() const { return num_shards_; }
@@ -37,8 +37,8 @@ class Stage {
   /// @throws PeerError  a peer is dead, late or has failed
   void run(int num_threads, const Signals::Hook& between_slices);
 
-  /// The same as one whole call of the island, if there is one: `Signals::begin` before it, with no
-  /// location, and `Signals::end` after it.
+  /// Run the stage as one whole call of the island: `Signals::begin` with location 0, `run`, and
+  /// `Signals::end`. Without signals, the same as `run`.
   /// @throws PeerError  a peer is dead, late or has failed
   void call(int num_threads, uint64_t identity, const std::vector<uint32_t>& num_events,
             const Signals::Hook& between_slices);

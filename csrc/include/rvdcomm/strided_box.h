@@ -1,4 +1,4 @@
-// A box of a strided array, and the maps between its indices.
+// A box of a strided array, and maps between coordinates, row-major numbers and offsets.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,12 @@
 
 namespace rvdcomm {
 
-/// Dims of a box after coalescing; an op with more is peeled into several.
+/// Largest number of dims of a box. append_ops() coalesces the dims of a larger op, and splits it
+/// if more dims are left.
 inline constexpr int kMaxDims = 8;
 
-/// `shape[0..num_dims)` elements at `offset + dot(coord, stride)`, in whatever unit the user
-/// counts.
+/// Elements of shape `shape[0..num_dims)`, at `offset + dot(coord, stride)`. Offsets and strides
+/// count elements or bytes, as the user chooses.
 struct StridedBox {
   int32_t num_dims;
   int64_t shape[kMaxDims];
@@ -19,7 +20,7 @@ struct StridedBox {
   int64_t stride[kMaxDims];
 };
 
-/// Elements of the box; 1 for a box without dims.
+/// Number of elements of the box; 1 for a box without dims.
 RVD_HD int64_t num_elements(const StridedBox& box) {
   int64_t count = 1;
   for (int d = 0; d < box.num_dims; ++d) count *= box.shape[d];
@@ -35,14 +36,14 @@ RVD_HD int64_t flat_from_coord(const StridedBox& box, const int64_t* coord) {
   return flat;
 }
 
-/// Where the element of a coordinate lies.
+/// The offset of the element at a coordinate.
 RVD_HD int64_t offset_from_coord(const StridedBox& box, const int64_t* coord) {
   int64_t offset = box.offset;
   for (int d = 0; d < box.num_dims; ++d) offset += coord[d] * box.stride[d];
   return offset;
 }
 
-/// Where the element of a row-major number lies.
+/// The offset of the element with a row-major number.
 /// @pre  0 <= flat < num_elements(box)
 /// @post offset_from_flat(box, flat_from_coord(box, c)) == box.offset + dot(c, box.stride)
 RVD_HD int64_t offset_from_flat(const StridedBox& box, int64_t flat) {

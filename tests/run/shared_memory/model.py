@@ -1,13 +1,14 @@
-"""A model of the protocol of csrc/signal/signal.cpp: words, steps, and all their interleavings.
+"""A model of the protocol of csrc/signal/signal.cpp, and a search of all interleavings of steps.
 
-Every step reads or writes one word of shared memory, as the code does, and the names are those of
-the code: ``num_calls``, ``history``, ``count``, ``failure``; ``begin``, ``location``, ``wait``,
+Every step reads or writes one word of shared memory, as in the code. Words and steps have the names
+of the code: ``num_calls``, ``history``, ``count``, ``failure``; ``begin``, ``location``, ``wait``,
 ``advance``, ``end``, ``fail``. Data are modelled as (program, call number), so that a read shows
 from which call its data comes. ``memory`` is the staging memory, and ``source`` is a tensor of the
 user that other ranks read in place. When a call ends, by success or by an error, the user gets the
 source back and overwrites it with junk.
 
-``explore`` visits every reachable state, with faults injected at every point. Its laws:
+``explore`` visits every reachable state, with faults injected at every point. It checks three
+properties:
 
 - safety: a call that returns has read only data of its own call;
 - liveness: if a rank failed or died, no rank waits until the timeout;
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 NUM_KEPT = 3
-"""Slots of ``history``: the least number with which a rank may be one call ahead."""
+"""Slots of ``history``: the least number of slots that lets a rank be one call ahead."""
 
 JUNK = ("junk", 0)
 Data = tuple[str, int]
@@ -28,9 +29,11 @@ Op = tuple[str, int, int]
 """(step, peer, number of events)."""
 
 CHECKS = frozenset({"history", "chain", "begin", "end", "near", "readers"})
-"""The checks of the protocol; a mutation leaves out one of them."""
+"""The checks of the protocol; a mutation test leaves out one check."""
 
-NUM_EVENTS = {"in place": 1, "mixed": 2, "staged": 2, "one way": 3, "alone": 1, "alone, long": 5}
+NUM_EVENTS = {
+    "in place": 1, "mixed": 2, "staged": 2, "one way": 3, "alone": 1, "alone, long": 5, "aside": 1,
+}  # fmt: skip
 """Programs that ranks may call, and the number of events that each rank counts in them."""
 
 
@@ -39,6 +42,8 @@ def program(name: str, rank: int, num_ranks: int) -> list[Op]:
     others = [peer for peer in range(num_ranks) if peer != rank]
     if name.startswith("alone"):
         return _alone(name, others, num_ranks)
+    if name == "aside":
+        return _aside(rank, others, num_ranks)
     if name == "in place":
         return _in_place(others, num_ranks)
     read = [(rank - 1) % num_ranks] if name == "one way" else others
@@ -81,6 +86,15 @@ def _alone(name: str, others: list[int], num_ranks: int) -> list[Op]:
         *(("end", peer, 0) for peer in range(num_ranks)),
         ("return", 0, 0),
     ]
+
+
+def _aside(rank: int, others: list[int], num_ranks: int) -> list[Op]:
+    """A call in which rank 0 waits for nobody, and the others wait for its earlier calls."""
+    ops = _alone("aside", others, num_ranks)
+    if rank == 0:
+        return ops
+    at = ops.index(("begin", 0, 0)) + 1
+    return [*ops[:at], ("wait", 0, 0), *ops[at:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +207,7 @@ class _Model:
     # --- steps ----------------------------------------------------------------------------------
 
     def _step(self, state: State, i: int) -> Rank | str | None:
-        """The rank after its next step; None if it must wait; a text if the step breaks a law."""
+        """The rank after its next step; None if it must wait; a text if a property fails."""
         rank = state[i]
         if rank.is_raising:
             return self._raise(rank)
@@ -211,7 +225,7 @@ class _Model:
         if step == "near":
             # A peer that is too far behind may still need the slot that is written next.
             is_near = state[peer].num_calls + NUM_KEPT >= rank.num_calls + 1 + 2
-            if rank.num_calls + 1 <= NUM_KEPT or "near" not in self.checks or is_near:
+            if rank.num_calls + 1 < NUM_KEPT or "near" not in self.checks or is_near:
                 return done
             return self._not_yet(state, rank, peer)
         if step == "publish":
@@ -281,7 +295,7 @@ class _Model:
         return replace(rank, op=rank.op + 1)
 
     def _not_yet(self, state: State, rank: Rank, peer: int) -> Rank | None:
-        """A slice of a wait is over: raise if a rank failed or the peer is dead, else wait on."""
+        """After a time slice of a wait: raise if a rank failed or the peer died; else wait on."""
         if any(other.failure for other in state) or not state[peer].is_alive:
             return replace(rank, is_raising=True)
         return None
@@ -304,7 +318,7 @@ def _put(state: State, i: int, rank: Rank) -> State:
 
 
 def scenarios(num_ranks: int, usual: Sequence[str], others: Sequence[str]) -> Iterator[Scenario]:
-    """All ranks make the ``usual`` calls; or the last rank makes another call, or misses one."""
+    """All ranks make the ``usual`` calls; or the last rank replaces or misses one of the calls."""
     yield Scenario((tuple(usual),) * num_ranks)
     yield Scenario((tuple(usual),) * num_ranks, num_faults=1)
     for i in range(len(usual)):

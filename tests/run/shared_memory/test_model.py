@@ -1,4 +1,4 @@
-"""The protocol of shared memory in every interleaving; the explorer also sees broken protocols."""
+"""The shared-memory protocol in every interleaving; the explorer finds broken protocols, too."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ OF_THREE = [
     *(each for each in scenarios(3, ("staged", "in place"), OTHERS) if not each.num_faults),
 ]
 RUNNING_AHEAD = Scenario((("staged", "alone", "alone", "alone", "alone", "staged"),) * 2)
+AHEAD_FROM_THE_START = Scenario((("aside",) * 4,) * 2)
 
 
 def name_of(scenario: Scenario) -> str:
     return f"{scenario.calls[0]}, last {scenario.calls[-1]}, {scenario.num_faults} faults"
 
 
-@pytest.mark.parametrize("scenario", [*OF_TWO, *OF_THREE, RUNNING_AHEAD], ids=name_of)
-def test_no_call_returns_other_data_and_nobody_waits_for_a_rank_that_failed(
+@pytest.mark.parametrize(
+    "scenario", [*OF_TWO, *OF_THREE, RUNNING_AHEAD, AHEAD_FROM_THE_START], ids=name_of
+)
+def test_calls_never_return_wrong_data_or_wait_for_a_failed_rank(
     scenario: Scenario,
 ) -> None:
     found = explore(scenario)
@@ -43,14 +46,14 @@ def test_a_rank_may_return_although_another_one_raises() -> None:
 
 
 @pytest.mark.parametrize("calls", [("staged", "in place", "staged"), ("in place", "in place")])
-def test_after_a_failure_that_all_have_seen_no_call_returns(calls: tuple[str, ...]) -> None:
-    # The last rank makes another first call; where both raise, both raise in all later calls.
+def test_all_later_calls_raise_after_both_ranks_raised(calls: tuple[str, ...]) -> None:
+    # The last rank makes another first call. Both ranks raise, there and in all later calls.
     odd = ("one way", *calls[1:])
     for outcomes in explore(Scenario((calls, odd))).outcomes:
         assert outcomes == (("raised",) * len(calls),) * 2
 
 
-# What goes wrong if the protocol leaves a check out, and the scenario that shows it.
+# By check: a scenario that goes wrong if the protocol leaves out the check, and the violation.
 MUTATIONS = {
     "history": (Scenario((("in place", "staged"), ("staged", "staged"))), "returns"),
     "chain": (
@@ -64,15 +67,15 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("check", MUTATIONS)
-def test_the_explorer_finds_what_a_missing_check_lets_through(check: str) -> None:
+def test_explorer_finds_a_violation_for_every_missing_check(check: str) -> None:
     scenario, fault = MUTATIONS[check]
     assert explore(scenario).violations == []
     violation, *_ = explore(replace(scenario, checks=CHECKS - {check})).violations
     assert fault in violation
 
 
-def test_the_explorer_finds_the_fault_that_counts_alone_had() -> None:
-    """Ranks in different calls, all of which raise, call again: one of them got mixed data."""
+def test_explorer_finds_wrong_data_if_no_check_is_made() -> None:
+    """Two ranks make different calls, which raise. In a later call one of them gets mixed data."""
     calls = ("staged", "mixed", "staged")
     scenario = Scenario((calls, (calls[0], "one way", calls[2])), checks=frozenset())
     assert any("returns" in violation for violation in explore(scenario).violations)

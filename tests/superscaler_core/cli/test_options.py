@@ -1,4 +1,4 @@
-"""Laws of options: texts of the command line become the values that plans take."""
+"""Options: texts of the command line are parsed to the values that plans take."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def knobs(plan: str, *texts: str) -> dict[str, Any]:
         ("hybrid", "tp=4", 4),
     ],
 )  # fmt: skip
-def test_a_text_means_a_value(plan: str, text: str, value: object) -> None:
+def test_knob_text_is_parsed_to_its_value(plan: str, text: str, value: object) -> None:
     (found,) = knobs(plan, text).values()
     assert found == value
     assert parse_plan(f"{plan}:{text.removeprefix('plan.')}")[1] == knobs(plan, text)
 
 
-def test_a_plan_may_be_named_with_its_knobs() -> None:
+def test_plan_text_may_contain_knobs() -> None:
     text = "hybrid: tp=2,sizes=3,1,keep=block_inputs"
     said = {"tp": 2, "sizes": (3, 1), "keep": Keep.BLOCK_INPUTS}
     assert parse_plan(text) == ("hybrid", said)
@@ -71,7 +71,7 @@ def test_a_plan_may_be_named_with_its_knobs() -> None:
         ("zero3:x=1", "zero3 takes nothing, and every plan block, features, experts, embedding"),
     ],
 )
-def test_a_fault_in_a_plan_with_knobs_names_what_the_plan_takes(text: str, words: str) -> None:
+def test_invalid_knobs_in_a_plan_text_raise_plan_error(text: str, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         parse_plan(text)
 
@@ -91,20 +91,20 @@ def test_a_fault_in_a_plan_with_knobs_names_what_the_plan_takes(text: str, words
         ("hybrid", "zero1=so", "expected true or false"),
     ],
 )
-def test_a_text_of_another_form_is_refused(plan: str, text: str, words: str) -> None:
+def test_malformed_knob_text_is_rejected(plan: str, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         knobs(plan, text)
 
 
 @pytest.mark.parametrize("name", SPROGRAMS)
-def test_every_knob_of_every_plan_has_a_reader(name: str) -> None:
-    """What is no number has its own."""
+def test_every_non_numeric_knob_has_a_reader(name: str) -> None:
+    """Only knobs that are not numbers need a reader."""
     for parameter in list(inspect.signature(SPROGRAMS[name]).parameters.values())[1:]:
         is_number = isinstance(parameter.default, bool | int)
         assert is_number or parameter.name in texts.READERS, parameter.name
 
 
-def test_what_a_model_takes_too_is_the_models() -> None:
+def test_setting_of_both_model_and_plan_goes_to_the_model() -> None:
     model, plan = settings_of(MODEL, plan_source("expert_parallel"), ["experts=8"])
     assert (model, plan) == ({"experts": 8}, {})
 
@@ -122,16 +122,18 @@ def test_what_a_model_takes_too_is_the_models() -> None:
         ("interlaced", ["rerun=true"], ["keep=block_inputs"]),
     ],
 )  # fmt: skip
-def test_older_words_mean_levels(plan: str, texts: list[str], expected: list[str]) -> None:
+def test_old_recompute_settings_map_to_keep_levels(
+    plan: str, texts: list[str], expected: list[str]
+) -> None:
     assert decided(plan, texts) == decided(plan, expected)
 
 
-def test_both_older_words_mean_both_levels() -> None:
+def test_old_recompute_and_rerun_settings_both_apply() -> None:
     said = decided("hybrid", ["recompute=true", "rerun=true"])
     assert len(said.recomputed) == len(said.rerun) == 2
 
 
-def test_of_axial_plans_recompute_meant_the_inputs_of_blocks() -> None:
+def test_old_recompute_setting_of_axial_plans_maps_to_block_inputs() -> None:
     assert options.levels("nf1b", {"recompute": True}) == ({"keep": Keep.BLOCK_INPUTS}, [])
     assert options.levels("zero_offload", {"recompute": True})[0] == {"keep": Keep.SEGMENT_INPUTS}
 
@@ -142,7 +144,7 @@ def decided(name: str, texts: list[str]) -> ss.Decisions:
     return plan.decisions
 
 
-def test_parts_that_are_said_count() -> None:
+def test_block_and_features_settings_override_detection() -> None:
     plan = Plan(Case("data_parallel", 2).compiled().plan.graph, range(2))
     texts = ["block=layers.1", "features=*.mlp.up.weight:0"]
     plan_source("megatron").call(plan, **knobs("megatron", *texts))
@@ -151,7 +153,7 @@ def test_parts_that_are_said_count() -> None:
     assert cut == {f"layers.{i}.mlp{name}" for i in (0, 1) for name in ("", ".up", ".down")}
 
 
-def test_defaults_are_what_their_texts_mean() -> None:
+def test_default_cuts_and_branches_equal_their_text_form() -> None:
     text = (
         "*.msa_row:1, *.msa_col:2, *.msa_transition:2, *.outer:2>1, *.tri_out:1, *.tri_in:2, "
         "*.tri_start:1, *.tri_end:2, *.pair_transition:1"

@@ -1,4 +1,4 @@
-"""Laws of ``superscaler schedule``: grids, texts and pictures of schedules."""
+"""``superscaler schedule``: grids, texts and pictures of schedules."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_grid_is_printed_with_its_three_bubbles(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of interleaved stages each takes half of a worker's time."""
+def test_grid_is_printed_with_three_bubble_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker has two interleaved stages. Each takes half of its time."""
     half = {"F": Fraction(1, 2), "B": Fraction(1)}
     expected = grid(timeline(interleaved(2, 4, 2), half))
     bubbles = "bubble: 1/9 of the makespan, 1/8 of the busy time, 1/9 of the longest span\n"
@@ -26,13 +26,15 @@ def test_a_grid_is_printed_with_its_three_bubbles(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("interlaced", "nf1b")])
-def test_texts_are_read_back(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_schedule_text_round_trips_through_parse(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = printed(capsys, name, "--text", "--halves", "--apart", "--times", "F=1,I=1,W=1,F&I=2")
     assert str(Schedule.parse(text)) == text.strip()
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_pictures_are_drawn(
+def test_schedule_pictures_are_written_as_png_and_svg(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -51,7 +53,7 @@ def test_pictures_are_drawn(
         (["1f1b", "--picture", "grid.txt"], "cannot draw to 'grid.txt'"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_invalid_schedule_request_exits_with_2_and_an_error(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["schedule", *words]) == 2

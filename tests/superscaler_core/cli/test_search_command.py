@@ -1,4 +1,4 @@
-"""Laws of ``superscaler search``: what it prints, writes and refuses."""
+"""``superscaler search``: its output, its files and its errors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from superscaler_core.cli.main import main
 MLP = ("search", "mlp", "--batch", "8", "--devices", "2", "--microbatch", "4,8", "--processes", "1")
 
 
-def test_what_is_found_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan file and the printed command lead to the step that the search has said."""
+def test_printed_simulate_command_gives_the_step_time_of_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan file and the printed command give the step time that the search has printed."""
     plan, picture = str(tmp_path / "best.plan"), tmp_path / "best.png"
     assert main([*MLP, "--max-tried", "6", "--out", plan, "--picture", str(picture)]) == 0
     said = capsys.readouterr().out
@@ -31,7 +33,7 @@ def test_what_is_found_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.dist
-def test_what_is_found_trains_under_torchrun_as_a_single_device_does(
+def test_found_plan_trains_under_torchrun_as_on_one_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = str(tmp_path / "best.plan")
@@ -51,18 +53,20 @@ def test_what_is_found_trains_under_torchrun_as_a_single_device_does(
     assert done.stdout.splitlines()[-1].startswith("same")
 
 
-def test_a_planner_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_planner_option_selects_the_planner(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*MLP, "--planner", "galvatron"]) == 0
     assert "chosen   galvatron samples=" in capsys.readouterr().out
 
 
-def test_what_other_cuts_of_an_op_would_cost_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_option_prints_a_table_with_one_chosen_split(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([*MLP, "--max-tried", "3", "--explain", "layers.0:linear"]) == 0
     _, _, table = capsys.readouterr().out.partition("\nlayers.0:linear is decided with ")
     assert len(re.findall(r"^\*  \S", table, re.MULTILINE)) == 1
 
 
-def test_a_search_that_is_stopped_prints_the_best_so_far(
+def test_interrupted_search_reports_its_partial_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def show(bar: object, num_tried: int, *_: object) -> None:
@@ -85,7 +89,7 @@ def test_a_search_that_is_stopped_prints_the_best_so_far(
         (["--microbatch", "3"], "microbatches of 3 samples for a step of 8"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_invalid_search_request_exits_with_2_and_an_error(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*MLP, "--max-tried", "4", *words]) == 2
@@ -93,5 +97,5 @@ def test_what_cannot_be_is_said(
 
 
 @pytest.mark.parametrize(("text", "secs"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5 h", 5400)])
-def test_a_budget_has_a_unit(text: str, secs: float) -> None:
+def test_budget_text_is_parsed_to_seconds(text: str, secs: float) -> None:
     assert command.secs(text) == secs

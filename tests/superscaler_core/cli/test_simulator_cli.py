@@ -1,4 +1,4 @@
-"""``superscaler simulate``: what it prints and writes, and what it says to a wrong request."""
+"""``superscaler simulate``: its output, its files and its errors for invalid requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_simulate_prints_time_bubble_communication_and_memory(
     assert max(map(len, said.out.splitlines())) <= 100
 
 
-def test_a_summary_is_how_a_report_begins_and_its_most_memory(
+def test_summary_has_the_first_report_lines_and_the_peak_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     whole = Said(PIPELINE, capsys).out.splitlines()
@@ -51,7 +51,7 @@ def test_simulate_writes_a_trace_and_a_picture(
     assert "<svg" in picture.read_text()
 
 
-def test_files_of_a_profile_and_a_topology_are_read(
+def test_profile_and_topology_are_read_from_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile, topology = tmp_path / "profile.json", tmp_path / "topology.json"
@@ -61,14 +61,14 @@ def test_files_of_a_profile_and_a_topology_are_read(
     assert Said(words, capsys).out.startswith("MLPModel on 2 x mine: ")
 
 
-def test_point_to_point_is_one_option_away(capsys: pytest.CaptureFixture[str]) -> None:
+def test_communication_options_set_methods_inside_and_between_stages(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     said = Said([*PIPELINE, "--communication", "p2p", "--inter", "rvd"], capsys)
     assert "communication inside stages by p2p, between stages by rvd" in said.out
 
 
-def test_too_little_memory_is_an_exit_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_of_memory_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = tmp_path / "profile.json"
     replace(PROFILES["v100"], memory_bytes=1000).save(profile)
     said = Said([*PIPELINE, "--profile", str(profile)], capsys)
@@ -86,7 +86,7 @@ def test_too_little_memory_is_an_exit_status(
         (["--picture", "step.gif"], "use a name in .png, .svg or .pdf"),
     ],
 )
-def test_wrong_requests_are_said_in_a_line(
+def test_invalid_simulate_request_exits_with_2_and_a_one_line_error(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = Said([*PIPELINE, *words], capsys)

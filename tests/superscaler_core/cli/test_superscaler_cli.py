@@ -1,4 +1,4 @@
-"""The command line: what it prints, how it ends, and what it says to a wrong request."""
+"""The command line: its output, its exit statuses and its errors for invalid requests."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def twice(plan):
 
 @pytest.fixture
 def mine(tmp_path: Path) -> str:
-    """A file of a user, under a name of its own: modules stay imported."""
+    """A file of a user. Its name is unique, because modules stay imported."""
     path = tmp_path / f"mine_{abs(hash(str(tmp_path)))}.py"
     path.write_text(MINE)
     return str(path)
 
 
 class Said:
-    """What a command line printed, and how it ended."""
+    """The output and the exit status of a command line."""
 
     def __init__(self, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
         self.status = main(words)
@@ -103,7 +103,7 @@ def test_help_names_all_models_and_plans_and_shows_an_example(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_examples_of_the_help_are_command_lines(
+def test_examples_in_the_help_are_valid_command_lines(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from superscaler_core.cli.main import _parser
@@ -120,7 +120,7 @@ def test_examples_of_the_help_are_command_lines(
 # --- commands -----------------------------------------------------------------------------------
 
 
-def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"superscaler {rv.__version__}\n"
@@ -137,7 +137,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
     assert capsys.readouterr() == ("", "superscaler: interrupted\n")
 
 
-def test_plan_reports_and_writes_a_file_a_rank(
+def test_plan_prints_a_report_and_writes_one_file_per_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "program"
@@ -155,12 +155,12 @@ def test_settings_reach_the_model_and_the_plan(capsys: pytest.CaptureFixture[str
     assert said.out.startswith("MLPModel: 6 ops on 1 device, 1 stage, 3 microbatches (1f1b)")
 
 
-def test_settings_of_several_numbers_have_commas(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_settings_are_separated_by_commas(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "swin", "gpipe", "--devices", "3", "--summary", "--set"]
     assert "3 stages" in Said([*words, "depths=2,2"], capsys).out
 
 
-def test_a_topology_tells_what_leaves_a_host(
+def test_topology_option_adds_bytes_between_hosts_to_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     link = rv.Link(1e-6, 1e9)
@@ -172,7 +172,7 @@ def test_a_topology_tells_what_leaves_a_host(
     assert "between hosts a step" in said.out
 
 
-def test_decisions_are_a_file_that_is_a_plan(
+def test_decisions_file_can_be_used_as_a_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "mine.plan")
@@ -188,10 +188,10 @@ def test_decisions_are_a_file_that_is_a_plan(
     assert "on devices [0, 1]: the plan is about GPT on [0, 1, 2]" in other.err
 
 
-def test_a_file_of_decisions_may_have_a_schedule_of_halves(
+def test_decisions_file_may_contain_a_split_backward_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pipeline's schedule, changed by hand, is what all commands follow."""
+    """All commands follow a pipeline schedule that was edited in the file."""
     path = tmp_path / "mine.plan"
     sizes = ["--devices", "2", "--set", "layers=2"]
     knobs = ["--set", "plan.microbatches=2", "--decisions", str(path)]
@@ -217,7 +217,7 @@ def test_a_file_of_decisions_may_have_a_schedule_of_halves(
         (["plan", "mlp", "megatron", "--decisions", "x.txt"], "ends with '.plan'"),
     ],
 )
-def test_a_file_of_decisions_has_to_be_one(
+def test_missing_or_misnamed_decisions_file_is_rejected(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = Said(words, capsys)
@@ -225,7 +225,7 @@ def test_a_file_of_decisions_has_to_be_one(
     assert message in said.err
 
 
-def test_validate_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_lists_the_completed_checks(capsys: pytest.CaptureFixture[str]) -> None:
     said = Said(["validate", "mlp", "megatron", "--devices", "2"], capsys)
     assert said.status == 0
     checks = [line.split()[:2] for line in said.out.splitlines()]
@@ -241,7 +241,7 @@ def test_validate_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -> N
         ("split", ["--memory-limit", "64B"], r"failed  device 0 needs .* the limit is 64 B"),
     ],
 )
-def test_a_plan_that_is_not_valid_ends_with_1(
+def test_validate_of_an_invalid_plan_exits_with_1(
     function: str,
     words: list[str],
     message: str,
@@ -253,14 +253,14 @@ def test_a_plan_that_is_not_valid_ends_with_1(
     assert re.search(message, said.out.splitlines()[-1])
 
 
-def test_a_schedule_that_cannot_be_is_not_valid(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_rejects_an_infeasible_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["validate", "evoformer", "nf1b", "--devices", "2", "--set", "microbatches=1"]
     said = Said(words, capsys)
     assert said.status == 1
     assert "it takes at least 2" in said.out.splitlines()[-1]
 
 
-def test_explain_shows_ops_and_communication_and_the_schedule(
+def test_explain_shows_op_splits_and_the_schedule(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     said = Said(["explain", "mlp", "one_f_one_b", "--devices", "2"], capsys)
@@ -269,7 +269,7 @@ def test_explain_shows_ops_and_communication_and_the_schedule(
     assert "worker 1 -- F0 B0 F1 B1" in said.out
 
 
-def test_explain_draws_a_schedule_of_stages_that_are_no_chain(
+def test_explain_draws_the_schedule_of_a_branched_stage_graph(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["explain", "mbart", "interlaced", "--devices", "2", "--set", "microbatches=1"]
@@ -278,7 +278,9 @@ def test_explain_draws_a_schedule_of_stages_that_are_no_chain(
     assert "worker 1 0F0 2F0  -- 3F0 3B0  -- 2B0 0B0" in said.out
 
 
-def test_explain_of_an_edge_prints_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_edge_option_prints_the_communication_plan_of_the_edge(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     said = Said(["explain", "mlp", "one_f_one_b", "--devices", "2", "--edge", "e0"], capsys)
     assert said.out.startswith("e0: gelu[4, 12] float32")
     assert "step  primitive  groups" in said.out
@@ -310,7 +312,7 @@ def test_run_trains_as_a_single_device_does(
     assert lines[-1].startswith("same")
 
 
-def test_run_says_when_the_results_differ(
+def test_run_check_reports_different_results_and_exits_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from superscaler_core.cli import run
@@ -321,14 +323,14 @@ def test_run_says_when_the_results_differ(
     assert said.out.splitlines()[-1].startswith("DIFFERENT  as the eager model to -1:")
 
 
-def test_a_result_that_is_no_number_is_as_far_off_as_can_be() -> None:
+def test_nan_results_have_an_infinite_difference() -> None:
     good = Trained((1.0, 2.0), {"a": torch.ones(2), "b": torch.zeros(3)})
     bad = Trained((1.0, math.nan), {"a": torch.ones(2), "b": torch.tensor([0.0, math.nan, 0.0])})
     assert good.difference(good)[:2] == (0.0, 0.0)
     assert good.difference(bad) == (math.inf, math.inf, "b")
 
 
-def test_models_and_plans_come_from_files_too(
+def test_models_and_plans_can_be_loaded_from_python_files(
     mine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"{mine}:model", f"{mine}:split", "--microbatch", "6", "--set", "width=10"]
@@ -355,7 +357,7 @@ def test_run_under_torchrun_trains_as_a_single_device_does(tmp_path: Path) -> No
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "same"]
 
 
-def test_options_behind_a_plan_are_those_of_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_knobs_after_the_plan_name_equal_set_options(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "gpt", "--devices", "4", "--summary"]
     one = Said([*words, "hybrid:tp=2,pp=2,keep=block_inputs"], capsys)
     sets = ("tp=2", "pp=2", "keep=block_inputs")
@@ -364,7 +366,7 @@ def test_options_behind_a_plan_are_those_of_set(capsys: pytest.CaptureFixture[st
     assert (one.out, one.err) == (two.out, two.err)
 
 
-# --- wrong requests -----------------------------------------------------------------------------
+# --- invalid requests -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -395,7 +397,7 @@ def test_options_behind_a_plan_are_those_of_set(capsys: pytest.CaptureFixture[st
         (["plan", "mlp", "gpipe", "--devices", "9"], "9 stages of the 3 blocks"),
     ],
 )
-def test_a_wrong_request_is_answered_in_one_line_and_ends_with_2(
+def test_invalid_request_exits_with_2_and_a_one_line_error(
     words: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
@@ -420,7 +422,7 @@ def test_a_wrong_request_is_answered_in_one_line_and_ends_with_2(
         (["{}:model", "{}:split", "--set", "tied=1"], "say model.tied= or plan.tied=."),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_in_one_line(
+def test_errors_in_a_user_file_are_reported_in_one_line(
     words: list[str], message: str, mine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = Said(["plan", *(word.format(mine) for word in words)], capsys)
@@ -429,7 +431,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
     assert message in said.err
 
 
-def test_processes_and_devices_have_to_be_as_many(
+def test_options_that_contradict_torchrun_are_rejected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
@@ -440,7 +442,7 @@ def test_processes_and_devices_have_to_be_as_many(
     assert "leave it out under torchrun" in said.err
 
 
-def test_a_model_with_inputs_by_name_and_a_module_beside_its_file(tmp_path, capsys):
+def test_user_model_may_take_named_inputs_and_import_a_sibling_module(tmp_path, capsys):
     (tmp_path / "beside_mine.py").write_text("WIDTH = 6\n")
     (tmp_path / "named_mine.py").write_text(
         dedent("""

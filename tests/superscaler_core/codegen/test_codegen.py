@@ -24,11 +24,11 @@ from tests.superscaler_core.small import branched, on_one, two_linears
         ("[5:6,3:4]", "[4:8,2:6]", "[1:2, 1:2]"),
     ],
 )
-def test_an_index_counts_from_the_box_that_holds_it(box: str, within: str, text: str) -> None:
+def test_index_text_is_relative_to_the_enclosing_box(box: str, within: str, text: str) -> None:
     assert index_text(rv.Box.parse(box), rv.Box.parse(within)) == text
 
 
-def test_names_are_identifiers_and_unique() -> None:
+def test_generated_names_are_unique_identifiers() -> None:
     names = Names()
     wishes = ["layers.0.up", "layers_0_up", "1x", "class", "run", "", "a b"]
     made = [names.of(i, wish) for i, wish in enumerate(wishes)]
@@ -37,7 +37,7 @@ def test_names_are_identifiers_and_unique() -> None:
     assert names.of(0, "something else") == made[0]
 
 
-def test_long_calls_are_broken_and_mean_the_same() -> None:
+def test_long_calls_are_wrapped_without_changing_the_syntax_tree() -> None:
     items = [f"argument_{i}" for i in range(20)]
     text = wrapped("f(", items, ")")
     assert max(map(len, text.splitlines())) <= 100
@@ -49,11 +49,11 @@ def segments(plan: ss.Plan, device: int = 0) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("def stage0_segment")]
 
 
-def test_one_device_is_one_segment() -> None:
+def test_plan_on_one_device_has_one_segment() -> None:
     assert len(segments(on_one(ss.Plan(branched(), [0])))) == 1
 
 
-def test_groups_of_recomputation_are_segments_of_their_own() -> None:
+def test_each_recomputed_group_is_a_separate_segment() -> None:
     plan = on_one(ss.Plan(branched(), [0]))
     plan.recompute(plan.graph.ops[1:4], plan.graph.ops[4:6])
     assert len(segments(plan)) == 4
@@ -61,14 +61,14 @@ def test_groups_of_recomputation_are_segments_of_their_own() -> None:
     assert "recomputed=frozenset(['stage0_segment1', 'stage0_segment2'])" in text
 
 
-def test_a_segment_says_which_modules_its_ops_come_from() -> None:
+def test_segment_comments_name_the_modules_of_the_ops() -> None:
     text = ss.compile(on_one(ss.Plan(two_linears(), [0]))).files[0]
     assert [line.strip() for line in text.splitlines() if line.startswith("    # ")] == [
         "# up", "# act", "# down", "# loss",
     ]  # fmt: skip
 
 
-def test_files_are_the_same_every_time() -> None:
+def test_generated_files_are_deterministic() -> None:
     def files() -> dict[int, str]:
         plan = ss.Plan(branched(), range(4))
         for op in plan.graph.ops:
@@ -78,13 +78,13 @@ def test_files_are_the_same_every_time() -> None:
     assert files() == files()
 
 
-def test_what_a_plan_changes_is_said_in_every_file() -> None:
+def test_notes_of_a_plan_appear_in_the_generated_file() -> None:
     plan = on_one(ss.Plan(two_linears(), [0]))
     plan.note("sums are taken twice")
     assert "Not what the model says: sums are taken twice." in ss.compile(plan).files[0]
 
 
-def test_a_device_without_work_has_a_program_that_does_nothing() -> None:
+def test_device_without_work_has_a_step_without_computation() -> None:
     plan = on_one(ss.Plan(two_linears(), [0, 1]))
     text = ss.compile(plan).files[1]
     assert "def step(run):\n    run.begin()\n    run.total_loss()\n" in text
@@ -94,7 +94,7 @@ LINEAR = Invocation("F.linear", ("{x0}", "{x1}"))
 
 
 @pytest.mark.parametrize("cut, calls", [(None, 1), ("n", 1), ("b", 1), ("k", 0)])
-def test_a_bias_joins_its_product_where_the_sum_is_not_cut(cut: str | None, calls: int) -> None:
+def test_bias_is_an_argument_of_linear_unless_the_sum_is_split(cut: str | None, calls: int) -> None:
     builder = ss.GraphBuilder("line")
     weight, bias = (builder.parameter(n, s, "float64") for n, s in [("w", (2, 4)), ("b", (2,))])
     x = builder.input("x", (6, 4), "float64")
@@ -109,7 +109,7 @@ def test_a_bias_joins_its_product_where_the_sum_is_not_cut(cut: str | None, call
     assert ss.compile(plan).files[1].count("F.linear(x, w, bias=b)") == calls
 
 
-# --- what is no longer needed -------------------------------------------------------------------
+# --- deletion of variables ----------------------------------------------------------------------
 
 
 def made(names: str, reads: str) -> Statement:
@@ -123,23 +123,23 @@ def test_a_variable_is_deleted_after_its_last_use() -> None:
     assert freed(lines) == [*texts[:2], "del y", texts[2], "del z", *texts[3:]]
 
 
-def test_arguments_and_what_nobody_makes_stay() -> None:
+def test_variables_that_no_statement_assigns_are_not_deleted() -> None:
     lines = [made("y", "x"), made("z", "x, y"), made("u", "z")]
     assert freed(lines) == [lines[0].text, lines[1].text, "del y", lines[2].text]
 
 
-def test_after_the_last_statement_nothing_is_deleted() -> None:
+def test_nothing_is_deleted_right_before_the_end_of_a_function() -> None:
     comment = Statement("# y", is_last=True)
     assert freed([made("y", "x"), made("z", "y"), comment]) == ["y = f(x)", "z = f(y)", "# y"]
 
 
-def test_a_sum_reads_what_it_adds_to() -> None:
+def test_in_place_sum_counts_as_a_read_of_its_target() -> None:
     total = Statement("y += z", ("y",), ("z",))
     lines = [made("y", "x"), made("z", "x"), total, made("u", "y"), made("v", "u")]
     assert freed(lines)[2:6] == ["y += z", "del z", "u = f(y)", "del y"]
 
 
-def test_totals_add_term_by_term_into_a_tensor_of_their_own() -> None:
+def test_totals_allocate_once_and_then_add_in_place() -> None:
     totals, a = Totals(Names()), Expression.of("a")
     assert totals.of("k") is None
     assert totals.add("k", "sum", a) == []
@@ -150,7 +150,7 @@ def test_totals_add_term_by_term_into_a_tensor_of_their_own() -> None:
     assert totals.of("k") == Expression.of("sum")
 
 
-def test_parts_of_a_sum_on_one_device_are_added_as_they_come() -> None:
+def test_partial_sums_on_one_device_are_accumulated_and_deleted() -> None:
     plan = ss.Plan(two_linears(), [0])
     for op, loop in zip(plan.graph.ops, ["n", "n", "k", None], strict=True):
         for chunk in plan.op_trans(op, ss.split(loop, 3)) if loop else ():

@@ -1,4 +1,4 @@
-"""Models on the meta device, their plans, and the choices of these plans as values."""
+"""Models on the meta device, programs of their plans, and the cost functions for these programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Plain(nn.Module):
 
 @cache
 def graph(name: str) -> ss.Graph:
-    """The captured model of a name."""
+    """The captured model: "plain", "mlp", "gpt", or "gpt of many kernels" (attention not fused)."""
     with torch.device("meta"):
         if name == "plain":
             return ss.capture(Plain((640, 1536, 1024, 512)), (torch.empty(4096, 640),))
@@ -76,7 +76,7 @@ def compiled(
 
 
 def storage_of(plan: ss.Plan) -> Mapping[PTensor, OpSplit]:
-    """The split by which each parameter is stored, for those whose storage the plan specifies."""
+    """The split of the storage of every parameter whose storage the plan specifies."""
     return {tensor: plan.op_split(plan.update(tensor.name)) for tensor in plan.updates()}
 
 

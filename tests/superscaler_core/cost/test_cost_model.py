@@ -1,4 +1,4 @@
-"""Costs one by one: their sums on chains are what the simulator finds."""
+"""Cost functions: their sums on chains equal the simulated step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.superscaler_core.cost.choices import (
 )
 
 ROUNDING = 1e-9
-"""Relative: times of the simulator are whole picoseconds."""
+"""Relative tolerance: times of the simulator are whole picoseconds."""
 
 
 # --- sums ---------------------------------------------------------------------------------------
@@ -42,16 +42,16 @@ ROUNDING = 1e-9
 @pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize("name", ["data_parallel", "megatron_like"])
-def test_costs_of_a_chain_add_up_to_its_step(
+def test_sum_of_costs_of_a_chain_equals_its_simulated_step(
     name: str, microbatches: int, topology: rv.Topology
 ) -> None:
-    """Without ``stage_cost``: ops, edges and parameters alone."""
+    """The sum of the costs of ops, edges and parameters, without ``stage_cost``."""
     model = graph("plain")
     plan = ss.Plan(model, range(4))
     loops = {"data_parallel": ("b", "b", "b"), "megatron_like": ("n", "k", "n")}[name]
     linears = [op for op in model.ops if op.kind == "linear"]
     for op in model.ops:
-        # What follows a product is cut as its results are.
+        # Ops that follow a product are cut like its result.
         cut = [i for i, linear in enumerate(linears) if linear.index <= op.index]
         loop = loops[cut[-1]]
         dim = {"b": 0, "n": 1}.get(loop)
@@ -97,7 +97,7 @@ def test_costs_of_a_chain_add_up_to_its_step(
     ],
 )
 @pytest.mark.parametrize("microbatches", [1, 3])
-def test_a_stage_costs_what_its_step_takes(model: str, plan: str, microbatches: int) -> None:
+def test_stage_cost_equals_the_simulated_step(model: str, plan: str, microbatches: int) -> None:
     program = compiled(model, plan, microbatches, ONE_HOST)
     costs = model_of(program)
     secs = stage_of(program, costs).step_secs(microbatches)
@@ -105,7 +105,7 @@ def test_a_stage_costs_what_its_step_takes(model: str, plan: str, microbatches: 
     assert simulate(program, "a100").secs == pytest.approx(secs, rel=ROUNDING)
 
 
-def test_time_between_ops_is_counted_where_communication_cuts_a_chain() -> None:
+def test_segment_overhead_is_counted_where_communication_cuts_a_chain() -> None:
     program = compiled("mlp", "data_parallel", 2, ONE_HOST)
     profile = replace(PROFILES["a100"], segment_secs=3e-3)
     costs = CostModel(program.plan.graph, profile, ONE_HOST)
@@ -114,7 +114,7 @@ def test_time_between_ops_is_counted_where_communication_cuts_a_chain() -> None:
     assert simulate(program, profile).secs == pytest.approx(secs, rel=ROUNDING)
 
 
-# --- one by one ---------------------------------------------------------------------------------
+# --- single costs -------------------------------------------------------------------------------
 
 
 def costs_of(model: str = "plain") -> CostModel:
@@ -150,7 +150,7 @@ def test_stages_on_other_devices_cost_the_same_on_one_host() -> None:
     assert here.step_secs(2) == there.step_secs(2)
 
 
-def test_a_reduction_is_of_the_dtype_of_storage() -> None:
+def test_gradients_are_reduced_in_the_dtype_of_storage() -> None:
     model = graph("plain")
     op = model.ops[0]
     split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
@@ -164,17 +164,17 @@ def test_a_reduction_is_of_the_dtype_of_storage() -> None:
     assert full.update_secs == pytest.approx(2 * half.update_secs)
 
 
-def test_calls_of_the_same_devices_share_their_latency_but_no_overhead_of_a_tensor() -> None:
+def test_calls_of_the_same_devices_share_latency_but_not_tensor_overhead() -> None:
     calls = [CallSecs((0, 1), 1e-3, 2e-3), CallSecs((0, 1), 3e-3, 5e-3)]
     assert together(calls, 1e-4) == pytest.approx(3e-3 + 7e-3 + 2e-4)
 
 
-def test_calls_of_other_devices_run_at_one_time() -> None:
+def test_calls_of_different_devices_run_at_the_same_time() -> None:
     calls = [CallSecs((0, 1), 1e-3, 2e-3), CallSecs((2, 3), 3e-3, 5e-3)]
     assert together(calls) == pytest.approx(8e-3)
 
 
-def test_what_is_no_activation_has_no_edge() -> None:
+def test_edge_cost_of_a_parameter_is_rejected() -> None:
     costs = costs_of()
     op = costs.graph.ops[0]
     split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
@@ -182,7 +182,7 @@ def test_what_is_no_activation_has_no_edge() -> None:
         costs.edge_cost(op.parameters[0], split, split)
 
 
-def test_what_is_no_parameter_is_not_synchronized() -> None:
+def test_sync_cost_of_an_activation_is_rejected() -> None:
     costs = costs_of()
     op = costs.graph.ops[0]
     split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
@@ -193,7 +193,7 @@ def test_what_is_no_parameter_is_not_synchronized() -> None:
 # --- caches -------------------------------------------------------------------------------------
 
 
-def test_layers_that_are_alike_are_priced_once() -> None:
+def test_equal_layers_share_one_cached_cost() -> None:
     costs = costs_of("gpt")
     twins = [op for op in costs.graph.ops if op.name.endswith("attn.q:linear")]
     split = OpSplit.grid(twins[0].sizes, range(4), [(None, 4)])

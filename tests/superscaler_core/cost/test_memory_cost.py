@@ -1,4 +1,4 @@
-"""Memory one by one: sums on chains are what the dry run of a whole stage finds."""
+"""Memory costs: their sums on chains equal the dry run of a whole stage."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def constant_bytes(model: ss.Graph) -> int:
 
 
 def needed(program: ss.Compiled) -> int:
-    """What the worst device needs, but for what no choice of an op decides."""
+    """Bytes of the fullest device, without staging and constants, which no choice changes."""
     worst = max(program.memory.values(), key=lambda memory: memory.total_bytes)
     return worst.total_bytes - worst.staging_bytes - constant_bytes(program.plan.graph)
 
 
 @pytest.mark.parametrize("microbatches", [2, 3])
 @pytest.mark.parametrize("plan", ["data_parallel", "zero1"])
-def test_memory_of_a_chain_adds_up_to_the_byte(plan: str, microbatches: int) -> None:
+def test_stage_memory_of_a_chain_equals_the_program_exactly(plan: str, microbatches: int) -> None:
     program = compiled("plain", plan, microbatches, ONE_HOST)
     stage = stage_of(program, model_of(program))
     assert stage.device_bytes(microbatches=microbatches) == needed(program)
 
 
 @pytest.mark.parametrize("microbatches", [2, 4])
-def test_memory_of_microbatches_in_flight_adds_up(microbatches: int) -> None:
-    """Stages of a pipeline on one device each; the first has as many in flight as stages."""
+def test_stage_memory_with_microbatches_in_flight_equals_the_program(microbatches: int) -> None:
+    """Two stages on one device each. The first stage has two microbatches in flight."""
     model = graph("plain")
     plan = ss.Plan(model, range(2))
     for stage in plan.pipeline([model.ops[2]]):
@@ -47,28 +47,29 @@ def test_memory_of_microbatches_in_flight_adds_up(microbatches: int) -> None:
     stage = costs.stage_cost(first.ops, [0], splits)
     memory = program.memory[0]
     found = stage.device_bytes(microbatches=microbatches, in_flight=2)
-    # What has arrived for it, or waits to leave it, is of no op.
+    # The stage cost omits tensors that have arrived for the stage, or that wait to be sent.
     arriving = first.ops[-1].outputs[0].num_bytes
     assert memory.total_bytes - memory.staging_bytes - found in (0, arriving)
 
 
-def test_the_gradient_of_a_bias_waits_with_that_of_its_product() -> None:
+def test_stage_memory_lacks_only_the_bias_gradient_of_the_largest_product() -> None:
     program = compiled("mlp", "data_parallel", 2, ONE_HOST)
     stage = stage_of(program, model_of(program))
-    # The worst moment is at the largest product, whose bias is in the same call.
+    # The peak is at the largest product. Its bias is in the same call, so the gradient of the bias
+    # is there at the same time.
     assert needed(program) - stage.device_bytes(microbatches=2) == 1536 * 4
 
 
 @pytest.mark.parametrize("plan", ["data_parallel", "megatron", "megatron_sp", "zero1"])
-def test_memory_of_a_gpt_is_within_a_fiftieth(plan: str) -> None:
-    """What communication cuts into segments, and what goes around blocks, is not a chain."""
+def test_stage_memory_of_a_gpt_is_within_two_percent_of_the_program(plan: str) -> None:
+    """The sum is not exact: communication cuts the ops into segments, and residuals skip blocks."""
     program = compiled("gpt", plan, 2, ONE_HOST)
     stage = stage_of(program, model_of(program))
     assert stage.device_bytes(microbatches=2) == pytest.approx(needed(program), rel=0.02)
 
 
 @pytest.mark.parametrize("plan", ["data_parallel", "megatron", "zero1"])
-def test_weights_gradients_and_states_are_those_of_storage(plan: str) -> None:
+def test_weights_and_optimizer_states_equal_those_of_the_program(plan: str) -> None:
     program = compiled("gpt", plan, 2, ONE_HOST)
     memory, stage = program.memory[0], stage_of(program, model_of(program)).memory
     assert sum(cost.weights_bytes for cost in stage) == memory.weights_bytes
@@ -83,7 +84,7 @@ def test_a_tensor_that_two_ops_save_is_counted_once_in_a_stage() -> None:
     assert sum(cost.kept_bytes for cost in stage_of(program, costs).memory) < alone
 
 
-# --- what is kept -------------------------------------------------------------------------------
+# --- kept activations ---------------------------------------------------------------------------
 
 
 def first_costs(**keeps: Any) -> list[MemoryCost]:
@@ -94,14 +95,14 @@ def first_costs(**keeps: Any) -> list[MemoryCost]:
     return [costs.memory_cost(op, split, keep) for keep in keeps.values()]
 
 
-def test_of_an_op_that_keeps_its_inputs_only_they_stay() -> None:
+def test_op_that_keeps_its_inputs_keeps_no_other_bytes() -> None:
     saved, inputs, nothing = first_costs(a=Kept.SAVED, b=Kept.INPUTS, c=Kept.NOTHING)
     assert saved.kept_bytes > 0
     assert inputs.kept_bytes == inputs.input_bytes == saved.input_bytes
     assert nothing.kept_bytes == 0
 
 
-def test_a_group_that_is_recomputed_keeps_what_enters_it() -> None:
+def test_recomputed_group_keeps_only_its_inputs() -> None:
     program = compiled("plain", "data_parallel", 1, ONE_HOST)
     costs = model_of(program)
     ops = program.plan.graph.ops[1:5]
@@ -112,13 +113,14 @@ def test_a_group_that_is_recomputed_keeps_what_enters_it() -> None:
     assert again.weights_bytes == sum(cost.weights_bytes for cost in group)
 
 
-def test_the_peak_of_a_chain_is_where_most_is_kept_or_gradients_are() -> None:
+def test_peak_of_a_chain_includes_kept_activations_and_gradients() -> None:
     def cost(kept: int, grads: int, most: int) -> MemoryCost:
         return MemoryCost(0, grads, 0, kept, 0, kept, most, most)
 
     chain = [cost(10, 100, 20), cost(30, 1, 50)]
-    # The second op: what the first keeps and 50; the first: its 20 and the second's gradients.
+    # At the second op: the 10 that the first keeps, and 50. At the first op: its 20, and the
+    # gradient of the second.
     assert peak_bytes(chain) == 60
-    # Later all gradients are there, and one more microbatch keeps 40 if it has begun.
+    # In later microbatches all gradients exist. A further microbatch that has begun keeps 40.
     assert peak_bytes(chain, microbatches=2, in_flight=2) == 101 + 60
     assert peak_bytes(chain, microbatches=3, in_flight=2) == 40 + 101 + 60

@@ -1,4 +1,4 @@
-"""Shares of a peak by the amount of work."""
+"""Reach: the share of the peak speed, by the amount of work."""
 
 from __future__ import annotations
 
@@ -39,24 +39,26 @@ def test_more_work_never_takes_less_time(
 
 @pytest.mark.parametrize(("name", "dtype", "reach"), PRESETS)
 @pytest.mark.parametrize("num", [2, 3, 100])
-def test_a_piece_takes_at_least_its_share(name: str, dtype: str, reach: Reach, num: int) -> None:
+def test_piece_of_the_work_takes_at_least_its_share_of_the_time(
+    name: str, dtype: str, reach: Reach, num: int
+) -> None:
     for exponent in range(1, 30):
         amount = 3.0**exponent
         assert num * secs(reach, amount / num) >= secs(reach, amount) * (1 - ROUNDING)
 
 
-def test_between_points_the_share_is_a_power_of_the_amount() -> None:
+def test_share_between_points_is_a_power_of_the_amount() -> None:
     reach = Reach(((10.0, 0.1), (1000.0, 0.4)))
     assert [reach.at(x) for x in (0.1, 10, 100, 1000, 1e9)] == [
         pytest.approx(x) for x in (0.025, 0.1, 0.2, 0.4, 0.4)
     ]
 
 
-def test_a_share_that_falls_with_the_size_stays_below_its_first_point() -> None:
+def test_falling_share_is_constant_below_its_first_point() -> None:
     assert Reach(((10.0, 0.8), (1000.0, 0.2))).at(1.0) == 0.8
 
 
-def test_lawful_lowers_what_would_make_more_work_faster() -> None:
+def test_lawful_lowers_shares_that_make_more_work_take_less_time() -> None:
     assert Reach.lawful([(2.0, 0.9), (1.0, 0.1)]) == Reach(((1.0, 0.1), (2.0, 0.2)))
 
 
@@ -65,10 +67,10 @@ def test_lawful_lowers_what_would_make_more_work_faster() -> None:
     [(), ((0.0, 0.5),), ((1.0, 0.0),), ((1.0, 1.5),), ((2.0, 0.5), (1.0, 0.5)),
      ((1.0, 0.1), (2.0, 0.3)), ((1.0, float("nan")),), ((float("inf"), 0.5),)],
 )  # fmt: skip
-def test_tables_that_cannot_be_are_refused(points: tuple[tuple[float, float], ...]) -> None:
+def test_invalid_tables_are_rejected(points: tuple[tuple[float, float], ...]) -> None:
     with pytest.raises(ss.PlanError, match="cannot be: amounts have to grow"):
         Reach(points)
 
 
-def test_full_is_all_of_the_peak() -> None:
+def test_full_reach_is_the_whole_peak_for_any_amount() -> None:
     assert FULL.at(1e-3) == FULL.at(1e30) == 1

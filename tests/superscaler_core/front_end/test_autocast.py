@@ -1,4 +1,4 @@
-"""Laws of autocast: a graph captured under it casts what torch casts, and no more."""
+"""Autocast: a graph captured under autocast has the casts of torch, and no others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABELS = torch.tensor([0, 5, 2, 3])
 
 
 class Net(nn.Module):
-    """What ``body`` computes of a module with some parameters."""
+    """A module with some parameters, whose forward is ``body``."""
 
     def __init__(self, body: Callable[[Net, Tensor], Tensor], inside: bool = False) -> None:
         super().__init__()
@@ -113,7 +113,9 @@ def on_threads(plan: ss.Plan, folder: Path, x: Tensor) -> list[tuple[Tensor, dic
 
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 @pytest.mark.parametrize("name", BODIES)
-def test_a_model_is_cast_as_torch_casts_it(name: str, inside: bool, tmp_path: Path) -> None:
+def test_model_captured_under_autocast_trains_as_in_torch(
+    name: str, inside: bool, tmp_path: Path
+) -> None:
     model = Net(BODIES[name], inside)
     graph = captured(model, X)
     plan = ss.Plan(graph, devices=[0])
@@ -122,14 +124,14 @@ def test_a_model_is_cast_as_torch_casts_it(name: str, inside: bool, tmp_path: Pa
     ((loss, grads),) = on_threads(plan, tmp_path, X)
     expected, wanted = trained_alone(model, X)
     assert loss.dtype == expected.dtype
-    # The same kernels in the same dtypes. Torch may keep the cast of a weight that is read twice,
-    # and add its gradients in bfloat16; here each reader casts it, and they are added in float32.
+    # The same kernels run in the same dtypes. Torch may cast a weight with two readers only once,
+    # and add its gradients in bfloat16. Here each reader casts it, and they add in float32.
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-7)
     for name, grad in wanted.items():
         torch.testing.assert_close(grads[name], grad, rtol=1e-2, atol=1e-5)
 
 
-def test_autocast_changes_the_dtypes_of_a_graph_and_nothing_else() -> None:
+def test_autocast_changes_only_the_dtypes_of_a_graph() -> None:
     model = Net(BODIES["norm"])
     plain, cast = ss.capture(model, (X,)), captured(model, X)
     assert str(plain) == str(cast)
@@ -145,7 +147,7 @@ PLANS_OF_GPT = [
 
 
 @pytest.mark.parametrize(("plan_name", "num_devices", "knobs"), PLANS_OF_GPT)
-def test_plans_train_float32_masters_in_bfloat16(
+def test_plans_train_float32_weights_under_bfloat16_autocast(
     plan_name: str, num_devices: int, knobs: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -176,7 +178,7 @@ def test_plans_train_float32_masters_in_bfloat16(
         optimizer.zero_grad()
         expected.append(loss.item())
     for losses in found.values():
-        # bfloat16 has 8 bits; sums over devices are rounded in another order.
+        # bfloat16 has 8 bits, and sums over devices are rounded in another order.
         assert losses == pytest.approx(expected, rel=1e-2)
 
 
@@ -197,18 +199,18 @@ def test_a_step_under_autocast_is_refused(tmp_path: Path) -> None:
 
 @ss.register_op("b^ k^ -> b^ k^")
 def squared(x: Tensor) -> Tensor:
-    """Computes in a dtype that only it knows."""
+    """A capture does not see in which dtype this function computes."""
     return x @ x.T @ x
 
 
-def test_an_op_whose_casts_are_inside_of_it_is_refused_by_name() -> None:
+def test_registered_op_under_autocast_raises_capture_error() -> None:
     model = Net(lambda n, x: squared(n.down(n.up(x))).float().mean())
     match = r"squared.* runs under torch.autocast\('cpu'\), whose casts inside of it are not known"
     with torch.autocast("cpu", BF16), pytest.raises(ss.CaptureError, match=match):
         ss.capture(model, (X,))
 
 
-def test_a_model_without_values_is_refused_for_torch_would_not_cast_it() -> None:
+def test_meta_model_under_autocast_raises_capture_error() -> None:
     with torch.device("meta"):
         model = Net(BODIES["linear"])
     with (

@@ -1,4 +1,4 @@
-"""Capture: names, tied weights, constants, modes, and errors that say what to do."""
+"""Capture: names, tied weights, constants, modes, and errors with advice."""
 
 import re
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ X = torch.randn(4, 6, dtype=torch.float64)
 
 
 class Net(nn.Module):
-    """One linear layer inside whatever ``body`` does: ``body(net, x)`` is the loss."""
+    """A module with one linear layer, whose loss is ``body(net, x)``."""
 
     def __init__(self, body, **buffers):
         super().__init__()
@@ -79,13 +79,13 @@ class Form(NamedTuple):
         lambda loss, x: SimpleNamespace(scores=x, loss=loss),
     ],
 )
-def test_the_loss_is_found_in_what_a_model_returns(output):
+def test_loss_is_found_in_tuple_list_dict_and_object_outputs(output):
     model = Net(lambda net, x: output(net.line(x).sum(), x))
     alone = Net(lambda net, x: net.line(x).sum())
     assert str(capture(model, (X,))) == str(capture(alone, (X,)))
 
 
-def test_arguments_may_be_given_by_keyword_alone():
+def test_inputs_may_be_given_as_keyword_arguments():
     class ByName(nn.Module):
         def __init__(self):
             super().__init__()
@@ -156,7 +156,7 @@ def test_tied_weight_is_one_parameter_with_an_alias():
     assert [op.name for op, _ in readers] == ["embed:embedding", "head:linear"]
 
 
-def test_parameter_that_nothing_reads_and_frozen_ones_are_kept():
+def test_unused_and_frozen_parameters_are_kept():
     model = Net(lambda net, x: net.line(x).sum())
     model.unused = nn.Parameter(torch.ones(3))
     model.line.bias.requires_grad_(False)
@@ -165,7 +165,7 @@ def test_parameter_that_nothing_reads_and_frozen_ones_are_kept():
     assert not graph.parameters["line.bias"].requires_grad
 
 
-def test_module_paths_follow_the_modules():
+def test_ops_have_the_path_of_their_module():
     graph = capture(build("gpt"), example_inputs("gpt", 2))
     attention = [op.kind for op in graph.ops_in("layers.0.attn")]
     assert attention.count("linear") == 4
@@ -188,7 +188,7 @@ def test_one_tensor_given_twice_is_two_inputs():
     assert [t.name for t in capture(Two(), (X, X)).inputs] == ["x", "y"]
 
 
-def test_inputs_by_name():
+def test_inputs_are_matched_by_name():
     inputs = dict(zip(["targets", "tokens"], example_inputs("gpt", 2)[::-1], strict=True))
     graph = capture(build("gpt"), inputs)
     assert [t.name for t in graph.inputs] == ["tokens", "targets"]
@@ -196,7 +196,7 @@ def test_inputs_by_name():
         capture(build("gpt"), {"words": X})
 
 
-def test_model_on_the_meta_device_is_captured_alike():
+def test_meta_device_model_gives_the_same_graph():
     inputs = example_inputs("gpt", 2)
     with torch.device("meta"):
         model = build("gpt")
@@ -207,12 +207,12 @@ def test_model_on_the_meta_device_is_captured_alike():
     }
 
 
-def test_a_model_of_15_billion_parameters_is_captured_without_its_memory():
+def test_model_with_layers_of_the_15b_preset_is_captured_on_the_meta_device():
     with torch.device("meta"):
         model = build("gpt", "15B", layers=4)
     graph = capture(model, example_inputs("gpt", 1, "15B"))
     assert len(graph.ops_in("layers.3.mlp")) == 5
-    # 12 h^2 of every layer, and the embeddings and the head.
+    # Every layer has 12 h^2 parameters. The embeddings and the head are added.
     size = sum(t.num_bytes for t in graph.parameters.values()) / 4
     config = config_of("gpt", "15B")
     rest = (2 * config.vocabulary + config.sequence) * config.width
@@ -222,7 +222,7 @@ def test_a_model_of_15_billion_parameters_is_captured_without_its_memory():
 # --- constants, modes and in-place ops --------------------------------------------------------
 
 
-def test_what_depends_on_no_input_is_folded():
+def test_values_independent_of_inputs_are_folded_into_constants():
     def body(net, x):
         mask = torch.ones(6, 6, dtype=x.dtype)
         mask[0, 1] = 3
@@ -246,7 +246,7 @@ def test_evaluation_mode_has_no_dropout():
     assert not any(op.kind == "dropout" for op in capture(model.eval(), inputs).ops)
 
 
-def test_blocks_without_gradients_have_none():
+def test_ops_under_no_grad_do_not_require_gradients():
     def body(net, x):
         with torch.no_grad():
             scale = net.line(x).abs().amax()
@@ -256,7 +256,7 @@ def test_blocks_without_gradients_have_none():
     assert [op.outputs[0].requires_grad for op in graph.ops if op.kind == "linear"] == [False, True]
 
 
-def test_op_in_place_is_the_one_that_makes_a_new_tensor():
+def test_in_place_op_is_captured_as_the_out_of_place_op():
     def body(net, x):
         y = net.line(x)
         y += 1
@@ -267,7 +267,7 @@ def test_op_in_place_is_the_one_that_makes_a_new_tensor():
     assert [op.code for op in graph.ops if op.kind == "relu"] == ["torch.relu({x0})"]
 
 
-def test_constant_that_is_written_after_it_was_read_is_two():
+def test_constant_overwritten_after_a_read_becomes_two_constants():
     def body(net, x):
         scale = torch.ones(6, dtype=x.dtype)
         y = net.line(x) + scale
@@ -281,7 +281,7 @@ def test_constant_that_is_written_after_it_was_read_is_two():
     ]
 
 
-def test_constant_that_an_activation_is_added_to_is_computed():
+def test_in_place_add_of_an_activation_to_a_constant_equals_eager():
     def body(net, x):
         total = torch.zeros(4, 6, dtype=x.dtype)
         total += net.line(x)
@@ -290,7 +290,7 @@ def test_constant_that_an_activation_is_added_to_is_computed():
     same_as_eager(Net(body), (X,))
 
 
-def test_op_in_place_on_a_copy_leaves_the_original():
+def test_in_place_op_on_a_clone_leaves_the_original_unchanged():
     def body(net, x):
         y = net.line(x)
         z = y.clone().mul_(3)
@@ -318,17 +318,17 @@ class Branch(nn.Module):
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_cannot_be_captured_is_an_error_that_says_what_to_do(model, message):
+def test_model_that_cannot_be_captured_raises_capture_error(model, message):
     with pytest.raises(CaptureError, match=message):
         capture(model.double(), (X,))
 
 
-def test_loss_that_is_no_scalar_is_an_error():
+def test_non_scalar_loss_raises_plan_error():
     with pytest.raises(PlanError, match=r"Net: the loss has shape \[4, 6\]"):
         capture(Net(lambda net, x: net.line(x)), (X,))
 
 
-def test_a_buffer_without_a_value_is_planned_and_not_run(tmp_path):
+def test_graph_with_meta_buffers_compiles_but_cannot_be_saved(tmp_path):
     def body(net, x):
         return (net.line(x) * net.ramp + (net.ramp.cos().outer(net.ramp) @ net.ones).T).sum()
 
@@ -343,7 +343,7 @@ def test_a_buffer_without_a_value_is_planned_and_not_run(tmp_path):
         compiled.save(tmp_path)
 
 
-def test_inputs_and_model_are_not_changed():
+def test_capture_changes_neither_inputs_nor_model():
     model = Net(lambda net, x: (F.dropout(net.line(x) + net.ramp)).sum(), ramp=torch.ones(6))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     copy = X.clone()
@@ -379,7 +379,7 @@ def counts(net, x):
         (Net(counts), "return self.body(self, x)"),
     ],
 )
-def test_an_error_is_short_and_quotes_the_users_line(model, line, capfd):
+def test_capture_error_is_short_and_quotes_the_line_of_the_user(model, line, capfd):
     with pytest.raises(CaptureError, match=re.escape(line)) as caught:
         capture(model, (X,))
     assert "(test_capture.py:" in str(caught.value)
@@ -389,7 +389,7 @@ def test_an_error_is_short_and_quotes_the_users_line(model, line, capfd):
     assert not out + err
 
 
-def test_a_large_buffer_keeps_its_shape_as_other_values_may_be_loaded(tmp_path):
+def test_large_buffer_keeps_its_shape_for_values_loaded_later(tmp_path):
     size = 300
     wide = torch.arange(size).double().expand(size, size)
 

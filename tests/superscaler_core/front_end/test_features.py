@@ -1,4 +1,4 @@
-"""A captured model trains as in torch, or is refused: features alone, in pairs, under plans."""
+"""Model features train as in torch or are refused: alone, combined, and under plans."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model_of(*names: str) -> Model:
 
 
 def by_features(plan: ss.Plan) -> None:
-    """Cut every op along its last loop, where it can be; copies elsewhere."""
+    """Split every op along its last splittable loop, and replicate ops without one."""
     for op in plan.graph.ops:
         loops = [i for i, size in op.sizes.items() if op.is_splittable(i) and size % 2 == 0]
         how = ss.split(loops[-1], 2) if loops else ss.replicate(2)
@@ -57,7 +57,7 @@ HOW: dict[str, Callable[[ss.Plan], None]] = {
 
 
 def train_alone(model: Model) -> tuple[list[float], dict[str, Tensor]]:
-    """Some steps of torch alone."""
+    """Some training steps in torch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for _ in range(NUM_STEPS):
@@ -70,8 +70,8 @@ def train_alone(model: Model) -> tuple[list[float], dict[str, Tensor]]:
 
 
 def train(trainer: ss.Trainer) -> tuple[list[float], dict[str, Tensor]]:
-    """The same of a program, from the weights that it has."""
-    # A device may store nothing.
+    """The same steps in a program, from its current weights."""
+    # A device may store no parameter.
     stored = [*trainer.parameters()] or [torch.zeros(())]
     optimizer = torch.optim.SGD(stored, lr=0.1, momentum=0.9)
     losses = []
@@ -96,7 +96,7 @@ def test_a_feature_trains_as_in_torch(name: str, how: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_feature_is_refused_by_name(name: str) -> None:
+def test_unsupported_feature_raises_a_short_capture_error(name: str) -> None:
     with pytest.raises(ss.CaptureError, match=FEATURES[name].refused) as caught:
         ss.capture(model_of("checkpoint", name), (BATCH,))
     assert len(str(caught.value)) < 400
@@ -104,7 +104,7 @@ def test_a_feature_is_refused_by_name(name: str) -> None:
 
 @settings(max_examples=fewer(15), deadline=None)
 @given(st.lists(st.sampled_from(CAPTURED), min_size=2, max_size=4), st.sampled_from(sorted(HOW)))
-def test_features_together_train_as_in_torch(names: list[str], how: str) -> None:
+def test_combined_features_train_as_in_torch(names: list[str], how: str) -> None:
     with TemporaryDirectory() as folder:
         check(tuple(names), how, Path(folder))
 
@@ -115,12 +115,14 @@ def test_features_together_train_as_in_torch(names: list[str], how: str) -> None
     st.sampled_from(REFUSED),
     st.integers(0, 2),
 )
-def test_one_refused_feature_refuses_the_model(names: list[str], bad: str, place: int) -> None:
+def test_model_with_one_unsupported_feature_is_rejected(
+    names: list[str], bad: str, place: int
+) -> None:
     with pytest.raises(ss.CaptureError):
         ss.capture(model_of(*names[:place], bad, *names[place:]), (BATCH,))
 
 
-def test_a_capture_leaves_the_model_as_it_was() -> None:
+def test_capture_does_not_change_the_model() -> None:
     for name in CAPTURED:
         model = model_of(name)
         before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -131,21 +133,21 @@ def test_a_capture_leaves_the_model_as_it_was() -> None:
         assert getattr(model.blocks[0], "count", 1) == 1
 
 
-def test_a_capture_does_not_depend_on_the_grad_mode_around_it() -> None:
+def test_capture_does_not_depend_on_the_surrounding_grad_mode() -> None:
     with torch.no_grad():
         graph = ss.capture(model_of("no_grad"), (BATCH,))
     assert str(graph) == str(ss.capture(model_of("no_grad"), (BATCH,)))
     assert graph.loss.requires_grad
 
 
-def test_functions_apply_as_before_after_a_capture() -> None:
+def test_autograd_functions_still_work_after_a_capture() -> None:
     model = model_of("reversal")
     ss.capture(deepcopy(model), (BATCH,))
     model(BATCH).backward()
     assert model.blocks[0].line.weight.grad is not None
 
 
-def test_a_parameter_without_a_shape_is_an_error_that_says_so() -> None:
+def test_lazy_parameter_without_a_shape_raises_capture_error() -> None:
     model = model_of("cast")
     model.blocks.append(torch.nn.LazyLinear(3))
     with pytest.raises(
@@ -155,7 +157,7 @@ def test_a_parameter_without_a_shape_is_an_error_that_says_so() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_script_module_is_an_error_that_says_what_to_do() -> None:
+def test_script_module_raises_capture_error() -> None:
     scripted = torch.jit.script(torch.nn.Linear(WIDTH, WIDTH))
     with pytest.raises(ss.CaptureError, match="ScriptModule is not traced; capture the module"):
         ss.capture(scripted, (BATCH,))

@@ -40,7 +40,7 @@ def experts_of(graph: ss.Graph) -> list[ss.Op]:
     return [op for op in graph.ops if "experts" in op.module]
 
 
-def test_the_innermost_module_that_cannot_be_traced_is_one_op():
+def test_innermost_untraceable_module_becomes_one_op():
     model = model_of()
     with pytest.warns(ss.OpaqueWarning, match=r"Experts in layers.\*.experts, 2 times") as caught:
         graph = ss.capture(model, (X,))
@@ -53,13 +53,13 @@ def test_the_innermost_module_that_cannot_be_traced_is_one_op():
     torch.testing.assert_close(evaluate(graph, (X,), parameters), model(X))
 
 
-def test_operations_of_products_are_counted():
+def test_flops_of_an_opaque_module_are_counted():
     (op, _) = captured(model_of()).opaque
     iterations = torch.tensor([*op.sizes.values()]).prod().item()
     assert op.flops * iterations >= 2 * 8 * WIDTH * WIDTH
 
 
-def test_a_registered_module_splits_as_its_annotation_says(other):
+def test_registered_module_is_split_by_its_annotation(other):
     model = model_of(Other)
     graph = ss.capture(model, (X,))
     assert not graph.opaque
@@ -69,7 +69,7 @@ def test_a_registered_module_splits_as_its_annotation_says(other):
     check_splits(op, [values[t] for t in op.inputs])
 
 
-def test_a_registered_module_that_takes_other_tensors_is_an_error():
+def test_registered_module_with_other_inputs_raises_capture_error():
     ss.register_module("tests.*.Other", "b h^, b h^ -> b h^")
     try:
         with pytest.raises(ss.CaptureError, match=r"Other takes 1 tensors, .* an operand for each"):
@@ -79,12 +79,12 @@ def test_a_registered_module_that_takes_other_tensors_is_an_error():
 
 
 @pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
-def test_a_class_of_a_library_that_takes_other_tensors_is_as_any_other(monkeypatch):
+def test_known_library_module_with_other_inputs_is_opaque(monkeypatch):
     monkeypatch.setitem(front_end.KNOWN_MODULES, "tests.*.Other", "b h^, b h^ -> b h^")
     assert len(captured(model_of(Other)).opaque) == 2
 
 
-def test_an_annotation_that_does_not_fit_is_an_error():
+def test_module_annotation_that_does_not_fit_is_rejected():
     ss.register_module(Other, "b h^ -> h^ b")
     try:
         with pytest.raises(ss.CaptureError, match=r"layers.0.experts.*does not fit|do not say"):
@@ -95,7 +95,7 @@ def test_an_annotation_that_does_not_fit_is_an_error():
         ss.register_module(Other, "b h^")
 
 
-def test_arguments_and_results_by_name():
+def test_opaque_module_may_take_and_return_named_values():
     class Uses(Model):
         def forward(self, x):
             made = self.layers[0]["experts"](rows=x, factor=2.0)
@@ -113,7 +113,7 @@ def test_arguments_and_results_by_name():
 
 
 class Rows(nn.Module):
-    """Rows that values choose, and a module around them whose result has one shape."""
+    """Selects rows by their values; the module around it sums them to a fixed shape."""
 
     def __init__(self, around: bool) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Rows(nn.Module):
         return x[x.sum(1) > 0] if self.inner is None else self.inner(x).sum(0)
 
 
-def test_if_shapes_of_results_depend_on_values_it_is_the_module_around():
+def test_enclosing_module_is_opaque_if_inner_result_shapes_depend_on_values():
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH).double(), nn.Sequential(Rows(True)), Total())
     graph = captured(model)
     assert [op.module for op in graph.opaque] == ["1.0"]
@@ -134,7 +134,7 @@ class Total(nn.Module):
         return x.sum()
 
 
-def test_if_that_is_the_model_it_is_refused():
+def test_value_dependent_result_shape_without_enclosing_module_is_rejected():
     with pytest.raises(
         ss.CaptureError, match=r"Rows\) .* It cannot be one op: .* depend on values"
     ):
@@ -146,12 +146,12 @@ class Packs(nn.Module):
         return pack_padded_sequence(x, [2, 1], batch_first=True).data.sum()
 
 
-def test_packing_in_the_model_itself_is_refused_with_what_to_do():
+def test_sequence_packing_in_the_top_level_model_is_rejected():
     with pytest.raises(ss.CaptureError, match=r"in a module of their own.*total_length="):
         ss.capture(Packs(), (torch.zeros(2, 3, 4),))
 
 
-def test_what_is_no_fault_of_tracing_is_the_error_itself():
+def test_error_inside_a_module_raises_capture_error_with_the_module_path():
     class Wrong(Experts):
         def forward(self, x):
             return x @ self.weight[0][:2]
@@ -185,7 +185,7 @@ def train_alone(model: nn.Module, batches, num: int):
 @pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
 @pytest.mark.parametrize("kind", [Experts, Other])
 @pytest.mark.parametrize("name", PLANS_OF)
-def test_it_trains_as_in_torch_under_every_plan(name, kind, tmp_path, other):
+def test_module_ops_train_as_in_torch_under_several_plans(name, kind, tmp_path, other):
     plan = ss.Plan(ss.capture(model_of(kind), (X,)), range(2))
     PLANS[name](plan)
     compiled = ss.compile(plan, memory_limit=1 << 30)
@@ -201,7 +201,7 @@ def test_it_trains_as_in_torch_under_every_plan(name, kind, tmp_path, other):
 
 
 class OneOfTwo(nn.Module):
-    """Two maps, of which only the first is chosen."""
+    """Two linear maps, of which the forward calls only the first."""
 
     def __init__(self):
         super().__init__()
@@ -213,7 +213,7 @@ class OneOfTwo(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
 @pytest.mark.parametrize("name", ["data_parallel", "zero3"])
-def test_what_an_opaque_module_did_not_reach_has_a_gradient_of_zero(name, tmp_path):
+def test_parameters_unused_by_an_opaque_module_have_zero_gradients(name, tmp_path):
     plan = ss.Plan(ss.capture(nn.Sequential(OneOfTwo(), Total()), (X,)), range(2))
     PLANS[name](plan)
 
@@ -227,7 +227,7 @@ def test_what_an_opaque_module_did_not_reach_has_a_gradient_of_zero(name, tmp_pa
     assert {size for key, size in sizes if key.startswith("0.maps.1.")} == {0}
 
 
-def test_a_folder_has_the_modules_that_its_program_calls(tmp_path, monkeypatch):
+def test_program_folder_contains_the_called_modules(tmp_path, monkeypatch):
     graph = captured(model_of())
     plan = ss.Plan(graph, range(2))
     PLANS["data_parallel"](plan)
@@ -242,7 +242,7 @@ def test_a_folder_has_the_modules_that_its_program_calls(tmp_path, monkeypatch):
     torch.testing.assert_close(found, model(X))
 
 
-def test_a_module_that_cannot_be_pickled_stays_in_its_process(tmp_path, monkeypatch):
+def test_module_that_cannot_be_pickled_is_not_saved(tmp_path, monkeypatch):
     class Local(Experts):
         pass
 
@@ -255,7 +255,7 @@ def test_a_module_that_cannot_be_pickled_stays_in_its_process(tmp_path, monkeypa
         run_time.call_module(keys.pop(), (X,), ((8, WIDTH),))
 
 
-def test_results_of_other_shapes_than_at_the_capture_are_an_error():
+def test_module_results_of_unexpected_shapes_raise_plan_error():
     graph = captured(model_of())
     call = run_time.MODULES[graph.opaque[0].modules[0]]
     model = model_of().layers[0]["experts"]
@@ -263,17 +263,17 @@ def test_results_of_other_shapes_than_at_the_capture_are_an_error():
         call([X, model.weight, model.scale], [(4, WIDTH)])
 
 
-def test_memory_that_autograd_keeps_is_that_of_the_capture():
+def test_estimated_memory_covers_the_bytes_kept_at_the_capture():
     op = captured(model_of()).opaque[0]
     memory = op_memory(Part(op))
     call = run_time.MODULES[op.modules[0]]
     kept = round(call.kept_bytes * X.nbytes)
-    # What is kept besides its operands: rows of each expert, which together are all rows.
+    # Besides its operands, autograd keeps the rows of each expert. Together they are all rows.
     assert kept >= X.nbytes
     assert memory.saved_bytes >= kept
     assert memory.backward_bytes >= memory.saved_bytes
 
 
-def test_a_call_is_a_value_that_can_be_pickled():
+def test_module_call_pickles_to_less_than_10_kb():
     call = run_time.MODULES[captured(model_of()).opaque[0].modules[0]]
     assert len(pickle.dumps(call)) < 10_000

@@ -1,4 +1,4 @@
-"""Functions with a backward of their own that are pointwise are cut like any other such op."""
+"""Pointwise autograd functions are split like any other pointwise op."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.superscaler_core.parts import check_splits, values_of
 
 
 class Forward(Function):
-    """Applies one function; its gradient is another one's."""
+    """Applies one function in the forward and another one in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kind: str) -> Tensor:
@@ -62,7 +62,7 @@ POINTWISE = {
 
 
 @pytest.mark.parametrize("name", POINTWISE)
-def test_pointwise_functions_are_exact_on_parts(name):
+def test_pointwise_autograd_functions_can_be_split_exactly(name):
     torch.manual_seed(0)
     model, x = Model(POINTWISE[name]), torch.randn(6, 4).double()
     graph = ss.capture(model, (x,))
@@ -78,7 +78,7 @@ def test_pointwise_functions_are_exact_on_parts(name):
 
 
 @pytest.mark.parametrize("kind", [*_FORWARDS, *_BACKWARDS])
-def test_other_functions_are_not_cut(kind):
+def test_non_pointwise_autograd_functions_are_not_split(kind):
     model = Model(lambda x: Forward.apply(x, kind))
     with pytest.warns(OpaqueWarning, match="Forward"):
         graph = ss.capture(model, (torch.randn(6, 4).double(),))

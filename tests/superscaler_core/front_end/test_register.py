@@ -18,7 +18,7 @@ PATH = "tests.superscaler_core.registered"
 
 
 class Uses(nn.Module):
-    """Calls a function of the module's weight and x, for its sum."""
+    """Calls ``function(x, weight)``; the loss is the sum of the squared results."""
 
     def __init__(self, function, *shape):
         super().__init__()
@@ -44,7 +44,7 @@ def test_registered_function_is_one_op_called_by_its_path():
     assert op.flops == 2.0
 
 
-def test_registered_function_computes_and_splits_as_any_op():
+def test_registered_op_computes_and_splits_correctly():
     model = Uses(lambda x, w: registered.grouped(x, w, groups=2, scale=0.25), 3, 4)
     graph, x = captured(model, 5, 6)
     parameters = dict(model.named_parameters())
@@ -53,7 +53,7 @@ def test_registered_function_computes_and_splits_as_any_op():
     check_splits(graph.ops[0], [values[t] for t in graph.ops[0].inputs])
 
 
-def test_shapes_and_dtypes_follow_from_the_annotation():
+def test_output_shapes_and_dtypes_follow_from_the_annotation():
     graph, x = captured(Uses(lambda x, w: registered.best(x * w, count=2), 6), 5, 6)
     (op,) = (op for op in graph.ops if op.kind == "best")
     assert (op.outputs[0].shape, op.outputs[0].dtype) == ((5, 2), "int64")
@@ -61,7 +61,7 @@ def test_shapes_and_dtypes_follow_from_the_annotation():
     assert evaluate(graph, (x,), {"weight": torch.ones(6, dtype=torch.float64)}) >= 0
 
 
-def test_several_results():
+def test_registered_function_may_return_several_results():
     model = Uses(registered.halves, 6)
     graph, x = captured(model, 5, 6)
     op = graph.ops[0]
@@ -69,14 +69,14 @@ def test_several_results():
     torch.testing.assert_close(evaluate(graph, (x,), dict(model.named_parameters())), model(x))
 
 
-def test_of_constants_it_is_computed_at_capture():
+def test_registered_function_of_constants_is_computed_at_capture():
     graph, _ = captured(Uses(lambda x, w: registered.best(torch.eye(6), count=2) * w[:2], 6), 6, 6)
     assert [op.kind for op in graph.ops][:2] == ["slice", "mul"]
     (value,) = graph.constants.values()
     assert value.tolist() == [[1, 0]] * 6
 
 
-def test_outside_of_capture_it_is_the_function():
+def test_registered_function_is_unchanged_outside_of_capture():
     x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(3, 4, dtype=torch.float64)
     found = registered.grouped(x, weight, groups=2)
@@ -84,7 +84,7 @@ def test_outside_of_capture_it_is_the_function():
     torch.testing.assert_close(found, registered.grouped.__wrapped__(x, weight, groups=2))
 
 
-def test_modules_to_import_are_said_by_the_op():
+def test_op_lists_the_modules_to_import():
     graph, _ = captured(Uses(lambda x, w: registered.grouped(x, w, groups=2), 3, 4), 5, 6)
     assert [op.imports for op in graph.ops[:2]] == [(PATH,), ()]
 
@@ -96,7 +96,7 @@ def test_modules_to_import_are_said_by_the_op():
         lambda x, w: x.gather(1, registered.best(x * w, count=2)) * w[:2],
     ],
 )
-def test_a_function_that_looks_at_values_is_planned_measured_and_simulated(function, tmp_path):
+def test_value_dependent_function_can_be_planned_simulated_and_run(function, tmp_path):
     model = Uses(function, 6)
     graph, x = captured(model, 6, 6)
     made = ss.Plan(graph, range(2))

@@ -1,4 +1,4 @@
-"""Every rule: the graph computes what the model does, and so do the parts of every loop."""
+"""Rules: the graph computes the same values as the model, and so do split ops."""
 
 import random
 import re
@@ -18,7 +18,7 @@ from tests.superscaler_core.parts import check_splits, values_of
 
 
 class Apply(nn.Module):
-    """A function of parameters ``p0``, ... and integer inputs; its loss feels every element."""
+    """A function of parameters ``p0``, ... and integer inputs; every element affects its loss."""
 
     def __init__(self, function, tensors):
         super().__init__()
@@ -55,7 +55,7 @@ IMAGE = floats(2, 4, 6, 5)
 IGNORED = torch.tensor([4, -100, 0, -100])
 Q, K, V = floats(2, 4, 5, 6), floats(2, 4, 7, 6), floats(2, 4, 7, 3)
 
-# Name, function, its tensors, annotation of its first op, parts of the code of some op.
+# Name, function, its tensors, annotation of the first op, a part of the code of some op.
 CASES = [
     # elementwise
     ("add", lambda x, y: x + y, (X, ROW), "b s h, h -> b s h", "{x0} + {x1}"),
@@ -318,7 +318,7 @@ CASES = [
      (floats(6, 5), ints(4, 2)), "b s^ -> b s^", "ctc_losses({x0}"),
     ("l1_loss none", lambda x, y: F.l1_loss(x, y, reduction="none"), (X, Y),
      "b s h, b s h -> b s h", "F.l1_loss"),
-    # what torch computes by other ops
+    # functions that torch composes of other ops
     ("glu", lambda x: F.glu(x, 1), (floats(2, 4, 3),), "b s^ h -> b o^ h", "torch.sigmoid"),
     ("kl_div", lambda x, y: F.kl_div(x, y.softmax(-1), reduction="batchmean"), (X, Y),
      "b s h^ -> b s h^", "xlogy"),
@@ -423,7 +423,7 @@ CASES = [
 @pytest.mark.parametrize(
     "name, function, tensors, annotation, code", CASES, ids=[c[0] for c in CASES]
 )
-def test_rule_is_exact_on_the_whole_and_on_parts(name, function, tensors, annotation, code):
+def test_rule_is_exact_for_whole_and_split_ops(name, function, tensors, annotation, code):
     model = Apply(function, [t.clone() for t in tensors])
     integers = [t for t in tensors if not t.is_floating_point()]
     graph = capture(model, integers)
@@ -442,14 +442,14 @@ def test_rule_is_exact_on_the_whole_and_on_parts(name, function, tensors, annota
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_indexing_is_that_of_torch_for_any_index_tensors(seed):
+def test_indexing_with_random_index_tensors_equals_torch(seed):
     draw = random.Random(seed)
     shape = [draw.choice((1, 2, 3, 5)) for _ in range(draw.randint(1, 4))]
     sizes = [draw.choice((1, draw.choice(shape), 4)) for _ in range(draw.randint(1, 3))]
     chosen = sorted(draw.sample(range(len(shape)), draw.randint(1, len(shape))))
 
     def numbers(size):
-        """Numbers of a dim: all in order along a dim of the result, or any."""
+        """Indices of a dim: either all in order along a dim of the result, or random."""
         fitting = [i for i, n in enumerate(sizes) if n == size]
         if fitting and draw.random() < 0.7:
             form = [1] * len(sizes)
@@ -488,7 +488,7 @@ def test_indexing_is_that_of_torch_for_any_index_tensors(seed):
          (Q, K[:, :2].clone(), V[:, :2].clone())),
     ],
 )  # fmt: skip
-def test_random_ops_are_the_same_on_parts_as_on_the_whole(function, tensors):
+def test_random_ops_draw_the_same_numbers_when_split(function, tensors):
     model = Apply(function, list(tensors))
     graph = capture(model, ())
     parameters = dict(model.named_parameters())
@@ -512,7 +512,7 @@ def test_random_ops_are_the_same_on_parts_as_on_the_whole(function, tensors):
         (lambda x: x.transpose(0, 0), (2, 3)),
     ],
 )
-def test_what_changes_nothing_leaves_no_op(function, shape):
+def test_identity_operations_leave_no_op(function, shape):
     graph = capture(Apply(function, [floats(*shape)]), ())
     assert [op.kind for op in graph.ops] == ["pow", "sum", "add"]
 
@@ -535,14 +535,14 @@ def test_what_changes_nothing_leaves_no_op(function, shape):
         ((2, 6, 35), (4, 3, 5, 7), "b (s h) (d e) -> (b s) h d e"),
     ],
 )
-def test_view_names_the_loops_that_both_shapes_have(src, dst, annotation):
+def test_view_annotation_names_the_loops_common_to_both_shapes(src, dst, annotation):
     made, sizes = view_annotation(src, dst)
     assert made == annotation
     parsed = Annotation.parse(made)
     assert parsed.sizes([src], [dst], sizes) == sizes
 
 
-def test_view_of_another_number_of_elements_is_an_error():
+def test_view_with_another_number_of_elements_raises_annotation_error():
     with pytest.raises(AnnotationError, match=r"shape \[2, 3\] has no view of shape \[7\]"):
         view_annotation((2, 3), (7,))
 
@@ -556,7 +556,7 @@ def test_view_of_another_number_of_elements_is_an_error():
         (lambda x: torch.linalg.qr(x), (floats(3, 2),), "b d1_2^ -> b d1_2^, d0_2^ d1_2^"),
     ],
 )  # fmt: skip
-def test_what_no_rule_covers_is_opaque(function, tensors, annotation):
+def test_operation_without_a_rule_becomes_an_opaque_op(function, tensors, annotation):
     integers = [t for t in tensors if not t.is_floating_point()]
     model = Apply(lambda *xs: function(*(x * 1 for x in xs)), list(tensors))
     with pytest.warns(OpaqueWarning, match="computes all of them") as caught:
@@ -574,7 +574,7 @@ def test_what_no_rule_covers_is_opaque(function, tensors, annotation):
     )
 
 
-def test_opaque_ops_are_named_once_with_their_share():
+def test_opaque_warning_lists_each_kind_once_with_its_estimated_share():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -597,14 +597,14 @@ def test_opaque_ops_are_named_once_with_their_share():
          (floats(3, 4), floats(4)), "writes parameter 'p1' in place"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_an_op_is_an_error_that_says_what_to_do(function, tensors, message):
+def test_unsupported_operation_raises_capture_error(function, tensors, message):
     integers = [t for t in tensors if not t.is_floating_point()]
     with pytest.raises(CaptureError, match=message):
         capture(Apply(function, list(tensors)), integers)
 
 
 @pytest.mark.parametrize("layer", ["linear", "Conv1D"])
-def test_a_linear_map_of_merged_rows_is_one_of_the_rows_apart(layer):
+def test_linear_map_of_flattened_rows_is_captured_without_reshapes(layer):
     def apply(x, weight, bias):
         y = x.sin().transpose(0, 1)
         rows = y.reshape(-1, 4)

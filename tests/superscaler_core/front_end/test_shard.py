@@ -1,4 +1,4 @@
-"""Laws of shard: an identity everywhere, and a mark on the captured tensor."""
+"""``shard``: returns its tensor, and marks the tensor if a capture is in progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import superscaler_core as ss
 
 
 class Marked(nn.Module):
-    """Two linear maps with marks, or without."""
+    """Two linear maps, with or without marks."""
 
     def __init__(self, mark: Any = ss.shard) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ def unmarked(tensor: Tensor, spec: str) -> Tensor:
     return tensor
 
 
-def test_a_mark_adds_nothing_to_the_graph() -> None:
+def test_shard_marks_are_recorded_without_adding_ops() -> None:
     inputs = (torch.ones(2, 4),)
     marked, plain = ss.capture(Marked(), inputs), ss.capture(Marked(unmarked), inputs)
     assert str(marked) == str(plain)
@@ -39,7 +39,7 @@ def test_a_mark_adds_nothing_to_the_graph() -> None:
     assert plain.marks == {}
 
 
-def test_outside_of_capture_it_is_the_tensor_itself() -> None:
+def test_shard_outside_of_capture_returns_the_tensor_itself() -> None:
     x = torch.ones(3, 4, requires_grad=True)
     assert ss.shard(x, "d0@x") is x
     with FakeTensorMode() as mode:
@@ -48,7 +48,7 @@ def test_outside_of_capture_it_is_the_tensor_itself() -> None:
     assert Marked().to("meta")(x.detach().to("meta")).is_meta
 
 
-def test_a_program_exported_by_others_has_no_marks() -> None:
+def test_torch_export_ignores_shard_marks() -> None:
     inputs = (torch.ones(2, 4),)
     found, wanted = (
         torch.export.export(model, inputs).graph_module.code
@@ -57,7 +57,7 @@ def test_a_program_exported_by_others_has_no_marks() -> None:
     assert found == wanted
 
 
-def test_a_mark_under_autocast_stays() -> None:
+def test_shard_marks_are_kept_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert ss.capture(Marked(), (torch.ones(2, 4),)).marks.keys() == {
             "x",
@@ -77,6 +77,6 @@ def test_two_marks_on_one_tensor_are_refused() -> None:
 
 
 @pytest.mark.parametrize("spec", ["d0+x", "d2@x"])
-def test_a_wrong_spec_is_refused_where_it_is_said(spec: str) -> None:
+def test_invalid_spec_is_rejected_by_the_call_of_shard(spec: str) -> None:
     with pytest.raises(ss.AnnotationError, match="spec"):
         ss.shard(torch.ones(2, 4), spec)

@@ -1,4 +1,4 @@
-"""Constants of a graph stay small: what is large is computed from them by ops."""
+"""Constants of a graph stay small: ops compute large tensors from small constants."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_large_constants_are_computed_from_small_ones(mask, monkeypatch):
             check_splits(op, [values[tensor] for tensor in op.inputs])
 
 
-def test_a_constant_is_kept_once_for_all_that_repeats():
+def test_constant_is_stored_without_its_repetitions():
     def mask(scores):
         places = torch.arange(NUM_TOKENS)[None, None, :].expand(4, NUM_TOKENS, -1)
         return (places <= places.transpose(1, 2)).double().sum(0)
@@ -78,7 +78,7 @@ def test_constants_that_stay_small_are_folded():
     assert not any(t.kind == "constant" and t.shape for op in graph.ops for t in op.inputs)
 
 
-def test_what_no_rule_covers_is_folded_however_large():
+def test_large_constant_without_a_rule_is_folded():
     model = Masked(lambda scores: torch.vander(torch.arange(1.0, NUM_TOKENS + 1) / 300))
     graph = ss.capture(model, (torch.randn(NUM_TOKENS, NUM_TOKENS).double(),))
     assert not graph.opaque

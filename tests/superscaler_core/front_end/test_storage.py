@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 class Program(nn.Module):
-    """The loss is what ``run`` makes of an activation and of the input."""
+    """A module whose loss is ``run`` of an activation and of the input."""
 
     def __init__(self, run: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class Program(nn.Module):
         self.run = run
 
     def forward(self, x: Tensor) -> Tensor:
-        # It has a gradient even if all else is overwritten.
+        # The sum has a gradient even if ``run`` overwrites everything else.
         return self.run(x.clone() @ self.weight, x) + self.weight.sum()
 
 
 def check(run: Callable[[Tensor, Tensor], Tensor]) -> ss.Graph:
-    """The graph has the loss and gradients of torch, and the input stays as it was."""
+    """Check that the graph has torch's loss and gradients, and that the input does not change."""
     model, x = Program(run), X.clone()
     graph = ss.capture(model, (x,))
     found = evaluate(graph, (x,), {"weight": model.weight})
@@ -128,11 +128,11 @@ def detached_before_a_write(h: Tensor, x: Tensor) -> Tensor:
         detached_before_a_write,
     ],
 )  # fmt: skip
-def test_a_write_gives_what_it_gives_in_torch(run) -> None:
+def test_in_place_writes_have_the_values_and_gradients_of_torch(run) -> None:
     check(run)
 
 
-def test_a_write_that_a_view_has_already_makes_no_op() -> None:
+def test_assigning_an_updated_view_to_itself_adds_no_op() -> None:
     def run(h: Tensor, x: Tensor) -> Tensor:
         h[:, 1:3] *= 2  # torch multiplies in place, then assigns the product to h[:, 1:3]
         return squared(h)
@@ -171,12 +171,12 @@ def of_an_expanded_tensor(h: Tensor, x: Tensor) -> Tensor:
         (of_an_expanded_tensor, "writes in place what other tensors share memory with"),
     ],
 )
-def test_what_would_have_another_gradient_is_refused(run, message) -> None:
+def test_unsupported_in_place_writes_raise_capture_error(run, message) -> None:
     with pytest.raises(ss.CaptureError, match=message):
         ss.capture(Program(run), (X.clone(),))
 
 
-# --- drawn --------------------------------------------------------------------------------------
+# --- random programs ----------------------------------------------------------------------------
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "all": lambda t: t,
@@ -227,7 +227,7 @@ def program_of(drawn: list[tuple[int, int, str, bool]], grads: bool) -> Callable
 
 
 def torch_trains(run: Callable[..., Tensor]) -> bool:
-    """Whether torch itself has a gradient: it may miss a value that was written."""
+    """Whether torch computes a gradient: it fails if a value that it needs was overwritten."""
     model = Program(run)
     try:
         torch.autograd.grad(model(X.clone()), model.weight)
@@ -238,7 +238,7 @@ def torch_trains(run: Callable[..., Tensor]) -> bool:
 
 @settings(max_examples=fewer(60), deadline=None)
 @given(steps(list(VIEWS)))
-def test_programs_of_views_and_writes_are_those_of_torch(drawn) -> None:
+def test_random_programs_of_views_and_writes_equal_torch(drawn) -> None:
     run = program_of(drawn, grads=False)
     assume(torch_trains(run))
     check(run)
@@ -246,7 +246,7 @@ def test_programs_of_views_and_writes_are_those_of_torch(drawn) -> None:
 
 @settings(max_examples=fewer(60), deadline=None)
 @given(steps([*VIEWS, *CUTS]))
-def test_programs_with_parts_without_gradient_are_those_of_torch_or_refused(drawn) -> None:
+def test_random_programs_with_no_grad_parts_equal_torch_or_are_rejected(drawn) -> None:
     run = program_of(drawn, grads=True)
     assume(torch_trains(run))
     try:

@@ -55,12 +55,12 @@ def test_text_is_canonical(text):
     assert str(Annotation.parse(text)) == text
 
 
-def test_a_mark_is_given_once_for_all_uses():
+def test_reduction_mark_applies_to_all_uses_of_a_loop():
     assert str(Annotation.parse("m k+, k n -> m n")) == "m k+, k+ n -> m n"
 
 
 @given(annotations(), st.data())
-def test_sizes_are_found_from_the_shapes(annotation, data):
+def test_known_sizes_that_agree_with_the_shapes_are_accepted(annotation, data):
     sizes = {i: data.draw(st.integers(1, 4)) for i in annotation.ids}
     shapes = [tuple(prod(sizes[i] for i in dim) for dim in o) for o in annotation.operands]
     found = annotation.sizes(shapes[:2], shapes[2:], known=sizes)
@@ -68,7 +68,16 @@ def test_sizes_are_found_from_the_shapes(annotation, data):
 
 
 @given(annotations(), st.data())
-def test_boxes_over_ranges_that_tile_a_loop_tile_every_operand(annotation, data):
+def test_sizes_of_loops_that_are_whole_dims_follow_from_the_shapes(annotation, data):
+    sizes = {i: data.draw(st.integers(1, 4)) for i in annotation.ids}
+    whole = {dim[0] for operand in annotation.operands for dim in operand if len(dim) == 1}
+    shapes = [tuple(prod(sizes[i] for i in dim) for dim in o) for o in annotation.operands]
+    known = {i: size for i, size in sizes.items() if i not in whole}
+    assert annotation.sizes(shapes[:2], shapes[2:], known=known) == sizes
+
+
+@given(annotations(), st.data())
+def test_boxes_of_tiling_ranges_tile_every_operand(annotation, data):
     sizes = {i: data.draw(st.integers(1, 4)) for i in annotation.ids}
     loops = [i for i in annotation.ids if annotation.is_splittable(i, sizes)]
     cuts = {i: sorted({0, sizes[i], data.draw(st.integers(0, sizes[i]))}) for i in loops}
@@ -80,7 +89,7 @@ def test_boxes_over_ranges_that_tile_a_loop_tile_every_operand(annotation, data)
         for combination in product(*pieces):
             box = annotation.box(operand, {i: (a, b) for i, a, b in combination}, sizes)
             count[tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))] += 1
-        # Loops that the operand lacks repeat it.
+        # Every loop that the operand lacks repeats its boxes.
         repeats = prod(len(cuts[i]) - 1 for i in loops if i not in held)
         assert (count == repeats).all()
 
@@ -98,7 +107,7 @@ IMAGES = Annotation.parse("n c+ y0*2-1+1 y1*2-0+1, o c+ k^ l^ -> n o y0 y1")
 IMAGE_SHAPES = [(2, 3, 9, 8), (5, 3, 3, 2)], [(2, 5, 5, 4)]
 
 
-def test_a_window_reads_its_halo_as_far_as_the_tensor_goes():
+def test_window_box_includes_its_halo_inside_the_tensor():
     sizes = IMAGES.sizes(*IMAGE_SHAPES)
     image, shape = IMAGES.inputs[0], IMAGE_SHAPES[0][0]
     boxes = [
@@ -111,12 +120,12 @@ def test_a_window_reads_its_halo_as_far_as_the_tensor_goes():
     assert pads == ((0, 0), (0, 0), (1, 0), (0, 0))
 
 
-def test_pieces_of_a_loop_overlap_where_its_windows_do():
+def test_loops_of_overlapping_windows_do_not_tile_their_input():
     assert tiling_loops(IMAGES.inputs[0]) == {"n", "c", "y1"}
     assert tiling_loops(IMAGES.outputs[0]) == {"n", "o", "y0", "y1"}
 
 
-def test_loops_of_windows_can_be_cut_and_have_the_size_of_the_output():
+def test_window_loops_are_splittable_and_have_the_size_of_the_output():
     sizes = IMAGES.sizes(*IMAGE_SHAPES)
     assert sizes == {"n": 2, "c": 3, "o": 5, "k": 3, "l": 2, "y0": 5, "y1": 4}
     loops = [i for i in IMAGES.ids if IMAGES.is_splittable(i, sizes)]
@@ -125,7 +134,7 @@ def test_loops_of_windows_can_be_cut_and_have_the_size_of_the_output():
 
 
 @pytest.mark.parametrize("height", [8, 12])
-def test_a_dim_that_windows_do_not_fit_is_an_error_with_the_numbers(height):
+def test_windows_that_do_not_fit_a_dim_raise_annotation_error(height):
     shapes = [(2, 3, height, 8), (5, 3, 3, 2)], [(2, 5, 5, 4)]
     if height == 8:  # the fifth window begins at row 7
         assert IMAGES.sizes(*shapes)["y0"] == 5
@@ -138,7 +147,7 @@ def test_a_dim_that_windows_do_not_fit_is_an_error_with_the_numbers(height):
     "text",
     ["y-1+1 -> y^", "y-1+1, y -> ()", "y -> y-1+1", "y-1+1 -> y, ()"],
 )
-def test_a_window_slides_along_a_loop_of_all_outputs_that_can_be_cut(text):
+def test_window_without_a_splittable_loop_in_all_outputs_is_rejected(text):
     with pytest.raises(AnnotationError, match=r"the window y-1\+1 has to be of an input"):
         Annotation.parse(text)
 
@@ -158,7 +167,7 @@ def test_a_window_slides_along_a_loop_of_all_outputs_that_can_be_cut(text):
         ("m ? -> m", r"unexpected '\?' at column 3"),
     ],
 )
-def test_malformed_text_is_an_error_that_says_where(text, message):
+def test_malformed_annotation_text_raises_annotation_error(text, message):
     with pytest.raises(AnnotationError, match=message):
         Annotation.parse(text)
 
@@ -171,12 +180,12 @@ def test_malformed_text_is_an_error_that_says_where(text, message):
         ([(2, 3), (3,)], [(2, 5)], r"'k\+ n' has 2 dims, its tensor has shape \(3,\)"),
     ],
 )
-def test_shapes_that_do_not_fit_are_an_error_with_the_numbers(inputs, outputs, message):
+def test_shapes_that_do_not_fit_raise_annotation_error(inputs, outputs, message):
     with pytest.raises(AnnotationError, match=message):
         Annotation.parse("m k+, k+ n -> m n").sizes(inputs, outputs)
 
 
-def test_unknown_sizes_are_an_error_that_names_them():
+def test_undetermined_sizes_raise_annotation_error_naming_the_loops():
     annotation = Annotation.parse("(g c) -> (g c)")
     with pytest.raises(AnnotationError, match="do not say how large g, c is"):
         annotation.sizes([(6,)], [(6,)])

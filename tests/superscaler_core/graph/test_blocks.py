@@ -1,4 +1,4 @@
-"""Laws of blocks: parts of a model follow from what its ops compute, whatever it calls them."""
+"""Blocks: parts of a model are detected from its ops, not from the names of its modules."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def captured(model: nn.Module, *inputs: Tensor) -> ss.Graph:
 
 
 def flat(graph: ss.Graph) -> ss.Graph:
-    """The same ops, with no module around them."""
+    """The same ops, without module paths."""
     return replace(graph, ops=tuple(replace(op, module="") for op in graph.ops))
 
 
@@ -66,17 +66,17 @@ def test_blocks_are_the_layers_of_a_model(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_groups_are_all_ops_in_order(name: str) -> None:
+def test_groups_contain_all_ops_in_order(name: str) -> None:
     graph = graph_of(name)
     assert tuple(chain.from_iterable(ss.find_blocks(graph).groups)) == graph.ops
 
 
-def test_one_block_in_a_list_is_a_block() -> None:
+def test_single_layer_in_a_list_is_detected_as_a_block() -> None:
     (block,) = ss.find_blocks(graph_of("gpt", layers=1)).all
     assert {op.module.split(".")[:2][-1] for op in block} == {"0"}
 
 
-def test_an_attention_is_what_is_between_its_linear_maps() -> None:
+def test_attention_group_lies_between_linear_maps() -> None:
     graph = graph_of("gpt", fused=False)
     (first, *_) = ss.find_blocks(graph).attention
     kinds = [op.kind for op in first]
@@ -86,13 +86,13 @@ def test_an_attention_is_what_is_between_its_linear_maps() -> None:
     assert not any(map(is_map, first))
 
 
-def test_a_decoder_attends_twice_in_a_block() -> None:
+def test_decoder_block_has_two_attentions() -> None:
     attention = ss.find_blocks(graph_of("mbart")).attention
     assert [sum(op.kind == "attention" for op in ops) for ops in attention] == [1, 1, 1, 2, 2, 2]
 
 
-def test_a_gate_is_no_attention_though_it_has_a_softmax() -> None:
-    """Of a router: its scores come from a linear map, not from a product of what is computed."""
+def test_gate_with_a_softmax_is_not_detected_as_attention() -> None:
+    """The scores of a router come from a linear map, not from a product of two activations."""
 
     class Gated(nn.Module):
         def __init__(self) -> None:
@@ -126,14 +126,14 @@ def test_inner_features_lie_between_two_linear_maps(
     assert set(blocks.inner) == blocks.dims.of_params(*parameters)
 
 
-def test_an_inner_product_behind_a_norm_that_needs_all_of_it_is_not_cut() -> None:
+def test_features_that_a_norm_reduces_over_are_not_inner_features() -> None:
     blocks = ss.find_blocks(graph_of("evoformer"))
     assert blocks.dims.of("layers.0.tri_in.left.weight", 0) not in blocks.inner
     assert blocks.dims.of("layers.0.msa_transition.up.weight", 0) in blocks.inner
 
 
 @pytest.mark.parametrize("name", ["gpt", "moe", "mbart"])
-def test_an_mlp_is_from_a_linear_map_to_the_next(name: str) -> None:
+def test_mlp_group_starts_and_ends_with_a_linear_map(name: str) -> None:
     for ops in ss.find_blocks(graph_of(name)).mlp:
         assert is_map(ops[0])
         assert is_map([op for op in ops if op.kind != "add_bias"][-1])
@@ -141,18 +141,18 @@ def test_an_mlp_is_from_a_linear_map_to_the_next(name: str) -> None:
         assert not {"attention", "softmax"} & {op.kind for op in ops}
 
 
-def test_words_are_looked_up_in_the_embedding_and_scored_by_the_head() -> None:
+def test_embedding_lookups_and_head_are_detected() -> None:
     blocks = ss.find_blocks(graph_of("gpt"))
-    assert blocks.embedding.name == "embed.weight"  # not that of positions, which nobody gives
+    assert blocks.embedding.name == "embed.weight"  # not the table of positions, which are no input
     assert [op.name for op in blocks.lookups] == ["embed:embedding"]
     assert [op.name for op in blocks.head] == ["head:linear"]
     tied = ss.find_blocks(graph_of("mbart", task="translation"))
     assert len(tied.lookups) == 2
     assert [op.parameters for op in tied.head] == [(tied.embedding,)]
-    assert ss.find_blocks(graph_of("mbart")).head == ()  # classes are no words
+    assert ss.find_blocks(graph_of("mbart")).head == ()  # its head scores classes, not words
 
 
-def test_experts_are_maps_with_a_matrix_for_each() -> None:
+def test_linear_maps_with_a_matrix_per_expert_are_detected() -> None:
     graph = graph_of("moe")
     assert ss.find_blocks(graph).experts == graph.ops_in("*.experts")
     assert ss.find_blocks(graph, experts=ss.Modules("*.experts")).experts == graph.ops_in(
@@ -160,12 +160,12 @@ def test_experts_are_maps_with_a_matrix_for_each() -> None:
     )
 
 
-# --- other names, and none ----------------------------------------------------------------------
+# --- renamed modules, and no modules ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_names_of_modules_mean_nothing(name: str) -> None:
-    """All attributes of all modules are called otherwise; the same ops are found."""
+def test_detection_does_not_depend_on_module_names(name: str) -> None:
+    """All attributes of all modules are renamed; the same ops are found."""
     config = config_of(name, "tiny", **SIZES[name])
     inputs = MODELS[name].example_inputs(config, 4, torch.Generator().manual_seed(0))
     model = renamed(build(name, **SIZES[name]))
@@ -176,7 +176,7 @@ def test_names_of_modules_mean_nothing(name: str) -> None:
 
 
 def numbers(blocks: ss.Blocks) -> list[object]:
-    """The parts by the numbers of their ops."""
+    """The detected parts as indices of ops."""
     loops = [
         [(op.index, i) for op in blocks.graph.ops for i in blocks.dims.ids(op, dim)]
         for dim in blocks.inner
@@ -186,8 +186,8 @@ def numbers(blocks: ss.Blocks) -> list[object]:
 
 
 @pytest.mark.parametrize("name", ["gpt", "mbart", "evoformer"])
-def test_blocks_are_found_without_modules_too(name: str) -> None:
-    """By the longest period of ops; what joins the last block of a row is its own matter."""
+def test_blocks_are_detected_without_module_paths(name: str) -> None:
+    """Blocks are the longest period of ops. The end of the last block is not compared."""
     graph = graph_of(name)
     found = ss.find_blocks(flat(graph)).all
     starts = [ops[0].index for ops in ss.find_blocks(graph).all]
@@ -279,7 +279,7 @@ class Llama(nn.Module):
 
 
 class T5(nn.Module):
-    """Encoder and decoder are lists of their own."""
+    """The encoder and the decoder are two lists of blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ class Bottle(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Blocks in three lists, some with a shortcut of their own."""
+    """Blocks in three lists, some with a convolution as the shortcut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class ResNet(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A block with a list of experts, which are no blocks though most of its maps are theirs."""
+    """A block with a list of experts, which have most of its maps but are no blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -355,7 +355,7 @@ class Mixture(nn.Module):
 
 
 class Shared(nn.Module):
-    """One block, four times."""
+    """One block that is applied four times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ def plain(name: str) -> ss.Blocks:
     ],
 )
 def test_blocks_of_plain_torch_models_are_found(name: str, maps: list[int]) -> None:
-    """By the linear maps of each; torch's own attention has one for queries, keys and values."""
+    """Counts the linear maps of each block; torch's attention has one for q, k and v together."""
     assert [sum(map(is_map, ops)) for ops in plain(name).all] == maps
 
 
@@ -418,7 +418,7 @@ def test_attentions_of_plain_torch_models_are_found(name: str) -> None:
         assert not any(map(is_map, ops))
 
 
-def test_a_gated_mlp_has_one_inner_dim_for_both_of_its_first_maps() -> None:
+def test_gated_mlp_has_one_inner_dim_for_both_up_projections() -> None:
     blocks = plain("llama")
     assert set(blocks.inner) == blocks.dims.of_params(("h.*.att.a.weight", 0), ("h.*.w1.weight", 0))
     (mlp, *_) = blocks.mlp
@@ -426,13 +426,13 @@ def test_a_gated_mlp_has_one_inner_dim_for_both_of_its_first_maps() -> None:
 
 
 @pytest.mark.parametrize("name", ["pre-norm", "llama", "t5"])
-def test_words_of_plain_torch_models_are_found(name: str) -> None:
+def test_embedding_and_head_of_plain_torch_models_are_found(name: str) -> None:
     blocks = plain(name)
     assert blocks.embedding.shape == (30, 16)
     assert [op.parameters[0].shape for op in blocks.head] == [(30, 16)]
 
 
-# --- what structure does not say ----------------------------------------------------------------
+# --- parts that cannot be detected --------------------------------------------------------------
 
 
 class Once(nn.Module):
@@ -455,13 +455,13 @@ class Once(nn.Module):
                       r"find_blocks\(graph, embedding='NAME'\)"),
     ],
 )  # fmt: skip
-def test_the_error_says_what_was_looked_for_and_how_to_say_it(part: str, words: str) -> None:
+def test_error_states_what_was_searched_and_how_to_specify_the_part(part: str, words: str) -> None:
     blocks = ss.find_blocks(captured(Once(), torch.randn(4, 2, 8)))
     with pytest.raises(ss.PlanError, match=words):
         getattr(blocks, part)
 
 
-def test_what_is_said_counts_more_than_what_is_found() -> None:
+def test_explicit_blocks_and_features_override_detection() -> None:
     graph = captured(Once(), torch.randn(4, 2, 8))
     said = ss.find_blocks(graph, ss.Modules("first", "second"), features=(("first.weight", 0),))
     assert [ops[0].module for ops in said.all] == ["first", "second"]
@@ -474,14 +474,14 @@ def test_what_is_said_counts_more_than_what_is_found() -> None:
         _ = ss.find_blocks(graph, experts=ss.Modules("h.*")).experts
 
 
-def test_an_embedding_that_is_said_has_the_words_of_the_head() -> None:
+def test_explicit_embedding_replaces_the_detected_embedding_and_head() -> None:
     blocks = ss.find_blocks(graph_of("gpt"), embedding="position.weight")
     assert blocks.embedding.name == "position.weight"
-    assert blocks.head == ()  # it scores the words of another table
+    assert blocks.head == ()  # the head of the model scores the rows of another table
     assert blocks.words == (blocks.dims.of("position.weight", 0),)
 
 
-def test_modules_are_a_value() -> None:
+def test_modules_compare_and_hash_by_value() -> None:
     one, other = ss.Modules("layers.*", "norm"), ss.Modules("layers.*", "norm")
     assert one == other
     assert len({one, other}) == 1
@@ -489,7 +489,7 @@ def test_modules_are_a_value() -> None:
     assert str(one) == "layers.*, norm"
 
 
-def test_layers_are_the_blocks_or_the_modules_with_parameters() -> None:
+def test_layers_are_modules_with_parameters_if_there_are_no_blocks() -> None:
     class Uneven(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -13,13 +13,13 @@ def test_a_dim_is_followed_through_ops_and_parameters() -> None:
     assert len({dims.of("x", 0), dims.of("x", 1), dims.of("up.weight", 0)}) == 3
 
 
-def test_a_class_is_named_after_the_first_dim_that_is_in_it() -> None:
+def test_dim_class_is_named_after_its_first_dim() -> None:
     dims = ss.Plan(two_linears(), [0]).dims
     assert str(dims.of("down.weight", 1)) == "up.weight.0"
     assert dims.batch == ss.DimClass("x", 0)
 
 
-def test_every_op_knows_its_loops_of_a_class() -> None:
+def test_loops_of_every_op_in_a_dim_class_are_found() -> None:
     plan = ss.Plan(two_linears(), [0])
     hidden = plan.dims.of("up.weight", 0)
     assert [plan.dims.ids(op, hidden) for op in plan.graph.ops] == [("n",), ("n",), ("k",), ()]
@@ -34,18 +34,18 @@ def view_of(shape: tuple[int, ...], outer: str) -> ss.Plan:
     return ss.Plan(builder.build(loss), [0])
 
 
-def test_of_a_dim_that_is_two_the_outer_belongs_to_its_class() -> None:
+def test_outer_loop_of_a_composed_dim_belongs_to_its_dim_class() -> None:
     plan = view_of((3, 2), "(h d) -> h d")
     of_x = plan.dims.of("x", 0)
     assert plan.dims.ids(plan.graph.ops[1], of_x) == ("d0",)
 
 
-def test_an_outer_loop_of_one_iteration_is_passed_over() -> None:
+def test_outer_loop_of_size_one_is_skipped() -> None:
     plan = view_of((1, 6), "(h d) -> h d")
     assert plan.dims.ids(plan.graph.ops[1], plan.dims.of("x", 0)) == ("d1",)
 
 
-def test_a_fixed_loop_is_no_way_to_cut_a_class() -> None:
+def test_fixed_loop_does_not_belong_to_a_dim_class() -> None:
     builder = ss.GraphBuilder("softmax")
     x = builder.input("x", (2, 3), "float64")
     (y,) = builder.op("softmax", "b v^ -> b v^", [x], [((2, 3), "float64")], "{x0}.softmax(-1)")
@@ -54,7 +54,7 @@ def test_a_fixed_loop_is_no_way_to_cut_a_class() -> None:
     assert [plan.dims.ids(op, plan.dims.of("x", 1)) for op in plan.graph.ops] == [(), ("v",)]
 
 
-def test_rows_of_an_image_are_followed_through_windows_that_change_their_number() -> None:
+def test_image_rows_are_followed_through_strided_windows() -> None:
     builder = ss.GraphBuilder("image")
     x = builder.input("x", (2, 9), "float64")
     (y,) = builder.op("pool", "b y*2-1+1 -> b y", [x], [((2, 5), "float64")], "{x0}")
@@ -66,7 +66,7 @@ def test_rows_of_an_image_are_followed_through_windows_that_change_their_number(
     assert [op.sizes[plan.dims.ids(op, rows)[0]] for op in plan.graph.ops] == [5, 2, 2]
 
 
-def test_what_does_not_exist_is_refused() -> None:
+def test_unknown_dims_and_parameters_raise_plan_error() -> None:
     dims = ss.Plan(two_linears(), [0]).dims
     with pytest.raises(ss.PlanError, match="no dim 2 of a tensor 'x'"):
         dims.of("x", 2)

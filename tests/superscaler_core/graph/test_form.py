@@ -1,4 +1,4 @@
-"""Forms: what equal layers share."""
+"""Forms: objects that ops of equal layers share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def test_equal_layers_share_one_form() -> None:
     assert first.form is second.form
 
 
-def test_layers_of_other_shapes_have_other_forms() -> None:
+def test_ops_of_different_shapes_have_different_forms() -> None:
     up, _, down, _ = two_linears().ops
     assert up.form != down.form
 
 
 @pytest.mark.parametrize("op", two_linears().ops, ids=lambda op: op.name)
-def test_a_form_survives_pickling_as_one_object(op: ss.Op) -> None:
+def test_unpickled_form_is_the_same_object(op: ss.Op) -> None:
     assert pickle.loads(pickle.dumps(op.form)) is op.form
 
 

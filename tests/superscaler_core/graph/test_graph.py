@@ -1,4 +1,4 @@
-"""Graphs: names, data flow, what is dropped, and look-ups."""
+"""Graphs: names, data flow, dropped ops, and look-ups."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from superscaler_core.graph.side_by_side import side_by_side
 
 
 def two_layers() -> GraphBuilder:
-    """x -> linear -> linear -> sum, and an op that nobody reads."""
+    """x -> linear -> linear -> sum, and an op whose result no op reads."""
     build = GraphBuilder("two")
     x = build.input("x", (4, 6), "float32")
     w = build.parameter("layers.0.weight", (8, 6), "float32")
@@ -30,7 +30,7 @@ def graph():
     return build.build(build._ops[-1].outputs[0])
 
 
-def test_an_op_reads_only_what_is_there_before_it(graph):
+def test_op_reads_only_tensors_that_exist_before_it(graph):
     written = {*graph.inputs, *graph.parameters.values()}
     for op in graph.ops:
         assert written.issuperset(op.inputs)
@@ -43,18 +43,18 @@ def test_every_activation_has_one_producer(graph):
     ]
 
 
-def test_ops_that_nobody_reads_are_dropped_and_the_rest_numbered_anew(graph):
+def test_unread_ops_are_dropped_and_the_rest_are_renumbered(graph):
     assert [op.kind for op in graph.ops] == ["linear", "linear", "sum"]
     assert [op.index for op in graph.ops] == [0, 1, 2]
 
 
-def test_readers_say_as_which_input(graph):
+def test_readers_list_ops_with_the_index_of_their_input(graph):
     (first, second, _) = graph.ops
     assert graph.readers[first.outputs[0]] == ((second, 0),)
     assert graph.readers[graph.parameters["layers.0.weight"]] == ((first, 1),)
 
 
-def test_gradients_flow_from_parameters_that_train(graph):
+def test_requires_grad_follows_from_trainable_parameters(graph):
     assert [op.outputs[0].requires_grad for op in graph.ops] == [True, True, True]
     build = GraphBuilder("frozen")
     w = build.parameter("w", (3,), "float32", requires_grad=False)
@@ -62,7 +62,7 @@ def test_gradients_flow_from_parameters_that_train(graph):
     assert not y.requires_grad
 
 
-def test_names_are_unique():
+def test_tensor_names_are_unique():
     build = GraphBuilder("names")
     x = build.input("x", (3,), "float32")
     first = build.op("exp", "b -> b", (x,), [((3,), "float32")], "", module="m")[0]
@@ -70,14 +70,14 @@ def test_names_are_unique():
     assert [first.name, second.name] == ["m.exp", "m.exp_2"]
 
 
-def test_an_op_and_its_result_may_have_one_name():
+def test_op_and_its_result_may_have_the_same_name():
     build = GraphBuilder("names")
     x = build.input("x", (3,), "float32")
     (y,) = build.op("exp", "b -> b", (x,), [((3,), "float32")], "")
     assert (y.name, build._ops[0].name) == ("exp", "exp")
 
 
-def test_parameter_is_found_by_all_its_names(graph):
+def test_parameter_is_found_by_its_name_and_by_an_alias(graph):
     assert graph.parameter("tied") is graph.parameter("layers.0.weight")
     with pytest.raises(PlanError, match=r"no parameter 'layer.0.weight'; it has layers.0.weight"):
         graph.parameter("layer.0.weight")
@@ -101,11 +101,11 @@ def test_updates_are_elementwise_over_each_parameter(graph):
         ("", "layers", False),
     ],
 )
-def test_patterns_mean_a_module_and_what_is_in_it(module, pattern, expected):
+def test_pattern_matches_a_module_and_its_submodules(module, pattern, expected):
     assert is_in(module, [pattern]) is expected
 
 
-def test_ops_in_a_module(graph):
+def test_ops_in_returns_the_ops_of_matching_modules(graph):
     assert [op.name for op in graph.ops_in("layers.*")] == ["layers.0:linear", "layers.1:linear"]
 
 
@@ -117,7 +117,7 @@ def test_loss_has_to_be_a_scalar():
         build.build(y)
 
 
-def test_shapes_that_do_not_fit_name_the_op():
+def test_error_of_shapes_that_do_not_fit_names_the_op():
     build = GraphBuilder("bad")
     x = build.input("x", (3,), "float32")
     with pytest.raises(AnnotationError, match="op m:exp: b -> b does not fit shapes"):
@@ -127,7 +127,7 @@ def test_shapes_that_do_not_fit_name_the_op():
 # --- copies side by side
 
 
-def test_copies_share_weights_and_inputs_and_nothing_else(graph):
+def test_side_by_side_copies_share_only_weights_and_inputs(graph):
     both = side_by_side(graph, 2)
     assert (both.inputs, both.parameters) == (graph.inputs, graph.parameters)
     assert both.ops[:3] == graph.ops
@@ -143,14 +143,14 @@ def test_copies_share_weights_and_inputs_and_nothing_else(graph):
     assert len({op.name for op in both.ops}) == len(both.producer) == 6
 
 
-def test_copies_have_the_form_and_the_seed_of_what_they_are_of(graph):
+def test_copied_ops_have_the_form_and_the_seed_of_the_original(graph):
     both = side_by_side(graph, 3)
     for number, op in enumerate(both.ops):
         first = graph.ops[number % 3]
         assert (op.form, op.seed, op.copy_of or op) == (first.form, first.index, first)
 
 
-def test_each_copy_recycles_into_itself():
+def test_recycled_results_of_a_copy_are_inputs_of_the_same_copy():
     build = GraphBuilder("recycled")
     given = build.input("given", (3,), "float32")
     w = build.parameter("w", (3,), "float32")

@@ -1,4 +1,4 @@
-"""Invocations: records of calls, from which texts are printed."""
+"""Invocations: records of calls, which are printed as text."""
 
 import pytest
 import torch
@@ -33,14 +33,14 @@ def files_of(model, shape):
     return plan.graph, ss.compile(plan).files[0]
 
 
-def test_a_keyword_more_is_an_argument_more():
+def test_adding_a_keyword_appends_it_to_the_call():
     call = Invocation("ops.conv", ("{x0}", "{x1}"), (("stride", "[1, 1]"),))
     assert str(call.adding("bias", "b")) == str(call)[:-1] + ", bias=b)"
     assert call.adding("bias", "b").args == call.args
 
 
 @pytest.mark.parametrize("kind", PRODUCTS)
-def test_a_product_takes_its_bias_as_an_argument(kind):
+def test_linear_and_conv_calls_take_the_bias_as_an_argument(kind):
     layer, shape, code = PRODUCTS[kind]
     graph, text = files_of(Mean(layer), shape)
     op = next(op for op in graph.ops if op.kind == kind)
@@ -50,6 +50,6 @@ def test_a_product_takes_its_bias_as_an_argument(kind):
     assert line.endswith(", bias=layer_bias)")
 
 
-def test_a_product_without_gradients_keeps_its_bias_apart():
+def test_linear_without_gradients_adds_its_bias_separately():
     _, text = files_of(Mean(nn.Linear(6, 4), with_grad=False), (4, 6))
     assert "(F.linear(x, layer_weight)).detach()" in text

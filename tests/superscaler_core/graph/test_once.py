@@ -1,4 +1,4 @@
-"""Once: results that are kept with their graph."""
+"""``once_per_graph``: results that are cached with their graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from superscaler_core.graph.once import once_per_graph
 from tests.superscaler_core.small import two_linears
 
 
-def test_a_result_is_computed_once_for_a_graph_and_its_arguments() -> None:
+def test_result_is_computed_once_per_graph_and_arguments() -> None:
     asked: list[tuple[Graph, int]] = []
 
     @once_per_graph
@@ -27,7 +27,7 @@ def test_a_result_is_computed_once_for_a_graph_and_its_arguments() -> None:
     assert asked == [(first, 1), (first, 2), (second, 1)]
 
 
-def test_a_graph_is_sent_without_results() -> None:
+def test_pickled_graph_has_no_cached_results() -> None:
     graph = two_linears()
     once_per_graph(Graph.__str__)(graph)
     assert graph.known

@@ -1,4 +1,4 @@
-"""Attention whose queries, keys and values come from one linear map is found, and cut by heads."""
+"""Packed attention: one linear map for q, k and v is detected and split by heads."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_each_block_has_an_attention(name: str) -> None:
 
 @pytest.mark.parametrize("is_flat", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_inner_features_are_heads_and_those_of_the_mlp(name: str, is_flat: bool) -> None:
+def test_inner_features_are_attention_heads_and_mlp_features(name: str, is_flat: bool) -> None:
     blocks = blocks_of(name, is_flat)
     sizes = [min(blocks.dims.sizes(dim)) for dim in blocks.inner]
     assert sizes == [HEADS, 24] * 3
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_mlp_is_no_attention(name: str) -> None:
+def test_mlp_and_attention_groups_are_disjoint(name: str) -> None:
     blocks = blocks_of(name)
     for attention, mlp in zip(blocks.attention, blocks.mlp, strict=True):
         assert mlp
@@ -52,7 +52,7 @@ def test_an_mlp_is_no_attention(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_map_of_a_block_is_whole_on_every_device(name: str) -> None:
+def test_tensor_parallel_splits_every_linear_map_of_a_block(name: str) -> None:
     plan = ss.Plan(blocks_of(name).graph, devices=range(2))
     PLANS["megatron"](plan)
     maps = [op for ops in plan.blocks.all for op in ops if is_map(op)]
@@ -72,7 +72,9 @@ def test_unpacked_undoes_packed_in_the_same_memory(dim: int) -> None:
 @pytest.mark.parametrize(
     "name", ["of torch", "gated", "split Conv1D", "unbind Linear", "heads Conv1D"],
 )  # fmt: skip
-def test_tensor_parallel_cuts_it_and_trains_as_torch(name: str, tmp_path: Path) -> None:
+def test_tensor_parallel_splits_packed_attention_and_trains_as_torch(
+    name: str, tmp_path: Path
+) -> None:
     torch.manual_seed(4)
     model = MODELS[name]().double()
     plan = ss.Plan(ss.capture(model, inputs()), devices=range(2))

@@ -1,4 +1,4 @@
-"""Laws of specs: text and value agree, and what cannot be is said."""
+"""Shard specs: text form, equality, and errors of malformed texts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def specs(draw: st.DrawFn) -> ShardSpec:
 
 
 @given(specs())
-def test_a_spec_is_what_its_text_says(spec: ShardSpec) -> None:
+def test_spec_round_trips_through_its_text(spec: ShardSpec) -> None:
     assert ShardSpec.parse(str(spec)) == spec
 
 
 @given(specs())
-def test_the_order_of_words_does_not_matter(spec: ShardSpec) -> None:
+def test_order_of_words_in_a_spec_does_not_matter(spec: ShardSpec) -> None:
     assert ShardSpec.parse(",".join(reversed(str(spec).split(",")))) == spec
 
 
@@ -40,7 +40,7 @@ def test_the_order_of_words_does_not_matter(spec: ShardSpec) -> None:
         (" *@- ,d1@y", {0: (), 1: ("y",), 2: ()}),
     ],
 )
-def test_dims_about_which_nothing_is_said_are_open(text: str, said: dict[int, object]) -> None:
+def test_dims_that_a_spec_does_not_mention_are_open(text: str, said: dict[int, object]) -> None:
     assert ShardSpec.parse(text).said(3) == said
 
 
@@ -55,11 +55,11 @@ def test_dims_about_which_nothing_is_said_are_open(text: str, said: dict[int, ob
         ("d0@x, d1@y*x", "axis x is there twice"),
     ],
 )
-def test_what_is_no_spec_is_said(text: str, words: str) -> None:
+def test_malformed_spec_raises_annotation_error(text: str, words: str) -> None:
     with pytest.raises(AnnotationError, match=words):
         ShardSpec.parse(text)
 
 
-def test_a_spec_of_too_many_dims_is_refused() -> None:
+def test_spec_with_a_dim_out_of_range_is_rejected() -> None:
     with pytest.raises(AnnotationError, match="'d2@x' of a tensor with 2 dims: there is no dim 2"):
         ShardSpec.parse("d2@x").said(2)

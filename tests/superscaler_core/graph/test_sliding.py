@@ -1,4 +1,4 @@
-"""Sliding windows: text form, what runs of iterations read, and ops that compute a run."""
+"""Sliding windows: text form, elements that runs of iterations read, and ops of a run."""
 
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ WINDOWS = st.builds(
 
 @st.composite
 def slid(draw):
-    """A window, how often it lies in a dim, the dim's size, and cuts of the iterations."""
+    """A window, its number of iterations, the size of the dim, and runs of the iterations."""
     window, of = draw(WINDOWS), draw(st.integers(1, 8))
     most = of * window.stride + window.last
     least = max(1, (of - 1) * window.stride + window.first + 1)
@@ -39,7 +39,7 @@ def test_text_is_canonical(text):
 
 
 @given(slid())
-def test_a_run_reads_all_that_its_windows_meet(case):
+def test_run_of_iterations_reads_all_elements_in_its_windows(case):
     window, of, size, runs = case
     for start, stop in runs:
         lo, hi = window.reads(start, stop, of=of, size=size)
@@ -58,19 +58,19 @@ def test_a_run_reads_all_that_its_windows_meet(case):
 
 
 @given(slid())
-def test_runs_that_tile_the_loop_cover_the_dim_and_have_the_overlap_in_common(case):
+def test_tiling_runs_cover_the_dim_and_share_the_window_overlap(case):
     window, of, size, runs = case
     bounds = [window.reads(start, stop, of=of, size=size) for start, stop in runs]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == size
     for (_, hi), (lo, _) in pairwise(bounds):
-        # Where the windows of one run end behind the dim, less is left.
+        # The overlap is smaller where the windows of a run reach past the end of the dim.
         assert 0 <= hi - lo <= window.overlap
         assert hi - lo == window.overlap or lo == 0 or hi == size
 
 
 @given(slid(), st.integers(1, 3))
-def test_a_convolution_of_runs_is_that_of_the_whole(case, dilation):
+def test_convolution_split_into_runs_equals_the_whole(case, dilation):
     window, of, size, runs = case
     taps = (window.last - window.first) // dilation + 1
     last = window.first + (taps - 1) * dilation
@@ -93,7 +93,7 @@ def test_a_convolution_of_runs_is_that_of_the_whole(case, dilation):
 
 
 @given(slid(), st.booleans())
-def test_pools_of_runs_are_those_of_the_whole(case, counts):
+def test_pooling_split_into_runs_equals_the_whole(case, counts):
     window, of, size, runs = case
     reach = window.last - window.first + 1
     x = torch.randn(2, 3, size, dtype=torch.float64, generator=torch.Generator().manual_seed(of))
@@ -116,12 +116,12 @@ def test_pools_of_runs_are_those_of_the_whole(case, counts):
 
 
 @pytest.mark.parametrize("text", ["y", "y*2-1", "y+1-1", "y-1-1", "2*y", "y*2*2"])
-def test_what_is_no_window_is_refused(text):
+def test_malformed_window_text_is_rejected(text):
     with pytest.raises(AnnotationError, match="is no sliding window; one is"):
         SlidingWindow.parse(text)
 
 
 @pytest.mark.parametrize("numbers", [(0, 0, 0), (1, 1, 2), (1, -2, -1)])
-def test_a_window_holds_its_own_place(numbers):
+def test_window_with_zero_stride_or_without_its_own_index_is_rejected(numbers):
     with pytest.raises(AnnotationError, match="the stride is at least 1, and iteration i reads"):
         SlidingWindow("y", *numbers)

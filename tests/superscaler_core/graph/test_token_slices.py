@@ -1,4 +1,4 @@
-"""Laws of token slices: their order follows the data, and no slice reads a later one."""
+"""Token slices: their order follows the data flow, and no slice reads a later one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sliced(lengths: tuple[int, ...], num_stages: int) -> tuple[ss.Graph, tuple[i
 
 
 @pytest.mark.parametrize("lengths", [(8,), (4, 4), (5, 1, 2), (1,) * 8])
-def test_ops_read_what_is_written_before(lengths: tuple[int, ...]) -> None:
+def test_ops_of_a_sliced_graph_read_only_earlier_results(lengths: tuple[int, ...]) -> None:
     graph, firsts = sliced(lengths, 2)
     assert [op.index for op in graph.ops] == [*range(len(graph.ops))]
     assert len({op.name for op in graph.ops}) == len(graph.ops)
@@ -34,7 +34,9 @@ def test_ops_read_what_is_written_before(lengths: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(4, 4), (5, 1, 2)])
-def test_slices_of_a_stage_read_their_own_and_the_slice_before(lengths: tuple[int, ...]) -> None:
+def test_slices_read_only_earlier_slices_and_the_same_slice_of_the_previous_stage(
+    lengths: tuple[int, ...],
+) -> None:
     graph, firsts = sliced(lengths, 2)
     num = len(lengths)
     stage_of = {op: sum(first <= op.index for first in firsts) - 1 for op in graph.ops}
@@ -45,12 +47,12 @@ def test_slices_of_a_stage_read_their_own_and_the_slice_before(lengths: tuple[in
         if t in graph.producer
     }
     crossing = {(a, b) for a, b in edges if a != b}
-    # What comes before the blocks and what is summed behind them reads other slices of its stage.
+    # Ops before the blocks and sums after the blocks read other slices of their stage.
     allowed = {(a, b) for a, b in crossing if a // num == b // num and a < b}
     assert crossing - allowed == {(i, num + i) for i in range(num)}
 
 
-def test_the_work_of_slices_is_that_of_the_whole() -> None:
+def test_slices_have_the_same_total_flops_as_the_whole() -> None:
     whole = Case("terapipe", 1, sizes={"layers": 2})._graph()
     graph, _ = sliced((5, 1, 2), 1)
 
@@ -65,5 +67,6 @@ def test_the_work_of_slices_is_that_of_the_whole() -> None:
         return found
 
     assert work(graph.ops, "linear") == work(whole.ops, "linear")
-    # A mean over queries of the keys that they see: (lo + hi) / 2 of slices, half of the whole.
+    # Queries count the mean number of keys that they see: (lo + hi) / 2 in a slice, half of all
+    # keys in the whole.
     assert work(graph.ops, "attention") == pytest.approx(work(whole.ops, "attention"))

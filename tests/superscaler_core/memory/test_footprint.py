@@ -1,4 +1,4 @@
-"""Footprints: what stages hold step by step is what real steps take."""
+"""Footprints: the predicted memory of stages equals that of real steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator import simulate
 from tests.superscaler_core.training import ASYNCHRONOUS, FOLDED, MODEL_OF, Case, RoundRobin
 
-# Sizes at which tensors are far more than the numbers beside them, such as the loss.
+# At these sizes, tensors are much larger than scalars such as the loss.
 SIZES: dict[str, dict[str, Any]] = {
     "gpt": {"width": 64, "sequence": 32, "vocabulary": 128},
     "moe": {"width": 64, "sequence": 32, "vocabulary": 128},
@@ -68,7 +68,7 @@ CASES = [
 
 
 def step_bytes(made: Compiled, case: Case, folder: Path, dtype: Any = None) -> dict[int, int]:
-    """The most that a step takes on every rank; a first step was before it."""
+    """Peak bytes of the second step on every rank."""
     made.save(folder)
     inputs = case.inputs(0, made.plan.num_microbatches)[: len(made.plan.graph.batch_inputs)]
 
@@ -87,11 +87,11 @@ def step_bytes(made: Compiled, case: Case, folder: Path, dtype: Any = None) -> d
 
 EXACT = ("data_parallel", "megatron", "megatron_sp", "zero1", "zero2", "zero3", "recompute", "swap")
 LOSS_BYTES = 16
-"""The loss and its share, which are not followed."""
+"""Bytes of the loss and of its share, which the footprint omits."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_memory_is_within_a_tenth_of_what_a_step_takes(case: Case, tmp_path: Path) -> None:
+def test_predicted_memory_is_within_ten_percent_of_a_real_step(case: Case, tmp_path: Path) -> None:
     made = case.compiled()
     for rank, size in step_bytes(made, case, tmp_path).items():
         allowed = LOSS_BYTES if case.plan in EXACT and case.model == "gpt" else size / 10
@@ -108,7 +108,7 @@ HALVES = [
 
 
 @pytest.mark.parametrize("case", HALVES, ids=str)
-def test_memory_of_halves_is_within_a_tenth_of_what_a_step_takes(
+def test_predicted_memory_of_split_backwards_is_within_ten_percent(
     case: Case, tmp_path: Path
 ) -> None:
     made = case.compiled()
@@ -118,7 +118,7 @@ def test_memory_of_halves_is_within_a_tenth_of_what_a_step_takes(
 
 
 @pytest.mark.parametrize("case", HALVES, ids=str)
-def test_what_a_forward_keeps_lives_until_the_last_half_ends(case: Case) -> None:
+def test_kept_memory_of_a_forward_is_freed_by_the_end_of_both_halves(case: Case) -> None:
     prints = footprints(case.compiled().materialized, 0)
     for stage in {stage for _, stage in prints}:
         mine = {kind: print for (kind, other), print in prints.items() if other == stage}
@@ -130,8 +130,8 @@ def test_what_a_forward_keeps_lives_until_the_last_half_ends(case: Case) -> None
         assert sum(footprint.host_bytes for footprint in mine.values()) == 0
 
 
-def test_the_half_for_inputs_frees_no_activation_that_weights_need() -> None:
-    """Of a block nearly all: W frees what F kept, and the gradients that I left to it."""
+def test_input_half_of_a_backward_keeps_activations_for_the_weight_half() -> None:
+    """W frees all activations that F kept, and the gradients that I passed on to it."""
     prints = footprints(replace(case_of("megatron"), rewrite="halves").compiled().materialized, 0)
     forward, inputs, weights = (
         prints[kind, 0].kept.activations
@@ -141,7 +141,7 @@ def test_the_half_for_inputs_frees_no_activation_that_weights_need() -> None:
     assert weights == -(forward + inputs)
 
 
-def test_a_recomputation_holds_what_a_forward_that_keeps_all_does() -> None:
+def test_recomputation_holds_as_much_as_a_forward_that_keeps_everything() -> None:
     apart = footprints(replace(case_of("recompute"), rewrite="apart").compiled().materialized, 0)
     whole = footprints(case_of("data_parallel").compiled().materialized, 0)
     held = apart[ActionKind.FORWARD, 0].kept.total + apart[ActionKind.RECOMPUTE, 0].kept.total
@@ -150,7 +150,9 @@ def test_a_recomputation_holds_what_a_forward_that_keeps_all_does() -> None:
 
 
 @pytest.mark.parametrize("plan", ["data_parallel", "zero1", "zero3"])
-def test_memory_of_wide_storage_is_what_a_step_takes(plan: str, tmp_path: Path) -> None:
+def test_predicted_memory_with_float32_storage_is_near_a_real_step(
+    plan: str, tmp_path: Path
+) -> None:
     case = replace(case_of(plan), dtype="bfloat16")
     made = replace(case.compiled(), master_dtype="float32")
     for rank, size in step_bytes(made, case, tmp_path, torch.float32).items():
@@ -169,7 +171,7 @@ def test_memory_is_exact_where_weights_move_in_buckets(plan: str, tmp_path: Path
 
 @pytest.mark.parametrize("plan", ["data_parallel", "zero1", "zero2", "zero3", "zero3_offload"])
 def test_memory_with_overlap_is_no_less_than_a_step_takes(plan: str, tmp_path: Path) -> None:
-    """Threads hold nothing of what is under way; where it is counted, it is two windows at most."""
+    """Threads hold no tensors in transit. The prediction counts at most two windows for them."""
     overlap = Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 14)
     case = replace(case_of(plan), overlap=overlap)
     made = case.compiled()
@@ -179,7 +181,9 @@ def test_memory_with_overlap_is_no_less_than_a_step_takes(plan: str, tmp_path: P
 
 
 @pytest.mark.parametrize("plan", ["megatron", "megatron_sp", "mesh_2d", "hybrid"])
-def test_memory_with_moves_beside_is_no_less_than_a_step_takes(plan: str, tmp_path: Path) -> None:
+def test_memory_with_overlapped_moves_is_no_less_than_a_step_takes(
+    plan: str, tmp_path: Path
+) -> None:
     case = replace(case_of(plan), overlap=Overlap(moves=True))
     made = case.compiled()
     for rank, size in step_bytes(made, case, tmp_path).items():
@@ -187,8 +191,10 @@ def test_memory_with_moves_beside_is_no_less_than_a_step_takes(plan: str, tmp_pa
 
 
 @pytest.mark.parametrize("plan", ["dualpipe", "dualpipe_v"])
-def test_memory_of_pairs_is_no_less_than_a_step_takes(plan: str, tmp_path: Path) -> None:
-    """Of both runs of a pair, it assumes that their peaks meet."""
+def test_memory_of_forward_backward_pairs_is_no_less_than_a_step_takes(
+    plan: str, tmp_path: Path
+) -> None:
+    """The prediction assumes that both actions of a pair have their peaks at the same time."""
     pp = 2 if plan == "dualpipe" else 1
     case = replace(case_of(plan, layers=4), knobs={"pp": pp, "tp": 2, "microbatches": 4})
     case = replace(case, num_devices=2 * pp, overlap=Overlap(pairs=True))
@@ -223,7 +229,7 @@ def test_there_is_a_peak_for_every_step_of_a_stage(plan: str) -> None:
             assert peak.most_bytes >= peak.after_bytes
 
 
-def test_gradients_come_to_be_in_the_first_backward() -> None:
+def test_gradients_are_allocated_in_the_first_backward() -> None:
     made, prints = found("megatron")
     footprint = prints["B", 0]
     assert sum(footprint.grads.values()) == made.memory[0].weights_bytes
@@ -241,14 +247,14 @@ def test_a_window_holds_weights_while_it_is_open() -> None:
 
 
 def window_bytes(made: Compiled) -> dict[Any, int]:
-    """Of the weights of every window."""
+    """Bytes of the weights of every window."""
     sizes: dict[Any, int] = {}
     for use in made.materialized.weights.uses:
         sizes[use.window] = sizes.get(use.window, 0) + use.tensor.num_bytes
     return sizes
 
 
-def test_what_is_swapped_is_on_the_host_instead() -> None:
+def test_swapped_activations_are_on_the_host() -> None:
     _, swapped = found("swap")
     _, kept = found("data_parallel")
     assert swapped["F", 0].kept.activations < kept["F", 0].kept.activations / 2
@@ -256,7 +262,7 @@ def test_what_is_swapped_is_on_the_host_instead() -> None:
     assert swapped["B", 0].host_bytes == -swapped["F", 0].host_bytes
 
 
-def test_an_operator_that_returns_what_it_reads_makes_no_memory() -> None:
+def test_operator_that_returns_a_view_allocates_no_memory() -> None:
     meter = Meter()
     x = torch.empty(4, 6, device="meta")
     with meter:
@@ -265,7 +271,7 @@ def test_an_operator_that_returns_what_it_reads_makes_no_memory() -> None:
     assert meter.now_bytes == x.untyped_storage().nbytes()
 
 
-def test_a_meter_counts_every_piece_of_memory_once_until_its_end() -> None:
+def test_meter_counts_every_storage_once_until_it_is_freed() -> None:
     x = torch.ones(100)
     with StorageMeter() as meter:
         y = x + 1
@@ -291,7 +297,7 @@ def test_a_meter_counts_every_piece_of_memory_once_until_its_end() -> None:
     ],
     ids=str,
 )
-def test_a_program_is_let_go_with_all_that_was_looked_at(case: Case) -> None:
+def test_compiled_program_is_freed_after_its_memory_and_time_were_read(case: Case) -> None:
     compiled = case.compiled()
     assert compiled.memory
     assert simulate(compiled, "v100").secs > 0
@@ -324,7 +330,7 @@ print(*(ss.compile(plan).memory[0].total_bytes for _ in range(2)))
 """
 
 
-def test_the_first_program_of_a_process_needs_what_the_second_does() -> None:
+def test_first_program_of_a_process_needs_as_much_memory_as_the_second() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FIRST_AND_SECOND],
         check=True, capture_output=True, text=True, timeout=100,

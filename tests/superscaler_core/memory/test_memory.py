@@ -1,6 +1,6 @@
-"""Memory: ZeRO's bytes a parameter, Megatron's activations a layer, microbatches in flight.
+"""Memory: ZeRO's bytes per parameter, Megatron's activations per layer, microbatches in flight.
 
-That a step takes what ``memory_of`` says is tested in test_footprint.py.
+The file test_footprint.py tests that a step takes the predicted memory.
 """
 
 from __future__ import annotations
@@ -49,23 +49,25 @@ def compiled(graph: Graph, plan_name: str, num_devices: int, **options: Any) -> 
 
 # --- parameters ---------------------------------------------------------------------------------
 
-# Bytes a parameter, as (weights, grads, optimizer), each (a, b) for a + b / num_devices: a model in
-# bfloat16, float32 storage and gradients, Adam. The float32 storage is counted as weights.
+# Bytes per parameter of weights, grads and optimizer; each is (a, b) for a + b / num_devices. The
+# model is in bfloat16, storage and gradients are in float32, and the optimizer is Adam. The float32
+# storage is counted as weights.
 ZERO = {
     "data_parallel": ((6, 0), (4, 0), (8, 0)),
     "zero1": ((2, 4), (4, 0), (0, 8)),
     "zero2": ((2, 4), (0, 4), (0, 8)),
     "zero3": ((0, 4), (0, 4), (0, 8)),
 }
-# ZeRO's own table has 2 bytes of gradients; of stage 3 it has 2 bytes of weights beside float32.
+# ZeRO's published table has 2 bytes of gradients; in stage 3, it has 2 bytes of weights besides
+# float32.
 SEED = {"data_parallel": (16, 0), "zero1": (4, 12), "zero2": (2, 14), "zero3": (0, 16)}
 MORE = {"data_parallel": (2, 0), "zero1": (2, 0), "zero2": (0, 2), "zero3": (0, 0)}
 FIGURES = {"data_parallel": 120, "zero1": 31.4, "zero2": 16.6, "zero3": 1.875}
-"""Gigabytes, of 7.5e9 parameters on 64 devices."""
+"""Published gigabytes per device, for 7.5e9 parameters on 64 devices."""
 
 
 def coefficients(plan_name: str) -> list[tuple[float, float]]:
-    """The (a, b) of every kind, from the bytes on 2 and 4 devices, open windows left out."""
+    """The (a, b) of every kind, solved from the bytes on 2 and 4 devices, without open windows."""
     graph = graph_of(dtype="bfloat16", layers=3, **SMALL)
     params = sum(t.box.num_elements for t in graph.parameters.values())
     found = {n: mean_bytes(graph, plan_name, n) for n in (2, 4)}
@@ -77,7 +79,7 @@ def coefficients(plan_name: str) -> list[tuple[float, float]]:
 
 
 def mean_bytes(graph: Graph, plan_name: str, num_devices: int) -> list[float]:
-    """Weights, gradients and optimizer states of a device, open windows left out."""
+    """Mean bytes of weights, gradients and optimizer states of a device, without open windows."""
     made = compiled(graph, plan_name, num_devices, master_dtype="float32")
     stored = StoredMemory(made.materialized, "float32")
     kinds = [
@@ -89,20 +91,20 @@ def mean_bytes(graph: Graph, plan_name: str, num_devices: int) -> list[float]:
 
 
 def grads_bytes(made: Compiled, device: int) -> int:
-    """Gradients of weights after the backward, in float32."""
+    """Bytes of the gradients of weights after the backward, in float32."""
     backward = footprints(made.materialized, device, "float32")["B", 0]
     return sum(backward.grads.values())
 
 
 @pytest.mark.parametrize("plan_name", ZERO)
-def test_bytes_a_parameter_are_those_of_zero(plan_name: str) -> None:
+def test_bytes_per_parameter_equal_those_of_zero(plan_name: str) -> None:
     found = coefficients(plan_name)
     for kind, expected in zip(found, ZERO[plan_name], strict=True):
         assert kind == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("plan_name", ZERO)
-def test_float32_gradients_are_all_that_zeros_table_does_not_have(plan_name: str) -> None:
+def test_only_float32_gradients_differ_from_the_table_of_zero(plan_name: str) -> None:
     a, b = (sum(part) for part in zip(*coefficients(plan_name), strict=True))
     more = MORE[plan_name]
     assert (a - more[0], b - more[1]) == pytest.approx(SEED[plan_name], abs=1e-9)
@@ -112,7 +114,7 @@ def test_float32_gradients_are_all_that_zeros_table_does_not_have(plan_name: str
 
 @pytest.mark.parametrize("optimizer, states", [("sgd", 0), ("momentum", 1), ("adam", 2)])
 @pytest.mark.parametrize("master, item_bytes", [(None, 4), ("float64", 8)])
-def test_optimizer_states_are_as_many_numbers_of_what_is_stored(
+def test_optimizer_states_have_the_size_and_dtype_of_stored_weights(
     optimizer: str, states: int, master: str | None, item_bytes: int
 ) -> None:
     graph = graph_of("mlp")
@@ -123,7 +125,7 @@ def test_optimizer_states_are_as_many_numbers_of_what_is_stored(
 
 @pytest.mark.parametrize("plan_name", ["data_parallel", "megatron", "zero1", "zero2", "zero3"])
 @pytest.mark.parametrize("master", [None, torch.float64])
-def test_weights_are_what_a_rank_has_between_steps(
+def test_predicted_weight_bytes_equal_those_of_a_rank_between_steps(
     plan_name: str, master: torch.dtype | None, tmp_path: Path
 ) -> None:
     name = None if master is None else "float64"
@@ -147,9 +149,9 @@ def test_weights_are_what_a_rank_has_between_steps(
 # --- activations --------------------------------------------------------------------------------
 
 FUSED = 4 * SMALL["heads"] / SMALL["width"]
-"""Flash attention keeps the logarithm of a sum for every query and head, in four bytes."""
+"""Flash attention keeps a log-sum-exp of four bytes for every query and head."""
 NORMS = 2 * 2 * 4 / SMALL["width"]
-"""Each of two norms keeps a mean and a deviation of every token, in four bytes."""
+"""Each of two norms keeps a mean and a deviation of four bytes for every token."""
 
 
 def per_layer(plan_name: str, num_devices: int = 1, **sizes: Any) -> float:
@@ -174,18 +176,18 @@ def test_without_dropout_a_layer_keeps_32_bytes_a_token_and_feature() -> None:
     assert per_layer("single") == 32 + FUSED + NORMS
 
 
-def test_of_a_recomputed_layer_only_its_input_is_kept() -> None:
+def test_recomputed_layer_keeps_only_its_input() -> None:
     assert per_layer("recompute") == 2
 
 
-def test_one_layer_at_a_time_is_computed_again() -> None:
+def test_layers_are_recomputed_one_at_a_time() -> None:
     made = {n: compiled(graph_of(layers=n, **SMALL), "recompute", 1) for n in (2, 3)}
     most = {n: footprints(made[n].materialized, 0)["B", 0].most.activations for n in made}
     assert most[3] == most[2]
 
 
-def test_tensor_parallel_divides_what_lies_between_its_all_reduces() -> None:
-    # Megatron: 10 + 24/t with masks of 2, so 8 + 24/t here; a few numbers are kept besides.
+def test_tensor_parallelism_divides_activations_between_its_all_reduces() -> None:
+    # Megatron has 10 + 24/t with dropout masks of 2, so 8 + 24/t here. A few more numbers are kept.
     expected = 8 + 24 / 2 + FUSED / 2 + NORMS
     assert per_layer("megatron", 2) == pytest.approx(expected, abs=0.01)
 
@@ -211,7 +213,7 @@ def test_stages_hold_the_microbatches_of_their_schedule(
         count = expected(num_stages, num_microbatches, stage)
         prints = footprints(made.materialized, stage)
         kept = prints["F", stage].kept.activations
-        # The last of them is in its forward, or in its backward.
+        # The last of these microbatches is in its forward or in its backward.
         running = max(p.most.activations for p in prints["F", stage].peaks) - kept
         back = max(p.most.activations for p in prints["B", stage].peaks)
         assert made.memory[stage].activations_bytes == count * kept + max(running, back)
@@ -232,7 +234,7 @@ def test_stages_hold_the_microbatches_of_their_schedule(
         ("wide_resnet", "single", 1),
     ],
 )
-def test_tensors_by_name_are_what_a_forward_keeps(
+def test_named_tensors_are_within_ten_percent_of_the_bytes_a_forward_keeps(
     name: str, plan_name: str, num_devices: int
 ) -> None:
     sizes = {"width": 64, "sequence": 32, "vocabulary": 100} if name in ("gpt", "moe") else {}
@@ -246,7 +248,7 @@ def test_tensors_by_name_are_what_a_forward_keeps(
 # --- limits -------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_is_just_met_is_met() -> None:
+def test_memory_limit_equal_to_the_need_is_accepted() -> None:
     graph = graph_of("mlp")
     need = compiled(graph, "single", 1).memory[0].total_bytes
     assert compiled(graph, "single", 1, memory_limit=need).memory[0].total_bytes == need
@@ -254,7 +256,7 @@ def test_a_limit_that_is_just_met_is_met() -> None:
         compiled(graph, "single", 1, memory_limit=need - 1)
 
 
-def test_an_error_names_device_numbers_tensors_and_what_would_be_right() -> None:
+def test_memory_error_names_device_sizes_tensors_and_a_remedy() -> None:
     graph = graph_of(layers=4, **SMALL)
     message = (
         r"device 0 needs [\d.]+ KiB \(weights .* KiB, grads .*\), but the limit is 64 KiB; so do 1 "
@@ -273,7 +275,7 @@ def test_an_error_names_device_numbers_tensors_and_what_would_be_right() -> None
         ("zero3", r"Most of it is weights: cut weights over more devices"),
     ],
 )
-def test_what_needs_most_decides_what_would_be_right(plan_name: str, knob: str) -> None:
+def test_suggested_remedy_depends_on_the_largest_kind_of_memory(plan_name: str, knob: str) -> None:
     graph = graph_of("mlp", inputs=512, hidden=512)
     with pytest.raises(DeviceMemoryError, match=knob):
         compiled(graph, plan_name, 1 if plan_name == "single" else 4, memory_limit=1)
@@ -286,6 +288,6 @@ def test_what_needs_most_decides_what_would_be_right(plan_name: str, knob: str) 
         ({"master_dtype": "float23"}, "dtype 'float23' is not known; there are float32"),
     ],
 )
-def test_unknown_words_are_refused(options: dict[str, str], message: str) -> None:
+def test_unknown_optimizer_and_dtype_are_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         compiled(graph_of("mlp"), "single", 1, **options).memory  # noqa: B018 - it is computed

@@ -1,4 +1,4 @@
-"""Played tape: segments that are not run leave the footprints of those that are."""
+"""Played tape: segments that are replayed have the footprints of segments that are run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.superscaler_core.plans import test_halves, test_plans
 from tests.superscaler_core.training import Case
 
 CASES = list({(c.plan, c.rewrite): c for c in (*test_plans.CASES, *test_halves.CASES)}.values())
-"""Of all that are trained, one of every plan: all of them take minutes."""
+"""One training case of every plan and rewrite; all cases would take minutes."""
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_footprints_are_those_of_segments_that_are_run(
 
 @pytest.mark.usefixtures("nothing_known")
 def test_equal_layers_are_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of twice as many layers are as many different ones."""
+    """A model with twice as many layers has the same number of different segments."""
     _ = compiled("megatron", layers=4).memory
     counts = len(played_tape._FORWARDS), len(played_tape._BACKWARDS)
     assert min(counts) > 0
@@ -76,7 +76,7 @@ def test_equal_layers_are_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_known")
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_segments_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = compiled("megatron").memory
     forget_stages(monkeypatch)
     for name in ("_FORWARDS", "_BACKWARDS"):
@@ -85,7 +85,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(played_tape._FORWARDS), len(played_tape._BACKWARDS)) == (2, 2)
 
 
-def test_tensors_that_lie_alike_share_what_they_share() -> None:
+def test_tensors_made_from_layouts_keep_their_shared_storage() -> None:
     base = torch.empty(4, 6, device="meta")
     given: list[Tensor | None] = [base, base[1:, ::2], None, torch.empty(3, 1, device="meta")]
     layouts = Layouts.of(given)

@@ -1,4 +1,4 @@
-"""Stage forms: stages that are alike are run without data once, in one plan and in others."""
+"""Stage forms: equal stages have one dry run, within a plan and across plans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from superscaler_core.plans import PLANS
 
 @pytest.fixture
 def dry_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Stages and devices that are run without data from now on; none is known before."""
+    """Records the stages and devices of dry runs, and forgets all earlier ones."""
     seen: list[tuple[int, int]] = []
     init = DryRun.__init__
 
@@ -78,24 +78,24 @@ def test_memory_is_the_same_whether_a_form_was_known(
 
 def test_stages_of_equal_layers_are_run_once(dry_runs: list[tuple[int, int]]) -> None:
     _ = compiled("hybrid", pp=4).memory
-    # The first has the embedding, the last the loss; the two between are alike.
+    # Stage 0 has the embedding and stage 3 has the loss. Stages 1 and 2 are equal.
     assert [stage for stage, _ in dry_runs] == [0, 1, 3]
 
 
-def test_another_plan_with_the_same_stages_runs_none(dry_runs: list[tuple[int, int]]) -> None:
+def test_equal_stages_of_another_plan_are_not_run_again(dry_runs: list[tuple[int, int]]) -> None:
     _ = compiled("hybrid", pp=2, microbatches=4).memory
     dry_runs.clear()
     _ = compiled("hybrid", pp=2, microbatches=6).memory
     assert dry_runs == []
 
 
-def test_what_is_recomputed_has_another_form() -> None:
+def test_stage_with_recomputation_has_another_form() -> None:
     plain, saving = compiled("hybrid", pp=2), compiled("hybrid", pp=2, keep=Keep.SEGMENT_INPUTS)
     keys = [StageForm(each.materialized, 0, 0).key for each in (plain, saving)]
     assert keys[0] != keys[1]
 
 
-def test_forms_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_forms_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footprint, "_KNOWN", Known(2))
     _ = compiled("hybrid", pp=4).memory
     assert len(footprint._KNOWN) == 2

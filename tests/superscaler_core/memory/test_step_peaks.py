@@ -1,4 +1,4 @@
-"""Step peaks: their largest is the peak of a step, and they tell that of a deeper model."""
+"""Step peaks: the largest is the peak of a step, and the peak of a deeper model follows."""
 
 from __future__ import annotations
 
@@ -43,18 +43,20 @@ PLANS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "knobs"), PLANS)
-def test_the_largest_of_all_steps_is_the_peak(name: str, knobs: dict[str, Any]) -> None:
+def test_largest_step_peak_equals_the_memory_of_the_device(
+    name: str, knobs: dict[str, Any]
+) -> None:
     made = compiled(4, name, knobs, sequence=16)
     peaks = {device: own.most_bytes for device, own in made.step_peaks.items()}
     assert peaks == {device: own.total_bytes for device, own in made.memory.items()}
 
 
 @pytest.mark.parametrize(("name", "knobs"), PLANS)
-def test_steps_of_two_short_models_tell_the_peak_of_a_deep_one(
+def test_peak_of_a_deep_model_is_extrapolated_from_two_short_ones(
     name: str, knobs: dict[str, Any]
 ) -> None:
-    # With so many words, what is behind the blocks needs most in a short model, but not in a deep
-    # one; there it is the blocks.
+    # With this large vocabulary, the ops after the blocks need most memory in a short model. In a
+    # deep model, the blocks need most.
     sizes = {"sequence": 64, "vocabulary": 2048}
     first, second, deep = (compiled(n, name, knobs, **sizes) for n in (6, 8, 32))
     for device, own in first.step_peaks.items():
@@ -69,15 +71,15 @@ def peaks(*sizes: tuple[str, int], between: int = 0) -> StepPeaks:
     return StepPeaks({RUN: [StepPeak(form, size) for form, size in sizes]}, between)
 
 
-def test_the_step_that_grows_most_is_the_largest_in_the_end() -> None:
+def test_fastest_growing_step_determines_the_peak_of_a_deep_model() -> None:
     first = peaks(("words", 9), ("block", 2), ("block", 3), ("head", 5))
     second = peaks(("words", 9), ("block", 2), ("block", 3), ("block", 4), ("head", 6))
-    # Words need as much as ever, and the last step 1 more for every block.
+    # The step of words does not grow, and the last step grows by 1 for every block.
     assert first.grown(second, 2) == 9
     assert first.grown(second, 10) == 5 + 10
 
 
-def test_what_shrinks_is_not_followed() -> None:
+def test_shrinking_step_peaks_are_not_extrapolated() -> None:
     first, second = peaks(("block", 9), between=1), peaks(("block", 7), between=3)
     assert first.grown(second, 4) == 1 + 4 * 2
     assert first.grown(peaks(("block", 7)), 4) == 7

@@ -1,4 +1,4 @@
-"""The Evoformer is AlphaFold2's: every module against its algorithm, written out by index."""
+"""Evoformer: every module equals its AlphaFold2 algorithm, written out by index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S, R = CONFIG.sequences, CONFIG.residues
 
 
 def filled(module: nn.Module) -> nn.Module:
-    """With parameters that are all random: a norm's are not one and zero."""
+    """The module with random parameters, so that its norms have a scale and a shift."""
     torch.manual_seed(0)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -58,7 +58,7 @@ def check(found: Tensor, before: Tensor, update: Tensor) -> None:
     torch.testing.assert_close(found[0], before[0] + update, rtol=1e-12, atol=1e-12)
 
 
-def test_rows_attend_with_a_bias_of_the_pairs() -> None:
+def test_msa_row_attention_with_pair_bias_equals_its_definition() -> None:
     module = filled(evoformer.MSARow(CONFIG))
     msa, pair = alignment(), pairs()
     m, bias = module.norm(msa[0]), module.bias(module.pair_norm(pair[0]))
@@ -66,14 +66,14 @@ def test_rows_attend_with_a_bias_of_the_pairs() -> None:
     check(module(msa, pair), msa, update)
 
 
-def test_columns_attend_along_the_sequences() -> None:
+def test_msa_column_attention_equals_its_definition() -> None:
     module = filled(evoformer.MSAColumn(CONFIG))
     msa = alignment()
     m = module.norm(msa[0])
     check(module(msa), msa, torch.stack([attended(module.attn, m[:, i]) for i in range(R)], 1))
 
 
-def test_the_outer_product_is_a_mean_over_sequences() -> None:
+def test_outer_product_mean_equals_its_definition() -> None:
     module = filled(evoformer.OuterProductMean(CONFIG))
     msa, pair = alignment(), pairs()
     m = module.norm(msa[0])
@@ -87,7 +87,7 @@ def test_the_outer_product_is_a_mean_over_sequences() -> None:
 
 
 @pytest.mark.parametrize("outgoing", [True, False])
-def test_triangular_products_are_of_the_other_two_edges(outgoing: bool) -> None:
+def test_triangle_products_equal_their_definition(outgoing: bool) -> None:
     module = filled(evoformer.TriangleProduct(CONFIG, outgoing=outgoing))
     pair = pairs()
     z = module.norm(pair[0])
@@ -103,7 +103,7 @@ def test_triangular_products_are_of_the_other_two_edges(outgoing: bool) -> None:
     check(module(pair), pair, update)
 
 
-def test_edges_attend_to_those_that_start_at_the_same_residue() -> None:
+def test_triangle_attention_around_the_starting_node_equals_its_definition() -> None:
     module = filled(evoformer.TriangleAttention(CONFIG, starting=True))
     pair = pairs()
     z = module.norm(pair[0])
@@ -111,7 +111,7 @@ def test_edges_attend_to_those_that_start_at_the_same_residue() -> None:
     check(module(pair), pair, torch.stack([attended(module.attn, z[i], bias) for i in range(R)]))
 
 
-def test_edges_attend_to_those_that_end_at_the_same_residue() -> None:
+def test_triangle_attention_around_the_ending_node_equals_its_definition() -> None:
     module = filled(evoformer.TriangleAttention(CONFIG, starting=False))
     pair = pairs()
     z = module.norm(pair[0])
@@ -141,8 +141,8 @@ def test_recycling_starts_from_zeros_and_trains_the_last_turn() -> None:
 @pytest.mark.parametrize(
     ("preset", "mebibytes"), [("128x256", 32), ("512x256", 80), ("512x384", 132)]
 )
-def test_one_block_makes_as_much_as_in_the_study(preset: str, mebibytes: int) -> None:
-    """SuperScaler's benchmark, in half precision; half of the first is pairs."""
+def test_recycled_tensors_have_the_sizes_of_the_study(preset: str, mebibytes: int) -> None:
+    """Sizes of SuperScaler's benchmark in half precision. Half of the first are pairs."""
     sizes = {"layers": 1}
     assert config_of("evoformer", preset).layers == 48
     with torch.device("meta"):
@@ -162,8 +162,8 @@ def meta_inputs(config: EvoformerConfig) -> list[Tensor]:
     return [msa, pair, torch.zeros(pair.shape[:3], dtype=torch.int64), msa, pair]
 
 
-def test_a_block_has_the_parameters_of_its_algorithms() -> None:
-    """Per module by hand; 48 blocks of AlphaFold2's widths have 88 million."""
+def test_block_has_the_parameter_counts_of_its_algorithms() -> None:
+    """Counts by hand per module. 48 blocks of AlphaFold2's widths have 88 million parameters."""
     config = EvoformerConfig(layers=1)
     m, z, c = config.msa_width, config.pair_width, config.outer_width
     norm_m, norm_z = 2 * m, 2 * z

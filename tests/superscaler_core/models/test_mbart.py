@@ -1,4 +1,4 @@
-"""Laws of mBART: what sees what, in which order it runs, and that its weights are as published."""
+"""mBART: attention masks, order of execution, and published numbers of parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reached(y: Tensor, token: int, x: Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_blocks_run_behind_their_embeddings(task: str) -> None:
+def test_encoder_and_decoder_blocks_run_after_their_embeddings(task: str) -> None:
     modules = [op.module for op in graph_of(task).ops]
     parts = dict.fromkeys(".".join(module.split(".")[:2]) for module in modules)
     blocks = [part for part in parts if part.startswith("layers.")]
@@ -40,7 +40,7 @@ def test_blocks_run_behind_their_embeddings(task: str) -> None:
 
 
 @pytest.mark.parametrize(("task", "num_readers"), [("classification", 2), ("translation", 3)])
-def test_one_weight_has_the_words(task: str, num_readers: int) -> None:
+def test_embeddings_and_head_share_one_weight(task: str, num_readers: int) -> None:
     graph = graph_of(task)
     large = [t for t in graph.parameters.values() if CONFIG.vocabulary in t.shape]
     assert large == [graph.parameter("embed.weight")]
@@ -48,7 +48,7 @@ def test_one_weight_has_the_words(task: str, num_readers: int) -> None:
     assert graph.aliases == ({"head.weight": "embed.weight"} if num_readers == 3 else {})
 
 
-def test_a_decoder_layer_sees_what_came_before_and_an_encoder_layer_all() -> None:
+def test_decoder_layer_is_causal_and_encoder_layer_is_not() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, CONFIG.target_sequence, CONFIG.width, requires_grad=True)
     memory = torch.randn(1, CONFIG.sequence, CONFIG.width, requires_grad=True)
@@ -62,21 +62,21 @@ def test_a_decoder_layer_sees_what_came_before_and_an_encoder_layer_all() -> Non
     ("preset", "billions"),
     [("2-gpus", 1.76), ("4-gpus", 4.86), ("8-gpus", 10.9), ("16-gpus", 22.2), ("32-gpus", 39.3)],
 )
-def test_presets_have_the_parameters_of_their_sizes(preset: str, billions: float) -> None:
-    """An MLP has 8 d^2 of them, an attention 4 d times 64 a head, the embedding 500,000 d."""
+def test_presets_have_the_expected_parameter_counts(preset: str, billions: float) -> None:
+    """An MLP has 8 d^2 parameters, an attention 4 d times 64 per head, the embedding 500,000 d."""
     with torch.device("meta"):
         model = build("mbart", preset)
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_source_and_target_are_sequences_that_plans_can_cut(task: str) -> None:
+def test_source_and_target_sequences_are_detected_as_token_dims(task: str) -> None:
     plan = ss.Plan(graph_of(task), range(2))
     assert plan.blocks.tokens == (plan.dims.of("source", 1), plan.dims.of("target", 1))
 
 
 @pytest.mark.parametrize(("task", "is_scored"), [("classification", False), ("translation", True)])
-def test_words_have_scores_in_a_translation_alone(task: str, is_scored: bool) -> None:
+def test_only_the_translation_task_scores_words(task: str, is_scored: bool) -> None:
     plan = ss.Plan(graph_of(task), range(2))
     last = plan.blocks.scored
     assert (last < len(plan.graph.ops)) is is_scored
@@ -84,6 +84,6 @@ def test_words_have_scores_in_a_translation_alone(task: str, is_scored: bool) ->
         assert CONFIG.vocabulary in plan.graph.ops[last].outputs[0].shape
 
 
-def test_an_unknown_task_is_an_error_that_lists_the_known() -> None:
+def test_unknown_task_raises_value_error_listing_known_tasks() -> None:
     with pytest.raises(ValueError, match="no task 'summary'; it has classification, translation"):
         build("mbart", task="summary")

@@ -1,4 +1,4 @@
-"""Models: their graphs compute what they do, whole and in parts."""
+"""Models: captured graphs compute the same values as the models, whole and split."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_graph_computes_the_loss_and_gradients_of_the_model(name, preset, sizes)
 
 
 @pytest.mark.parametrize("name, preset, sizes", TINY, ids=IDS)
-def test_parts_of_every_kind_of_op_make_the_whole(name, preset, sizes):
+def test_split_ops_of_every_kind_equal_the_whole(name, preset, sizes):
     model, inputs = made(name, preset, sizes)
     graph = graph_of(name, model, inputs)
     values = values_of(graph, inputs, dict(model.named_parameters()))
@@ -68,8 +68,8 @@ def test_parts_of_every_kind_of_op_make_the_whole(name, preset, sizes):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_first_batch_dim_of_every_op_that_has_one_can_be_cut(name):
-    """So that data parallelism cuts all that depends on the batch: none is left whole."""
+def test_batch_loop_of_every_op_that_reads_the_batch_can_be_split(name):
+    """Data parallelism can therefore split every op that depends on the batch."""
     model, inputs = made(name, "tiny", {}, batch=6)
     graph = graph_of(name, model, inputs)
     depends = set(graph.inputs)
@@ -82,7 +82,7 @@ def test_first_batch_dim_of_every_op_that_has_one_can_be_cut(name):
         assert batch or not reads_batch, str(op)
 
 
-def test_dropout_repeats_with_its_seed_and_changes_with_it():
+def test_dropout_depends_only_on_the_seed():
     model, inputs = made("gpt", "tiny", {"dropout": 0.2})
     graph = capture(model, inputs)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
@@ -99,11 +99,11 @@ def test_gradients_of_a_tied_weight_are_summed():
     torch.testing.assert_close(torch.autograd.grad(loss, model.embed.weight), expected)
 
 
-# --- what autograd keeps ----------------------------------------------------------------------
+# --- memory that autograd keeps ---------------------------------------------------------------
 
 
 def kept_bytes(function, inputs) -> int:
-    """Bytes that autograd keeps of a call, each memory counted once."""
+    """Bytes that autograd keeps for a call; shared memory is counted once."""
     kept = {}
 
     def keep(tensor):
@@ -124,8 +124,8 @@ def kept_bytes(function, inputs) -> int:
     "name, preset",
     [("evoformer", "tiny"), ("gpt", "tiny"), ("mlp", "tiny"), ("wide_resnet", "tiny")],
 )
-def test_saves_is_what_autograd_keeps(name, preset):
-    """Up to what is much smaller than the operands, such as the statistics of a norm."""
+def test_saved_operands_of_ops_match_the_bytes_that_autograd_keeps(name, preset):
+    """Tensors much smaller than the operands, such as statistics of a norm, are tolerated."""
     model, inputs = made(name, preset, {}, batch=4)
     graph = graph_of(name, model, inputs)
     values = values_of(graph, inputs, dict(model.named_parameters()))
@@ -146,7 +146,7 @@ def test_saves_is_what_autograd_keeps(name, preset):
 
 
 @pytest.mark.parametrize("top", [1, 2])
-def test_gating_gives_every_place_to_one_token_and_every_token_its_weight(top):
+def test_gating_gives_each_slot_to_one_token_and_each_token_its_weight(top):
     scores = torch.randn(3, 16, 4, dtype=torch.float64)
     capacity = 16
     combine, balance = top_gating(scores, top=top, capacity=capacity)
@@ -159,7 +159,7 @@ def test_gating_gives_every_place_to_one_token_and_every_token_its_weight(top):
     assert balance.shape == (3,)
 
 
-def test_gating_drops_the_tokens_behind_the_capacity():
+def test_gating_drops_tokens_beyond_the_capacity():
     scores = torch.zeros(1, 5, 2, dtype=torch.float64)
     scores[..., 0] = 1.0
     combine, balance = top_gating(scores, top=1, capacity=3)
@@ -169,7 +169,7 @@ def test_gating_drops_the_tokens_behind_the_capacity():
     torch.testing.assert_close(balance, scores.softmax(-1)[:, 0, 0] / 2)
 
 
-def test_second_choices_come_behind_all_first_ones():
+def test_second_choices_are_placed_after_all_first_choices():
     # Token 0 prefers 0 then 1; tokens 1 and 2 prefer 1 then 0.
     scores = torch.tensor([[[2.0, 1.0], [1.0, 2.0], [1.0, 2.0]]], dtype=torch.float64)
     combine, _ = top_gating(scores, top=2, capacity=4)
@@ -178,7 +178,7 @@ def test_second_choices_come_behind_all_first_ones():
 
 
 @pytest.mark.parametrize("preset, capacity", [("bert-switch", 10), ("bert-top2", 20)])
-def test_capacity_is_that_of_the_published_models(preset, capacity):
+def test_expert_capacity_equals_that_of_the_published_models(preset, capacity):
     """HiDup: sequence 128, 16 experts, factors 1.25 and 2.5."""
     assert config_of("moe", preset).capacity == capacity
 
@@ -186,7 +186,7 @@ def test_capacity_is_that_of_the_published_models(preset, capacity):
 # --- the table --------------------------------------------------------------------------------
 
 
-def test_example_inputs_repeat_with_their_seed():
+def test_example_inputs_depend_only_on_the_seed():
     first, again, other = (example_inputs("gpt", 2, seed=s)[0] for s in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -200,7 +200,7 @@ def test_example_inputs_repeat_with_their_seed():
         ("gpt", "tiny", {"depth": 3}, "depth.*its sizes are vocabulary, sequence, layers"),
     ],
 )
-def test_unknown_names_are_errors_that_list_the_known(name, preset, sizes, message):
+def test_unknown_names_raise_value_error_listing_known_names(name, preset, sizes, message):
     with pytest.raises(ValueError, match=message):
         build(name, preset, **sizes)
 

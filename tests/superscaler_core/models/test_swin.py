@@ -1,4 +1,4 @@
-"""Laws of the Swin Transformer: windows, their shift and their biases; every plan trains it."""
+"""Swin Transformer: windows, their shift and their biases, and training under plans."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.superscaler_core.training import Case, errors_on_threads
 def attention_by_hand(block: Block, x: Tensor) -> Tensor:
     """Attention of a block over all tokens of an image, from the definition of a shifted window.
 
-    Two tokens see each other if they are in one window and no border of the image, round which
-    shifted windows reach, is between them: then they are less than a window apart.
+    Two tokens see each other if they are in one window and less than a window apart. A shifted
+    window wraps around the border of the image; its tokens of opposite sides are farther apart.
     """
     attn, size, window = block.attn, block.size, block.window
     rows, columns = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
@@ -57,7 +57,9 @@ def attention_by_hand(block: Block, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("size", "window", "shift"), [(8, 4, 0), (8, 4, 2), (6, 3, 1), (4, 4, 0)])
-def test_tokens_see_those_of_their_window_that_are_near(size: int, window: int, shift: int) -> None:
+def test_window_attention_equals_masked_attention_over_the_image(
+    size: int, window: int, shift: int
+) -> None:
     torch.manual_seed(0)
     block = Block(6, 2, size, window, shift, merges=False).double()
     torch.nn.init.normal_(block.attn.offset)
@@ -70,7 +72,7 @@ def test_tokens_see_those_of_their_window_that_are_near(size: int, window: int, 
     torch.testing.assert_close(found, y + block.mlp(block.norm2(y)), rtol=1e-12, atol=1e-12)
 
 
-def test_windows_are_squares_of_neighbours() -> None:
+def test_to_windows_makes_square_windows_and_is_invertible() -> None:
     x = torch.arange(2 * 6 * 6).view(2, 6, 6, 1)
     windows = to_windows(x, 3)
     assert windows.shape == (2, 4, 9, 1)
@@ -79,14 +81,14 @@ def test_windows_are_squares_of_neighbours() -> None:
 
 
 @pytest.mark.parametrize("preset", [name for name in SwinConfig.presets() if name != "tiny"])
-def test_presets_have_the_parameters_that_they_are_named_after(preset: str) -> None:
+def test_presets_have_the_parameter_counts_in_their_names(preset: str) -> None:
     with torch.device("meta"):
         model = build("swin", preset)
     size = float(preset[:-1]) * {"M": 1e6, "B": 1e9}[preset[-1]]
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(size, rel=0.05)
 
 
-def test_a_full_size_model_is_captured_without_a_constant_as_large_as_its_attention() -> None:
+def test_full_width_model_has_no_constant_as_large_as_its_attention_scores() -> None:
     sizes = {"depths": (2, 2, 2, 2)}
     with torch.device("meta"):
         model = build("swin", "201M", **sizes).half()
@@ -99,7 +101,7 @@ def test_a_full_size_model_is_captured_without_a_constant_as_large_as_its_attent
     assert max(t.num_bytes for t in scores) == 64 * 6 * 2304**2 * 2
 
 
-def test_a_merge_belongs_to_the_first_block_behind_it() -> None:
+def test_patch_merge_belongs_to_the_following_block() -> None:
     plan = ss.Plan(Case("data_parallel", 1, model="swin").compiled().plan.graph, range(3))
     stages = stages_of_blocks(plan, 3)
     assert [stage.ops[0].module for stage in stages[1:]] == ["layers.1.norm1", "layers.2.merge"]
@@ -120,24 +122,24 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_plan_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+def test_every_plan_trains_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     errors = errors_on_threads(case, tmp_path)
     assert [error for error in errors if not error <= 1e-12] == []
 
 
-def test_tensor_parallel_all_reduces_twice_a_layer_each_way() -> None:
+def test_tensor_parallel_has_two_all_reduces_per_layer_and_direction() -> None:
     made = Case("megatron", 4, model="swin").compiled()
     assert kinds(forward(made)) == kinds(backward(made)) == {"all_reduce": 2 * 3}
     assert kinds(reductions(made)) == {}
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_biases_of_offsets_are_reduced_as_weights_not_as_large_as_the_scores(tp: int) -> None:
+def test_gradients_of_offset_biases_are_reduced_at_the_size_of_the_weight(tp: int) -> None:
     made = Case("hybrid", 4, {"tp": tp, "microbatches": 1}, model="swin").compiled()
     backs = [edge.tensor.name for edge in made.materialized.edges.all if edge.backward]
     assert not [name for name in backs if "index" in name]
     offsets = made.plan.graph.parameter("layers.0.attn.offset")
     moved = [t for use in made.materialized.weights.uses if use.tensor == offsets
              for t in use.reduce]  # fmt: skip
-    # Among as many devices as share the batch, all groups together.
+    # The sum over all groups of devices that share the batch.
     assert sent_bytes(moved) == all_reduce_bytes([offsets]) // 3 * (4 // tp - 1)

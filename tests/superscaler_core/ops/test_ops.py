@@ -1,4 +1,4 @@
-"""Functions that generated code calls: exact on parts, and random as they should be."""
+"""Functions that generated code calls: exact on parts, with correct random distributions."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def bits(seed, lo=(0, 0, 0), extent=SHAPE):
 
 
 @pytest.mark.parametrize("lo, extent", [((0, 0, 0), (2, 50, 40)), ((3, 7, 11), (2, 5, 29))])
-def test_random_bits_of_a_box_are_those_of_the_whole(lo, extent):
+def test_random_bits_of_a_box_equal_the_slice_of_the_whole(lo, extent):
     at = tuple(slice(a, a + n) for a, n in zip(lo, extent, strict=True))
     assert torch.equal(bits(3, lo, extent), bits(3)[at])
 
@@ -40,14 +40,14 @@ def correlation(x, y):
 
 
 @pytest.mark.parametrize("other", [1, 2, 3, 1000003, -1])
-def test_seeds_and_neighbours_are_independent(other):
+def test_bits_of_other_seeds_and_of_adjacent_elements_are_uncorrelated(other):
     n = torch.Size(SHAPE).numel()
     assert abs(correlation(bits(0), bits(other))) < 5 / n**0.5
     assert abs(correlation(bits(other)[:, :, 1:], bits(other)[:, :, :-1])) < 5 / n**0.5
     assert abs(correlation(bits(other)[:, 1:], bits(other)[:, :-1])) < 5 / n**0.5
 
 
-def test_every_bit_is_fair():
+def test_every_bit_is_one_with_probability_one_half():
     values = bits(5).flatten()
     n = len(values)
     ones = torch.stack([((values >> i) & 1).sum() for i in range(53)])
@@ -55,7 +55,7 @@ def test_every_bit_is_fair():
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_keeps_its_share_and_the_mean(p):
+def test_dropout_keeps_a_share_of_one_minus_p_and_rescales(p):
     x = torch.ones(SHAPE, dtype=torch.float64)
     y = ops.dropout(x, p, 7, lo=(0, 0, 0), shape=SHAPE)
     kept = (y != 0).double().mean()
@@ -63,7 +63,7 @@ def test_dropout_keeps_its_share_and_the_mean(p):
     assert torch.equal(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - p)))
 
 
-def test_dropout_gives_gradients_where_it_keeps():
+def test_dropout_gradient_equals_the_scaled_mask():
     x = torch.ones(SHAPE, dtype=torch.float64, requires_grad=True)
     y = ops.dropout(x, 0.25, 7, lo=(0, 0, 0), shape=SHAPE)
     (grad,) = torch.autograd.grad(y.sum(), x)
@@ -71,7 +71,7 @@ def test_dropout_gives_gradients_where_it_keeps():
 
 
 @pytest.mark.parametrize("p, expected", [(0.0, 1.0), (1.0, 0.0)])
-def test_dropout_of_nothing_and_of_all(p, expected):
+def test_dropout_keeps_all_at_p_zero_and_nothing_at_p_one(p, expected):
     y = ops.dropout(torch.ones(3), p, 7, lo=(0,), shape=(3,))
     assert y.tolist() == [expected] * 3
 
@@ -82,7 +82,7 @@ def test_mix_depends_on_every_number_and_their_order():
     assert all(0 <= m < 2**64 for m in made)
 
 
-def test_embedding_rows_add_up():
+def test_embeddings_of_table_parts_sum_to_the_whole():
     ids, rows = torch.tensor([[0, 6, 3], [2, 2, 5]]), torch.randn(7, 4, dtype=torch.float64)
     whole = ops.embedding(ids, rows, first=0, num_rows=7)
     pieces = [ops.embedding(ids, rows[a:b], first=a, num_rows=7) for a, b in [(0, 3), (3, 7)]]
@@ -90,7 +90,7 @@ def test_embedding_rows_add_up():
     assert torch.equal(sum(pieces), whole)
 
 
-def test_embedding_outside_of_the_table_is_an_error():
+def test_embedding_index_outside_of_the_table_raises_index_error():
     with pytest.raises(IndexError):
         ops.embedding(torch.tensor([7]), torch.randn(7, 4), first=0, num_rows=7)
 
@@ -98,7 +98,7 @@ def test_embedding_outside_of_the_table_is_an_error():
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
 @pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 0.5, 0.0, 2.0, 3.0])])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_losses_of_some_labels_add_up_to_the_mean_of_those_that_count(name, weight, dtype):
+def test_split_losses_sum_to_the_mean_over_counted_labels(name, weight, dtype):
     scores, labels = torch.randn(6, 5).to(dtype), torch.tensor([1, -100, 2, -100, -100, 0])
     weight = None if weight is None else weight.to(dtype)
     count = ops.count_labels(labels, weight, ignore_index=-100, dtype=torch.float32)
@@ -113,7 +113,7 @@ def test_losses_of_some_labels_add_up_to_the_mean_of_those_that_count(name, weig
     torch.testing.assert_close(sum(pieces).double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_sum_of_losses_may_exceed_the_numbers_of_half_precision():
+def test_mean_loss_is_correct_if_the_sum_exceeds_float16():
     scores, labels = torch.zeros(4, 5, dtype=torch.float16), torch.tensor([0, 1, 2, 3])
     scores[:, 4] = 30000.0
     count = ops.count_labels(labels, ignore_index=-100, dtype=torch.float32)
@@ -121,14 +121,14 @@ def test_sum_of_losses_may_exceed_the_numbers_of_half_precision():
     assert ops.mean_of_labels(losses, count) == F.cross_entropy(scores.float(), labels)
 
 
-def test_count_of_labels():
+def test_count_labels_skips_the_ignored_index():
     labels = torch.tensor([1, -1, 2, -1])
     found = ops.count_labels(labels, ignore_index=-1, dtype=torch.float64)
     assert (found.item(), found.dtype) == (2.0, torch.float64)
 
 
 @pytest.mark.parametrize("first, last", [(0, 9), (0, 4), (4, 9), (8, 9)])
-def test_causal_attention_of_some_queries_is_that_of_all(first, last):
+def test_causal_attention_of_a_query_range_equals_the_slice_of_the_whole(first, last):
     q, k, v = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(3))
     whole = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     part = ops.attention(q[:, :, first:last], k, v, first=first, is_causal=True)
@@ -137,7 +137,7 @@ def test_causal_attention_of_some_queries_is_that_of_all(first, last):
 
 @pytest.mark.parametrize("heads", [4, 2])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_with_dropout_drops_the_same_weights_on_parts(heads, is_causal):
+def test_attention_with_dropout_on_a_part_equals_the_slice_of_the_whole(heads, is_causal):
     shape = (2, 4, 9, 9)
     q = torch.randn(2, 4, 9, 6, dtype=torch.float64)
     k, v = (torch.randn(2, heads, 9, 6, dtype=torch.float64) for _ in range(2))
@@ -150,7 +150,7 @@ def test_attention_with_dropout_drops_the_same_weights_on_parts(heads, is_causal
     torch.testing.assert_close(ops.attention(q, k, v, lo=(0, 0, 0, 0), **more), plain)
 
 
-def test_attention_adds_or_hides_by_its_mask_with_dropout_too():
+def test_attention_with_dropout_applies_additive_and_boolean_masks():
     q, k, v = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(3))
     more = {"p": 1e-300, "seed": 5, "shape": (2, 3, 9, 9), "lo": (0, 0, 0, 0)}
     for mask in (torch.randn(9, 9, dtype=torch.float64), torch.ones(9, 9).tril().bool()):
@@ -158,7 +158,7 @@ def test_attention_adds_or_hides_by_its_mask_with_dropout_too():
         torch.testing.assert_close(ops.attention(q, k, v, mask, **more), expected)
 
 
-def test_join_adds_pieces_at_their_places():
+def test_join_adds_pieces_at_their_offsets():
     x = torch.arange(12.0).view(3, 4).requires_grad_()
     pieces = [(x[:2], "[0:2,0:4]"), (x[1:], "[1:3,0:4]")]
     found = ops.join("[1:3,1:4]", pieces)
@@ -169,14 +169,14 @@ def test_join_adds_pieces_at_their_places():
 
 
 @pytest.mark.parametrize("draw", [ops.uniform, ops.normal])
-def test_samples_of_a_part_are_those_of_the_whole(draw):
+def test_random_samples_of_a_part_equal_the_slice_of_the_whole(draw):
     how = {"shape": (6, 50), "dtype": torch.float64, "device": "cpu"}
     whole = draw(7, lo=(0, 0), extent=(6, 50), **how)
     assert torch.equal(draw(7, lo=(2, 10), extent=(3, 40), **how), whole[2:5, 10:])
     assert len(whole.unique()) == 300
 
 
-def test_samples_have_their_distributions():
+def test_uniform_and_normal_samples_have_the_expected_moments():
     how = {"lo": (0,), "extent": (40_000,), "shape": (40_000,), "dtype": torch.float64}
     even, bell = (draw(3, **how, device="cpu") for draw in (ops.uniform, ops.normal))
     assert 0 < even.min() < even.max() < 1

@@ -1,4 +1,4 @@
-"""Laws of ``parallelize(plan="auto")``: all ranks have one plan, and it trains as one device."""
+"""``parallelize(plan="auto")``: all ranks get one plan, which gives the loss of one device."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def on_ranks(num: int, **options: int) -> dict[int, SProgram]:
     return in_threads(search, range(num))
 
 
-def test_all_ranks_have_the_first_ranks_plan() -> None:
+def test_all_ranks_get_the_same_plan() -> None:
     found = on_ranks(3, max_tried=4)
     assert len({str(sprogram.function.setting) for sprogram in found.values()}) == 1
 
 
-def test_no_rank_waits_if_nothing_fits() -> None:
+def test_infeasible_memory_limit_raises_plan_error_without_deadlock() -> None:
     with pytest.raises(ss.PlanError, match="no plan was found for 2 devices"):
         on_ranks(2, max_tried=3, memory_limit=100)
 
 
-def test_the_plan_trains_as_one_device_does() -> None:
+def test_loss_under_the_searched_plan_equals_that_of_one_device() -> None:
     sprogram = on_ranks(4, max_tried=6)[0]
     model, names = CASE.new_model(), ("x", "target")
     example = dict(zip(names, CASE.inputs(0), strict=True))

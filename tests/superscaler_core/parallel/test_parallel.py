@@ -1,4 +1,4 @@
-"""Laws of Parallel: every call is that of the model on one device, whatever the batch's shape."""
+"""``Parallel``: every call gives the results of one device, for any shape of the batch."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_batches_of_any_shape_train_as_on_one_device(case: str, num_ranks: int) 
         torch.testing.assert_close(dict(evaluated.results), {"logits": wanted["logits"]}, **CLOSE)
 
 
-def test_the_programs_of_other_shapes_use_the_devices_that_they_can(
+def test_batch_too_small_for_all_devices_uses_fewer_devices(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     programs = Programs(words(), SProgram.of("data_parallel"), 4)
@@ -102,7 +102,7 @@ def test_the_programs_of_other_shapes_use_the_devices_that_they_can(
     assert programs.of(programs.call((), named(3, 7)), trains=True) is made
 
 
-def test_a_bounded_number_of_programs_is_kept() -> None:
+def test_number_of_kept_programs_is_bounded() -> None:
     programs = Programs(words(), SProgram.of("data_parallel"), 2)
     first = programs.first(programs.call((), named(2)))
     made = [
@@ -130,7 +130,7 @@ def noisy() -> nn.Module:
     return Noisy().double()
 
 
-def test_evaluation_has_no_dropout_and_leaves_modes_and_masks_alone() -> None:
+def test_evaluation_has_no_dropout_and_does_not_affect_training() -> None:
     model, x = noisy(), torch.randn(4, 5, dtype=torch.float64)
 
     def train(parallel: ss.Parallel, *, evaluates: bool) -> tuple[list[float], list[float]]:
@@ -164,7 +164,7 @@ class Normed(nn.Module):
         return self.second(self.norm(self.first(x)).relu()).square().mean()
 
 
-def test_evaluation_has_the_running_statistics_of_the_state() -> None:
+def test_evaluation_uses_the_running_statistics_of_the_state() -> None:
     batches = [torch.randn(size, 4, dtype=torch.float64) for size in (8, 8, 6, 8)]
 
     def work(parallel: ss.Parallel) -> tuple[Any, dict[str, Tensor]]:
@@ -179,7 +179,7 @@ def test_evaluation_has_the_running_statistics_of_the_state() -> None:
         assert state["norm.num_batches_tracked"] == len(batches)
 
 
-def test_random_masks_go_on_over_shapes() -> None:
+def test_dropout_masks_continue_across_batch_shapes() -> None:
     x = torch.randn(4, 5, dtype=torch.float64)
 
     def losses(parallel: ss.Parallel, sizes: list[int]) -> list[float]:
@@ -193,7 +193,7 @@ def test_random_masks_go_on_over_shapes() -> None:
     assert alike[1] != mixed[1]
 
 
-def test_programs_of_all_shapes_cast_as_the_call_that_made_them() -> None:
+def test_programs_of_all_shapes_use_the_autocast_of_their_creation() -> None:
     def work(parallel: ss.Parallel) -> tuple[list[float], set[str]]:
         losses = [parallel.step(**named(size)).item() for size in (4, 3)]
         graphs = [made.plan.graph for made in parallel._programs.kept]
@@ -208,7 +208,7 @@ def test_programs_of_all_shapes_cast_as_the_call_that_made_them() -> None:
         assert losses == pytest.approx(expected, rel=1e-2)
 
 
-def test_gradients_of_steps_add_up() -> None:
+def test_gradients_of_several_steps_add_up() -> None:
     def work(parallel: ss.Parallel) -> dict[str, Tensor]:
         parallel.step(**named(4, 0))
         parallel.step(**named(3, 1))
@@ -231,7 +231,7 @@ def test_gradients_of_steps_add_up() -> None:
         torch.testing.assert_close(state, dict(model.state_dict()), rtol=0, atol=1e-8)
 
 
-def test_programs_that_do_not_run_hold_no_copies_of_weights() -> None:
+def test_inactive_programs_hold_no_copies_of_weights() -> None:
     def work(parallel: ss.Parallel) -> tuple[int, int]:
         own = parallel.trainer._rank.weights
         sizes = []
@@ -246,10 +246,10 @@ def test_programs_that_do_not_run_hold_no_copies_of_weights() -> None:
         assert resting == 0
 
 
-def test_a_model_without_values_asks_for_them_before_it_trains() -> None:
+def test_meta_model_has_to_load_values_before_it_trains() -> None:
     with torch.device("meta"):
         model = words()
-    # Made here, as threads would draw from one generator of random numbers.
+    # The model is made outside of the threads, because threads share one random generator.
     alone = words()
     wanted = alone(**named(4))["loss"].item()
 
@@ -263,7 +263,7 @@ def test_a_model_without_values_asks_for_them_before_it_trains() -> None:
         assert loss == pytest.approx(wanted, rel=1e-12)
 
 
-def test_a_plan_is_a_name_or_a_function() -> None:
+def test_plan_may_be_a_function() -> None:
     def mine(plan: ss.Plan, *, width: int = 1) -> None:
         for op in plan.graph.ops:
             plan.spread(op, plan.devices, [ss.Axis(width, (plan.dims.batch,))])
@@ -284,26 +284,26 @@ def test_a_plan_is_a_name_or_a_function() -> None:
         ("data_parallel", {"tp": 2}, "data_parallel takes no tp; it takes nothing"),
     ],
 )
-def test_plans_and_knobs_that_do_not_exist_are_refused(
+def test_unknown_plans_and_knobs_raise_plan_error(
     plan: str, knobs: Mapping[str, Any], message: str
 ) -> None:
     with pytest.raises(ss.PlanError, match=message):
         SProgram.of(plan, knobs)
 
 
-def test_an_example_that_the_plan_cannot_cut_is_refused() -> None:
+def test_example_batch_not_divisible_by_microbatches_raises_plan_error() -> None:
     programs = Programs(words(), SProgram.of("accumulate", {"microbatches": 4}), 2)
     with pytest.raises(ss.PlanError, match=r"4 microbatches, .* \[6, 6\].* a multiple of 4"):
         programs.first(programs.call((), named(6)))
 
 
-def test_a_plan_that_updates_weights_itself_is_refused() -> None:
+def test_asynchronous_plan_raises_plan_error() -> None:
     programs = Programs(words(), SProgram.of("pipedream", {"microbatches": 4}), 2)
     with pytest.raises(ss.PlanError, match=r"pipedream updates .* see Trainer.update_with"):
         programs.first(programs.call((), named(8)))
 
 
-def test_without_torchrun_one_process_trains_alone() -> None:
+def test_parallelize_without_torchrun_uses_one_process() -> None:
     parallel = ss.parallelize(words(), kwargs=named(4), results=("best",))
     assert parallel.step(**named(4)).item() == words()(**named(4))["loss"].item()
     evaluated = parallel.evaluate(**named(2))

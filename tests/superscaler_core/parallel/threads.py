@@ -42,7 +42,7 @@ def on_threads(
     results: tuple[str | int, ...] = (),
     **options: Any,
 ) -> dict[int, T]:
-    """``work(parallelize(model, kwargs=example, ...))`` on every rank; the results by rank."""
+    """Run ``work(parallelize(model, kwargs=example, ...))`` on every rank; results by rank."""
     programs = ProgramsOfThreads(model, SProgram.of(plan, knobs), num_ranks, results=results)
     call = programs.call((), example)
     ranks = range(num_ranks)

@@ -18,7 +18,7 @@ def planned(*ranges: dict[str, tuple[int, int]]) -> ss.Plan:
     [
         [{"b": (0, 1)}, {"b": (1, 4)}],
         [{"b": (0, 2), "n": (0, 8)}, {"b": (2, 4), "n": (0, 3)}, {"b": (2, 4), "n": (3, 8)}],
-        [{"b": (0, 4)}, {"b": (0, 4)}],  # replicas do one work
+        [{"b": (0, 4)}, {"b": (0, 4)}],  # replicas do the same work
         [{"k": (0, 2)}, {"k": (2, 6)}],
     ],
 )
@@ -38,14 +38,14 @@ def test_pieces_that_tile_the_work_are_accepted(ranges: list[dict[str, tuple[int
         ([{"b": (0, 2)}, {"n": (0, 8)}], r"b\[0:2\] and n\[0:8\] overlap in b\[0:2\]"),
     ],
 )  # fmt: skip
-def test_work_that_is_left_out_or_done_twice_is_refused(
+def test_missing_or_repeated_work_raises_coverage_error(
     ranges: list[dict[str, tuple[int, int]]], match: str
 ) -> None:
     with pytest.raises(ss.CoverageError, match=match):
         check_coverage(planned(*ranges))
 
 
-def test_an_incomplete_assignment_is_refused_by_name() -> None:
+def test_parts_without_a_device_raise_plan_error_with_their_names() -> None:
     plan = ss.Plan(two_linears(), range(2))
     for op in plan.graph.ops[1:]:
         plan.op_assign(op, 0)
@@ -54,7 +54,7 @@ def test_an_incomplete_assignment_is_refused_by_name() -> None:
         check_assigned(plan)
 
 
-def test_the_optimizers_op_is_covered_too() -> None:
+def test_incomplete_update_op_raises_coverage_error() -> None:
     plan = on_one(ss.Plan(two_linears(), range(2)))
     parts = plan.op_trans(plan.update("up.weight"), ss.pieces({"d0": (0, 7)}))
     plan.op_assign(parts, [1])

@@ -1,4 +1,4 @@
-"""Decisions are a value: read back from their text, and the same program again."""
+"""Decisions: a value that is read back from its text and gives the same program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.superscaler_core.training import Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_text_is_read_back_and_makes_the_same_program(case: Case) -> None:
+def test_decisions_round_trip_through_text_and_give_the_same_program(case: Case) -> None:
     compiled = case.compiled()
     decisions = compiled.plan.decisions
     read = Decisions.parse(str(decisions))
@@ -30,7 +30,7 @@ def test_text_is_read_back_and_makes_the_same_program(case: Case) -> None:
     assert ss.compile(again).files == compiled.files
 
 
-def test_a_text_about_slices_is_about_the_captured_graph() -> None:
+def test_decisions_with_token_slices_apply_to_the_captured_graph() -> None:
     case = Case("terapipe", 2, {"lengths": (4, 3, 1)}, sizes={"layers": 2})
     compiled = case.compiled()
     decisions = compiled.plan.decisions
@@ -46,7 +46,7 @@ def test_a_text_about_slices_is_about_the_captured_graph() -> None:
         ss.Plan(case._graph(), again.devices).decide(replace(other, slices=TokenSlices((5, 4))))
 
 
-def test_a_copy_is_a_plan_of_its_own() -> None:
+def test_changes_to_a_copied_plan_do_not_affect_the_original() -> None:
     plan = Case("megatron", 2).compiled().plan
     before = plan.decisions
     other = copy.copy(plan)
@@ -56,7 +56,7 @@ def test_a_copy_is_a_plan_of_its_own() -> None:
     assert plan.decisions == before != other.decisions
 
 
-def test_a_text_may_be_edited() -> None:
+def test_edited_decisions_text_is_applied() -> None:
     plan = Case("data_parallel", 2).compiled().plan
     text = str(plan.decisions)
     op = plan.graph.ops[3]
@@ -78,12 +78,12 @@ def test_a_text_may_be_edited() -> None:
         ("schedule 1f1b stages=2", "the schedule of a plan"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
+def test_unreadable_line_of_decisions_raises_plan_error(line: str, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         Decisions.parse(f"plan of x on 0\n{line}")
 
 
-def test_order_of_lines_is_no_decision_but_that_of_windows_is() -> None:
+def test_order_of_windows_matters_and_order_of_parts_does_not() -> None:
     graph = Case("zero3", 2).compiled().plan.graph
     plans = []
     for order in ((True, False), (False, True)):
@@ -104,7 +104,7 @@ def test_order_of_lines_is_no_decision_but_that_of_windows_is() -> None:
     assert hash(backwards) == hash(first)
 
 
-def test_names_may_have_spaces() -> None:
+def test_decisions_with_spaces_in_names_round_trip() -> None:
     class Spaced(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -125,7 +125,7 @@ def test_names_may_have_spaces() -> None:
     assert ss.StepProgram.parse(str(program)) == program
 
 
-def test_decisions_about_something_else_are_refused() -> None:
+def test_decisions_that_do_not_fit_the_plan_raise_plan_error() -> None:
     plan = Case("megatron", 2).compiled().plan
     decisions = plan.decisions
     with pytest.raises(PlanError, match="the plan has decisions already"):

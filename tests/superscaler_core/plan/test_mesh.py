@@ -1,4 +1,4 @@
-"""Laws of meshes: text and value agree, and the parts of a split tile its loops."""
+"""Meshes: text form, and splits whose parts tile the loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from superscaler_core.plan.mesh import Mesh
 
 
 @pytest.mark.parametrize("text", ["x:2", "x:2,y:4", "data:3,tensor:1,z_2:5"])
-def test_a_mesh_is_what_its_text_says(text: str) -> None:
+def test_mesh_round_trips_through_its_text(text: str) -> None:
     assert str(Mesh.parse(text)) == text
 
 
@@ -49,6 +49,6 @@ def test_the_first_axis_of_a_dim_is_the_outer_one() -> None:
         ("", "cannot parse mesh"),
     ],
 )
-def test_what_is_no_mesh_is_said(text: str, words: str) -> None:
+def test_invalid_mesh_text_raises_plan_error(text: str, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         Mesh.parse(text)

@@ -1,4 +1,4 @@
-"""OpSplit: how an op is cut and where, as a value."""
+"""OpSplit: a value of the parts of an op and their devices."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def cut(plan: ss.Plan) -> ss.Op:
     return op
 
 
-def test_a_grid_is_what_op_trans_and_op_assign_make() -> None:
+def test_grid_equals_the_split_by_op_trans_and_op_assign() -> None:
     plan = ss.Plan(two_linears(), range(4))
     grid = OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 2), (None, 2)])
     assert plan.op_split(cut(plan)) is grid
 
 
-def test_a_split_is_what_decisions_say() -> None:
+def test_op_split_has_the_parts_of_the_decisions() -> None:
     plan = ss.Plan(two_linears(), range(4))
     op = cut(plan)
     assert plan.op_split(op).parts == plan.decisions.parts[op.name]
 
 
-def test_a_later_op_trans_makes_another_split() -> None:
+def test_op_split_reflects_a_later_op_trans() -> None:
     plan = ss.Plan(two_linears(), range(8))
     op = cut(plan)
     before = plan.op_split(op)
@@ -42,19 +42,19 @@ def test_a_later_op_trans_makes_another_split() -> None:
     assert len(plan.op_split(op).parts) == 2 * len(before.parts)
 
 
-def test_a_later_op_assign_makes_another_split() -> None:
+def test_op_split_reflects_a_later_op_assign() -> None:
     plan = ss.Plan(two_linears(), range(4))
     op = cut(plan)
     plan.op_assign(plan.parts(op)[0], 2)
     assert plan.op_split(op).devices == (0, 1, 2)
 
 
-def test_a_split_moves_to_other_devices_in_their_order() -> None:
+def test_split_can_be_moved_to_other_devices_in_order() -> None:
     grid = OpSplit.grid(SIZES, [0, 1], [("n", 2)])
     assert grid.on([5, 7, 9]) is OpSplit.grid(SIZES, [5, 7], [("n", 2)])
 
 
-def test_a_loop_cut_along_two_axes_is_cut_into_their_product() -> None:
+def test_two_axes_on_one_loop_equal_one_axis_of_their_product() -> None:
     twice = OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 2), ("b", 2)])
     assert twice is OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 4)])
 
@@ -68,7 +68,7 @@ def test_a_loop_cut_along_two_axes_is_cut_into_their_product() -> None:
         (range(9), [("b", 3), ("b", 3)], "loop b cut into 9"),
     ],
 )
-def test_a_grid_that_cannot_be_is_refused(devices: Any, axes: Any, message: str) -> None:
+def test_invalid_grid_raises_plan_error(devices: Any, axes: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         OpSplit.grid(SIZES, devices, axes)
 
@@ -78,7 +78,7 @@ def test_too_few_devices_are_refused() -> None:
         OpSplit.grid(SIZES, [0, 1], [("b", 2)]).on([3])
 
 
-def test_an_assigned_update_that_is_not_cut_is_in_the_program_as_in_its_decisions() -> None:
+def test_unsplit_update_is_stored_on_its_assigned_device_and_survives_a_copy() -> None:
     plan = ss.Plan(two_linears(), range(2))
     for op in plan.graph.ops:
         plan.op_assign(op, 0)

@@ -22,12 +22,12 @@ def test_pieces_of_a_split_tile_the_loop(loop: str, num: int) -> None:
     assert len({hi - lo for lo, hi in ends}) <= 2
 
 
-def test_a_split_of_a_split_cuts_its_piece() -> None:
+def test_split_of_a_part_cuts_only_the_range_of_the_part() -> None:
     first = ss.split("n", cuts=[0, 3, 8])(Part(UP))[1]
     assert [p.range("n") for p in ss.split("n", 2)(first)] == [(3, 5), (5, 8)]
 
 
-def test_a_reduction_split_makes_summands_and_a_spatial_one_boxes() -> None:
+def test_reduction_split_gives_summands_and_spatial_split_gives_boxes() -> None:
     part = ss.split("k", 2)(ss.split("n", 2)(Part(UP))[1])[0]
     (out,) = part.outputs
     assert str(out) == "up.linear[0:4,4:8] sum over k[0:3]"
@@ -60,12 +60,12 @@ def test_replicas_of_replicas_are_distinct() -> None:
         (ss.pieces({"n": (0, 9)}), r"piece n\[0:9\] of up:linear: the loop runs from 0 to 8"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_cut_is_refused(how: object, match: str) -> None:
+def test_invalid_splits_raise_plan_error(how: object, match: str) -> None:
     with pytest.raises(ss.PlanError, match=match):
         how(Part(UP))  # type: ignore[operator]
 
 
-def test_a_fixed_loop_is_not_cut_and_the_error_names_those_that_can_be() -> None:
+def test_split_of_a_fixed_loop_raises_plan_error_naming_splittable_loops() -> None:
     builder = ss.GraphBuilder("softmax")
     x = builder.input("x", (2, 3), "float64")
     builder.op("softmax", "b v^ -> b v^", [x], [((2, 3), "float64")], "torch.softmax({x0}, -1)")
@@ -74,7 +74,7 @@ def test_a_fixed_loop_is_not_cut_and_the_error_names_those_that_can_be() -> None
         ss.split("v", 3)(part)
 
 
-def test_of_a_dim_of_two_loops_the_outer_is_cut() -> None:
+def test_only_the_outer_loop_of_a_composed_dim_can_be_split() -> None:
     builder = ss.GraphBuilder("view")
     x = builder.input("x", (6,), "float64")
     builder.op("view", "(h d) -> h d", [x], [((3, 2), "float64")], "{x0}.reshape({out0.shape})")
@@ -84,7 +84,7 @@ def test_of_a_dim_of_two_loops_the_outer_is_cut() -> None:
         ss.split("d", 2)(part)
 
 
-def test_the_same_piece_twice_makes_replicas() -> None:
+def test_equal_pieces_become_replicas() -> None:
     plan = ss.Plan(two_linears(), range(3))
     parts = plan.op_trans(plan.graph.ops[0], ss.pieces({"b": (0, 4)}, {"b": (0, 4)}, {}))
     plan.op_assign(parts, plan.devices)
@@ -111,7 +111,7 @@ def test_op_trans_of_one_part_leaves_the_others() -> None:
         plan.op_trans(second, ss.split("n", 2))
 
 
-def test_op_assign_refuses_other_devices_and_other_numbers() -> None:
+def test_op_assign_to_unknown_or_too_many_devices_raises_plan_error() -> None:
     plan = ss.Plan(two_linears(), range(2))
     op = plan.graph.ops[0]
     with pytest.raises(ss.PlanError, match=r"to device 5: the plan has \[0, 1\]"):
@@ -120,18 +120,18 @@ def test_op_assign_refuses_other_devices_and_other_numbers() -> None:
         plan.op_assign(op, [0, 1])
 
 
-def test_devices_are_distinct() -> None:
+def test_repeated_devices_raise_plan_error() -> None:
     with pytest.raises(ss.PlanError, match=r"devices \[0, 0\]: they have to be distinct"):
         ss.Plan(two_linears(), [0, 0])
 
 
-def test_a_grid_needs_as_many_devices_as_its_axes_say() -> None:
+def test_grid_with_the_wrong_number_of_devices_raises_plan_error() -> None:
     plan = ss.Plan(two_linears(), range(4))
     with pytest.raises(ss.PlanError, match=r"a grid of 2 x 3 needs 6 devices, but 4 were given"):
         plan.spread(plan.graph.ops[0], plan.devices, [ss.Axis(2), ss.Axis(3)])
 
 
-def test_stages_tile_the_ops() -> None:
+def test_pipeline_stages_contain_all_ops_in_order() -> None:
     plan = ss.Plan(two_linears(), range(2))
     stages = plan.pipeline([2])
     assert [op for stage in stages for op in stage.ops] == list(plan.graph.ops)
@@ -139,7 +139,7 @@ def test_stages_tile_the_ops() -> None:
         plan.pipeline([2, 2])
 
 
-def test_a_schedule_has_as_many_stages_as_the_plan() -> None:
+def test_schedule_that_does_not_fit_the_plan_raises_plan_error() -> None:
     plan = on_one(ss.Plan(two_linears(), range(2)))
     with pytest.raises(ss.PlanError, match="schedule gpipe of 3 stages: the plan has 1"):
         plan.op_order(ss.SCHEDULES["gpipe"](3, 2))
@@ -148,7 +148,7 @@ def test_a_schedule_has_as_many_stages_as_the_plan() -> None:
         plan.op_order(recycled)
 
 
-def test_decisions_are_about_groups_of_ops_of_the_plans_own_graph() -> None:
+def test_decisions_about_wrong_groups_or_foreign_ops_raise_plan_error() -> None:
     plan, other = (ss.Plan(two_linears(), range(2)) for _ in range(2))
     (mine, *_), (theirs, *_) = plan.graph.ops, other.graph.ops
     groups = (plan.recompute, plan.rerun, plan.swap, plan.gather_weights, plan.reduce_grads)

@@ -1,4 +1,4 @@
-"""Overlap is a value with a text, and part of what a plan says."""
+"""Overlap: a value with a text form, and a part of the decisions of a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OVERLAPS = [
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS, ids=str)
-def test_text_is_read_back(overlap: ss.Overlap) -> None:
+def test_overlap_round_trips_through_text_and_decisions(overlap: ss.Overlap) -> None:
     assert ss.Overlap.parse(str(overlap)) == overlap
     plan = Case("zero3", 2).compiled().plan
     plan.overlap = overlap
@@ -30,7 +30,7 @@ def test_text_is_read_back(overlap: ss.Overlap) -> None:
     assert plan.copy().overlap == overlap
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_overlap_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="prefetch=-1 is at least 0"):
         ss.Overlap(prefetch=-1)
     with pytest.raises(PlanError, match="bucket_bytes=0 at least 1"):

@@ -1,4 +1,4 @@
-"""Laws of placements: a value with a text, which a schedule's stages keep to."""
+"""Placements: a value with a text form, and checks of stages against it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLACEMENTS = [
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_text_is_read_back(placement: Placement) -> None:
+def test_placement_round_trips_through_its_text(placement: Placement) -> None:
     read = Placement.parse(str(placement))
     assert read == placement
     assert hash(read) == hash(placement)
@@ -49,18 +49,18 @@ def test_placements_are_equal_if_workers_have_the_same_devices() -> None:
     assert Placement(((0,), (1,))) != Placement(((1,), (0,)))
 
 
-def test_even_deals_out_devices_next_to_each_other() -> None:
+def test_even_placement_gives_each_worker_consecutive_devices() -> None:
     assert Placement.even((4, 5, 6, 7), 2).workers == ((4, 5), (6, 7))
 
 
 @pytest.mark.parametrize("text", ["", "0", "1:0", "0:0 2:1", "0:a", "0:0,", "0:0 1:", "0;0"])
-def test_texts_of_another_form_are_refused(text: str) -> None:
+def test_malformed_placement_text_is_rejected(text: str) -> None:
     with pytest.raises(PlanError, match=r"is no placement: it is WORKER:DEVICE,DEVICE"):
         Placement.parse(text)
 
 
 @pytest.mark.parametrize("workers", [(), ((),), ((0,), ()), ((0, 1), (1,))])
-def test_a_device_is_of_one_worker_and_every_worker_has_one(
+def test_placement_with_shared_or_missing_devices_is_rejected(
     workers: tuple[tuple[int, ...], ...],
 ) -> None:
     with pytest.raises(PlanError, match="every device is of one worker"):
@@ -68,12 +68,12 @@ def test_a_device_is_of_one_worker_and_every_worker_has_one(
 
 
 @pytest.mark.parametrize("num", [0, 3])
-def test_workers_divide_the_devices(num: int) -> None:
+def test_worker_count_that_does_not_divide_the_devices_is_rejected(num: int) -> None:
     with pytest.raises(PlanError, match=f"placement of 4 devices on {num} workers"):
         Placement.even(range(4), num)
 
 
-def test_microbatches_of_a_stage_may_be_on_workers_of_their_own() -> None:
+def test_microbatches_of_a_stage_may_run_on_different_workers() -> None:
     placement = Placement.even(range(4), 2)
     assert placement.devices_of(COPIES, 0) == {0, 1, 2, 3}
     assert [placement.devices_of(COPIES, 0, m) for m in (0, 1)] == [{0, 1}, {2, 3}]
@@ -83,7 +83,7 @@ COPIES = Schedule(
     "copies", 1, 2,
     tuple((Action("F", 0, m), Action("B", 0, m)) for m in (0, 1)),
 )  # fmt: skip
-"""One stage on two workers, each with a microbatch."""
+"""One stage on two workers, each with one microbatch."""
 
 
 # --- in a plan ----------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ COPIES = Schedule(
     ["gpipe", "one_f_one_b", "interleaved", "interlaced", "hybrid", "coshard", "dap_pipeline",
      "nf1b", "zero_bubble", "zero_bubble_v", "chimera", "dualpipe", "dualpipe_v"],
 )  # fmt: skip
-def test_plans_with_stages_say_which_devices_are_their_workers(name: str) -> None:
+def test_pipeline_plans_record_the_devices_of_their_workers(name: str) -> None:
     sizes = {"layers": 4}
     plan = Case(name, 2, model=MODEL_OF.get(name, "mlp"), sizes=sizes).compiled().plan
     assert plan.schedule is not None
@@ -107,17 +107,17 @@ def test_plans_with_stages_say_which_devices_are_their_workers(name: str) -> Non
     assert replace(decisions, placement=None) != decisions
 
 
-def test_stages_of_a_worker_are_on_one_device() -> None:
+def test_stages_of_one_worker_on_one_device_are_accepted() -> None:
     assert ss.compile(plan_of((0, 1, 0, 1))).files
 
 
-def test_a_worker_on_two_devices_is_refused() -> None:
+def test_stages_of_one_worker_on_different_devices_are_rejected() -> None:
     words = r"stages 0 and 2 on worker 0, .* stage 0 on devices \[0\] and stage 2 on \[1\]"
     with pytest.raises(PlanError, match=words):
         ss.compile(plan_of((0, 0, 1, 1)))
 
 
-def test_stages_are_on_the_devices_that_the_placement_says() -> None:
+def test_stages_have_to_be_on_the_devices_of_the_placement() -> None:
     assert ss.compile(plan_of((1, 0, 1, 0), Placement(((1,), (0,))))).files
     words = r"stage 0 on workers \[0\], which are devices \[0\] by placement 0:0 1:1, .* \[1\]"
     with pytest.raises(PlanError, match=words):
@@ -133,7 +133,7 @@ worker 0: 0F0 0B0
 worker 1: 0F1 0B1
 worker 2: 0F1 0B1"""
 )
-"""A stage on one worker, and for the second microbatch on two together."""
+"""A stage that is on one worker for the first microbatch, and on two for the second."""
 
 
 def two_ways(schedule: Schedule, placement: Placement | None, *stages: tuple[int, ...]) -> ss.Plan:
@@ -148,14 +148,14 @@ def two_ways(schedule: Schedule, placement: Placement | None, *stages: tuple[int
     return plan
 
 
-def test_devices_stand_in_for_those_of_the_first_route_in_their_order() -> None:
+def test_devices_of_a_route_replace_those_of_the_first_route_in_order() -> None:
     placement = Placement(((4, 1), (2, 3)))
     found = [placement.standing_in(TWO_WAYS, stage, 1) for stage in (0, 1)]
     assert found == [{1: 2, 4: 3}, {2: 1, 3: 4}]
     assert placement.standing_in(TWO_WAYS, 0, 0) == {1: 1, 4: 4}
 
 
-def test_a_plan_says_where_a_stage_is_for_the_first_microbatch() -> None:
+def test_plan_assigns_a_stage_to_the_devices_of_the_first_microbatch() -> None:
     placement = Placement.even(range(4), 2)
     plan = two_ways(TWO_WAYS, placement, (0, 1), (2, 3))
     check_placement(plan)
@@ -169,7 +169,7 @@ def test_a_plan_says_where_a_stage_is_for_the_first_microbatch() -> None:
         check_placement(two_ways(TWO_WAYS, placement, (2, 3), (0, 1)))
 
 
-def test_microbatches_are_dealt_out_among_workers_with_a_placement_alone() -> None:
+def test_schedule_with_several_routes_requires_a_placement() -> None:
     words = r"chimera deals the microbatches of a stage out among workers \[0\] and \[1\]: say"
     with pytest.raises(PlanError, match=words) as raised:
         ss.compile(two_ways(TWO_WAYS, None, (0,), (1,)))
@@ -187,7 +187,7 @@ def test_microbatches_are_dealt_out_among_workers_with_a_placement_alone() -> No
     ],
     ids=["devices", "workers"],
 )  # fmt: skip
-def test_a_stage_has_as_many_devices_for_every_microbatch(
+def test_routes_with_different_device_counts_of_a_stage_are_rejected(
     schedule: Schedule, placement: Placement, stages: tuple[tuple[int, ...], ...], words: str
 ) -> None:
     with pytest.raises(PlanError, match=words):
@@ -203,7 +203,9 @@ def test_a_stage_has_as_many_devices_for_every_microbatch(
     ],
     ids=["none", "two"],
 )  # fmt: skip
-def test_decisions_whose_microbatch_has_no_worker_or_two_are_refused(rows: str, words: str) -> None:
+def test_schedule_with_zero_or_two_workers_for_a_microbatch_is_rejected(
+    rows: str, words: str
+) -> None:
     said = str(two_ways(TWO_WAYS, Placement.even(range(4), 2), (0, 1), (2, 3)).decisions)
     before, _, after = said.partition("schedule ")
     text = (
@@ -220,7 +222,7 @@ def test_decisions_whose_microbatch_has_no_worker_or_two_are_refused(rows: str, 
         (Placement(((0,), (9,))), r"placement 0:0 1:9 has devices \[9\]; the plan has \[0, 1\]"),
     ],
 )
-def test_a_placement_of_other_workers_or_devices_is_refused(
+def test_placement_with_wrong_workers_or_devices_is_rejected(
     placement: Placement, words: str
 ) -> None:
     plan = Case("one_f_one_b", 2).compiled().plan

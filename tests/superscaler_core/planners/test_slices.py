@@ -1,4 +1,4 @@
-"""Laws of TeraPipe's slices: its formula is the pipeline's time, its programme is brute force."""
+"""TeraPipe's slices: the formula equals the timeline, the dynamic programme equals brute force."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from superscaler_core.schedules.timeline import Durations
 
 
 @pytest.mark.parametrize("slices, secs", [((4, 3, 2, 1), 22), ((2, 2, 2, 2, 2), 16)])
-def test_slices_take_what_the_formula_says(slices: tuple[int, ...], secs: int) -> None:
+def test_timeline_of_slices_equals_the_formula(slices: tuple[int, ...], secs: int) -> None:
     num = len(slices)
     durations: Durations = {("F", d * num + i): t for d in range(4) for i, t in enumerate(slices)}
     times = timeline(terapipe(4, 1, num), {"B": 1, **durations}, terapipe_edges(4, num))
@@ -24,7 +24,7 @@ def test_slices_take_what_the_formula_says(slices: tuple[int, ...], secs: int) -
 
 
 def compositions(total: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a sum, in order."""
+    """All ordered ways to write a number as a sum of positive numbers."""
     if not total:
         yield ()
     for first in range(1, total + 1):
@@ -32,7 +32,7 @@ def compositions(total: int) -> Iterator[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_nothing_is_better_than_the_programme(seed: int) -> None:
+def test_dynamic_programme_equals_brute_force(seed: int) -> None:
     generator = random.Random(seed)
     num_stages, batch = generator.randint(1, 5), generator.randint(1, 3)
     length = generator.randint(1, 5)
@@ -45,7 +45,7 @@ def test_nothing_is_better_than_the_programme(seed: int) -> None:
         return [latency(size, s, sum(slices[:i])) for i, s in enumerate(slices)]
 
     def every(sequences: int) -> Iterator[list[int]]:
-        """The seconds of all slices, for all cuts."""
+        """For every possible cut, the seconds of all its slices."""
         if not sequences:
             yield []
         for size in range(1, sequences + 1):
@@ -66,6 +66,6 @@ def test_later_slices_are_shorter_where_they_see_more_keys() -> None:
     assert slices[0] > slices[-1]
 
 
-def test_a_grain_that_does_not_fit_is_refused() -> None:
+def test_grain_that_does_not_divide_the_length_is_rejected() -> None:
     with pytest.raises(ValueError, match="the grain of 3 tokens has to divide the length"):
         cut_slices(lambda b, s, c: 1.0, 2, 1, 8, grain=3)

@@ -1,4 +1,4 @@
-"""Tofu's halvings: one level is the best of all, a worker has its share, and numbers stay."""
+"""Tofu's halvings: one level is optimal, workers have equal shares, and training is unchanged."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from superscaler_core.graph.tensor import PTensor
 from superscaler_core.planners.tofu import NO_LOOP, halve, tofu
 from tests.superscaler_core.training import Case, errors_on_threads
 
-# --- one level is the best of all halvings -------------------------------------------------------
+# --- one level is optimal ------------------------------------------------------------------------
 
 
 def random_graph(seed: int) -> Graph:
-    """A few matrices with linear maps, some of a tied weight, sums, transposes and products."""
+    """A few matrices with linear maps (some with a tied weight), sums, tanh and transposes."""
     random = np.random.default_rng(seed)
     builder = ss.GraphBuilder(f"random{seed}")
     rows, columns = (int(random.choice([2, 4, 6, 8])) for _ in range(2))
@@ -50,14 +50,14 @@ def random_graph(seed: int) -> Graph:
 
 
 def region(op: Op, operand: Operand, tensor: PTensor, loop: str, half: int) -> rv.Box:
-    """What a half of an op reads or writes."""
+    """The region of an operand that one half of an op reads or writes."""
     size = op.sizes.get(loop, 0)
     ranges = {loop: (half * (size // 2), size // 2 + half * (size - size // 2))} if loop else {}
     return op.annotation.box(operand, ranges, op.sizes, tensor.shape)
 
 
 def received(held: Sequence[rv.Box], is_sum: bool, needed: Sequence[rv.Box]) -> int:
-    """Elements that two workers get from each other; of a sum each lacks the other's summand."""
+    """Elements that two workers receive from each other; for a sum, the summand of the other."""
     total = 0
     for have, want in zip(held, needed, strict=True):
         common = None if is_sum else have.intersect(want)
@@ -66,7 +66,7 @@ def received(held: Sequence[rv.Box], is_sum: bool, needed: Sequence[rv.Box]) -> 
 
 
 def least_bytes(graph: Graph) -> float:
-    """Brute force over the loops of all ops, and over dims of weights, from boxes alone."""
+    """The least bytes by brute force over the loops of all ops and the dims of weights."""
     ways = []
     for op in graph.ops:
         can = {i: size for i, size in op.sizes.items() if op.is_splittable(i) and size > 1}
@@ -83,7 +83,7 @@ def bytes_of(graph: Graph, loops: Mapping[int, str]) -> float:
         return boxes, boxes[0] == boxes[1] and loops[op.index] != NO_LOOP
 
     def both_ways(src: tuple[list[rv.Box], bool], dst: tuple[list[rv.Box], bool]) -> int:
-        # What a part reads whole, it has a summand of the gradient of.
+        # A part that reads a tensor whole has a summand of its gradient.
         return received(src[0], src[1], dst[0]) + received(dst[0], dst[1], src[0])
 
     total = 0
@@ -109,7 +109,7 @@ def bytes_of(graph: Graph, loops: Mapping[int, str]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_one_level_is_the_best_of_all_halvings(seed: int) -> None:
+def test_one_halving_equals_the_optimum_of_brute_force(seed: int) -> None:
     graph = random_graph(seed)
     found = halve(graph, 1)
     assert found.moved_bytes == (least_bytes(graph),)
@@ -121,7 +121,7 @@ def test_one_level_is_the_best_of_all_halvings(seed: int) -> None:
 
 @dataclass(frozen=True)
 class Halved(Case):
-    """A model that is cut in two again and again."""
+    """A model that is repeatedly cut in halves."""
 
     plan: str = "tofu"
     num_devices: int = 4
@@ -142,15 +142,15 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_halvings_train_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+def test_halved_models_train_as_one_device(case: Case, tmp_path: Path) -> None:
     errors = errors_on_threads(case, tmp_path)
     assert [error for error in errors if not error <= 1e-12] == []
 
 
 @pytest.mark.parametrize("num", [2, 4])
 @pytest.mark.parametrize("model", ["gpt", "moe"])
-def test_a_worker_stores_its_share(model: str, num: int) -> None:
-    """Every stored weight, with its gradient and its states, is there once, in equal pieces."""
+def test_worker_stores_an_equal_share_of_every_weight(model: str, num: int) -> None:
+    """Every weight, with its gradient and its states, is stored once, in equal pieces."""
     made = Halved(model=model, num_devices=num).compiled()
     for tensor, side in made.materialized.weights.storage.items():
         sizes = {shard.box.num_elements for shard in side.shards.values()}
@@ -160,7 +160,7 @@ def test_a_worker_stores_its_share(model: str, num: int) -> None:
 @pytest.mark.parametrize("num", [2, 4])
 @pytest.mark.parametrize("model", ["gpt", "moe", "swin"])
 def test_a_worker_keeps_its_share_of_activations(model: str, num: int) -> None:
-    """And up to 30 % more: what ops read whole, and the gathered weights of a block."""
+    """Up to 30 % more is allowed: tensors that ops read whole, and gathered weights of a block."""
     one, made = (Halved(model=model, num_devices=n, batch=8).compiled() for n in (1, num))
     alone, own = (
         max(memory.activations_bytes for memory in compiled.memory.values())
@@ -169,7 +169,7 @@ def test_a_worker_keeps_its_share_of_activations(model: str, num: int) -> None:
     assert own <= 1.3 * alone / num
 
 
-def test_other_numbers_of_devices_are_refused() -> None:
+def test_number_of_devices_that_is_not_a_power_of_two_is_rejected() -> None:
     with pytest.raises(ss.PlanError, match=r"tofu on 6 devices: .* use 4"):
         Halved(num_devices=6).planned()
 

@@ -1,4 +1,4 @@
-"""Laws of co-shard: parts of an op stay on one device, take turns there, and send nothing more."""
+"""Co-shard: parts of an op run in turn on one device, without more communication."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_co_shard_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+def test_co_shard_trains_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     errors = errors_on_threads(case, tmp_path)
     assert [error for error in errors if not error <= 1e-12] == []
 
 
-# --- what it sends ------------------------------------------------------------------------------
+# --- communication ------------------------------------------------------------------------------
 
 
 def moving(transfers: Iterable[Transfer]) -> Counter[Transfer]:
-    """What is not at its place."""
+    """The transfers that move data."""
     return Counter(t for t in transfers if not t.is_idle)
 
 
@@ -69,7 +69,7 @@ def moving(transfers: Iterable[Transfer]) -> Counter[Transfer]:
     ],
     ids=str,
 )
-def test_co_shard_sends_what_is_sent_without_it(case: Case) -> None:
+def test_co_shard_does_not_change_the_transfers_of_a_plan(case: Case) -> None:
     plain, shared = (
         replace(case, knobs={**case.knobs, **more}).compiled() for more in ({"parts": 1}, {})
     )
@@ -79,11 +79,11 @@ def test_co_shard_sends_what_is_sent_without_it(case: Case) -> None:
         assert not moving([*forward(shared), *backward(shared), *reductions(shared)])
 
 
-# --- the turns ----------------------------------------------------------------------------------
+# --- order of the parts -------------------------------------------------------------------------
 
 
 def turns(made: Compiled, device: int) -> list[tuple[str, int]]:
-    """Attentions and MLPs in the order in which a device computes parts of them, and which part."""
+    """The parts of attentions and MLPs in the order in which a device computes them."""
     seen: list[tuple[str, int]] = []
     for item in made.materialized.items[0]:
         if not isinstance(item, Compute) or item.device != device:
@@ -104,7 +104,7 @@ def turns(made: Compiled, device: int) -> list[tuple[str, int]]:
     ],
     ids=str,
 )
-def test_a_device_ends_one_part_before_it_begins_the_next(case: Case) -> None:
+def test_device_finishes_one_part_before_it_starts_the_next(case: Case) -> None:
     made = case.compiled()
     numbers = range(case.knobs["parts"])
     expected = [(f"layers.0.{module}", i) for module in ("attn", "mlp") for i in numbers]
@@ -112,13 +112,13 @@ def test_a_device_ends_one_part_before_it_begins_the_next(case: Case) -> None:
         assert turns(made, device) == expected
 
 
-def test_blocks_that_are_not_named_are_not_cut() -> None:
+def test_only_selected_blocks_are_split() -> None:
     made = Case("coshard", 1, {"parts": 2, "blocks": (0, 2, 3)}, sizes={"layers": 5}).compiled()
     cut = {op.module.split(".")[1] for op in made.plan.graph.ops if len(made.plan.parts(op)) > 1}
     assert cut == {"0", "2", "3"}
 
 
-def test_blocks_may_be_named_by_modules_in_them() -> None:
+def test_blocks_may_be_selected_by_their_modules() -> None:
     sizes = {"layers": 3}
     said = Case("coshard", 1, {"blocks": ss.Modules("layers.1.attn")}, sizes=sizes)
     assert (
@@ -139,7 +139,7 @@ def recomputed(case: Case) -> list[Segment]:
 
 
 @pytest.mark.parametrize("model", ["gpt", "swin"])
-def test_every_part_is_recomputed_alone(model: str) -> None:
+def test_every_part_is_recomputed_in_a_separate_segment(model: str) -> None:
     sizes = {"layers": 2} if model == "gpt" else SMALL_SWIN
     segments = recomputed(Case("coshard", 1, {"parts": 4}, model=model, sizes=sizes))
     assert len(segments) == 2 * 2 * 4  # blocks, attention and MLP, parts
@@ -151,7 +151,7 @@ def test_every_part_is_recomputed_alone(model: str) -> None:
 def test_measured_memory_of_inner_activations_is_divided_by_the_parts(
     keep: Keep, tmp_path: Path
 ) -> None:
-    """What a real step takes is a + b / parts, b being the inner activations of an attention."""
+    """A real step takes a + b / parts, where b is the inner activations of an attention."""
     sizes = {"depths": (1,), "image": 32, "patch": 2, "window": 8, "heads": 8}
     peaks = []
     for parts in (2, 4, 8):
@@ -161,7 +161,7 @@ def test_measured_memory_of_inner_activations_is_divided_by_the_parts(
         assert made.memory[0].step_bytes == pytest.approx(peak, abs=LOSS_BYTES)
         peaks.append(peak)
     assert peaks[0] - peaks[1] == 2 * (peaks[1] - peaks[2])
-    # An attention keeps its scores' softmax alone, and at its worst moment it has three of them.
+    # An attention keeps only the softmax of its scores. At its peak it has three such tensors.
     scores = 4 * 4 * 8 * 64**2 * 8
     assert peaks[0] - peaks[1] > 2 * scores // 4
 
@@ -189,6 +189,6 @@ def test_measured_memory_of_inner_activations_is_divided_by_the_parts(
     ],
     ids=str,
 )
-def test_what_cannot_be_cut_is_an_error_that_says_what_can(case: Case, words: str) -> None:
+def test_infeasible_co_shard_plan_raises_plan_error(case: Case, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         case.compiled()

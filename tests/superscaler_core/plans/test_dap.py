@@ -1,4 +1,4 @@
-"""Laws of axial and branch parallelism: what is cut where, and what moves between modules."""
+"""Axial and branch parallelism: splits of ops, and communication between modules."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def edges_by(made: ss.Compiled, kind: str) -> list[Edge]:
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
 def test_a_block_has_six_all_to_alls_and_six_all_gathers(num_devices: int, layers: int) -> None:
-    """FastFold's counts; the alignment's way back from the last block is that to the next turn."""
+    """FastFold's counts. After the last block, the alignment moves to the next turn instead."""
     made = dap(num_devices, layers=layers)
     assert kinds(forward(made)) == {"all_to_all": 6 * layers, "all_gather": 6 * layers}
-    # Gathers become reduce-scatters. Of the last block nobody reads the alignment, so that no
-    # gradient of it comes back; what is recycled has none.
+    # Gathers become reduce-scatters. No op reads the alignment of the last block, so that it has no
+    # gradient. Recycled tensors have no gradient either.
     assert kinds(backward(made)) == {"all_to_all": 6 * layers - 1, "reduce_scatter": 6 * layers}
 
 
@@ -61,7 +61,7 @@ def test_three_operands_of_products_and_three_biases_are_gathered() -> None:
     ]
 
 
-def test_all_to_alls_take_rows_to_columns_and_back_between_modules() -> None:
+def test_all_to_alls_switch_between_row_and_column_splits() -> None:
     edges = edges_by(dap(4), "all_to_all")
     found = {}
     for edge in edges:
@@ -78,20 +78,20 @@ def test_all_to_alls_take_rows_to_columns_and_back_between_modules() -> None:
     }
 
 
-def test_stages_of_dap_pass_on_what_the_next_one_cuts_in_one_transfer() -> None:
-    """The alignment leaves a stage cut along columns and is in the next one along rows."""
+def test_dap_stages_change_the_split_and_send_in_one_transfer() -> None:
+    """The alignment is split along columns in one stage and along rows in the next one."""
     sizes = {**EIGHTS, "layers": 2}
     made = Case("dap_pipeline", 4, {"microbatches": 2}, model="evoformer", sizes=sizes).compiled()
-    # Onward to the second stage, and to the first one's next turn.
+    # Two transfers go to the second stage, and two to the next turn of the first stage.
     onward = {"all_to_all": 5 * 2, "transfer": 2 + 2, "all_gather": 6 * 2}
     assert kinds(forward(made)) == onward
     assert kinds(backward(made)) == {"all_to_all": 5 * 2, "transfer": 2, "reduce_scatter": 6 * 2}
 
 
-def test_groups_that_share_the_batch_send_each_other_nothing_of_a_microbatch() -> None:
+def test_data_parallel_groups_of_dap_exchange_no_activations() -> None:
     made = dap(4, dp=2)
     tensors = [t for t in (*forward(made), *backward(made)) if t.box.num_elements > 1]
-    assert len(tensors) == 13 + 11  # with the pairs that are recycled in place
+    assert len(tensors) == 13 + 11  # including the pairs, which are recycled without a move
     for transfer in tensors:
         batches = [
             {rank: layout.cell(rank).box.lo[0] for rank in layout.ranks}
@@ -101,12 +101,12 @@ def test_groups_that_share_the_batch_send_each_other_nothing_of_a_microbatch() -
 
 
 @pytest.mark.parametrize("num_devices", [2, 4])
-def test_every_op_is_cut_and_keeps_its_share(num_devices: int) -> None:
+def test_every_op_is_split_and_keeps_its_share_of_activations(num_devices: int) -> None:
     alone, cut = dap(1), dap(num_devices)
     for op in cut.plan.graph.ops:
         assert all(part.pieces for part in cut.plan.parts(op)), str(op)
     share = cut.memory[0].activations_bytes / alone.memory[0].activations_bytes
-    # The rest are biases and operands that are gathered.
+    # The rest is gathered biases and gathered operands.
     assert 1 / num_devices <= share < 1.5 / num_devices
 
 
@@ -129,18 +129,20 @@ def meta_inputs(layers: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("num_devices", "measured"), [(1, 4414), (2, 2531), (4, 1574)])
-def test_memory_with_recomputation_is_that_of_the_study(num_devices: int, measured: int) -> None:
-    """SuperScaler's authors: peaks in MB of 48 blocks on V100s, here by the estimate.
+def test_estimated_memory_with_recomputation_is_close_to_the_study(
+    num_devices: int, measured: int
+) -> None:
+    """Peaks in MB of 48 blocks: measured by SuperScaler's authors on V100s, estimated here.
 
-    The second block adds what every further one does. Torch keeps more than the estimate counts:
-    rounded blocks, workspaces.
+    Every block after the first adds the same memory. Torch keeps more than the estimate counts:
+    rounded memory blocks and workspaces.
     """
     made = []
     for layers in (1, 2):
         plan = ss.Plan(study(layers), range(num_devices))
         PLANS["dap"](plan, keep=ss.Keep.BLOCK_INPUTS)
         made.append(ss.compile(plan).memory[0])
-    # A block keeps its share of what enters it; its last sum, an element of both that it adds.
+    # A block keeps its share of its inputs. Its last sum keeps one element of both its operands.
     each = made[1].activations_bytes - made[0].activations_bytes
     assert each == (32 << 20) // num_devices + 2 * 2
     found = made[0].total_bytes + 47 * (made[1].total_bytes - made[0].total_bytes)
@@ -175,16 +177,16 @@ def test_a_dim_is_followed_through_heads_and_transpositions() -> None:
     assert len(found) == len({op.name.rpartition(":")[2] for op in graph.ops_in("*.tri_end")})
 
 
-def test_ops_that_do_not_see_a_dim_are_left_out() -> None:
+def test_ops_without_the_followed_dim_are_left_out() -> None:
     graph = dap(1).plan.graph
     (norm,) = graph.ops_in("recycle_msa")
     assert followed([norm], 7, 7) == {}
 
 
-# --- words --------------------------------------------------------------------------------------
+# --- default cuts and errors --------------------------------------------------------------------
 
 
-def test_the_cuts_of_an_evoformer_are_those_of_the_study() -> None:
+def test_default_cuts_of_the_evoformer_equal_those_of_the_study() -> None:
     """SuperScaler's list of split dims; the outer product's result has its residues as dim 1."""
     assert {str(cut.modules).removeprefix("*."): (cut.first, cut.then) for cut in EVOFORMER} == {
         "msa_row": (1, None),
@@ -222,7 +224,7 @@ def test_the_cuts_of_an_evoformer_are_those_of_the_study() -> None:
     ],
     ids=str,
 )
-def test_a_plan_that_cannot_be_says_what_can(case: Case, words: str) -> None:
+def test_infeasible_axial_or_branch_plan_raises_plan_error(case: Case, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         case.compiled()
 
@@ -243,7 +245,7 @@ def test_branches_exchange_pairs_and_alignment_once_a_block(outer_last: bool) ->
     assert ways == {(0, 1): 2, (1, 0): 2}
 
 
-def test_a_device_has_the_weights_of_its_branch() -> None:
+def test_each_device_stores_the_weights_of_its_branch() -> None:
     storage = branches().materialized.weights.storage
     holders = {tensor.name: set(side.shards) for tensor, side in storage.items()}
     assert {frozenset(h) for n, h in holders.items() if ".msa_" in n} == {frozenset({0})}
@@ -254,7 +256,7 @@ def test_a_device_has_the_weights_of_its_branch() -> None:
 
 
 @pytest.mark.parametrize("outer_last", [False, True])
-def test_branches_of_a_block_run_at_once_if_its_outer_product_is_last(outer_last: bool) -> None:
+def test_branches_of_a_block_are_independent_if_its_outer_product_is_last(outer_last: bool) -> None:
     graph = branches(outer_last=outer_last, layers=1).plan.graph
     made_from: dict[str, set[str]] = {}
     for op in graph.ops:

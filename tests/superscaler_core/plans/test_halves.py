@@ -1,4 +1,4 @@
-"""Plans train the same with backwards in two halves, and with recomputations of their own."""
+"""Plans train the same with split backwards, and with separate recomputations."""
 
 from __future__ import annotations
 
@@ -63,17 +63,19 @@ CASES = [
     replace(Case("hybrid", 4, {**TP_PP, "zero1": True}, rewrite="late"), overlap=OVERLAP),
 ]
 
-# As of test_plans: sums in another order, relative to the largest element of a parameter.
+# As in test_plans, sums have another order. Relative to the largest element of a parameter.
 LIMIT = 1e-11
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_training_is_what_one_device_does(case: Case, tmp_path: Path) -> None:
+def test_split_backward_plans_train_the_same_weights_as_one_device(
+    case: Case, tmp_path: Path
+) -> None:
     assert max(errors_on_threads(case, tmp_path)) < LIMIT
 
 
 def trained(case: Case, folder: Path, dtype: torch.dtype | None = None) -> Trained:
-    """What rank 0 of a program trains."""
+    """What rank 0 of the program trains."""
     case.compiled().save(folder)
     start = case.new_model().state_dict()
     ranks = range(case.num_devices)
@@ -82,15 +84,17 @@ def trained(case: Case, folder: Path, dtype: torch.dtype | None = None) -> Train
 
 @pytest.mark.parametrize("rewrite", ["halves", "apart", "halves-apart"])
 @pytest.mark.parametrize("plan", ["recompute", "zero3", "coshard"])
-def test_random_numbers_and_sums_are_those_of_whole_backwards(
+def test_split_backward_with_dropout_equals_whole_backward_bit_by_bit(
     plan: str, rewrite: str, tmp_path: Path
 ) -> None:
-    """Bit by bit: what is computed is the same, in whatever order."""
+    """The results are equal bit by bit: only the order of the computations differs."""
     assert_same(Case(plan, 2, sizes={"dropout": 0.1}, num_steps=2), rewrite, tmp_path)
 
 
 @pytest.mark.parametrize("plan", ["data_parallel", "zero1", "zero3", "swap"])
-def test_sums_in_a_wider_dtype_are_those_of_whole_backwards(plan: str, tmp_path: Path) -> None:
+def test_split_backward_with_master_weights_equals_whole_backward_bit_by_bit(
+    plan: str, tmp_path: Path
+) -> None:
     assert_same(Case(plan, 2, dtype="bfloat16", num_steps=2), "halves", tmp_path, torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""Laws of the interlaced pipeline: its schedule, and the plan that runs it."""
+"""Interlaced pipeline: its schedule, and the plan that runs it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ STEPS = """\
 4 decF3 | -- B1|B1 --|F3 B2|B2 F3 | decB2 encB1
 5 | -- B2|B2 --|-- B3|B3 -- | decB3 encB2
 6 | -- B3|B3 --|-- --|-- -- | encB3"""
-"""Four workers and microbatches by SuperScaler's public code: what the embeddings run, what every
-worker runs first and second, what the embeddings run behind that."""
+"""Output of SuperScaler's public code for four workers and four microbatches. A line is a step: the
+embeddings before it, the first and the second half of every worker, the embeddings after it."""
 
 
 def steps_of(schedule: Schedule) -> str:
-    """A schedule of an encoder and a decoder in time, in the form of ``STEPS``."""
+    """The timeline of a schedule of an encoder and a decoder, in the form of ``STEPS``."""
     num = schedule.num_workers
     times = timeline(schedule, edges=interlaced_edges(num))
     names = {0: "enc", num // 2 + 1: "dec"}
@@ -68,7 +68,7 @@ def steps_of(schedule: Schedule) -> str:
 
 
 def embeddings_of(num_workers: int, num_embeddings: int) -> list[int]:
-    """The stages that are an embedding: those that read no stage."""
+    """The stages of embeddings, which read no other stage."""
     edges = interlaced_edges(num_workers, num_embeddings)
     return sorted({*range(num_workers + num_embeddings)} - {reader for _, reader in edges})
 
@@ -76,17 +76,17 @@ def embeddings_of(num_workers: int, num_embeddings: int) -> list[int]:
 # --- the schedule -------------------------------------------------------------------------------
 
 
-def test_four_workers_run_the_table_of_seven_steps() -> None:
+def test_schedule_of_four_workers_equals_the_table_of_superscaler() -> None:
     assert steps_of(interlaced(4, 4)) == STEPS
 
 
 @pytest.mark.parametrize("s, n", [(2, 3), (4, 1), (4, 9), (8, 8), (8, 2), (12, 5)])
-def test_a_step_for_every_microbatch_and_for_every_worker_but_one(s: int, n: int) -> None:
+def test_schedule_has_microbatches_plus_workers_minus_one_steps(s: int, n: int) -> None:
     assert len(steps_of(interlaced(s, n)).splitlines()) == n + s - 1
 
 
 @pytest.mark.parametrize("s, n, t", SIZES)
-def test_between_the_embeddings_it_is_1f1b(s: int, n: int, t: int) -> None:
+def test_schedule_without_its_embeddings_equals_1f1b(s: int, n: int, t: int) -> None:
     embeddings = embeddings_of(s, t)
     rows = interlaced(s, n, t).rows
     layers = [[a.brief for a in row if a.stage not in embeddings] for row in rows]
@@ -94,7 +94,7 @@ def test_between_the_embeddings_it_is_1f1b(s: int, n: int, t: int) -> None:
 
 
 @pytest.mark.parametrize("s, peaks", [(4, [4, 3, 2, 1]), (8, [8, 7, 6, 5, 4, 3, 2, 1])])
-def test_worker_d_holds_as_many_microbatches_of_its_layers_as_in_1f1b(
+def test_workers_hold_as_many_microbatches_of_their_layers_as_in_1f1b(
     s: int, peaks: list[int]
 ) -> None:
     held = {"F": 1, "B": -1}
@@ -107,9 +107,7 @@ def test_worker_d_holds_as_many_microbatches_of_its_layers_as_in_1f1b(
 
 
 @pytest.mark.parametrize("s, n, t", SIZES)
-def test_all_workers_run_every_embedding_of_a_microbatch_at_one_time(
-    s: int, n: int, t: int
-) -> None:
+def test_all_workers_run_all_embeddings_in_the_same_order(s: int, n: int, t: int) -> None:
     schedule = interlaced(s, n, t)
     everyone = tuple(range(s))
     assert all(schedule.workers_of(stage) == everyone for stage in embeddings_of(s, t))
@@ -118,16 +116,16 @@ def test_all_workers_run_every_embedding_of_a_microbatch_at_one_time(
 
 
 @pytest.mark.parametrize("s, n, t", [*SIZES, (4, 4, 1)])
-def test_time_is_that_of_1f1b_and_of_the_embeddings(s: int, n: int, t: int) -> None:
-    """nnScaler's general form counts the same, such as 22 steps for (4, 4, 1)."""
+def test_makespan_is_that_of_1f1b_plus_the_embeddings(s: int, n: int, t: int) -> None:
+    """nnScaler's general form has the same makespan, such as 22 for (4, 4, 1)."""
     times = timeline(interlaced(s, n, t), edges=interlaced_edges(s, t))
     assert times.makespan == 2 * (n + s - 1) + 2 * n * t
     assert timeline(one_f_one_b(s, n)).makespan == 2 * (n + s - 1)
 
 
 @pytest.mark.parametrize("s", [2, 4, 6, 8])
-def test_another_step_takes_two_backwards_and_the_embeddings(s: int) -> None:
-    """Where 1F1B, whose workers do not wait for all others, takes a forward and a backward."""
+def test_one_more_microbatch_adds_two_backwards_and_the_embeddings(s: int) -> None:
+    """In 1F1B, whose workers do not wait for all others, it adds a forward and a backward."""
     edges = interlaced_edges(s)
     times = [timeline(interlaced(s, 2 * s + i), TWICE, edges).makespan for i in (0, 1)]
     straight = [timeline(one_f_one_b(s, 2 * s + i), TWICE).makespan for i in (0, 1)]
@@ -135,14 +133,14 @@ def test_another_step_takes_two_backwards_and_the_embeddings(s: int) -> None:
     assert straight[1] - straight[0] == TWICE["F"] + TWICE["B"]
 
 
-def test_slack_is_not_negative() -> None:
+def test_negative_slack_raises_schedule_error() -> None:
     with pytest.raises(ScheduleError, match="at least 0, got -1"):
         interlaced(4, 4, slack=-1)
 
 
 @pytest.mark.parametrize("slack", [1, 2, 5])
 @pytest.mark.parametrize("s, n", [(2, 1), (4, 4), (6, 3), (8, 12)])
-def test_slack_moves_embeddings_alone(s: int, n: int, slack: int) -> None:
+def test_slack_moves_only_the_embeddings(s: int, n: int, slack: int) -> None:
     made, loose = interlaced(s, n), interlaced(s, n, slack=slack)
     assert timeline(loose, edges=interlaced_edges(s)).makespan >= 2 * (n + s - 1)
     for row, moved in zip(made.rows, loose.rows, strict=True):
@@ -151,23 +149,23 @@ def test_slack_moves_embeddings_alone(s: int, n: int, slack: int) -> None:
         assert layers[0] == layers[1]
 
 
-def test_with_slack_devices_do_not_wait_at_the_borders_of_steps() -> None:
+def test_slack_speeds_up_the_simulated_step_by_at_least_20_percent() -> None:
     sizes = {"layers": 4, "width": 512, "heads": 8, "sequence": 128, "target_sequence": 128}
     secs = []
     for slack in (0, 1):
         case = Case("interlaced", 8, {"microbatches": 24, "slack": slack}, "mbart", sizes)
         secs.append(ss.simulate(case.compiled(), "v100").secs)
-    # A step of 1F1B takes 3 units, one at whose border all devices meet 4.
+    # A step of 1F1B takes 3 units. A step with a barrier of all devices takes 4 units.
     assert 1.2 < secs[0] / secs[1] < 4 / 3
 
 
 @pytest.mark.parametrize(("apart", "units"), [(False, 6), (True, 4)])
 @pytest.mark.parametrize("s", [2, 4, 8])
-def test_recomputing_beside_forwards_fills_both_halves_of_a_step(
+def test_separate_recomputation_cuts_time_per_microbatch_from_6_to_4_units(
     s: int, *, apart: bool, units: int
 ) -> None:
-    """A microbatch more takes two halves: of 3 units, a B with its R, or of 2, F and R or B."""
-    # The embeddings take next to nothing.
+    """One more microbatch adds two halves of 3 units (B with its R) or 2 units (F and R, or B)."""
+    # The embeddings take almost no time.
     few = {(kind, stage): Fraction(1, 10**6) for kind in "FB" for stage in embeddings_of(s, 2)}
     durations = {"F": 1, "R": 1, "B": 2 if apart else 3, **few}
     spans = [
@@ -177,7 +175,7 @@ def test_recomputing_beside_forwards_fills_both_halves_of_a_step(
     assert float(spans[1] - spans[0]) == pytest.approx(10 * units, rel=1e-3)
 
 
-def test_it_is_written_and_read_as_text() -> None:
+def test_interlaced_schedule_round_trips_through_its_text() -> None:
     schedule = interlaced(4, 3, apart=True)
     assert Schedule.parse(str(schedule)) == schedule
 
@@ -192,7 +190,7 @@ def test_it_is_written_and_read_as_text() -> None:
         ((4, 4, 0), "num_embeddings is an integer of at least 1, got 0"),
     ],
 )
-def test_counts_that_cannot_be_are_errors(counts: tuple[int, ...], words: str) -> None:
+def test_invalid_counts_raise_schedule_error(counts: tuple[int, ...], words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
         interlaced(*counts)
 
@@ -201,14 +199,14 @@ def test_counts_that_cannot_be_are_errors(counts: tuple[int, ...], words: str) -
 
 
 def case(num_devices: int, *, layers: int = 2, **knobs: object) -> Case:
-    """The plan on an mBART of so many layers on each side."""
+    """The plan on an mBART with ``layers`` layers on each side."""
     sizes = {"layers": layers, "heads": 8}
     knobs = {"microbatches": 2, **knobs}
     return Case("interlaced", num_devices, knobs, model="mbart", sizes=sizes, batch=2)
 
 
 @pytest.mark.parametrize("made", [case(2), case(4), case(8, tp=2), case(8, layers=4)], ids=str)
-def test_stages_read_each_other_as_the_schedule_expects(made: Case) -> None:
+def test_stage_graph_equals_the_edges_of_the_schedule(made: Case) -> None:
     compiled = made.compiled()
     schedule = compiled.plan.schedule
     assert schedule is not None
@@ -216,7 +214,7 @@ def test_stages_read_each_other_as_the_schedule_expects(made: Case) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_embeddings_are_on_all_devices_and_layers_on_a_group(tp: int) -> None:
+def test_embeddings_are_on_all_devices_and_layers_on_one_group(tp: int) -> None:
     made = case(4 * tp, tp=tp).compiled()
     devices = made.materialized.stage_devices
     groups = [frozenset(range(tp * i, tp * i + tp)) for i in range(4)]
@@ -225,7 +223,7 @@ def test_embeddings_are_on_all_devices_and_layers_on_a_group(tp: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "shape"), [(False, (40, 4)), (True, (10, 16))])
-def test_every_device_stores_a_share_of_the_embedding_once(
+def test_every_device_stores_a_distinct_share_of_the_embedding(
     rows: bool, shape: tuple[int, int]
 ) -> None:
     weights = case(4, rows=rows).compiled().materialized.weights
@@ -238,7 +236,7 @@ def test_every_device_stores_a_share_of_the_embedding_once(
     assert len(use.readers) == 2
 
 
-def test_recomputed_blocks_hold_less() -> None:
+def test_recomputation_reduces_activation_memory() -> None:
     kept, again = (
         case(4, keep=level).compiled().memory[0]
         for level in (ss.Keep.EVERYTHING, ss.Keep.SEGMENT_INPUTS)
@@ -246,7 +244,7 @@ def test_recomputed_blocks_hold_less() -> None:
     assert again.activations_bytes < kept.activations_bytes
 
 
-def test_it_drops_what_one_device_drops(tmp_path: Path) -> None:
+def test_interlaced_plan_has_the_dropout_masks_of_one_device(tmp_path: Path) -> None:
     sizes = {"dropout": 0.3, "layers": 1, "target_sequence": 4}
     knobs = {"microbatches": 3}
     found = []
@@ -275,7 +273,7 @@ def test_it_drops_what_one_device_drops(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_plan_that_cannot_be_says_what_can(made: Case, words: str) -> None:
+def test_infeasible_interlaced_plan_raises_plan_error(made: Case, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         made.compiled()
 
@@ -290,7 +288,7 @@ def test_a_plan_that_cannot_be_says_what_can(made: Case, words: str) -> None:
         ),
     ],
 )
-def test_an_embedding_that_is_said_has_to_be_one(name: str, words: str) -> None:
+def test_explicit_embedding_that_is_no_embedding_raises_plan_error(name: str, words: str) -> None:
     graph = case(4).compiled().plan.graph
     plan = ss.Plan(graph, range(4))
     plan.blocks = ss.find_blocks(graph, embedding=name)

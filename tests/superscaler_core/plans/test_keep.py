@@ -1,4 +1,4 @@
-"""Laws of keep: less stays from level to level, and what runs again gives the same numbers."""
+"""Keep levels: memory falls from level to level, and recomputation gives the same numbers."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ def test_peak_memory_falls_from_level_to_level(more: Keep, less: Keep) -> None:
 
 
 @pytest.mark.parametrize("keep", LEVELS, ids=str)
-def test_every_level_trains_what_one_device_trains(keep: Keep, tmp_path: Path) -> None:
+def test_every_keep_level_trains_the_same_weights_as_one_device(keep: Keep, tmp_path: Path) -> None:
     errors = errors_on_threads(case(keep), tmp_path)
     assert [error for error in errors if not error <= 1e-12] == []
 
 
 @pytest.mark.parametrize("model", ["mbart", "swin", "moe", "evoformer"])
 @pytest.mark.parametrize("keep", [Keep.ATTENTION_ONLY, Keep.STAGE_INPUT], ids=str)
-def test_levels_train_other_models_too(model: str, keep: Keep, tmp_path: Path) -> None:
+def test_keep_levels_train_other_models_as_one_device(
+    model: str, keep: Keep, tmp_path: Path
+) -> None:
     one = Case("hybrid", 2, {"tp": 2, "microbatches": 2, "keep": keep}, model=model, batch=2)
     start = one.new_model().state_dict()
     alone = train_alone(one, 2)
@@ -65,14 +67,14 @@ def again(plan_of: Case) -> set[str]:
     return {part.op.kind for segment in segments for part in segment.parts}
 
 
-def test_by_attention_only_no_linear_map_runs_again() -> None:
+def test_attention_only_recomputes_no_linear_map() -> None:
     kinds = again(case(Keep.ATTENTION_ONLY))
     assert {"softmax", "matmul", "hide_later"} < kinds
     assert not {"linear", "gelu", "layer_norm", "embedding"} & kinds
     assert {"linear", "gelu"} < again(case(Keep.SEGMENT_INPUTS))
 
 
-def test_a_level_can_be_of_some_blocks() -> None:
+def test_keep_level_can_apply_to_selected_blocks() -> None:
     plan = case(Keep.EVERYTHING).compiled().plan
     first, *_ = plan.blocks.all
     plan.keep(Keep.BLOCK_INPUTS, [first])
@@ -85,7 +87,7 @@ def test_a_level_can_be_of_some_blocks() -> None:
     ]
 
 
-def test_everything_says_nothing() -> None:
+def test_keep_everything_adds_no_decision() -> None:
     plan = case(Keep.EVERYTHING).compiled().plan
     said = plan.decisions
     plan.keep(Keep.EVERYTHING)
@@ -94,7 +96,7 @@ def test_everything_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("keep", LEVELS, ids=str)
-def test_a_level_reads_back(keep: Keep) -> None:
+def test_keep_level_round_trips_through_its_text(keep: Keep) -> None:
     assert Keep(str(keep)) is keep
     plan = case(keep).compiled().plan
     assert ss.Decisions.parse(str(plan.decisions)) == plan.decisions

@@ -1,4 +1,4 @@
-"""Laws of 2-D tensor parallel: matrices are cut along both dims, and what moves is cut alike."""
+"""2-D tensor parallel: matrices are split along both dims, and so are their transfers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_mesh_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+def test_mesh_2d_trains_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     errors = errors_on_threads(case, tmp_path)
     assert [error for error in errors if not error <= 1e-12] == []
 
@@ -53,10 +53,10 @@ def test_every_device_stores_one_piece_of_every_matrix(model: str, x: int, y: in
     assert {share for name in matrices for share in shares(made, name)} == {1 / (x * y)}
 
 
-def test_a_layer_gathers_along_one_side_and_scatters_along_the_other() -> None:
-    """Six maps a layer reduce and scatter; q, k and v share what is gathered for them.
+def test_mesh_2d_layer_gathers_along_one_axis_and_scatters_along_the_other() -> None:
+    """The six maps of a layer reduce-scatter; q, k and v share one all-gather.
 
-    Round each norm the width is swapped for the batch and back.
+    Around each norm, all-to-alls change the split from the width to the batch and back.
     """
     one, two = (Case("mesh_2d", 4, sizes={"layers": layers}).compiled() for layers in (1, 2))
     there = kinds(forward(two)) - kinds(forward(one))
@@ -66,8 +66,8 @@ def test_a_layer_gathers_along_one_side_and_scatters_along_the_other() -> None:
     assert kinds(fetches(two)) == {}
 
 
-def test_no_tensor_of_a_swin_takes_longer_than_its_bound() -> None:
-    """Of a GPT that is in test_plans_communication.py."""
+def test_no_transfer_of_swin_takes_longer_than_its_lower_bound() -> None:
+    """For a GPT, test_plans_communication.py checks the same."""
     made = Case("mesh_2d", 4, model="swin").compiled()
     every = [*forward(made), *backward(made), *reductions(made)]
     assert max(plan.gap for plan in moves(t for t in every if t.box.num_elements > 1)) <= 1.001
@@ -77,7 +77,7 @@ def test_no_tensor_of_a_swin_takes_longer_than_its_bound() -> None:
     ("num", "knobs", "sides"),
     [(4, {}, (2, 2)), (8, {}, (4, 2)), (8, {"x": 2}, (2, 4)), (8, {"y": 1}, (8, 1))],
 )
-def test_a_mesh_is_as_square_as_can_be(
+def test_default_mesh_is_as_square_as_possible(
     num: int, knobs: dict[str, int], sides: tuple[int, int]
 ) -> None:
     case = Case("mesh_2d", num, knobs, sizes={"heads": 8, "layers": 1}, batch=8)
@@ -100,6 +100,6 @@ def test_a_mesh_is_as_square_as_can_be(
     ],
     ids=str,
 )
-def test_a_mesh_that_cannot_be_says_what_can(case: Case, words: str) -> None:
+def test_infeasible_mesh_raises_plan_error(case: Case, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         replace(case, sizes={"heads": 8}).compiled()

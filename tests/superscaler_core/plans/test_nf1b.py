@@ -1,4 +1,4 @@
-"""Laws of nF1B: turns without gradient between the forwards and backwards of 1F1B."""
+"""nF1B: turns without gradient between the forwards and backwards of 1F1B."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def test_rows_of_3f1b_are_those_of_superscaler(worker: int, row: str) -> None:
     assert " ".join(found) == row
 
 
-def test_a_worker_of_3f1b_has_two_forwards_without_gradient_for_each_with_it() -> None:
+def test_worker_of_3f1b_has_two_no_grad_forwards_per_forward_with_gradient() -> None:
     for row in nf1b(4, 6, 2).rows:
         assert [sum(a.kind == kind for a in row) for kind in "fFB"] == [12, 6, 6]
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-def test_nf1b_runs_and_holds_what_1f1b_holds(counts: tuple[int, int, int]) -> None:
+def test_nf1b_has_no_deadlock_and_the_peak_microbatches_of_1f1b(
+    counts: tuple[int, int, int],
+) -> None:
     """A timeline exists only if the last stage's turn can reach the first stage: no deadlock."""
     schedule = nf1b(*counts)
     d, n, recycle = counts
@@ -49,12 +51,12 @@ def test_nf1b_runs_and_holds_what_1f1b_holds(counts: tuple[int, int, int]) -> No
 
 
 @pytest.mark.parametrize(("d", "n"), [(1, 1), (2, 5), (4, 4), (6, 9)])
-def test_without_turns_it_is_1f1b(d: int, n: int) -> None:
+def test_nf1b_without_recycling_equals_1f1b(d: int, n: int) -> None:
     assert nf1b(d, n, 0).rows == one_f_one_b(d, n).rows
 
 
 @pytest.mark.parametrize(("recycle", "d"), [*product((1, 2, 3, 4), range(2, 9))])
-def test_a_full_pipeline_never_waits_if_stages_are_no_more_than_a_wave(
+def test_full_pipeline_never_waits_if_stages_are_at_most_recycle_plus_three(
     recycle: int, d: int
 ) -> None:
     few, many = (timeline(nf1b(d, n, recycle)).idle for n in (20, 30))
@@ -69,7 +71,9 @@ def test_a_full_pipeline_never_waits_if_stages_are_no_more_than_a_wave(
         ((0, 2, 1), "num_stages is an integer of at least 1, got 0"),
     ],
 )
-def test_nf1b_refuses_counts(counts: tuple[int, int, int], words: str) -> None:
+def test_invalid_counts_of_nf1b_raise_schedule_error(
+    counts: tuple[int, int, int], words: str
+) -> None:
     with pytest.raises(ScheduleError, match=words):
         nf1b(*counts)
 
@@ -77,7 +81,7 @@ def test_nf1b_refuses_counts(counts: tuple[int, int, int], words: str) -> None:
 # --- the plan -----------------------------------------------------------------------------------
 
 
-def test_what_the_last_stage_makes_goes_back_to_the_first_once_a_turn() -> None:
+def test_recycled_tensors_go_from_last_to_first_stage_once_per_turn() -> None:
     made = Case("nf1b", 2, {"microbatches": 3, "recycle": 4}, model="evoformer").compiled()
     carried = [event for event in made.materialized.events if isinstance(event, Carry)]
     back = [e for e in carried if e.edge.recycles is not None]
@@ -97,8 +101,8 @@ def test_turns_without_gradient_keep_no_activations() -> None:
     assert kept[0] == kept[1]
 
 
-def test_training_by_another_number_of_turns_gives_other_losses() -> None:
-    """So that a plan that runs one turn too few does not pass for right."""
+def test_different_numbers_of_turns_give_different_losses() -> None:
+    """Other tests can therefore detect a plan that runs one turn too few."""
     losses = {
         turns: train_alone(Case("nf1b", 1, {"recycle": turns}, model="evoformer"), 2).losses
         for turns in (0, 1, 2)
@@ -118,6 +122,6 @@ def test_training_by_another_number_of_turns_gives_other_losses() -> None:
     ],
     ids=str,
 )
-def test_a_plan_that_cannot_be_says_what_can(case: Case, words: str) -> None:
+def test_infeasible_nf1b_plan_raises_an_error(case: Case, words: str) -> None:
     with pytest.raises((ss.PlanError, ScheduleError), match=words):
         case.compiled()

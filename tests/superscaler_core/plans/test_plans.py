@@ -1,4 +1,4 @@
-"""Laws of sPrograms: on whatever model and devices, they train what one device trains."""
+"""sPrograms: on any model and any devices, they train the same weights as one device."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from tests.superscaler_core.training import (
 )
 
 FLOOR = 1e-3
-"""Below this a parameter is compared absolutely: a key's bias has no gradient but rounding noise,
-and stays near its start at zero, while other parameters are 0.02 and more."""
+"""Parameters whose largest element is below this are compared absolutely. The gradient of a key's
+bias is only rounding noise, so that it stays near zero; other parameters are 0.02 and more."""
 
 TIED = {"tied": True, "layers": 2}
 TRANSLATION = {"task": "translation"}
 SWITCH = {"top": 1, "capacity_factor": 1.25}
 
-# Beside tests/dist/test_superscaler.py, where every plan trains one model on processes: other
-# models, knobs, and numbers of devices that divide nothing.
+# In tests/dist/test_superscaler.py every plan trains one model on processes. These cases have other
+# models and knobs, and numbers of devices that do not divide the sizes.
 CASES = [
     Case("data_parallel", 3),
     Case("data_parallel", 2, model="wide_resnet"),
@@ -108,13 +108,13 @@ CASES = [
     Case("chimera", 4, {"pp": 2, "tp": 2}),
     Case("chimera", 4, {"pp": 2, "microbatches": 4}, model="moe"),
     Case("chimera", 8, {"pp": 4, "zero1": True}, sizes={"layers": 4}, optimizer="adamw"),
-    # The words are read by four stages: the first and the last, of either way.
+    # Four stages read the embedding: the first and the last one of both directions.
     Case("chimera", 4, sizes={"layers": 4, "tied": True}),
     Case("chimera", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes=TIED, optimizer="adamw"),
     Case("chimera", 2, model="mbart", sizes=TRANSLATION),
     Case("chimera", 4, {"microbatches": 3}, model="mlp", sizes={"layers": 4}),
     Case("gpipe", 8, {"pp": 2, "tp": 2, "zero1": True, "microbatches": 2}, optimizer="adamw"),
-    # The first and the last stage, which share the words, are on one device.
+    # The first and the last stage share the embedding and are on one device.
     Case("zero_bubble_v", 2, {"sizes": (1, 1, 2, 1)}, sizes={"layers": 5, "tied": True}),
     Case("zero_bubble_v", 3, {"microbatches": 2}, model="mlp", sizes={"layers": 6}),
     Case("zero_bubble", 4, {"pp": 2, "microbatches": 3}, model="moe"),
@@ -158,24 +158,24 @@ CASES = [
 
 
 def trained(case: Case, folder: Path, start: dict[str, Tensor]) -> list[Trained]:
-    """What every rank of the program sees."""
+    """What every rank of the program trains."""
     case.compiled().save(folder)
     ranks = range(case.num_devices)
     return list(ss.run_threads(folder, lambda t: train(t, case, start), ranks).values())
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_plan_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+def test_every_plan_trains_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     start = case.new_model().state_dict()
     alone = train_alone(case, case.compiled().plan.num_microbatches)
     found = trained(case, tmp_path, start)
     errors = [difference(one, alone, FLOOR) for one in found]
-    # Not their maximum, which may pass over a NaN.
+    # Not max(errors), which may ignore a NaN.
     assert [error for error in errors if not error <= 1e-12] == []
 
 
 @pytest.mark.parametrize("wrong", [1e-9, float("nan")])
-def test_the_measure_sees_one_wrong_element(wrong: float) -> None:
+def test_difference_detects_one_wrong_element(wrong: float) -> None:
     state = Case("data_parallel", 1).new_model().state_dict()
     alone = Trained((1.0, 0.5), state)
     bent = {name: tensor.clone() for name, tensor in state.items()}
@@ -206,7 +206,7 @@ DROPOUT = {"dropout": 0.3}
     ],
     ids=str,
 )
-def test_every_plan_drops_what_one_device_drops(case: Case, tmp_path: Path) -> None:
+def test_every_plan_has_the_dropout_masks_of_one_device(case: Case, tmp_path: Path) -> None:
     num_microbatches = case.compiled().plan.num_microbatches
     single = replace(
         case, plan="accumulate", num_devices=1, knobs={"microbatches": num_microbatches}
@@ -215,15 +215,15 @@ def test_every_plan_drops_what_one_device_drops(case: Case, tmp_path: Path) -> N
         single = replace(single, plan="nf1b", knobs={**single.knobs, "recycle": case.recycle})
     start = case.new_model().state_dict()
     (alone,) = trained(single, tmp_path / "single", start)
-    assert alone.losses != train_alone(case, num_microbatches).losses  # torch drops others
+    assert alone.losses != train_alone(case, num_microbatches).losses  # torch draws other masks
     found = trained(case, tmp_path / "parallel", start)
     errors = [difference(one, alone, FLOOR) for one in found]
-    # Not their maximum, which may pass over a NaN.
+    # Not max(errors), which may ignore a NaN.
     assert [error for error in errors if not error <= 1e-12] == []
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_no_plan_computes_anything_else_than_the_model(name: str) -> None:
+def test_no_plan_notes_a_change_of_the_computed_function(name: str) -> None:
     model = MODEL_OF.get(name, "mlp")
     sizes = {} if model == "wide_resnet" else {"layers": 2 if name in MODEL_OF else 4}
     if "sequence_parallel" in name or name == "megatron_sp":
@@ -231,7 +231,7 @@ def test_no_plan_computes_anything_else_than_the_model(name: str) -> None:
     assert Case(name, 2, model=model, sizes=sizes).compiled().plan.notes == []
 
 
-def test_the_page_of_plans_has_a_row_for_each_with_its_knobs() -> None:
+def test_documentation_table_lists_every_plan_with_its_knobs() -> None:
     page = (Path(__file__).parents[3] / "docs/plans.md").read_text()
     cells = [line.split("|")[1:6] for line in page.splitlines() if line.startswith("| [")]
     found = {re.findall(r"\w+", row[0])[0]: re.findall(r"\w+", row[4]) for row in cells}
@@ -241,7 +241,7 @@ def test_the_page_of_plans_has_a_row_for_each_with_its_knobs() -> None:
 @pytest.mark.parametrize(
     ("sizes", "firsts"), [((), [None, 1, 3]), ((1, 3, 1), [None, 1, 4]), ([3, 1, 1], [None, 3, 4])]
 )
-def test_stages_begin_with_blocks_and_share_what_is_around_them(
+def test_stages_start_at_blocks_and_include_embedding_and_loss(
     sizes: Sequence[int], firsts: list[int | None]
 ) -> None:
     plan = Case("gpipe", 3, {"sizes": sizes}, sizes={"layers": 5}).compiled().plan
@@ -297,6 +297,6 @@ def test_stages_begin_with_blocks_and_share_what_is_around_them(
     ],
     ids=str,
 )
-def test_a_plan_that_cannot_be_says_what_can(case: Case, words: str) -> None:
+def test_infeasible_plan_raises_an_error(case: Case, words: str) -> None:
     with pytest.raises((ss.PlanError, ss.ScheduleError), match=words):
         case.compiled()

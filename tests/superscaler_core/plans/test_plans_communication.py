@@ -1,4 +1,4 @@
-"""Laws of what sPrograms communicate: no more than the plan's name promises, each at its bound."""
+"""Communication of sPrograms: its kinds and its volume, and the lower bound of its time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from superscaler_core.program.transfer import Transfer
 from tests.superscaler_core.training import ASYNCHRONOUS, EVOFORMER_PLANS, FOLDED, MODEL_OF, Case
 
 NUM = 4
-# Nothing is cheaper than bytes: the limit of large tensors.
+# Almost no latency, so that only bytes count: the limit of large tensors.
 LARGE = rv.Topology.single_host(8, alpha_secs=1e-12, bytes_per_sec=1e9)
 
 MLP = {"inputs": 8, "hidden": 16, "outputs": 8, "layers": 3}
@@ -29,37 +29,37 @@ MLP = {"inputs": 8, "hidden": 16, "outputs": 8, "layers": 3}
 EVEN = {
     "layers": 4, "sequences": 8, "residues": 8, "outer_width": 4, "triangle_width": 8, "bins": 8
 }  # fmt: skip
-"""Of an Evoformer, likewise."""
+"""The same for an Evoformer."""
 
 
 def moves(transfers: Iterable[Transfer]) -> list[rv.Plan]:
-    """The plans of what moves; what is at its place needs none."""
+    """The plans of the transfers that move data."""
     return [t.plan(LARGE) for t in transfers if not t.is_idle]
 
 
 def kinds(transfers: Iterable[Transfer]) -> Counter[str]:
-    """How often each primitive moves a tensor; scalars, which are nothing, are left out."""
+    """How often each primitive moves a tensor; scalars are left out."""
     large = [t for t in transfers if t.box.num_elements > 1]
     return Counter(step.kind for plan in moves(large) for step in plan.path.steps)
 
 
 def forward(compiled: Compiled) -> list[Transfer]:
-    """What a microbatch's forward moves."""
+    """The transfers of a microbatch's forward."""
     return [t for edge in compiled.materialized.edges.all for t in edge.forward]
 
 
 def backward(compiled: Compiled) -> list[Transfer]:
-    """What a microbatch's backward moves."""
+    """The transfers of a microbatch's backward."""
     return [t for edge in compiled.materialized.edges.all for t in edge.backward]
 
 
 def fetches(compiled: Compiled) -> list[Transfer]:
-    """What takes weights to where they are read."""
+    """The transfers of weights to the devices that read them."""
     return [t for use in compiled.materialized.weights.uses for t in use.fetch]
 
 
 def reductions(compiled: Compiled) -> list[Transfer]:
-    """What takes gradients to where weights are stored."""
+    """The transfers of gradients to the devices that store the weights."""
     return [t for use in compiled.materialized.weights.uses for t in use.reduce]
 
 
@@ -77,7 +77,7 @@ def all_reduce_bytes(tensors: Iterable[PTensor]) -> int:
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_megatron_all_reduces_twice_a_layer_each_way_and_nothing_else(layers: int) -> None:
+def test_megatron_has_only_two_all_reduces_per_layer_and_direction(layers: int) -> None:
     made = Case("megatron", NUM, sizes={"layers": layers}).compiled()
     assert kinds(forward(made)) == {"all_reduce": 2 * layers}
     assert kinds(backward(made)) == {"all_reduce": 2 * layers}
@@ -85,16 +85,16 @@ def test_megatron_all_reduces_twice_a_layer_each_way_and_nothing_else(layers: in
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_megatron_sp_gathers_and_scatters_twice_a_layer_each_way(layers: int) -> None:
+def test_megatron_sp_has_two_gathers_and_two_scatters_per_layer_and_direction(layers: int) -> None:
     made = Case("megatron_sp", NUM, sizes={"layers": layers}).compiled()
     pairs = {"all_gather": 2 * layers, "reduce_scatter": 2 * layers}
     assert kinds(forward(made)) == kinds(backward(made)) == pairs
     assert kinds(fetches(made)) == {}
 
 
-def test_megatron_sp_moves_the_activations_that_megatron_moves() -> None:
+def test_megatron_sp_sends_as_many_activation_bytes_as_megatron() -> None:
     made = [Case(name, NUM).compiled() for name in ("megatron", "megatron_sp")]
-    # Where the loss is cut along the sequence, devices add up their numbers of labels: a scalar.
+    # Scalars are left out: megatron_sp also adds up the numbers of labels of all devices.
     volumes = [
         sent_bytes([leg for leg in (*forward(one), *backward(one)) if leg.src.shape])
         for one in made
@@ -102,7 +102,7 @@ def test_megatron_sp_moves_the_activations_that_megatron_moves() -> None:
     assert volumes[0] == volumes[1] > 0
 
 
-def test_a_cut_vocabulary_sums_what_is_looked_up_and_swaps_scores_for_tokens() -> None:
+def test_vocabulary_split_adds_one_all_reduce_and_one_all_to_all() -> None:
     made = Case("megatron", NUM, {"vocabulary": True}, sizes={"layers": 1}).compiled()
     assert kinds(forward(made)) == {"all_reduce": 2 + 1, "all_to_all": 1}
     assert kinds(backward(made)) == {"all_reduce": 2 + 1, "all_to_all": 1}
@@ -120,20 +120,18 @@ def test_sequence_parallel_gathers_keys_and_values_of_every_layer() -> None:
 
 @pytest.mark.parametrize("name", ["data_parallel", "accumulate", "recompute"])
 @pytest.mark.parametrize("model", ["gpt", "mlp"])
-def test_data_parallel_all_reduces_all_gradients_once_and_nothing_else(
-    name: str, model: str
-) -> None:
+def test_data_parallel_only_all_reduces_every_gradient_once(name: str, model: str) -> None:
     made = Case(name, NUM, model=model, sizes=MLP if model == "mlp" else {}).compiled()
     assert kinds(forward(made)) == kinds(fetches(made)) == {}
     assert made.plan.windows == ()  # so gradients are reduced at the end of a step
-    # What looks up positions has no batch: there its output's gradient is reduced, which is as
-    # large as the weight's.
+    # The look-up of positions has no batch. The gradient of its output is reduced instead, which is
+    # as large as that of the weight.
     volume = sent_bytes([*backward(made), *reductions(made)])
     assert volume == all_reduce_bytes(made.plan.graph.parameters.values())
     assert set(kinds([*backward(made), *reductions(made)])) == {"all_reduce"}
 
 
-def test_recompute_keeps_less_and_moves_no_more() -> None:
+def test_recompute_halves_activations_and_moves_no_more() -> None:
     kept, again = (
         Case(name, NUM, sizes={"layers": 4}).compiled() for name in ("data_parallel", "recompute")
     )
@@ -147,7 +145,7 @@ def test_recompute_keeps_less_and_moves_no_more() -> None:
 @pytest.mark.parametrize(
     ("name", "gathers", "share"), [("zero1", 1, 1.0), ("zero2", 1, 1.0), ("zero3", 2, 1.5)]
 )
-def test_zero_moves_what_the_paper_says_relative_to_an_all_reduce(
+def test_zero_has_the_communication_volume_of_the_paper(
     name: str, gathers: int, share: float
 ) -> None:
     made = Case(name, NUM, model="mlp", sizes=MLP).compiled()
@@ -155,7 +153,7 @@ def test_zero_moves_what_the_paper_says_relative_to_an_all_reduce(
     assert kinds(fetches(made)) == {"all_gather": len(weights)}
     assert kinds(reductions(made)) == {"reduce_scatter": len(weights)}
     assert kinds([*forward(made), *backward(made)]) == {}
-    # Weights come once a step, or under ZeRO 3 for every window's forward and backward.
+    # Weights are gathered once per step, or under ZeRO 3 in each window's forward and backward.
     text = made.files[0]
     windows = {use.window for use in made.materialized.weights.uses if use.is_fetched}
     assert text.count("run.gather(") == gathers * len(windows)
@@ -171,7 +169,7 @@ def test_zero_stores_every_element_on_one_device(name: str) -> None:
         assert volumes == [tensor.box.num_elements // NUM] * NUM
 
 
-def test_stages_store_what_their_devices_share_in_pieces() -> None:
+def test_zero1_in_stages_stores_shared_weights_in_pieces() -> None:
     knobs = {"tp": 2, "pp": 2, "zero1": True}
     made = Case("hybrid", 8, knobs, sizes={"layers": 2}).compiled()
     storage = made.materialized.weights.storage
@@ -185,7 +183,7 @@ def test_stages_store_what_their_devices_share_in_pieces() -> None:
 # --- experts and stages -------------------------------------------------------------------------
 
 
-def test_expert_parallel_has_two_all_to_alls_a_layer_of_experts_each_way() -> None:
+def test_expert_parallel_has_two_all_to_alls_per_expert_layer_and_direction() -> None:
     made = Case("expert_parallel", NUM, model="moe", sizes={"layers": 6}).compiled()
     assert kinds(forward(made)) == {"all_to_all": 2 * 3}
     assert kinds(backward(made))["all_to_all"] == 2 * 3
@@ -209,7 +207,7 @@ def test_pipelines_send_one_hidden_state_between_stages_each_way(name: str) -> N
     assert kinds(reductions(made)) == {}
 
 
-def test_slices_send_in_all_what_a_microbatch_sends() -> None:
+def test_token_slices_together_send_as_much_as_a_whole_microbatch() -> None:
     made = Case("terapipe", 2, {"lengths": (4, 3, 1)}, sizes={"layers": 2}).compiled()
     assert kinds(forward(made)) == kinds(backward(made)) == {"transfer": 3}
     hidden = 4 * 8 * 16 * 8  # batch, sequence, width, bytes of a float64
@@ -219,15 +217,15 @@ def test_slices_send_in_all_what_a_microbatch_sends() -> None:
 
 
 @pytest.mark.parametrize("name", ["chimera", "dualpipe"])
-def test_chimera_sends_what_1f1b_sends_and_sums_gradients_between_pairs_once(name: str) -> None:
+def test_chimera_sends_as_much_as_1f1b_and_reduces_gradients_in_pairs_once(name: str) -> None:
     made = Case(name, NUM, sizes={"layers": 4}).compiled()
     straight = Case("one_f_one_b", NUM, {"microbatches": 4}, sizes={"layers": 4}).compiled()
-    # A way of the microbatches each.
+    # Each direction carries half of the microbatches.
     assert sent_bytes(forward(made)) == 2 * sent_bytes(forward(straight))
     assert sent_bytes(backward(made)) == 2 * sent_bytes(backward(straight))
     pairs = {t.devices for t in reductions(made)}
     assert pairs == {(0, 3), (1, 2)}
-    # An all-reduce of two sends the tensor once from either.
+    # In an all-reduce of two devices each of them sends the tensor once.
     parameters = made.plan.graph.parameters.values()
     assert sent_bytes(reductions(made)) == 2 * sum(tensor.num_bytes for tensor in parameters)
 
@@ -270,9 +268,7 @@ def halo(size: int, window: tuple[int, int, int], num: int) -> list[tuple[set[in
 @pytest.mark.parametrize(
     ("num", "rows", "columns"), [(2, 2, 1), (6, 6, 1), (3, 1, 3), (4, 2, 2), (6, 3, 2), (8, 2, 2)]
 )
-def test_spatial_exchanges_the_rows_that_windows_reach_into_and_no_more(
-    num: int, rows: int, columns: int
-) -> None:
+def test_spatial_sends_exactly_the_halos_of_the_windows(num: int, rows: int, columns: int) -> None:
     height, width, channels, batch = 12, 10, 2, 4
     graph = ss.capture(Tower().double(), (torch.zeros(batch, 3, height, width).double(),))
     plan = ss.Plan(graph, range(num))
@@ -292,7 +288,7 @@ def test_spatial_exchanges_the_rows_that_windows_reach_into_and_no_more(
 
 @pytest.mark.parametrize(("num", "tp"), [(4, 1), (8, 1), (8, 2), (8, 4)])
 @pytest.mark.parametrize("rows", [False, True])
-def test_interlaced_gathers_words_on_the_group_that_reads_them_and_scatters_their_gradient(
+def test_interlaced_gathers_embeddings_for_readers_and_scatters_their_gradients(
     num: int, tp: int, rows: bool
 ) -> None:
     knobs = {"tp": tp, "microbatches": 2, "rows": rows}
@@ -311,9 +307,7 @@ def test_interlaced_gathers_words_on_the_group_that_reads_them_and_scatters_thei
             assert back == hidden * (num - tp) // num
 
 
-def test_interlaced_sends_the_hidden_state_on_and_the_encoders_result_to_all_of_the_decoder() -> (
-    None
-):
+def test_interlaced_sends_hidden_states_onward_and_encoder_result_to_the_decoder() -> None:
     sizes = {"layers": 4, "heads": 8, "target_sequence": 6}
     made = Case("interlaced", 8, {"microbatches": 2}, model="mbart", sizes=sizes).compiled()
     edges = [e for e in made.materialized.edges.all if not e.tensor.name.startswith("embed.")]
@@ -352,7 +346,7 @@ LIMIT = [
 
 
 @pytest.mark.parametrize("case", LIMIT, ids=str)
-def test_no_tensor_takes_longer_than_its_bound(case: Case) -> None:
+def test_no_transfer_takes_longer_than_its_lower_bound(case: Case) -> None:
     made = case.compiled()
     every = [*forward(made), *backward(made), *fetches(made), *reductions(made)]
     # A scalar cannot be cut, so a sum of scalars is not at a bound that counts bytes alone.

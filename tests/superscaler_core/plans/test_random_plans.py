@@ -1,4 +1,4 @@
-"""Any plan computes what the model does: random plans, run by threads, against one process."""
+"""Random plans on threads compute the loss and the gradients of one process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def reference(graph: Graph, num_microbatches: int) -> tuple[float, dict[str, Ten
 
 
 def step_and_gather(state: dict[str, Tensor], trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
-    """The loss, and gradients taken home by an update ``w - grad``."""
+    """The loss, and gradients as the change of the state by an update ``w - grad``."""
     trainer.load_state_dict(state)
     loss = trainer.step(X[: 4 * trainer.num_microbatches])
     with torch.no_grad():
@@ -95,7 +95,7 @@ Devices = tuple[int, ...]
 def parted(
     draw: Callable[..., object], plan: ss.Plan, op: ss.Op, allowed: Devices, most: int = 6
 ) -> None:
-    """Cut an op at random, each part where it likes; no two replicas on one device."""
+    """Split an op and place its parts at random, with no two replicas on one device."""
     for _ in range(draw(st.integers(0, 2))):
         for part in plan.parts(op):
             loops = [i for i in op.sizes if op.is_splittable(i)]
@@ -150,7 +150,7 @@ ROUTES = {
 
 @st.composite
 def routed(draw: Callable[..., object], graph: Graph, name: str) -> ss.Plan:
-    """A plan by one of these, with each op cut at random on devices of its stage's workers."""
+    """A plan by one of ``ROUTES``, with ops split at random on the devices of their stage."""
     schedule, placement = ROUTES[name]
     plan = ss.Plan(graph, range(NUM_DEVICES))
     if schedule.num_stages > 1:
@@ -166,7 +166,7 @@ def routed(draw: Callable[..., object], graph: Graph, name: str) -> ss.Plan:
 
 @st.composite
 def further(draw: Callable[..., object], plan: ss.Plan) -> None:
-    """Say more of a plan that has its parts and its schedule."""
+    """Add random decisions to a plan that has its parts and its schedule."""
     graph = plan.graph
     for name in draw(st.sets(st.sampled_from(sorted(graph.parameters)))):
         draw(parted_storage(plan, plan.update(name)))
@@ -188,7 +188,7 @@ def further(draw: Callable[..., object], plan: ss.Plan) -> None:
 
 @st.composite
 def rerun(draw: Callable[..., object], plan: ss.Plan) -> None:
-    """Run again runs of ops, each of one stage."""
+    """Rerun a random range of ops in each stage."""
     for stage in plan.stages:
         first = draw(st.integers(0, len(stage.ops)))
         count = draw(st.integers(1, len(stage.ops)))
@@ -207,7 +207,9 @@ def parted_storage(draw: Callable[..., object], plan: ss.Plan, op: ss.Op) -> Non
 @pytest.mark.parametrize("name", GRAPHS)
 @settings(max_examples=fewer(40))
 @given(data=st.data())
-def test_any_plan_computes_loss_and_gradients_of_the_model(name: str, data: st.DataObject) -> None:
+def test_random_plans_compute_loss_and_gradients_of_the_model(
+    name: str, data: st.DataObject
+) -> None:
     check_that_it_computes(data.draw(plans(GRAPHS[name])))
 
 
@@ -215,17 +217,19 @@ def test_any_plan_computes_loss_and_gradients_of_the_model(name: str, data: st.D
 @pytest.mark.parametrize("name", GRAPHS)
 @settings(max_examples=fewer(12))
 @given(data=st.data())
-def test_microbatches_may_go_different_ways(name: str, order: str, data: st.DataObject) -> None:
+def test_random_plans_with_several_routes_compute_loss_and_gradients(
+    name: str, order: str, data: st.DataObject
+) -> None:
     check_that_it_computes(data.draw(routed(GRAPHS[name], order)))
 
 
 def check_that_it_computes(plan: ss.Plan) -> None:
-    """Loss and gradients of the model, for any plan that can be run."""
+    """Check the loss and the gradients of a plan, if it can be compiled."""
     try:
         compiled = ss.compile(plan)
     except ss.PlanError as error:
-        # A device sums what it has of one sum, and replicas can make such sums overlap; runs of
-        # ops can meet in a window.
+        # A device adds up its parts of a sum, and replicas can make such partial sums overlap.
+        # Rerun groups can overlap in a window.
         assume("put parts of one sum on distinct devices" not in str(error))
         assume("rerun of two groups" not in str(error))
         raise

@@ -1,4 +1,4 @@
-"""Laws of recipes: short, by the three primitives, and the same for a model under other names."""
+"""Recipes: they are short, call the three primitives, and ignore the names of modules."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def counted(source: str) -> int:
     return sum(bool(rows[n - 1].strip()) and not rows[n - 1].strip().startswith("#") for n in lines)
 
 
-def test_lines_are_counted_as_they_are_written() -> None:
+def test_counted_ignores_imports_docstrings_comments_and_blank_lines() -> None:
     source = '''"""Docs."""
 import os
 
@@ -89,13 +89,13 @@ def f(
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_as_short_as_the_algorithm_of_the_paper(name: str) -> None:
-    """All of its file counts, so that no helper beside it hides what it does."""
+def test_recipes_have_at_most_25_lines_of_code(name: str) -> None:
+    """All lines of the file count, including those of helpers."""
     assert counted(inspect.getsource(module_of(name))) <= MOST_LINES
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_calls_the_primitives_itself(name: str) -> None:
+def test_recipes_call_the_primitives_directly(name: str) -> None:
     calls = {
         node.func.attr
         for node in ast.walk(ast.parse(inspect.getsource(PLANS[name])))
@@ -107,8 +107,8 @@ def test_a_recipe_calls_the_primitives_itself(name: str) -> None:
     assert calls >= RECIPES[name]
 
 
-def test_a_plan_takes_fewer_lines_than_it_did() -> None:
-    """1,869 lines for 25 plans before plans were recipes and pieces."""
+def test_mean_lines_per_plan_are_below_the_earlier_number() -> None:
+    """Before plans were split into recipes and pieces, 25 plans had 1,869 lines."""
     files = Path(plans.__path__[0]).rglob("*.py")
     assert sum(len(file.read_text().splitlines()) for file in files) / len(PLANS) < 1869 / 25
 
@@ -161,7 +161,7 @@ def by_number(plan: ss.Plan) -> list[Any]:
 
 
 @pytest.mark.parametrize(("model", "name", "knobs"), CASES)
-def test_a_model_under_other_names_has_the_same_decisions(
+def test_decisions_do_not_depend_on_module_names(
     model: str, name: str, knobs: dict[str, object]
 ) -> None:
     found = []

@@ -1,4 +1,4 @@
-"""Laws of searched plans: they keep their limit, and serve branches that no named schedule does."""
+"""Searched plans: they keep their limit of microbatches, and run models with branches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 12
 
 
 class Decoder(nn.Module):
-    """Reads what both encoders write."""
+    """A decoder that reads the results of both encoders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def batch_of(seed: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def branches(microbatches: int) -> ss.Plan:
-    """Every branch on devices of its own: stages are cut where a branch's first op is."""
+    """Every stage on its own device; a stage starts at the first op of a submodule."""
     torch.manual_seed(0)
     graph = ss.capture(TwoEncoders().double(), batch_of(0, 4))
     plan = ss.Plan(graph, range(4))
@@ -71,7 +71,7 @@ def test_edges_of_stages_are_read_from_the_graph() -> None:
     assert stage_edges(branches(2)) == ((0, 1), (1, 3), (2, 3))
 
 
-def test_two_encoders_and_a_decoder_train_what_one_device_trains(tmp_path: Path) -> None:
+def test_two_encoders_and_a_decoder_train_the_same_weights_as_one_device(tmp_path: Path) -> None:
     ss.compile(branches(4)).save(tmp_path)
     torch.manual_seed(0)
     alone = TwoEncoders().double()
@@ -114,6 +114,6 @@ def test_a_searched_pipeline_keeps_its_limit_and_is_not_slower_than_1f1b() -> No
     assert timeline(found).makespan <= timeline(one_f_one_b(4, 6)).makespan
 
 
-def test_an_unknown_route_is_refused() -> None:
+def test_v_route_with_chunks_raises_plan_error() -> None:
     with pytest.raises(ss.PlanError, match="routes are line, v, both, and only a line has chunks"):
         Case("searched", 2, {"route": "v", "chunks": 2}).planned()

@@ -1,4 +1,4 @@
-"""Duplex: one half of a microbatch computes while the other one communicates, and nothing else."""
+"""Duplex: one half of a microbatch computes while the other half communicates."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ WOVEN += [Case("swap", 2, overlap=DUPLEX)]
 
 
 @pytest.mark.parametrize("case", WOVEN, ids=str)
-def test_halves_train_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+def test_duplex_plans_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     case = replace(case, num_steps=2)
     program = case.compiled().step_program
     program.check()
     assert StepProgram.parse(str(program)) == program
-    # Not max(errors), which may pass over a NaN.
+    # Not max(errors), which may ignore a NaN.
     assert [error for error in errors_on_threads(case, tmp_path) if not error <= 1e-10] == []
 
 
@@ -84,7 +84,7 @@ def of_kinds(block: Iterable[StepInstruction], kinds: Iterable[Verb]) -> list[St
 
 
 def done_by(block: Iterable[StepInstruction], half: int) -> list[str]:
-    """What one half does, in order; a move where it is waited for."""
+    """The instructions of one half in order. A move is at the place of its wait."""
     mine = (i for i in block if i.half == half and i.phase is not Phase.START)
     return [str(replace(i, half=None, phase=Phase.WHOLE)) for i in mine]
 
@@ -104,7 +104,7 @@ def test_each_half_runs_the_program_and_weights_move_once(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [*PLANS, *OTHERS], ids=str)
-def test_the_second_half_comes_after_the_first_everywhere(case: Case) -> None:
+def test_second_half_of_every_computation_follows_the_first_half(case: Case) -> None:
     for block in programs(case)[1].blocks.values():
         computing = of_kinds(block, COMPUTING)
         for place, instruction in enumerate(computing):
@@ -120,7 +120,7 @@ def test_one_half_computes_while_the_other_communicates(case: Case) -> None:
         for place in waits:
             start = block.index(replace(block[place], phase=Phase.START))
             beside = of_kinds(block[start:place], COMPUTING)
-            # Of both devices, and of the other half alone.
+            # Both devices compute, and only for the other half.
             assert {i.devices for i in beside} == {(0,), (1,)}
             assert {i.half for i in beside} == {0, 1} - {block[place].half}
 
@@ -140,7 +140,7 @@ def test_windows_are_open_until_both_halves_have_read_them() -> None:
 
 
 def stages(secs: Sequence[tuple[int, int]]) -> tuple[StepInstruction, ...]:
-    """A block: before each computation but the first comes communication, if it takes time."""
+    """A block of computations; before each but the first comes communication that takes time."""
     leg = SimpleNamespace(is_idle=False)
     block: list[StepInstruction] = []
     for number, (c, p) in enumerate(secs):
@@ -153,7 +153,7 @@ def stages(secs: Sequence[tuple[int, int]]) -> tuple[StepInstruction, ...]:
 
 
 def secs_of(order: Iterable[StepInstruction]) -> int:
-    """When the last one ends: computations one after another, and communication beside them."""
+    """The end time, with computations one after another and communication beside them."""
     clock = link = 0
     ends: dict[tuple[str, int | None], int] = {}
     for i in order:
@@ -168,7 +168,7 @@ def secs_of(order: Iterable[StepInstruction]) -> int:
 
 
 def by_stages(secs: Iterable[tuple[int, int]]) -> int:
-    """HiDup's forward: {move of one beside the other's last computation}, and the other way."""
+    """HiDup's forward: a half moves while the other half does its last computation, in turn."""
     total = debt = 0
     for c, p in secs:
         total += max(debt, c) + max(p, c)
@@ -197,7 +197,7 @@ def test_the_woven_order_is_never_slower_than_hidups_stages(secs: list[tuple[int
 
 
 def largest_segment(compiled: ss.Compiled, device: int) -> int:
-    """The most that any step of a run takes over what was there before it."""
+    """The largest increase of memory in a step of a run."""
     found = footprints(compiled.materialized, device).values()
     return max(
         peak.most.total - before.total
@@ -210,8 +210,8 @@ MEMORY = [case for case in WOVEN if case.model != "evoformer" and case.plan != "
 
 
 @pytest.mark.parametrize("case", MEMORY, ids=str)
-def test_halves_need_a_segment_more_memory_at_most(case: Case) -> None:
-    """Compared with the whole batch, which the same plan runs as one microbatch."""
+def test_duplex_needs_at_most_the_memory_of_one_more_segment(case: Case) -> None:
+    """Compared with the same plan that runs the whole batch as one microbatch."""
     whole = replace(case, overlap=replace(case.overlap, duplex=False), batch=8).compiled()
     both = case.compiled()
     most = memory_of(whole.materialized)
@@ -236,7 +236,7 @@ def test_the_simulator_hides_communication_behind_the_other_half(case: Case) -> 
     assert both.overlap > 0.3
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 def changed(

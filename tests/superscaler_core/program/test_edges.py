@@ -1,4 +1,4 @@
-"""Which transitions a plan needs, and which it does not."""
+"""Edges: the transitions between layouts that a plan needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def planned(**loops: str) -> ss.Plan:
 
 
 def routes(made: Materialized) -> list[tuple[str, str, str]]:
-    """Every edge: its tensor, and the counts of layouts on both ways."""
+    """Every edge: its tensor, and its layouts in both directions."""
     return [(edge.tensor.name, route(edge), route_back(edge)) for edge in made.edges.all]
 
 
@@ -35,28 +35,28 @@ def route_back(edge: Edge) -> str:
     return "" if leg.is_idle else f"{leg.src.rvd} -> {leg.dst.rvd}"
 
 
-def test_what_is_cut_alike_needs_no_edge() -> None:
+def test_equal_splits_need_no_edge() -> None:
     made = materialize(planned(up="b", act="b", down="b", loss="b"))
     assert routes(made) == []
 
 
-def test_a_column_and_a_row_cut_sum_once_forward() -> None:
+def test_column_split_then_row_split_sums_once_in_the_forward() -> None:
     made = materialize(planned(up="n", act="n", down="k"))
     assert routes(made) == [("down.linear", "R(1)V(2)D(1,1) -> R(2)V(1)D(1,1)", "")]
 
 
-def test_a_replica_in_front_of_a_column_cut_sums_its_gradient_once() -> None:
+def test_replicated_input_of_a_column_split_sums_its_gradient_once() -> None:
     made = materialize(planned(down="n", loss="n"))
     assert routes(made) == [("act.tanh", "", "R(1)V(2)D(1,1) -> R(2)V(1)D(1,1)")]
 
 
-def test_another_cut_is_an_all_to_all_both_ways() -> None:
+def test_change_of_the_split_dim_is_an_all_to_all_in_both_directions() -> None:
     made = materialize(planned(up="n", act="n", down="b", loss="b"))
     there, back = "R(1)V(1)D(1,2) -> R(1)V(1)D(2,1)", "R(1)V(1)D(2,1) -> R(1)V(1)D(1,2)"
     assert routes(made) == [("act.tanh", there, back)]
 
 
-def test_weights_of_cut_batches_sum_their_gradients() -> None:
+def test_batch_split_sums_the_gradients_of_weights() -> None:
     made = materialize(planned(up="b", act="b", down="b", loss="b"))
     for use in made.weights.uses:
         (leg,) = use.reduce
@@ -64,7 +64,7 @@ def test_weights_of_cut_batches_sum_their_gradients() -> None:
         assert use.is_stored
 
 
-def test_a_tied_weight_on_two_devices_sums_both_uses() -> None:
+def test_tied_weight_on_two_devices_sums_the_gradients_of_both_uses() -> None:
     plan = ss.Plan(branched(), [0, 1])
     for stage in plan.pipeline([6]):
         for op in stage.ops:
@@ -97,7 +97,7 @@ def test_summands_with_several_readers_are_summed_once() -> None:
     assert all(e.parent is sums[0] for e in edges if e is not sums[0])
 
 
-def test_without_a_gradient_nothing_goes_back() -> None:
+def test_edge_without_a_gradient_has_no_backward_transfer() -> None:
     plan = ss.Plan(branched(), [0, 1])
     on_one(plan)
     mask = next(op for op in plan.graph.ops if op.kind == "mask")
@@ -127,7 +127,7 @@ def table_model() -> ss.Graph:
     return builder.build(loss)
 
 
-def test_replicas_that_read_weights_alone_pass_their_share_on() -> None:
+def test_gradients_of_ops_that_read_only_weights_are_reduced_at_the_weight() -> None:
     plan = ss.Plan(table_model(), [0, 1])
     for op in plan.graph.ops:
         plan.spread(op, plan.devices, [ss.Axis(2, (plan.dims.batch,))])
@@ -138,8 +138,8 @@ def test_replicas_that_read_weights_alone_pass_their_share_on() -> None:
 
 
 @pytest.mark.parametrize(("module", "loop"), [("down", "k"), ("up", "b")])
-def test_sums_that_overlap_are_refused_when_a_plan_is_compiled(module: str, loop: str) -> None:
-    """Both devices have the middle one of three summands: of a result, or of weights' gradients."""
+def test_overlapping_partial_sums_raise_plan_error_at_compile(module: str, loop: str) -> None:
+    """Both devices have the second of three summands of a result or of a weight gradient."""
     plan = ss.Plan(two_linears(), [0, 1])
     for op in plan.graph.ops:
         if op.module == module:

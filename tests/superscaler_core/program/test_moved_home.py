@@ -1,4 +1,4 @@
-"""Transfers on other devices that look alike have the cost of those on the first devices."""
+"""Transfers between equivalent devices have the cost of those on the first devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNEVEN = rv.Topology.hosts([[0, 1, 2], [3, 4], [5, 6, 7]], intra=FAST, inter=SLO
 ENDS = ("R(4)V(1)D(1,1)", "R(1)V(4)D(1,1)", "R(1)V(1)D(4,1)", "R(1)V(1)D(2,2)", "R(2)V(2)D(1,1)")
 
 
-def test_devices_keep_their_order_and_their_distances() -> None:
+def test_moved_devices_keep_their_order_and_distances() -> None:
     src = rv.Layout((8, 12), "R(1)V(1)D(4,1)", (5, 6, 13, 14))
     dst = rv.Layout((8, 12), "R(4)V(1)D(1,1)", (5, 6, 13, 14))
     moved, _, devices = moved_home(src, dst, HOSTS)
@@ -29,14 +29,14 @@ def test_devices_keep_their_order_and_their_distances() -> None:
         assert HOSTS.distance(a, b) == HOSTS.distance(devices[a], devices[b])
 
 
-def test_unlike_hosts_move_nothing() -> None:
+def test_layouts_on_hosts_of_unequal_sizes_are_not_moved() -> None:
     end = rv.Layout((8, 12), "R(1)V(1)D(2,1)", (3, 4))
     assert moved_home(end, end, UNEVEN)[0] == end
 
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("method", ["rvd", "p2p"])
-def test_the_cost_of_a_moved_transfer_is_that_of_the_original(seed: int, method: str) -> None:
+def test_moved_transfer_has_the_cost_of_the_original(seed: int, method: str) -> None:
     rng = random.Random(seed)
     ranks = tuple(rng.sample(range(16), 4))
     other = ranks if seed % 2 else tuple(rng.sample(range(16), 4))

@@ -1,4 +1,4 @@
-"""Rewrites that let communication overlap: same numbers, and what is started comes earlier."""
+"""Overlap rewrites: results do not change, and communication starts earlier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEEP = replace(OVERLAP, prefetch=3, bucket_bytes=1)
 MOVES = ss.Overlap(moves=True)
 CASES = [
     *(replace(case, overlap=MOVES) for case in (*OTHER_CASES[1::4], *HALVES[1::4])),
-    # Asynchronous pipelines refuse it, as test_asynchronous.py shows.
+    # Asynchronous pipelines refuse overlap; test_asynchronous.py checks that.
     *(replace(case, overlap=OVERLAP) for case in PLAN_CASES if case.plan not in ASYNCHRONOUS),
     *(replace(case, overlap=DEEP) for case in OTHER_CASES if "zero" in case.plan),
     replace(Case("hybrid", 4, {"tp": 1, "pp": 2, "microbatches": 2, "zero1": True}), overlap=DEEP),
@@ -30,7 +30,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_plan_with_overlap_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+def test_plans_with_overlap_train_the_same_weights_as_one_device(
+    case: Case, tmp_path: Path
+) -> None:
     compiled = case.compiled()
     program = compiled.step_program
     program.check()
@@ -43,7 +45,7 @@ def test_a_plan_with_overlap_trains_what_one_device_trains(case: Case, tmp_path:
     assert [e for one in found.values() if not (e := difference(one, alone, 1e-3)) <= 1e-10] == []
 
 
-# --- where things move --------------------------------------------------------------------------
+# --- positions of communication -----------------------------------------------------------------
 
 
 def program_of(overlap: ss.Overlap, plan: str = "zero3", **knobs: object) -> StepProgram:
@@ -55,7 +57,7 @@ def places(block: tuple[StepInstruction, ...], kind: Verb, phase: Phase) -> list
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_gathers_start_before_the_compute_that_precedes_them(depth: int) -> None:
+def test_prefetch_starts_gathers_ahead_by_its_depth(depth: int) -> None:
     block = program_of(ss.Overlap(prefetch=depth)).blocks[0, "F"]
     starts, waits = (places(block, Verb.GATHER, p) for p in (Phase.START, Phase.WAIT))
     names = [block[n].name for n in waits]
@@ -65,7 +67,7 @@ def test_gathers_start_before_the_compute_that_precedes_them(depth: int) -> None
         assert sum(start <= wait + depth for start in starts) >= min(index + 1 + depth, len(names))
 
 
-def test_as_many_windows_are_there_as_was_said() -> None:
+def test_at_most_depth_plus_one_windows_are_gathered_at_once() -> None:
     for depth in (1, 2):
         for block in program_of(ss.Overlap(prefetch=depth)).blocks.values():
             there = 0
@@ -75,7 +77,7 @@ def test_as_many_windows_are_there_as_was_said() -> None:
                 assert there <= 1 + depth
 
 
-def test_the_last_window_stays_between_forward_and_its_backward() -> None:
+def test_prefetch_keeps_the_last_window_between_forward_and_backward() -> None:
     counts = {
         overlap: replace(Case("zero3", 2), overlap=overlap).compiled().materialized.counts
         for overlap in (ss.Overlap(), ss.Overlap(prefetch=1))
@@ -99,7 +101,7 @@ def test_reductions_start_inside_the_last_backward() -> None:
     for i in block:
         under_way += {Phase.START: 1, Phase.WAIT: -1}.get(i.phase, 0)
         assert under_way <= MOST_REDUCTIONS
-    # Not all of them at the end: most start while some backward is still to come.
+    # Most reductions start before the last backward.
     last = max(n for n, i in enumerate(block) if i.kind is Verb.BACKWARD)
     assert sum(n < last for n, i in enumerate(block) if i in starts) > len(starts) // 2
 
@@ -111,11 +113,11 @@ def test_shared_weights_are_reduced_at_the_end() -> None:
     assert (reduce.kind, reduce.phase, loss.kind) == (Verb.REDUCE, Phase.WHOLE, Verb.LOSS)
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 def without(program: StepProgram, phase: Phase) -> StepProgram:
-    """Without the first instruction of a phase in its blocks."""
+    """The program without the first instruction of a phase in its blocks."""
     blocks = dict(program.blocks)
     for key, block in blocks.items():
         place = next((n for n, i in enumerate(block) if i.phase is phase), None)
@@ -129,12 +131,16 @@ def without(program: StepProgram, phase: Phase) -> StepProgram:
     "phase, words",
     [(Phase.START, "it was not started"), (Phase.WAIT, "under way|on their way|waits for")],
 )
-def test_a_start_without_its_wait_is_refused(phase: Phase, words: str) -> None:
+def test_start_without_wait_and_wait_without_start_are_rejected(phase: Phase, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         without(program_of(ss.Overlap(prefetch=1, reductions=True)), phase).check()
 
 
-def test_a_rewrite_of_nothing_is_nothing() -> None:
+def test_prefetch_does_not_change_a_program_without_windows() -> None:
     program = program_of(ss.Overlap(), "megatron")
     assert prefetch(program, 1) == program
-    assert overlap_reductions(program_of(ss.Overlap(), "one_f_one_b")).check() is None
+
+
+def test_overlap_of_reductions_does_not_change_a_program_without_reductions() -> None:
+    program = program_of(ss.Overlap(), "one_f_one_b")
+    assert overlap_reductions(program) == program

@@ -1,4 +1,4 @@
-"""Moves inside stages beside computing: where they start, and what they hide."""
+"""Overlap of moves inside stages with computation: where moves start, and saved time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORWARD = [
     Case("dap", 2, model="evoformer"),
     Case("mesh_2d", 4, model="evoformer"),
 ]
-"""Plans in which something is moved before it is read by what runs next."""
+"""Plans with moves in the forward whose results the next op reads."""
 
 
 def program(case: Case, *, moves: bool = True) -> ss.StepProgram:
@@ -29,7 +29,7 @@ def program(case: Case, *, moves: bool = True) -> ss.StepProgram:
 
 
 def under_way(block: Sequence[StepInstruction], wait: int) -> Sequence[StepInstruction]:
-    """What is between the start of a move and the wait for it."""
+    """The instructions between the start of a move and the wait for it."""
     last = block[wait]
     start = replace(last, phase=Phase.START)
     return block[block.index(start) + 1 : wait]
@@ -40,10 +40,10 @@ def waits(block: Sequence[StepInstruction], kind: Verb) -> list[int]:
 
 
 @pytest.mark.parametrize("plan", ["megatron", "megatron_sp", "sequence_parallel"])
-def test_gradients_of_inputs_move_beside_those_of_weights(plan: str) -> None:
+def test_input_gradients_move_while_weight_gradients_are_computed(plan: str) -> None:
     block = program(Case(plan, 2)).blocks[0, "B"]
     found = waits(block, Verb.MOVE_BACK)
-    # One at the attention and one at the MLP of both layers; in between the sequence is cut too.
+    # One at the attention and one at the MLP of both layers. A split sequence has more.
     assert len(found) >= 4
     for wait in found:
         between = under_way(block, wait)
@@ -53,7 +53,7 @@ def test_gradients_of_inputs_move_beside_those_of_weights(plan: str) -> None:
 
 
 @pytest.mark.parametrize("case", FORWARD, ids=str)
-def test_values_move_beside_what_does_not_need_them(case: Case) -> None:
+def test_forward_moves_overlap_with_independent_computation(case: Case) -> None:
     block = program(case).blocks[0, "F"]
     found = waits(block, Verb.MOVE)
     assert found
@@ -66,8 +66,8 @@ def test_values_move_beside_what_does_not_need_them(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", PLAN_CASES, ids=str)
-def test_nothing_else_is_changed(case: Case) -> None:
-    """Halves joined again, and moves back at their waits, are the program without overlap."""
+def test_overlap_of_moves_changes_only_their_positions(case: Case) -> None:
+    """With halves joined and moves put at their waits, it is the program without overlap."""
     plain, moved = program(case, moves=False), program(case)
     for key, block in moved.blocks.items():
         whole = [
@@ -85,14 +85,14 @@ def test_nothing_else_is_changed(case: Case) -> None:
     assert (moved.begin, moved.end, moved.events) == (plain.begin, plain.end, plain.events)
 
 
-def test_without_tensor_parallelism_nothing_is_changed() -> None:
+def test_overlap_of_moves_does_not_change_data_parallel_programs() -> None:
     plain = program(Case("data_parallel", 2), moves=False)
     assert overlap_moves(plain) == plain
 
 
 @pytest.mark.parametrize("plan", ["megatron", "megatron_sp"])
-def test_the_simulator_hides_what_takes_no_longer_than_gradients_of_weights(plan: str) -> None:
-    # Python's share of a segment is left out: two halves have it twice.
+def test_overlap_of_moves_reduces_the_simulated_exposed_time(plan: str) -> None:
+    # The Python overhead of a segment is left out, because two halves have it twice.
     profile = replace(PROFILES["v100"], segment_secs=0.0, move_secs=0.0)
 
     def found(*, moves: bool) -> Simulated:
@@ -104,5 +104,5 @@ def test_the_simulator_hides_what_takes_no_longer_than_gradients_of_weights(plan
     assert beside.levels[0].sent_bytes == plain.levels[0].sent_bytes
     assert beside.levels[0].exposed_secs < plain.levels[0].exposed_secs
     assert beside.secs < plain.secs
-    # What is hidden is hidden behind computing, which takes as long as before.
+    # Computation takes as long as before.
     assert beside.compute_secs == pytest.approx(plain.compute_secs)

@@ -1,4 +1,4 @@
-"""Pairs: a forward computes while the backward beside it communicates, and nothing else changes."""
+"""Pairs: a forward computes while its paired backward communicates; results stay the same."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ MORE = [LARGE, replace(WOVEN[1], overlap=OTHERS), replace(WOVEN[2], overlap=OTHE
 
 
 @pytest.mark.parametrize("case", [*WOVEN, *MORE], ids=str)
-def test_pairs_train_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+def test_plans_with_pairs_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     program = case.compiled().step_program
     assert any(isinstance(event, Woven) for event in program.events)
     program.check()
     assert StepProgram.parse(str(program)) == program
-    # Not max(errors), which may pass over a NaN.
+    # Not max(errors), which may ignore a NaN.
     assert [error for error in errors_on_threads(case, tmp_path) if not error <= 1e-10] == []
 
 
@@ -46,7 +46,7 @@ def test_pairs_train_what_one_device_trains(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", WOVEN, ids=str)
-def test_what_is_woven_are_the_pairs_of_the_schedule(case: Case) -> None:
+def test_woven_events_are_the_pairs_of_the_schedule(case: Case) -> None:
     program, plan = case.compiled().step_program, case.planned()
     assert plan.schedule is not None
     # A copy of a stage on another route has another number.
@@ -60,7 +60,7 @@ def test_what_is_woven_are_the_pairs_of_the_schedule(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", WOVEN, ids=str)
-def test_one_computes_while_the_other_communicates(case: Case) -> None:
+def test_one_action_of_a_pair_computes_while_the_other_communicates(case: Case) -> None:
     """Between the start of a move and the wait for it, the other action computes."""
     hidden = 0
     for block in case.compiled().step_program.pairs.values():
@@ -76,13 +76,13 @@ def test_one_computes_while_the_other_communicates(case: Case) -> None:
     assert hidden
 
 
-def test_plans_without_communication_inside_stages_stay_as_they_are() -> None:
+def test_pairs_do_not_change_plans_without_communication_inside_stages() -> None:
     plain = Case("dualpipe", 2, {"microbatches": 4}, sizes={"layers": 2})
     woven = replace(plain, overlap=PAIRS)
     assert woven.compiled().step_program == plain.compiled().step_program
 
 
-def test_a_program_that_is_woven_wrongly_is_refused() -> None:
+def test_wrongly_woven_program_raises_plan_error() -> None:
     program = WOVEN[1].compiled().step_program
     key, block = next(iter(program.pairs.items()))
     for damaged in (block[1:], block[::-1]):
@@ -96,7 +96,7 @@ def test_a_program_that_is_woven_wrongly_is_refused() -> None:
         replace(program, events=alone).check()
 
 
-def test_pairs_and_halves_exclude_each_other() -> None:
+def test_pairs_together_with_duplex_raise_plan_error() -> None:
     with pytest.raises(PlanError, match="choose duplex or pairs"):
         ss.Overlap(duplex=True, pairs=True)
 
@@ -105,8 +105,8 @@ def test_pairs_and_halves_exclude_each_other() -> None:
 
 
 @pytest.mark.parametrize("case", WOVEN[:3], ids=str)
-def test_a_woven_step_takes_less_where_links_are_slow(case: Case) -> None:
-    """But not less than half: only computing hides communication, and the other way round."""
+def test_pairs_shorten_a_step_on_slow_links(case: Case) -> None:
+    """It takes more than half: computation and communication only hide each other."""
     topology = rv.Topology.single_host(case.num_devices, 2e-5, 1e10)
     plain, woven = (
         simulate(one.compiled(), "v100", topology).timeline.makespan
@@ -115,7 +115,7 @@ def test_a_woven_step_takes_less_where_links_are_slow(case: Case) -> None:
     assert plain / 2 < woven < 0.95 * plain
 
 
-def test_what_runs_in_a_pair_is_simulated_once() -> None:
+def test_simulation_runs_every_action_once_and_pairs_at_one_time() -> None:
     """Every action of the schedule has a run, and both actions of a pair have one time."""
     case = WOVEN[1]
     compiled = case.compiled()
@@ -135,7 +135,7 @@ def test_the_resimulator_refuses_pairs() -> None:
         Resimulator(WOVEN[1].compiled(), "v100")
 
 
-def test_a_carry_comes_after_the_pair_that_makes_it() -> None:
+def test_carry_follows_the_action_that_produces_its_tensor() -> None:
     program = WOVEN[1].compiled().step_program
     made: set[Action] = set()
     for event in program.events:

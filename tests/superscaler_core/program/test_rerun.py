@@ -1,4 +1,4 @@
-"""Laws of ``rerun``: a group keeps only what enters it, and runs again, communication too."""
+"""``rerun``: a group keeps only its inputs, and runs again with its communication."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HIDDEN = 4 * 16 * 16 * 8
 
 
 def trained(case: Case, folder: Path) -> list[Trained]:
-    """What every rank of the program sees."""
+    """What every rank of the program trains."""
     case.compiled().save(folder)
     start, ranks = case.new_model().state_dict(), range(case.num_devices)
     return list(ss.run_threads(folder, lambda t: train(t, case, start), ranks).values())
@@ -68,13 +68,13 @@ def trained(case: Case, folder: Path) -> list[Trained]:
     ],
     ids=str,
 )
-def test_what_runs_again_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+def test_rerun_plans_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     alone = train_alone(case, case.compiled().plan.num_microbatches)
     errors = [difference(one, alone, 1e-3) for one in trained(case, tmp_path)]
     assert [error for error in errors if not error <= 1e-12] == []
 
 
-def test_what_runs_again_drops_what_it_dropped(tmp_path: Path) -> None:
+def test_rerun_repeats_the_dropout_masks(tmp_path: Path) -> None:
     knobs = {"tp": 2, "microbatches": 2}
     once = Case("hybrid", 2, knobs, sizes={"dropout": 0.3})
     again = replace(once, knobs={**knobs, "keep": Keep.BLOCK_INPUTS})
@@ -84,9 +84,9 @@ def test_what_runs_again_drops_what_it_dropped(tmp_path: Path) -> None:
 
 
 def bytes_a_block(case: Case) -> float:
-    """By how much a block more makes the activations larger, in hidden states."""
-    # The second microbatch finds gradients of weights there: the worst moment is before all blocks
-    # but the last have run backward.
+    """The activations that one more block adds, in hidden states."""
+    # Gradients of weights exist already in the second microbatch. Its peak is therefore early in
+    # the backward, when only the last block has run.
     sizes = ({"sequence": 16, "layers": layers} for layers in (3, 4))
     knobs = {**case.knobs, "microbatches": 2}
     few, many = (replace(case, knobs=knobs, sizes=s).compiled().memory[0] for s in sizes)
@@ -114,11 +114,11 @@ def bytes_a_block(case: Case) -> float:
     ],
     ids=str,
 )
-def test_of_a_block_only_what_enters_it_is_kept(case: Case, kept: int, sums: int) -> None:
-    """By ``recompute`` also what communication in it takes and brings: four tensors, and a sum.
+def test_activations_kept_per_block_match_the_keep_level(case: Case, kept: int, sums: int) -> None:
+    """With tensor parallelism ``recompute`` also keeps the inputs and the results of communication.
 
-    By co-shard what enters its attention, and what enters its MLP. Of a sum that is behind what
-    runs again, one element of both that it adds.
+    Co-shard keeps the inputs of the attention and of the MLP. A sum after a rerun group keeps one
+    element of both its operands.
     """
     assert bytes_a_block(case) * HIDDEN == kept * HIDDEN + sums * 2 * 8
 
@@ -128,21 +128,21 @@ def backward_of(case: Case) -> str:
     return case.compiled().files[0].partition("def stage0_backward")[2].partition("\ndef ")[0]
 
 
-def test_parts_that_nobody_reads_again_are_computed_in_their_own_backward_alone() -> None:
+def test_parts_without_a_rerun_reader_are_recomputed_only_in_their_backward() -> None:
     knobs = {"parts": 4, "microbatches": 1}
     (again, whole) = (
         backward_of(Case("coshard", 1, {**knobs, "keep": keep}, sizes={"layers": 3}))
         for keep in (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
     )
-    # Blocks, attention and MLP, parts; and a norm.
+    # Three blocks, each with an attention and an MLP of four parts, and with norms.
     assert again.count("run.hold(") == 3 * 2 * 4
     assert again.count("run.forward(") == 3 * 2
-    # In a whole block the sum behind the parts of an attention needs them.
+    # If a block is rerun as a whole, the sum after the parts of an attention reads them.
     assert whole.count("run.hold(") == 3 * 4
     assert whole.count("run.forward(") == 3 * (4 + 2)
 
 
-def test_simulated_parts_run_twice_and_those_of_an_attention_in_a_whole_block_thrice() -> None:
+def test_simulated_parts_run_twice_and_attention_parts_of_rerun_blocks_thrice() -> None:
     # Equal shares at all sizes: two parts take as long as the whole.
     half = {"float64": Reach(((1.0, 0.5),))}
     profile = replace(PROFILES["v100"], launch_secs=0.0, products=half, attention=half)
@@ -158,13 +158,13 @@ def test_simulated_parts_run_twice_and_those_of_an_attention_in_a_whole_block_th
         for module in ("", ".attn")
     )
     once, twice, thrice = secs
-    # Besides parts, norms and sums are computed again.
+    # Norms and sums are also computed again, but take little time.
     assert twice - once == pytest.approx(parts_secs, rel=0.05)
     assert thrice - twice == pytest.approx(attention_secs, rel=0.05)
     assert attention_secs > parts_secs / 3
 
 
-def test_communication_runs_again_too_but_for_what_only_leaves_a_block() -> None:
+def test_rerun_repeats_communication_except_that_leaving_a_block() -> None:
     once, again = (
         Case("hybrid", 2, {"tp": 2, "keep": keep}, sizes={"layers": 3}).compiled().files[0]
         for keep in (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
@@ -175,7 +175,7 @@ def test_communication_runs_again_too_but_for_what_only_leaves_a_block() -> None
     assert again.count("run.add_loss(") == once.count("run.add_loss(")
 
 
-def test_a_report_counts_what_is_sent_again() -> None:
+def test_report_counts_the_communication_of_a_rerun() -> None:
     once, again = (
         Case("hybrid", 2, {"tp": 2, "keep": keep, "microbatches": 3}).compiled().report()
         for keep in (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
@@ -186,8 +186,8 @@ def test_a_report_counts_what_is_sent_again() -> None:
     assert ways[0]["forward"] > 0
 
 
-def test_simulated_time_has_the_forward_twice_and_half_its_communication() -> None:
-    """On two devices, against a plan that keeps all: forward and backward move the same bytes."""
+def test_simulated_rerun_repeats_the_forward_and_half_its_communication() -> None:
+    """Compared on two devices with a plan that keeps everything, where both ways move the same."""
     once, again = (
         simulate(
             Case("hybrid", 2, {"tp": 2, "keep": keep, "microbatches": 1}).compiled(),
@@ -197,7 +197,7 @@ def test_simulated_time_has_the_forward_twice_and_half_its_communication() -> No
     )
     assert 4 * again.levels[0].sent_bytes == 5 * once.levels[0].sent_bytes > 0
     assert once.compute_secs[0] < again.compute_secs[0] < 1.6 * once.compute_secs[0]
-    # So large that it does not matter that every segment's time is rounded to a picosecond.
+    # Sizes so large that rounding of segment times to a picosecond does not matter.
     knobs, sizes = (
         ({"keep": Keep.BLOCK_INPUTS}, {"keep": Keep.SEGMENT_INPUTS}),
         {"width": 1024, "sequence": 512},
@@ -205,7 +205,7 @@ def test_simulated_time_has_the_forward_twice_and_half_its_communication() -> No
     programs = [Case("hybrid", 1, each, sizes=sizes).compiled() for each in knobs]
     one, recomputed = (simulate(p, PROFILES["v100"]).compute_secs[0] for p in programs)
     calls = 8 * 2 * PROFILES["v100"].segment_secs  # microbatches, blocks
-    # The last sum of a block is not made again; the bias before it is not added by its product.
+    # The last sum of a block is not recomputed, and the bias before it is a separate op.
     secs = OpTimes(PROFILES["v100"]).forward_secs
     ends = [block[-2:] for block in find_blocks(programs[0].plan.graph).all]
     others = 8 * sum(secs(Part(bias)) - secs(Part(total)) for bias, total in ends)
@@ -213,7 +213,7 @@ def test_simulated_time_has_the_forward_twice_and_half_its_communication() -> No
 
 
 def windowed(groups: Sequence[Sequence[int]], windows: Sequence[Sequence[int]]) -> ss.Compiled:
-    """Data parallel of four blocks, some run again together, weights gathered for some together."""
+    """Data parallel of four blocks, with groups that are rerun and windows that gather weights."""
     graph = ss.capture(ONE.new_model(), ONE.inputs(0))
     plan, blocks = ss.Plan(graph, range(2)), find_blocks(graph).all
     for op in graph.ops:
@@ -240,13 +240,13 @@ ONE = Case("data_parallel", 2, sizes={"layers": 4, "sequence": 4})
         ([(1, 2)], [(1, 2), (3,)], 0),
     ],
 )
-def test_weights_of_what_runs_again_are_there(
+def test_rerun_gathers_released_weights_again(
     groups: Sequence[Sequence[int]],
     windows: Sequence[Sequence[int]],
     again: int,
     tmp_path: Path,
 ) -> None:
-    """Of ``windows`` so many are gathered a third time, because they open and close inside."""
+    """``again`` windows are gathered a third time, because they open and close in a group."""
     compiled = windowed(groups, windows)
     compiled.save(tmp_path)
     start = ONE.new_model().state_dict()
@@ -272,7 +272,7 @@ def plan_of_two_blocks() -> ss.Plan:
     return plan
 
 
-def test_groups_that_overlap_are_an_error() -> None:
+def test_overlapping_rerun_groups_raise_plan_error() -> None:
     plan = plan_of_two_blocks()
     first, second = find_blocks(plan.graph).all
     plan.rerun((first[0], second[0]), first[1:])
@@ -280,7 +280,7 @@ def test_groups_that_overlap_are_an_error() -> None:
         ss.compile(plan)
 
 
-def test_what_runs_again_is_not_swapped() -> None:
+def test_rerun_and_swap_of_the_same_ops_raise_plan_error() -> None:
     plan = plan_of_two_blocks()
     blocks = find_blocks(plan.graph).all
     plan.rerun(*blocks)

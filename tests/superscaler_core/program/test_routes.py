@@ -26,7 +26,7 @@ REPLICATED = RoundRobin(knobs={"num_microbatches": 3})
 
 
 @pytest.mark.parametrize("name", ["hybrid", "interleaved", "zero3"])
-def test_a_plan_of_one_route_stays_as_it_is(name: str) -> None:
+def test_plan_with_one_route_is_unchanged(name: str) -> None:
     plan = Case(name, 2, sizes=DEEP).planned()
     assert by_routes(plan) is plan
 
@@ -42,7 +42,7 @@ def test_decisions_are_read_back_and_make_the_same_program(case: Case) -> None:
     assert ss.compile(again).files == compiled.files
 
 
-# --- what is where ------------------------------------------------------------------------------
+# --- placement ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", [TWO_WAYS, CHIMERA, REPLICATED], ids=str)
@@ -60,7 +60,7 @@ def test_a_microbatch_runs_on_the_workers_of_its_schedule(case: Case) -> None:
         assert made.stage_devices[event.stage] == expected
 
 
-def test_edges_lead_along_one_route() -> None:
+def test_edges_connect_stages_of_the_same_route() -> None:
     made = CHIMERA.compiled().materialized
     ends = {
         (edge.src_stage, edge.dst_stage): (tuple(edge.src.shards), tuple(edge.dst.shards))
@@ -72,8 +72,8 @@ def test_edges_lead_along_one_route() -> None:
     assert ends == down | up
 
 
-def test_gradients_of_both_ways_are_summed_once_a_step() -> None:
-    """Of a stage on devices (0, 1) and (2, 3): a half of its matrices on either of two."""
+def test_gradients_of_both_routes_are_summed_once_per_step() -> None:
+    """A stage is on devices (0, 1) and (2, 3), and each of two devices has half of a matrix."""
     made = TWO_WAYS.compiled().materialized
     (use,) = (u for u in made.weights.uses if u.tensor.name == "layers.0.mlp.up.weight")
     (leg,) = use.reduce
@@ -84,7 +84,7 @@ def test_gradients_of_both_ways_are_summed_once_a_step() -> None:
 
 @pytest.mark.parametrize("zero1", [False, True])
 def test_devices_hold_the_weights_of_two_stages(zero1: bool) -> None:
-    """Twice those of 1F1B; of what the optimizer has, cut among all who read it, as much."""
+    """Twice those of 1F1B. With ZeRO 1 the optimizer has as much as in 1F1B."""
     knobs = {"microbatches": 4}
     straight = Case("one_f_one_b", 4, knobs, sizes=DEEP).compiled()
     both = Case("chimera", 4, {**knobs, "zero1": zero1}, sizes=DEEP).compiled()
@@ -99,7 +99,7 @@ def test_devices_hold_the_weights_of_two_stages(zero1: bool) -> None:
     assert [8 * n for n in reading] == [a + b for a, b in zip(once, once[::-1], strict=True)]
 
 
-def test_a_stage_that_is_twice_on_a_worker_has_its_weights_once() -> None:
+def test_stage_on_one_worker_for_two_routes_has_its_weights_once() -> None:
     made = REPLICATED.compiled().materialized
     assert made.plan.num_routes == 2
     reading = [use for use in made.weights.uses if 2 in use.side.shards]
@@ -108,7 +108,7 @@ def test_a_stage_that_is_twice_on_a_worker_has_its_weights_once() -> None:
     assert all(use.is_stored and all(leg.is_idle for leg in use.reduce) for use in reading)
 
 
-# --- what runs ----------------------------------------------------------------------------------
+# --- training -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,9 @@ def test_a_stage_that_is_twice_on_a_worker_has_its_weights_once() -> None:
     ],
     ids=str,
 )
-def test_replicated_stages_train_what_one_device_trains(case: RoundRobin, tmp_path: Path) -> None:
+def test_replicated_stages_train_the_same_weights_as_one_device(
+    case: RoundRobin, tmp_path: Path
+) -> None:
     assert max(errors_on_threads(case, tmp_path)) < 1e-12
 
 
@@ -130,7 +132,7 @@ SAVINGS = ("recompute", "rerun", "swap", "gather", "gather and rerun", "reduce",
 
 
 def saving(plan: ss.Plan, what: str) -> None:
-    """Say something of the blocks, as the first route has them."""
+    """Add a decision about the blocks of the first route."""
     blocks = plan.blocks.all
     if "gather" in what:
         plan.gather_weights(*blocks)
@@ -153,7 +155,7 @@ def saving(plan: ss.Plan, what: str) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize("what", SAVINGS)
-def test_what_a_plan_says_of_a_stage_holds_on_all_its_workers(
+def test_decisions_about_a_stage_apply_to_all_its_workers(
     what: str, overlap: bool, tmp_path: Path
 ) -> None:
     plan = replace(TWO_WAYS, knobs={**TWO_WAYS.knobs, "zero1": True}).planned()
@@ -163,7 +165,7 @@ def test_what_a_plan_says_of_a_stage_holds_on_all_its_workers(
     compiled = ss.compile(plan)
     program = compiled.materialized.step_program
     program.check()
-    # But for what is fetched for the whole step: one call may serve several stages.
+    # Fetches for the whole step are left out, because one call may serve several stages.
     by_stage = {
         key: Counter(i.kind for i in block if i.kind is not Verb.FETCH)
         for key, block in program.blocks.items()
@@ -182,7 +184,7 @@ def test_what_a_plan_says_of_a_stage_holds_on_all_its_workers(
 # --- the text -----------------------------------------------------------------------------------
 
 
-def test_the_text_says_how_many_routes_there_are() -> None:
+def test_step_program_text_states_the_number_of_routes() -> None:
     program = CHIMERA.compiled().step_program
     assert str(program).splitlines()[0] == "step of GPT on 0,1,2,3 by 2 routes"
     assert StepProgram.parse(str(program)).num_routes == 2
@@ -215,7 +217,7 @@ def test_weights_are_updated_after_the_backwards_of_all_routes() -> None:
     others = tuple(i for i in program.end if i.kind is Verb.UPDATE and i is not update)
 
     def updated(route: int) -> StepProgram:
-        """With the first stage's update right after its last backward on a route."""
+        """The program with the update of the first stage after its last backward on a route."""
         key, when = (4 * route, last[route].kind), last[route].microbatch
         block = (*program.blocks[key], replace(update, microbatch=when))
         return replace(program, blocks={**program.blocks, key: block}, end=(*end, *others))
@@ -227,7 +229,7 @@ def test_weights_are_updated_after_the_backwards_of_all_routes() -> None:
         updated(0).check()
 
 
-def test_round_robin_goes_as_many_ways_as_its_stages_have_workers_together() -> None:
+def test_round_robin_of_3_and_2_workers_has_6_routes() -> None:
     schedule = round_robin((3, 2), 12)
     assert len(schedule.routes) == 6
     assert [schedule.route_of(m) for m in range(12)] == [*range(6), *range(6)]

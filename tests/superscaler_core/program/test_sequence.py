@@ -33,7 +33,7 @@ def test_op_order_makes_chains_run_one_after_another() -> None:
     assert order_of(plan) == first + [str(pair[1]) for pair in parts]
 
 
-def test_an_order_of_ops_holds_for_the_parts_that_they_are_cut_into_later() -> None:
+def test_op_order_of_ops_holds_for_parts_of_later_splits() -> None:
     plan = ss.Plan(branched(), [0])
     mask, select = plan.graph.ops[1:3]
     plan.op_order(mask, select)
@@ -44,7 +44,7 @@ def test_an_order_of_ops_holds_for_the_parts_that_they_are_cut_into_later() -> N
     assert len(order_of(plan)) == 2 * len(plan.graph.ops)
 
 
-def test_an_order_of_a_part_that_is_no_more_is_refused() -> None:
+def test_op_order_of_a_part_that_was_split_raises_plan_error() -> None:
     plan = ss.Plan(two_linears(), [0])
     first, _ = plan.op_trans(plan.graph.ops[0], ss.split("b", 2))
     plan.op_order(first, plan.graph.ops[1])
@@ -54,7 +54,7 @@ def test_an_order_of_a_part_that_is_no_more_is_refused() -> None:
         ss.compile(plan)
 
 
-def test_a_cycle_of_order_and_data_is_named_op_by_op() -> None:
+def test_cycle_of_order_and_data_raises_order_error_listing_the_ops() -> None:
     plan = on_one(ss.Plan(two_linears(), [0]))
     plan.op_order(plan.graph.ops[2], plan.graph.ops[0])
     cycle = "act:tanh on 0 -> down:linear on 0 -> up:linear on 0 -> act:tanh on 0"
@@ -62,7 +62,7 @@ def test_a_cycle_of_order_and_data_is_named_op_by_op() -> None:
         ss.compile(plan)
 
 
-def test_a_cycle_through_communication_names_the_tensor() -> None:
+def test_cycle_through_communication_raises_order_error_with_the_tensor() -> None:
     plan = ss.Plan(two_linears(), [0, 1])
     for op, device in zip(plan.graph.ops, [0, 1, 1, 1], strict=True):
         plan.op_assign(op, device)
@@ -71,7 +71,7 @@ def test_a_cycle_through_communication_names_the_tensor() -> None:
         ss.compile(plan)
 
 
-def test_an_op_of_a_later_stage_cannot_come_first() -> None:
+def test_op_order_against_the_stages_raises_order_error() -> None:
     plan = on_one(ss.Plan(two_linears(), [0]))
     plan.pipeline([2])
     plan.op_order(plan.graph.ops[3], plan.graph.ops[0])
@@ -79,7 +79,7 @@ def test_an_op_of_a_later_stage_cannot_come_first() -> None:
         ss.compile(plan)
 
 
-def test_a_schedule_that_waits_for_itself_is_refused() -> None:
+def test_schedule_with_a_deadlock_raises_order_error() -> None:
     plan = ss.Plan(two_linears(), [0, 1])
     for stage in plan.pipeline([2]):
         for op in stage.ops:
@@ -102,7 +102,7 @@ def test_communication_comes_right_before_its_first_reader() -> None:
 
 @pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
 @pytest.mark.parametrize("num_microbatches", [1, 2, 5])
-def test_every_device_takes_events_in_one_order(name: str, num_microbatches: int) -> None:
+def test_all_devices_run_events_in_one_global_order(name: str, num_microbatches: int) -> None:
     plan = ss.Plan(two_linears(), [0, 1])
     for stage in plan.pipeline([2]):
         for op in stage.ops:

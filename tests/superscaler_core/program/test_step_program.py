@@ -1,4 +1,4 @@
-"""The step program is what runs: it is read back from its text, checked, and compared with runs."""
+"""Step programs: text form, checks, and comparison with the calls of a run."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ def made(request: pytest.FixtureRequest) -> tuple[Case, ss.Compiled]:
     return case, case.compiled()
 
 
-def test_text_is_read_back(made: tuple[Case, ss.Compiled]) -> None:
+def test_step_program_round_trips_through_its_text(made: tuple[Case, ss.Compiled]) -> None:
     program = made[1].materialized.step_program
     assert StepProgram.parse(str(program)) == program
     for block in program.blocks.values():
         assert [StepInstruction.parse(str(i)) for i in block] == list(block)
 
 
-def test_every_program_is_accepted(made: tuple[Case, ss.Compiled]) -> None:
+def test_step_programs_of_all_plans_pass_the_check(made: tuple[Case, ss.Compiled]) -> None:
     StepProgram.parse(str(made[1].materialized.step_program)).check()
 
 
-# --- what runs ----------------------------------------------------------------------------------
+# --- calls of a run -----------------------------------------------------------------------------
 
 RECORDED: dict[str, Callable[..., str]] = {
     "forward": lambda segment: segment.__name__,
@@ -104,7 +104,7 @@ RECORDED: dict[str, Callable[..., str]] = {
     "total_loss": lambda: "loss",
     "update": lambda names: names[0],
 }
-"""What generated code calls, and the name in it of what it is about."""
+"""The methods that generated code calls, each with a function that labels its call."""
 
 CALLS = {
     Verb.FORWARD: "forward",
@@ -132,7 +132,7 @@ WEIGHTS = (Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE)
 
 @contextmanager
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[tuple[str, str]]]]:
-    """What every rank calls, by rank: only calls of generated code, not those of each other."""
+    """The calls of generated code by rank. Calls of one method by another do not count."""
     found: dict[int, list[tuple[str, str]]] = {}
     inside = threading.local()
 
@@ -160,14 +160,14 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[tuple[s
 
 
 def idle(made: Materialized) -> set[tuple[str, str]]:
-    """Ways of edges that move nothing, for which generated code assigns instead of calling."""
+    """Directions of edges that move nothing; generated code assigns instead of calling."""
     legs = [("move", edge.name, edge.forward) for edge in made.edges.all]
     legs += [("move_back", edge.name, edge.backward) for edge in made.edges.all]
     return {(call, name) for call, name, way in legs if len(way) == 1 and way[0].is_idle}
 
 
 def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
-    """What the program says that a device calls."""
+    """The calls of a device according to the step program."""
     found = []
     for i, _ in made.step_program.instructions(device):
         name = i.name
@@ -185,7 +185,7 @@ def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
     return found
 
 
-def test_what_runs_is_the_program_in_its_order(
+def test_ranks_run_the_instructions_of_the_step_program_in_order(
     made: tuple[Case, ss.Compiled], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     case, compiled = made
@@ -208,7 +208,7 @@ def test_what_runs_is_the_program_in_its_order(
         assert ran
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 def program(plan: str = "zero3") -> StepProgram:
@@ -220,7 +220,7 @@ def program(plan: str = "zero3") -> StepProgram:
 def changed(
     kind: Verb, *, is_twice: bool = False, phase: Phase = Phase.WHOLE, plan: str = "zero3"
 ) -> StepProgram:
-    """Without the first instruction of a kind, or with it twice."""
+    """A program without the first instruction of a kind, or with that instruction twice."""
     made = program(plan)
     blocks = dict(made.blocks)
     for key, block in blocks.items():
@@ -242,7 +242,9 @@ def changed(
         (Verb.RELEASE, False, "are gathered already"),
     ],
 )
-def test_a_program_that_cannot_run_is_refused(kind: Verb, is_twice: bool, words: str) -> None:
+def test_inconsistent_step_program_raises_plan_error(
+    kind: Verb, is_twice: bool, words: str
+) -> None:
     with pytest.raises(PlanError, match=words):
         changed(kind, is_twice=is_twice).check()
 
@@ -258,14 +260,14 @@ def test_a_program_that_cannot_run_is_refused(kind: Verb, is_twice: bool, words:
         (Verb.FORWARD, Phase.WHOLE, False, "no forward has kept the values that it needs"),
     ],
 )
-def test_what_left_for_host_memory_is_back_before_it_is_read(
+def test_inconsistent_swap_instructions_raise_plan_error(
     kind: Verb, phase: Phase, is_twice: bool, words: str
 ) -> None:
     with pytest.raises(PlanError, match=words):
         changed(kind, is_twice=is_twice, phase=phase, plan="swap").check()
 
 
-def test_what_did_not_leave_does_not_come_back() -> None:
+def test_swap_in_without_swap_out_raises_plan_error() -> None:
     made = program("swap")
     blocks = {
         key: tuple(i for i in block if i.kind is not Verb.OUT) for key, block in made.blocks.items()
@@ -276,7 +278,7 @@ def test_what_did_not_leave_does_not_come_back() -> None:
         replace(made, blocks=blocks).check()
 
 
-def test_a_microbatch_that_does_not_come_back_is_refused() -> None:
+def test_missing_or_misplaced_backward_raises_plan_error() -> None:
     made = program()
     events = tuple(e for e in made.events if not (isinstance(e, Action) and e.kind == "B"))
     with pytest.raises(PlanError, match="0F0 has no 0B0"):
@@ -294,6 +296,6 @@ def test_a_microbatch_that_does_not_come_back_is_refused() -> None:
         ("step of x on 0\norder:\n  0Q0", "line 3 of a step program: cannot parse action"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
+def test_unreadable_line_of_a_step_program_raises_plan_error(line: str, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         StepProgram.parse(line)

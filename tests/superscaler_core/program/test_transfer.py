@@ -45,12 +45,12 @@ ENDS = {
     "mixed": MIXED, "halo": HALO, "strided": STRIDED, "two sums each": TWO_SUMS_EACH,
     "lopsided": LOPSIDED, "halo grads": HALO_GRADS,
 }  # fmt: skip
-# Two parts may read one element, and none writes it twice.
+# Two parts may read the same element, but only one may write it.
 WRITTEN = [name for name in ENDS if name != "halo"]
 
 
 def moved(src: Side, dst: Side) -> None:
-    """Simulate all transfers and compare what every device gets with the whole tensor."""
+    """Simulate all transfers and compare the result of every device with the whole tensor."""
     generator = np.random.default_rng(0)
     summands = generator.integers(1, 9, (max(k for _, k in src.held) + 1, *SHAPE)).astype(float)
     whole = np.zeros(SHAPE)
@@ -87,7 +87,7 @@ def _within(transfer: Transfer, cell: rv.Box) -> tuple[slice, ...]:
 
 
 @pytest.mark.parametrize("src, dst", list(itertools.product(WRITTEN, ENDS)))
-def test_every_device_gets_the_sum_of_what_was_written(src: str, dst: str) -> None:
+def test_transfers_give_every_device_the_sum_of_all_summands(src: str, dst: str) -> None:
     moved(ENDS[src], ENDS[dst].whole)
 
 
@@ -103,20 +103,20 @@ def test_every_device_gets_the_sum_of_what_was_written(src: str, dst: str) -> No
         ("two sums each", "R(1)V(2)D(1,1) shape(6,4) ranks(0,1)"),
     ],
 )
-def test_what_forms_a_layout_moves_as_one(end: str, text: str) -> None:
+def test_side_that_forms_a_layout_moves_in_one_transfer(end: str, text: str) -> None:
     (transfer,) = transfers(ENDS[end], REPLICAS, SHAPE, "float64")
     assert str(transfer.src) == text
 
 
 @pytest.mark.parametrize("end", ["halo grads", "strided", "lopsided"])
-def test_what_forms_none_moves_in_regions_that_tile_the_tensor(end: str) -> None:
+def test_side_that_forms_no_layout_moves_in_regions_that_tile_the_tensor(end: str) -> None:
     found = transfers(ENDS[end], ROWS, SHAPE, "float64")
     assert sum(transfer.box.num_elements for transfer in found) == box(WHOLE).num_elements
     assert all(a.box.intersect(b.box) is None for a, b in itertools.combinations(found, 2))
 
 
 def chain(num: int) -> tuple[Side, Side]:
-    """Rows of a chain of devices, and the same rows with one of each neighbour's."""
+    """Rows of a chain of devices, and the same rows with one row of each neighbour."""
     rows = [(2 * d, 2 * d + 2) for d in range(num)]
     halos = [(max(0, lo - 1), min(2 * num, hi + 1)) for lo, hi in rows]
     return (
@@ -127,28 +127,30 @@ def chain(num: int) -> tuple[Side, Side]:
 
 @pytest.mark.parametrize("is_back", [False, True])
 @pytest.mark.parametrize("num", [2, 3, 8, 13])
-def test_a_halo_costs_its_own_bytes(num: int, is_back: bool) -> None:
+def test_halo_exchange_sends_only_the_bytes_of_the_halo(num: int, is_back: bool) -> None:
     rows, halos = chain(num)
     ends = (halos, rows) if is_back else (rows, halos.whole)
     found = [t for t in transfers(*ends, (2 * num, 4), "float64") if not t.is_idle]
-    # A row of four float64 each way between neighbours, and nobody else takes part.
+    # Neighbours send each other a row of four float64, and no other device takes part.
     assert sum(t.plan().cost.wire_bytes for t in found) == 2 * (num - 1) * 4 * 8
     assert all(b - a == 1 for a, b in (t.devices for t in found))
 
 
 @pytest.mark.parametrize("is_back", [False, True])
 @pytest.mark.parametrize("num", [3, 8, 13])
-def test_transfers_along_a_chain_do_not_wait_for_each_other(num: int, is_back: bool) -> None:
+def test_halo_exchange_of_a_chain_takes_a_constant_number_of_rounds(
+    num: int, is_back: bool
+) -> None:
     rows, halos = chain(num)
     ends = (halos, rows) if is_back else (rows, halos.whole)
     done = dict.fromkeys(range(num), 0)
     for transfer in transfers(*ends, (2 * num, 4), "float64"):
         if not transfer.is_idle:
             done |= dict.fromkeys(transfer.devices, 1 + max(done[d] for d in transfer.devices))
-    assert max(done.values()) == 4  # what a device in the middle takes part in
+    assert max(done.values()) == 4  # the transfers of a device in the middle
 
 
-def test_sums_that_overlap_are_refused() -> None:
+def test_overlapping_partial_sums_raise_plan_error() -> None:
     src = side(3, (0, WHOLE, 0), (0, WHOLE, 1), (1, WHOLE, 1), (1, WHOLE, 2))
     match = r"is the sum of 3 summands, .*: 0\+1 on \[0\], 1\+2 on \[1\]; put parts of one sum on"
     with pytest.raises(ss.PlanError, match=match):
@@ -169,7 +171,7 @@ def test_summands_are_numbered_from_zero() -> None:
     assert [view.summand for view in made.views] == [2, 1, 0]
 
 
-def test_joined_readers_add_up_their_gradients() -> None:
+def test_joined_sides_add_up_their_summands() -> None:
     both = Side.joined([SUMMANDS, REPLICAS])
     assert both.num_summands == 5
     assert both.shards[2].held == {(box(WHOLE), 2), (box(WHOLE), 4)}

@@ -1,4 +1,4 @@
-"""Versions of weights: what a step program may read, and when it may update."""
+"""Versions of weights: which version a step program may read, and when it may update."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_weight_stashing_is_accepted_and_read_back() -> None:
         ),
     ],
 )
-def test_a_version_that_is_not_there_is_refused(old: str, new: str, words: str) -> None:
+def test_wrong_versions_of_weights_raise_plan_error(old: str, new: str, words: str) -> None:
     assert old in STASHING
     with pytest.raises(PlanError, match=words):
         StepProgram.parse(STASHING.replace(old, new, 1)).check()
@@ -136,7 +136,7 @@ def test_a_synchronous_step_reads_one_version_and_makes_the_next() -> None:
     assert (read, updates) == ({0}, [("stage0", 1, 1), ("stage1", 1, 1)])
 
 
-def test_an_update_before_its_gradients_are_there_is_refused() -> None:
+def test_update_before_its_gradients_are_reduced_raises_plan_error() -> None:
     program = synchronous()
     *others, first, second = program.end
     reduce = next(n for n, i in enumerate(others) if i.kind is Verb.REDUCE)
@@ -179,7 +179,9 @@ def test_an_asynchronous_program_is_accepted_and_read_back() -> None:
         ("ampnet", "0B2 v2", "0B2 v1", "version 1 of the weights of stage0 is not kept"),
     ],
 )
-def test_versions_of_events_are_checked(plan: str, old: str, new: str, words: str) -> None:
+def test_wrong_versions_of_events_raise_plan_error(
+    plan: str, old: str, new: str, words: str
+) -> None:
     text = str(asynchronous(plan))
     assert old in text
     with pytest.raises(PlanError, match=words):
@@ -189,5 +191,5 @@ def test_versions_of_events_are_checked(plan: str, old: str, new: str, words: st
 @pytest.mark.parametrize(
     "text", ["update stage0 on 0,1 v1", "update stage3 on 2 at 7 v12 keeps 2", "W a on 0 v3"]
 )
-def test_versions_are_read_back(text: str) -> None:
+def test_instructions_with_versions_round_trip_through_text(text: str) -> None:
     assert str(StepInstruction.parse(text)) == text

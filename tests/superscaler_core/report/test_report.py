@@ -1,4 +1,4 @@
-"""Report: reported bytes are moved bytes, alike layers are one row, and no line is too long."""
+"""Report: reported bytes equal sent bytes, equal layers share a row, and lines are not too long."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CASES = [
 
 @pytest.mark.parametrize("name, plan_name, num_devices, knobs", CASES)
 @pytest.mark.parametrize("master", [None, torch.float64])
-def test_reported_bytes_are_moved_bytes(
+def test_reported_bytes_equal_the_bytes_that_ranks_send(
     name: str,
     plan_name: str,
     num_devices: int,
@@ -76,7 +76,7 @@ def test_reported_bytes_are_moved_bytes(
 
 
 def moved_bytes(made: Compiled, name: str, folder: Path, master: torch.dtype | None = None) -> int:
-    """What all ranks send in a step."""
+    """Bytes that all ranks send in a step."""
     made.save(folder)
     batch = models.example_inputs(name, 4 * made.plan.num_microbatches)
 
@@ -89,7 +89,7 @@ def moved_bytes(made: Compiled, name: str, folder: Path, master: torch.dtype | N
 
 
 @pytest.mark.parametrize("is_rerun", [False, True])
-def test_reported_bytes_are_moved_bytes_where_a_window_is_in_two_stages(
+def test_reported_bytes_equal_sent_bytes_with_a_window_in_two_stages(
     is_rerun: bool, tmp_path: Path
 ) -> None:
     plan = planned("gpt", "hybrid", 4, pp=2, microbatches=2, zero1=True)
@@ -97,14 +97,14 @@ def test_reported_bytes_are_moved_bytes_where_a_window_is_in_two_stages(
     if is_rerun:
         plan.rerun(*(stage.ops for stage in plan.stages))
     made = compile(plan)
-    # In each of 2 stages, for 2 microbatches: forward, backward, and what runs again.
+    # Each of 2 stages gathers for 2 microbatches: in the forward, in the backward, and in a rerun.
     gathers = made.materialized.counts[Verb.GATHER, plan.windows[0]]
     assert gathers == 2 * 2 * (2 + is_rerun)
     assert made.report().sent_bytes == moved_bytes(made, "gpt", tmp_path)
 
 
 @pytest.mark.parametrize("name, plan_name, num_devices, knobs", CASES)
-def test_no_line_is_longer_than_a_page_is_wide(
+def test_lines_of_the_report_fit_in_100_columns(
     name: str, plan_name: str, num_devices: int, knobs: dict[str, Any]
 ) -> None:
     made = compiled(name, plan_name, num_devices, **knobs)
@@ -113,14 +113,14 @@ def test_no_line_is_longer_than_a_page_is_wide(
 
 
 @pytest.mark.parametrize("plan_name", ["megatron", "zero3", "data_parallel"])
-def test_more_layers_make_larger_counts_and_no_more_rows(plan_name: str) -> None:
+def test_more_layers_increase_counts_but_not_rows(plan_name: str) -> None:
     few, many = (compiled("gpt", plan_name, 2, layers).report().rows for layers in (2, 5))
     assert len(few) == len(many) <= 20
     grown = [len(b.moves) / len(a.moves) for a, b in zip(few, many, strict=True)]
     assert max(grown) > 2
 
 
-def test_megatron_reports_two_sums_a_layer_and_way() -> None:
+def test_megatron_reports_two_all_reduces_per_layer_and_direction() -> None:
     large = rv.Topology.single_host(4, alpha_secs=1e-12, bytes_per_sec=1e9)
     report = compiled("gpt", "megatron", 4, layers=3).report(large)
     for way in ("forward", "backward"):
@@ -142,19 +142,19 @@ def test_an_edge_between_stages_moves_once_a_microbatch_each_way() -> None:
     (there,), (back,) = report.of("forward"), report.of("backward")
     assert (there.first.stages, back.first.stages) == ((0, 1), (1, 0))
     assert there.first.num_times == back.first.num_times == 3
-    assert there.sent_bytes == 3 * 4 * 8 * 16 * 4  # times [4, 8, 16] of float32
+    assert there.sent_bytes == 3 * 4 * 8 * 16 * 4  # 3 tensors [4, 8, 16] of float32
 
 
 LINK = rv.Link(1e-6, 1e9)
 
 
-def test_bytes_are_told_apart_by_the_level_that_they_pass() -> None:
+def test_bytes_are_reported_per_topology_level() -> None:
     made = compiled("gpt", "hybrid", 4, pp=2, tp=2, microbatches=2)
     hosts = rv.Topology.hosts([[0, 1], [2, 3]], LINK, LINK)
     report = made.report(hosts)
     assert set(report.level_bytes) == {"rank", "host"}
     between = [m for m in moves_of(made.materialized, hosts) if m.stages[0] != m.stages[1]]
-    # The loss is on the second host, and both hosts want it.
+    # The loss is on the second host, and both hosts need it.
     loss = sum(row.level_bytes[1] for row in report.of("loss"))
     expected = sum(m.num_times * m.level_bytes[1] for m in between) + loss
     assert report.level_bytes["host"] == expected > 0
@@ -171,7 +171,7 @@ def test_three_levels_count_every_byte_once() -> None:
     assert by_level == made.report(hosts).level_bytes | {"c": 0}
 
 
-def test_a_summary_says_what_is_sent_and_needed_and_what_differs_from_the_model() -> None:
+def test_summary_has_counts_sent_bytes_memory_and_notes() -> None:
     made = compiled("gpt", "megatron", 2)
     made.plan.note("batch statistics are of a shard")
     lines = made.summary().splitlines()
@@ -183,7 +183,7 @@ def test_a_summary_says_what_is_sent_and_needed_and_what_differs_from_the_model(
 # --- explain ------------------------------------------------------------------------------------
 
 
-def test_ops_of_alike_layers_share_a_row_that_says_how_they_were_cut() -> None:
+def test_ops_of_equal_layers_share_a_row_with_their_cut() -> None:
     made = compiled("gpt", "megatron", 2, layers=3)
     rows = {line.split()[1]: line for line in explain_ops(made.plan, width=200).splitlines()}
     assert rows["layers.*.mlp.up:linear"].split()[0] == "3"
@@ -192,7 +192,7 @@ def test_ops_of_alike_layers_share_a_row_that_says_how_they_were_cut() -> None:
     assert "2 copies" in rows["norm:layer_norm"]
 
 
-def test_what_is_recomputed_is_said() -> None:
+def test_recomputed_ops_are_marked() -> None:
     made = compiled("gpt", "recompute", 1)
     rows = {line.split()[1]: line for line in explain_ops(made.plan, width=200).splitlines()}
     assert "again" in rows["layers.*.mlp:gelu"]
@@ -213,7 +213,7 @@ def test_an_edge_is_explained_with_its_ends_and_its_plans() -> None:
 
 
 class Twice(nn.Module):
-    """A product that two ops read."""
+    """A product whose result two ops read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class Twice(nn.Module):
         return (y.relu() + y.tanh()).sum()
 
 
-def test_an_edge_that_starts_from_another_says_so() -> None:
+def test_explanation_of_a_derived_edge_names_its_parent() -> None:
     plan = Plan(capture(Twice(), (torch.ones(4, 6),)), range(2))
     for op in plan.graph.ops:
         how = {"linear": split("k", 2), "tanh": split("b", 2)}.get(op.kind, replicate(2))
@@ -244,7 +244,7 @@ def test_a_use_of_a_weight_is_explained_with_its_storage() -> None:
     assert "reduce:" in text
 
 
-def test_an_edge_that_is_not_there_is_refused() -> None:
+def test_unknown_edge_is_rejected() -> None:
     made = compiled("gpt", "one_f_one_b", 2)
     with pytest.raises(PlanError, match=r"no edge 'e7'; edges of activations are e0 to e0, .* e0"):
         explain_edge(made.materialized, "e7")
@@ -254,7 +254,7 @@ def test_an_edge_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 41, 60, 100])
-def test_tables_keep_their_width_and_all_their_words(width: int) -> None:
+def test_table_fits_its_width_and_keeps_all_words(width: int) -> None:
     rows = [["e0", "layers.0.attn, norm and more", "12 KiB"], ["e1", "a" * 8, "3 MiB"]]
     text = table(["edge", "tensors", "bytes"], rows, width)
     assert max(map(len, text.splitlines())) <= width
@@ -264,16 +264,16 @@ def test_tables_keep_their_width_and_all_their_words(width: int) -> None:
 @pytest.mark.parametrize(
     "numbers, text", [([], ""), ([3], "3"), ([4, 3], "3,4"), ([1, 2, 3, 5, 7, 8], "1-3,5,7,8")]
 )
-def test_runs_of_numbers_are_ranges(numbers: list[int], text: str) -> None:
+def test_consecutive_numbers_are_written_as_ranges(numbers: list[int], text: str) -> None:
     assert numbers_text(numbers) == text
 
 
 @pytest.mark.parametrize("text, size", [("0", 0), ("12", 12), ("1 KiB", 1024), ("1.5MiB", 3 << 19)])
-def test_bytes_are_read_as_they_are_written(text: str, size: int) -> None:
+def test_text_of_bytes_parses_back(text: str, size: int) -> None:
     assert parse_bytes(text) == parse_bytes(bytes_text(size)) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "12 XB", "1,5 MiB", "nan", "-5", "inf MiB"])
-def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+def test_invalid_text_of_bytes_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="cannot parse bytes"):
         parse_bytes(text)

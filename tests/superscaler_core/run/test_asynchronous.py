@@ -1,4 +1,4 @@
-"""Asynchronous pipelines train what a plain loop with the same delayed gradients trains."""
+"""Asynchronous pipelines train as a plain loop with the same delayed gradients."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ NEWEST = [
 
 
 def on_threads(case: Case, folder: Path, *given: Any) -> tuple[ss.Compiled, list[Trained]]:
-    """What each rank of a case's program trains, as a thread."""
+    """What each rank of the program trains on a thread."""
     compiled = case.compiled()
     compiled.save(folder)
     state, ranks = case.new_model().state_dict(), range(case.num_devices)
@@ -112,13 +112,15 @@ def off(found: list[Trained], alone: Trained) -> list[float]:
 
 
 @pytest.mark.parametrize("case", [*STASHING, *NEWEST], ids=str)
-def test_20_updates_equal_those_of_a_loop_with_the_same_delays(case: Case, tmp_path: Path) -> None:
+def test_asynchronous_updates_equal_those_of_a_loop_with_the_same_delays(
+    case: Case, tmp_path: Path
+) -> None:
     compiled, found = on_threads(case, tmp_path)
     assert off(found, delayed(case, compiled.plan)) == []
     assert len(off(found, train_alone(case, case.knobs["microbatches"]))) == case.num_devices
 
 
-# --- PipeMare: formulas from memory of the paper, unchecked ------------------------------------
+# --- PipeMare: formulas from memory, not checked against the paper -----------------------------
 
 MARE = Case("pipemare", 4, {"microbatches": 20, "every": 2}, **MLP)
 TIED_MARE = TiedMLP("pipemare", 4, {"microbatches": 20, "every": 2}, **WIDE)
@@ -152,7 +154,7 @@ def test_pipemare_rescales_learning_rates_and_corrects_the_weights_of_backwards(
     assert len(off(found, uncorrected)) == 4
 
 
-def test_a_synchronous_warm_up_goes_on_asynchronously(tmp_path: Path) -> None:
+def test_asynchronous_training_resumes_after_a_synchronous_warm_up(tmp_path: Path) -> None:
     """T3: another program trains the first steps, and its checkpoint is loaded."""
     warm = Case("one_f_one_b", 4, {"microbatches": 4}, **MLP, optimizer="plain")
     mare = Case("pipemare", 4, MARE.knobs, **MLP, optimizer="plain")
@@ -237,13 +239,13 @@ def delayed_quadratic(curvature: float, rate: float, delay: int, num: int) -> li
     return [curvature * value for value in values[:num]]
 
 
-def test_a_quadratic_under_pipedream_is_its_delayed_recursion(tmp_path: Path) -> None:
+def test_quadratic_under_pipedream_follows_its_delayed_recursion(tmp_path: Path) -> None:
     found = gradients(pipedream(4, 20), tmp_path, 0.1)
     for stage, mine in enumerate(found):
         assert mine == pytest.approx(delayed_quadratic(1.0 + stage, 0.1, 3 - stage, 20), abs=1e-12)
 
 
-def test_a_quadratic_under_2bw_is_its_closed_form(tmp_path: Path) -> None:
+def test_quadratic_under_2bw_equals_its_closed_form(tmp_path: Path) -> None:
     """``w(t+1) = w(t) - rate a w(t-1)``: a sum of powers of the roots of ``z^2 - z + rate a``."""
     found = gradients(pipedream_2bw(2, 40), tmp_path, 0.1)
     for a, mine in zip((1.0, 2.0), found, strict=True):
@@ -255,7 +257,7 @@ def test_a_quadratic_under_2bw_is_its_closed_form(tmp_path: Path) -> None:
         assert mine == pytest.approx(closed, abs=1e-12)
 
 
-def test_three_equal_minibatches_give_equal_gradients_while_their_version_is_kept(
+def test_equal_minibatches_give_equal_gradients_while_their_version_is_kept(
     tmp_path: Path,
 ) -> None:
     """As in PipeDream's own test of weight stashing (``sgd_with_stashing``)."""
@@ -264,11 +266,11 @@ def test_three_equal_minibatches_give_equal_gradients_while_their_version_is_kep
     assert equal == {1: (False, False), 2: (True, False), 3: (True, True)}
 
 
-# --- what a step leaves -------------------------------------------------------------------------
+# --- parameters and memory ----------------------------------------------------------------------
 
 
-def test_parameters_stay_where_they_are(tmp_path: Path) -> None:
-    """So another program of the rank, which shares them, reads the newest version."""
+def test_steps_keep_the_memory_addresses_of_parameters(tmp_path: Path) -> None:
+    """Another program of the rank shares them, and so it reads the newest version."""
     case = Case("pipedream", 2, {"microbatches": 4}, sizes=GPT)
     case.compiled().save(tmp_path)
     state = case.new_model().state_dict()
@@ -284,8 +286,8 @@ def test_parameters_stay_where_they_are(tmp_path: Path) -> None:
     assert all(ss.run_threads(tmp_path, work, range(2)).values())
 
 
-def test_memory_counts_every_version() -> None:
-    """Of a stage it is that of one version, times the versions that the schedule keeps."""
+def test_memory_estimate_counts_every_version_of_the_weights() -> None:
+    """The weights of a stage take one version times the versions that the schedule keeps."""
     single, stash, two = (
         Case(name, 4, {"microbatches": 8}, sizes={"layers": 4}).compiled().memory
         for name in ("ampnet", "pipedream", "pipedream_2bw")
@@ -296,7 +298,7 @@ def test_memory_counts_every_version() -> None:
         assert two[device].weights_bytes == 2 * weights
 
 
-# --- refusals -----------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 def refused(case: Case, change: Callable[[ss.Plan], object]) -> str:
@@ -326,8 +328,8 @@ def test_decisions_that_need_one_version_are_refused(
 
 
 @pytest.mark.parametrize("case", TIED_CASES, ids=str)
-def test_a_program_says_which_version_of_a_shared_weight_is_read(case: Case) -> None:
-    """A later stage reads for a microbatch what the first stage reads for it."""
+def test_program_records_which_version_of_a_shared_weight_is_read(case: Case) -> None:
+    """For a microbatch the last stage reads the same version as the first stage."""
     compiled = case.compiled()
     program, schedule = compiled.step_program, compiled.plan.schedule
     assert schedule is not None
@@ -339,7 +341,7 @@ def test_a_program_says_which_version_of_a_shared_weight_is_read(case: Case) -> 
 
 
 @pytest.mark.parametrize("case", [TIED_CASES[0], NEWEST[-1]], ids=str)
-def test_one_device_trains_the_same_where_stages_share_a_weight(case: Case, tmp_path: Path) -> None:
+def test_one_device_trains_shared_weights_with_the_same_delays(case: Case, tmp_path: Path) -> None:
     plan = case.planned()
     assert plan.schedule is not None
     alone = ss.Plan(plan.graph, [0])
@@ -372,7 +374,7 @@ def update_of_owner_first(program: StepProgram) -> StepProgram:
         (update_of_owner_first, "hands its gradients over later"),
     ],
 )
-def test_a_program_that_misses_gradients_of_a_shared_weight_is_refused(
+def test_program_with_wrong_versions_of_a_shared_weight_raises_plan_error(
     damage: Callable[[StepProgram], StepProgram], words: str
 ) -> None:
     program = TIED_CASES[0].compiled().step_program
@@ -380,7 +382,7 @@ def test_a_program_that_misses_gradients_of_a_shared_weight_is_refused(
         damage(program).check()
 
 
-def test_memory_counts_a_shared_weight_on_both_stages_in_the_versions_of_the_first() -> None:
+def test_memory_counts_a_shared_weight_on_both_stages_with_the_versions_of_the_first() -> None:
     case = Case("pipedream", 3, {"microbatches": 8}, sizes={**TIED, "layers": 3})
     apart = replace(case, sizes={**case.sizes, "tied": False})
     shared, own = (c.compiled().memory for c in (case, apart))
@@ -411,7 +413,7 @@ def step_without_optimizers(trainer: ss.Trainer, case: Case) -> None:
         ),
     ],
 )
-def test_what_a_trainer_cannot_mean_is_refused(
+def test_unsupported_calls_of_the_trainer_raise_plan_error(
     plan: str, work: Callable[[ss.Trainer, Case], object], words: str, tmp_path: Path
 ) -> None:
     case = Case(plan, 2, {"microbatches": 4}, sizes=GPT)
@@ -426,20 +428,20 @@ def test_what_a_trainer_cannot_mean_is_refused(
     ss.run_threads(tmp_path, refusing, range(2))
 
 
-def test_the_resimulator_refuses_it() -> None:
+def test_resimulator_rejects_asynchronous_programs() -> None:
     compiled = Case("pipedream", 2, {"microbatches": 4}, sizes=GPT).compiled()
     with pytest.raises(PlanError, match="simulate this one"):
         Resimulator(compiled, "v100")
 
 
 @pytest.mark.parametrize("options", [{"annealing": -1}, {"decay": 1.0}, {"first": -1}])
-def test_corrections_out_of_range_are_refused(options: dict[str, float]) -> None:
+def test_pipemare_options_out_of_range_raise_value_error(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="0 <= decay < 1"):
         ss.PipeMare(**options)  # type: ignore[arg-type]
 
 
-def test_delays_of_the_loop_are_those_of_the_schedule() -> None:
-    """The closed forms that the loop uses, and the versions that schedules derive, agree."""
+def test_delays_of_the_reference_loop_equal_those_of_the_schedule() -> None:
+    """The closed forms of the loop agree with the versions of the schedules."""
     for case in (*STASHING, *NEWEST, MARE):
         schedule = case.planned().schedule
         assert schedule is not None

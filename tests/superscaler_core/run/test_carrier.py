@@ -1,4 +1,4 @@
-"""What is expected of edges between stages, on threads, which receive nothing early themselves."""
+"""Early receives on edges between stages. Threads only log them and receive nothing early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATE = {name: torch.zeros(t.shape, dtype=torch.float64) for name, t in GRAPH.pa
 MICROBATCHES = 3
 
 Log = list[tuple[str, int, str]]
-"""What ranks asked of their calls: (what, rank, the leg's src)."""
+"""The calls of ranks: (name, rank, source layout of the transfer)."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def batch() -> Tensor:
     return torch.ones(4 * MICROBATCHES, 6, dtype=torch.float64)
 
 
-def test_a_rank_expects_all_but_the_first_microbatch_of_what_it_only_receives(
+def test_rank_expects_all_but_the_first_microbatch_on_receive_only_edges(
     folder: Path, log: Log
 ) -> None:
     def work(trainer: Trainer) -> None:
@@ -66,11 +66,11 @@ def test_a_rank_expects_all_but_the_first_microbatch_of_what_it_only_receives(
     ss.run_threads(folder, work, range(2))
     counts = Counter(log)
     expected = [(rank, src) for what, rank, src in counts if what == "expects"]
-    # Rank 1 values of rank 0, and rank 0 their gradients.
+    # Rank 1 expects values of rank 0, and rank 0 expects their gradients.
     assert sorted((rank, src[-2]) for rank, src in expected) == [(0, "1"), (1, "0")]
     for rank, src in expected:
         assert counts["receives", rank, src] == 2 * MICROBATCHES
-        # The first step finds out how often.
+        # The first step only counts the receives.
         assert counts["expects", rank, src] == MICROBATCHES - 1
         mine = [what for what, *where in log if where == [rank, src]]
         second = (["receives", "expects"] * MICROBATCHES)[:-1]
@@ -78,7 +78,7 @@ def test_a_rank_expects_all_but_the_first_microbatch_of_what_it_only_receives(
     assert not any(what == "forgets" for what, _, _ in log)
 
 
-def test_a_step_that_fails_forgets_what_it_expects(folder: Path, log: Log) -> None:
+def test_failed_step_forgets_its_expected_receives(folder: Path, log: Log) -> None:
     def work(trainer: Trainer) -> None:
         trainer.load_state_dict(STATE)
         trainer.step(batch())

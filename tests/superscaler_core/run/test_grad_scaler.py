@@ -1,4 +1,4 @@
-"""Laws of scaled gradients: weights, scales and skipped updates are those of a single device."""
+"""Scaled gradients: weights, scales and skipped updates are those of a single device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OVERFLOWS = (2, 3)
 
 
 class Net(nn.Module):
-    """``z`` is the gradient of ``aside``, and reaches no other."""
+    """``z`` determines the gradient of ``aside``, and no other gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    # Reads the scale and the flag itself.
+    # A fused optimizer reads the scale and the overflow flag itself.
     "fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
 }
 
@@ -68,7 +68,7 @@ def loop(step: Callable[..., object], scaler: Any, optimizer: Any, clip: Any) ->
 @pytest.mark.parametrize("clipped", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("plan_name", ["data_parallel", "zero1"])
-def test_training_is_that_of_a_single_device(
+def test_scaled_training_equals_that_of_a_single_device(
     plan_name: str, name: str, clipped: bool, tmp_path: Path
 ) -> None:
     model = net()
@@ -100,7 +100,7 @@ def on_two(plan_name: str, work: Callable[[ss.Trainer], Any], folder: Path) -> l
 # Threads add up gradients, infinite ones too, by numpy.
 @pytest.mark.filterwarnings("ignore:invalid value encountered in add:RuntimeWarning")
 @pytest.mark.parametrize("plan_name", ["data_parallel", "zero1"])
-def test_float16_by_autocast_is_trained_with_float32_masters(
+def test_float16_autocast_trains_float32_weights_as_a_single_device(
     plan_name: str, tmp_path: Path
 ) -> None:
     options = {"init_scale": 2.0**18, "growth_interval": 3}
@@ -144,7 +144,7 @@ def test_float16_by_autocast_is_trained_with_float32_masters(
         torch.testing.assert_close(state, dict(model.state_dict()), rtol=1e-2, atol=1e-3)
 
 
-def test_the_loss_is_not_scaled_and_a_scaler_that_is_off_changes_nothing(tmp_path: Path) -> None:
+def test_loss_is_not_scaled_and_a_disabled_scaler_has_no_effect(tmp_path: Path) -> None:
     def work(trainer: ss.Trainer) -> list[tuple[Tensor, Tensor | None]]:
         found = []
         for options in ({"enabled": False}, OPTIONS):
@@ -159,7 +159,7 @@ def test_the_loss_is_not_scaled_and_a_scaler_that_is_off_changes_nothing(tmp_pat
         torch.testing.assert_close(grad * 64, scaled)
 
 
-def test_updates_inside_a_step_are_refused(tmp_path: Path) -> None:
+def test_grad_scaler_with_updates_inside_a_step_raises_plan_error(tmp_path: Path) -> None:
     def work(trainer: ss.Trainer) -> None:
         trainer.grad_scaler()
         with pytest.raises(ss.PlanError, match="cannot skip an update whose scaled gradients"):
@@ -188,9 +188,7 @@ def test_gradients_are_clipped_by_any_norm(plan_name: str, given: float, tmp_pat
 
 
 @pytest.mark.parametrize("plan_name", ["data_parallel", "zero1"])
-def test_a_norm_that_is_not_finite_is_an_error_on_all_ranks_if_asked(
-    plan_name: str, tmp_path: Path
-) -> None:
+def test_error_if_nonfinite_raises_on_all_ranks(plan_name: str, tmp_path: Path) -> None:
     def work(trainer: ss.Trainer) -> Tensor:
         trainer.step(*batch(OVERFLOWS[0]))
         with pytest.raises(RuntimeError, match=r"the norm of order 2.0 of all gradients is inf"):

@@ -1,4 +1,4 @@
-"""Laws of host memory as a place: what is stored there, and what waits there for its backward."""
+"""Host memory: parameters that are stored there, and activations that are swapped there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MLP = {"inputs": 8, "hidden": 16, "outputs": 8, "layers": 4}
 def steps(
     case: Case, compiled: ss.Compiled, folder: Path, num_steps: int = 1, **options: Any
 ) -> tuple[Recorder, list[Trainer]]:
-    """Some steps without an optimizer; what moved, and all ranks as they are then."""
+    """Some steps without an optimizer; returns the copies that were made, and all trainers."""
     host = Recorder()
     start = case.new_model().state_dict()
 
@@ -50,7 +50,9 @@ def weights_of(compiled: ss.Compiled) -> int:
 
 
 @pytest.mark.parametrize("name", ["data_parallel", "zero2", "zero3"])
-def test_what_is_stored_on_the_host_shares_no_memory_with_copies(name: str, tmp_path: Path) -> None:
+def test_parameters_on_the_host_share_no_memory_with_device_copies(
+    name: str, tmp_path: Path
+) -> None:
     case = Case(name, 2)
     plan = case.compiled().plan
     plan.store_on_host()
@@ -62,13 +64,13 @@ def test_what_is_stored_on_the_host_shares_no_memory_with_copies(name: str, tmp_
         for parameter in trainer.parameters():
             assert parameter.untyped_storage() not in on_device
             assert parameter.grad is not None
-            # One microbatch, one window: gradients are what came, not sums of it.
+            # There is one microbatch and one window, so that gradients are copies and not sums.
             assert parameter.grad.untyped_storage() in came
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize(("name", "times"), [("zero_offload", 1), ("zero3_offload", 2)])
-def test_a_step_takes_gradients_to_the_host_and_weights_from_it(
+def test_step_sends_gradients_to_the_host_and_fetches_weights_from_it(
     name: str, times: int, microbatches: int, tmp_path: Path
 ) -> None:
     case = Case(name, 4, model="mlp", sizes=MLP)
@@ -77,12 +79,12 @@ def test_a_step_takes_gradients_to_the_host_and_weights_from_it(
     compiled = ss.compile(plan)
     host, _ = steps(case, compiled, tmp_path)
     whole = 8 * weights_of(compiled)
-    # Under ZeRO 3 weights come for every window's forward and backward.
+    # Under ZeRO 3 weights are fetched for the forward and the backward of every window.
     assert host.fetched_bytes == times * (microbatches if times > 1 else 1) * whole
     assert host.sent_bytes == microbatches * whole
 
 
-def test_weights_leave_the_host_in_the_dtype_in_which_they_are_read(tmp_path: Path) -> None:
+def test_weights_are_fetched_from_the_host_in_the_compute_dtype(tmp_path: Path) -> None:
     case = Case("zero_offload", 2, model="mlp", sizes=MLP, dtype="bfloat16")
     compiled = case.compiled()
     host, trainers = steps(case, compiled, tmp_path, dtype=torch.float32)
@@ -94,7 +96,7 @@ def test_weights_leave_the_host_in_the_dtype_in_which_they_are_read(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["zero_offload", "zero3_offload"])
-def test_offload_moves_between_devices_what_zero_moves(name: str) -> None:
+def test_offload_has_the_device_communication_of_zero(name: str) -> None:
     other = {"zero_offload": "zero2", "zero3_offload": "zero3"}[name]
     rows = [
         [row.cells() for row in Case(plan, 4).compiled().report().rows] for plan in (name, other)
@@ -102,7 +104,7 @@ def test_offload_moves_between_devices_what_zero_moves(name: str) -> None:
     assert rows[0] == rows[1]
 
 
-def test_parameters_that_no_pattern_fits_stay_on_the_device(tmp_path: Path) -> None:
+def test_parameters_that_match_no_pattern_stay_on_the_device(tmp_path: Path) -> None:
     case = Case("data_parallel", 2)
     plan = case.compiled().plan
     plan.store_on_host("*.mlp.*", "head.weight")
@@ -123,7 +125,7 @@ def test_a_tied_weight_is_stored_on_the_host_by_either_name() -> None:
     assert plan.on_host == {name}
 
 
-def test_clipping_and_states_are_those_of_devices(tmp_path: Path) -> None:
+def test_clipping_and_checkpoints_are_the_same_with_host_storage(tmp_path: Path) -> None:
     def work(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
         trainer.load_state_dict(start)
         trainer.step(*case.inputs(0))
@@ -155,7 +157,7 @@ def test_clipping_and_states_are_those_of_devices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [Keep.EVERYTHING, Keep.SEGMENT_INPUTS])
 @pytest.mark.parametrize("microbatches", [1, 2])
-def test_what_is_swapped_is_what_the_plan_says(
+def test_swapped_bytes_are_those_of_the_planned_activations(
     keep: Keep, microbatches: int, tmp_path: Path
 ) -> None:
     case = Case("swap", 1, {"keep": keep}, model="mlp", sizes=MLP)
@@ -163,34 +165,34 @@ def test_what_is_swapped_is_what_the_plan_says(
     plan.op_order(ss.SCHEDULES["gpipe"](1, microbatches))
     compiled = ss.compile(plan)
     host, _ = steps(case, compiled, tmp_path)
-    # Of 4 layers, what three read (the input of the model stays), and what three gelus read.
+    # The inputs of three of 4 layers (the model's input is not swapped), and of three gelus.
     num_hidden = 6 if keep is Keep.EVERYTHING else 3
     assert host.sent_bytes == microbatches * num_hidden * case.batch * 16 * 8
     assert compiled.memory[0].host_bytes == host.sent_bytes
 
 
 @pytest.mark.parametrize("keep", [Keep.EVERYTHING, Keep.SEGMENT_INPUTS])
-def test_nothing_that_is_swapped_stays_on_the_device(keep: Keep, tmp_path: Path) -> None:
+def test_swapped_tensors_are_freed_on_the_device(keep: Keep, tmp_path: Path) -> None:
     case = Case("swap", 1, {"keep": keep}, sizes={"layers": 5})
     host, _ = steps(case, case.compiled(), tmp_path)
     assert [copied.sent_alive_bytes for copied in host.fetched] == [0] * len(host.fetched)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_what_comes_back_is_there_for_as_many_groups_as_was_said(
+def test_prefetch_depth_determines_how_many_swapped_groups_are_on_the_device(
     depth: int, tmp_path: Path
 ) -> None:
     overlap = ss.Overlap(prefetch=depth)
     case = Case("swap", 1, sizes={"layers": 5}, overlap=overlap)
     host, _ = steps(case, case.compiled(), tmp_path)
     assert host.fetched_bytes == host.sent_bytes
-    # Layers are alike: each sends as much.
+    # All layers send the same number of bytes.
     most = max(copied.fetched_alive_bytes + copied.num_bytes for copied in host.fetched)
     assert most == (1 + max(1, depth)) * host.sent_bytes // 5
 
 
 @pytest.mark.parametrize("window", [False, True])
-def test_weights_constants_and_inputs_stay(window: bool, tmp_path: Path) -> None:
+def test_weights_constants_and_inputs_are_not_swapped(window: bool, tmp_path: Path) -> None:
     case = Case("swap", 1)
     plan = case.compiled().plan
     if window:
@@ -210,7 +212,7 @@ def test_weights_constants_and_inputs_stay(window: bool, tmp_path: Path) -> None
     assert not host.has_sent([*rank.weights._copies.values(), *rank._constants.values(), *batch])
 
 
-def test_segments_end_where_groups_of_ops_end() -> None:
+def test_swapped_segments_equal_the_groups_of_ops() -> None:
     case = Case("swap", 1, model="mlp", sizes=MLP)
     compiled = case.compiled()
     found = [s for s in compiled.materialized.stages[0].steps[0] if isinstance(s, Segment)]
@@ -223,7 +225,7 @@ def there_and_back(parcel: Parcel) -> None:
         act()
 
 
-def test_a_piece_of_memory_goes_once_however_many_look_at_it() -> None:
+def test_shared_memory_is_swapped_once_for_all_its_views() -> None:
     host = Recorder()
     swap = Swap(host)
     whole = torch.arange(24.0).reshape(4, 6)
@@ -242,10 +244,10 @@ def test_a_piece_of_memory_goes_once_however_many_look_at_it() -> None:
     assert torch.equal(second.unpack(again), whole[2])
     assert first.unpack(kept[0]).data_ptr() != whole.data_ptr()
     assert first.unpack(kept[-1]).data_ptr() == weight[1:].data_ptr()
-    assert len(host.fetched) == 2  # once for each that keeps it
+    assert len(host.fetched) == 2  # once for each parcel
 
 
-def test_memory_that_is_used_again_is_sent_again() -> None:
+def test_reused_memory_is_sent_again() -> None:
     host = Recorder()
     swap = Swap(host)
     for value in range(3):
@@ -256,7 +258,7 @@ def test_memory_that_is_used_again_is_sent_again() -> None:
     assert len(host.sent) == 3
 
 
-# --- all together -------------------------------------------------------------------------------
+# --- combinations -------------------------------------------------------------------------------
 
 
 HYBRID = {"tp": 2, "pp": 2, "microbatches": 3, "zero1": True, "sequence": True}
@@ -267,7 +269,7 @@ HYBRID = {"tp": 2, "pp": 2, "microbatches": 3, "zero1": True, "sequence": True}
     [Case("hybrid", 4, HYBRID, sizes={"layers": 3}), Case("zero3", 2, sizes={"dropout": 0.3})],
     ids=str,
 )
-def test_places_change_no_number(case: Case, tmp_path: Path) -> None:
+def test_swap_recompute_and_host_storage_do_not_change_results(case: Case, tmp_path: Path) -> None:
     start = case.new_model().state_dict()
     plain = case.compiled()
     plan = case.compiled().plan
@@ -289,7 +291,9 @@ def test_places_change_no_number(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num", [2, 4])
 @pytest.mark.parametrize("name", ["zero_offload", "zero3_offload"])
-def test_bytes_a_parameter_are_those_of_zero_on_two_places(name: str, num: int) -> None:
+def test_bytes_per_parameter_on_device_and_host_are_those_of_zero_offload(
+    name: str, num: int
+) -> None:
     case = Case(name, num, model="mlp", sizes={**MLP, "layers": 8}, dtype="bfloat16")
     compiled = ss.compile(case.compiled().plan, master_dtype="float32", optimizer="adam")
     num_parameters = weights_of(compiled)
@@ -304,20 +308,22 @@ def test_bytes_a_parameter_are_those_of_zero_on_two_places(name: str, num: int) 
             assert memory.weights_bytes <= 2 * (16 * 16 + 16)
 
 
-def test_a_swapped_model_needs_less_of_the_device_and_more_of_the_host() -> None:
+def test_swap_needs_less_device_memory_and_more_host_memory() -> None:
     memory = {
         name: Case(name, 1, sizes={"layers": 5}, batch=32).compiled().memory[0]
         for name in ("data_parallel", "swap")
     }
     kept, swapped = memory.values()
     assert kept.host_bytes == 0
-    # Of 5 layers 2 are there at once.
+    # 2 of 5 layers are on the device at once.
     assert swapped.activations_bytes < 0.6 * kept.activations_bytes
     assert swapped.total_bytes < kept.total_bytes < swapped.total_bytes + swapped.host_bytes
 
 
 @pytest.mark.parametrize("model", ["gpt", "moe", "wide_resnet"])
-def test_host_memory_is_what_a_step_sends_there(model: str, tmp_path: Path) -> None:
+def test_estimated_host_memory_equals_the_bytes_that_a_step_sends(
+    model: str, tmp_path: Path
+) -> None:
     case = Case("swap", 1, model=model, dtype="float32")
     compiled = case.compiled()
     host, _ = steps(case, compiled, tmp_path)
@@ -325,7 +331,7 @@ def test_host_memory_is_what_a_step_sends_there(model: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "shown"), [("zero_offload", True), ("zero2", False)])
-def test_a_report_shows_host_memory_where_there_is_some(name: str, shown: bool) -> None:
+def test_report_shows_host_memory_only_if_it_is_used(name: str, shown: bool) -> None:
     compiled = Case(name, 2).compiled()
     lines = str(compiled.report()).splitlines()
     header = lines[lines.index("memory") + 1].split()
@@ -333,7 +339,7 @@ def test_a_report_shows_host_memory_where_there_is_some(name: str, shown: bool) 
     assert ("on the host" in str(compiled.memory[0])) == shown
 
 
-def test_an_explanation_says_what_is_swapped() -> None:
+def test_explanation_marks_swapped_ops() -> None:
     plan = Case("swap", 2, {"keep": Keep.SEGMENT_INPUTS}).compiled().plan
     rows = {op.module: split_text(plan, op) for op in plan.graph.ops}
     assert rows["layers.1.mlp.up"] == "b/2, again, swapped"

@@ -1,4 +1,4 @@
-"""Random models with maps of several results train under every plan as on a single device."""
+"""Random models with packed linear maps train under plans as on a single device."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WIDTH = 12
 
 
 class Fused(nn.Module):
-    """A block of one map of several pieces, whose product a second map sums."""
+    """A linear map with several pieces, whose product is the input of a second map."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
         count, size = draw.choice((2, 3, 4)), draw.choice((8, 12))
         is_even = draw.random() < 0.7
-        # The last piece is shorter in some, as the keys of fewer heads than queries.
+        # In some models the last piece is shorter, like keys that have fewer heads than queries.
         self.sizes = [size] * count if is_even else [size] * (count - 1) + [size // 2]
         forms = ["split", "slices", "narrow", "lead"]
         self.form = draw.choice([*forms, *(["chunk", "unbind", "index"] if is_even else [])])
@@ -61,7 +61,7 @@ class Fused(nn.Module):
 
 
 class Stack(nn.Module):
-    """Two such blocks."""
+    """Two blocks of ``Fused``."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -138,7 +138,9 @@ def test_parameters_have_the_dims_of_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])
-def test_a_run_goes_on_from_a_single_device_and_back(form: str, tmp_path: Path) -> None:
+def test_checkpoint_moves_from_a_single_device_to_a_plan_and_back(
+    form: str, tmp_path: Path
+) -> None:
     def go(model: nn.Module | ss.Trainer, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
         if isinstance(model, nn.Module):
@@ -171,10 +173,10 @@ def test_a_run_goes_on_from_a_single_device_and_back(form: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("plan_name", ["pipedream", "ampnet"])
-def test_versions_are_those_of_maps_that_are_read_whole(
+def test_asynchronous_training_with_packed_maps_equals_that_with_whole_maps(
     plan_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older version of a parameter has the dims of the program, and its memory is used again."""
+    """Older versions of a parameter have the dims of the program, and their memory is reused."""
 
     def train(folder: Path) -> dict[str, Tensor]:
         plan = ss.Plan(ss.capture(gpt(), words()), range(4))

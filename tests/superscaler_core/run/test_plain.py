@@ -1,4 +1,4 @@
-"""Laws of plain values: what is read is what was written, and code is refused by its place."""
+"""Plain values: they are read back as they were written, and other values are refused."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ def test_a_tensor_is_read_back_bit_by_bit(dtype: torch.dtype, shape: tuple[int, 
     found.zero_()  # it owns its memory
 
 
-def test_a_view_is_read_back_alone() -> None:
+def test_view_is_read_back_without_the_rest_of_its_memory() -> None:
     view = torch.arange(12).reshape(3, 4).T[1:]
-    assert torch.equal(value_of(text_of(view, "view")), view)
+    found = value_of(text_of(view, "view"))
+    assert torch.equal(found, view)
+    assert found.untyped_storage().nbytes() == view.numel() * view.element_size()
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,6 @@ def test_nan_is_read_back() -> None:
     ("value", "place"),
     [(len, "extra"), ({"f": [1, len]}, r"extra\['f'\]\[1\]"), (np.array(["a"]), "extra")],
 )
-def test_what_is_not_plain_is_refused_by_its_place(value: Any, place: str) -> None:
+def test_value_that_is_not_plain_raises_plan_error_with_its_path(value: Any, place: str) -> None:
     with pytest.raises(PlanError, match=f"^{place} is of type .* which cannot be saved"):
         text_of(value, "extra")

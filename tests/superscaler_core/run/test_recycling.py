@@ -1,4 +1,4 @@
-"""Recycling: what a turn makes is an input of the next, and the last turn is trained."""
+"""Recycling: a result of one turn is an input of the next, and the last turn is trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH, WIDTH, MICROBATCHES = 4, 6, 3
 
 
 class Loop(nn.Module):
-    """Two blocks whose result comes back, with dropout, and a tensor that skips the second."""
+    """Two blocks with a recycled result, dropout, and a tensor that skips the second block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ def schedule(num_stages: int, turns: int) -> Schedule:
 
 
 def program(model: nn.Module, num_stages: int, turns: int, **how: bool) -> ss.Compiled:
-    """Every stage on two devices that share the batch, or that hold all of it each."""
+    """A program in which every stage is on two devices."""
     graph = graph_of(model, (1,) if how.get("results") else ())
     plan = ss.Plan(graph, range(2 * num_stages))
     stages = plan.pipeline([graph.ops_in("second")[0]] if num_stages == 2 else [])
     for stage in stages:
         devices = [2 * stage.index, 2 * stage.index + 1]
-        # The second stage wants another dim, so that what comes back changes its layout.
+        # The second stage is split along another dim, so that recycling changes the layout.
         dims = (plan.dims.batch, plan.dims.of("second.weight", 0))[stage.index :]
         for op in stage.ops:
             plan.spread(op, devices, [ss.Axis(2, dims)])
@@ -74,7 +74,7 @@ def program(model: nn.Module, num_stages: int, turns: int, **how: bool) -> ss.Co
 
 
 def alone(model: nn.Module, batch: Tensor, turns: int) -> tuple[float, dict[str, Tensor]]:
-    """The plain loop."""
+    """The loss and the gradients of a plain loop."""
     total = 0.0
     for x in batch.chunk(MICROBATCHES):
         made = torch.zeros_like(x)
@@ -112,7 +112,7 @@ def test_a_program_trains_the_last_turn_of_a_plain_loop(
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
-def test_a_result_is_that_of_the_last_turn(tmp_path: Path, num_stages: int) -> None:
+def test_results_are_those_of_the_last_turn(tmp_path: Path, num_stages: int) -> None:
     model = new_model()
     batch = torch.randn(MICROBATCHES * BATCH, WIDTH, dtype=torch.float64)
     folder = program(model, num_stages, turns=2, results=True).save(tmp_path)
@@ -129,7 +129,7 @@ def test_a_result_is_that_of_the_last_turn(tmp_path: Path, num_stages: int) -> N
         torch.testing.assert_close(found, made, rtol=1e-12, atol=1e-12)
 
 
-def test_evaluate_runs_turns_too() -> None:
+def test_evaluate_runs_all_turns() -> None:
     model = new_model()
     batch = torch.randn(MICROBATCHES * BATCH, WIDTH, dtype=torch.float64)
     graph = graph_of(model)
@@ -138,7 +138,7 @@ def test_evaluate_runs_turns_too() -> None:
     assert torch.stack(losses).mean().item() == pytest.approx(alone(model, batch, 2)[0], rel=1e-12)
 
 
-def test_dropout_of_a_turn_differs_from_that_of_another() -> None:
+def test_loss_with_dropout_depends_on_turns_and_is_reproducible() -> None:
     model = new_model()
     model.drop.p = 0.5
     graph, x = graph_of(model), torch.randn(BATCH, WIDTH, dtype=torch.float64)
@@ -149,13 +149,13 @@ def test_dropout_of_a_turn_differs_from_that_of_another() -> None:
     )
 
 
-def test_inputs_that_are_recycled_are_not_given() -> None:
+def test_recycled_inputs_are_not_batch_inputs() -> None:
     graph = graph_of(new_model())
     assert [t.name for t in graph.batch_inputs] == ["x"]
     assert {given.name: made.name for given, made in graph.recycled.items()} == {"before": "add_2"}
 
 
-def test_the_report_counts_turns() -> None:
+def test_report_counts_the_transfers_of_all_turns() -> None:
     compiled = program(new_model(), 2, 3)
     (edge,) = (e for e in compiled.materialized.edges.all if e.recycles is not None)
     rows = [row.first for row in compiled.report().rows]
@@ -167,7 +167,7 @@ def test_the_report_counts_turns() -> None:
     assert times[onward.name, "backward"] == MICROBATCHES
 
 
-def test_a_schedule_with_turns_needs_a_model_that_recycles() -> None:
+def test_schedule_with_turns_of_a_model_without_recycling_raises_plan_error() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Flatten(0), nn.Linear(BATCH * WIDTH, 1))
 
     class Scalar(nn.Module):
@@ -191,19 +191,21 @@ def test_a_schedule_with_turns_needs_a_model_that_recycles() -> None:
     ],
     ids=str,
 )
-def test_capture_refuses_what_cannot_be_recycled(recycled: dict[str, int], message: str) -> None:
+def test_invalid_recycled_argument_raises_capture_error(
+    recycled: dict[str, int], message: str
+) -> None:
     x = torch.randn(BATCH, WIDTH, dtype=torch.float64)
     with pytest.raises(ss.CaptureError, match=message):
         ss.capture(new_model(), (x, torch.zeros_like(x)), recycled=recycled)
 
 
-def test_the_loss_is_not_recycled() -> None:
+def test_recycling_the_loss_raises_plan_error() -> None:
     x = torch.randn(BATCH, WIDTH, dtype=torch.float64)
     with pytest.raises(ss.PlanError, match="shape and dtype have to be the same"):
         ss.capture(new_model(), (x, torch.zeros_like(x)), recycled={"before": 0})
 
 
-def test_what_is_recycled_keeps_its_shape() -> None:
+def test_recycled_result_of_another_shape_raises_plan_error() -> None:
     class Narrow(Loop):
         def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
             loss, made = super().forward(x, before)

@@ -74,7 +74,7 @@ def planned(case: str, *, grad: bool) -> ss.Plan:
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_every_rank_gets_the_results_of_the_model_whole(
+def test_every_rank_gets_the_full_results_of_the_model(
     case: str, grad: bool, tmp_path: Path
 ) -> None:
     compiled = ss.compile(planned(case, grad=grad))
@@ -93,7 +93,7 @@ def test_every_rank_gets_the_results_of_the_model_whole(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_results_change_no_gradient(case: str, tmp_path: Path) -> None:
+def test_results_do_not_change_gradients(case: str, tmp_path: Path) -> None:
     compiled = ss.compile(planned(case, grad=True))
     inputs = batch(4 * compiled.plan.num_microbatches, seed=1)
 
@@ -117,7 +117,7 @@ def test_results_change_no_gradient(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_program_without_gradients_is_forward_alone(case: str) -> None:
+def test_program_without_gradients_has_only_a_forward(case: str) -> None:
     compiled = ss.compile(planned(case, grad=False))
     program = compiled.step_program
     program.check()
@@ -131,7 +131,7 @@ def test_a_program_without_gradients_is_forward_alone(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_program_without_results_sends_nothing_more(case: str) -> None:
+def test_program_without_results_has_no_transfer_of_results(case: str) -> None:
     name, num_devices, knobs = CASES[case]
     files = []
     for results in ((), ("logits",)):
@@ -180,14 +180,14 @@ def test_a_result_is_named_by_key_field_or_position(form: Any, which: str | int)
         ((3,), "no tensor 3"),
     ],
 )
-def test_a_result_that_is_not_there_is_refused(
+def test_unknown_result_raises_capture_error(
     results: tuple[str | int, ...], words_of_error: str
 ) -> None:
     with pytest.raises(ss.CaptureError, match=words_of_error):
         ss.capture(words(), batch(4), results=results)
 
 
-def test_without_grad_takes_the_decisions_that_a_forward_needs() -> None:
+def test_without_grad_keeps_only_the_decisions_of_a_forward() -> None:
     plan = planned("zero3", grad=True)
     alone = plan.without_grad()
     gathered = tuple(window for window in plan.decisions.windows if window[1])

@@ -59,7 +59,7 @@ def test_gradients_of_two_steps_add_up_as_in_torch(program: Path) -> None:
 
 
 @pytest.mark.parametrize("limit, num_buckets", [(88, 1), (87, 2), (1, 2)])
-def test_weights_move_in_buckets_and_mean_the_same(
+def test_transfers_of_weights_in_buckets_give_the_same_gradients(
     tmp_path: Path, limit: int, num_buckets: int
 ) -> None:
     plan = batch_split()
@@ -86,7 +86,7 @@ def test_weights_move_in_buckets_and_mean_the_same(
         torch.testing.assert_close(whole, parameters[name].grad, rtol=1e-13, atol=1e-14)
 
 
-def test_what_is_saved_is_what_was_loaded(program: Path) -> None:
+def test_state_dict_returns_the_loaded_state(program: Path) -> None:
     def work(trainer: Trainer) -> dict[str, Tensor]:
         trainer.load_state_dict(state())
         return trainer.state_dict()
@@ -146,7 +146,7 @@ def test_a_checkpoint_of_one_plan_is_read_by_another(tmp_path: Path, sharded: bo
     assert all(torch.equal(saved[name], value) for name, value in state().items())
 
 
-def test_a_state_of_another_shape_is_refused(program: Path) -> None:
+def test_state_with_a_wrong_shape_or_a_missing_key_raises_plan_error(program: Path) -> None:
     bad = {**state(), "up.weight": torch.zeros(3, 3)}
     with pytest.raises(ss.PlanError, match=r"size mismatch for up\.weight: .*\[3, 3\] from"):
         ss.run_threads(program, lambda trainer: trainer.load_state_dict(bad), range(2))
@@ -162,17 +162,17 @@ def test_a_batch_of_another_size_is_refused(tmp_path: Path) -> None:
         ss.run_threads(folder, lambda trainer: trainer.step(inputs(4)), range(2))
 
 
-def test_an_input_too_many_is_refused(program: Path) -> None:
+def test_extra_input_raises_value_error(program: Path) -> None:
     with pytest.raises(ValueError, match=r"step takes 1 inputs \(x\), got 2"):
         ss.run_threads(program, lambda trainer: trainer.step(inputs(4), inputs(4)), range(2))
 
 
-def test_a_rank_that_the_program_does_not_have_is_refused(program: Path) -> None:
+def test_unknown_rank_raises_plan_error(program: Path) -> None:
     with pytest.raises(ss.PlanError, match=r"no program for rank 2; it has ranks \[0, 1\]"):
         ss.run_threads(program, lambda trainer: None, range(3), timeout_secs=1)
 
 
-def test_a_group_that_is_too_small_is_refused(
+def test_process_group_smaller_than_the_program_raises_plan_error(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.distributed.get_rank", lambda group=None: 0)
@@ -192,12 +192,12 @@ def test_a_rank_that_fails_stops_the_others(program: Path) -> None:
         ss.run_threads(program, work, range(2))
 
 
-def test_a_smaller_program_leaves_no_file_of_a_larger_one(program: Path) -> None:
+def test_saving_a_smaller_program_removes_the_files_of_a_larger_one(program: Path) -> None:
     ss.compile(on_one(ss.Plan(GRAPH, [0]))).save(program)
     assert [path.name for path in program.glob("rank_*.py")] == ["rank_0.py"]
 
 
-def test_a_program_carries_the_topology_that_it_was_planned_for(
+def test_program_is_loaded_with_its_saved_topology_unless_another_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[rv.Topology | None] = []
@@ -223,7 +223,7 @@ def test_a_program_carries_the_topology_that_it_was_planned_for(
 
 @pytest.mark.parametrize("window", [None, "gather_weights", "reduce_grads"])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_master_weights_gather_small_updates(
+def test_float32_master_weights_accumulate_small_updates(
     tmp_path: Path, window: str | None, sharded: bool
 ) -> None:
     """A bfloat16 weight of 1 does not move by 1e-3; its float32 master does, 20 times."""
@@ -271,7 +271,7 @@ def two_linears_in(dtype: str) -> Graph:
     return builder.build(tensors[graph.loss])
 
 
-def test_gradients_of_microbatches_are_added_in_the_masters_dtype(tmp_path: Path) -> None:
+def test_gradients_of_microbatches_are_added_in_the_dtype_of_master_weights(tmp_path: Path) -> None:
     graph = two_linears_in("bfloat16")
     folder = ss.compile(batch_split(graph, num_microbatches=16)).save(tmp_path)
     x, weights = inputs(64, torch.bfloat16), state(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The backward in two halves gives what one backward gives, and computes nothing twice."""
+"""A split backward gives the results of a whole backward, and computes nothing twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A segment: what it computes of its inputs and weights, of which shapes."""
+    """A segment: a function of inputs and weights, with their shapes."""
 
     name: str
     function: Callable[..., Any]
@@ -44,7 +44,7 @@ class Case:
 
 
 def attention(x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """One matrix of projections that is cut in three, and one behind it."""
+    """One matrix of projections that is split into three, and a second matrix after it."""
     q, k, v = (
         F.linear(x, w, b).view(2, 3, 2, 4).transpose(1, 2)
         for w, b in zip(qkv.chunk(3), bias.chunk(3), strict=True)
@@ -60,7 +60,7 @@ def co_shard(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 class Cubed(torch.autograd.Function):
-    """``x w^3`` by a backward of its own."""
+    """``x w^3`` with a custom backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -74,17 +74,17 @@ class Cubed(torch.autograd.Function):
 
 
 def shared_bias(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    """Two layers in a row add one bias: each leads to it, and the first through the second."""
+    """Two layers in a row add the same bias, so that two paths lead to it."""
     return F.linear(F.linear(x, up, bias).tanh(), down, bias)
 
 
 def two_layers(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """With dropout between."""
+    """Two layers with dropout between them."""
     return F.linear(F.dropout(F.linear(x, up)), down)
 
 
 def looked_up(words: Tensor, places: Tensor) -> Tensor:
-    """What has no input, only weights: an embedding with its positions."""
+    """An embedding with positions: it has only weights and no input."""
     return F.embedding(torch.tensor([[0, 2], [2, 1]]), words) + places
 
 
@@ -99,12 +99,12 @@ def tied_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def custom(x: Tensor, first: Tensor, second: Tensor) -> Any:
-    """Two of them in a row, between ops of torch."""
+    """Two custom functions in a row, between ops of torch."""
     return Cubed.apply(Cubed.apply(x, first).sin(), second).cos()  # type: ignore[no-untyped-call]
 
 
 def two_inputs(x: Tensor, y: Tensor, w: Tensor, v: Tensor) -> Tensors:
-    """Either meets a weight, and they meet each other."""
+    """Each input is multiplied with a weight, and one product with the other input."""
     return F.linear(x, w) * y, F.linear(y, v)
 
 
@@ -153,7 +153,7 @@ def filled(shapes: tuple[Shape, ...], dtype: torch.dtype, seed: int) -> Tensors:
 
 @dataclass
 class Ran:
-    """What two microbatches gave, and the operations of the backward."""
+    """The gradients of two microbatches, and the operations of their backward."""
 
     inputs: list[Tensors]
     weights: list[Tensor | None]
@@ -177,7 +177,7 @@ WAYS = ("backward", "halves", "halves of many", "dropped", "rerun", "rerun and h
 
 
 def run(case: Case, way: str, dtype: torch.dtype, kind: str = "") -> Ran:
-    """Two microbatches; weights are filled with NaN while W runs if the way is "dropped"."""
+    """Two microbatches; weights have no memory while W runs if the way is "dropped"."""
     segment, (recomputed, swapped) = case.segment(), ("recomputed" in kind, "swapped" in kind)
     names = [segment.__name__]
     tape = Tape(names if recomputed else (), names if swapped else (), Host())
@@ -221,7 +221,7 @@ def run(case: Case, way: str, dtype: torch.dtype, kind: str = "") -> Ran:
 
 @contextmanager
 def gone(weights: Tensors) -> Iterator[None]:
-    """Without the memory of weights, as where a window has dropped them."""
+    """Weights without their memory, as after a window has released them."""
     values = [w.detach().clone() for w in weights]
     for weight in weights:
         weight.untyped_storage().resize_(0)
@@ -247,20 +247,24 @@ def assert_equal(one: Ran, other: Ran) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("way", ["halves", "halves of many", "rerun", "rerun and halves"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_halves_are_the_whole_bit_by_bit(case: Case, way: str, dtype: torch.dtype) -> None:
+def test_split_backward_equals_whole_backward_bit_by_bit(
+    case: Case, way: str, dtype: torch.dtype
+) -> None:
     kind = "recomputed" if "rerun" in way else ""
     assert_equal(run(case, way, dtype, kind), run(case, "backward", dtype))
 
 
 @pytest.mark.parametrize("kind", ["recomputed", "swapped", "recomputed and swapped"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_halves_of_what_is_recomputed_or_swapped_are_the_whole(case: Case, kind: str) -> None:
+def test_split_backward_of_recomputed_or_swapped_segments_equals_whole_backward(
+    case: Case, kind: str
+) -> None:
     whole = run(case, "backward", torch.float64)
     assert_equal(run(case, "halves", torch.float64, kind), whole)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_halves_compute_as_much_as_the_whole(case: Case) -> None:
+def test_split_backward_has_the_flops_of_whole_backward(case: Case) -> None:
     halves, whole = (run(case, way, torch.float64) for way in ("halves", "backward"))
     assert halves.flops == whole.flops
 
@@ -276,18 +280,18 @@ def block(x: Tensor, up: Tensor, bias: Tensor, down: Tensor, scale: Tensor) -> T
 BLOCK = Case("block", block, ((3, 8),), ((6, 8), (6,), (8, 6), (8,)))
 
 
-def test_each_half_runs_its_own_products_alone() -> None:
+def test_each_half_runs_only_its_own_matrix_products() -> None:
     """By hand: two layers have a product each for their input, and one for their weight."""
     ran = run(BLOCK, "halves", torch.float64)
     first, second = ran.ops["I"], ran.ops["W"]
     assert (first["mm"], second["mm"]) == (2 * 2, 2 * 2)
     assert (first["gelu_backward"], second["gelu_backward"]) == (2, 0)
-    # A bias is summed over rows, in W; no weight is transposed for its gradient in I.
+    # The gradient of a bias is a sum over rows, which is computed in W.
     assert (first["sum"], second["sum"]) == (0, 2)
 
 
-def test_w_runs_no_node_of_the_chain() -> None:
-    """Hooks on nodes tell which run; a border runs once in each half, others in one of them."""
+def test_weight_half_runs_only_nodes_of_weight_gradients() -> None:
+    """Hooks record which nodes run. A product runs once in each half, other nodes in one half."""
     ran: dict[str, list[str]] = {"I": [], "W": []}
     now = "I"
 
@@ -326,13 +330,13 @@ WITHOUT_VALUES = {
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in WITHOUT_VALUES], ids=str)
-def test_w_needs_no_memory_of_weights(case: Case) -> None:
+def test_weight_half_does_not_read_weight_values(case: Case) -> None:
     assert_equal(run(case, "dropped", torch.float64), run(case, "backward", torch.float64))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.weights], ids=str)
-def test_hooks_of_weights_are_called_once_a_microbatch(case: Case) -> None:
-    """By which gradients are added up in a wider dtype, and counted."""
+def test_weight_hooks_are_called_once_and_only_in_the_weight_half(case: Case) -> None:
+    """These hooks add up gradients in a wider dtype, and count them."""
     tape, segment = Tape((), (), Host()), case.segment()
     weights = tuple(w.requires_grad_() for w in filled(case.weights, torch.float64, 1))
     calls: Counter[int] = Counter()
@@ -345,7 +349,7 @@ def test_hooks_of_weights_are_called_once_a_microbatch(case: Case) -> None:
     assert calls == dict.fromkeys(range(len(weights)), 1)
 
 
-def test_what_i_leaves_to_w_is_let_go_by_it() -> None:
+def test_weight_half_frees_the_values_that_the_input_half_kept() -> None:
     tape = Tape((), (), Host())
     segment = BLOCK.segment()
     weights = tuple(w.requires_grad_() for w in filled(BLOCK.weights, torch.float64, 1))

@@ -1,4 +1,4 @@
-"""State: buffers that a forward replaces are those of torch, under every plan."""
+"""State: buffers that a forward updates equal those of torch under every plan."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def test_buffers_and_weights_are_those_of_one_device(name: str, how: str, tmp_pa
 
 
 def train_by_halves(model: nn.Module, steps: int = 3) -> Any:
-    """As torch's DistributedDataParallel on two ranks: each normalizes its half of the batch, and
-    the buffers of the first are broadcast."""
+    """As torch's DistributedDataParallel on two ranks: each rank normalizes its half of the batch,
+    and the buffers of the first rank are broadcast."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for step in range(steps):
@@ -173,7 +173,7 @@ def test_batch_norm_in_data_parallel_is_that_of_ddp(how: str, tmp_path: Path) ->
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_batch_norm_by_parts_is_told_with_what_to_do_instead() -> None:
+def test_capture_notes_batch_norm_per_device_and_suggests_sync_batch_norm() -> None:
     (note,) = ss.capture(made(norms), batch(0, 4)).notes
     assert "as in DistributedDataParallel" in note
     assert "convert_sync_batchnorm" in note
@@ -191,7 +191,7 @@ def test_batch_norm_in_a_pipeline_is_that_of_one_device(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_batch_norm_in_evaluation_reads_its_statistics(tmp_path: Path) -> None:
+def test_batch_norm_in_evaluation_uses_its_running_statistics(tmp_path: Path) -> None:
     model = made(norms)
     train_alone(model, 4, 1)
     model.eval()
@@ -204,10 +204,10 @@ def test_batch_norm_in_evaluation_reads_its_statistics(tmp_path: Path) -> None:
         assert found == pytest.approx(expected, rel=1e-12)
 
 
-# --- keeping them ---------------------------------------------------------------------------------
+# --- checkpoints and errors -----------------------------------------------------------------------
 
 
-def test_a_checkpoint_has_the_buffers_for_another_plan(tmp_path: Path) -> None:
+def test_checkpoint_restores_buffers_under_another_plan(tmp_path: Path) -> None:
     model = made(counts)
     graph = ss.capture(model, batch(0, 4))
     plans = {name: ss.Plan(graph, devices=range(2)) for name in ("one_f_one_b", "data_parallel")}
@@ -232,13 +232,13 @@ def test_a_checkpoint_has_the_buffers_for_another_plan(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_state_dict_gives_the_buffers_that_training_starts_from(tmp_path: Path) -> None:
+def test_training_starts_from_the_buffers_of_a_loaded_state_dict(tmp_path: Path) -> None:
     model = made(counts)
     plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
     PLANS["one_f_one_b"](plan)
     train_alone(model, 4, 1)
     state = copy.deepcopy(model.state_dict())
-    # It is no entry of a state dict.
+    # ``last`` is not persistent, and so it is no entry of a state dict.
     for block in model.blocks:
         block[1].last.zero_()
     expected = train_alone(model, 4, plan.num_microbatches)
@@ -251,14 +251,14 @@ def test_a_state_dict_gives_the_buffers_that_training_starts_from(tmp_path: Path
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_schedule_that_runs_a_stage_on_several_workers_is_refused() -> None:
+def test_updated_buffers_of_a_stage_on_several_workers_raise_plan_error() -> None:
     plan = ss.Plan(ss.capture(made(counts), batch(0, 4)), devices=range(2))
     PLANS["chimera"](plan)
     with pytest.raises(ss.PlanError, match=r"replaces buffers in its forward .* on one worker"):
         ss.compile(plan)
 
 
-def test_what_keeps_a_gradient_is_refused() -> None:
+def test_buffer_update_with_a_gradient_raises_capture_error() -> None:
     class Keeps(Counts):
         def forward(self, x: Tensor) -> Tensor:
             self.average += x.mean(0)

@@ -1,4 +1,4 @@
-"""Laws of the state of a run: saved and loaded anywhere, training goes on as without a break."""
+"""State of a run: after saving and loading, training continues as without interruption."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def on_threads(name: str, folder: Path, work: Callable[[Resumable], Any]) -> lis
 
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])
-def test_training_goes_on_under_another_plan_as_without_a_break(
+def test_training_resumes_under_another_plan_with_the_same_losses(
     before: str, after: str, form: str, tmp_path: Path, uninterrupted: dict[int, float]
 ) -> None:
     def first(run: Resumable) -> dict[int, float]:
@@ -139,7 +139,7 @@ def step_of(trainer: ss.Trainer, optimizer: torch.optim.Optimizer) -> None:
     ("name", "plan_name"),
     [*((name, "zero1") for name in OPTIMIZERS), ("adam", "megatron"), ("adamw", "data_parallel")],
 )
-def test_an_optimizer_goes_on_from_a_single_device_and_back(
+def test_optimizer_state_moves_from_a_single_device_to_a_plan_and_back(
     name: str, plan_name: str, tmp_path: Path
 ) -> None:
     make = OPTIMIZERS[name]
@@ -162,7 +162,7 @@ def test_an_optimizer_goes_on_from_a_single_device_and_back(
     )
 
 
-def test_steps_that_update_weights_resume_too(tmp_path: Path) -> None:
+def test_training_with_updates_inside_steps_resumes_under_another_plan(tmp_path: Path) -> None:
     expected, _ = alone(OPTIMIZERS["adam"])
 
     def first(trainer: ss.Trainer) -> None:
@@ -182,7 +182,7 @@ def test_steps_that_update_weights_resume_too(tmp_path: Path) -> None:
         torch.testing.assert_close(state, dict(expected.state_dict()), rtol=1e-12, atol=1e-14)
 
 
-# --- what is saved ------------------------------------------------------------------------------
+# --- contents of a checkpoint -------------------------------------------------------------------
 
 
 def saved(folder: Path, **options: Any) -> Path:
@@ -195,7 +195,7 @@ def saved(folder: Path, **options: Any) -> Path:
     return folder / "saved"
 
 
-def test_states_are_saved_once_in_the_layout_of_their_parameters(tmp_path: Path) -> None:
+def test_optimizer_states_are_saved_once_in_the_layout_of_their_parameters(tmp_path: Path) -> None:
     tensors = open_checkpoint(saved(tmp_path)).tensors
     names = dict(net().named_parameters())
     like = {f"optimizer.state.{n}.{k}": n for n in names for k in ("exp_avg", "exp_avg_sq")}
@@ -204,12 +204,12 @@ def test_states_are_saved_once_in_the_layout_of_their_parameters(tmp_path: Path)
     assert set(tensors) == {*names, *like, *extra}
     for state, name in like.items():
         assert {b.box for b in tensors[state].blocks} == {b.box for b in tensors[name].blocks}
-    # The replicas of data parallel write different tensors, each of them once.
+    # Every tensor is written once, and the replicas share the writing.
     assert all(len(tensor.blocks) == 1 for tensor in tensors.values())
     assert len({block.file for t in tensors.values() for block in t.blocks}) == 2
 
 
-def test_without_options_a_checkpoint_is_a_model_alone(tmp_path: Path) -> None:
+def test_checkpoint_without_options_has_only_the_model(tmp_path: Path) -> None:
     folder = program(tmp_path)
     ss.run_threads(folder, lambda trainer: trainer.save(tmp_path / "model"), range(2))
     assert set(open_checkpoint(tmp_path / "model").tensors) == set(net().state_dict())
@@ -218,7 +218,7 @@ def test_without_options_a_checkpoint_is_a_model_alone(tmp_path: Path) -> None:
         ss.load_run(tmp_path / "model", model, optimizer=OPTIMIZERS["adam"](model.parameters()))
 
 
-def test_buffers_the_step_and_extra_come_along(tmp_path: Path) -> None:
+def test_checkpoint_restores_buffers_step_extra_and_scaler(tmp_path: Path) -> None:
     extra = {"epoch": 3, "best": (0.5, [1])}
     model = net()
     model.scale.fill_(7.0)
@@ -236,7 +236,7 @@ def test_buffers_the_step_and_extra_come_along(tmp_path: Path) -> None:
 
 
 class Scaler:
-    """Has a state, as gradient scalers do."""
+    """An object with a state, like a gradient scaler."""
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
@@ -256,7 +256,9 @@ DRAWS: dict[str, Callable[[], float]] = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_random_numbers_go_on(name: str, tmp_path: Path) -> None:
+def test_random_generators_are_restored_together_with_the_optimizer(
+    name: str, tmp_path: Path
+) -> None:
     model, draw = net(), DRAWS[name]
     optimizer = torch.optim.SGD(model.parameters())
     draw()
@@ -269,7 +271,7 @@ def test_random_numbers_go_on(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["sharded", "dcp", "whole"])
-def test_a_run_in_another_form_is_the_same_run(to: str, tmp_path: Path) -> None:
+def test_resharded_checkpoint_restores_the_same_state(to: str, tmp_path: Path) -> None:
     reshard(saved(tmp_path), tmp_path / "other", Rules(), to=to)
     states = []
     for folder in (tmp_path / "saved", tmp_path / "other"):
@@ -280,7 +282,7 @@ def test_a_run_in_another_form_is_the_same_run(to: str, tmp_path: Path) -> None:
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 def refused(folder: Path, make: Make, match: str) -> None:
@@ -296,12 +298,12 @@ def refused(folder: Path, make: Make, match: str) -> None:
     assert not (folder / "saved").exists()
 
 
-def test_a_state_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+def test_optimizer_state_of_another_shape_raises_plan_error(tmp_path: Path) -> None:
     match = r"save: rank 0: Adafactor keeps row_var \[5, 1\] for first.weight \[5, 6\]: a state"
     refused(tmp_path, lambda p: torch.optim.Adafactor(p), match)
 
 
-def test_a_tensor_that_is_no_parameter_is_refused(tmp_path: Path) -> None:
+def test_optimizer_of_a_tensor_that_is_no_parameter_raises_plan_error(tmp_path: Path) -> None:
     other = nn.Parameter(torch.ones(4))
     match = r"save: rank 0: SGD updates a tensor of shape \[4\] that is none of trainer.param"
     refused(tmp_path, lambda p: torch.optim.SGD([*p, other]), match)
@@ -314,7 +316,7 @@ def test_two_optimizers_of_one_parameter_are_refused() -> None:
         ss.save_run("nowhere", model, optimizer=[one, two])
 
 
-def test_ranks_that_disagree_are_refused(tmp_path: Path) -> None:
+def test_different_optimizer_options_on_ranks_raise_plan_error(tmp_path: Path) -> None:
     def work(trainer: ss.Trainer) -> None:
         optimizer = torch.optim.SGD(trainer.parameters(), lr=0.1 + trainer.rank)
         with pytest.raises(ss.PlanError, match="ranks that store scalar have different optim"):
@@ -323,7 +325,7 @@ def test_ranks_that_disagree_are_refused(tmp_path: Path) -> None:
     ss.run_threads(program(tmp_path, "data_parallel"), work, range(2))
 
 
-def test_another_optimizer_is_refused_by_name(tmp_path: Path) -> None:
+def test_loading_into_another_optimizer_class_raises_plan_error(tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.RMSprop(model.parameters())
     match = "saved state of scalar is of Adam, and the optimizer is RMSprop: make a Adam"
@@ -333,7 +335,7 @@ def test_another_optimizer_is_refused_by_name(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_groups_take_their_options_by_parameter(tmp_path: Path) -> None:
+def test_parameter_groups_restore_their_options_by_parameter(tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.SGD(grouped(model.named_parameters()), lr=0.1)
     ss.save_run(tmp_path / "saved", model, optimizer=optimizer)
@@ -346,7 +348,7 @@ def test_groups_take_their_options_by_parameter(tmp_path: Path) -> None:
         ss.load_run(tmp_path / "saved", model, optimizer=torch.optim.SGD(model.parameters()))
 
 
-def test_a_parameter_without_a_state_is_refused_by_name(tmp_path: Path) -> None:
+def test_parameter_without_a_saved_state_raises_plan_error(tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.first.parameters())
     ss.save_run(tmp_path / "saved", model, optimizer=optimizer)
@@ -355,7 +357,9 @@ def test_a_parameter_without_a_state_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["scheduler", "scaler"])
-def test_a_part_that_was_not_saved_is_refused(given: str, tmp_path: Path) -> None:
+def test_loading_an_unsaved_scheduler_or_scaler_raises_plan_error(
+    given: str, tmp_path: Path
+) -> None:
     model = net()
     ss.save_run(tmp_path / "saved", model, step=1)
     with pytest.raises(
@@ -364,20 +368,20 @@ def test_a_part_that_was_not_saved_is_refused(given: str, tmp_path: Path) -> Non
         ss.load_run(tmp_path / "saved", model, **{given: Scaler(1.0)})
 
 
-def test_what_is_not_plain_is_refused_by_its_place(tmp_path: Path) -> None:
+def test_extra_value_that_is_not_plain_raises_plan_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ss.PlanError, match=r"save: rank 0: state\['rest'\]\['extra'\]\['f'\] is"):
         ss.save_run(tmp_path / "saved", net(), extra={"f": len})
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+def test_unknown_checkpoint_format_raises_value_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="format 'pickle' is none of safetensors, dcp"):
         ss.save_run(tmp_path / "saved", net(), format="pickle")
 
 
-# --- which checkpoint is the last ---------------------------------------------------------------
+# --- the latest checkpoint ----------------------------------------------------------------------
 
 
-def test_the_latest_checkpoint_is_the_complete_one_of_most_steps(tmp_path: Path) -> None:
+def test_latest_returns_the_complete_checkpoint_with_the_highest_step(tmp_path: Path) -> None:
     assert ss.latest(tmp_path / "none") is None
     for step in (2, 10, 9):
         ss.save_run(tmp_path / f"step-{step}", net(), step=step)
@@ -387,7 +391,7 @@ def test_the_latest_checkpoint_is_the_complete_one_of_most_steps(tmp_path: Path)
     assert ss.latest(tmp_path) == tmp_path / "step-10"
 
 
-def test_a_save_that_did_not_end_is_completed_by_the_next_one(tmp_path: Path) -> None:
+def test_incomplete_save_is_rejected_and_replaced_by_the_next_one(tmp_path: Path) -> None:
     ss.save_run(tmp_path / "saved", net(), step=1)
     (tmp_path / "saved" / "rvdcomm-manifest.json").unlink()
     with pytest.raises(rv.CheckpointError, match=r"no manifest|never committed|not complete"):

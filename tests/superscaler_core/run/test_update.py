@@ -1,4 +1,4 @@
-"""Updates of the program: the same training whether a step or its caller updates weights."""
+"""Updates by the program: training is the same whether a step or its caller updates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def updated(trainer: ss.Trainer, case: Case, state: Mapping[str, Tensor]) -> Tra
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_step_updates_weights_as_its_caller_would(case: Case, tmp_path: Path) -> None:
+def test_updates_inside_a_step_equal_updates_by_the_caller(case: Case, tmp_path: Path) -> None:
     case.compiled().save(tmp_path)
     start, ranks = case.new_model().state_dict(), range(case.num_devices)
     by_caller = ss.run_threads(tmp_path, lambda trainer: train(trainer, case, start), ranks)
@@ -58,7 +58,7 @@ def test_a_step_updates_weights_as_its_caller_would(case: Case, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_parameter_is_in_one_update_where_it_is_stored(case: Case) -> None:
+def test_every_parameter_is_updated_once_where_it_is_stored(case: Case) -> None:
     made = case.compiled().materialized
     updates = [i for i in made.step_program.end if i.kind is Verb.UPDATE]
     for tensor, storage in made.weights.storage.items():
@@ -68,7 +68,7 @@ def test_every_parameter_is_in_one_update_where_it_is_stored(case: Case) -> None
     assert list(made.step_program.end[-len(updates) :]) == updates
 
 
-def test_updates_by_the_program_take_their_turn_behind_the_last_reduction(tmp_path: Path) -> None:
+def test_updates_come_after_the_reductions_and_the_loss_of_a_step(tmp_path: Path) -> None:
     case = Case("one_f_one_b", 2, {"microbatches": 2}, sizes={"tied": True, "layers": 2})
     compiled = case.compiled()
     compiled.save(tmp_path)

@@ -1,4 +1,4 @@
-"""Asynchronous schedules: versions of weights that are read and kept, delays, and no bubble."""
+"""Asynchronous schedules: versions of weights, delays, and idle time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CASES = pytest.mark.parametrize(
 
 
 def read(schedule: Schedule, kind: ActionKind, stage: int) -> list[int]:
-    """The versions of all microbatches' actions of a kind."""
+    """The versions that the actions of one kind read at a stage, by microbatch."""
     microbatches = range(schedule.num_microbatches)
     return [schedule.versions[Action(kind, stage, mb)] for mb in microbatches]
 
@@ -58,7 +58,7 @@ def test_pipedream_keeps_and_reads_the_versions_of_its_authors_code() -> None:
     ]
 
 
-def test_updates_are_drawn_where_they_take_time() -> None:
+def test_grid_shows_the_time_of_updates() -> None:
     picture = """
 pipedream: makespan 11, idle 2/11 of it, peak microbatches 2 1
 time      0  1  2  3  4  5  6  7  8  9 10
@@ -78,7 +78,7 @@ def test_with_vertical_sync_all_stages_read_the_version_of_the_first(d: int, n: 
 
 @pytest.mark.parametrize("d, every", [(2, 2), (2, 5), (4, 4), (4, 7), (3, 3)])
 def test_2bw_keeps_two_versions_and_is_always_one_update_behind(d: int, every: int) -> None:
-    """The delay is from memory of the paper, and unchecked."""
+    """The delay was remembered from the paper and not checked."""
     schedule = pipedream_2bw(d, 4 * every, every=every)
     expected = [max(0, mb // every - 1) for mb in range(4 * every)]
     assert all(read(schedule, ActionKind.FORWARD, stage) == expected for stage in range(d))
@@ -87,7 +87,7 @@ def test_2bw_keeps_two_versions_and_is_always_one_update_behind(d: int, every: i
 
 
 @pytest.mark.parametrize("make", [ampnet, pipemare])
-def test_one_version_is_read_forward_and_a_later_one_backward(
+def test_ampnet_and_pipemare_read_a_newer_version_in_the_backward(
     make: Callable[[int, int], Schedule],
 ) -> None:
     schedule = make(4, 10)
@@ -106,18 +106,20 @@ def test_one_version_is_read_forward_and_a_later_one_backward(
     ],
 )
 def test_delays_of_pipemare(stages: int, every: int, delays: tuple[str | int, ...]) -> None:
-    """The figures are from memory of the paper, and unchecked."""
+    """The figures were remembered from the paper and not checked."""
     schedule = pipemare(stages, 4 * stages * every, every=every)
     assert schedule.delays == tuple(map(Fraction, delays))
 
 
 @CASES
-def test_its_text_is_read_back(schedule: Schedule) -> None:
+def test_asynchronous_schedule_parses_back(schedule: Schedule) -> None:
     assert Schedule.parse(str(schedule)) == schedule
 
 
 @CASES
-def test_a_backward_reads_the_version_of_its_forward_unless_one_is_kept(schedule: Schedule) -> None:
+def test_backward_reads_the_version_of_its_forward_unless_the_rule_is_newest(
+    schedule: Schedule,
+) -> None:
     for stage in range(schedule.num_stages):
         forward = read(schedule, ActionKind.FORWARD, stage)
         backward = read(schedule, ActionKind.BACKWARD, stage)
@@ -126,8 +128,8 @@ def test_a_backward_reads_the_version_of_its_forward_unless_one_is_kept(schedule
 
 
 @CASES
-def test_versions_kept_are_enough_and_none_is_idle(schedule: Schedule) -> None:
-    """A plain walk: what is read is among the last ``versions_kept``, and the oldest is read."""
+def test_number_of_versions_kept_is_exactly_what_actions_read(schedule: Schedule) -> None:
+    """All versions that are read are among the last ``versions_kept``, and the oldest is read."""
     used = [1] * schedule.num_stages
     for row in schedule.rows:
         made = [0] * schedule.num_stages
@@ -144,13 +146,13 @@ def test_versions_kept_are_enough_and_none_is_idle(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("name", ["pipedream", "vertical", "2bw", "ampnet"])
 def test_between_fill_and_drain_no_worker_is_idle(name: str) -> None:
-    """Idle time does not grow with the run: its share of the steady state is 0."""
+    """Idle time does not grow with the length of the run, so the steady state has none."""
     times = {"F": 1, "B": 2}
     short, long = (timeline(MAKERS[name](4, n), times) for n in (8, 24))
     assert short.idle == long.idle == (9, 9, 9, 9)
 
 
-def test_pipemare_is_not_idle_either_once_it_is_full() -> None:
+def test_idle_time_of_pipemare_does_not_grow_with_the_run() -> None:
     short, long = (timeline(pipemare(4, n), {"F": 1, "B": 2}) for n in (16, 48))
     assert short.idle == long.idle
 
@@ -195,7 +197,7 @@ def test_halves_of_backwards_come_before_their_update() -> None:
         ),
     ],
 )
-def test_a_schedule_whose_updates_mean_nothing_is_refused(
+def test_schedule_with_invalid_updates_is_rejected(
     make: Callable[[], Schedule], words: str
 ) -> None:
     with pytest.raises(ScheduleError, match=words):

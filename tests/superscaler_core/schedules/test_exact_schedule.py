@@ -1,4 +1,4 @@
-"""Laws of the exact search: nothing is shorter, by brute force; and the figures of others."""
+"""Laws of the exact search: comparison with brute force and with named schedules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TWO_ENCODERS = (((0,), (1,), (2,)),), ((0, 2), (1, 2))
 
 
 def merged(chains: Sequence[tuple[Action, ...]]) -> Iterator[tuple[Action, ...]]:
-    """All orders of the actions of several chains, each in its own order."""
+    """All interleavings of several chains of actions; the order within a chain is kept."""
     if not any(chains):
         yield ()
     for i, chain in enumerate(chains):
@@ -51,7 +51,7 @@ def merged(chains: Sequence[tuple[Action, ...]]) -> Iterator[tuple[Action, ...]]
 
 
 def peak(row: tuple[Action, ...]) -> int:
-    """The most microbatches that a worker holds, by the definition."""
+    """The largest number of microbatches that a worker holds, by definition."""
     return max(accumulate(held_by(action, False) for action in row))
 
 
@@ -62,7 +62,7 @@ def brute_force(
     limit: int | None,
     edges: tuple[tuple[int, int], ...] | None = None,
 ) -> Time:
-    """The least makespan of all orders, microbatches in any order.
+    """The least makespan of all orders of actions, with microbatches in any order.
 
     A worker runs the forwards of a microbatch in the order of stages, and then its backwards in
     the reverse order; with halves, it has a single stage.
@@ -104,7 +104,7 @@ SMALL = [
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("routes, kinds, num_microbatches, limit, edges", SMALL)
-def test_no_order_is_shorter(
+def test_exact_search_equals_brute_force(
     routes: tuple[Route, ...],
     kinds: str,
     num_microbatches: int,
@@ -123,7 +123,7 @@ def test_no_order_is_shorter(
 
 @pytest.mark.parametrize("num_workers, num_microbatches", [(2, 4), (4, 4), (4, 8), (8, 8)])
 @pytest.mark.parametrize("durations", [EQUAL, TWICE])
-def test_nothing_on_a_line_is_shorter_than_1f1b(
+def test_exact_search_on_a_line_reaches_the_makespan_of_1f1b(
     num_workers: int, num_microbatches: int, durations: Durations
 ) -> None:
     named = one_f_one_b(num_workers, num_microbatches)
@@ -138,7 +138,7 @@ def test_nothing_on_a_line_is_shorter_than_1f1b(
     "num_workers, num_microbatches, durations, makespan",
     [(4, 4, EQUAL, 10), (4, 8, EQUAL, 18), (8, 8, EQUAL, 22), (4, 4, TWICE, 16), (6, 6, TWICE, 26)],
 )
-def test_chimera_is_found_from_its_two_routes(
+def test_exact_search_on_two_routes_reaches_the_makespan_of_chimera(
     num_workers: int, num_microbatches: int, durations: Durations, makespan: int
 ) -> None:
     limit = chimera(num_workers, num_microbatches).peak_microbatches
@@ -147,7 +147,7 @@ def test_chimera_is_found_from_its_two_routes(
     assert found.peak_microbatches == limit
 
 
-def test_interleaved_is_found_from_its_route() -> None:
+def test_exact_search_reaches_the_makespan_of_interleaved() -> None:
     limit = interleaved(4, 4, 2).peak_microbatches
     found = exact_schedule(looped_routes(4, 2), TWICE, 4, limit)
     assert timeline(found, TWICE).makespan == 33
@@ -158,7 +158,7 @@ def test_interleaved_is_found_from_its_route() -> None:
     [(straight_routes(4), 4, 27), (straight_routes(4), 7, 27), (v_routes(4), 8, 51)],
     ids=["ZB-H1", "ZB-H2", "ZB-V"],
 )
-def test_zero_bubble_is_found_from_its_route(
+def test_exact_search_reaches_the_makespan_of_zero_bubble(
     routes: tuple[Route, ...], limit: int, makespan: int
 ) -> None:
     found = exact_schedule(routes, HALVES, 8, limit)

@@ -1,4 +1,4 @@
-"""Laws of the schedule generators: published figures, and any number of microbatches."""
+"""Laws of the schedule generators: published figures, and all numbers of microbatches."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ def test_makespan_bubble_and_peak_of_chimera(
     idle_twice: Fraction,
     peak: tuple[int, ...],
 ) -> None:
-    """As the authors' generator has them, where it was run: not for D = 2, and (4, 16), (6, 12)
-    with B = 2F.
+    """The figures are those of the authors' generator.
+
+    It was not run for D = 2, and for (4, 16) and (6, 12) with B = 2F.
     """
     schedule = chimera(d, n)
     both = timeline(schedule), timeline(schedule, TWICE)
@@ -75,7 +76,7 @@ def test_makespan_bubble_and_peak_of_chimera(
 
 
 @pytest.mark.parametrize("d, n", [(d, k * d) for d in range(2, 13, 2) for k in range(1, 7)])
-def test_chimera_has_its_closed_forms_for_any_number_of_rounds(d: int, n: int) -> None:
+def test_bubble_and_peak_of_chimera_equal_their_closed_forms(d: int, n: int) -> None:
     schedule = chimera(d, n)
     assert timeline(schedule).bubble_of_makespan == Fraction(d - 2, 2 * n + d - 2)
     if n == d:
@@ -86,7 +87,7 @@ def test_chimera_has_its_closed_forms_for_any_number_of_rounds(d: int, n: int) -
 
 
 @pytest.mark.parametrize("d, n", [(2, 2), (4, 8), (6, 6)])
-def test_half_of_chimeras_microbatches_go_either_way(d: int, n: int) -> None:
+def test_half_of_the_microbatches_of_chimera_go_in_each_direction(d: int, n: int) -> None:
     schedule = chimera(d, n)
     down, up = schedule.routes
     assert down == tuple((worker,) for worker in range(d))
@@ -94,7 +95,7 @@ def test_half_of_chimeras_microbatches_go_either_way(d: int, n: int) -> None:
     assert [schedule.route_of(m) for m in range(n)] == ([0] * (d // 2) + [1] * (d // 2)) * (n // d)
 
 
-def test_microbatches_of_a_stage_on_all_its_workers_go_one_way() -> None:
+def test_schedules_in_one_direction_have_one_route() -> None:
     assert one_f_one_b(3, 4).routes == (((0,), (1,), (2,)),)
     assert interlaced(2, 3).routes == (((0, 1), (0,), (0, 1), (1,)),)
 
@@ -126,7 +127,7 @@ def test_peak_microbatches_of_gpipe_and_1f1b(
 
 
 @pytest.mark.parametrize("d, n, v, makespan, busy, idle, bubble, peak", INTERLEAVED)
-def test_figures_of_interleaved(
+def test_makespan_bubble_and_peak_of_interleaved(
     d: int,
     n: int,
     v: int,
@@ -145,7 +146,7 @@ def test_figures_of_interleaved(
 
 
 @pytest.mark.parametrize("d, n, v", [(4, 8, 2), (4, 8, 4), (8, 16, 2), (2, 6, 3)])
-def test_interleaving_holds_the_share_more_that_megatron_estimates(d: int, n: int, v: int) -> None:
+def test_interleaving_holds_the_extra_share_that_megatron_estimates(d: int, n: int, v: int) -> None:
     in_stages = Fraction(interleaved(d, n, v).peak_microbatches[0], v)
     assert in_stages == one_f_one_b(d, n).peak_microbatches[0] * (1 + Fraction(d - 1, d * v))
 
@@ -159,7 +160,7 @@ def test_naive_leaves_all_workers_but_one_idle(d: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("d, n", [*product(range(1, 9), range(1, 13))])
-def test_1f1b_is_the_two_phase_grid(d: int, n: int) -> None:
+def test_1f1b_equals_the_closed_rule_of_nnscaler(d: int, n: int) -> None:
     """nnScaler's closed rule: at step t >= s, stage s runs F if t - s is even, else B."""
     num_steps = 2 * n + 2 * (d - 1)
     rows: list[list[Action]] = [[] for _ in range(d)]
@@ -180,8 +181,8 @@ def test_bubble_of_1f1b_by_each_definition(d: int, n: int) -> None:
     assert times.bubble_of_span == Fraction(d - 1, n + d - 1)
 
 
-def test_each_bubble_is_what_its_name_says() -> None:
-    """Busy 4 and 2 of a makespan of 6; worker 1 starts late and ends early, within a span of 4."""
+def test_each_bubble_follows_its_definition() -> None:
+    """Workers are busy for 4 and 2 of 6. Worker 1 starts late and ends early, with a span of 4."""
     times = timeline(own("0F0 2F0 2B0 0B0", "1F0 1B0", stages=3, microbatches=1))
     assert (times.makespan, times.busy, times.idle) == (6, (4, 2), (2, 4))
     assert times.bubble_of_makespan == Fraction(6, 12)
@@ -194,7 +195,7 @@ def test_each_bubble_is_what_its_name_says() -> None:
 
 @pytest.mark.parametrize("name", STRAIGHT)
 @pytest.mark.parametrize("d, n", [(d, n) for d in range(2, 9) for n in range(1, d)])
-def test_fewer_microbatches_than_stages_run(name: str, d: int, n: int) -> None:
+def test_schedules_run_with_fewer_microbatches_than_stages(name: str, d: int, n: int) -> None:
     schedule = SCHEDULES[name](d, n)
     num_turns = n * d if name == "naive" else n + d - 1
     assert timeline(schedule, TWICE).makespan == 3 * num_turns
@@ -205,10 +206,8 @@ def test_fewer_microbatches_than_stages_run(name: str, d: int, n: int) -> None:
 
 @pytest.mark.parametrize("v", [2, 3])
 @pytest.mark.parametrize("d, n", [*product(range(1, 8), range(1, 16))])
-def test_interleaved_is_as_fast_as_any_schedule_for_any_number_of_microbatches(
-    d: int, n: int, v: int
-) -> None:
-    """The floor: a worker's work behind the filling, or the first microbatch's way and the rest."""
+def test_makespan_of_interleaved_equals_the_lower_bound(d: int, n: int, v: int) -> None:
+    """Two lower bounds: the fill plus a worker's work, or one microbatch's path plus the others."""
     floor = max(v * n + d - 1, v * d + n - 1)
     assert timeline(interleaved(d, n, v)).makespan == 2 * floor
     assert timeline(interleaved(d, n, v), TWICE).makespan == 3 * floor
@@ -220,8 +219,8 @@ def test_interleaved_with_one_chunk_is_1f1b(d: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("d, n, v", [(4, 8, 2), (8, 16, 2), (4, 10, 3), (4, 3, 2), (5, 2, 3)])
-def test_interleaved_rows_are_torchs(d: int, n: int, v: int) -> None:
-    """Where torch takes the number of microbatches; its generator asks its stages for little."""
+def test_rows_of_interleaved_equal_those_of_torch(d: int, n: int, v: int) -> None:
+    """Torch accepts these numbers of microbatches. Its generator reads few attributes of stages."""
     pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
     same = {"group_size": d, "group_rank": 0, "num_stages": d * v, "submod": None, "group": None}
     stages = [

@@ -49,19 +49,19 @@ def spans_idle(times: Timeline) -> list[int | Fraction]:
 
 
 @pytest.mark.parametrize("d, n, makespan", [(4, 8, 51), (8, 16, 103)])
-def test_zero_bubble_v_has_torchs_figures(d: int, n: int, makespan: int) -> None:
-    """By torch's ZBVZeroBubble at F = I = W: idle 0 by span, with the memory of 1F1B."""
+def test_zero_bubble_v_has_the_figures_of_torch(d: int, n: int, makespan: int) -> None:
+    """Figures of torch's ZBVZeroBubble at F = I = W: no idle time in spans, memory of 1F1B."""
     schedule = zero_bubble_v(d, n)
     times = timeline(schedule)
     assert times.makespan == makespan == 6 * n + d - 1
     assert times.bubble_of_span == 0
     assert spans_idle(times) == [0] * d
     assert schedule.peak_microbatches == (2 * d,) * d
-    assert one_f_one_b(d, n).peak_microbatches[0] == d  # of stages twice as long
+    assert one_f_one_b(d, n).peak_microbatches[0] == d  # stages are twice as long here
 
 
 @pytest.mark.parametrize("d, n", [(d, n) for d, n in COUNTS if n >= 2 * d - 1])
-def test_no_worker_waits_in_a_zero_bubble(d: int, n: int) -> None:
+def test_workers_of_zero_bubble_v_and_h2_never_wait(d: int, n: int) -> None:
     for generator, work in ((zero_bubble_v, 6 * n), (zero_bubble_h2, 3 * n)):
         times = timeline(generator(d, n))
         assert spans_idle(times) == [0] * d
@@ -70,11 +70,13 @@ def test_no_worker_waits_in_a_zero_bubble(d: int, n: int) -> None:
 
 @pytest.mark.parametrize("f, i, w", [*product((1, 2, 3), repeat=3)])
 @pytest.mark.parametrize("d, n", [(2, 4), (3, 7), (4, 8)])
-def test_h2_is_idle_as_its_authors_say(d: int, n: int, f: int, i: int, w: int) -> None:
-    """``(D - 1)(F + I - 2 W)`` where that is not negative and W fits into F and I.
+def test_idle_time_of_zero_bubble_h2_equals_its_formula(
+    d: int, n: int, f: int, i: int, w: int
+) -> None:
+    """The idle time is ``(D - 1)(F + I - 2 W)`` if W is at most F and at most I.
 
-    The formula is from memory of the paper, unchecked; its value 0 at F = I = W and the memory are
-    of DeepSeek's comparison of schedules.
+    The formula was remembered from the paper and not checked. Its value 0 at F = I = W, and the
+    memory, are in DeepSeek's comparison of schedules.
     """
     times = timeline(zero_bubble_h2(d, n), {"F": f, "I": i, "W": w})
     if w <= min(f, i):
@@ -83,8 +85,8 @@ def test_h2_is_idle_as_its_authors_say(d: int, n: int, f: int, i: int, w: int) -
 
 
 @pytest.mark.parametrize("d, n", [(4, 8), (8, 24)])
-def test_bubbles_of_the_family_at_equal_times(d: int, n: int) -> None:
-    """1F1B's ``(D - 1)(F + I + W)``, a third of it for H1, nothing for H2 and V."""
+def test_idle_time_of_1f1b_zero_bubble_and_h2_at_equal_durations(d: int, n: int) -> None:
+    """1F1B is idle for ``(D - 1)(F + I + W)``, ZB-H1 for a third of that, and ZB-H2 never."""
     whole = timeline(one_f_one_b(d, n), {"F": 1, "B": 2})
     thirds = [max(spans_idle(timeline(g(d, n)))) for g in (zero_bubble, zero_bubble_h2)]
     assert max(spans_idle(whole)) == 3 * (d - 1)
@@ -108,10 +110,10 @@ def pair_times(f_and_b: int) -> Durations:
         (8, 40, 3, 126, [6] * 8, 9),
     ],
 )
-def test_figures_of_dualpipe(
+def test_dualpipe_has_the_figures_of_its_authors_code(
     d: int, n: int, f_and_b: int, makespan: int, idle: list[int], peak: int
 ) -> None:
-    """As the steps of the authors' code have them."""
+    """The figures are those of the steps in the authors' code."""
     schedule = dualpipe(d, n)
     times = timeline(schedule, pair_times(f_and_b))
     assert times.makespan == makespan
@@ -121,7 +123,9 @@ def test_figures_of_dualpipe(
 
 
 @pytest.mark.parametrize("d, n, makespan, idle, peak", [(4, 8, 54, 6, 9), (8, 16, 110, 14, 17)])
-def test_figures_of_dualpipe_v(d: int, n: int, makespan: int, idle: int, peak: int) -> None:
+def test_makespan_idle_time_and_peak_of_dualpipe_v(
+    d: int, n: int, makespan: int, idle: int, peak: int
+) -> None:
     schedule = dualpipe_v(d, n)
     times = timeline(schedule, pair_times(3))
     assert (times.makespan, times.idle) == (makespan, (idle,) * d)
@@ -132,7 +136,7 @@ def test_figures_of_dualpipe_v(d: int, n: int, makespan: int, idle: int, peak: i
 @pytest.mark.parametrize("f_and_b", [2, 3])
 @pytest.mark.parametrize("d, n", EVEN)
 def test_dualpipe_v_is_half_of_dualpipe(d: int, n: int, f_and_b: int) -> None:
-    """The first half of the workers, with the microbatches of either direction as one."""
+    """DualPipeV has the first half of the workers; microbatches of both directions are merged."""
     whole, half = dualpipe(d, n), dualpipe_v(d // 2, n // 2)
     for row, folded in zip(whole.rows, half.rows, strict=False):
         assert [(a.kind, a.stage, a.microbatch % (n // 2)) for a in row] == [
@@ -144,13 +148,13 @@ def test_dualpipe_v_is_half_of_dualpipe(d: int, n: int, f_and_b: int) -> None:
 
 
 @pytest.mark.parametrize("d, n", [(4, 8), (6, 12)])
-def test_half_of_dualpipes_microbatches_go_either_way(d: int, n: int) -> None:
+def test_half_of_the_microbatches_of_dualpipe_go_in_each_direction(d: int, n: int) -> None:
     schedule = dualpipe(d, n)
     assert schedule.routes == chimera(d, d).routes
     assert [schedule.route_of(m) for m in range(n)] == [0] * (n // 2) + [1] * (n // 2)
 
 
-def test_without_a_time_of_its_own_a_pair_runs_one_after_the_other() -> None:
+def test_pair_without_a_duration_runs_one_action_after_the_other() -> None:
     schedule = own("0F0 0F1&0B0 0B1", stages=1, microbatches=2)
     assert schedule.partners == {
         Action.parse(one): Action.parse(other) for one, other in [("0F1", "0B0"), ("0B0", "0F1")]
@@ -162,14 +166,14 @@ def test_without_a_time_of_its_own_a_pair_runs_one_after_the_other() -> None:
     assert beside.idle == (0,)
 
 
-def test_both_of_a_pair_wait_for_what_either_waits_for() -> None:
+def test_both_actions_of_a_pair_wait_for_the_inputs_of_either() -> None:
     schedule = own("0F0 0F1&0B0 0B1", "1F0 1B0 1F1 1B1", stages=2, microbatches=2)
     spans = timeline(schedule, {"F": 1, "B": 4, "F&B": 4}).spans
     assert spans[Action.parse("0F1")].start == spans[Action.parse("0B0")].start == 6
 
 
 def test_a_pair_that_needs_itself_is_a_deadlock() -> None:
-    """0B0 waits for 1B0, which comes behind 1F1, which waits for the pair of 0B0."""
+    """0B0 waits for 1B0, which comes after 1F1, which waits for 0F1, the partner of 0B0."""
     schedule = own("0F0 0F1&0B0 0B1", "1F0 1F1 1B0 1B1", stages=2, microbatches=2)
     assert timeline(schedule, TWICE).makespan > 0
     with pytest.raises(ScheduleError, match="wait for each other"):
@@ -177,7 +181,7 @@ def test_a_pair_that_needs_itself_is_a_deadlock() -> None:
 
 
 @pytest.mark.parametrize("time", [0, 0.5])
-def test_the_time_of_a_pair_is_exact_and_above_zero(time: float) -> None:
+def test_inexact_or_nonpositive_duration_of_a_pair_is_rejected(time: float) -> None:
     with pytest.raises(ScheduleError, match=r"duration of F&B at stage . is an int or a Fraction"):
         timeline(dualpipe(2, 4), {**pair_times(2), "F&B": time})  # type: ignore[dict-item]
 
@@ -187,7 +191,7 @@ def test_the_time_of_a_pair_is_exact_and_above_zero(time: float) -> None:
 
 @pytest.mark.parametrize("generator", [dualpipe, dualpipe_v, zero_bubble_v, zero_bubble_h2])
 @pytest.mark.parametrize("d, n", EVEN)
-def test_text_is_read_back_with_its_pairs(generator: Generator, d: int, n: int) -> None:
+def test_schedule_with_pairs_parses_back(generator: Generator, d: int, n: int) -> None:
     schedule = generator(d, n)
     for one in (schedule, split_backward(schedule), recompute_apart(schedule)):
         assert Schedule.parse(str(one)) == one
@@ -204,12 +208,12 @@ def test_text_is_read_back_with_its_pairs(generator: Generator, d: int, n: int) 
         ("0F0 0F1& 0B0 0B1", "cannot parse action ''"),
     ],
 )
-def test_what_is_no_pair_is_refused(row: str, words: str) -> None:
+def test_invalid_pairs_are_rejected(row: str, words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
         own(row, stages=1, microbatches=2 if "1" in row else 1)
 
 
-def test_a_pair_that_is_not_side_by_side_is_refused() -> None:
+def test_pair_of_nonadjacent_actions_is_rejected() -> None:
     pair = Action.parse("0F1"), Action.parse("0B0")
     with pytest.raises(ScheduleError, match="of pair 0F1&0B0 the second has to be right behind"):
         Schedule("own", 1, 2, naive_rows(), frozenset([pair]))
@@ -253,7 +257,7 @@ def test_chimera_runs_any_number_of_microbatches(d: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("d, n", [(3, 6), (4, 7)])
-def test_dualpipe_takes_even_numbers(d: int, n: int) -> None:
+def test_dualpipe_rejects_odd_numbers(d: int, n: int) -> None:
     with pytest.raises(ScheduleError, match=f"dualpipe of {d} workers and {n} microbatches: both"):
         dualpipe(d, n)
 
@@ -262,7 +266,9 @@ def test_dualpipe_takes_even_numbers(d: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("d, n, v", [(4, 8, 2), (4, 4, 3), (2, 6, 2), (8, 16, 2)])
-def test_looped_bfs_takes_as_long_as_interleaved_and_holds_all(d: int, n: int, v: int) -> None:
+def test_looped_bfs_takes_as_long_as_interleaved_and_holds_all_chunks(
+    d: int, n: int, v: int
+) -> None:
     schedule = looped_bfs(d, n, v)
     assert timeline(schedule, TWICE).makespan == timeline(interleaved(d, n, v), TWICE).makespan
     assert schedule.peak_microbatches == (v * n,) * d
@@ -275,7 +281,7 @@ def test_looped_bfs_with_one_chunk_is_gpipe(d: int, n: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("interlaced", "nf1b")])
 @pytest.mark.parametrize("halves, apart", [(False, True), (True, False), (True, True)])
-def test_every_schedule_runs_in_halves_and_with_recomputations_of_its_own(
+def test_every_schedule_runs_with_split_backwards_and_separate_recomputation(
     name: str, halves: bool, apart: bool
 ) -> None:
     whole = SCHEDULES[name](4, 8)
@@ -290,21 +296,23 @@ def test_every_schedule_runs_in_halves_and_with_recomputations_of_its_own(
         assert made.peak_microbatches == whole.peak_microbatches
 
 
-def test_only_dealt_out_stages_have_a_choice_of_chunks() -> None:
+def test_only_interleaved_and_looped_bfs_accept_chunks() -> None:
     assert generate(interleaved, 2, 4, chunks=2) == interleaved(2, 4, 2)
     with pytest.raises(ScheduleError, match="gpipe with chunks=2: only interleaved and looped_bfs"):
         generate(gpipe, 2, 4, chunks=2)
 
 
-# --- rows of others -----------------------------------------------------------------------------
+# --- rows of torch ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("d, n", [(2, 4), (3, 6), (4, 8), (4, 12), (5, 11)])
 @pytest.mark.parametrize(
     "name, generator", [("ZBVZeroBubble", zero_bubble_v), ("DualPipeV", dualpipe_v)]
 )
-def test_rows_are_torchs(name: str, generator: Generator, d: int, n: int) -> None:
-    """Its generator asks its stages for little."""
+def test_rows_of_zero_bubble_v_and_dualpipe_v_equal_those_of_torch(
+    name: str, generator: Generator, d: int, n: int
+) -> None:
+    """Torch's generator needs few attributes of stages."""
     pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
     same = {"group_size": d, "group_rank": 0, "num_stages": 2 * d, "submod": None, "group": None}
     stages = [

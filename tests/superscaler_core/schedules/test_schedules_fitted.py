@@ -1,4 +1,4 @@
-"""Laws of zero bubbles fitted to times: no slower than others, nor than the best of small ones."""
+"""Laws of fitted zero bubble schedules: not slower than others, and optimal for small sizes."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def secs(schedule: Schedule, durations: Durations) -> int | Fraction:
 
 
 def best_secs(d: int, n: int, durations: Durations, limit: int) -> int | Fraction:
-    """By integer programming, which proves it."""
+    """The least makespan, proved by integer programming."""
     return secs(exact_schedule(straight_routes(d), durations, n, limit), durations)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("d, n", [(2, 3), (2, 8), (3, 3), (3, 4), (4, 4)])
-def test_no_order_is_faster_where_stages_are_alike(d: int, n: int, seed: int) -> None:
+def test_fitted_schedule_of_equal_stages_is_the_shortest(d: int, n: int, seed: int) -> None:
     durations = durations_of(random_times(seed, d, are_alike=True))
     schedule = zero_bubble_fitted(d, n, durations)
     assert is_shortest(schedule, straight_routes(d), durations, d)
@@ -77,7 +77,7 @@ def test_zb_h1_is_the_fastest_with_its_memory_and_faster_than_1f1b(
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_with_few_microbatches_an_order_is_faster_than_zb_h1(n: int) -> None:
+def test_zb_h1_is_not_the_shortest_with_few_microbatches(n: int) -> None:
     durations = dict(zip("FIW", (4, 1, 2), strict=True))
     assert not is_shortest(zero_bubble(4, n), straight_routes(4), durations, 4)
     fitted = zero_bubble_fitted(4, n, durations)
@@ -93,16 +93,19 @@ def test_zb_h2_is_the_fastest_with_its_memory(d: int, n: int, times: tuple[int, 
 
 @pytest.mark.parametrize("d", [2, 3, 4])
 def test_zb_v_is_the_fastest_where_f_i_and_w_are_equal(d: int) -> None:
-    """Of any memory: it meets the lower bound."""
+    """It is the fastest with any memory, as it meets the lower bound."""
     assert is_shortest(zero_bubble_v(d, 8), v_routes(d), {"F": 1, "I": 1, "W": 1})
 
 
 TIGHT = [(3, 4, 5, (8, 9, 9)), (4, 3, 4, (9, 7, 9)), (4, 3, 4, (9, 5, 9)), (4, 3, 4, (5, 4, 6))]
-"""Stages, microbatches, limit and times for which there is a faster order, of 113 at random."""
+"""Stages, microbatches, limit and times.
+
+For these cases, of 113 random ones, there is an order that is faster than the heuristic.
+"""
 
 
 @pytest.mark.parametrize("d, n, limit, times", TIGHT)
-def test_the_fastest_order_is_found_by_a_search_and_nearly_without(
+def test_search_finds_the_shortest_order_and_the_heuristic_is_near(
     d: int, n: int, limit: int, times: tuple[int, int, int]
 ) -> None:
     durations = dict(zip("FIW", times, strict=True))
@@ -115,7 +118,7 @@ def test_the_fastest_order_is_found_by_a_search_and_nearly_without(
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("d, n", [(2, 4), (4, 6), (5, 3)])
 @pytest.mark.parametrize("are_alike", [True, False])
-def test_fitted_is_never_slower_than_others_that_hold_no_more(
+def test_fitted_schedule_is_not_slower_than_others_with_its_memory(
     d: int, n: int, seed: int, are_alike: bool
 ) -> None:
     durations = durations_of(random_times(seed, d, are_alike))
@@ -139,6 +142,8 @@ def test_fitted_is_never_slower_than_others_that_hold_no_more(
         ({"F": 1, "I": 1}, 3, r"duration of W at stage . is an int or a Fraction above 0"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(durations: Durations, limit: int, words: str) -> None:
+def test_too_low_limit_or_missing_duration_is_rejected(
+    durations: Durations, limit: int, words: str
+) -> None:
     with pytest.raises(ScheduleError, match=words):
         zero_bubble_fitted(3, 4, durations, limit)

@@ -1,4 +1,4 @@
-"""Laws of grids: the picture of a timeline."""
+"""Laws of grids: timelines as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_grid_of_1f1b() -> None:
     ]
 
 
-def test_grid_names_stages_where_a_worker_has_several_and_shows_what_goes_on() -> None:
+def test_grid_names_stages_of_a_worker_with_several_and_marks_continuation() -> None:
     assert grid(timeline(interleaved(2, 2, 2), TWICE)).splitlines()[1:] == [
         "time       0   1   2   3   4   5   6   7   8   9  10  11  12  13  14",
         "worker 0 0F0 0F1 2F0 2F1  --  -- 2B0  ..  -- 2B1  .. 0B0  .. 0B1  ..",
@@ -36,7 +36,7 @@ def test_grid_names_stages_where_a_worker_has_several_and_shows_what_goes_on() -
     ]
 
 
-def test_grid_has_columns_of_the_largest_common_time() -> None:
+def test_column_of_the_grid_is_the_greatest_common_duration() -> None:
     times = timeline(gpipe(1, 1), {"F": Fraction(1, 2), "B": Fraction(3, 4)})
     assert grid(times).splitlines() == [
         "gpipe: makespan 5/4, idle 0 of it, peak microbatches 1; a column is 1/4",
@@ -45,12 +45,12 @@ def test_grid_has_columns_of_the_largest_common_time() -> None:
     ]
 
 
-def test_grid_with_coarse_columns_shows_what_runs_in_their_middle() -> None:
+def test_coarse_column_of_the_grid_shows_the_action_at_its_middle() -> None:
     times = timeline(gpipe(1, 2), {"F": 1, "B": 40})
     assert grid(times, unit=10).splitlines()[2] == "worker 0 B0 .. .. .. B1 .. .. .. --"
 
 
-def test_grid_of_times_without_a_common_unit_stays_readable() -> None:
+def test_grid_of_times_without_a_common_unit_has_2000_columns() -> None:
     times = timeline(gpipe(1, 1), {"F": 1_000_003, "B": 1_000_033})
     assert grid(times, width=10**6).splitlines()[2].count("..") == 2000 - 2
 
@@ -59,7 +59,9 @@ def test_grid_of_times_without_a_common_unit_stays_readable() -> None:
 @pytest.mark.parametrize(
     "schedule", [one_f_one_b(8, 32), interleaved(4, 12, 3)], ids=lambda s: s.name
 )
-def test_grid_fits_its_width_and_shows_every_action_once(schedule: Schedule, width: int) -> None:
+def test_grid_fits_its_width_and_shows_every_action_of_worker_0_once(
+    schedule: Schedule, width: int
+) -> None:
     lines = grid(schedule, width=width).splitlines()
     assert max(map(len, lines)) <= width
     cells = [cell for line in lines for cell in line.split()[2:] if line.startswith("worker 0 ")]
@@ -70,6 +72,6 @@ def test_grid_fits_its_width_and_shows_every_action_once(schedule: Schedule, wid
 
 
 @pytest.mark.parametrize("unit", [0, -1])
-def test_grid_refuses_a_column_without_time(unit: int) -> None:
+def test_nonpositive_time_of_a_grid_column_is_rejected(unit: int) -> None:
     with pytest.raises(ScheduleError, match="a column of the grid takes a time above 0"):
         grid(timeline(gpipe(1, 1)), unit=unit)

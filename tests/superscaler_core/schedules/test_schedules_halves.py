@@ -1,4 +1,4 @@
-"""Laws of backwards in halves (I and W), and of recomputations of their own (R)."""
+"""Laws of backwards in halves (I and W), and of separate recomputations (R)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def row_of(*kinds: str) -> tuple[Action, ...]:
     return tuple(Action(ActionKind(kind), 0, 0) for kind in kinds)
 
 
-# --- which actions a microbatch has -------------------------------------------------------------
+# --- actions of a microbatch --------------------------------------------------------------------
 
 COMPLETE = {frozenset(kinds) for kinds in ("FB", "FIW", "FRB", "FRIW")}
 
@@ -70,7 +70,7 @@ ORDERS = [*permutations("FIW")]
 
 
 @pytest.mark.parametrize("first, second", [*product(ORDERS, ORDERS)])
-def test_every_order_of_two_stages_runs_or_is_a_deadlock(
+def test_all_orders_of_two_stages_except_one_are_a_deadlock(
     first: tuple[str, ...], second: tuple[str, ...]
 ) -> None:
     rows = [" ".join(f"{s}{k}0" for k in row) for s, row in enumerate((first, second))]
@@ -82,18 +82,18 @@ def test_every_order_of_two_stages_runs_or_is_a_deadlock(
             timeline(schedule)
 
 
-def test_a_half_waits_for_the_other_by_name() -> None:
+def test_deadlock_error_names_the_halves_that_wait_for_each_other() -> None:
     with pytest.raises(
         ScheduleError, match=r"0W0 for 0I0 \(its data\), 0I0 for 0W0 \(worker 0 runs"
     ):
         timeline(own("0F0 0W0 0I0", stages=1, microbatches=1))
 
 
-# --- when they run ------------------------------------------------------------------------------
+# --- times of actions ---------------------------------------------------------------------------
 
 
-def test_w_waits_for_nobody_else_and_nobody_for_it() -> None:
-    """Stage 1 runs its W late; stage 0 has its I as soon as stage 1 has."""
+def test_weight_half_of_a_stage_does_not_delay_other_stages() -> None:
+    """Stage 1 runs its W late. Stage 0 runs its I as soon as the I of stage 1 ends."""
     schedule = own("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1", stages=2, microbatches=2)
     spans = timeline(schedule).spans
     assert spans[Action.parse("1I0")].start == 2
@@ -101,7 +101,7 @@ def test_w_waits_for_nobody_else_and_nobody_for_it() -> None:
     assert spans[Action.parse("1W0")].start == 5
 
 
-def test_a_stage_in_halves_feeds_one_that_runs_them_at_once() -> None:
+def test_split_and_whole_backwards_can_be_mixed_across_stages() -> None:
     schedule = own("0F0 0B0", "1F0 1I0 1W0", stages=2, microbatches=1)
     assert timeline(schedule, ONES).spans[Action.parse("0B0")].start == 3
     schedule = own("0F0 0I0 0W0", "1F0 1B0", stages=2, microbatches=1)
@@ -109,7 +109,10 @@ def test_a_stage_in_halves_feeds_one_that_runs_them_at_once() -> None:
 
 
 def test_recomputation_fills_the_wait_for_a_gradient() -> None:
-    """F B takes 2 + 3 + 3 with the recomputation inside B; beside the next stage's B it is free."""
+    """With the recomputation inside B, the step takes 2 + 3 + 3.
+
+    A separate recomputation runs during the B of the next stage, and adds no time.
+    """
     inside = timeline(one_f_one_b(2, 1), {"F": 1, "B": 3})
     apart = timeline(recompute_apart(one_f_one_b(2, 1), stages=[0]),
                      {"F": 1, ("B", 0): 2, ("B", 1): 3, "R": 1})  # fmt: skip
@@ -130,7 +133,7 @@ def test_activations_are_held_from_forward_or_recomputation_to_b_or_w() -> None:
 
 
 def longest_path(schedule: Schedule, durations: tuple[tuple[str, Time], ...]) -> Time:
-    """Makespan by recursion over a straight pipeline: another algorithm than timeline's."""
+    """Makespan of a straight pipeline by recursion, which is another algorithm than timeline's."""
     secs = dict(durations)
     places = {action: (row, i) for row in schedule.rows for i, action in enumerate(row)}
 
@@ -157,7 +160,7 @@ TIMES = st.fractions(Fraction(1, 4), 5, max_denominator=4)
     st.sets(st.integers(0, 1)),
     st.tuples(TIMES, TIMES, TIMES, TIMES),
 )
-def test_halves_and_recomputations_end_at_the_longest_path(
+def test_makespan_of_halves_and_recomputations_is_the_longest_path(
     schedule: Schedule, delay: int, again: set[int], times: tuple[Time, ...]
 ) -> None:
     stages = [stage for stage in again if stage < schedule.num_stages]
@@ -173,7 +176,9 @@ def test_halves_and_recomputations_end_at_the_longest_path(
 @pytest.mark.parametrize(
     "schedule", SMALL, ids=lambda s: f"{s.name}-{s.num_stages}-{s.num_microbatches}"
 )
-def test_a_split_schedule_runs_and_is_the_old_one_without_w(schedule: Schedule, delay: int) -> None:
+def test_split_schedule_keeps_the_original_order_and_is_not_slower(
+    schedule: Schedule, delay: int
+) -> None:
     split = split_backward(schedule, delay)
     assert Schedule.parse(str(split)) == split
     for row, before in zip(split.rows, schedule.rows, strict=True):
@@ -196,7 +201,7 @@ def test_recomputations_hold_one_microbatch_and_keep_the_order(schedule: Schedul
     assert timeline(apart, ONES).makespan <= timeline(schedule, {"F": 1, "B": 3}).makespan
 
 
-def test_rewrites_leave_what_is_there() -> None:
+def test_repeated_rewrites_change_nothing() -> None:
     twice = split_backward(split_backward(gpipe(2, 2), 1), 1)
     assert twice.rows == split_backward(gpipe(2, 2), 1).rows
     again = recompute_apart(recompute_apart(gpipe(2, 2), [1]))
@@ -204,7 +209,7 @@ def test_rewrites_leave_what_is_there() -> None:
     assert recompute_apart(gpipe(2, 2), ()).rows == gpipe(2, 2).rows
 
 
-def test_stages_that_workers_share_are_split_too() -> None:
+def test_stages_shared_by_several_workers_can_be_split() -> None:
     split = recompute_apart(split_backward(interlaced(4, 3)))
     edges = interlaced_edges(4)
     assert timeline(split, {**ONES, "R": Fraction(1, 100)}, edges).makespan > 0
@@ -217,7 +222,7 @@ def test_a_delay_below_zero_is_refused(delay: int) -> None:
         split_backward(gpipe(2, 2), delay)
 
 
-def test_a_stage_that_is_not_there_is_refused() -> None:
+def test_unknown_stage_is_rejected() -> None:
     with pytest.raises(ScheduleError, match=r"stages \[2\]; schedule gpipe has stages 0 to 1"):
         recompute_apart(gpipe(2, 2), [2])
 
@@ -227,8 +232,10 @@ def test_a_stage_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.parametrize("f, i, w", [*product((1, 2, 3), (1, 2, 3), (1, 2, 3))])
 @pytest.mark.parametrize("d, n", [(d, n) for d in (1, 2, 3, 4) for n in (d, d + 1, 2 * d, 9)])
-def test_zero_bubble_is_idle_as_its_authors_say(d: int, n: int, f: int, i: int, w: int) -> None:
-    """``(D - 1)(F + I - W)`` where W fits into both others, and ``(D - 1)(F + I + W)`` of 1F1B."""
+def test_idle_time_of_zero_bubble_equals_the_published_formula(
+    d: int, n: int, f: int, i: int, w: int
+) -> None:
+    """Idle time is ``(D - 1)(F + I - W)`` if W <= min(F, I); for 1F1B, ``(D - 1)(F + I + W)``."""
     times = timeline(zero_bubble(d, n), {"F": f, "I": i, "W": w})
     idle = times.makespan - n * (f + i + w)
     assert idle >= (d - 1) * (f + i - w)
@@ -239,12 +246,12 @@ def test_zero_bubble_is_idle_as_its_authors_say(d: int, n: int, f: int, i: int, 
 
 
 @pytest.mark.parametrize("d, n", [(2, 4), (4, 4), (4, 8), (8, 32)])
-def test_zero_bubble_holds_on_every_worker_what_1f1b_holds_on_the_first(d: int, n: int) -> None:
+def test_every_worker_of_zero_bubble_holds_as_much_as_the_first_of_1f1b(d: int, n: int) -> None:
     assert zero_bubble(d, n).peak_microbatches == (one_f_one_b(d, n).peak_microbatches[0],) * d
 
 
 def test_h2_written_by_hand_leaves_no_worker_idle_inside_its_span() -> None:
-    """ZB-H2 for two stages: more warm-up forwards, and W's behind all I's that wait."""
+    """ZB-H2 for two stages: there are more warm-up forwards, and waiting I's run before W's."""
     schedule = own(
         "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2",
         "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2",
@@ -256,9 +263,11 @@ def test_h2_written_by_hand_leaves_no_worker_idle_inside_its_span() -> None:
     assert times.peak_microbatches == (3, 3)
 
 
-def test_interleaved_in_halves_is_idle_as_long_as_torchs() -> None:
-    """``(D - 1)(F + I)`` of a chunk with W at once, and with late W's that of a zero bubble: what
-    torch's InterleavedZeroBubble takes."""
+def test_split_interleaved_takes_as_long_as_that_of_torch() -> None:
+    """If W directly follows I, the idle time is ``(D - 1)(F + I)`` of a chunk.
+
+    With late W's, the makespan is that of torch's InterleavedZeroBubble.
+    """
     d, n, v = 4, 8, 2
     whole = timeline(split_backward(interleaved(d, n, v)), ONES)
     assert whole.makespan - 3 * n * v == (d - 1) * 2
@@ -266,7 +275,7 @@ def test_interleaved_in_halves_is_idle_as_long_as_torchs() -> None:
     assert late.makespan == 51
 
 
-def test_grid_shows_the_halves() -> None:
+def test_grid_shows_both_halves_of_backwards() -> None:
     assert grid(zero_bubble(2, 3)).splitlines() == [
         "zero-bubble: makespan 10, idle 1/10 of it, peak microbatches 2 2",
         "time      0  1  2  3  4  5  6  7  8  9",

@@ -1,4 +1,4 @@
-"""Laws of schedules as values: text, and what is refused."""
+"""Laws of schedules as values: text, and errors for invalid input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_schedule_with_shared_stages_and_turns_parses_back() -> None:
     assert str(Schedule.parse(text)) == text
 
 
-def test_schedule_is_a_value() -> None:
+def test_equal_schedules_have_equal_hashes_and_are_immutable() -> None:
     assert hash(gpipe(3, 4)) == hash(gpipe(3, 4))
     assert len({gpipe(3, 4), gpipe(3, 4), one_f_one_b(3, 4)}) == 2
     with pytest.raises(AttributeError):
@@ -59,7 +59,7 @@ def test_rows_may_be_lists_and_are_not_modified() -> None:
 @pytest.mark.parametrize(
     "text", ["", "F3", "1F", "1G3", "-1F3", "1F3.1", "1F 3", "1F٣", "1f3.", "1F" + "9" * 10]
 )
-def test_parse_rejects_other_actions(text: str) -> None:
+def test_parse_rejects_invalid_actions(text: str) -> None:
     with pytest.raises(ScheduleError, match=r"cannot parse action|only f is run in turns"):
         Action.parse(text)
 
@@ -74,12 +74,12 @@ def test_parse_rejects_other_actions(text: str) -> None:
         ("own stages=1 microbatches=1\nworker 0: 0F0 0X0", "cannot parse action '0X0'"),
     ],
 )
-def test_parse_rejects_other_schedules(text: str, match: str) -> None:
+def test_parse_rejects_invalid_schedules(text: str, match: str) -> None:
     with pytest.raises(ScheduleError, match=match):
         Schedule.parse(text)
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_parse_rejects_other_schedules(text: str, match: str) -> None:
         (["0f0.1 0F0 0B0", "1f0.1 1F0 1B0"], r"in turns \[1\]; turns count up from 0"),
     ],
 )
-def test_incomplete_schedule_is_refused_by_name(rows: list[str], match: str) -> None:
+def test_error_for_an_invalid_schedule_names_the_wrong_action(rows: list[str], match: str) -> None:
     with pytest.raises(ScheduleError, match=match):
         own(*rows, stages=2, microbatches=1)
 
@@ -111,7 +111,7 @@ def test_missing_action_of_huge_counts_is_found_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "two words", "line\n"])
-def test_name_is_one_word(name: str) -> None:
+def test_schedule_name_that_is_not_one_word_is_rejected(name: str) -> None:
     with pytest.raises(ScheduleError, match="name is one word"):
         Schedule(name, 1, 1, gpipe(1, 1).rows)
 
@@ -136,7 +136,7 @@ def test_generators_refuse_counts_below_one(name: str, counts: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("d, n", [(3, 3), (1, 1)])
-def test_chimera_refuses_what_has_no_two_halves(d: int, n: int) -> None:
+def test_chimera_rejects_an_odd_number_of_workers(d: int, n: int) -> None:
     with pytest.raises(ScheduleError, match=f"chimera of {d} workers: it takes an even number"):
         SCHEDULES["chimera"](d, n)
 
@@ -150,11 +150,11 @@ def test_action_refuses_wrong_fields(fields: tuple[str, int, int]) -> None:
 
 
 @pytest.mark.parametrize("duration", [0, -1, 0.5, None])
-def test_durations_are_exact_and_above_zero(duration: Any) -> None:
+def test_inexact_or_nonpositive_durations_are_rejected(duration: Any) -> None:
     with pytest.raises(ScheduleError, match=r"duration of B at stage 0 is an int or a Fraction"):
         timeline(gpipe(1, 1), {"F": 1, "B": duration})
 
 
-def test_edges_name_stages_of_the_schedule() -> None:
+def test_edges_to_unknown_stages_are_rejected() -> None:
     with pytest.raises(ScheduleError, match="edge 1 -> 2: schedule gpipe has stages 0 to 1"):
         timeline(gpipe(2, 1), edges=[(0, 1), (1, 2)])

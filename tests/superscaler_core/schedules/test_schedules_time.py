@@ -1,4 +1,4 @@
-"""Laws of timelines: when actions start, the schedules of others, and deadlock."""
+"""Laws of timelines: start times of actions, published schedules, and deadlocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def starts(times: Timeline, *actions: str) -> list[Time]:
 
 
 def longest_path(schedule: Schedule, durations: Durations) -> Time:
-    """Makespan by recursion over a straight pipeline: another algorithm than timeline's."""
+    """Makespan of a straight pipeline by recursion, which is another algorithm than timeline's."""
     places = {action: (row, i) for row in schedule.rows for i, action in enumerate(row)}
     last = schedule.num_stages - 1
 
@@ -48,7 +48,9 @@ def longest_path(schedule: Schedule, durations: Durations) -> Time:
 
 
 @given(st.sampled_from(SMALL), st.data())
-def test_uneven_stages_end_at_the_longest_path(schedule: Schedule, data: st.DataObject) -> None:
+def test_makespan_of_uneven_stages_is_the_longest_path(
+    schedule: Schedule, data: st.DataObject
+) -> None:
     times = st.fractions(Fraction(1, 8), 9, max_denominator=8)
     durations: Durations = {
         (kind, stage): data.draw(times) for kind in "FB" for stage in range(schedule.num_stages)
@@ -74,7 +76,7 @@ def test_branches_of_the_stage_graph_run_side_by_side() -> None:
 
 
 def test_stage_on_several_workers_waits_for_all_of_them_and_keeps_them_busy() -> None:
-    """Stage 2 is split over both workers; worker 1 comes to it late, from its longer stage 1."""
+    """Stage 2 is split over both workers. Worker 1 starts it late, as stage 1 takes longer."""
     schedule = own("0F0 2F0 2B0 0B0", "1F0 2F0 2B0 1B0", stages=3, microbatches=1)
     times = timeline(schedule, {"F": 1, "B": 1, ("F", 1): 4}, edges=[(0, 2), (1, 2)])
     assert [span.start for span in times.rows[0]] == [0, 4, 5, 6]
@@ -82,11 +84,11 @@ def test_stage_on_several_workers_waits_for_all_of_them_and_keeps_them_busy() ->
     assert (times.busy, times.idle) == ((4, 7), (3, 0))
 
 
-# The published schedules of others, written as rows
+# Published schedules, written as rows
 
 
 def test_chimera_runs_at_its_published_times() -> None:
-    """D=4, N=4, B=2F: microbatches 2 and 3 go upwards, through the copies of the stages."""
+    """D=4, N=4, B=2F. Microbatches 2 and 3 go upwards, through the copies of the stages."""
     written = own(
         "0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1",
         "1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1",
@@ -107,7 +109,7 @@ def test_chimera_runs_at_its_published_times() -> None:
 
 
 def interlaced(num_workers: int, n: int) -> Schedule:
-    """Two embeddings on all workers, and a stage of layers on each: mBART's published steps."""
+    """Two embeddings on all workers and one stage of layers on each, as published for mBART."""
     rows: list[list[Action]] = [[] for _ in range(num_workers)]
 
     def put(workers: range, kind: str, stage: int, microbatch: int) -> None:
@@ -152,8 +154,8 @@ def deadlock(schedule: Schedule, edges: list[tuple[int, int]] | None = None) -> 
     return str(caught.value)
 
 
-def test_deadlock_names_the_ring_and_whose_order_makes_it() -> None:
-    """Worker 0 wants microbatch 0 back before it sends 1; worker 1 wants 1 before it answers."""
+def test_deadlock_error_names_the_cycle_and_the_orders_that_cause_it() -> None:
+    """Worker 0 waits for 0B0 before it sends microbatch 1; worker 1 waits for 1 before 1B0."""
     schedule = own("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", stages=2, microbatches=2)
     assert deadlock(schedule) == (
         "schedule own can not run, actions wait for each other: 0B0 for 1B0 (its data), "
@@ -162,7 +164,7 @@ def test_deadlock_names_the_ring_and_whose_order_makes_it() -> None:
     )
 
 
-def test_deadlock_tells_a_short_ring_in_a_long_schedule() -> None:
+def test_deadlock_error_names_a_short_cycle_of_a_long_schedule() -> None:
     rows = [list(row) for row in one_f_one_b(4, 64).rows]
     rows[2][5], rows[2][-1] = rows[2][-1], rows[2][5]
     assert deadlock(Schedule("own", 4, 64, tuple(map(tuple, rows)))) == (
@@ -171,8 +173,8 @@ def test_deadlock_tells_a_short_ring_in_a_long_schedule() -> None:
     )
 
 
-def test_deadlock_between_two_shared_stages() -> None:
-    """Both workers run both stages together, in opposite orders: collectives would hang."""
+def test_opposite_orders_of_two_shared_stages_are_a_deadlock() -> None:
+    """Both workers run both stages together, but in opposite orders. Collectives would hang."""
     schedule = own("0F0 1F0 1B0 0B0", "1F0 0F0 1B0 0B0", stages=2, microbatches=1)
     assert deadlock(schedule, edges=[]) == (
         "schedule own can not run, actions wait for each other: 0F0 for 1F0 (worker 1 runs it "

@@ -1,4 +1,4 @@
-"""Laws of the search for schedules: limits hold, long steps repeat a pattern, branches run."""
+"""Laws of the search for schedules: memory limits, repeated patterns, and branches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_eight_workers_reach_the_makespan_of_the_named_schedule(
         (v_routes(2), HALVES, 4, 6),
     ],
 )
-def test_a_repetend_repeats(
+def test_repetend_has_its_period_and_is_repeated(
     routes: tuple[Route, ...],
     durations: Durations,
     limit: int | None,
@@ -74,18 +74,18 @@ def test_a_repetend_repeats(
     assert table is not None
     found = problem.schedule("repeated", starts_of(table))
     assert limit is None or max(found.peak_microbatches) <= limit
-    # The way in and out do not depend on the number of microbatches.
+    # The start and the end of the schedule do not depend on the number of microbatches.
     periods = Fraction(num_microbatches, len(routes)) * period
     assert 0 <= timeline(found, durations).makespan - periods <= 2 * period + 2
 
 
-def test_a_pattern_of_several_microbatches_is_found_where_memory_is_scarce() -> None:
+def test_repetend_of_several_microbatches_is_found_with_little_memory() -> None:
     problem = ScheduleRequest(straight_routes(3), EQUAL, 30, [2, 2, 1]).problem()
     repetend = find_repetend(problem, monotonic() + 60)
     assert Fraction(repetend.num_ticks, repetend.growth) == 3
 
 
-def test_a_time_budget_of_nothing_gives_the_best_list() -> None:
+def test_zero_time_budget_returns_a_list_schedule() -> None:
     request = ScheduleRequest(straight_routes(4), HALVES, 8, 4)
     problem = request.problem()
     found = search_schedule(straight_routes(4), HALVES, 8, 4, budget_secs=0)
@@ -95,20 +95,20 @@ def test_a_time_budget_of_nothing_gives_the_best_list() -> None:
         exact_schedule(straight_routes(4), HALVES, 8, 4, budget_secs=0)
 
 
-def test_measured_times_are_searched_in_rounded_ones() -> None:
+def test_search_with_rounded_times_is_within_two_percent_of_the_bound() -> None:
     durations: Durations = {
         (kind, stage): Fraction(time)
         for stage, times in enumerate(((0.011, 0.023), (0.0107, 0.0221), (0.0131, 0.0263)))
         for kind, time in zip("FB", times, strict=True)
     }
     found = search_schedule(straight_routes(3), durations, 6, 3)
-    # A worker cannot be faster: the last one's work, and what it waits for before and after.
+    # The lower bound: the work of the last worker, and a forward and a backward of each other one.
     least = 6 * (0.0131 + 0.0263) + 0.011 + 0.0107 + 0.0221 + 0.023
-    # Three times a tick of rounding are lost at most.
+    # Rounding to ticks adds at most 2 %.
     assert least * (1 - 1e-9) <= timeline(found, durations).makespan <= 1.02 * least
 
 
-def test_activations_weigh_by_stage() -> None:
+def test_memory_limit_counts_the_activation_weight_of_each_stage() -> None:
     weights: dict[int, Time] = {0: Fraction(3, 2), 1: Fraction(1, 2)}
     found = search_schedule(straight_routes(2), TWICE, 4, 3, activations=weights)
     assert found.peak_microbatches[0] <= 2
@@ -121,10 +121,10 @@ BRANCHES = (((0,), (1,), (2,), (3,)),)
 BRANCH_EDGES = ((0, 1), (1, 3), (2, 3))
 
 
-def test_branches_run_beside_each_other() -> None:
+def test_branches_of_the_stage_graph_run_in_parallel() -> None:
     found = search_schedule(BRANCHES, TWICE, 4, 4, edges=BRANCH_EDGES)
     times = timeline(found, TWICE, BRANCH_EDGES)
-    # As a line of three: the text encoder adds no time to it.
+    # The makespan is that of a line of three stages. The text encoder adds no time.
     assert times.makespan == 3 * 4 + 3 * 2
     chain = search_schedule(BRANCHES, TWICE, 4, 4)
     assert timeline(chain, TWICE).makespan == 3 * 4 + 3 * 3
@@ -135,7 +135,6 @@ def test_branches_run_beside_each_other() -> None:
     [
         ((((0,), ()),), {}, "names the workers of every stage"),
         ((((0,), (2,)),), {}, "they are numbered from 0"),
-        (both_ways(2), {"num_microbatches": 1}, None),
         ((((0,), (1,)), ((2,), (3,))), {"num_microbatches": 1}, "have to take every route"),
         (straight_routes(2), {"edges": ((0, 1), (1, 0))}, "read each other in a circle"),
         (straight_routes(2), {"edges": ((0, 2),)}, "edge 0 -> 2"),
@@ -143,12 +142,15 @@ def test_branches_run_beside_each_other() -> None:
         (straight_routes(2), {"durations": {"F": 1}}, "duration of I at stage 0"),
     ],
 )
-def test_what_is_wrong_is_named(
-    routes: tuple[Route, ...], more: dict[str, object], match: str | None
+def test_invalid_requests_raise_schedule_error(
+    routes: tuple[Route, ...], more: dict[str, object], match: str
 ) -> None:
     arguments = {"durations": TWICE, "num_microbatches": 4} | more
-    if match is None:
-        search_schedule(routes, **arguments)  # type: ignore[arg-type]
-        return
     with pytest.raises(ScheduleError, match=match):
         search_schedule(routes, **arguments)  # type: ignore[arg-type]
+
+
+def test_one_microbatch_is_enough_for_two_routes_over_the_same_workers() -> None:
+    """The microbatch takes one of the two routes, and no worker is left without an action."""
+    schedule = search_schedule(both_ways(2), TWICE, 1)
+    assert timeline(schedule, TWICE).makespan == 2 * (1 + 2)

@@ -1,4 +1,4 @@
-"""Resimulator: after a change it finds what the simulator finds from the start."""
+"""Resimulator: after a change, its result equals a full simulation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fully(plan: ss.Plan) -> float:
 
 
 def other_splits(op: ss.Op, devices: Sequence[int]) -> list[OpSplit]:
-    """Whole on one device, or on all, or cut along one loop."""
+    """Splits: whole on one device, whole on all devices, or cut along one loop."""
     num = len(devices)
     found = [
         OpSplit.grid(op.sizes, devices[:1], [(None, 1)]),
@@ -68,7 +68,7 @@ def other_splits(op: ss.Op, devices: Sequence[int]) -> list[OpSplit]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
-def test_without_a_change_it_finds_what_the_simulator_finds(name: str, tied: bool) -> None:
+def test_resimulator_without_changes_equals_the_simulator(name: str, tied: bool) -> None:
     compiled = program(name, tied=tied)
     assert Resimulator(compiled, "v100").secs == simulate(compiled, "v100").secs
 
@@ -77,12 +77,12 @@ def test_without_a_change_it_finds_what_the_simulator_finds(name: str, tied: boo
 @settings(
     max_examples=4,
     deadline=None,
-    # A smaller example takes as long to read, and minutes to find.
+    # Shrinking takes minutes, and a smaller example is not easier to read.
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )
 @drawn(data=st.data())
-def test_after_changes_it_finds_what_the_simulator_finds(name: str, data: st.DataObject) -> None:
+def test_resimulator_after_changes_equals_the_simulator(name: str, data: st.DataObject) -> None:
     compiled = program(name, tied=data.draw(st.booleans()))
     again = Resimulator(compiled, "v100")
     for _ in range(2):
@@ -95,25 +95,25 @@ def test_after_changes_it_finds_what_the_simulator_finds(name: str, data: st.Dat
 
 
 @pytest.mark.parametrize("name", ["tensor parallel", "stages of two", "two ways"])
-def test_devices_that_wait_wake_up_as_in_the_simulator(name: str) -> None:
+def test_wake_up_time_of_waiting_devices_equals_the_simulator(name: str) -> None:
     profile = replace(PROFILES["v100"], wake_secs=1e-4)
     again = Resimulator(program(name), profile)
     for op in again.plan.graph.ops[2:9:3]:
-        # One of the devices does all, and the others wait for it.
+        # One device runs the op, and the others wait for it.
         chosen = {op: OpSplit.grid(op.sizes, again.plan.op_split(op).devices[:1], [(None, 1)])}
         plan = again.plan.with_splits(chosen)
         expected = simulate(ss.compile(plan, topology=TWO_HOSTS), profile).secs
         assert again.change(chosen) == expected > fully(plan)
 
 
-def test_storage_may_change() -> None:
+def test_resimulator_after_a_change_of_storage_equals_the_simulator() -> None:
     again = Resimulator(program("data parallel"), "v100")
     update = again.plan.update("head.weight")
     chosen = {update: OpSplit.grid(update.sizes, range(4), [("d0", 4)])}
     assert again.change(chosen) == fully(again.plan)
 
 
-def test_a_trial_changes_nothing() -> None:
+def test_trial_leaves_time_and_plan_unchanged() -> None:
     again = Resimulator(program("tensor parallel"), "v100")
     before, plan = again.secs, again.plan
     op = plan.graph.ops[3]
@@ -122,7 +122,7 @@ def test_a_trial_changes_nothing() -> None:
     assert again.secs_with({}) == before
 
 
-def test_what_a_change_does_not_reach_is_not_simulated_again(
+def test_only_runs_near_a_change_are_simulated_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     again = Resimulator(program("tensor parallel"), "v100")
@@ -137,11 +137,11 @@ def test_what_a_change_does_not_reach_is_not_simulated_again(
     num_runs = len(again._state.stages[0].runs)
     (norm,) = (op for op in again.plan.graph.ops if op.name == "layers.2.norm2:layer_norm")
     again.secs_with({norm: OpSplit.grid(norm.sizes, range(4), [("b", 4)])})
-    # The runs around the op, forward and backward, of some twenty.
+    # Only the runs near the op, forward and backward, are simulated, of about twenty.
     assert 0 < len(seen) <= 8 < num_runs
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resimulator, "MAX_RUNS", 5)
     again = Resimulator(program("tensor parallel"), "v100")
     known = again._cutter.runs, again._times_of_runs, again._calls
@@ -150,7 +150,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("how", ["rvd", "p2p"])
-def test_other_topologies_profiles_and_methods_are_those_of_the_simulator(how: str) -> None:
+def test_other_topology_profile_and_method_equal_the_simulator(how: str) -> None:
     compiled = program("stages of two")
     one_host = rv.Topology.single_host(4, alpha_secs=2e-6, bytes_per_sec=50e9)
     again = Resimulator(compiled, PROFILES["h100"], one_host, communication=how)
@@ -158,7 +158,7 @@ def test_other_topologies_profiles_and_methods_are_those_of_the_simulator(how: s
     assert again.secs == expected.secs
 
 
-def test_parts_that_op_order_speaks_of_cannot_be_split_anew() -> None:
+def test_op_with_ordered_parts_cannot_be_split_again() -> None:
     again = Resimulator(program("co-sharded"), "v100")
     first, _ = again.plan.orders[0]
     whole = OpSplit.grid(first.op.sizes, [0], [(None, 1)])
@@ -166,7 +166,7 @@ def test_parts_that_op_order_speaks_of_cannot_be_split_anew() -> None:
         again.secs_with({first.op: whole})
 
 
-def test_devices_that_the_plan_has_not_are_refused() -> None:
+def test_split_on_a_device_outside_the_plan_is_rejected() -> None:
     again = Resimulator(program("data parallel"), "v100")
     op = again.plan.graph.ops[3]
     with pytest.raises(PlanError, match="to device 7: the plan has"):

@@ -1,4 +1,4 @@
-"""Simulated halves of backwards: zero bubbles take what their definitions say."""
+"""Simulated halves of backwards: zero bubble schedules take the time of their definitions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.superscaler_core.small import branched, on_one, two_linears
 from tests.superscaler_core.training import Case
 
 ROUNDING = 1e-9
-"""Relative: times are whole picoseconds."""
+"""Relative tolerance: times are whole picoseconds."""
 
 
 def scaled_chain(num_layers: int) -> Graph:
-    """``sum((g x) w0 w1 ...)``: all layers, the first too, have gradients of what they read."""
+    """``sum((g x) w0 w1 ...)``: all layers, also the first, have a gradient of their input."""
     builder = ss.GraphBuilder("scaled_chain")
     x = builder.input("x", (4, 8), "float32")
     gain = builder.parameter("gain", (8,), "float32")
@@ -48,7 +48,7 @@ def scaled_chain(num_layers: int) -> Graph:
 
 
 def pipelined(order: Schedule, *, recomputes: bool = False) -> ss.Compiled:
-    """A layer a stage; the scale is a segment of its own, which computes nothing to speak of."""
+    """One layer per stage. The scale is a separate segment with negligible time."""
     graph = scaled_chain(order.num_stages)
     plan = ss.Plan(graph, range(order.num_workers))
     for stage in plan.pipeline([i + 1 for i in range(1, order.num_stages)]):
@@ -63,8 +63,8 @@ def pipelined(order: Schedule, *, recomputes: bool = False) -> ss.Compiled:
 
 @pytest.mark.parametrize(("d", "n"), [(2, 4), (3, 5), (4, 8)])
 @pytest.mark.parametrize(("f", "b"), [(1e-3, 2e-3), (3e-3, 2e-3)])
-def test_zero_bubble_takes_its_closed_form(d: int, n: int, f: float, b: float) -> None:
-    """Idle is ``(D - 1)(F + I - W)``, and I and W are half a backward of a layer each."""
+def test_time_of_zero_bubble_equals_the_closed_form(d: int, n: int, f: float, b: float) -> None:
+    """The idle time is ``(D - 1)(F + I - W)``. I and W are each half of a layer's backward."""
     compiled = pipelined(zero_bubble(d, n))
     found = simulate(compiled, given(compiled.plan.graph, f, b))
     assert found.secs == pytest.approx(n * (f + b) + (d - 1) * f, rel=ROUNDING)
@@ -73,11 +73,11 @@ def test_zero_bubble_takes_its_closed_form(d: int, n: int, f: float, b: float) -
     assert slower.secs == pytest.approx((n + d - 1) * (f + b), rel=ROUNDING)
 
 
-def test_splitting_a_backward_takes_its_overhead_in_the_second_half() -> None:
+def test_overhead_of_a_split_backward_is_in_its_second_half() -> None:
     (d, n), (f, b, more) = (3, 5), (3e-3, 2e-3, 1e-3)
     compiled, whole = pipelined(zero_bubble(d, n)), pipelined(one_f_one_b(d, n))
     profile = replace(given(compiled.plan.graph, f, b), split_secs=more)
-    # The scale, whose input has no gradient, is not split. The last worker waits for the first F.
+    # The scale is not split, as its input has no gradient. The last worker waits for the first F.
     secs = n * (f + b + more) + (d - 1) * f
     assert simulate(compiled, profile).secs == pytest.approx(secs, rel=ROUNDING)
     assert simulate(whole, profile).secs == pytest.approx((n + d - 1) * (f + b), rel=ROUNDING)
@@ -96,7 +96,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
-def test_halves_take_what_the_schedule_takes(order: Schedule) -> None:
+def test_simulated_split_schedules_equal_their_timeline(order: Schedule) -> None:
     compiled = pipelined(order)
     found = simulate(compiled, given(compiled.plan.graph, 1e-3, 2e-3))
     paper = timeline(order, {"F": 1, "I": 1, "W": 1, "B": 2})
@@ -107,7 +107,7 @@ def test_halves_take_what_the_schedule_takes(order: Schedule) -> None:
 
 
 @pytest.mark.parametrize("order", [one_f_one_b(3, 4), split_backward(one_f_one_b(3, 4), 1)])
-def test_a_recomputation_apart_takes_a_forward_and_leaves_it_out_of_the_backward(
+def test_separate_recomputation_equals_its_timeline_and_shortens_the_step(
     order: Schedule,
 ) -> None:
     apart = recompute_apart(order)
@@ -120,14 +120,14 @@ def test_a_recomputation_apart_takes_a_forward_and_leaves_it_out_of_the_backward
     assert slower.secs > found.secs
 
 
-def test_a_trace_names_the_halves() -> None:
+def test_trace_names_both_halves_of_a_backward() -> None:
     compiled = pipelined(recompute_apart(zero_bubble(2, 2)), recomputes=True)
     found = simulate(compiled, given(compiled.plan.graph, 1e-3, 2e-3))
     names = {event.get("cat") for event in events(found)}
     assert {"forward", "recomputation", "backward for inputs", "backward for weights"} <= names
 
 
-def test_a_picture_shows_the_halves_and_what_they_assume(tmp_path: Path) -> None:
+def test_picture_shows_both_halves_and_the_result_lists_their_assumption(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     compiled = pipelined(recompute_apart(zero_bubble(2, 2)), recomputes=True)
     found = simulate(compiled, given(compiled.plan.graph, 1e-3, 2e-3))
@@ -140,8 +140,8 @@ def test_a_picture_shows_the_halves_and_what_they_assume(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("case", HALVES, ids=str)
-def test_halves_compute_and_send_what_whole_backwards_do(case: Case) -> None:
-    """Recomputations apart too; but for weights that an R of its own gathers for itself."""
+def test_split_backwards_compute_and_send_as_much_as_whole_ones(case: Case) -> None:
+    """This holds for separate recomputations (R) too, except that R in ZeRO-3 gathers again."""
     found, whole = (
         simulate(one.compiled(), PROFILES["a100"]) for one in (case, replace(case, rewrite=""))
     )
@@ -152,24 +152,24 @@ def test_halves_compute_and_send_what_whole_backwards_do(case: Case) -> None:
     assert (sent > before) if gathers_again else (sent == before)
 
 
-# --- what of a segment's backward is in which half ----------------------------------------------
+# --- shares of a segment's backward in both halves ----------------------------------------------
 
 
 def shares(graph: Graph) -> tuple[float, float]:
-    """I and W of a graph on one device, if the backward of every op takes a second."""
+    """Seconds of I and W of a graph on one device, if the backward of every op takes a second."""
     made = ss.compile(on_one(ss.Plan(graph, [0]))).materialized
     (segment,) = made.stages[0].steps[0]
     inputs, weights = zip(*halves(segment.ops), strict=True)
     return sum(inputs), sum(weights)
 
 
-def test_what_is_made_of_weights_alone_is_in_w() -> None:
-    """The input has no gradient, so nothing of the model is for it."""
+def test_backward_without_input_gradients_is_entirely_in_the_weight_half() -> None:
+    """The input of the model has no gradient, so I takes no time."""
     assert shares(two_linears()) == (0.0, 4.0)
     assert shares(branched()) == (0.0, 9.0)
 
 
-def test_a_layer_that_reads_an_activation_has_half_of_its_backward_in_either_half() -> None:
+def test_backward_of_a_later_layer_is_divided_equally_between_both_halves() -> None:
     compiled = pipelined(split_backward(gpipe(2, 1)))
     steps = compiled.materialized.stages[1].steps[1]
     (segment,) = steps

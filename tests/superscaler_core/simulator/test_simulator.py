@@ -1,4 +1,4 @@
-"""Simulated steps: closed forms where communication is free, and what it costs where it is not."""
+"""Simulated steps: closed forms if communication is free, and the costs of communication."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.superscaler_core.small import on_one
 from tests.superscaler_core.training import Case
 
 ROUNDING = 1e-9
-"""Relative: times are whole picoseconds."""
+"""Relative tolerance: times are whole picoseconds."""
 
 TWO_HOSTS = rv.Topology.hosts(
     [[0, 1], [2, 3]], intra=rv.Link(5e-6, 100e9), inter=rv.Link(20e-6, 1e9)
@@ -51,7 +51,7 @@ TWO_HOSTS = rv.Topology.hosts(
 @pytest.mark.parametrize("order", [gpipe, one_f_one_b])
 @pytest.mark.parametrize(("d", "n"), [(2, 4), (4, 4), (4, 8), (8, 8), (8, 32)])
 @pytest.mark.parametrize(("f", "b"), [(1e-3, 1e-3), (1e-3, 2e-3), (3e-3, 5e-3)])
-def test_uniform_stages_take_the_closed_form(
+def test_time_of_uniform_stages_equals_the_closed_form(
     order: Any, d: int, n: int, f: float, b: float
 ) -> None:
     compiled = pipelined(d, d, order(d, n), free(d))
@@ -84,7 +84,7 @@ def test_every_update_of_an_asynchronous_run_takes_the_time_of_the_optimizer() -
 
 
 @pytest.mark.parametrize(("d", "n", "v"), [(4, 8, 2), (4, 8, 4), (8, 16, 2), (4, 4, 2)])
-def test_interleaved_stages_take_the_closed_form(d: int, n: int, v: int) -> None:
+def test_time_of_interleaved_stages_equals_the_closed_form(d: int, n: int, v: int) -> None:
     f, b = 1e-3, 2e-3
     compiled = pipelined(d * v, d, interleaved(d, n, v), free(d))
     found = simulate(compiled, given(compiled.plan.graph, f, b))
@@ -96,7 +96,7 @@ ORDERS = [gpipe(4, 6), one_f_one_b(4, 6), interleaved(4, 8, 2), chimera(4, 4), c
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_bubbles_are_those_of_the_schedule(order: ss.Schedule) -> None:
+def test_simulated_bubbles_equal_those_of_the_schedule(order: ss.Schedule) -> None:
     num_devices = len(order.rows)
     compiled = pipelined(order.num_stages, num_devices, order, free(num_devices))
     found = simulate(compiled, given(compiled.plan.graph, 1e-3, 2e-3))
@@ -108,7 +108,7 @@ def test_bubbles_are_those_of_the_schedule(order: ss.Schedule) -> None:
 
 
 @pytest.mark.parametrize(("n", "recycle"), [(6, 2), (4, 1)])
-def test_turns_without_gradient_take_a_forward_each(n: int, recycle: int) -> None:
+def test_each_turn_without_gradient_takes_one_forward(n: int, recycle: int) -> None:
     order = nf1b(4, n, recycle)
     compiled = pipelined(4, 4, order, free(4), recycles=True)
     found = simulate(compiled, given(compiled.plan.graph, 1e-3, 2e-3))
@@ -119,13 +119,14 @@ def test_turns_without_gradient_take_a_forward_each(n: int, recycle: int) -> Non
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 3])
-def test_gradients_are_added_to_those_of_other_microbatches(num_microbatches: int) -> None:
+def test_gradient_accumulation_adds_time_after_the_first_microbatch(num_microbatches: int) -> None:
     graph = chain(2)
     plan = on_one(ss.Plan(graph, [0]))
     plan.op_order(one_f_one_b(1, num_microbatches))
     profile = replace(given(graph, 1e-3, 2e-3), bytes_per_sec=1e6)
     found = simulate(ss.compile(plan, optimizer="sgd"), profile)
-    # Two weights of 8 x 8 floats, each read, read and written; the sum has no measured time.
+    # Adding the gradients of two weights of 8 x 8 floats takes two reads and a write each. The op
+    # ``sum`` has no measured time.
     sums = (num_microbatches - 1) * 2 * 3 * 8 * 8 * 4 / 1e6
     loss = num_microbatches * (4 * 8 * 4 + 4 + (4 + 4 * 8 * 4) + 4 * 8 * 4) / 1e6
     optimizer = 3 * 2 * 8 * 8 * 4 / 1e6
@@ -154,7 +155,7 @@ def cut_in_batch(num_devices: int, topology: rv.Topology, **knobs: Any) -> ss.Co
 
 
 @pytest.mark.parametrize("method", ["rvd", "p2p"])
-def test_data_parallel_takes_its_ops_and_its_all_reduce(method: str) -> None:
+def test_data_parallel_step_takes_the_time_of_ops_plus_all_reduces(method: str) -> None:
     compiled = cut_in_batch(4, TWO_HOSTS)
     alone = simulate(compiled, PROFILES["v100"], free(4))
     found = simulate(compiled, PROFILES["v100"], communication=method)
@@ -170,9 +171,7 @@ def test_data_parallel_takes_its_ops_and_its_all_reduce(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["rvd", "p2p"])
 @pytest.mark.parametrize("num_cores", [0, 1])
-def test_the_seconds_of_a_step_alone_are_those_of_the_simulation(
-    method: str, num_cores: int
-) -> None:
+def test_step_secs_equals_the_time_of_the_full_simulation(method: str, num_cores: int) -> None:
     compiled = Case("hybrid", 4, {"tp": 2, "pp": 2}, sizes={"width": 64}).compiled()
     profile = replace(PROFILES["v100"], num_cores=num_cores)
     whole = simulate(compiled, profile, communication=method).secs
@@ -192,8 +191,8 @@ def test_plans_are_not_slower_than_point_to_point() -> None:
     assert secs["p2p", "p2p"] >= max(secs.values())
 
 
-def test_what_travels_while_devices_compute_is_hidden() -> None:
-    # Stage 0 has computed all by the time in which the first tensor arrives, and waits once.
+def test_transfers_during_computation_are_hidden() -> None:
+    # Stage 0 has computed everything that it can when the first tensor arrives, so it waits once.
     compiled = pipelined(2, 2, one_f_one_b(2, 8), TWO_HOSTS)
     slow = simulate(compiled, given(compiled.plan.graph, 1e-2, 1e-2))
     fast = simulate(compiled, given(compiled.plan.graph, 1e-7, 1e-7))
@@ -203,7 +202,7 @@ def test_what_travels_while_devices_compute_is_hidden() -> None:
 
 @pytest.mark.parametrize("hosts", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]], ids=["near", "far"])
 def test_stages_that_share_a_nic_share_its_bandwidth(hosts: list[list[int]]) -> None:
-    """Two gradients' all-reduces at once: between hosts they take turns on the NIC."""
+    """Two all-reduces of gradients run at once. Between hosts they take turns on the NIC."""
     graph = chain(2, batch=8, width=64)
     inter = rv.Link(0.0, 1e9)
     topology = rv.Topology.hosts(hosts, intra=rv.Link(0.0, 1e15), inter=inter)
@@ -226,7 +225,7 @@ def test_stages_that_share_a_nic_share_its_bandwidth(hosts: list[list[int]]) -> 
         }
     )
     nic_secs = 64 * 64 * 4 / inter.bytes_per_sec
-    # Two ranks exchange halves, twice: a NIC sends the whole gradient in an all-reduce.
+    # Two ranks exchange halves twice, so a NIC sends the whole gradient in an all-reduce.
     far = hosts == [[0, 2], [1, 3]]
     expected = (nic_secs + 2 * nic_secs) if far else 0.0
     assert reduce_ticks * 1e-12 == pytest.approx(expected, rel=1e-3, abs=1e-9)
@@ -261,9 +260,7 @@ def test_weights_on_the_host_cross_the_link_twice_a_step() -> None:
 
 
 @pytest.mark.parametrize(("num_swapped", "num_waits"), [(4, 0), (5, 2)])
-def test_what_waits_on_the_host_travels_while_devices_compute(
-    num_swapped: int, num_waits: int
-) -> None:
+def test_swapped_activations_move_during_computation(num_swapped: int, num_waits: int) -> None:
     graph = chain(6)
     plan = on_one(ss.Plan(graph, [0]))
     plan.swap(*([op] for op in graph.ops[1 : 1 + num_swapped]))
@@ -272,14 +269,15 @@ def test_what_waits_on_the_host_travels_while_devices_compute(
         simulate(compiled, replace(given(graph, secs, secs), host_bytes_per_sec=1e6))
         for secs in (1e-2, 1e-7)
     )
-    # Every layer keeps its input of 4 x 8 floats. What the last op keeps has nothing beside it.
+    # Every layer keeps its input of 4 x 8 floats. The copies of the last op have no computation to
+    # overlap with.
     num_bytes = 4 * 8 * 4
     assert slow.levels[-1].sent_bytes == fast.levels[-1].sent_bytes == 2 * num_swapped * num_bytes
     assert slow.levels[-1].exposed_secs == pytest.approx(num_waits * num_bytes / 1e6, rel=ROUNDING)
     assert fast.levels[-1].exposed_secs > num_swapped * num_bytes / 1e6
 
 
-# --- one meaning --------------------------------------------------------------------------------
+# --- consistency --------------------------------------------------------------------------------
 
 KNOBS: dict[str, list[dict[str, Any]]] = {
     "hybrid": [{"tp": 2, "pp": 2, "microbatches": 5}, {"pp": 2, "microbatches": 3}],
@@ -298,7 +296,7 @@ LAYERS = {"interleaved": 8, "gpipe": 4}
     st.sampled_from([1e7, 1e9, 1e11]),
     st.sampled_from([[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2], [3]]]),
 )
-def test_runs_that_are_remembered_are_as_if_simulated(
+def test_remembered_runs_equal_simulated_runs(
     case: tuple[str, dict[str, Any]], method: str, speed: float, hosts: list[list[int]]
 ) -> None:
     name, knobs = case
@@ -325,7 +323,7 @@ def pipeline() -> Simulated:
     return simulate(compiled, PROFILES["v100"], TWO_HOSTS)
 
 
-def test_compute_communication_and_bubble_are_the_step(pipeline: Simulated) -> None:
+def test_compute_communication_and_bubble_add_up_to_the_step(pipeline: Simulated) -> None:
     for device in pipeline.devices:
         shares = (pipeline.compute_secs, pipeline.communication_secs, pipeline.bubble_secs)
         assert sum(share[device] for share in shares) == pytest.approx(pipeline.secs, rel=ROUNDING)
@@ -342,25 +340,25 @@ def test_a_device_does_one_thing_at_a_time(pipeline: Simulated) -> None:
         assert all(a[1] <= b[0] for a, b in pairwise(mine))
 
 
-def test_more_microbatches_are_as_many_more_runs() -> None:
+def test_runs_of_equal_microbatches_are_simulated_once() -> None:
     compiled = pipelined(8, 8, one_f_one_b(8, 100), free(8))
     found = simulate(compiled, given(compiled.plan.graph, 1e-3, 2e-3))
     assert found.secs == pytest.approx((100 + 7) * 3e-3, rel=ROUNDING)
-    # A forward, a first backward and the others of every stage, and what is around them.
+    # Every stage has a forward, a first backward and later backwards. Two runs are around them.
     assert len({id(ran.inside) for ran in found.timeline.runs}) == 3 * 8 + 2
 
 
 # --- files --------------------------------------------------------------------------------------
 
 
-def test_the_table_fits_a_terminal(pipeline: Simulated) -> None:
+def test_table_fits_in_100_columns(pipeline: Simulated) -> None:
     text = str(pipeline)
     assert max(map(len, text.splitlines())) <= 100
     assert "bubble of makespan" in text
     assert "shares reached, by size" in text
 
 
-def test_a_trace_has_what_devices_compute(pipeline: Simulated, tmp_path: Path) -> None:
+def test_trace_has_the_computing_time_of_every_device(pipeline: Simulated, tmp_path: Path) -> None:
     pipeline.save_trace(tmp_path / "trace.json")
     values = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert values == json.loads(json.dumps(list(events(pipeline))))
@@ -381,7 +379,7 @@ def test_a_picture_is_written(pipeline: Simulated, tmp_path: Path, suffix: str) 
     assert (tmp_path / f"step{suffix}").stat().st_size > 5000
 
 
-def test_a_picture_of_another_kind_is_refused(pipeline: Simulated, tmp_path: Path) -> None:
+def test_unknown_picture_format_is_rejected(pipeline: Simulated, tmp_path: Path) -> None:
     with pytest.raises(ss.PlanError, match=r"use a name in \.png, \.svg or \.pdf"):
         pipeline.draw(tmp_path / "step.gif")
 
@@ -389,18 +387,18 @@ def test_a_picture_of_another_kind_is_refused(pipeline: Simulated, tmp_path: Pat
 # --- errors -------------------------------------------------------------------------------------
 
 
-def test_an_unknown_profile_names_those_that_there_are() -> None:
+def test_error_for_an_unknown_profile_lists_the_known_ones() -> None:
     with pytest.raises(ss.PlanError, match="there is no profile 'v10'; there are v100, a100, h100"):
         simulate(cut_in_batch(2, free(2)), "v10")
 
 
-def test_an_unknown_method_names_those_that_there_are() -> None:
+def test_error_for_an_unknown_method_lists_the_known_ones() -> None:
     with pytest.raises(
         ss.PlanError, match="communication 'mpi' is not known; there are rvd, ring, p2p"
     ):
         simulate(cut_in_batch(2, free(2)), "v100", intra="mpi")
 
 
-def test_a_topology_without_a_device_is_refused() -> None:
+def test_topology_that_lacks_devices_of_the_plan_is_rejected() -> None:
     with pytest.raises(ss.PlanError, match=r"devices \[2, 3\] are not in the topology"):
         simulate(cut_in_batch(4, free(4)), "v100", free(2))

@@ -58,7 +58,7 @@ def test_load_returns_what_save_wrote(name: str, tmp_path: Path) -> None:
         ({"memory": {"points": [[1, 2]]}}, "shares .* cannot be"),
     ],
 )
-def test_a_file_that_is_no_profile_is_refused(
+def test_invalid_profile_file_is_rejected(
     change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.json"
@@ -68,7 +68,7 @@ def test_a_file_that_is_no_profile_is_refused(
         DeviceProfile.load(path)
 
 
-def test_figures_that_cannot_be_are_refused() -> None:
+def test_invalid_figures_of_a_profile_are_rejected() -> None:
     with pytest.raises(ss.PlanError, match=r"bytes_per_sec is 0; .*launch_secs is -1; "):
         replace(SIMPLE, launch_secs=-1, bytes_per_sec=0)
 
@@ -81,11 +81,11 @@ def test_an_infinite_figure_cannot_be_saved(tmp_path: Path) -> None:
 # --- the roofline -------------------------------------------------------------------------------
 
 
-def test_a_product_takes_its_operations() -> None:
+def test_time_of_a_product_is_its_operations_over_the_peak() -> None:
     linear = part(two_linears(4, 6, 8), 0)
     times = OpTimes(COMPUTE_BOUND)
     assert times.forward_secs(linear) == pytest.approx(2 * 4 * 6 * 8 / 1e12, rel=1e-9)
-    # Its input has no gradient: one product, for the weight.
+    # The input has no gradient, so the backward has one product, for the weight.
     assert times.backward_secs(linear) == pytest.approx(2 * 4 * 6 * 8 / 1e12, rel=1e-9)
 
 
@@ -94,19 +94,19 @@ def test_a_product_of_two_gradients_has_two_products_in_its_backward() -> None:
     assert backward_products(down.form) == 2
 
 
-def test_memory_traffic_is_operands_once() -> None:
+def test_memory_traffic_counts_every_operand_once() -> None:
     linear = part(two_linears(4, 6, 8), 0)
     size = 8 * (4 * 6 + 6 * 8 + 4 * 8)
     assert forward_bytes(linear.form) == size
     assert OpTimes(MEMORY_BOUND).forward_secs(linear) == pytest.approx(size / 1e9, rel=1e-9)
 
 
-def test_what_has_no_gradient_has_no_backward() -> None:
+def test_op_without_gradient_has_no_backward_time() -> None:
     mask = next(op for op in branched().ops if op.kind == "mask")
     assert OpTimes(SIMPLE).backward_secs(ss.Part(mask)) == 0
 
 
-def test_an_op_takes_its_launch_besides() -> None:
+def test_launch_time_is_added_to_an_op() -> None:
     linear = part(two_linears(), 0)
     launched = OpTimes(replace(SIMPLE, launch_secs=1e-5))
     assert launched.forward_secs(linear) == OpTimes(SIMPLE).forward_secs(linear) + 1e-5
@@ -120,7 +120,7 @@ def test_twice_the_speed_is_half_the_time() -> None:
         assert OpTimes(fast).backward_secs(ss.Part(op)) == pytest.approx(slow_secs / 2)
 
 
-def test_a_product_reaches_the_share_of_its_own_size() -> None:
+def test_product_reaches_the_share_of_the_peak_for_its_size() -> None:
     whole = part(two_linears(4, 6, 8, 5), 2)
     flops = 2.0 * 4 * 8 * 5
     sized = replace(COMPUTE_BOUND, products={"float64": Reach(((flops / 4, 0.25), (flops, 0.5)))})
@@ -128,12 +128,12 @@ def test_a_product_reaches_the_share_of_its_own_size() -> None:
     for each, num, share in ((whole, 1, 0.5), (half, 2, 0.5**1.5)):
         full = OpTimes(COMPUTE_BOUND)
         assert OpTimes(sized).forward_secs(each) == pytest.approx(full.forward_secs(each) / share)
-        # Its backward is two products of its size, not one of twice.
+        # The backward has two products of the same size, not one product of twice the size.
         assert OpTimes(sized).backward_secs(each) == pytest.approx(full.backward_secs(each) / share)
         assert full.backward_secs(each) == pytest.approx(2 * flops / num / 1e12)
 
 
-def test_fused_attention_has_shares_of_its_own() -> None:
+def test_fused_attention_has_a_separate_table_of_shares() -> None:
     shared = replace(
         COMPUTE_BOUND, products={"float32": Reach(((1.0, 0.5),))},
         attention={"float32": Reach(((1.0, 0.25),))},
@@ -143,14 +143,14 @@ def test_fused_attention_has_shares_of_its_own() -> None:
     assert secs == [2, 4, 1]
 
 
-def test_a_pass_over_memory_reaches_the_share_of_its_bytes() -> None:
+def test_pass_over_memory_reaches_the_share_for_its_bytes() -> None:
     sized = replace(SIMPLE, memory=Reach(((100.0, 0.25), (10_000.0, 0.5))))
     assert [sized.bytes_secs(n) for n in (0, 100, 10_000)] == [0, 4e-7, 2e-5]
     assert OpTimes(sized).sum_secs(100) == 3 * 4e-7
 
 
-def test_what_no_cache_holds_takes_as_long_a_byte_as_the_most() -> None:
-    """A CPU's share falls with the bytes, as caches are small; a GPU's grows."""
+def test_uncached_bytes_take_the_time_per_byte_of_the_largest_size() -> None:
+    """The share of a CPU falls with the bytes, as caches are small. The share of a GPU grows."""
     cached = replace(SIMPLE, memory=Reach(((100.0, 0.5), (10_000.0, 0.25))))
     assert [cached.bytes_secs(100), cached.cold_secs(100)] == [2e-7, 4e-7]
     assert [cached.cold_secs(n) for n in (0, 10_000)] == [0, 4e-5]
@@ -161,8 +161,8 @@ def test_what_no_cache_holds_takes_as_long_a_byte_as_the_most() -> None:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_part_takes_at_least_its_share_of_the_op(name: str) -> None:
-    """Lower bounds of planners rely on it."""
+def test_part_of_an_op_takes_at_least_its_share_of_the_time(name: str) -> None:
+    """Lower bounds of planners rely on this law."""
     times = OpTimes(replace(PROFILES[name], launch_secs=0.0))
     for op in branched().ops:
         whole = ss.Part(op)
@@ -175,7 +175,7 @@ def test_a_part_takes_at_least_its_share_of_the_op(name: str) -> None:
                 assert times.forward_secs(piece) <= times.forward_secs(whole)
 
 
-def test_what_is_grown_is_as_fast_as_what_is_larger() -> None:
+def test_grown_op_has_the_speed_of_a_larger_op() -> None:
     profile = replace(PROFILES["v100"], launch_secs=0.0, bytes_per_sec=1e30)
     small, large = (part(two_linears(batch, 64, 64, 64), 2) for batch in (64, 512))
     bound, real = OpTimes(profile, grown=8), OpTimes(profile)
@@ -197,14 +197,14 @@ def test_a_profile_is_scaled_by_dtype() -> None:
         usual.scaled(float8=2, float32=0)
 
 
-def test_a_dtype_without_a_peak_is_named() -> None:
+def test_dtype_without_a_peak_raises_plan_error() -> None:
     with pytest.raises(ss.PlanError, match="simple has no flops_per_sec of float64"):
         OpTimes(replace(SIMPLE, flops_per_sec={"float32": 1e12})).forward_secs(
             part(two_linears(), 0)
         )
 
 
-def test_a_look_up_reads_the_rows_that_it_returns() -> None:
+def test_embedding_reads_only_the_rows_that_it_returns() -> None:
     op = next(
         op for op in Case("accumulate", 1).compiled().plan.graph.ops if op.kind == "embedding"
     )
@@ -215,7 +215,7 @@ def test_a_look_up_reads_the_rows_that_it_returns() -> None:
 # --- measured -----------------------------------------------------------------------------------
 
 
-def test_parts_of_equal_shapes_are_one_signature() -> None:
+def test_parts_of_equal_shapes_have_equal_signatures() -> None:
     op = chain(1, batch=8).ops[0]
     parts = ss.split("b", 2)(ss.Part(op))
     assert signature(parts[0]) == signature(parts[1])
@@ -234,8 +234,8 @@ def test_a_measured_profile_knows_every_op_of_its_programs() -> None:
     assert times.backward_secs(linear) == profile.op_secs[signature(linear)][1] > 0
 
 
-def test_ops_are_measured_by_the_clock_that_is_given() -> None:
-    """This one shows a second more whenever it is read."""
+def test_ops_are_measured_with_the_given_clock() -> None:
+    """The clock of this test advances by one second at every read."""
     compiled = ss.compile(on_one(ss.Plan(two_linears(), [0])))
     profile = measured([compiled], op_secs=0.001, clock=map(float, count()).__next__)
     assert {forward for forward, _ in profile.op_secs.values()} == {1.0}
@@ -256,7 +256,7 @@ def test_a_measured_profile_has_speeds_for_other_ops(tmp_path: Path) -> None:
 
 
 class WorkClock(FlopCounterMode):
-    """A clock that shows operations of products, and goes on by a second each time it is read."""
+    """A clock that counts the operations of products as seconds, plus one second per read."""
 
     def __init__(self) -> None:
         super().__init__(display=False)
@@ -274,13 +274,14 @@ def work_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkClock]:
         yield clock
 
 
-def test_an_op_is_given_the_time_of_its_own_forward_and_backward(work_clock: WorkClock) -> None:
+def test_measured_time_of_an_op_is_that_of_its_forward_and_backward(work_clock: WorkClock) -> None:
     widths = 16, 512
     programs = [ss.compile(on_one(ss.Plan(chain(2, 64, width), [0]))) for width in widths]
     table = measured(programs, op_secs=0.01).op_secs
     for width, program in zip(widths, programs, strict=True):
         flops = 2 * 64 * width**2
         first, second = (table[signature(ss.Part(op))] for op in program.plan.graph.ops[:2])
-        # The second is that of a reading; a backward is without the engine's, which is another.
+        # A forward includes one second for the read. A backward does not, as the overhead of the
+        # autograd engine is subtracted, with the same second.
         assert first == (flops + 1, flops), "of its input no gradient is made"
         assert second == (flops + 1, 2 * flops)

@@ -1,4 +1,4 @@
-"""Wires and ports: communication costs what rvdcomm says, and links are busy once at a time."""
+"""Wires and ports: costs equal those of rvdcomm, and a link serves one call at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def transfer(src: str, dst: str, shape: tuple[int, ...] = SHAPE) -> Transfer:
 
 @pytest.mark.parametrize("where", TOPOLOGIES)
 @pytest.mark.parametrize(("src", "dst"), PAIRS)
-def test_a_planned_wire_costs_what_its_plan_costs(where: str, src: str, dst: str) -> None:
+def test_wire_cost_equals_the_cost_of_its_plan(where: str, src: str, dst: str) -> None:
     topology, leg = TOPOLOGIES[where], transfer(src, dst)
     wire, cost = Wires(topology).of([leg], "rvd"), leg.plan(topology).cost
     assert wire.ticks == pytest.approx(cost.secs * TICKS_PER_SEC, rel=1e-9, abs=1)
@@ -51,8 +51,8 @@ def test_a_planned_wire_costs_what_its_plan_costs(where: str, src: str, dst: str
 
 
 @pytest.mark.parametrize("where", TOPOLOGIES)
-def test_wires_of_all_sizes_and_layouts_cost_what_their_plans_cost(where: str) -> None:
-    """One ``Wires`` prices all: paths that differ in sizes alone share their moves."""
+def test_wire_costs_of_many_sizes_and_layouts_equal_their_plans(where: str) -> None:
+    """One ``Wires`` prices all transfers. Paths that differ only in sizes share their moves."""
     topology, rvds = TOPOLOGIES[where], all_rvds(8, 2)
     wires = Wires(topology)
     pairs = Random(0).sample(list(product(rvds, rvds)), 25)
@@ -71,7 +71,7 @@ def test_wires_of_all_sizes_and_layouts_cost_what_their_plans_cost(where: str) -
 
 @pytest.mark.parametrize("where", TOPOLOGIES)
 @pytest.mark.parametrize(("src", "dst"), PAIRS)
-def test_pulls_send_the_bytes_of_the_benchmark_s_baseline(where: str, src: str, dst: str) -> None:
+def test_point_to_point_bytes_equal_those_of_the_benchmark(where: str, src: str, dst: str) -> None:
     leg = transfer(src, dst)
     wire = Wires(TOPOLOGIES[where]).of([leg], "p2p")
     assert sum(wire.level_bytes) == point_to_point_bytes(leg.src, leg.dst, 4)
@@ -96,7 +96,7 @@ def test_many_tensors_of_one_call_pay_its_latency_once() -> None:
     assert [3 * busy for _, busy in one.ports] == pytest.approx([b for _, b in three.ports], abs=2)
 
 
-def test_many_ranks_are_priced_by_the_model_of_their_plan() -> None:
+def test_wire_cost_of_128_ranks_is_near_the_cost_of_their_plan() -> None:
     topology = rv.Topology.preset("v100", 16, 8)
     layouts = (
         rv.Layout((1 << 20,), rvd, range(128)) for rvd in ("R(1)V(128)D(1)", "R(128)V(1)D(1)")
@@ -110,7 +110,7 @@ def test_many_ranks_are_priced_by_the_model_of_their_plan() -> None:
     assert len(wire.shared) == 2 * 16
 
 
-def test_no_topology_is_the_one_for_which_plans_are_made() -> None:
+def test_default_topology_equals_the_one_that_plans_use() -> None:
     leg = transfer(*PAIRS[0])
     assert leg.plan(topology_for(None, range(8))).cost == leg.plan(None).cost
 
@@ -122,7 +122,7 @@ calls = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.integers(0
 
 
 @given(calls)
-def test_a_port_does_all_its_work_and_one_thing_at_a_time(
+def test_port_does_all_its_work_without_overlap(
     calls: list[tuple[int, int, int]],
 ) -> None:
     ports = Ports()
@@ -135,7 +135,7 @@ def test_a_port_does_all_its_work_and_one_thing_at_a_time(
 
 
 @given(calls, st.integers(0, 80))
-def test_what_is_seen_from_a_moment_on_is_all_that_matters(
+def test_background_of_ports_determines_later_reservations(
     calls: list[tuple[int, int, int]], moment: int
 ) -> None:
     ports = Ports()
@@ -145,7 +145,7 @@ def test_what_is_seen_from_a_moment_on_is_all_that_matters(
     assert later.reserve(3, 7, [(PORT, 5)]) == ports.reserve(3 + moment, 7, [(PORT, 5)]) - moment
 
 
-def test_a_port_fills_the_time_that_is_left() -> None:
+def test_port_fills_free_time_between_reservations() -> None:
     ports = Ports()
     ports.reserve(10, 10, [(PORT, 10)])
     assert ports.reserve(5, 8, [(PORT, 8)]) == 23
@@ -153,11 +153,11 @@ def test_a_port_fills_the_time_that_is_left() -> None:
 
 
 @pytest.mark.parametrize(("src", "dst"), PAIRS[:3])
-def test_a_flat_ring_crosses_each_nic_once_and_never_beats_a_plan_of_hosts(
+def test_flat_ring_crosses_each_nic_once_and_is_not_faster_than_the_plan(
     src: str, dst: str
 ) -> None:
-    """Of 8 ranks on 2 hosts: 7/8 of the tensor through every NIC, twice where it is summed too."""
-    shape = (2400, 2000)  # bytes count, not latency
+    """8 ranks on 2 hosts send 7/8 of the tensor through every NIC, and twice that for a sum."""
+    shape = (2400, 2000)  # large, so that latency is negligible
     topology, leg = TOPOLOGIES["two hosts"], transfer(src, dst, shape)
     wires = Wires(topology)
     ring = wires.of([leg], "ring")

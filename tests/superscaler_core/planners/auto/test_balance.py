@@ -1,4 +1,4 @@
-"""Laws of stages that take nearly as long: against all cuts of a row, and on models."""
+"""Laws of balanced stages: comparison with all cuts of a row, and stages of models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sizes(graph: Graph, num: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_other_cut_has_a_cheaper_dearest_run(seed: int) -> None:
+def test_partition_minimizes_the_most_expensive_run(seed: int) -> None:
     random = Random(seed)
     costs = [random.choice([0.5, 1, 2, 3.25, 7]) for _ in range(random.randint(1, 8))]
     num = random.randint(1, len(costs))
@@ -34,11 +34,11 @@ def test_no_other_cut_has_a_cheaper_dearest_run(seed: int) -> None:
     assert dearest(cuts) == min(map(dearest, combinations(range(1, len(costs)), num - 1)))
 
 
-def test_first_stages_have_least_where_it_costs_nothing() -> None:
+def test_first_stages_get_fewer_blocks_if_the_maximum_stays_equal() -> None:
     assert partition([1.0] * 6, 4) == [1, 1, 2, 2]
 
 
-def test_a_decoders_blocks_make_stages_of_fewer() -> None:
+def test_stage_of_decoder_blocks_has_fewer_blocks() -> None:
     model = {"layers": 6, "width": 64, "heads": 4, "sequence": 32, "vocabulary": 8, "classes": 4}
     graph = captured(Workload("mbart", model, "float32", 8), 1)
     encoder, decoder = sizes(graph, 2)
@@ -47,7 +47,7 @@ def test_a_decoders_blocks_make_stages_of_fewer() -> None:
     assert sizes(graph, 13) == ()
 
 
-def test_what_is_around_the_blocks_counts() -> None:
+def test_ops_outside_the_blocks_count_in_the_balance() -> None:
     model = {"layers": 4, "width": 64, "heads": 4, "sequence": 128, "fused": False}
     few, many = (
         captured(Workload("gpt", {**model, "vocabulary": words}, "float16", 8), 4)

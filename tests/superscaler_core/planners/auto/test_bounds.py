@@ -1,4 +1,4 @@
-"""Lower bounds of a request hold for every size of microbatches, however products' speeds grow."""
+"""Lower bounds of a request hold for every microbatch size and every growth of op speeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.superscaler_core.small import two_linears
 
 BATCH = 8192
 STEEP = Reach(((1e9, 1e-2), (1e11, 1.0)))
-"""Products take equally long, up to a size; passes over memory nearly."""
+"""Up to a size, all products take equally long; passes over memory almost do."""
 
 PROFILES_OF = {
     "v100": PROFILES["v100"],
@@ -35,7 +35,7 @@ def linears(samples: int) -> ss.Graph:
 
 
 def least_secs(profile: DeviceProfile, samples: int, pieces: int) -> float:
-    """Seconds of computing a batch on one device, every op cut in pieces of its batch."""
+    """Seconds to compute a batch on one device, with every op cut into pieces of its batch."""
     times, found = OpTimes(profile), 0.0
     for op in linears(samples).ops:
         cut = ss.split("b", pieces)(ss.Part(op)) if "b" in op.sizes else [ss.Part(op)]
@@ -45,7 +45,7 @@ def least_secs(profile: DeviceProfile, samples: int, pieces: int) -> float:
 
 @pytest.mark.parametrize("name", PROFILES_OF)
 @pytest.mark.parametrize("samples", [(64, 1024), (512, 1024, 8192), (4096,)])
-def test_no_microbatch_is_below_the_bound(name: str, samples: tuple[int, ...]) -> None:
+def test_no_microbatch_size_is_faster_than_the_bound(name: str, samples: tuple[int, ...]) -> None:
     profile, topology = PROFILES_OF[name], rv.Topology.single_host(1, 5e-6, 20e9)
     bound = Bounds(Request(linears, samples, BATCH, (0,), topology, profile, 1 << 34))
     secs = bound.secs(Setting())

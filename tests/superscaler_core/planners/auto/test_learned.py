@@ -1,4 +1,4 @@
-"""Laws of what is learned: what was seen is believed, and what is like it is expected to be so."""
+"""Laws of learned errors: predictions equal observations, and similar settings are similar."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def expected(learned: Learned, settings: list[Setting]) -> Expected:
 
 
 def factor(setting: Setting) -> float:
-    """What a guess is off by that knows nothing of tensor parallel and recomputation."""
+    """The error of a guess that ignores tensor parallelism and recomputation."""
     return 1.5 * 1.1**setting.tp * (1.2 if setting.keep is Keep.BLOCK_INPUTS else 1.0)
 
 
-def test_nothing_is_expected_at_first() -> None:
+def test_prior_has_zero_mean_and_a_large_deviation() -> None:
     found = expected(Learned(), EVERY)
     assert not found.mean.any()
     assert (found.deviation > COMMON).all()
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_what_was_seen_is_believed(scale: float) -> None:
+def test_prediction_at_a_seen_setting_is_near_its_observation(scale: float) -> None:
     learned = Learned(scale)
     for setting in EVERY[::3]:
         learned.see(setting, factor(setting))
@@ -54,21 +54,21 @@ def test_what_was_seen_is_believed(scale: float) -> None:
     assert (found.deviation < 3 * scale * NOISE).all()
 
 
-def test_the_latest_is_believed() -> None:
+def test_latest_observation_replaces_the_earlier_one() -> None:
     learned = Learned()
     learned.see(EVERY[0], 2.0)
     learned.see(EVERY[0], 1.0)
     assert exp(expected(learned, EVERY[:1]).mean[0]) == pytest.approx(1.0, rel=0.01)
 
 
-def test_what_is_alike_for_all_is_seen_after_one() -> None:
+def test_common_error_is_learned_from_one_observation() -> None:
     learned = Learned()
     learned.see(EVERY[0], 1.5)
     assert (np.exp(expected(learned, EVERY).mean) > 1.4).all()
 
 
-def test_what_a_choice_adds_is_seen_in_other_layouts() -> None:
-    """From two layouts, the best of the third, of which one setting was seen."""
+def test_error_of_a_choice_is_predicted_in_other_layouts() -> None:
+    """All settings of two smaller degrees and one setting of a third degree are seen."""
     learned = Learned()
     mine = [each for each in EVERY if each.tp == 4]
     for setting in (*(each for each in EVERY if each.tp < 4), mine[0]):
@@ -77,7 +77,7 @@ def test_what_a_choice_adds_is_seen_in_other_layouts() -> None:
     assert found == pytest.approx([factor(each) for each in mine], rel=0.03)
 
 
-def test_other_layouts_are_less_known() -> None:
+def test_other_layouts_have_a_larger_deviation() -> None:
     learned = Learned()
     learned.see(EVERY[0], 1.0)
     near, far = replace(EVERY[0], samples=2), Setting(tp=2, pp=4, samples=2)
@@ -85,12 +85,12 @@ def test_other_layouts_are_less_known() -> None:
     assert known[0] < known[1] < known[2] - 0.05
 
 
-def test_the_covariance_is_what_its_parts_say() -> None:
-    """By the definition of a conditional distribution, of two settings."""
+def test_prediction_equals_the_formula_of_a_conditional_mean() -> None:
+    """The definition of a conditional distribution, applied to two settings."""
     learned = Learned()
     learned.see(Setting(dp=2), exp(0.3))
     other = Setting(dp=2, offload=True, zero=1)
-    # Three coordinates of the first are one, as of any: what is kept, and these two differ in two.
+    # The squared distance of the two settings is 2: they differ in two coordinates.
     base = COMMON**2 + LAYOUT**2
     common = float(place(Setting(dp=2))[4:] @ place(other)[4:])
     own = float(place(Setting(dp=2))[4:] @ place(Setting(dp=2))[4:])
@@ -100,6 +100,6 @@ def test_the_covariance_is_what_its_parts_say() -> None:
     assert found.mean[0] == pytest.approx(0.3 * across / (first + NOISE**2))
 
 
-def test_settings_of_one_place_are_alike_in_all_that_counts() -> None:
+def test_different_settings_have_different_places() -> None:
     places = [tuple(place(each)) for each in EVERY]
     assert len({*places}) == len(EVERY)

@@ -1,4 +1,4 @@
-"""Options: which settings a search begins with."""
+"""Options: the settings that a search begins with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.superscaler_core.planners.auto.test_guess import REQUEST
 
 
 def roots(memory_bytes: float, **layout: int) -> list[Setting]:
-    """Those of one layout, without ZeRO."""
+    """The roots of one layout, without ZeRO."""
     options = options_of(replace(REQUEST, memory_bytes=memory_bytes))
     return [
         root
@@ -21,13 +21,13 @@ def roots(memory_bytes: float, **layout: int) -> list[Setting]:
     ]
 
 
-def test_a_layout_cuts_tokens_where_it_keeps_all_only_so() -> None:
+def test_root_uses_sequence_parallelism_if_all_activations_fit_only_then() -> None:
     layout = {"dp": 1, "tp": 8, "pp": 1}
     options = options_of(REQUEST)
     (plenty,) = (root for root in roots(1 << 40, **layout) if root.family == "hybrid")
     assert plenty.keep is Keep.EVERYTHING
     assert not plenty.sequence
-    # The smallest microbatch fits with half of its tokens' memory, and not without.
+    # The smallest microbatch fits with sequence parallelism, and does not fit without it.
     small = replace(plenty, samples=1)
     need = [options.guess.num_bytes(replace(small, sequence=cut)) for cut in (True, False)]
     assert need[0] < need[1]
@@ -36,7 +36,7 @@ def test_a_layout_cuts_tokens_where_it_keeps_all_only_so() -> None:
 
 
 @pytest.mark.parametrize("gib", [1, 4, 16])
-def test_a_root_fits_by_its_guess_if_any_of_its_layout_does(gib: int) -> None:
+def test_root_is_guessed_to_fit_if_any_setting_of_its_layout_fits(gib: int) -> None:
     options = options_of(replace(REQUEST, memory_bytes=gib << 30))
     fitting = [r for r in options.roots() if options.guess.num_bytes(r) <= gib << 30]
     others = [r for r in options.roots() if r not in fitting]

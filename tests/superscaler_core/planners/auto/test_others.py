@@ -1,4 +1,4 @@
-"""Laws of others in auto's queue: nothing is left out, and each thinks once, in a worker."""
+"""Laws of other planners in auto's queue: all are evaluated, and each runs once, in a worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH = 8
 
 
 def found_by(planner: SearchPlanner, asked: Request) -> Found:
-    """What a planner finds if auto's settings are only the layouts, so that others matter."""
+    """The result of a search in which auto has only its layouts, so that other planners matter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options, "MOVES", ())
         return search_request(asked, planner, budget_secs=inf)
@@ -54,8 +54,8 @@ def test_auto_is_at_least_as_good_as_every_planner(name: str) -> None:
     assert found_by_auto().secs <= secs
 
 
-def test_the_best_of_all_is_better_than_the_layouts_alone() -> None:
-    """So that the law above is about what others propose."""
+def test_other_planners_improve_on_the_layouts_of_auto() -> None:
+    """This shows that the law above depends on the proposals of other planners."""
     assert found_by_auto().secs < found_by(auto, ASKED).secs
 
 
@@ -90,7 +90,7 @@ class Fake:
                 yield Candidate(f"{name} {samples}", samples, plan, follow=follow)
 
 
-def test_every_proposal_of_a_planner_that_nobody_knows_is_looked_at() -> None:
+def test_every_proposal_of_an_unknown_planner_is_evaluated() -> None:
     planner = Fake([])
     asked = replace(request("mlp", 2), samples=(2, 4, 8))
     tried = [
@@ -98,12 +98,12 @@ def test_every_proposal_of_a_planner_that_nobody_knows_is_looked_at() -> None:
     ]
     names = [f"new samples={samples} {number}" for samples in (2, 4, 8) for number in (1, 2, 3)]
     assert [name for name in names if name not in tried] == []
-    # The third of each size is the answer that there is none, and every other one is thought once.
+    # The third of each size is the answer that there is none. All others are computed once.
     assert sorted(planner.calls) == ["data_parallel"] * 3 + ["zero1"] * 3
 
 
-def test_sizes_near_a_planners_best_come_before_its_later_proposals() -> None:
-    """Two devices begin with size 2; 4 and 8 are better, each near the best so far."""
+def test_sizes_near_the_best_come_before_later_proposals_of_a_planner() -> None:
+    """Two devices begin with size 2. Sizes 4 and 8 are faster; each is next to the best so far."""
     planner = Fake([])
     asked = replace(request("mlp", 2), samples=(1, 2, 4, 8))
     secs = {1: 9.0, 2: 5.0, 4: 4.0, 8: 3.0}
@@ -122,14 +122,14 @@ def test_sizes_near_a_planners_best_come_before_its_later_proposals() -> None:
     assert sorted(order) == [(n, str(k)) for n in asked.samples for k in (1, 2, 3)]
 
 
-def test_what_a_lazy_planner_follows_its_candidates_by_is_looked_at() -> None:
+def test_follow_up_candidates_of_a_lazy_planner_are_evaluated() -> None:
     planner = Fake([])
     found = found_by(lambda r: auto(r, others={"dapple": planner}), ASKED)
     tried = [trial.candidate.name for trial in found.tried]
     assert {"dapple data_parallel 8", "dapple zero1 8", "dapple third"} <= {*tried}
 
 
-def test_another_search_is_another_answer() -> None:
+def test_answers_of_planners_are_remembered_per_search() -> None:
     calls: list[str] = []
     for search in ("a", "a", "b"):
         how = Remembered(search, "x", Shipped("data_parallel", calls))
@@ -139,8 +139,8 @@ def test_another_search_is_another_answer() -> None:
     assert len(calls) == 2
 
 
-def test_others_can_think_in_another_process() -> None:
-    """What is sent has no graph in it."""
+def test_pickled_candidates_of_other_planners_contain_no_graph() -> None:
+    """The pickled sPrograms are small, as no graph is in them."""
     candidates = PLANNERS["auto"](request("gpt", 4))
     sizes = {each.name: len(pickle.dumps(each.sprogram)) for each in candidates}
     assert len(sizes) > len(PLANNERS)
@@ -179,7 +179,7 @@ def test_a_changed_plan_trains_as_one_device(tmp_path: Path) -> None:
     assert max(errors) < 1e-9
 
 
-def test_a_plan_keeps_what_it_overlaps_already() -> None:
+def test_change_keeps_the_overlap_that_a_plan_already_has() -> None:
     plan = ss.Plan(ASKED.graph_of(BATCH), range(2))
     plan.overlap = ss.Overlap(prefetch=2, duplex=True)
     Change("overlap")(plan)

@@ -1,4 +1,4 @@
-"""Laws of ranking: against the definition of the expected improvement, and by what it prefers."""
+"""Laws of ranking: the definition of the expected improvement, and the order of choices."""
 
 from __future__ import annotations
 
@@ -39,23 +39,21 @@ def trial(secs: float = inf, peak_bytes: int = 0, *, is_estimate: bool = False) 
 
 @pytest.mark.parametrize("better", [-1.0, -0.1, 0.0, 0.3])
 @pytest.mark.parametrize("deviation", [0.05, 0.5])
-def test_the_expected_improvement_is_the_mean_of_what_is_gained(
-    better: float, deviation: float
-) -> None:
+def test_expected_improvement_equals_the_mean_of_samples(better: float, deviation: float) -> None:
     drawn = np.random.default_rng(0).normal(better, deviation, 400_000)
     mean = float(np.maximum(drawn, 0.0).mean())
     found = _improvement(np.array([better]), np.array([deviation]))
     assert found == pytest.approx([mean], rel=0.01, abs=1e-4)
 
 
-def test_all_are_taken_once() -> None:
+def test_every_waiting_setting_is_taken_once() -> None:
     found = ranking()
     taken = [found.take()[0] for _ in range(len(found))]
     assert len(found) == 0
     assert sorted(map(str, taken)) == sorted(map(str, SETTINGS))
 
 
-def test_the_seconds_that_are_expected_are_those_that_were_seen() -> None:
+def test_expected_seconds_follow_the_observed_error_of_guesses() -> None:
     found = ranking()
     for setting in SETTINGS[:-1]:
         found.learn(setting, trial(2 * guess().secs(setting), 1000))
@@ -64,7 +62,7 @@ def test_the_seconds_that_are_expected_are_those_that_were_seen() -> None:
         assert expected[setting] == pytest.approx(2 * guess().secs(setting), rel=0.1)
 
 
-def test_what_surely_lacks_memory_comes_last() -> None:
+def test_setting_that_lacks_memory_is_taken_last() -> None:
     small, fast = Setting(samples=1), Setting(samples=8)
     num_bytes = [guess().num_bytes(each) for each in (small, fast)]
     assert guess().secs(fast) < guess().secs(small)
@@ -72,12 +70,12 @@ def test_what_surely_lacks_memory_comes_last() -> None:
         found = Ranking(guess(), limit)
         for setting, need_bytes in zip((small, fast), num_bytes, strict=True):
             found.add(setting)
-            # Guesses of memory are right, and nothing is known of time.
+            # The trials show that guesses of memory are right, and tell nothing about time.
             found.learn(setting, trial(peak_bytes=int(need_bytes)))
         assert found.take()[0] == first
 
 
-def test_the_best_is_the_fastest_that_fits() -> None:
+def test_best_seconds_are_those_of_the_fastest_trial_that_fits() -> None:
     found = ranking()
     found.learn(SETTINGS[0], trial(3.0, 10))
     found.learn(SETTINGS[1], trial(peak_bytes=10))
@@ -85,7 +83,7 @@ def test_the_best_is_the_fastest_that_fits() -> None:
     assert found.best_secs == 3.0
 
 
-def test_what_is_like_settings_that_the_model_cannot_be_cut_by_comes_last() -> None:
+def test_setting_similar_to_infeasible_ones_is_taken_last() -> None:
     found = Ranking(guess(), 1 << 60)
     like, other = Setting(family="interlaced", pp=4), Setting(dp=2, samples=4)
     for setting in (like, other):
@@ -97,7 +95,7 @@ def test_what_is_like_settings_that_the_model_cannot_be_cut_by_comes_last() -> N
 
 
 class Given:
-    """Guesses that a test gives: seconds by setting, and a byte."""
+    """Guesses that a test gives: seconds and bytes by setting; one byte by default."""
 
     def __init__(self, secs: Mapping[Setting, float], num_bytes: Mapping[Setting, int]) -> None:
         self._secs, self._bytes = secs, num_bytes
@@ -113,7 +111,7 @@ def given(secs: Mapping[Setting, float], num_bytes: Mapping[Setting, int]) -> Ra
     return Ranking(cast("Guess", Given(secs, num_bytes)), 100)
 
 
-def test_the_best_setting_of_every_layout_that_is_near_is_looked_at_first() -> None:
+def test_best_setting_of_every_promising_layout_is_taken_first() -> None:
     near, best, slow, large = (Setting(dp=dp, pp=16 // dp) for dp in (2, 4, 8, 16))
     others = [replace(each, samples=2) for each in (near, best)]
     secs = {near: 1.1, best: 1.0, slow: 1.2, large: 0.5, others[0]: 1.2, others[1]: 1.04}
@@ -122,14 +120,14 @@ def test_the_best_setting_of_every_layout_that_is_near_is_looked_at_first() -> N
         found.add(setting)
     found.begin_with_layouts()
     taken = [found.take() for _ in range(3)]
-    # Behind them what is nearly as good as the best.
+    # After the best of each layout come all settings that are nearly as good as the best.
     expected = {best: 1.0, near: 1.1, others[1]: 1.04}
     assert taken == [(each, pytest.approx(secs)) for each, secs in expected.items()]
     assert len(found) == 3
 
 
-def test_every_third_choice_is_a_gain_that_is_small_and_nearly_sure() -> None:
-    """Changes of one that was seen, and others of which little is known, guessed 10 % slower."""
+def test_every_third_choice_takes_a_small_but_nearly_certain_gain() -> None:
+    """Small changes of a seen setting wait beside unknown settings that are guessed 10 % slower."""
     seen, *like = (Setting(prefetch=n, moves=moves) for n in (0, 1) for moves in (False, True))
     far = [Setting(samples=16, coshard=coshard, heavy=True) for coshard in (2, 4, 8)]
     found = given(dict.fromkeys((seen, *like), 1.0) | dict.fromkeys(far, 1.1), {})
@@ -139,7 +137,7 @@ def test_every_third_choice_is_a_gain_that_is_small_and_nearly_sure() -> None:
     assert [found.take()[0] in like for _ in range(4)] == [False, False, True, False]
 
 
-def test_now_and_then_all_that_wait_are_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_choice_ranks_all_waiting_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("superscaler_core.planners.auto.ranking.RANKED", 1)
     slow_first = {setting: 10.0 - i for i, setting in enumerate(SETTINGS)}
     found = given(slow_first, dict.fromkeys(SETTINGS, 1))

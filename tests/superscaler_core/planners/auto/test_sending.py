@@ -1,4 +1,4 @@
-"""Laws of guessed communication: it takes what rvdcomm says that its plans take."""
+"""Laws of guessed communication: its time is near the time of rvdcomm's plans."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GROUPS = [(n, s) for n, s in product((2, 4, 8, 16), (1, 2, 4, 8)) if n * s <= NU
 """Sizes and strides."""
 
 SHARE = 0.07
-"""By how much guesses differ: rounds are not counted one by one, and plans may have fewer steps."""
+"""Relative tolerance: guesses do not count single rounds, and plans may have fewer steps."""
 
 
 def groups(size: int, stride: int) -> list[list[int]]:
-    """All groups of so many ranks that are so far apart."""
+    """All groups of ``size`` ranks with the distance ``stride``."""
     starts = [o + i for o in range(0, NUM, size * stride) for i in range(stride)]
     return [[start + j * stride for j in range(size)] for start in starts]
 
@@ -36,7 +36,7 @@ def planned_secs(shape: tuple[int, ...], src: str, dst: str, ranks: list[int]) -
 
 
 @pytest.mark.parametrize(("size", "stride"), GROUPS)
-def test_a_sum_in_all_groups_at_once_takes_what_its_plan_takes(size: int, stride: int) -> None:
+def test_guessed_all_reduce_time_is_near_the_time_of_its_plan(size: int, stride: int) -> None:
     all_groups = groups(size, stride)
     num = len(all_groups)
     ranks = [each[place] for place in range(size) for each in all_groups]
@@ -48,9 +48,7 @@ def test_a_sum_in_all_groups_at_once_takes_what_its_plan_takes(size: int, stride
 
 
 @pytest.mark.parametrize(("size", "stride"), GROUPS)
-def test_an_exchange_in_all_groups_at_once_takes_what_its_plan_takes(
-    size: int, stride: int
-) -> None:
+def test_guessed_all_to_all_time_is_near_the_time_of_its_plan(size: int, stride: int) -> None:
     all_groups = groups(size, stride)
     num = len(all_groups)
     ranks = [rank for each in all_groups for rank in each]
@@ -64,8 +62,8 @@ def test_an_exchange_in_all_groups_at_once_takes_what_its_plan_takes(
     assert found == pytest.approx(planned, rel=SHARE)
 
 
-def test_a_block_has_two_sums_each_way() -> None:
-    """The second maps of attention and MLP (Megatron-LM)."""
+def test_block_has_two_all_reduces_in_each_direction() -> None:
+    """The second maps of attention and of the MLP are reduced, as in Megatron-LM."""
     traits = Traits(graph("gpt", 1))
     stream_bytes = traits.blocks.layers[0][-1].outputs[0].num_bytes
     times, num_bytes = Sending(traits, HOSTS).summed
@@ -73,7 +71,7 @@ def test_a_block_has_two_sums_each_way() -> None:
     assert num_bytes == times * stream_bytes
 
 
-def test_only_models_with_experts_deal_tokens_out() -> None:
+def test_only_models_with_experts_dispatch_tokens() -> None:
     dealt = {name: Sending(Traits(graph(name, 1)), HOSTS).dealt_bytes for name in ("gpt", "moe")}
     assert dealt["gpt"] == 0
     assert dealt["moe"] > 0

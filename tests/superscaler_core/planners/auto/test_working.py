@@ -1,4 +1,4 @@
-"""Laws of guessed computing: against the times of all ops of the microbatch itself."""
+"""Laws of guessed computing: comparison with the times of all ops of the microbatch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENS, HEADS, WIDTH, BATCH = 512, 16, 64, 32
 
 
 class Biased(nn.Module):
-    """Scores with a bias of every two tokens, which is made once for a microbatch, as in Swin."""
+    """Scores with a bias for every two tokens, computed once per microbatch, as in Swin."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,19 +48,19 @@ REQUEST = Request(
 
 
 def secs_of(samples: int) -> float:
-    """What all ops of a microbatch take, without launches."""
+    """Seconds of all ops of a microbatch, without launches."""
     times, ops = OpTimes(REQUEST.profile), graph(samples).ops
     secs = sum(times.forward_secs(part) + times.backward_secs(part) for part in map(ss.Part, ops))
     return secs - PASSES * len(ops) * REQUEST.profile.launch_secs
 
 
 @pytest.mark.parametrize("samples", REQUEST.samples)
-def test_what_a_microbatch_makes_once_is_guessed_once(samples: int) -> None:
+def test_guess_counts_work_that_is_done_once_per_microbatch_once(samples: int) -> None:
     guessed = samples * Working(REQUEST).sample_secs(samples, 1)
     assert guessed == pytest.approx(secs_of(samples), rel=0.1)
 
 
-def test_what_a_microbatch_makes_once_is_in_no_bound() -> None:
+def test_bound_holds_with_work_that_is_done_once_per_microbatch() -> None:
     least = min(BATCH // samples * secs_of(samples) for samples in REQUEST.samples)
     once = secs_of(1) - (secs_of(2) - secs_of(1))
     assert once > 0.3 * secs_of(1)

@@ -48,7 +48,7 @@ def completed(graph: ss.Graph, mesh: str, specs: Mapping[str, str] | None = None
 
 
 def random_graph(seed: int) -> tuple[ss.Graph, dict[str, str]]:
-    """A random graph of products, sums, transpositions and softmaxes; and specs of some tensors."""
+    """A random graph of products, sums, transpositions and softmaxes; and specs of 3 tensors."""
     rng = random.Random(seed)
     builder = ss.GraphBuilder("random")
     sizes = (4, 8, 12)

@@ -1,7 +1,7 @@
-"""Against torch's DTensor: an op with cut operands has a result that is cut in the same way.
+"""Comparison with torch's DTensor: an op with cut operands has a result with the same cut.
 
-Where an operand has to be moved, DTensor moves the fewest bytes of operands, and we take the lowest
-price of the whole op: then, on one axis, DTensor's way has to be one of those that were priced.
+If an operand has to be moved, DTensor minimizes the bytes of operands that move, and we minimize
+the price of the whole op. On one axis, DTensor's cut is then one of those that were priced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AXES = ("x", "y")
 
 @dataclass(frozen=True)
 class Case:
-    """One op, and its operands."""
+    """One op and the shapes of its operands."""
 
     name: str
     function: Callable[..., Tensor]
@@ -73,14 +73,14 @@ class Alone(nn.Module):
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[None]:
-    """Four ranks of which this is the first; nothing is sent."""
+    """A fake process group of four ranks, of which this is rank 0; no data is sent."""
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     yield
     dist.destroy_process_group()
 
 
 def of_dtensor(case: Case, mesh: DeviceMesh, given: Sequence[Sequence[Placement]]) -> list[str]:
-    """The placement of the result along every axis of the mesh."""
+    """DTensor's placement of the result along every axis of the mesh."""
     tensors = [
         DTensor.from_local(
             torch.zeros([
@@ -101,7 +101,7 @@ def _word(placement: Placement) -> str:
 
 
 def spec_of(placements: Sequence[Placement], rank: int) -> str:
-    """The same as a spec, all of it said."""
+    """The placements as a spec that gives every dim."""
     cuts = {
         dim: [axis for axis, p in zip(AXES, placements, strict=False) if p == Shard(dim)]
         for dim in range(rank)
@@ -110,7 +110,7 @@ def spec_of(placements: Sequence[Placement], rank: int) -> str:
 
 
 def result_of(op: Op, cut: Cut, num_axes: int) -> list[str]:
-    """Along every axis: the dim of the result that is cut, or whether it is a partial sum."""
+    """For every axis: the dim of the result that it cuts, ``sum`` for a partial sum, or ``-``."""
     result = len(op.inputs)
     dims = {link.loop: f"d{link.dim}" for link in links_of(op.form) if link.operand == result}
     found = {axis: dims.get(loop, "sum") for loop, axes in cut for axis in axes}
@@ -118,7 +118,7 @@ def result_of(op: Op, cut: Cut, num_axes: int) -> list[str]:
 
 
 def stays(op: Op, cut: Cut, specs: Specs) -> bool:
-    """Whether the op reads every operand where it is, or a part of what is there."""
+    """Whether the op reads every operand, or a part of it, without moving it."""
     cuts = dict(cut)
     read = {(link.operand, link.dim): cuts.get(link.loop, ()) for link in links_of(op.form)}
     return all(
@@ -130,7 +130,7 @@ def stays(op: Op, cut: Cut, specs: Specs) -> bool:
 
 @pytest.mark.parametrize(
     ("case", "num_axes"),
-    # DTensor itself fails on others along two axes, such as those that merge dims to one product.
+    # Along two axes, DTensor fails on the other ops, such as those that flatten dims for a product.
     [*((case, 1) for case in CASES), *((case, 2) for case in CASES if case.name in TWO_AXES)],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Laws of the plan: it trains what one device trains, and names what it cannot do."""
+"""GSPMD plans train as one device, and errors name invalid options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEGATRON = "tokens:d0@x;*.attn.q.weight:d0@y;*.mlp.up.weight:d0@y"
 
 @dataclass(frozen=True)
 class Specs(Case):
-    """A model with specs, as ``plan`` has them."""
+    """A model with the specs in ``plan``."""
 
     def planned(self) -> ss.Plan:
         plan = ss.Plan(self._graph(), range(self.num_devices))
@@ -33,7 +33,7 @@ class Specs(Case):
 
 @dataclass(frozen=True)
 class Marks(Specs):
-    """The layer of experts of GShard, with its marks."""
+    """GShard's layer of experts, with sharding marks in its code."""
 
     plan: str = "gspmd"
     num_devices: int = 4
@@ -71,13 +71,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_specs_train_what_one_device_trains(case: Specs, tmp_path: Path) -> None:
+def test_plans_with_specs_train_as_one_device(case: Specs, tmp_path: Path) -> None:
     errors = errors_on_threads(case, tmp_path)
     assert [error for error in errors if not error <= 1e-12] == []
 
 
-def test_marks_and_names_say_the_same(tmp_path: Path) -> None:
-    """Specs that are given by names replace marks, and equal marks if they are the same."""
+def test_specs_by_name_equal_or_replace_marks_in_the_model(tmp_path: Path) -> None:
+    """Specs by name replace the marks. Equal specs give the same plan; other specs give another."""
     graph = Marks()._graph()
     plans = []
     for text in ("gspmd", "gspmd:specs=wg:*@-;einsum_2:d0@x;matmul:d0@x", "gspmd:specs=wg:d1@x"):
@@ -87,7 +87,7 @@ def test_marks_and_names_say_the_same(tmp_path: Path) -> None:
     assert first == same != other
 
 
-def test_a_parameter_with_a_spec_is_stored_by_it() -> None:
+def test_parameter_is_stored_in_the_shards_of_its_spec() -> None:
     plan = Specs("gspmd:mesh=x:2,y:2,specs=tokens:d0@x*y;head.weight:d1@y", 4).planned()
     stored = plan.op_split(plan.update("head.weight"))
     assert str(stored) == ("0 d1[0:8]; 1 d1[8:16]; 2 d1[0:8] copy:1; 3 d1[8:16] copy:1")
@@ -95,7 +95,7 @@ def test_a_parameter_with_a_spec_is_stored_by_it() -> None:
 
 
 class OneMap(Packed):
-    """Attention whose one map of queries, keys and values has a mark."""
+    """Attention with one packed map of queries, keys and values, whose weight has a mark."""
 
     def forward(self, x: Tensor) -> Tensor:
         ss.shard(self.packed.weight, "d0@x")
@@ -103,7 +103,7 @@ class OneMap(Packed):
 
 
 def test_a_packed_parameter_takes_specs_in_the_dims_of_the_model() -> None:
-    """Dim 0 of one map of queries, keys and values is cut by heads, inside each of the three."""
+    """Dim 0 of a packed map of queries, keys and values is cut by heads, in each of the three."""
 
     def found(attention: type[Packed], specs: Mapping[str, str]) -> Propagated:
         model = Model(lambda: attention("split", flash, nn.Linear), nn.Linear)
@@ -127,6 +127,6 @@ def test_a_packed_parameter_takes_specs_in_the_dims_of_the_model() -> None:
         ("gspmd:specs=*.mpl.*:d0@x", r"GPT has no tensor or op '\*.mpl.\*'; it has layers"),
     ],
 )
-def test_what_cannot_be_is_said(text: str, words: str) -> None:
+def test_invalid_options_raise_plan_error(text: str, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         Specs(text, 4).planned()

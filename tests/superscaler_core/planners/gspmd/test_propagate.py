@@ -1,4 +1,4 @@
-"""Laws of propagation: a fixpoint that keeps what was said, whatever the order of ops."""
+"""Laws of propagation: a fixpoint that keeps the given specs, for every order of ops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_order_of_ops_does_not_matter(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_said_stays(seed: int) -> None:
+def test_given_specs_are_kept(seed: int) -> None:
     graph, said = random_graph(seed)
     found = completed(graph, MESH, said)
     for name, text in said.items():
@@ -44,7 +44,7 @@ def test_what_was_said_stays(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_result_is_a_fixpoint(seed: int) -> None:
-    """If every spec is said, but for the dims that are whole, no op has more to add."""
+    """Propagation adds nothing if all its specs are given, except for the dims that are whole."""
     graph, said = random_graph(seed)
     found = completed(graph, MESH, said)
     every = {
@@ -65,7 +65,7 @@ def test_an_axis_cuts_one_dim_of_a_tensor_and_one_loop_of_an_op(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_choice_takes_the_lowest_price_of_all_its_ways(seed: int) -> None:
+def test_choice_takes_the_cut_with_the_lowest_price(seed: int) -> None:
     graph, said = random_graph(seed)
     found = completed(graph, MESH, said)
     ops = {op.name: op for op in graph.ops}
@@ -81,7 +81,7 @@ def test_a_choice_takes_the_lowest_price_of_all_its_ways(seed: int) -> None:
 
 
 def product_and_sum(rows: int = 8, inner: int = 8, columns: int = 8) -> ss.Graph:
-    """``sum(skip + u w^T)``, where ``u`` is made of an input: inputs themselves cost nothing."""
+    """``sum(skip + u w^T)``. ``u`` is computed from an input, as inputs cost nothing to move."""
     builder = ss.GraphBuilder("product_and_sum")
     skip = builder.input("skip", (rows, columns), "float32")
     given = builder.input("given", (rows, inner), "float32")
@@ -99,19 +99,19 @@ def product_and_sum(rows: int = 8, inner: int = 8, columns: int = 8) -> ss.Graph
 
 
 def test_elementwise_ops_come_before_products() -> None:
-    """The product would cut its result's columns, but the sum says first: rows."""
+    """The product would cut the columns of its result, but the addition cuts the rows first."""
     found = completed(product_and_sum(), "x:2", {"skip": "d0@x", "w": "d0@x"})
     assert str(found.spec("linear")) == "d0@x, *@-"
     assert str(completed(product_and_sum(), "x:2", {"w": "d0@x"}).spec("linear")) == "d1@x, *@-"
 
 
-def test_specs_go_from_results_to_operands_too() -> None:
+def test_specs_propagate_from_results_to_operands() -> None:
     found = completed(product_and_sum(), "x:2,y:2", {"add": "d0@x, d1@y"})
     words = {name: str(found.spec(name)) for name in ("skip", "u", "w")}
     assert words == {"skip": "d0@x, d1@y, *@-", "u": "d0@x, *@-", "w": "d0@y, *@-"}
 
 
-def test_what_is_summed_over_is_cut_alike_and_gives_partial_sums() -> None:
+def test_cut_of_a_contracted_dim_propagates_and_gives_partial_sums() -> None:
     found = completed(product_and_sum(), "x:2,y:2", {"u": "d0@x, d1@y"})
     product = next(op for op in found.graph.ops if op.kind == "linear")
     assert str(found.spec("w")) == "d1@y, *@-"
@@ -120,31 +120,29 @@ def test_what_is_summed_over_is_cut_alike_and_gives_partial_sums() -> None:
 
 
 def test_compatible_specs_merge() -> None:
-    """A spec of rows and one of columns are one of both; more axes refine a dim."""
+    """A spec of rows and a spec of columns merge into one. A spec with more axes refines a dim."""
     found = completed(product_and_sum(), "x:2,y:2", {"skip": "d0@x", "linear": "d1@y"})
     assert str(found.spec("add")) == "d0@x, d1@y, *@-"
     found = completed(product_and_sum(), "x:2,y:2", {"skip": "d0@x", "u": "d0@x*y"})
     assert [str(found.spec(name)) for name in ("skip", "add")] == ["d0@x, *@-", "d0@x*y, *@-"]
 
 
-def test_nothing_is_cut_if_nothing_is_said() -> None:
+def test_no_op_is_cut_without_specs() -> None:
     found = completed(product_and_sum(), "x:2")
     assert set(found.cuts.values()) == {()}
 
 
 @pytest.mark.parametrize(("rows", "columns", "wanted"), [(4096, 64, "d0"), (64, 4096, "d1")])
-def test_the_larger_operand_of_a_product_stays_where_it_is(
-    rows: int, columns: int, wanted: str
-) -> None:
-    """One axis cannot cut rows and columns; it is cheaper to gather the smaller operand."""
+def test_smaller_operand_of_a_product_is_gathered(rows: int, columns: int, wanted: str) -> None:
+    """One axis cannot cut both rows and columns. Gathering the smaller operand is cheaper."""
     graph = product_and_sum(rows, 512, columns)
     found = completed(graph, "x:4", {"u": "d0@x", "w": "d0@x"})
     assert len(found.choices) == 1
     assert str(found.spec("linear")) == f"{wanted}@x, *@-"
 
 
-def test_one_of_two_axes_that_want_the_same_rows_is_passed_on() -> None:
-    """The sum of rows along x and rows along y has the rows of one of them, not none."""
+def test_one_of_two_axes_that_cut_the_same_rows_propagates() -> None:
+    """One operand has rows cut along x, the other along y. The sum uses one of the two cuts."""
     found = completed(product_and_sum(64, 8, 4096), "x:2,y:2", {"skip": "d0@x", "linear": "d0@y"})
     (choice,) = found.choices
     assert choice.op == "add"
@@ -152,7 +150,7 @@ def test_one_of_two_axes_that_want_the_same_rows_is_passed_on() -> None:
     assert str(found.spec("add")) == "d0@y, *@-"
 
 
-def test_a_choice_is_said_with_its_prices() -> None:
+def test_text_lists_each_choice_with_its_prices() -> None:
     found = completed(product_and_sum(), "x:2", {"u": "d0@x", "w": "d0@x"})
     text = str(found)
     assert "product_and_sum: 2 specs said, 1 choices" in text
@@ -170,6 +168,6 @@ def test_a_choice_is_said_with_its_prices() -> None:
         ({"v": "d0@x"}, "product_and_sum has no tensor or op 'v'; it has "),
     ],
 )
-def test_a_spec_that_does_not_fit_is_refused(specs: dict[str, str], words: str) -> None:
+def test_invalid_spec_is_rejected(specs: dict[str, str], words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         completed(product_and_sum(), "x:2,y:8", specs)

@@ -43,8 +43,8 @@ def experts() -> ss.Graph:
         return ss.capture(Experts(), (torch.ones(4, 6, 6),))
 
 
-def test_gates_are_cut_by_groups_and_experts_by_experts(experts: ss.Graph) -> None:
-    """The programme of GShard: its groups are cut, then its experts, along the same axis."""
+def test_gates_are_cut_by_group_and_expert_layers_by_expert(experts: ss.Graph) -> None:
+    """GShard's program cuts groups of tokens, and then experts, along the same axis."""
     found = completed(experts, "x:4")
     cuts = cuts_of(found)
     gates, dispatch, up, down, combine = (n for n in cuts if n.startswith("einsum"))
@@ -55,13 +55,13 @@ def test_gates_are_cut_by_groups_and_experts_by_experts(experts: ss.Graph) -> No
     assert [choice.op for choice in found.choices] == [dispatch, combine]
 
 
-def test_a_layer_of_experts_swaps_groups_for_experts_once_there_and_once_back(
+def test_expert_layer_has_two_all_to_alls_forward_and_two_backward(
     experts: ss.Graph,
 ) -> None:
     made = compiled(experts, "gspmd", 4)
     assert kinds(forward(made)) == kinds(backward(made)) == {"all_to_all": 2}
     assert kinds(fetches(made)) == {}
-    # Those of the gates and of the map before are whole on all devices, and no others.
+    # Only the weights of the gates and of the map before are replicated, so only these are reduced.
     assert kinds(reductions(made)) == {"all_reduce": 2}
 
 
@@ -78,7 +78,7 @@ MEGATRON = "tokens:d0@x;*.attn.q.weight:d0@y;*.mlp.up.weight:d0@y"
 
 
 def test_three_specs_give_megatrons_cuts() -> None:
-    """Heads of attention and features of the MLP, and an all-reduce behind each: twice a layer."""
+    """Attention is cut by heads and the MLP by features. Each ends in an all-reduce."""
     made = compiled(gpt(layers=2), f"gspmd:mesh=x:1,y:4,specs={MEGATRON}", 4)
     wanted = ss.Plan(made.plan.graph, range(4))
     SProgram.of("megatron")(wanted, 1)
@@ -97,13 +97,16 @@ TWO_DIMS = (
     "*.attn.?.weight:d0@y,d1@x;*.attn.out.weight:d0@x,d1@y;"  # [N D, M] and [M, N D]
     "*.mlp.up.weight:d0@y,d1@x;*.mlp.down.weight:d0@x,d1@y"  # [H, M] and [M, H]
 )
-"""The layout that GSPMD calls 2-D finalized: every weight is cut along both axes, and activations
-are cut by batch and width."""
+"""The layout that GSPMD calls "2-D finalized".
+
+Every weight is cut along both axes, and activations are cut by batch and width.
+"""
 
 
-def test_the_two_dim_layout_of_dense_transformers() -> None:
-    """Inside a layer, heads and hidden features are on y, and batch on x; weights are gathered
-    along x for their products, as in ZeRO, and the width along y.
+def test_two_dim_layout_of_a_dense_transformer_has_the_published_cuts() -> None:
+    """Inside a layer, y cuts heads and hidden features, and x cuts the batch.
+
+    For the products, weights are gathered along x, as in ZeRO, and the width along y.
     """
     found = completed(
         gpt(layers=1, width=1024, heads=8, sequence=256, vocabulary=512),
@@ -122,7 +125,7 @@ def test_the_two_dim_layout_of_dense_transformers() -> None:
     assert specs == {"d0@x, d2@y, *@-": 3}
 
 
-def test_the_two_dim_layout_gathers_weights_and_scatters_sums() -> None:
+def test_two_dim_layout_gathers_weights_and_reduce_scatters_sums() -> None:
     sizes = {"width": 1024, "heads": 8, "sequence": 256, "vocabulary": 512}
     one, two = (
         compiled(gpt(layers=n, **sizes), f"gspmd:mesh=x:2,y:4,specs={TWO_DIMS}", 8) for n in (1, 2)
@@ -139,8 +142,8 @@ def test_the_two_dim_layout_gathers_weights_and_scatters_sums() -> None:
     assert shares == {1 / 8}
 
 
-def test_one_spec_of_images_is_a_spatial_partition() -> None:
-    """The rows of every image are cut through all convolutions, which exchange halos."""
+def test_one_spec_of_images_cuts_all_convolutions_spatially() -> None:
+    """All convolutions are cut by rows of the image, and they exchange halos."""
     images = Case("spatial", 2, model="wide_resnet")
     graph = images.planned().graph
     cuts = {op.name: cut for op, cut in completed(graph, "x:2", {"images": "d2@x"}).cuts.items()}
@@ -158,8 +161,8 @@ def test_one_spec_of_images_is_a_spatial_partition() -> None:
         ({"u": "d0@x", "linear": "d1@y"}, "b@x, n@y"),
     ],
 )
-def test_the_rules_of_a_product(specs: dict[str, str], wanted: str) -> None:
-    """The three cases of a dot: kept by one operand, summed over, and both along two axes."""
+def test_product_is_cut_by_the_published_rules(specs: dict[str, str], wanted: str) -> None:
+    """The three cases of a dot: a loop of one operand, a contracted loop, and both on two axes."""
     builder = ss.GraphBuilder("product")
     u = builder.input("u", (8, 6), "float32")
     w = builder.parameter("w", (4, 6), "float32")

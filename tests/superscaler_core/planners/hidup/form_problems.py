@@ -46,8 +46,8 @@ def chain(seed: int) -> FormProblem:
 def chain_secs(problem: FormProblem) -> tuple[np.ndarray, np.ndarray]:
     """Overlapped and serial forward seconds of a chain, for every choice of forms.
 
-    A call whose form differs from that of the call before begins a stage; any other call belongs to
-    the stage of the call before.
+    A call begins a stage if its form differs from the form of the previous call. Any other call
+    belongs to the stage of the previous call.
     """
     forms = np.array(list(product(range(NUM_FORMS), repeat=CHAIN_LENGTH)))
     comm = np.zeros((CHAIN_LENGTH, len(forms)))
@@ -103,7 +103,7 @@ def random_problem(seed: int) -> FormProblem:
 
 
 def all_strategies(problem: FormProblem, most_calls: int | None) -> Iterator[Sequence[DuplexStage]]:
-    """The stages of every possible strategy, by the definition of a stage."""
+    """The stages of every possible strategy, enumerated from the definition of a stage."""
     num = len(problem.calls)
     for signatures in product(*(call.signatures for call in problem.calls)):
         for begins in product((False, True), repeat=num - 1):

@@ -1,4 +1,4 @@
-"""Forms of captured models: their prices, what is found, and that the plans train as one device."""
+"""Forms of captured models: prices, found strategies, and plans that train as one device."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_strategies_train_as_one_device_does(case: Duplexed, tmp_path: Path) -> None:
-    # Sums in another order, as of test_plans.
+    # Sums are in another order; the tolerance is that of test_plans.
     assert max(errors_on_threads(case, tmp_path)) < 1e-11
 
 
 @pytest.fixture(scope="module")
 def encoder() -> ss.Graph:
-    """Two layers of BERT with SGMoE, of the published width, with half of a step of 8 devices."""
+    """Two layers of BERT with SGMoE at the published width, with half of the batch of 8 devices."""
     sizes = {"preset": "bert-sgmoe", "layers": 2, "experts": 16}
     with torch.device("meta"):
         model = build("moe_encoder", **sizes)
@@ -87,7 +87,7 @@ def chosen(forms: PricedForms, strategy: FormStrategy) -> Mapping[str, str]:
     return {call.name: call.signatures[number].name for call, number in pairs}
 
 
-def test_experts_are_dealt_out_and_all_else_has_a_share_of_the_batch(encoder: ss.Graph) -> None:
+def test_experts_are_distributed_and_other_ops_are_cut_by_batch(encoder: ss.Graph) -> None:
     forms = forms_of(encoder, 8, rv.Link(5e-6, 20e9))
     strategy = found(forms)
     names = chosen(forms, strategy)
@@ -100,7 +100,7 @@ def test_experts_are_dealt_out_and_all_else_has_a_share_of_the_batch(encoder: ss
     assert "layers.1.moe.experts:einsum: e/8" in text
 
 
-def test_slow_links_cost_time_that_overlap_hides(encoder: ss.Graph) -> None:
+def test_slower_links_increase_the_predicted_wall_time(encoder: ss.Graph) -> None:
     walls = []
     for rate in (100e9, 1e9):
         forms = forms_of(encoder, 4, rv.Link(5e-6, rate))
@@ -117,7 +117,7 @@ def op_of(graph: ss.Graph, name: str) -> Op:
     return next(op for op in graph.ops if op.name == name)
 
 
-def test_published_prices_follow_their_rules(encoder: ss.Graph) -> None:
+def test_published_prices_equal_their_formulas(encoder: ss.Graph) -> None:
     prices = PublishedPrices(encoder)
     up = op_of(encoder, "layers.0.mlp.up:linear")
     by_batch = OpSplit.grid(up.sizes, range(8), [("b", 8)])
@@ -144,7 +144,7 @@ def test_published_prices_follow_their_rules(encoder: ss.Graph) -> None:
         (None, "b", None, None),  # a slice
     ],
 )
-def test_published_reforms_are_one_collective(
+def test_published_price_of_a_reform_is_that_of_one_collective(
     encoder: ss.Graph,
     src: str | None,
     dst: str | None,
@@ -161,14 +161,14 @@ def test_published_reforms_are_one_collective(
     )
 
 
-def test_a_strategy_fills_plans_of_its_graph_alone(encoder: ss.Graph) -> None:
+def test_strategy_rejects_a_plan_of_another_graph(encoder: ss.Graph) -> None:
     forms = forms_of(encoder, 2)
     other = Duplexed(sizes={"preset": "tiny-bert-sgmoe"}).planned()
     with pytest.raises(PlanError, match="the plan is of another graph"):
         forms.fill(other, found(forms))
 
 
-def test_a_search_looks_at_its_strategies() -> None:
+def test_search_with_hidup_finds_a_duplex_plan() -> None:
     preset = "tiny-bert-switch"
     found = ss.search(
         build("moe_encoder", preset),

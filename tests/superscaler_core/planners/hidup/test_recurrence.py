@@ -1,4 +1,4 @@
-"""The recurrence of two halves, on the published example and by its laws."""
+"""The recurrence of two halves: the published example and general laws."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from superscaler_core.planners.hidup import (
 )
 
 THREE = [DuplexStage(c, p, c, 2 * p) for c, p in ((0, 4), (3, 5), (6, 2))]
-"""The published example: communication and computing of three stages."""
+"""The published example: communication and computing times of three stages."""
 
 
 @pytest.mark.parametrize(
     ("backward", "overlapped", "serial"),
-    # Forward 27 of 40. Committed: 58 more, where the last stage's second half is forgotten, which
-    # is 4. Woven: 8, then 8 + 10, then 10 + 6, and 4.
+    # The forward takes 27, and 40 without overlap. A committed backward takes 58 more, without the
+    # second half of the last stage, which takes 4 and is omitted in the publication. A woven
+    # backward takes 8, then 8 + 10, then 10 + 6, and the same 4.
     [("none", 27, 40), ("committed", 85, 102), ("woven", 69, 102)],
 )
 def test_three_stages_take_the_published_time(
@@ -39,7 +40,7 @@ def test_committed_backwards_overlap_nothing() -> None:
 
 
 @pytest.mark.parametrize("backward", BACKWARDS)
-def test_overlapped_time_is_between_the_longer_of_both_and_the_serial_time(backward: str) -> None:
+def test_overlapped_time_is_at_least_each_part_and_at_most_their_sum(backward: str) -> None:
     random = Random(0)
     for _ in range(200):
         stages = [DuplexStage(*(random.randint(0, 9) for _ in range(4))) for _ in range(5)]
@@ -50,7 +51,7 @@ def test_overlapped_time_is_between_the_longer_of_both_and_the_serial_time(backw
 
 
 @pytest.mark.parametrize("backward", BACKWARDS)
-def test_a_dominated_cost_stays_no_better(backward: str) -> None:
+def test_dominated_cost_is_not_faster_after_another_stage(backward: str) -> None:
     random = Random(1)
     for _ in range(200):
         one = Duplexed(*(random.randint(0, 9) for _ in range(3)))

@@ -1,4 +1,4 @@
-"""HiDup's dynamic programme finds the optimum; with one cost in place of two it does not."""
+"""HiDup's dynamic programme finds the optimum; with one cost instead of two it does not."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ NUM_CHAINS = 2000
 
 
 def one_cost(closed: Duplexed, stage: DuplexStage) -> tuple[float, ...]:
-    """The time so far alone: not enough to tell which of two strategies ends better."""
+    """Only the time so far, which does not tell which of two strategies ends earlier."""
     return (closed.then(stage, "none").secs(),)
 
 
-def test_chains_need_two_costs() -> None:
-    """Two costs are right for all chains; one cost, and the best serial choice, are not.
+def test_dynamic_programme_needs_two_costs_to_solve_chains() -> None:
+    """Two costs find the optimum of all chains. One cost and the best serial choice do not.
 
-    Counted before with another generator: 2,000 right, 27 wrong, of which seed 18 is the first, and
-    1,187 worse. Of that generator neither the ranges of the costs nor the order of its draws is
-    written down, nor whether the first call may have to communicate, nor how ties are broken, so
-    its counts cannot be asked for here.
+    An earlier count with another generator had 2,000 optima with two costs, 27 errors with one cost
+    (the first at seed 18), and 1,187 worse serial choices. These counts cannot be repeated here,
+    because that generator is not documented. Its ranges of costs, its order of draws, its rule for
+    ties, and whether the first call may communicate are unknown.
     """
     wrong = serial_is_worse = 0
     for seed in range(NUM_CHAINS):
@@ -50,7 +50,7 @@ def test_chains_need_two_costs() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_bound_of_a_beam_loses_no_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beam_with_a_bound_keeps_the_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(seed)
     best = brute_force_secs(problem, "woven", 3, counts_last=True)
     monkeypatch.setattr("superscaler_core.planners.hidup.search.FIRST_BEAM", 1)
@@ -84,17 +84,17 @@ def test_no_strategy_takes_less_than_the_bound(backward: str, counts_last: bool)
         least = least_secs(problem, backward=backward, counts_last=counts_last)
         assert least <= best * (1 + 1e-9)
         gaps.append(least / best if best else 1.0)
-    # Much of the time: a bound of nothing would pass as well.
+    # The bound has to be near the optimum on average, as a bound of 0 would pass as well.
     assert sum(gaps) / len(gaps) > 0.4
 
 
-def test_the_bound_of_computing_alone_is_the_optimum() -> None:
+def test_bound_without_communication_equals_the_optimum() -> None:
     signatures = tuple(Signature((), ("x",), DuplexStage(0, secs, 0, 2)) for secs in (3, 1))
     problem = FormProblem((FormCall("a", (), (0,), signatures),), {})
     assert least_secs(problem) == pytest.approx(hidup(problem).secs) == 6
 
 
-def test_forms_that_nothing_reforms_are_said() -> None:
+def test_incompatible_forms_of_calls_raise_plan_error() -> None:
     writes, reads = (
         FormCall("a", (), (0,), (Signature((), ("cut",), DuplexStage()),)),
         FormCall("b", (0,), (), (Signature(("whole",), (), DuplexStage()),)),
@@ -103,13 +103,13 @@ def test_forms_that_nothing_reforms_are_said() -> None:
         hidup(FormProblem((writes, reads), {}))
 
 
-def test_a_call_reads_only_what_is_written() -> None:
+def test_call_that_reads_an_unwritten_tensor_is_rejected() -> None:
     reads = FormCall("b", (0,), (), (Signature(("whole",), (), DuplexStage()),))
     with pytest.raises(PlanError, match=r"call b: .* reads what calls before it wrote"):
         FormProblem((reads,), {})
 
 
-def test_results_have_their_forms() -> None:
+def test_required_form_of_a_result_selects_the_signature() -> None:
     signatures = tuple(
         Signature((), (form,), DuplexStage(0, secs)) for form, secs in (("x", 1), ("y", 2))
     )

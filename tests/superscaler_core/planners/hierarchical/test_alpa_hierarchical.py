@@ -46,7 +46,7 @@ BOTH = (ss.Keep.EVERYTHING, ss.Keep.BLOCK_INPUTS)
 
 @cache
 def gpt() -> ss.Graph:
-    """Four blocks; a microbatch of eight samples."""
+    """A model of four blocks, with microbatches of eight samples."""
     sizes = GPTConfig(vocabulary=512, sequence=64, layers=4, width=128, heads=4)
     with torch.device("meta"):
         tokens = torch.empty(8, 64, dtype=torch.int64)
@@ -64,7 +64,7 @@ def prices() -> tuple[StagePrices, ...]:
 # --- runs ---------------------------------------------------------------------------------------
 
 
-def test_the_run_of_all_layers_is_the_space() -> None:
+def test_space_of_all_layers_equals_the_space_of_the_model() -> None:
     runs = prices()[1].runs
     whole, numbers = runs.space(0, 4)
     space = runs.priced.space
@@ -75,7 +75,7 @@ def test_the_run_of_all_layers_is_the_space() -> None:
 
 
 @pytest.mark.parametrize("first, end", [(0, 2), (1, 3), (3, 4)])
-def test_a_run_costs_as_the_space_of_its_ops(first: int, end: int) -> None:
+def test_run_of_layers_costs_the_same_as_the_space_of_its_ops(first: int, end: int) -> None:
     runs = prices()[1].runs
     space, _ = runs.space(first, end)
     ops = [op for layer in layers_of(find_blocks(gpt()))[first:end] for op in layer]
@@ -84,19 +84,20 @@ def test_a_run_costs_as_the_space_of_its_ops(first: int, end: int) -> None:
     ).space
     some = tuple(node.num_choices - 1 for node in space.nodes)
     assert [node.count for node in space.nodes] == [node.count for node in alone.nodes]
-    # The first node of a space has the launch of its segment; a run that starts later has none.
+    # The first node of a space includes the launch time of its segment. A run that starts later
+    # has no such node.
     launches = 2 * MICROBATCHES * PROFILES["a100"].segment_secs * (first > 0)
     assert space.secs(some) + launches == pytest.approx(alone.secs(some), rel=1e-9)
 
 
-def test_runs_of_equal_blocks_are_solved_once() -> None:
+def test_runs_of_equal_blocks_have_equal_keys() -> None:
     runs = prices()[0].runs
     first, middle, other, last, two = runs.keys([(0, 1), (1, 2), (2, 3), (3, 4), (1, 3)])
     assert middle == other
     assert len({first, middle, last, two}) == 4
 
 
-def test_a_clusters_longest_run_is_as_short_as_can_be() -> None:
+def test_clusters_minimize_the_longest_run() -> None:
     secs = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
     ends = (0, *clusters_of(secs, 3))
     cuts = [(0, *inner, 7) for inner in combinations(range(1, 7), 2)]
@@ -108,7 +109,7 @@ ALL_RUNS = tuple(combinations(range(5), 2))
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_runs_solved_together_are_solved_as_alone(number: int) -> None:
+def test_joint_solution_of_runs_equals_the_solution_of_each_run(number: int) -> None:
     runs = prices()[number].runs
     together = assignments(runs, ALL_RUNS, in_flight=2)
     for run, found in zip(ALL_RUNS, together, strict=True):
@@ -120,19 +121,19 @@ def test_runs_solved_together_are_solved_as_alone(number: int) -> None:
         assert len({tuple(choices) for _, choices in found}) == len(found)
 
 
-def test_runs_that_elimination_leaves_a_core_of_are_solved_one_by_one(
+def test_runs_have_the_same_times_if_elimination_does_not_solve_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs, wanted = prices()[1].runs, ALL_RUNS[:3]
     together = [found[0][0] for found in assignments(runs, wanted, in_flight=2)]
     monkeypatch.setattr(Core, "eliminate", lambda core: None)
     alone = [found[0][0] for found in assignments(runs, wanted, in_flight=2)]
-    # HiGHS's tolerance.
+    # The tolerance is that of the solver HiGHS.
     assert alone == pytest.approx(together, rel=1e-6)
 
 
-def test_where_memory_is_short_leaner_assignments_are_found() -> None:
-    """They take longer than the fastest, and some need less."""
+def test_short_memory_adds_slower_assignments_that_need_less_memory() -> None:
+    """The other assignments are slower than the fastest one, and some need less memory."""
     mesh = prices()[1]
     ((fastest, *leaner),) = assignments(mesh.runs, [(0, 4)], in_flight=4)
     space, _ = mesh.runs.space(0, 4)
@@ -146,7 +147,7 @@ def test_where_memory_is_short_leaner_assignments_are_found() -> None:
 
 
 def least_of_all(memory_bytes: float) -> float:
-    """The least objective of all stages, meshes and ways on four devices."""
+    """The least objective of all stages, meshes and ways on four devices, by brute force."""
     best = inf
     for count in range(4):
         for inner in combinations(range(1, 4), count):
@@ -172,20 +173,20 @@ def least_of_all(memory_bytes: float) -> float:
 
 
 @pytest.mark.parametrize("mib", [1e6, 12, 10, 8, 7])
-def test_its_stages_are_the_best_of_all(mib: float) -> None:
+def test_stages_equal_the_optimum_of_brute_force(mib: float) -> None:
     least = least_of_all(mib * 2**20)
     cut = alpa_hierarchical(prices(), range(4), MICROBATCHES, mib * 2**20)
     assert cut.objective == pytest.approx(least, rel=1e-9)
 
 
-def test_no_memory_is_an_error() -> None:
+def test_too_little_memory_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="no stages on 4 devices fit in"):
         alpa_hierarchical(prices(), range(4), MICROBATCHES, 1 << 20)
 
 
 @pytest.mark.parametrize("keep", BOTH, ids=str)
-def test_a_cut_is_predicted_as_it_is_simulated(keep: ss.Keep) -> None:
-    """Alpa's objective has no transfers between stages."""
+def test_predicted_time_of_a_cut_is_near_the_simulated_time(keep: ss.Keep) -> None:
+    """The tolerance is large because Alpa's objective omits transfers between stages."""
     cut = alpa_hierarchical(prices(), range(4), MICROBATCHES, 1e12, levels=[keep])
     plan = ss.Plan(gpt(), range(4))
     cut(plan)
@@ -193,7 +194,7 @@ def test_a_cut_is_predicted_as_it_is_simulated(keep: ss.Keep) -> None:
     assert cut.objective == pytest.approx(simulate(made, "a100").secs, rel=0.2)
 
 
-def test_meshes_of_two_hosts() -> None:
+def test_two_dim_meshes_of_two_hosts_are_2x8_4x4_and_8x2() -> None:
     assert meshes_of(16, 8)[-3:] == ((2, 8), (4, 4), (8, 2))
 
 
@@ -224,10 +225,10 @@ class HierarchicalCase(Case):
     [((1,), ss.Keep.EVERYTHING), ((2,), ss.Keep.BLOCK_INPUTS), ((4,), ss.Keep.EVERYTHING)],
     ids=str,
 )
-def test_a_found_plan_trains_as_one_device(
+def test_planned_model_trains_as_one_device(
     mesh: tuple[int, ...], level: ss.Keep, tmp_path: Path
 ) -> None:
-    """Stages of one size: four, two, or one."""
+    """All stages have the same number of devices; there are four, two, or one of them."""
     case = HierarchicalCase(sizes={"layers": 4}, num_steps=2, meshes=(mesh,), levels=(level,))
     # Rounding of float64 over two steps.
     assert max(errors_on_threads(case, tmp_path)) < 1e-9
@@ -250,7 +251,7 @@ def asked(graph: ss.Graph, samples: tuple[int, ...], mib: int, recycle: int = 0)
     )
 
 
-def test_of_a_recycled_model_turns_are_in_order_and_in_the_price() -> None:
+def test_recycling_turns_are_scheduled_and_priced() -> None:
     with torch.device("meta"):
         model = build("evoformer", layers=2)
         inputs = example_inputs("evoformer", 8)
@@ -260,7 +261,7 @@ def test_of_a_recycled_model_turns_are_in_order_and_in_the_price() -> None:
     assert once.guess_secs < twice.guess_secs < 2 * once.guess_secs
 
 
-def test_a_short_look_at_a_deep_cut_is_the_whole() -> None:
+def test_estimate_of_a_deep_model_is_near_its_full_simulation() -> None:
     sizes = GPTConfig(vocabulary=512, sequence=64, layers=16, width=128, heads=4)
     with torch.device("meta"):
         tokens = torch.empty(8, 64, dtype=torch.int64)
@@ -274,7 +275,7 @@ def test_a_short_look_at_a_deep_cut_is_the_whole() -> None:
     assert short.peak_bytes == whole.peak_bytes
 
 
-def test_where_a_size_does_not_fit_larger_ones_are_not_priced() -> None:
+def test_larger_microbatches_are_not_priced_if_a_smaller_size_does_not_fit() -> None:
     priced = []
 
     def graph_of(samples: int) -> ss.Graph:
@@ -283,5 +284,6 @@ def test_where_a_size_does_not_fit_larger_ones_are_not_priced() -> None:
 
     request = replace(asked(gpt(), (2, 4, 8), 1), graph_of=graph_of)
     assert list(propose_alpa(request)) == []
-    # The size that is nearest to one sample a device, once for meshes of one axis.
+    # Only the size nearest to one sample per device is priced: once for meshes of two axes, and
+    # once for meshes of one axis.
     assert priced == [2, 2]

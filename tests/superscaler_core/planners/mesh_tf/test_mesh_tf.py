@@ -1,4 +1,4 @@
-"""Mesh-TensorFlow's layout optimizer: the answers of its tests, and brute force."""
+"""Mesh-TensorFlow's layout optimizer: the results of its published tests, and brute force."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = {"a": 10, "b": 5, "c": 20}
 
 
 def einsum(mesh: str, uncut: str = "", times: int = 1) -> LayoutProblem:
-    """``x1[a, b] x2[b, c] -> [a, c]``, so many times; the optimizer's own tests."""
+    """``x1[a, b] x2[b, c] -> [a, c]``, computed ``times`` times, as in the published tests."""
     shapes = {"x1": "ab", "x2": "bc", **{f"y{i}": "ac" for i in range(times)}}
     tensors = {
         name: MeshTensor(frozenset(dims) - {*uncut}, 4.0 * np.prod([SIZES[d] for d in dims]))
@@ -46,7 +46,7 @@ def einsum(mesh: str, uncut: str = "", times: int = 1) -> LayoutProblem:
         (einsum("m1:4,m2:2,m3:1"), "a:m2;b:m3;c:m1"),
     ],
 )
-def test_the_answers_are_those_of_the_published_optimizer(
+def test_layouts_equal_those_of_the_published_optimizer(
     problem: LayoutProblem, answer: str
 ) -> None:
     assert str(auto_mtf(problem)) == answer
@@ -77,12 +77,12 @@ def random_problem(seed: int) -> LayoutProblem:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_layout_is_the_best_of_all(seed: int) -> None:
+def test_layout_equals_the_optimum_of_brute_force(seed: int) -> None:
     problem = random_problem(seed)
     num = len(problem.sizes)
 
     def objective(layout: dict[str, str]) -> float:
-        # Bytes in units in which they are whole: all sizes are cut into at most 8 parts.
+        # 24 times the bytes is a whole number, as sizes are cut into 2, 3, 4, 6 or 8 parts.
         return (num + 1) * 24 * problem.peak_bytes(layout) - len(layout)
 
     every = product([None, *problem.mesh.sizes], repeat=num)
@@ -94,7 +94,7 @@ def test_the_layout_is_the_best_of_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_list_schedule_runs_every_op_once_behind_what_it_reads(seed: int) -> None:
+def test_list_schedule_runs_every_op_once_after_its_inputs(seed: int) -> None:
     problem = random_problem(seed)
     order = list_schedule(problem)
     assert sorted(order) == list(range(len(problem.ops)))
@@ -105,7 +105,7 @@ def test_a_list_schedule_runs_every_op_once_behind_what_it_reads(seed: int) -> N
 
 
 def test_a_list_schedule_frees_most_bytes_first() -> None:
-    """Two inputs, and for each an op that makes it small: the larger is read at once."""
+    """Each of two inputs is reduced by an op. The op that reads the larger input runs first."""
     tensors = {
         name: MeshTensor(frozenset(), size)
         for name, size in {
@@ -130,7 +130,7 @@ def test_a_list_schedule_frees_most_bytes_first() -> None:
 
 @pytest.mark.parametrize("model", ["gpt", "moe", "mlp", "wide_resnet", "mbart"])
 @pytest.mark.parametrize("mesh", ["rows:2,cols:2", "all:4"])
-def test_a_models_layout_is_a_plan_with_less_memory(model: str, mesh: str) -> None:
+def test_layout_of_a_model_reduces_memory_and_fills_a_plan(model: str, mesh: str) -> None:
     graph = Case("data_parallel", 1, model=model).planned().graph
     plan = ss.Plan(graph, range(4))
     problem = layout_problem(plan, Mesh.parse(mesh))

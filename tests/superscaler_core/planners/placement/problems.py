@@ -48,14 +48,14 @@ def random_problem(
 
 
 def events(problem: PlacementProblem, assignment: tuple[int, ...]) -> list[float]:
-    """The time at which every operation ends, by a clock and queues of devices and ports.
+    """The end time of every operation, simulated with a clock and queues of devices and ports.
 
     This shares no code with the planners' simulation. A job (an operation or a transfer) starts
     when its inputs are ready and it is first in the queues of all devices and ports that it
     occupies.
     """
     at = [assignment[group] for group in problem.group_of]
-    # For every job: the jobs that it waits for, the devices and ports it occupies, and its seconds.
+    # The value of a job: the jobs that it waits for, its devices or ports, and its seconds.
     jobs: dict[object, tuple[set[object], list[object], float]] = {}
     for number, op in enumerate(problem.operations):
         waits: set[object] = set()

@@ -1,4 +1,4 @@
-"""From a model to a placement problem, and from a placement to a plan that trains."""
+"""Placement problems of models, and plans of placements that train."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOPOLOGY = rv.Topology.hosts([[0, 1], [2, 3]], intra=rv.Link(1e-6, 8e9), inter=r
 
 
 class Branches(nn.Module):
-    """Two equal branches between two linear maps; one weight is in both."""
+    """Two equal branches between two linear maps."""
 
     def __init__(self, width: int, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ def costs_of(graph: ss.Graph) -> CostModel:
     return CostModel(graph, PROFILES["v100"], TOPOLOGY)
 
 
-def test_branches_are_groups_and_backwards_are_beside_them() -> None:
+def test_each_branch_is_a_group_that_includes_its_backward_ops() -> None:
     problem = place_graph(costs_of(captured(8, 4)), range(2))
     names = [[problem.operations[i].name for i in members] for members in problem.groups]
     firsts = ["stem:linear", "left.0:linear", "right.0:linear", "out:linear", "mse_loss"]
     assert [mine[0] for mine in names] == firsts
-    # What reads both branches is with the last of them, as no block ends between.
+    # The op that reads both branches is in the group of the last one, as no block ends in between.
     assert "add" in names[2]
     for mine in names:
         half = len(mine) // 2
@@ -82,10 +82,10 @@ def test_one_device_takes_the_sum_of_the_costs_and_holds_all_memory() -> None:
 
 
 @pytest.mark.parametrize("assignment", [(0, 0, 0, 0, 0), (0, 1, 0, 0, 0), (0, 1, 1, 0, 0)])
-def test_the_step_of_a_plan_is_that_of_the_problem_where_moves_wait_for_nothing(
+def test_simulated_step_of_a_plan_is_near_the_step_of_the_problem(
     assignment: tuple[int, ...],
 ) -> None:
-    # Biases that a product adds in its call, and calls of segments, are the difference.
+    # The tolerance covers biases that a product adds in its call, and the overhead of segments.
     graph = captured(2048, 8192)
     problem = place_graph(costs_of(graph), range(2))
     plan = ss.Plan(graph, range(2))
@@ -100,7 +100,7 @@ def train(step, model: nn.Module, parameters) -> list[float]:
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     losses = []
     for seed in range(3):
-        # Ranks are threads, which share torch's own generator.
+        # Ranks are threads, which share the global generator of torch.
         random = torch.Generator().manual_seed(seed)
         batch = torch.randn(2, 8, 6, dtype=torch.float64, generator=random)
         losses.append(float(step(*batch.unbind())))
@@ -153,7 +153,7 @@ def test_candidates_are_plans_that_compile(placer) -> None:
         assert ss.compile(plan, topology=TOPOLOGY).memory.keys() == {0, 1}
 
 
-def test_no_candidate_where_nothing_fits() -> None:
+def test_no_candidate_is_proposed_if_no_placement_fits() -> None:
     request = Request(
         lambda samples: captured(8, samples), (4,), 4, (0, 1), TOPOLOGY, PROFILES["v100"], 100
     )

@@ -1,4 +1,4 @@
-"""The policy finds the known best of small problems, with few simulated placements."""
+"""The policy finds the known optimum of small problems with few simulated placements."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ PROBLEMS = {
 def test_the_policy_is_within_two_percent_of_the_best(name: str) -> None:
     problem = PROBLEMS[name]
     best = every_placement(problem).secs
-    # Where a seed's policy stops early depends on the arithmetic of torch: three may try.
+    # Whether a seed stops too early depends on the arithmetic of torch, so up to three are tried.
     runs = (learn_placement(problem, updates=150, samples=12, seed=seed) for seed in range(3))
     found = next(run for run in runs if run.solution.secs <= 1.02 * best)
-    # A search by chance would see fewer than half of all placements.
+    # These samples are fewer than half of all placements.
     assert found.num_samples == 1800 < 2 ** len(problem.groups) / 2
-    # It learned: what it draws at the end is better than what it drew at first.
+    # The policy learned: its samples at the end are faster than those at the start.
     assert np.mean(found.mean_secs[-10:]) < 0.9 * np.mean(found.mean_secs[:10])
     assert found.best_secs[-1] == found.solution.secs
 
 
-def test_the_policy_puts_everything_on_one_device_where_messages_dominate() -> None:
+def test_policy_uses_one_device_if_messages_dominate() -> None:
     problem = rnnlm(Machine(latency_secs=0.01), steps=3, runs=3)
     found = learn_placement(problem, updates=60, samples=8)
     assert len(set(found.solution.assignment)) == 1
     assert found.solution.secs == pytest.approx(every_placement(problem).secs)
 
 
-def test_the_policy_learns_which_placements_can_be() -> None:
-    # Each device has memory for five of ten groups, so a quarter of all placements can be.
+def test_policy_learns_to_place_within_the_memory_limit() -> None:
+    # Each device has memory for five of ten groups, so a quarter of all placements fit.
     operations = [Operation(f"{i}", (1.0, 1.0), 1.0) for i in range(10)]
     problem = PlacementProblem.of(operations, [], memory_bytes=5.0)
     found = learn_placement(problem, updates=40, samples=16)
@@ -58,7 +58,7 @@ def test_the_policy_learns_which_placements_can_be() -> None:
         learn_placement(small, updates=2)
 
 
-def test_the_same_seed_learns_the_same_and_leaves_the_generator_alone() -> None:
+def test_seed_determines_the_policy_and_the_global_generator_is_unchanged() -> None:
     problem = random_problem(3)
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -68,7 +68,7 @@ def test_the_same_seed_learns_the_same_and_leaves_the_generator_alone() -> None:
     assert torch.rand(1) == expected
 
 
-def test_the_grouping_network_learns_too() -> None:
+def test_grouping_network_learns_a_placement_near_the_optimum() -> None:
     problem = PROBLEMS["nmt"]
     found = learn_placement(
         problem, updates=300, samples=16, num_groups=6, rate=0.02, valid_after=20
@@ -77,13 +77,13 @@ def test_the_grouping_network_learns_too() -> None:
     assert np.mean(found.mean_secs[-10:]) < 0.9 * np.mean(found.mean_secs[:10])
 
 
-def test_the_hierarchical_model_makes_twenty_groups_a_device_up_to_256() -> None:
+def test_default_is_twenty_groups_per_device_and_at_most_256() -> None:
     assert [default_groups(num) for num in (1, 4, 13)] == [20, 80, 256]
 
 
 @pytest.mark.parametrize("name", ["placer", "grouper"])
-def test_log_p_is_that_of_what_was_drawn(name: str) -> None:
-    # Shares of 6,000 draws agree with p, and the probabilities of all placements add up to 1.
+def test_log_probability_agrees_with_the_frequency_of_samples(name: str) -> None:
+    # The shares of 6,000 samples agree with p, and the probabilities of all placements add up to 1.
     torch.manual_seed(0)
     rows = torch.rand(3, 2)
     with torch.no_grad():
@@ -96,10 +96,10 @@ def test_log_p_is_that_of_what_was_drawn(name: str) -> None:
     assert sum(probability.values()) == pytest.approx(1.0, abs=1e-5)
     for placement, p in probability.items():
         share = (drawn == torch.tensor(placement)).all(dim=1).double().mean()
-        # Five standard deviations of a share of 6,000.
+        # Five standard deviations of a share of 6,000 samples.
         assert float(share) == pytest.approx(p, abs=0.03)
 
 
-def test_a_group_that_runs_on_one_device_alone_is_put_there() -> None:
+def test_group_that_can_run_on_one_device_only_is_placed_there() -> None:
     problem = PlacementProblem.of([Operation("a", (inf, 1.0)), Operation("b", (1.0, inf))], [])
     assert learn_placement(problem, updates=10, samples=8).solution.assignment == (1, 0)

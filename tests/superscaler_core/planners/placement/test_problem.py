@@ -1,4 +1,4 @@
-"""The placement problem: its time is that of events, and no placement is below the bounds."""
+"""The placement problem: times equal an event simulation, and no placement beats the bounds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def placements(problem: PlacementProblem) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_the_simulation_is_that_of_events(seed: int) -> None:
+def test_end_times_equal_those_of_an_event_simulation(seed: int) -> None:
     problem = random_problem(seed, most=6)
     some = placements(problem)[:: 1 + seed % 7]
     assert problem.ends(some).tolist() == [events(problem, each) for each in some]
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_placement_is_below_a_bound(seed: int) -> None:
+def test_no_placement_is_faster_than_the_lower_bounds(seed: int) -> None:
     problem = random_problem(seed, has_memory=False)
     some = np.array(placements(problem))
     secs = problem.ends(some).max(axis=1)
@@ -43,7 +43,7 @@ def test_no_placement_is_below_a_bound(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_messages_that_take_no_time_leave_the_work_alone(seed: int) -> None:
+def test_instant_messages_add_no_time(seed: int) -> None:
     problem = random_problem(seed, has_memory=False)
     alone = PlacementProblem.of(problem.operations, problem.results)
     everything = [[device] * len(problem.groups) for device in range(problem.num_devices)]
@@ -51,8 +51,8 @@ def test_messages_that_take_no_time_leave_the_work_alone(seed: int) -> None:
     assert np.all(alone.secs(placements(problem)) <= problem.ends(placements(problem)).max(axis=1))
 
 
-def test_two_messages_of_one_sender_wait_for_each_other() -> None:
-    # a sends to b and c, on a device each, 2 s a message: c starts behind both.
+def test_messages_of_one_sender_are_sent_one_after_the_other() -> None:
+    # a sends to b and c on two other devices, 2 s per message. c starts after both messages.
     operations = [Operation(name, (1.0,) * 3) for name in "abc"]
     results = [OperationResult(0, (1,), 2.0), OperationResult(0, (2,), 2.0)]
     problem = PlacementProblem.of(operations, results, bytes_per_sec=1.0)
@@ -71,7 +71,7 @@ def test_a_device_sends_while_it_computes() -> None:
     assert problem.ends([(0, 0, 1)]).tolist() == [[3.0, 6.0, 8.0]]
 
 
-def test_a_backward_is_beside_its_forward_and_sends_the_gradient_back() -> None:
+def test_backward_is_placed_with_its_forward_and_sends_the_gradient() -> None:
     forward = [Operation("a", (1.0, 1.0)), Operation("b", (1.0, 1.0))]
     made = with_backward(forward, [OperationResult(0, (1,), 3.0)], [(2.0, 2.0)] * 2)
     problem = PlacementProblem.of(*made, bytes_per_sec=1.0)
@@ -80,14 +80,14 @@ def test_a_backward_is_beside_its_forward_and_sends_the_gradient_back() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_best_of_all_is_the_least_that_fits(seed: int) -> None:
+def test_exhaustive_search_finds_the_fastest_placement_that_fits(seed: int) -> None:
     problem = random_problem(seed, has_memory=True)
     found = every_placement(problem)
     assert found.secs == found.bound_secs == problem.secs(placements(problem)).min()
     assert problem.fits(found.assignment)
 
 
-def test_a_problem_says_what_is_wrong_with_it() -> None:
+def test_invalid_problems_raise_plan_error() -> None:
     pair = Operation("a", (1.0, 1.0)), Operation("b", (1.0,))
     with pytest.raises(PlanError, match=r"each has 2 times; wrong: \['b'\]"):
         PlacementProblem.of(pair, [])

@@ -1,4 +1,4 @@
-"""Resized graphs: those of two sizes give the others, where only sizes differ."""
+"""Resized graphs: two captured batch sizes give the graphs of the others, if only sizes differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from superscaler_core.plans import PLANS
 from superscaler_core.simulator import PROFILES
 
 EVEN = ("gpt", "mbart", "swin", "evoformer")
-"""Models whose sizes grow evenly with the batch."""
+"""Models whose sizes grow linearly with the batch."""
 
 
 @cache
@@ -29,7 +29,9 @@ def captured(model: str, samples: int) -> ss.Graph:
 
 @pytest.mark.parametrize("samples", [3, 12])
 @pytest.mark.parametrize("model", EVEN)
-def test_two_sizes_give_the_graph_of_any_other(model: str, samples: int) -> None:
+def test_graphs_of_two_batch_sizes_give_the_graph_of_any_other_size(
+    model: str, samples: int
+) -> None:
     made = resized(captured(model, 2), captured(model, 4), (2, 4), samples)
     assert made is not None
     assert is_same(made, captured(model, samples))
@@ -37,7 +39,7 @@ def test_two_sizes_give_the_graph_of_any_other(model: str, samples: int) -> None
 
 
 def test_models_that_differ_are_not_resized() -> None:
-    # Its loss is divided by a number that is in the call.
+    # The loss of mlp is divided by a number in the code of the op, which depends on the batch.
     assert resized(captured("mlp", 2), captured("mlp", 4), (2, 4), 8) is None
     gpt = captured("gpt", 2)
     assert resized(gpt, captured("mbart", 4), (2, 4), 8) is None
@@ -45,15 +47,15 @@ def test_models_that_differ_are_not_resized() -> None:
     assert resized(gpt, other, (2, 4), 8) is None
 
 
-def test_sizes_that_are_no_whole_numbers_are_not_made() -> None:
-    # Half a sample, and less than none.
+def test_fractional_or_negative_sizes_are_not_resized() -> None:
+    # The last two calls give half a sample and a negative number of samples.
     assert resized(captured("gpt", 2), captured("gpt", 4), (4, 8), 6) is not None
     assert resized(captured("gpt", 2), captured("gpt", 4), (4, 8), 5) is None
     assert resized(captured("gpt", 2), captured("gpt", 4), (3, 4), 2) is None
 
 
 class Rounded:
-    """Captures a model, and for size 8 one of far more samples: what other sizes do not tell."""
+    """Captures a model; size 8 has far more samples than a resized graph can predict."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -63,7 +65,7 @@ class Rounded:
         return captured("gpt", samples if samples < 8 else 64 * samples)
 
 
-def test_two_sizes_are_captured_and_that_of_one_sample() -> None:
+def test_only_one_sample_and_two_more_sizes_are_captured() -> None:
     capture = Rounded()
     graphs = Resizing(capture, (1, 2, 4, 8))
     assert [graphs(n).inputs[0].shape[0] for n in (1, 2, 4, 8, 8)] == [1, 2, 4, 8, 8]
@@ -71,7 +73,7 @@ def test_two_sizes_are_captured_and_that_of_one_sample() -> None:
     assert pickle.loads(pickle.dumps(graphs))(2).name == graphs(2).name
 
 
-def test_what_is_found_was_looked_at_as_captured() -> None:
+def test_best_plan_is_evaluated_on_the_captured_graph() -> None:
     capture = Rounded()
     graphs = Resizing(capture, (1, 2, 4, 8))
     request = Request(
@@ -84,7 +86,7 @@ def test_what_is_found_was_looked_at_as_captured() -> None:
 
     small = search_request(request, lambda _: propose(request)[:1])
     limited = replace(request, memory_bytes=2 * small.peak_bytes)
-    # By its resized graph, the one large microbatch fits, and is the faster.
+    # With the resized graph, the one large microbatch fits and is faster.
     assert search_request(replace(limited, captured=None), propose).name == "8"
     found = search_request(limited, propose)
     assert (found.name, found.secs) == ("4", small.secs)

@@ -1,4 +1,4 @@
-"""Laws of searches: what fits, what is best, what runs, and what a budget does."""
+"""Laws of searches: memory limits, optimality, training, estimates and time budgets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.superscaler_core.training import Case, errors_on_threads
 BATCH = 8
 
 ENDS_BY_ITSELF = 600.0
-"""A budget that these searches do not need, also on a machine that does much else."""
+"""A budget that these searches never use up, also on a busy machine."""
 
 SMALL = {
     "gpt": {"sequence": 16},
@@ -46,7 +46,7 @@ SMALL = {
     "mbart": {},
     "evoformer": {},
 }
-"""Sizes beside those of ``tiny``."""
+"""Sizes that replace those of the preset ``tiny``."""
 
 
 @cache
@@ -64,7 +64,7 @@ class GraphOf:
 
 
 def request(model: str = "mlp", num: int = 2, *, memory_bytes: int = 1 << 34) -> Request:
-    """The same request for everything that is tried here, on slow links."""
+    """The request of all tests here, on slow links."""
     topology = rv.Topology.single_host(num, 5e-6, 20e9)
     devices, samples = tuple(range(num)), (1, 2, 4, 8)
     return Request(
@@ -73,7 +73,7 @@ def request(model: str = "mlp", num: int = 2, *, memory_bytes: int = 1 << 34) ->
 
 
 def every_setting(asked: Request) -> set[Setting]:
-    """All settings that moves and savings lead to from the layouts of the devices."""
+    """All settings that moves and savings reach from the layouts of the devices."""
     space = Options(asked, Traits(asked.graph_of(asked.samples[0])))
     found, left = set(), list(space.roots())
     while left:
@@ -87,16 +87,16 @@ def every_setting(asked: Request) -> set[Setting]:
 
 @pytest.fixture
 def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the moves that have most values, a search looks at all settings in a second."""
+    """Remove the moves with the most values, so that a search sees all settings in a second."""
     many = options._in_fewer_parts, options._kept
     few = [move for move in options.MOVES if move not in many]
     monkeypatch.setattr(options, "MOVES", few)
 
 
-def test_the_best_is_the_best_of_all_settings_that_fit(few_moves: None) -> None:
-    """Bounds, estimates and changes without effect lose nothing, whether memory is short or not.
+def test_best_plan_equals_the_best_of_all_settings_that_fit(few_moves: None) -> None:
+    """Bounds, estimates and changes without effect lose no optimum, with any amount of memory.
 
-    What is skipped because it seems not to fit is found again from what does.
+    A setting that is skipped because it seems not to fit is reached again from one that fits.
     """
     asked = replace(request("mlp"), samples=(4,))
     every = [
@@ -113,7 +113,7 @@ def test_the_best_is_the_best_of_all_settings_that_fit(few_moves: None) -> None:
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-def test_no_plan_needs_more_memory_than_there_is(name: str) -> None:
+def test_best_plan_fits_in_the_memory_limit(name: str) -> None:
     free = search_request(request("gpt"), PLANNERS[name], max_tried=6)
     limit = int(0.9 * free.peak_bytes)
     found = search_request(request("gpt", memory_bytes=limit), PLANNERS[name], max_tried=12)
@@ -123,13 +123,13 @@ def test_no_plan_needs_more_memory_than_there_is(name: str) -> None:
     assert all(t.peak_bytes > limit for t in found.tried if t.lacks_memory)
 
 
-def test_memory_that_nothing_fits_in_is_said() -> None:
+def test_memory_limit_without_a_fitting_plan_raises_plan_error() -> None:
     with pytest.raises(ss.PlanError, match=r"no plan was found for 2 devices: .* the smallest nee"):
         search_request(request(memory_bytes=1000), auto, max_tried=20)
 
 
 @pytest.mark.parametrize("model", ["gpt", "moe", "mlp"])
-def test_a_found_plan_trains_as_one_device_does(model: str, tmp_path: Path) -> None:
+def test_best_plan_trains_as_one_device(model: str, tmp_path: Path) -> None:
     case = Case("data_parallel", 4, model=model, sizes=SMALL[model])
     example = case.inputs(0, 2)
     found = ss.search(
@@ -140,7 +140,7 @@ def test_a_found_plan_trains_as_one_device_does(model: str, tmp_path: Path) -> N
 
 
 class FoundCase:
-    """A training by a plan that was found."""
+    """A training case that runs the plan found by a search."""
 
     def __init__(self, found: ss.Found, case: Case) -> None:
         self._found, self._case = found, replace(case, batch=found.best.candidate.samples)
@@ -152,12 +152,12 @@ class FoundCase:
         return self._found.compiled
 
 
-def test_the_same_numbers_find_the_same_plan() -> None:
+def test_search_is_deterministic() -> None:
     names = [search_request(request("gpt"), auto, max_tried=15).name for _ in range(2)]
     assert names[0] == names[1]
 
 
-def test_a_search_that_is_stopped_has_the_best_so_far() -> None:
+def test_interrupted_search_returns_the_best_plan_so_far() -> None:
     def stop(num: int, waiting: int, best: Trial | None) -> None:
         if num == 5:
             raise KeyboardInterrupt
@@ -175,7 +175,7 @@ def test_a_budget_ends_a_search() -> None:
     assert "not looked at" in str(found)
 
 
-def test_two_processes_find_what_one_finds(few_moves: None) -> None:
+def test_two_processes_find_the_same_optimum_as_one(few_moves: None) -> None:
     asked = replace(request(), samples=(4,))
     one, two = (search_request(asked, auto, num_processes=n) for n in (1, 2))
     assert one.secs == two.secs
@@ -183,7 +183,7 @@ def test_two_processes_find_what_one_finds(few_moves: None) -> None:
 
 
 class Growing:
-    """Three candidates, of which each waits for what came of the one before it."""
+    """Three candidates; each is proposed after the trial of the one before it."""
 
     def __init__(self) -> None:
         self.waiting, self.seen = [1], list[int]()
@@ -205,29 +205,30 @@ class Growing:
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_planner_that_has_more_after_a_trial_is_asked_again(num_processes: int) -> None:
+def test_planner_is_asked_again_if_a_trial_adds_candidates(num_processes: int) -> None:
     planner = Growing()
     found = search_request(request(), lambda _: planner, num_processes=num_processes)
     assert planner.seen == [1, 2, 3]
     assert found.num_left == 0
 
 
-def test_what_a_planner_still_has_counts_as_left() -> None:
+def test_unproposed_candidates_of_a_planner_count_as_left() -> None:
     found = search_request(request(), lambda _: Growing(), max_tried=2)
     assert (len(found.tried), found.num_left) == (2, 1)
 
 
-def test_an_estimate_is_near_the_whole_step() -> None:
+def test_estimate_of_a_pipeline_is_near_the_full_simulation() -> None:
     asked = replace(request("gpt"), batch=64, samples=(1,))
     (candidate, *_) = [c for c in auto(asked) if "pp=2" in c.name]
     short, whole = (evaluate(asked, candidate, how) for how in (candidate.look, WHOLE))
     assert short.is_estimate
     assert not whole.is_estimate
-    # The pace of a full pipeline is that of its slowest stage, and its ends differ a little.
+    # The estimate uses the rate of a full pipeline, which is that of its slowest stage. The start
+    # and the end of the pipeline differ a little.
     assert short.secs == pytest.approx(whole.secs, rel=0.01)
 
 
-def test_a_plan_of_another_batch_is_refused() -> None:
+def test_plan_with_another_number_of_microbatches_is_rejected() -> None:
     def half(plan: ss.Plan) -> None:
         for op in plan.graph.ops:
             plan.op_assign(op, 0)
@@ -237,26 +238,26 @@ def test_a_plan_of_another_batch_is_refused() -> None:
         compiled(request(), 1, half)
 
 
-def test_the_table_is_no_wider_than_a_terminal() -> None:
+def test_table_fits_in_100_columns_and_decisions_parse_back() -> None:
     found = search_request(request("gpt"), auto, max_tried=25)
     assert max(map(len, str(found).splitlines())) <= 100
     assert found.decisions == ss.Decisions.parse(str(found.decisions))
 
 
-def test_a_search_is_a_picture(tmp_path: Path) -> None:
+def test_search_is_drawn_to_a_png_file(tmp_path: Path) -> None:
     found = search_request(request("gpt", memory_bytes=1 << 20), auto, max_tried=25)
     found.draw(tmp_path / "found.png")
     assert (tmp_path / "found.png").read_bytes()[1:4] == b"PNG"
 
 
-def test_a_planner_that_does_not_exist_is_named() -> None:
+def test_unknown_planner_raises_plan_error_with_a_suggestion() -> None:
     with pytest.raises(ss.PlanError, match=r"no planner 'alpha'.* Is it alpa"):
         ss.search(graph("mlp", 2), topology=rv.Topology.single_host(2, 1e-6, 1e9), batch=8,
                   planner="alpha")  # fmt: skip
 
 
 @pytest.mark.parametrize("model", ["moe", "wide_resnet"])
-def test_bounds_are_below_what_they_bound(model: str) -> None:
+def test_bounds_of_time_and_memory_are_not_above_the_trial(model: str) -> None:
     found = search_request(request(model), auto, max_tried=10)
     for trial in found.tried:
         assert trial.candidate.bound_secs <= trial.secs
@@ -264,19 +265,19 @@ def test_bounds_are_below_what_they_bound(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["mlp", "wide_resnet"])
-def test_a_setting_has_a_text(model: str, few_moves: None) -> None:
+def test_setting_parses_back_from_its_text(model: str, few_moves: None) -> None:
     for setting in every_setting(replace(request(model), samples=(8,))):
         assert Setting.parse(str(setting)) == setting
 
 
-def test_a_text_that_is_no_setting_is_refused() -> None:
+def test_invalid_text_of_a_setting_is_rejected() -> None:
     with pytest.raises(ss.PlanError, match="expected FAMILY NAME=VALUE"):
         Setting.parse("hybrid dp=2 width=3")
 
 
 @cache
 def deep_graph(samples: int) -> ss.Graph:
-    """Of as many blocks as orders with two stages a worker need."""
+    """A graph with enough blocks for schedules with two stages per worker."""
     sizes = {"sequence": 16, "layers": 4}
     return ss.capture(build("gpt", **sizes), example_inputs("gpt", samples, **sizes))
 
@@ -295,7 +296,7 @@ ORDERS = ("zero-bubble", "zero-bubble-h2", "zero-bubble-v", "chimera", "dualpipe
         *(f"pp=2 schedule={name}" for name in ORDERS),
     ],
 )
-def test_few_microbatches_show_the_pace_of_many(words: str) -> None:
+def test_estimate_from_few_microbatches_is_near_the_full_simulation(words: str) -> None:
     asked = replace(request("gpt"), batch=64, graph_of=deep_graph)
     setting = Setting.parse(f"hybrid {words}")
     how = Filling(setting, asked.profile, 0, 64 // setting.microbatch)
@@ -305,8 +306,8 @@ def test_few_microbatches_show_the_pace_of_many(words: str) -> None:
     assert estimate.secs == pytest.approx(whole.secs, rel=0.02)
 
 
-def test_a_budget_has_time_for_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full looks take long, small ones do not; all of them together end in time."""
+def test_time_budget_includes_the_final_full_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full looks take long and small looks do not; the search ends within its budget."""
     now = 0.0
 
     def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
@@ -332,23 +333,23 @@ def test_a_budget_has_time_for_the_last_look(monkeypatch: pytest.MonkeyPatch) ->
 
 @dataclass(frozen=True)
 class Doubled:
-    """Graphs of twice as many samples: what resized graphs do not tell."""
+    """Graphs of twice as many samples, so that captured graphs differ from resized graphs."""
 
     def __call__(self, samples: int) -> ss.Graph:
         return graph("mlp", 2 * samples)
 
 
-def test_what_was_found_is_looked_at_as_captured_by_a_worker(
+def test_worker_evaluates_the_best_plan_on_the_captured_graph(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker has looked at plans of the model before, so it is faster at one more than we are."""
+    """A worker that has looked at plans of the model before is faster than the main process."""
 
     def here(*_: object) -> Trial:
         raise AssertionError("looked at in this process")
 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", here)
     asked = replace(request("mlp", 2), captured=Doubled())
-    # It ends by itself, so that no worker is busy in the end.
+    # The search ends without a limit, so that no worker is busy at the end.
     given = [Candidate(f"{n}", n, PLANS["data_parallel"]) for n in (2, 4, 8)]
     found = search_request(asked, lambda _: given, num_processes=2)
     assert found.plan.graph is graph("mlp", 2 * found.best.candidate.samples)
@@ -356,10 +357,10 @@ def test_what_was_found_is_looked_at_as_captured_by_a_worker(
 
 
 @pytest.mark.parametrize("look_secs", [0.0, 30.0])
-def test_what_is_a_little_faster_is_looked_at_in_full_in_the_end(
+def test_slightly_faster_candidate_is_fully_simulated_only_at_the_end(
     monkeypatch: pytest.MonkeyPatch, look_secs: float
 ) -> None:
-    """Also where looks seem to take long, if trials are counted."""
+    """This also holds if looks take long and ``max_tried`` is given."""
 
     def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
         estimate = how is not WHOLE

@@ -1,4 +1,4 @@
-"""Shortened graphs: those of fewer blocks, and what they tell of the whole model."""
+"""Shortened graphs: graphs with fewer blocks, and estimates of the whole model from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def captured(model: str, **sizes: Any) -> ss.Graph:
 
 
 def computed(graph: ss.Graph) -> list[Any]:
-    """A graph without names: what every op computes, and which tensors it reads and writes."""
+    """A graph without names: the form of every op, and the numbers of its inputs and outputs."""
     numbers: dict[str, int] = {}
 
     def number(tensors: Any) -> list[int]:
@@ -46,11 +46,11 @@ DEEP: list[tuple[str, dict[str, Any], dict[str, Any], list[int]]] = [
     ("swin", {"depths": (7, 1)}, {"depths": (3, 1)}, [2, 3, 4, 5]),
     ("evoformer", {"layers": 3}, {"layers": 2}, [1]),
 ]
-"""A model with many blocks and with fewer, and what to remove."""
+"""A model, its sizes with many and with fewer blocks, and the numbers of the blocks to remove."""
 
 
 @pytest.mark.parametrize(("model", "deep", "shallow", "removed"), DEEP)
-def test_a_shortened_graph_is_that_of_a_model_with_fewer_layers(
+def test_shortened_graph_equals_the_graph_of_a_model_with_fewer_layers(
     model: str, deep: dict[str, Any], shallow: dict[str, Any], removed: list[int]
 ) -> None:
     short = shortened(captured(model, **deep), removed)
@@ -61,15 +61,15 @@ def test_a_shortened_graph_is_that_of_a_model_with_fewer_layers(
 @pytest.mark.parametrize(
     ("model", "deep", "removed"),
     [
-        ("gpt", {"layers": 5}, [0]),  # reads the embedding, and nothing before it is like it
-        ("gpt", {"layers": 5}, [5]),  # there is none
+        ("gpt", {"layers": 5}, [0]),  # the first block; no block is before it
+        ("gpt", {"layers": 5}, [5]),  # no such block
         ("mbart", {"layers": 4}, [3]),  # the encoder's last, with the norm behind it
         ("swin", {"depths": (7, 1)}, [3]),  # every second block shifts its windows
         ("moe", {"layers": 4}, [3]),  # every second block has experts
         ("mlp", {}, [1]),
     ],
 )
-def test_blocks_that_are_like_none_before_them_are_not_removed(
+def test_blocks_that_differ_from_all_before_them_are_not_removed(
     model: str, deep: dict[str, Any], removed: list[int]
 ) -> None:
     assert shortened(captured(model, **deep), removed) is None
@@ -79,7 +79,7 @@ def test_blocks_that_are_like_none_before_them_are_not_removed(
     ("sizes", "shorter", "longer"),
     [((24,), (3,), (4,)), ((12, 12), (3, 3), (4, 4)), ((13, 11), (5, 3), (6, 4))],
 )
-def test_every_stage_loses_as_many_blocks(
+def test_every_stage_is_shortened_by_the_same_number_of_blocks(
     sizes: tuple[int, ...], shorter: tuple[int, ...], longer: tuple[int, ...]
 ) -> None:
     short = repeats_of(captured("gpt", layers=24)).short(sizes)
@@ -88,14 +88,14 @@ def test_every_stage_loses_as_many_blocks(
     assert short.at_whole(*(size[0] for size in short.sizes)) == sizes[0]
 
 
-def test_a_model_that_is_not_deep_is_not_shortened() -> None:
-    # Two blocks a stage leave nothing to extrapolate from, and two graphs of three and four blocks
-    # a stage are nearly as large as one of seven.
+def test_shallow_model_is_not_shortened() -> None:
+    # Two blocks per stage are too few to extrapolate from. Two graphs with three and four blocks
+    # per stage are together as large as one graph with seven.
     for num, stages in ((12, 6), (14, 2)):
         assert repeats_of(captured("gpt", layers=num)).short(even(num, stages)) is None
 
 
-def test_a_figure_that_does_not_grow_with_the_blocks_is_not_extrapolated() -> None:
+def test_figure_that_falls_with_more_blocks_is_not_extrapolated() -> None:
     short = repeats_of(captured("gpt", layers=24)).short((24,))
     assert short is not None
     with pytest.raises(NotEvenError):
@@ -107,23 +107,23 @@ ALONE = ["dp=2 zero=1", "tp=2 vocabulary", "dp=2 zero=3 prefetch=1 reductions", 
 
 @pytest.mark.parametrize("words", ALONE)
 @pytest.mark.parametrize("model", ["gpt", "moe"])
-def test_short_looks_tell_the_step_of_the_whole_model(model: str, words: str) -> None:
+def test_estimate_from_fewer_blocks_equals_the_step_of_the_model(model: str, words: str) -> None:
     short, whole = looks(model, words)
     assert (short.is_estimate, whole.is_estimate) == (True, False)
-    # The simulator counts in whole ticks of a picosecond, for each op.
+    # The simulator rounds the time of each op to whole picoseconds.
     assert short.secs == pytest.approx(whole.secs, rel=1e-6)
 
 
 @pytest.mark.parametrize("words", ["pp=2", "pp=2 keep=block_inputs", "pp=2 schedule=chimera"])
-def test_short_looks_tell_the_step_of_a_pipeline(words: str) -> None:
+def test_estimate_from_fewer_blocks_is_near_the_step_of_a_pipeline(words: str) -> None:
     short, whole = looks("gpt", words)
-    # The stage that takes longest is another one in a short model, where it is at all.
+    # The slowest stage of the short model may be another one.
     assert short.secs == pytest.approx(whole.secs, rel=0.01)
     assert short.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.01)
 
 
 def looks(model: str, words: str) -> tuple[Any, Any]:
-    """What a look at fewer blocks sees, and one at all."""
+    """The trials of a look at fewer blocks and of a look at all blocks."""
     graph = captured(model, layers=24 if model == "moe" else 12, sequence=16)
     asked = Request(
         lambda samples: graph, (2,), 8, (0, 1), rv.Topology.single_host(2, 5e-6, 20e9),

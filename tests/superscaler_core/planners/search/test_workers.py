@@ -1,4 +1,4 @@
-"""Laws of workers: every candidate is looked at, and no process outlives a search."""
+"""Laws of workers: every candidate is evaluated, and no process outlives a search."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def workers() -> Iterator[Workers]:
     assert not multiprocessing.active_children()
 
 
-def test_what_a_worker_sees_is_what_is_seen_here(workers: Workers) -> None:
+def test_worker_returns_the_same_trial_as_this_process(workers: Workers) -> None:
     asked = candidate(PLANS["data_parallel"])
     workers.begin(asked, WHOLE)
     here, away = evaluate(request(), asked), workers.wait(60)
@@ -55,30 +55,30 @@ def test_what_a_worker_sees_is_what_is_seen_here(workers: Workers) -> None:
     assert (away.candidate, away.secs, away.peak_bytes) == (asked, here.secs, here.peak_bytes)
 
 
-def test_a_candidate_whose_worker_dies_is_looked_at_here(workers: Workers) -> None:
+def test_candidate_of_a_dead_worker_is_evaluated_in_this_process(workers: Workers) -> None:
     workers.begin(candidate(dies_when_away), WHOLE)
     found = workers.wait(60)
     assert found is not None
     assert found.fits
-    # One worker is left.
+    # One worker is left, so one candidate occupies all workers.
     workers.begin(candidate(PLANS["data_parallel"]), WHOLE)
     assert not workers.has_room
 
 
-def test_a_candidate_that_cannot_be_sent_is_looked_at_here(workers: Workers) -> None:
+def test_candidate_that_cannot_be_pickled_is_evaluated_in_this_process(workers: Workers) -> None:
     seen = []
     workers.begin(candidate(lambda plan: seen.append(is_away())), WHOLE)
     workers.wait(60)
     assert seen == [False]
 
 
-def test_nobody_waits_for_a_worker_longer_than_asked(workers: Workers) -> None:
+def test_wait_returns_none_after_its_timeout(workers: Workers) -> None:
     workers.begin(candidate(sleeps_when_away), WHOLE)
     assert workers.wait(0.1) is None
-    # The fixture ends the worker, and fails if it is left.
+    # The fixture ends the worker, and fails if the process is still alive.
 
 
-def test_a_fault_of_this_package_is_raised_with_its_place(workers: Workers) -> None:
+def test_unexpected_exception_in_a_worker_is_raised_with_its_traceback(workers: Workers) -> None:
     workers.begin(candidate(is_at_fault), WHOLE)
     with pytest.raises(ZeroDivisionError, match="of this package") as raised:
         workers.wait(60)

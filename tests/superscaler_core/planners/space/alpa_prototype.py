@@ -35,19 +35,19 @@ class Mesh:
         return int(1 + self.beta[axis] * factor * (size - 1) / size * num_bytes) + penalty
 
     def all_gather(self, num_bytes: float, axis: int) -> float:
-        """The cost of an all-gather; ``num_bytes`` are those of the whole tensor."""
+        """The cost of an all-gather; ``num_bytes`` is the size of the whole tensor."""
         return self._cost(axis, 1.0, num_bytes, 0.1)
 
     def all_reduce(self, num_bytes: float, axis: int) -> float:
-        """The cost of an all-reduce; ``num_bytes`` are those that each device holds."""
+        """The cost of an all-reduce; ``num_bytes`` is the size of the tensor on each device."""
         return self._cost(axis, 2.0, num_bytes, 0.01)
 
     def all_to_all(self, num_bytes: float, axis: int) -> float:
-        """The cost of an all-to-all; ``num_bytes`` are those of the whole tensor."""
+        """The cost of an all-to-all; ``num_bytes`` is the size of the whole tensor."""
         return self._cost(axis, 1.5 / self.sizes[axis], num_bytes, 0.001)
 
     def spec(self, num_dims: int, axes: dict[int, int]) -> Spec:
-        """The spec in which ``axes`` split dims; axes of one device split nothing."""
+        """The spec of a tensor, from ``{dim: axis}``; axes of one device split no dim."""
         splits = (axes.get(dim) for dim in range(num_dims))
         return tuple(None if axis is None or self.sizes[axis] == 1 else axis for axis in splits)
 
@@ -148,8 +148,8 @@ class Prototype:
             for axes in permutations((0, 1)):
                 axis_of = dict(zip(loops, axes, strict=True))
                 summed = axis_of.get("sum")
-                # An axis of one device sums nothing. If the mesh is a line, the ways ("left",
-                # "sum") already contain this sum.
+                # A sum along an axis of one device is no split. If the mesh is a line, the ways
+                # ("left", "sum") already contain this sum.
                 is_line = 1 in mesh.sizes and loops[0] == "sum"
                 if summed is not None and (mesh.sizes[summed] == 1 or is_line):
                     continue

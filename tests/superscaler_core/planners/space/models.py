@@ -39,7 +39,7 @@ class OneBlock(nn.Module):
 
 
 def mlp_on_paper(batch: int, width: int, hidden: int) -> ss.Graph:
-    """The graph of an MLP of two linear maps in half precision, without memory for values."""
+    """The graph of an MLP of two linear maps in half precision, captured on the meta device."""
     sizes = MLPConfig(inputs=width, hidden=hidden, outputs=width, layers=2)
     with torch.device("meta"):
         model, x = MLPModel(sizes).half(), torch.empty(batch, width, dtype=torch.float16)
@@ -47,7 +47,7 @@ def mlp_on_paper(batch: int, width: int, hidden: int) -> ss.Graph:
 
 
 def block_on_paper(batch: int, tokens: int, width: int, heads: int) -> ss.Graph:
-    """The graph of one transformer block in half precision, without memory for values."""
+    """The graph of one transformer block in half precision, captured on the meta device."""
     with torch.device("meta"):
         x = torch.empty(batch, tokens, width, dtype=torch.float16)
         return ss.capture(OneBlock(width, heads).half(), (x,))

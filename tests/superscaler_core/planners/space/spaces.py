@@ -15,14 +15,14 @@ def random_space(
     has_memory: bool = False,
     excluded: float = 0.0,
 ) -> Space:
-    """A random space of whole numbers, so that sums are exact.
+    """A random space whose costs are whole numbers, so that sums are exact.
 
     Args:
         seed: seed of the random numbers.
         most_nodes, most_choices: largest number of nodes, and of choices per node.
-        has_memory: whether memory is limited, to the memory of the first choices.
+        has_memory: whether memory is limited to the memory of the first choices of all nodes.
         excluded: share of the pairs of choices that exclude each other; choices with equal numbers
-            never do.
+            never exclude each other.
     """
     random = np.random.default_rng(seed)
     num = int(random.integers(2, most_nodes + 1))

@@ -1,4 +1,4 @@
-"""Alpa's intra-op planner: its published objectives, and brute force."""
+"""Alpa's intra-op planner: comparison with published objectives and with brute force."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.superscaler_core.planners.space.spaces import random_space
 @pytest.mark.parametrize("has_memory", [False, True], ids=["any memory", "limited memory"])
 @pytest.mark.parametrize("excluded", [0.0, 0.2, 0.5], ids="excluded {}".format)
 @pytest.mark.parametrize("first", range(0, 50, 10), ids="seeds from {}".format)
-def test_it_is_the_best_of_all_assignments(first: int, excluded: float, has_memory: bool) -> None:
-    """300 spaces in all."""
+def test_solution_equals_brute_force(first: int, excluded: float, has_memory: bool) -> None:
+    """All parameters together are 300 spaces."""
     for seed in range(first, first + 10):
         space = random_space(seed, excluded=excluded, has_memory=has_memory)
         found = alpa_intra(space)
         assert found.secs == brute_force(space).secs == space.secs(found.assignment)
         assert space.fits(found.assignment)
-        # HiGHS stops at 1e-6 of a cost.
+        # HiGHS stops at a relative gap of 1e-6.
         assert found.bound_secs == pytest.approx(found.secs, rel=1e-6)
 
 
@@ -56,7 +56,7 @@ def test_published_objectives_on_a_grid_of_devices(sizes: tuple[int, int], cost:
 
 
 @pytest.mark.parametrize("layers", [12, 32])
-def test_more_layers_on_a_grid_cost_as_their_reductions_do(layers: int) -> None:
+def test_cost_of_more_layers_on_a_grid_is_that_of_their_reductions(layers: int) -> None:
     mesh = Mesh((4, 8), beta=(1.0, 0.01))
     reduced = layers * mesh.all_reduce(128 * 128 * 4 / 8, 0)
     moved = (layers - 1) * mesh.all_reduce(1024 * 128 * 4 / 4, 1)
@@ -66,7 +66,7 @@ def test_more_layers_on_a_grid_cost_as_their_reductions_do(layers: int) -> None:
 
 
 def test_less_memory_never_makes_a_step_faster() -> None:
-    """Down to the least bytes of any assignment, where weights and values are cut most."""
+    """Limits are between the need of the fastest assignment and the least need of any."""
     free = mlp(Mesh((4, 8), beta=(1.0, 0.01)), 3, 1024, 128)
     least = sum(held.min() for held in free.held_bytes)
     most = free.bytes(alpa_intra(free).assignment)
@@ -81,13 +81,13 @@ def test_less_memory_never_makes_a_step_faster() -> None:
     assert secs[0] < secs[-1]
 
 
-def test_it_says_that_nothing_fits() -> None:
+def test_infeasible_memory_limit_raises_plan_error() -> None:
     node = SpaceNode.of("a", "xy", forward_secs=1, resting_bytes=[5, 6])
     with pytest.raises(PlanError, match="Alpa's intra-op planner: no choice of 1 nodes fits"):
         alpa_intra(Space((node,), memory_bytes=4))
 
 
-def test_choices_that_all_exclude_each_other_are_no_assignment() -> None:
+def test_mutually_exclusive_choices_raise_plan_error() -> None:
     nodes = tuple(SpaceNode.of(name, "xy", forward_secs=1) for name in "abcd")
     pairs = [(a, b) for b in range(4) for a in range(b)]
     edges = tuple(SpaceEdge.of(a, b, [[inf, 0], [0, inf]]) for a, b in pairs)

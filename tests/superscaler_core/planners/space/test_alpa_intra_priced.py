@@ -1,4 +1,4 @@
-"""Alpa's intra-op planner on the spaces of models, beside brute force."""
+"""Alpa's intra-op planner on the spaces of models, compared with brute force."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def space_of_mlp(batch: int, layers: int) -> Space:
 
 @pytest.mark.parametrize("batch", [8, 512, 32768])
 @pytest.mark.parametrize("layers", [2, 3])
-def test_it_is_the_best_of_all_cuts(batch: int, layers: int) -> None:
+def test_solution_equals_brute_force_on_an_mlp(batch: int, layers: int) -> None:
     space = space_of_mlp(batch, layers)
-    # Sums of the same numbers in another order.
+    # The same numbers are added in another order.
     assert alpa_intra(space).secs == pytest.approx(brute_force(space).secs, rel=1e-12)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_it_is_the_best_of_all_cuts_that_fit(share: float) -> None:
+def test_solution_equals_brute_force_under_a_memory_limit(share: float) -> None:
     free = space_of_mlp(8192, 2)
     least = min(map(free.bytes, product(*(range(node.num_choices) for node in free.nodes))))
     limit = least + share * (free.bytes(brute_force(free).assignment) - least)

@@ -1,4 +1,4 @@
-"""Elimination of nodes with at most two neighbours: it loses nothing."""
+"""Elimination of nodes with at most two neighbours keeps the optimum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.superscaler_core.planners.space.spaces import random_space
 
 
 def least_of_core(core: Core) -> tuple[float, dict[int, int]]:
-    """The least sum of a core's costs, by trying all, and its choices."""
+    """The least sum of a core's costs, by brute force, and the choices that give it."""
     nodes = list(core.node_secs)
     best: tuple[float, dict[int, int]] = np.inf, {}
     for choices in product(*(range(core.node_secs[node].size) for node in nodes)):
@@ -25,7 +25,7 @@ def least_of_core(core: Core) -> tuple[float, dict[int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_core_has_the_least_time_of_the_space(seed: int) -> None:
+def test_core_has_the_same_optimum_as_the_space(seed: int) -> None:
     space = random_space(seed, excluded=0.2)
     core = Core.of(space)
     core.eliminate()
@@ -33,8 +33,8 @@ def test_the_core_has_the_least_time_of_the_space(seed: int) -> None:
     assert space.secs(core.assignment(chosen)) == secs == brute_force(space).secs
 
 
-def test_blocks_with_residual_connections_vanish() -> None:
-    """64 blocks of a branch and a sum, with an edge around the branch."""
+def test_blocks_with_residual_connections_are_eliminated_completely() -> None:
+    """64 blocks, each a branch and a sum, with an edge that skips the branch."""
     random = np.random.default_rng(7)
     names = [f"{kind}{i}" for i in range(64) for kind in ("branch", "sum")]
     nodes = tuple(SpaceNode.of(name, "abcde", forward_secs=random.random(5)) for name in names)
@@ -43,11 +43,11 @@ def test_blocks_with_residual_connections_vanish() -> None:
     core = Core.of(space)
     core.eliminate()
     assert not core.node_secs
-    # Sums of the same numbers in another order.
+    # The same numbers are added in another order.
     assert space.secs(core.assignment({})) == pytest.approx(core.secs, rel=1e-12)
 
 
-def test_nodes_that_all_touch_each_other_stay() -> None:
+def test_fully_connected_nodes_are_not_eliminated() -> None:
     nodes = tuple(SpaceNode.of(name, "xy", forward_secs=[1, 2]) for name in "abcd")
     pairs = [(a, b) for b in range(4) for a in range(b)]
     core = Core.of(Space(nodes, tuple(SpaceEdge.of(a, b, np.ones((2, 2))) for a, b in pairs)))

@@ -1,4 +1,4 @@
-"""Laws of explained plans: the mesh and the choices are those of the plan, whoever planned it."""
+"""Laws of explained plans: mesh and choices are those of the plan, for every planner."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_the_marked_choice_is_the_cut_of_the_plan(
     assert "none of these" not in text
 
 
-def test_a_cut_that_is_no_choice_is_said() -> None:
+def test_cut_that_is_not_among_the_choices_is_reported() -> None:
     assert "The plan cuts it in a way that is none of these" in explained("coshard")
 
 
-def test_an_op_that_does_not_exist_is_named() -> None:
+def test_unknown_op_raises_plan_error_with_existing_names() -> None:
     with pytest.raises(ss.PlanError, match=r"has no op 'mlp\.up'; it has .*mlp\.up:linear"):
         explained("megatron", "mlp.up")

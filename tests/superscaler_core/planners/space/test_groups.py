@@ -1,4 +1,4 @@
-"""Groups and choices: which ops one decision moves, and how they can be cut."""
+"""Groups and choices: the ops that share one decision, and the ways to cut them."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def choices(graph: ss.Graph, name: str, mesh: tuple[int, ...]) -> list[Choice]:
 
 
 @pytest.mark.parametrize("model", ["mlp", "gpt", "moe", "evoformer", "wide_resnet", "swin"])
-def test_the_groups_of_a_model_are_all_its_ops(model: str) -> None:
+def test_groups_contain_every_op_of_a_model_once(model: str) -> None:
     graph = captured(model)
     groups = [group for run in find_blocks(graph).groups for group in groups_of(graph, run)]
     assert sorted((op for ops in groups for op in ops), key=lambda op: op.index) == [*graph.ops]
 
 
 @pytest.mark.parametrize("model", ["gpt", "moe", "evoformer", "wide_resnet"])
-def test_an_op_that_decides_is_only_with_others_that_do(model: str) -> None:
+def test_group_has_only_deciding_ops_or_only_following_ops(model: str) -> None:
     graph = captured(model)
     for run in find_blocks(graph).groups:
         for group in groups_of(graph, run):
             assert len({decides(op) for op in group}) == 1
 
 
-def test_queries_keys_and_values_are_one_group_and_what_follows_them_another() -> None:
+def test_query_key_and_value_products_form_one_group_before_attention() -> None:
     graph = captured("gpt")
     block = find_blocks(graph).all[0]
     assert kinds(groups_of(graph, block)) == [
@@ -63,7 +63,7 @@ def test_queries_keys_and_values_are_one_group_and_what_follows_them_another() -
     ]
 
 
-def test_a_table_of_positions_and_a_count_join_what_reads_them() -> None:
+def test_position_table_and_label_count_join_the_group_of_their_reader() -> None:
     graph = captured("gpt")
     before, *_, behind = find_blocks(graph).groups
     assert kinds(groups_of(graph, before)) == ["embedding", "embedding add"]
@@ -72,7 +72,7 @@ def test_a_table_of_positions_and_a_count_join_what_reads_them() -> None:
     ]  # fmt: skip
 
 
-def test_what_follows_two_groups_joins_the_later_one() -> None:
+def test_op_that_follows_two_groups_joins_the_later_one() -> None:
     graph = branched()
     assert kinds(groups_of(graph, graph.ops)) == [
         "up", "mask select", "down", "waves add", "up_again", "times loss"
@@ -85,7 +85,7 @@ def test_a_product_is_cut_along_all_its_loops_on_each_axis() -> None:
     assert sorted(names) == sorted(f"{a}/2 {b}/2" for a in loops for b in loops)
 
 
-def test_a_class_on_two_axes_is_cut_into_their_product() -> None:
+def test_loop_cut_on_two_axes_has_the_product_of_their_parts() -> None:
     (twice,) = (x for x in choices(two_linears(8), "up:linear", (2, 4)) if x.name == "b/2 b/4")
     assert [p.pieces for p in twice.splits[0].parts] == [(("b", i, i + 1),) for i in range(8)]
 
@@ -95,18 +95,18 @@ def test_nothing_is_cut_along_an_axis_of_one_device() -> None:
     assert names == {"-/1 b/2", "-/1 k/2", "-/1 n/2", "-/1 -/2"}
 
 
-def test_loops_that_do_not_divide_are_not_cut() -> None:
+def test_loops_not_divisible_by_the_axis_are_not_cut() -> None:
     names = {choice.name for choice in choices(two_linears(4, 6, 8), "up:linear", (4,))}
     assert names == {"b/4", "n/4", "-/4"}
 
 
-def test_all_loops_of_a_class_have_to_divide() -> None:
-    # Four heads of four: features would be cut into eight, heads not.
+def test_all_loops_of_a_class_must_be_divisible() -> None:
+    # There are four heads of four features. Features could be cut into eight, but heads cannot.
     names = {choice.name for choice in choices(captured("gpt"), "layers.0.attn:attention", (8,))}
     assert names == {"s/8", "-/8"}
 
 
-def test_what_is_whole_at_the_ends_of_a_group_is_not_cut_inside() -> None:
+def test_loop_that_is_whole_at_the_ends_of_a_group_is_not_cut_inside() -> None:
     (group,) = {group_of(captured("gpt"), "layers.0.attn:attention")}
     inner = {loop for op in group if op.kind == "attention" for loop in op.sizes}
     assert "d" in inner
@@ -114,7 +114,7 @@ def test_what_is_whole_at_the_ends_of_a_group_is_not_cut_inside() -> None:
     assert names == {"b/2", "s/2", "h/2", "-/2"}
 
 
-def test_ops_of_a_group_are_cut_in_agreement() -> None:
+def test_all_ops_of_a_group_are_cut_into_the_same_number_of_parts() -> None:
     graph = captured("gpt")
     group = group_of(graph, "layers.0.attn:attention")
     (by_heads,) = (x for x in choices(graph, "layers.0.attn:attention", (4,)) if x.name == "h/4")

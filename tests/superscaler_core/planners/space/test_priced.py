@@ -1,4 +1,4 @@
-"""Priced spaces: their sums are those of the cost functions, and their plans run."""
+"""Priced spaces: their sums equal those of the cost functions, and their plans run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stage_of(space: PricedSpace, assignment: list[int]) -> StageCost:
 
 
 def latency_secs(stage: StageCost) -> float:
-    """Of the two calls that move all weights; a space leaves it out."""
+    """Latency of the two calls that move all weights, which a space omits."""
     return sum(max((c.latency_secs for c in calls), default=0.0)
                for calls in (stage.fetch, stage.reduce))  # fmt: skip
 
@@ -51,7 +51,7 @@ def latency_secs(stage: StageCost) -> float:
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("mesh", [(4,), (2, 2)])
 @pytest.mark.parametrize("model", ["plain", "mlp"])
-def test_the_secs_of_a_chain_are_those_of_its_stage(
+def test_time_of_a_chain_equals_its_stage_cost(
     model: str, mesh: tuple[int, ...], pieces: bool
 ) -> None:
     space = priced(graph(model), mesh, pieces=pieces)
@@ -63,7 +63,7 @@ def test_the_secs_of_a_chain_are_those_of_its_stage(
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model", ["gpt", "gpt of many kernels"])
-def test_the_secs_of_a_model_with_residuals_are_those_of_its_stage_or_a_little_more(
+def test_time_with_residuals_is_at_most_ten_percent_above_the_stage_cost(
     model: str, seed: int
 ) -> None:
     space = priced(graph(model), (4,), topology=ONE_HOST)
@@ -101,14 +101,14 @@ def test_a_filled_plan_takes_the_time_and_memory_of_its_assignment(
 # --- blocks -------------------------------------------------------------------------------------
 
 
-def test_blocks_that_are_alike_are_one_block_however_many() -> None:
+def test_equal_blocks_share_the_nodes_of_one_block() -> None:
     two, five = (priced(captured("gpt", layers=num), (4,)) for num in (2, 5))
     assert [n.name for n in five.space.nodes] == [n.name for n in two.space.nodes]
     assert sorted({n.count for n in five.space.nodes}) == [1, 5]
     assert len(five.space.edges) == len(two.space.edges)
 
 
-def test_blocks_that_may_differ_cost_the_same_where_they_do_not() -> None:
+def test_equal_choices_in_separate_blocks_cost_the_same_as_shared_blocks() -> None:
     same, free = (priced(captured("gpt", layers=3), (4,), same_blocks=x) for x in (True, False))
     assert len(free.space.nodes) > len(same.space.nodes)
     for seed in range(5):
@@ -126,7 +126,7 @@ def test_blocks_that_may_differ_cost_the_same_where_they_do_not() -> None:
         assert free.space.bytes(also) == same.space.bytes(assignment)
 
 
-def test_a_run_of_ops_has_a_space_of_its_own() -> None:
+def test_space_of_a_run_of_ops_has_only_these_ops() -> None:
     model = captured("gpt")
     space = priced(model, (4,), ops=model.ops[:20])
     assert sorted(space.splits(some(space, 0)), key=lambda op: op.index) == [*model.ops[:20]]
@@ -159,7 +159,7 @@ def test_a_filled_plan_trains_as_one_device(model: str, knobs: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 2)], ids=str)
-def test_words_that_cannot_be_cut_evenly_are_cut_nearly_so(
+def test_vocabulary_that_cannot_be_cut_evenly_is_cut_nearly_evenly(
     mesh: tuple[int, ...], tmp_path: Path
 ) -> None:
     """67 words are cut into 16, 17, 17 and 17, and training is that of one device."""
@@ -189,7 +189,7 @@ def test_a_plan_of_another_graph_is_not_filled() -> None:
         space.fill(ss.Plan(captured("gpt"), range(4)), some(space, 0))
 
 
-def test_explain_says_what_each_choice_of_an_op_would_cost() -> None:
+def test_explain_lists_all_choices_of_an_op_and_marks_the_chosen_one() -> None:
     space = priced(captured("gpt"), (4,))
     assignment = some(space, 0)
     head, *rows = space.explain(assignment, "layers.1.mlp.up:linear").splitlines()
@@ -204,7 +204,7 @@ def test_explain_says_what_each_choice_of_an_op_would_cost() -> None:
     assert [row.startswith("*") for row in rows[1:]].index(True) == assignment[node]
 
 
-def test_what_is_asked_of_a_space_has_to_fit_together() -> None:
+def test_invalid_options_of_a_space_raise_plan_error() -> None:
     with pytest.raises(PlanError, match="a mesh of 2 x 3 has 6 devices, but 4 were given"):
         priced(captured("mlp"), (2, 3))
     with pytest.raises(PlanError, match="keep=block_inputs, rerun=True"):
@@ -214,16 +214,16 @@ def test_what_is_asked_of_a_space_has_to_fit_together() -> None:
         space.explain([0] * len(space.choices), "nothing")
 
 
-def test_without_a_mesh_hosts_are_the_outer_axis() -> None:
+def test_default_mesh_has_hosts_as_the_outer_axis() -> None:
     chosen = price_space(captured("mlp"), range(4), TWO_HOSTS, PROFILES["a100"])
     assert chosen.space.nodes[0].choices[0] == "b/2 b/2"
 
 
-# --- what is found ------------------------------------------------------------------------------
+# --- best assignments ---------------------------------------------------------------------------
 
 
 def best_of(model: ss.Graph, **knobs: Any) -> dict[str, str]:
-    """The loop that is cut of each op, in the best assignment on four devices of one host."""
+    """For each op, the loop that the best assignment cuts, on four devices of one host."""
     topology = rv.Topology.single_host(4, 5e-6, 130e9)
     space = price_space(model, range(4), topology, PROFILES["v100"], **knobs)
     found = alpa_intra(space.space)
@@ -233,17 +233,17 @@ def best_of(model: ss.Graph, **knobs: Any) -> dict[str, str]:
     return {op.name: "".join(i for i, _, _ in x.parts[0].pieces) for op, x in splits.items()}
 
 
-def test_a_small_batch_is_cut_as_megatron_cuts_an_mlp() -> None:
+def test_mlp_with_a_small_batch_is_cut_as_by_megatron() -> None:
     found = best_of(mlp_on_paper(batch=64, width=4096, hidden=16384))
     assert (found["layers.0:linear"], found["layers.1:linear"]) == ("n", "k")
 
 
-def test_a_large_batch_is_data_parallel() -> None:
+def test_mlp_with_a_large_batch_is_data_parallel() -> None:
     found = best_of(mlp_on_paper(batch=65536, width=512, hidden=2048))
     assert set(found.values()) == {"b"}
 
 
-def test_a_small_batch_is_cut_as_megatron_cuts_a_block() -> None:
+def test_transformer_block_with_a_small_batch_is_cut_as_by_megatron() -> None:
     found = best_of(block_on_paper(batch=1, tokens=256, width=4096, heads=32))
     assert found["block.attn:attention"] == "h"
     cut = {name: found[f"block.{name}:linear"] for name in ("attn.q", "attn.out", "mlp.up")}
@@ -251,7 +251,7 @@ def test_a_small_batch_is_cut_as_megatron_cuts_a_block() -> None:
     assert found["block.mlp.down:linear"] == "k"
 
 
-def test_experts_are_cut_by_their_number() -> None:
+def test_expert_layers_are_cut_by_expert() -> None:
     sizes = {"sequence": 64, "width": 256, "heads": 4, "experts": 8, "vocabulary": 512}
     found = best_of(captured("moe", 16, "float32", **sizes))
     experts = {choice for op, choice in found.items() if "experts:einsum" in op}

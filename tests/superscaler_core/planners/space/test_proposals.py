@@ -1,4 +1,4 @@
-"""Planners of a space in a search: their plans are found, run, and shrink where memory lacks."""
+"""Space planners in a search: their plans are found, train, and use less memory if necessary."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def few(asked: Request) -> Request:
 
 
 @pytest.mark.parametrize("planner", [partial(flexflow, budget=2000), unity, alpa_intra])
-def test_a_planner_of_a_space_answers_a_search(planner: SpacePlanner) -> None:
+def test_search_finds_a_plan_with_each_space_planner(planner: SpacePlanner) -> None:
     found = search_request(few(request("mlp", 4)), partial(propose_space, planner=planner))
     assert len(found.tried) == 2
     assert found.secs == min(trial.secs for trial in found.tried)
 
 
 @pytest.mark.parametrize("name", ["flexflow", "unity", "tofu", "mesh_tf"])
-def test_planners_have_their_names(name: str) -> None:
+def test_planners_selected_by_name_find_a_plan(name: str) -> None:
     found = search_request(few(request("mlp", 2)), PLANNERS[name])
     assert found.plan.is_assigned
 
 
-def test_where_memory_lacks_the_planner_is_asked_again_with_less() -> None:
+def test_planner_is_asked_again_with_less_memory_if_its_plan_does_not_fit() -> None:
     asked = few(request("mlp", 2, memory_bytes=1000))
     first = next(iter(propose_space(asked, planner=alpa_intra)))
     names, left = [], [first]
@@ -52,7 +52,7 @@ def test_where_memory_lacks_the_planner_is_asked_again_with_less() -> None:
 
 @dataclass(frozen=True)
 class Walked(Case):
-    """A model whose cuts FlexFlow's walk found."""
+    """A model that is cut by FlexFlow's walk."""
 
     plan: str = "flexflow"
     num_devices: int = 4
@@ -60,11 +60,11 @@ class Walked(Case):
     def planned(self) -> ss.Plan:
         plan = ss.Plan(self._graph(), range(self.num_devices))
         asked = replace(request("mlp", self.num_devices), samples=(self.batch,), batch=self.batch)
-        # The second candidate is of a square mesh.
+        # The second candidate has a square mesh.
         [*propose_space(asked, planner=partial(flexflow, budget=2000))][1].sprogram(plan)
         return plan
 
 
-def test_what_is_found_trains_what_one_device_trains(tmp_path: Path) -> None:
+def test_plan_of_flexflow_trains_as_one_device(tmp_path: Path) -> None:
     errors = errors_on_threads(Walked(sizes={"layers": 1}), tmp_path)
     assert [error for error in errors if not error <= 1e-12] == []

@@ -1,4 +1,4 @@
-"""The space: its sums, its changes and its oracle."""
+"""The space: its sums, changes of one node, and brute force."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.superscaler_core.planners.space.spaces import random_space
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_change_is_the_difference_of_two_sums(seed: int) -> None:
+def test_change_secs_equals_the_difference_of_two_sums(seed: int) -> None:
     space = random_space(seed)
     random = np.random.default_rng(seed)
     here = [int(random.integers(node.num_choices)) for node in space.nodes]
@@ -24,13 +24,13 @@ def test_a_change_is_the_difference_of_two_sums(seed: int) -> None:
             assert change == space.secs(there) - space.secs(here)
 
 
-def test_a_step_is_every_microbatch_and_one_sync_of_every_equal_node() -> None:
+def test_step_counts_every_microbatch_and_one_sync_of_every_equal_node() -> None:
     node = SpaceNode.of("a", "x", forward_secs=2, backward_secs=3, sync_secs=7, count=4)
     space = Space((node,), (SpaceEdge.of(0, 0, [[11]], [[13]], count=3),), microbatches=5)
     assert space.secs((0,)) == 4 * (5 * (2 + 3) + 7) + 3 * 5 * (11 + 13)
 
 
-def test_a_device_holds_all_nodes_and_works_on_one() -> None:
+def test_memory_is_that_of_all_nodes_plus_the_largest_work_bytes() -> None:
     nodes = (
         SpaceNode.of("a", "x", forward_secs=1, resting_bytes=2, kept_bytes=3, work_bytes=50),
         SpaceNode.of("b", "x", forward_secs=1, resting_bytes=5, kept_bytes=7, work_bytes=40),
@@ -46,30 +46,30 @@ def test_brute_force_finds_the_least_time_that_fits(seed: int) -> None:
     assert brute_force(space).secs == min(fitting)
 
 
-def test_brute_force_says_that_nothing_fits() -> None:
+def test_brute_force_raises_plan_error_if_nothing_fits() -> None:
     node = SpaceNode.of("a", "xy", forward_secs=1, resting_bytes=[5, 6])
     with pytest.raises(PlanError, match="no choice of 1 nodes fits: they hold at least 5"):
         brute_force(Space((node,), memory_bytes=4))
 
 
-def test_brute_force_refuses_what_would_take_hours() -> None:
+def test_brute_force_rejects_too_many_assignments() -> None:
     nodes = tuple(SpaceNode.of(f"n{i}", "xyzuvw", forward_secs=1) for i in range(12))
     with pytest.raises(PlanError, match="2,176,782,336 assignments: at most 2,000,000"):
         brute_force(Space(nodes))
 
 
-def test_edges_fit_the_choices_of_their_nodes() -> None:
+def test_edge_costs_of_the_wrong_shape_are_rejected() -> None:
     node = SpaceNode.of("a", "xy", forward_secs=1)
     with pytest.raises(PlanError, match=r"edge from a to a: its costs have to be \[2, 2\]"):
         Space((node,), (SpaceEdge.of(0, 0, [[1]]),))
 
 
-def test_a_node_has_one_number_for_each_choice() -> None:
+def test_node_costs_of_the_wrong_length_are_rejected() -> None:
     with pytest.raises(PlanError, match="node a with 2 choices"):
         SpaceNode.of("a", "xy", forward_secs=[1, 2, 3])
 
 
-def test_explain_marks_the_choice_and_tells_what_others_would_add() -> None:
+def test_explain_marks_the_choice_and_shows_the_added_cost_of_others() -> None:
     node = SpaceNode.of("a", ["rows", "columns"], forward_secs=[1, 3], resting_bytes=[1024, 2048])
     lines = Space((node,)).explain((0,), 0).splitlines()
     assert lines[0] == "a"

@@ -1,4 +1,4 @@
-"""The walk: moves change its price as a new sum would."""
+"""The walk: after moves, its price equals a new sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.superscaler_core.planners.space.spaces import random_space
 
 @pytest.mark.parametrize("has_memory", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_after_any_moves_the_price_is_that_of_a_new_walk(seed: int, has_memory: bool) -> None:
+def test_price_after_moves_equals_the_price_of_a_new_walk(seed: int, has_memory: bool) -> None:
     space = random_space(seed, has_memory=has_memory, excluded=0.2)
     random = Random(seed)
     walk = Walk(space, (0,) * len(space.nodes), 2.0)
@@ -31,19 +31,19 @@ def test_after_any_moves_the_price_is_that_of_a_new_walk(seed: int, has_memory: 
             assert (walk.assignment, walk.price) == (here, price)
 
 
-def test_memory_that_is_not_there_has_a_price() -> None:
+def test_excess_memory_adds_to_the_price() -> None:
     node = SpaceNode.of("a", "xy", forward_secs=[1, 1], resting_bytes=[4, 10], work_bytes=2)
     walk = Walk(Space((node,), memory_bytes=7), (0,), 0.5)
     assert walk.move({0: 1}) == 0.5 * 5
 
 
-def test_what_cannot_be_costs_more_than_all_that_can() -> None:
+def test_infeasible_choices_cost_more_than_any_feasible_ones() -> None:
     nodes = tuple(SpaceNode.of(name, "xy", forward_secs=[1, 50]) for name in "ab")
     space = Space(nodes, (SpaceEdge.of(0, 1, [[inf, 3], [70, 2]]),))
     assert Walk(space, (0, 0)).price > max(space.secs(each) for each in ((0, 1), (1, 0), (1, 1)))
 
 
-def test_fastest_alone_counts_nodes_before() -> None:
+def test_fastest_alone_includes_edges_from_earlier_nodes() -> None:
     nodes = tuple(SpaceNode.of(name, "xy", forward_secs=[1, 2]) for name in "ab")
     assert fastest_alone(Space(nodes, (SpaceEdge.of(0, 1, [[9, 0], [0, 9]]),))) == (0, 1)
     assert fastest_alone(Space(nodes, (SpaceEdge.of(1, 0, [[9, 9], [0, 9]]),))) == (0, 1)

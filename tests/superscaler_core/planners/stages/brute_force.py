@@ -1,6 +1,7 @@
 """All cuts of a small stage problem, and the cost of a cut as each planner's paper defines it.
 
-These definitions share no code with the planners except the problem and its memory.
+These definitions share little code with the planners: ``StageProblem`` with its memory limit, the
+points where a model can be cut, and the memory units of Galvatron.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ def members(bits: int) -> tuple[int, ...]:
 
 
 def chains(points: tuple[int, ...], start: int = 0) -> Iterator[list[tuple[int, ...]]]:
-    """All paths from a point to the last one, each as the sets of layers between its points."""
+    """All paths from the point ``start`` to the last point.
+
+    A point is a set of layers, as bits. A path is a list of the sets of layers between its points.
+    """
     if start == points[-1]:
         yield []
     for point in points:
@@ -32,7 +36,7 @@ def chains(points: tuple[int, ...], start: int = 0) -> Iterator[list[tuple[int, 
 def cuts(
     problem: StageProblem, *, is_graph: bool = False, replicas_only: bool = False
 ) -> Iterator[StageCut]:
-    """All cuts that fit, with all degrees and all numbers of devices."""
+    """All cuts that fit into memory, with all degrees and all numbers of devices."""
     chosen = [d for d in problem.degrees if d.tensor == 1 or not replicas_only]
     for sets in chains((downsets if is_graph else prefixes)(problem)):
         for degrees in product(chosen, repeat=len(sets)):
@@ -67,7 +71,7 @@ def weights_of(problem: StageProblem, stage: PlacedStage) -> float:
 
 
 def crossing(problem: StageProblem, layers: tuple[int, ...]) -> tuple[float, float]:
-    """Bytes of results that enter a set of layers, and of those that leave it, each result once."""
+    """Bytes of the results that enter and that leave a set of layers; each result counts once."""
     inside = set(layers)
     enters = {a for a, b in problem.edges if a not in inside and b in inside}
     leaves = {a for a, b in problem.edges if a in inside and b not in inside}
@@ -125,11 +129,11 @@ def alpa_cost(problem: StageProblem, cut: StageCut) -> float:
     return sum(secs) + (problem.microbatches - 1) * max(secs)
 
 
-# --- planners with other choices than ``cuts`` --------------------------------------------------
+# --- planners whose choices ``cuts`` does not list ----------------------------------------------
 
 
 def least_scattered(problem: StageProblem) -> float:
-    """The least cost if any layer may be on any device."""
+    """The least cost if every layer may be placed on any device."""
     alone = problem.degrees.index(Degrees(1, 1))
     costs = [layer.costs[alone] for layer in problem.layers]
     in_flight = min(problem.num_devices, problem.microbatches)
@@ -148,7 +152,11 @@ def least_scattered(problem: StageProblem) -> float:
 
 
 def least_hierarchical(problem: StageProblem) -> float:
-    """The least cost of hierarchical pipelines: stages of hosts, replicated over several hosts."""
+    """The least cost of hierarchical pipelines.
+
+    Each stage of the outer pipeline is an inner pipeline within one host, and is replicated on one
+    or several hosts.
+    """
     per_host = min(problem.per_host, problem.num_devices)
     num_hosts = problem.num_devices // per_host
     best = float("inf")
@@ -197,7 +205,15 @@ def _host_cost(problem: StageProblem, layers: tuple[int, ...], m: int, per_host:
 def least_galvatron(
     problem: StageProblem, units: Callable[..., list[list[int]]], full: int
 ) -> float:
-    """The least cost with any degrees per layer, in equal stages, with memory counted in units."""
+    """The least cost with any degrees per layer, if stages have equal sizes.
+
+    All stages have equally many devices; their numbers of layers differ by at most one.
+
+    Args:
+        problem: the problem.
+        units: returns the memory of every layer and degree, in units.
+        full: the memory that layers may use on a device, in units.
+    """
     best = float("inf")
     num_layers = len(problem.layers)
     for num in range(1, min(num_layers, problem.num_devices) + 1):

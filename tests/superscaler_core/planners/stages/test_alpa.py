@@ -1,4 +1,4 @@
-"""Alpa's published instances: costs of stages that no layers add up to."""
+"""Alpa's stage planner on given stage costs, which are not sums of layer costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superscaler_core.planners.stages.problem import Array
 
 
 def candidates(num_layers: int, sizes: list[int], secs: Callable[..., float]) -> Candidates:
-    """Stages that take ``secs(first, last, choice)``."""
+    """Candidate stages with the times ``secs(first, last, choice)``."""
     shape = num_layers + 1, num_layers + 1, len(sizes)
     table = np.full(shape, np.inf)
     for first in range(num_layers):
@@ -26,7 +26,7 @@ def candidates(num_layers: int, sizes: list[int], secs: Callable[..., float]) ->
 
 
 def least_of_all(stages: Candidates, num_devices: int, microbatches: int) -> float:
-    """The least step of all cuts on all devices."""
+    """The least step of all cuts that use all devices, by brute force."""
     num, best = len(stages.points) - 1, float("inf")
     for count in range(num):
         for inner in combinations(range(1, num), count):
@@ -41,10 +41,10 @@ def least_of_all(stages: Candidates, num_devices: int, microbatches: int) -> flo
     return best
 
 
-def test_the_instance_of_alpas_own_test() -> None:
-    """0.29528505 on layers 0-3 and 4-7, four devices each, by its second and fourth sharding.
+def test_alpa_test_case_gives_the_published_stages() -> None:
+    """The optimum is 0.29528505: layers 0-3 and 4-7 on four devices each, shardings 2 and 4.
 
-    Source: ``tests/pipeline_parallel/test_dynamic_programming.py`` of Alpa, run.
+    Source: a run of Alpa's ``tests/pipeline_parallel/test_dynamic_programming.py``.
     """
     num_layers, num_shardings = 8, 5
     sizes = [size for size in (1, 2, 4, 8) for _ in range(num_shardings)]
@@ -60,7 +60,7 @@ def test_the_instance_of_alpas_own_test() -> None:
 
 
 def by_hand() -> Candidates:
-    """Layers of 1 to 4 s, that n devices run in w / n (1 + log2(n) / 4) seconds."""
+    """Layers of 1 to 4 s. On n devices, w seconds of them take w / n (1 + log2(n) / 4) seconds."""
 
     def secs(first: int, last: int, choice: int) -> float:
         return sum(range(first + 1, last + 2)) / 2**choice * (1 + choice / 4)
@@ -78,7 +78,7 @@ def by_hand() -> Candidates:
         (64, 197.5, [(0, 2, 1), (2, 3, 1), (3, 4, 2)]),
     ],
 )
-def test_a_pipeline_pays_when_there_are_more_microbatches(
+def test_more_stages_are_chosen_with_more_microbatches(
     microbatches: int, secs: float, stages: list[tuple[int, int, int]]
 ) -> None:
     value, chosen = alpa_stages(by_hand(), 4, microbatches)
@@ -87,7 +87,7 @@ def test_a_pipeline_pays_when_there_are_more_microbatches(
 
 
 @pytest.mark.parametrize("seed, secs", [*enumerate([16, 84, 81, 64, 78, 45])])
-def test_the_instances_drawn_at_random(seed: int, secs: int) -> None:
+def test_random_instances_equal_brute_force(seed: int, secs: int) -> None:
     drawn: Array = np.random.RandomState(seed).randint(1, 20, (4, 4, 3, 1))
     stages = candidates(4, [1, 2, 4], lambda first, last, c: float(drawn[first, last, c, 0]))
     value, _ = alpa_stages(stages, 4, 8)

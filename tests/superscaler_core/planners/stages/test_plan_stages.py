@@ -1,4 +1,4 @@
-"""Cuts of a small GPT: priced, planned, run as one device would, and within memory."""
+"""Stage cuts of a small GPT: prices, plans, training as on one device, and memory limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MICROBATCHES = 4
 
 @cache
 def gpt() -> ss.Graph:
-    """Four layers; a microbatch of eight samples."""
+    """A model of four layers, with microbatches of eight samples."""
     sizes = GPTConfig(vocabulary=512, sequence=128, layers=4, width=256, heads=8)
     with torch.device("meta"):
         tokens = torch.empty(8, 128, dtype=torch.int64)
@@ -51,7 +51,7 @@ def problem(keep: ss.Keep = ss.Keep.EVERYTHING) -> StageProblem:
     )
 
 
-def test_layers_that_are_alike_are_priced_once() -> None:
+def test_equal_layers_have_equal_costs() -> None:
     inner = problem().layers[1:-1]
     assert len({layer.costs for layer in inner}) == 1
     assert len({layer.costs for layer in problem().layers}) == 3
@@ -64,7 +64,7 @@ def test_layers_of_a_gpt_are_a_chain_of_hidden_states() -> None:
 
 
 @pytest.mark.parametrize("degrees", ["1x1", "4x1", "1x4", "2x2"])
-def test_one_stage_is_predicted_as_it_is_simulated(degrees: str) -> None:
+def test_predicted_time_of_one_stage_is_near_the_simulated_time(degrees: str) -> None:
     chosen = Degrees.parse(degrees)
     cut = problem().placed([(range(4), chosen)], 0.0)
     plan = ss.Plan(gpt(), range(chosen.num_devices))
@@ -74,7 +74,7 @@ def test_one_stage_is_predicted_as_it_is_simulated(degrees: str) -> None:
 
 
 @pytest.mark.parametrize("keep", [ss.Keep.EVERYTHING, ss.Keep.BLOCK_INPUTS], ids=str)
-def test_memory_of_stages_is_what_the_reader_finds(keep: ss.Keep) -> None:
+def test_predicted_memory_of_stages_is_near_the_compiled_memory(keep: ss.Keep) -> None:
     cut = StageCut.parse("cut 0\nstage 0-1 on 0-1 as 2x1\nstage 2 on 2 as 1x1\nstage 3 on 3 as 1x1")
     plan = ss.Plan(gpt(), range(4))
     fill(plan, cut=cut, microbatches=MICROBATCHES, keep=keep)
@@ -86,7 +86,7 @@ def test_memory_of_stages_is_what_the_reader_finds(keep: ss.Keep) -> None:
 
 @pytest.mark.parametrize("name", STAGE_PLANNERS)
 def test_a_plan_under_a_limit_compiles_under_that_limit(name: str) -> None:
-    """The limit is below what the planner's free choice takes, so that it has to choose another."""
+    """The limit is below the need of the unlimited plan, so the planner has to choose another."""
     planner = STAGE_PLANNERS[name]
     free, made = plan_stages(gpt(), problem(), planner, HOSTS)
     limit = int(0.98 * max(memory.total_bytes for memory in made.memory.values()))
@@ -96,7 +96,7 @@ def test_a_plan_under_a_limit_compiles_under_that_limit(name: str) -> None:
     ss.compile(made.plan, topology=HOSTS, memory_limit=limit)
 
 
-def test_a_limit_that_no_cut_keeps_is_an_error() -> None:
+def test_memory_limit_without_a_fitting_cut_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="finds no cut of 4 layers on 4 devices"):
         plan_stages(gpt(), replace(problem(), memory_bytes=1 << 20), alpa, HOSTS)
 
@@ -127,7 +127,7 @@ class CutCase(Case):
     ],
     ids=["three stages", "two stages", "one stage"],
 )
-def test_uneven_stages_with_degrees_of_layers_train_as_one_device(
+def test_uneven_stages_with_degrees_per_layer_train_as_one_device(
     text: str, tmp_path: Path
 ) -> None:
     knobs = {"microbatches": 3, "keep": ss.Keep.BLOCK_INPUTS}
@@ -136,7 +136,7 @@ def test_uneven_stages_with_degrees_of_layers_train_as_one_device(
     assert max(errors_on_threads(case, tmp_path)) < 1e-9
 
 
-def test_a_stage_that_is_no_run_of_layers_has_no_plan() -> None:
+def test_stage_of_noncontiguous_layers_raises_plan_error() -> None:
     cut = StageCut.parse("cut 1.0\nstage 0,2 on 0 as 1x1\nstage 1,3 on 1 as 1x1")
     with pytest.raises(PlanError, match="a plan's stages are runs of layers"):
         fill(ss.Plan(gpt(), range(2)), cut=cut, microbatches=2)
@@ -145,7 +145,7 @@ def test_a_stage_that_is_no_run_of_layers_has_no_plan() -> None:
 # --- the sProgram -------------------------------------------------------------------------------
 
 
-def test_the_sprogram_cuts_as_the_planner_does() -> None:
+def test_sprogram_makes_the_same_decisions_as_its_planner() -> None:
     plan = ss.Plan(gpt(), range(4))
     planner = STAGE_PLANNERS["piper"]
     stages(
@@ -168,7 +168,7 @@ def on_one(problem: StageProblem) -> StageCut:
     return problem.placed([(range(len(problem.layers)), Degrees(1, 1))], 0.0)
 
 
-def test_the_command_line_names_planners(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_selects_the_planner_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan gpt stages --devices 2 --set layers=3 --set microbatches=2 --summary --set"
     assert main([*words.split(), "planner=piper"]) == 0
     assert "on 2 devices, 2 stages, 2 microbatches" in capsys.readouterr().out

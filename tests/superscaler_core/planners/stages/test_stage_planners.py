@@ -1,4 +1,4 @@
-"""Each planner finds the least of its own objective, as brute force does."""
+"""Each planner finds the minimum of its objective, as brute force does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.superscaler_core.planners.stages import brute_force as brute
 from tests.superscaler_core.planners.stages.problems import random_problem
 
 ROUNDING = 1e-9
-"""Relative: sums of the same times in another order."""
+"""Relative tolerance: the same times are added in another order."""
 
 BATCHES, OF_A_BATCH = 5, 100
 
@@ -45,12 +45,12 @@ PLANNERS: dict[str, tuple[Any, Any, dict[str, bool], dict[str, bool]]] = {
     "tarnawski": (tarnawski, brute.tarnawski_cost, {"is_graph": True}, {"is_graph": True}),
     "alpa": (alpa, brute.alpa_cost, {}, {}),
 }
-"""The planner, its objective, which cuts it may make, and which problems it is for."""
+"""By name: the planner, its objective, options of its brute force, and options of its problems."""
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 @pytest.mark.parametrize("name", PLANNERS)
-def test_a_planner_finds_the_least_of_its_objective(name: str, batch: int) -> None:
+def test_planner_minimizes_its_objective(name: str, batch: int) -> None:
     planner, objective, which, kind = PLANNERS[name]
     for seed in range(batch * OF_A_BATCH, (batch + 1) * OF_A_BATCH):
         problem = random_problem(seed, **kind)
@@ -60,7 +60,7 @@ def test_a_planner_finds_the_least_of_its_objective(name: str, batch: int) -> No
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 @pytest.mark.parametrize("name", PLANNERS)
-def test_a_cut_has_its_objective_and_fits(name: str, batch: int) -> None:
+def test_cut_fits_in_memory_and_has_the_reported_objective(name: str, batch: int) -> None:
     planner, objective, _, kind = PLANNERS[name]
     for seed in range(batch * OF_A_BATCH, (batch + 1) * OF_A_BATCH, 10):
         problem = random_problem(seed, **kind)
@@ -81,12 +81,12 @@ UNLIKE: dict[str, tuple[Any, Any, dict[str, bool]]] = {
         {"has_changes": True},
     ),
 }  # fmt: skip
-"""Those whose choices are more than a cut with degrees."""
+"""Planners that choose more than a cut with degrees; each has a separate brute force."""
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 @pytest.mark.parametrize("name", UNLIKE)
-def test_a_planner_finds_the_least_of_its_choices(name: str, batch: int) -> None:
+def test_planner_with_other_choices_equals_brute_force(name: str, batch: int) -> None:
     planner, least, kind = UNLIKE[name]
     for seed in range(batch * OF_A_BATCH, (batch + 1) * OF_A_BATCH):
         problem = random_problem(seed, **kind)

@@ -1,4 +1,4 @@
-"""The stage problem and its results as values."""
+"""The stage problem and its results: text, validation, memory, time and downsets."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_parse_undoes_str_of_degrees(degrees: Degrees) -> None:
         ("cut 1.0\nstage a on 0 as 1x1", "expected numbers and ranges"),
     ],
 )
-def test_parse_rejects(text: str, match: str) -> None:
+def test_parse_rejects_invalid_text(text: str, match: str) -> None:
     with pytest.raises(PlanError, match=match):
         StageCut.parse(text)
 
 
-def test_a_cut_of_runs_is_told_from_others() -> None:
+def test_has_runs_tells_whether_stages_are_contiguous() -> None:
     assert [StageCut.parse(text).has_runs for text in CUTS] == [True, False, True]
 
 
@@ -65,7 +65,7 @@ def test_a_cut_of_runs_is_told_from_others() -> None:
 
 
 def plain(*, edges: tuple[tuple[int, int], ...] = ((0, 1), (1, 2)), **changes: Any) -> StageProblem:
-    """Three layers that take 1, 2 and 3 s, on four devices of two hosts."""
+    """Three layers that take 1, 2 and 3 s, on four devices of two hosts; changes replace fields."""
     layers = tuple(
         Layer(f"l{i}", (LayerCost(i, 1, 10 * i, 8, 2 * i, 1), None), out_bytes=10.0**i)
         for i in range(3)
@@ -88,12 +88,12 @@ def plain(*, edges: tuple[tuple[int, int], ...] = ((0, 1), (1, 2)), **changes: A
     ],
     ids=str,
 )
-def test_an_impossible_problem_is_refused(changes: dict[str, Any]) -> None:
+def test_invalid_problem_is_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(PlanError):
         plain(**changes)
 
 
-def test_what_several_layers_of_a_set_read_enters_it_once() -> None:
+def test_tensor_read_by_several_layers_of_a_set_is_counted_once() -> None:
     problem = plain(edges=((0, 1), (0, 2), (1, 2)))
     assert problem.crossing_bytes(0b110) == (1.0, 0.0)
     assert problem.crossing_bytes(0b001) == (0.0, 1.0)
@@ -101,15 +101,16 @@ def test_what_several_layers_of_a_set_read_enters_it_once() -> None:
     assert problem.crossing_bytes(0b100) == (11.0, 0.0)
 
 
-def test_a_stage_keeps_a_microbatch_for_every_stage_from_it_on() -> None:
+def test_stage_keeps_one_microbatch_for_itself_and_for_each_later_stage() -> None:
     problem = plain()
     (stage,) = problem.placed([((0, 1, 2), Degrees(1, 1))], 0.0).stages
-    # 3 x 8 rest, 0 + 2 + 4 a microbatch, and 1 while a layer runs; there are 4 microbatches.
+    # Bytes: 3 x 8 at rest, 0 + 2 + 4 per microbatch, and 1 while a layer runs. At most 4
+    # microbatches are kept, as there are no more.
     assert [problem.stage_bytes(stage, behind) for behind in range(6)] == [31, 37, 43, 49, 49, 49]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_stages_fit_as_candidates_say(seed: int) -> None:
+def test_candidates_tell_which_stages_fit_in_memory(seed: int) -> None:
     problem = random_problem(seed)
     points = prefixes(problem)
     candidates = Candidates.of(problem, points)
@@ -127,15 +128,16 @@ def test_stages_fit_as_candidates_say(seed: int) -> None:
                     assert candidates.most_behind[p, q, c] == -1
 
 
-def test_a_step_is_stages_transfers_and_the_longest_reduction() -> None:
+def test_step_time_is_stages_plus_transfers_plus_the_longest_reduction() -> None:
     problem = plain()
     alone = Degrees(1, 1)
     cut = problem.placed([((0,), alone), ((1, 2), alone)], 0.0)
-    # 1 s and 5 s; a byte there and back at 10 a second; 3 more microbatches of 5 s; 10 + 20 s.
+    # Stages of 1 s and 5 s. A byte is sent forward and back, at 10 bytes per second. 3 more
+    # microbatches take 5 s each, and the longest reduction takes 10 + 20 s.
     assert problem.step_secs(cut) == pytest.approx(1 + 5 + 0.2 + 15 + 30)
 
 
-def test_large_stages_do_not_lie_across_hosts() -> None:
+def test_stage_with_two_devices_is_placed_on_one_host() -> None:
     problem = plain(degrees=(Degrees(1, 1), Degrees(1, 2)))
     cut = problem.placed([((0,), Degrees(1, 1)), ((1,), Degrees(1, 2)), ((2,), Degrees(1, 1))], 0.0)
     assert [stage.devices for stage in cut.stages] == [(6,), (4, 5), (7,)]
