@@ -63,9 +63,8 @@ class Options:
         sizes = [each for each in every if self.allows(each)]
         whole = self._fastest(sizes)
         apart = setting.family == "interlaced"
-        less = self._fastest(
-            replace(each, keep=k, apart=apart) for k, each in product(KEPT_LESS, sizes)
-        )
+        smaller = (replace(each, keep=k, apart=apart) for k, each in product(KEPT_LESS, sizes))
+        less = self._fastest(filter(self.allows, smaller))
         if whole is None or (less is not None and self.guess.secs(less) < self.guess.secs(whole)):
             yield from [less] if less is not None else sizes[:1]
         if whole is not None:
@@ -98,7 +97,7 @@ class Options:
         return setting.family == "hybrid" and setting.dp > 1 and num > 0 and num % setting.dp == 0
 
     def allows(self, setting: Setting) -> bool:
-        """Whether the setting's microbatches and stages are possible for this request."""
+        """Whether the setting's choices are possible for this request, and differ from others."""
         request = self.request
         if setting.microbatch not in request.samples:
             return False
@@ -111,6 +110,7 @@ class Options:
             and (is_pipeline or setting.schedule == "interleaved")
             and (setting.chunks == 1 or (is_pipeline and num % setting.pp == 0))
             and setting.pp * setting.chunks <= self.traits.num_layers
+            and (setting.keep is not Keep.ATTENTION_ONLY or bool(self.traits.attentions))
         )
 
     def moves(self, setting: Setting) -> Iterator[Setting]:

@@ -37,14 +37,14 @@ from superscaler_core.planners.search.request import Candidate, Request, SearchP
 LAZY_SECS: Mapping[str, float] = {
     "by_hand": 1, "mesh_2d": 10,
     "piper": 30, "alpa": 30, "dapple": 30, "galvatron": 40,
-    "alpa_intra": 80, "unity": 80, "hidup": 100,
+    "alpa_intra": 80, "unity": 80, "hidup": 10,
     "tofu": 30, "tarnawski": 30, "pipedream": 30, "pipedream_hierarchical": 30, "flexflow": 50,
 }  # fmt: skip
 """Seconds that planners, or rows of ``by_hand``, think when a candidate is filled.
 
 They are for 1000 ops and 8 devices.
 
-They are multiplied by 10 for planners that were never the best beside auto in ``bench.search``.
+They are multiplied by 10 for planners that were never faster than auto in ``bench.search``.
 """
 
 OTHER_SECS: Mapping[str, float] = {
@@ -65,8 +65,8 @@ PATIENCE = 0.03
 """Addition to a planner's first guess per second of thinking, as a share."""
 
 NEEDS: Mapping[str, Callable[[Traits], bool]] = {
-    "hidup": lambda traits: traits.num_experts > 0,
-    "mesh_2d": lambda traits: traits.has_features,
+    "hidup": lambda traits: traits.num_experts > 0 or traits.has_images,
+    "mesh_2d": lambda traits: traits.has_features and not traits.has_images,
     "terapipe": lambda traits: traits.has_tokens,
 }
 """Traits without which a planner, or a plan of ``by_hand``, is put last."""
@@ -82,9 +82,10 @@ CHANGED, NEXT, SHARDED, DEARER = 1.02, 1.03, 1.05, 1.2
 
 ``CHANGED`` is on the trial's step, after a change; ``SHARDED`` if the change is of storage, which
 rarely makes steps faster. ``NEXT`` is on the planner's best step, for its next candidate.
-``DEARER`` is on the last guess: after a change that only saves memory, for what the planner itself
-lets follow, and for its next candidate while none was possible. All are above 1, so that moves of
-an equally fast setting come first: these are more, and gain more.
+``DEARER`` is on the last guess: after a change that only saves memory, for candidates that follow a
+trial that does not fit, and for the planner's next candidate while none was possible. All are above
+1, so that moves of an equally fast setting come first: these are more, and gain more. A candidate
+that the planner lets follow a trial that fits is guessed to take as long as that trial.
 """
 
 FAR = 2.0
@@ -228,8 +229,9 @@ class _Row:
             if is_next:
                 best = self._best_secs
                 yield from self.next(best * NEXT if best < inf else guess_secs * DEARER)
+            onward = trial.secs if trial.fits else guess_secs * DEARER
             for other in given.follow(trial):
-                yield self._own(other, guess_secs * DEARER, is_next=False)
+                yield self._own(other, onward, is_next=False)
             yield from self._changes(own, NO_CHANGE, {NO_CHANGE}, trial)
 
         name = given.name if self.name in given.name else f"{self.name} {given.name}"

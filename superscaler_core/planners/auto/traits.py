@@ -117,7 +117,8 @@ class Traits:
     @cached_property
     def attentions(self) -> tuple[OpGroup, ...]:
         """The ops of every attention."""
-        return self.blocks.attention if _has(lambda: self.blocks.attention) else ()
+        groups = self.blocks.attention if _has(lambda: self.blocks.attention) else ()
+        return tuple(ops for ops in groups if ops)
 
     @cached_property
     def word_bytes(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from math import inf, log2
 
 from superscaler_core.cost import CostModel
 from superscaler_core.plan import Plan
@@ -18,27 +19,54 @@ On HiDup's models its strategies take at most 2 % more than the lower bound (``l
 links are fast, and at most 28 % more where they are slow. With slow links, a beam of eight times as
 many saves up to 2 %."""
 
+GROWTH = 4
+"""Factor from a size that fits to the next one. A search takes seconds for each size."""
+
 
 def propose_hidup(request: Request) -> Iterator[Candidate]:
-    """HiDup's strategy for the largest microbatches whose number in a step is even.
+    """HiDup's strategy for the largest microbatches that fit and whose number in a step is even.
 
-    The search does not limit memory. If a candidate does not fit, the next smaller microbatches
-    follow. They need less memory, and are no faster, because nothing overlaps with other
-    microbatches.
+    The search does not limit memory. Larger microbatches are no slower, because nothing overlaps
+    with other microbatches. The first candidate has about one sample per device. If it fits, the
+    next size is ``GROWTH`` times as large. Peaks of memory are taken as ``a + b samples`` with
+    ``a >= 0``: one peak excludes sizes above ``samples * memory / peak`` if it is too large, and
+    two peaks give ``b``.
     """
     sizes = [size for size in request.samples if request.microbatches(size) % 2 == 0]
+    first = sorted(sizes, key=lambda size: abs(log2(size / len(request.devices))))
+    for samples in first[:1]:
+        yield _candidate(request, sizes, samples)
 
-    def candidates(number: int) -> Iterator[Candidate]:
-        if number >= 0:
-            how = partial(duplexed, request=request, samples=sizes[number])
 
-            def follow(trial: Trial) -> Iterator[Candidate]:
-                if not trial.fits:
-                    yield from candidates(number - 1)
+def _candidate(
+    request: Request, sizes: Sequence[int], samples: int, before: tuple[int, int] | None = None
+) -> Candidate:
+    """The candidate of one size.
 
-            yield Candidate(f"hidup samples={sizes[number]}", sizes[number], how, follow=follow)
+    Args:
+        request: the model, cluster and step.
+        sizes: all sizes that may be the largest one that fits, in ascending order.
+        samples: one of them.
+        before: another size, and its peak of memory in bytes, if one was tried.
+    """
 
-    return candidates(len(sizes) - 1)
+    def follow(trial: Trial) -> Iterator[Candidate]:
+        peak, seen = trial.peak_bytes, before
+        most = inf
+        if trial.fits or trial.lacks_memory:
+            if before is not None and peak != before[1]:
+                slope = (peak - before[1]) / (samples - before[0])
+                most = samples + (request.memory_bytes - peak) / slope
+            elif trial.lacks_memory:
+                most = samples * request.memory_bytes / peak
+            seen = samples, peak
+        left = [n for n in sizes if n <= most and (n > samples if trial.fits else n < samples)]
+        grown = [n for n in left if n >= GROWTH * samples] if most == inf else []
+        if left:
+            yield _candidate(request, left, (grown or left[-1:])[0], seen)
+
+    how = partial(duplexed, request=request, samples=samples)
+    return Candidate(f"hidup samples={samples}", samples, how, follow=follow)
 
 
 def duplexed(plan: Plan, *, request: Request, samples: int) -> None:

@@ -59,7 +59,7 @@ def propose_alpa(request: Request) -> Iterator[Candidate]:
 
 def _candidate(name: str, samples: int, cut: MeshCut) -> Candidate:
     """A candidate for a cut, first looked at with a few rounds of its pipeline and fewer blocks."""
-    look = Look(len(cut.stages) + cut.recycle, partial(_sizes, cut))
+    look = Look(len(cut.stages) + cut.recycle, stages=partial(_sizes, cut))
     return Candidate(name, samples, cut, guess_secs=cut.objective, look=look)
 
 

@@ -87,18 +87,10 @@ A collection takes a third of a second in a process that has torch, longer than 
 """
 
 
-ROUNDS = 3
-"""Periods of microbatches in a shortened step.
-
-A second run with one period less gives the time per period: all shipped pipelines are full after
-two periods.
-"""
-
-
 def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: Look) -> Looked:
     request = request.as_captured if how.is_exact else request
     num = request.microbatches(samples)
-    few = ROUNDS * how.period if ROUNDS * how.period < num else 0
+    few = how.rounds * how.period if how.rounds * how.period < num else 0
     short = _short(request.graph_of(samples), how)
     pairs = [None] if short is None else [*zip(short.graphs, short.sizes, strict=True)]
 

@@ -15,10 +15,13 @@ from superscaler_core.planners.search.request import (
 )
 
 OVERLAPS = {
-    "overlap": Overlap(prefetch=1, reductions=True),
     "overlap moves": Overlap(prefetch=1, reductions=True, moves=True),
+    "overlap": Overlap(prefetch=1, reductions=True),
 }
-"""Overlap of communication with computing, by the words that are added to the plan's name."""
+"""Overlap of communication with computing, by the words that are added to the plan's name.
+
+The offer that hides most is tried first.
+"""
 
 
 def overlapped(now: Overlap, offer: Overlap) -> Overlap:

@@ -90,6 +90,8 @@ class Look:
         period: microbatches after which a full pipeline repeats its pattern. Only a few periods are
             simulated; ``sprogram`` then takes their microbatches as ``microbatches``. If 0, all
             microbatches are simulated.
+        rounds: number of the simulated periods. A second run with one period less gives the time
+            per period, so the pipeline has to repeat its pattern after ``rounds - 1`` periods.
         stages: from a model's blocks to the number of blocks of each stage. Every stage then loses
             equally many; ``sprogram`` takes the remaining numbers as ``sizes``. If None, no block
             is left out.
@@ -97,6 +99,7 @@ class Look:
     """
 
     period: int = 0
+    rounds: int = 3
     stages: Callable[[Blocks], Sequence[int]] | None = None
     is_exact: bool = False
 

@@ -9,6 +9,7 @@ import pytest
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting, options_of
 from tests.superscaler_core.planners.auto.test_guess import REQUEST
+from tests.superscaler_core.planners.search.test_search import request
 
 
 def roots(memory_bytes: float, **layout: int) -> list[Setting]:
@@ -44,3 +45,13 @@ def test_root_is_guessed_to_fit_if_any_setting_of_its_layout_fits(gib: int) -> N
     for root in others:
         leaner = replace(root, samples=1, keep=Keep.BLOCK_INPUTS)
         assert options.guess.num_bytes(leaner) > gib << 30
+
+
+@pytest.mark.parametrize("model, has_attention", [("mlp", False), ("gpt", True)])
+def test_recomputation_of_attentions_alone_needs_attentions(
+    model: str, has_attention: bool
+) -> None:
+    options = options_of(request(model))
+    start = Setting.parse("hybrid tp=2")
+    near = {*options.moves(start), *options.savings(start)}
+    assert (Keep.ATTENTION_ONLY in {each.keep for each in near}) == has_attention

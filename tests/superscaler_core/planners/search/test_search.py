@@ -306,6 +306,28 @@ def test_estimate_from_few_microbatches_is_near_the_full_simulation(words: str) 
     assert estimate.secs == pytest.approx(whole.secs, rel=0.02)
 
 
+@cache
+def uneven_graph(samples: int) -> ss.Graph:
+    """A graph whose stages take unequal times, so that pipelines fill slowly."""
+    sizes = {"blocks": (3, 4, 6, 3), "base": 64, "image": 224, "width_factor": 4}
+    return ss.capture(
+        build("wide_resnet", **sizes), example_inputs("wide_resnet", samples, **sizes)
+    )
+
+
+@pytest.mark.parametrize("words", ["chunks=2", "chunks=4", "schedule=zero-bubble-v", "zero=0"])
+def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None:
+    words = f"pp=4 {words}"
+    asked = replace(request("wide_resnet", 4), batch=128, graph_of=uneven_graph)
+    setting = Setting.parse(f"hybrid {words}")
+    proposals = auto(asked)
+    proposals._add(setting)
+    candidate = proposals._candidate(setting, 1.0)
+    estimate, whole = evaluate(asked, candidate, candidate.look), evaluate(asked, candidate)
+    assert (estimate.is_estimate, whole.is_estimate) == (True, False)
+    assert estimate.secs == pytest.approx(whole.secs, rel=1e-3)
+
+
 def test_time_budget_includes_the_final_full_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full looks take long and small looks do not; the search ends within its budget."""
     now = 0.0
