@@ -84,30 +84,60 @@ def run(args: argparse.Namespace, jobs: Sequence[Job], compute: Compute) -> list
         return list(rows_of(jobs, compute, version, 0))
 
 
+def priced(args: argparse.Namespace, compute: Compute, path: Path) -> list[dict[str, Any]]:
+    """The rows of a result file whose plans take the same time by the code of today.
+
+    Args:
+        args: result of ``parse``.
+        compute: computes the row of a job.
+        path: the result file.
+    """
+    version = Version.now(compute.__module__, may_be_dirty=args.dirty or args.kept)
+    return [row for row in json.loads(path.read_text())["rows"] if version.prices(row)]
+
+
+def origin_text(rows: Sequence[Row], older: Sequence[Row] = ()) -> str:
+    """The commits of the rows of a result, and what is equal at them.
+
+    Args:
+        rows: rows of the code of today.
+        older: rows of which only the prices are those of the code of today (``priced``).
+    """
+    text = commits_text(rows)
+    if text.startswith("commits"):
+        text = f"{text}, equal in all that rows depend on"
+    if older:
+        text = f"{text}; rows of older planners, with the same cost model: {commits_text(older)}"
+    return text
+
+
 def save(
     args: argparse.Namespace,
     figures: Mapping[str, Any],
     rows: Sequence[Row],
     draw: Draw | None = None,
+    older: Sequence[Row] = (),
 ) -> int:
     """Write the result file and its picture, unless the code is uncommitted or the run incomplete.
 
     Args:
         args: result of ``parse``.
         figures: the result without its environment (machine, versions, date).
-        rows: the rows from which the result was computed.
+        rows: rows of the code of today from which the result was computed.
         draw: draws the picture; None for no picture.
+        older: other such rows, as of ``origin_text``.
 
     Returns:
         0, for the shell.
     """
-    print(f"{len(rows)} rows of {commits_text(rows)}")
+    origin = origin_text(rows, older)
+    print(f"{len(rows) + len(older)} rows of {origin}")
     if args.dirty or args.kept:
         print("no result file is written")
         return 0
     path: Path = args.out
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = {**environment(args.command), **figures, "commits": commits_text(rows)}
+    result = {**environment(args.command), **figures, "commits": origin}
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(path)
     if draw is not None:

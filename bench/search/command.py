@@ -10,7 +10,7 @@ from statistics import fmean
 
 from bench.cells import dots
 from bench.cells.cell import Cell
-from bench.cells.searches import by_cell, over, parse, run, save
+from bench.cells.searches import by_cell, over, parse, priced, run, save
 from bench.cells.store import Job, Row
 from bench.search.catalogue import cells, compute
 from superscaler_core.planners.table import PLANNERS
@@ -34,6 +34,7 @@ examples:
   python -m bench.search --cells gpt3-4,moe-2.4b     # cells whose names begin so
   python -m bench.search --budget 15                 # seconds of a search, in place of 60
   python -m bench.search --kept                      # the table of what was computed so far
+  python -m bench.search --others bench/results/search.json     # search by auto only
 """
 
 
@@ -136,14 +137,24 @@ def main(words: list[str]) -> int:
         and (not args.quick or cell.num_gpus <= 8)
     ]
     planners = args.planners.split(",") if args.planners else ()
+    wanted = [(cell.name, name) for cell, name in wanted_of(chosen, planners)]
+    others = priced(args, compute, args.others) if args.others else []
+    older = {
+        (row["cell"], row["planner"]): row
+        for row in others
+        if row["planner"] != "auto" and (row["cell"], row["planner"]) in wanted
+    }
     jobs = [
-        Job(cell.name, name, args.budget, cell.workload)
-        for cell, name in wanted_of(chosen, planners)
+        Job(cell, name, args.budget, cells()[cell].workload)
+        for cell, name in wanted
+        if (cell, name) not in older
     ]
-    rows = run(args, jobs, compute)
+    searched = run(args, jobs, compute)
+    rows = [*searched, *older.values()]
     tuned = {cell.name: (*cell.systems, *cell.first) for cell in chosen}
     print(table(rows, tuned))
-    return save(args, {"tuned": tuned, "rows": rows}, rows, partial(draw, rows))
+    figures = {"tuned": tuned, "rows": rows}
+    return save(args, figures, searched, partial(draw, rows), [*older.values()])
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -155,5 +166,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--cells", metavar="NAME,...", help="beginnings of cells' names")
     parser.add_argument("--planners", metavar="NAME,...", help="only these (default: all)")
+    parser.add_argument(
+        "--others",
+        type=Path,
+        metavar="FILE",
+        help="take rows of all planners but auto from this result, if only planners changed since",
+    )
     parser.add_argument("--quick", action="store_true", help="only 4 and 8 GPUs")
     return parse(parser, words, out="bench/results/search.json", budget_secs=60.0)

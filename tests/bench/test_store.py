@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.cells import store
+from bench.cells.searches import origin_text
 from bench.cells.store import (
     DirtyError,
     Job,
@@ -26,6 +27,7 @@ from bench.search.command import ceiling, draw, ratio, table, wanted_of
 
 FILES = {
     "superscaler_core/a.py": "",
+    "superscaler_core/planners/p.py": "",
     "rvdcomm/b.py": "",
     "bench/one.py": "from bench.two import x\nfrom bench import three\n",
     "bench/two.py": "x = 1\n",
@@ -40,7 +42,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with one commit and no stored rows; jobs run in this process."""
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
-        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
     git("init", "-q")
     commit()
@@ -139,6 +141,22 @@ def test_row_is_reused_if_only_comments_and_docstrings_changed() -> None:
 
 
 @pytest.mark.usefixtures("repository")
+def test_plans_keep_their_price_while_only_planners_change() -> None:
+    row = {"planner": "auto", "commit": Version.now("bench.one").commit}
+    Path("superscaler_core/planners/p.py").write_text("p = 1\n")
+    commit()
+    version = Version.now("bench.one")
+    assert (version.has(row), version.prices(row)) == (False, True)
+    for name in ("superscaler_core/a.py", "rvdcomm/b.py", "bench/two.py"):
+        text = Path(name).read_text()
+        Path(name).write_text("changed = 1\n")
+        commit()
+        assert not Version.now("bench.one").prices(row)
+        Path(name).write_text(text)
+        commit()
+
+
+@pytest.mark.usefixtures("repository")
 def test_larger_budget_recomputes_only_unfinished_searches() -> None:
     assert computed(2.0, left=3)
     assert not computed(1.0)
@@ -195,7 +213,8 @@ def test_each_row_names_its_commit() -> None:
     assert not computed()
     rows = [{"commit": before}, {"commit": Version.now("bench.one").commit}]
     assert commits_text(rows[:1]) == f"commit {before}"
-    assert "equal in all that rows depend on" in commits_text(rows)
+    assert origin_text(rows).endswith(", equal in all that rows depend on")
+    assert f"with the same cost model: commit {before}" in origin_text(rows[1:], rows[:1])
 
 
 # --- the search's table -------------------------------------------------------------------------

@@ -38,7 +38,7 @@ LAZY_SECS: Mapping[str, float] = {
     "by_hand": 1, "mesh_2d": 10,
     "piper": 30, "alpa": 30, "dapple": 30, "galvatron": 40,
     "alpa_intra": 80, "unity": 80, "hidup": 10,
-    "tofu": 30, "tarnawski": 30, "pipedream": 30, "pipedream_hierarchical": 30, "flexflow": 50,
+    "tofu": 3, "tarnawski": 30, "pipedream": 30, "pipedream_hierarchical": 30, "flexflow": 50,
 }  # fmt: skip
 """Seconds that planners, or rows of ``by_hand``, think when a candidate is filled.
 
@@ -86,6 +86,12 @@ rarely makes steps faster. ``NEXT`` is on the planner's best step, for its next 
 trial that does not fit, and for the planner's next candidate while none was possible. All are above
 1, so that moves of an equally fast setting come first: these are more, and gain more. A candidate
 that the planner lets follow a trial that fits is guessed to take as long as that trial.
+"""
+
+NEAR = 1.02
+"""Multiple of the best step so far below which a plan's changes come before all other candidates.
+
+Such a plan needs only a small gain to be the best, and a change costs one look.
 """
 
 FAR = 2.0
@@ -259,9 +265,11 @@ class _Row:
             dearer = trial.candidate.guess_secs * DEARER
             more = [(each, dearer) for each in change.savings(is_far)]
         elif trial.fits and result not in results:
+            is_near = trial.secs <= NEAR * min((secs for secs, _ in results), default=0.0)
             more = [
-                (each, trial.secs * (CHANGED if each.zero == change.zero else SHARDED))
+                (each, self._others.bound_secs if is_near else trial.secs * factor)
                 for each in change.more()
+                for factor in [CHANGED if each.zero == change.zero else SHARDED]
             ]
         else:
             return
