@@ -19,6 +19,9 @@ On HiDup's models its strategies take at most 2 % more than the lower bound (``l
 links are fast, and at most 28 % more where they are slow. With slow links, a beam of eight times as
 many saves up to 2 %."""
 
+FIRST = 4
+"""Samples per device of the first size, near the best sizes of models with experts or images."""
+
 GROWTH = 4
 """Factor from a size that fits to the next one. A search takes seconds for each size."""
 
@@ -27,13 +30,13 @@ def propose_hidup(request: Request) -> Iterator[Candidate]:
     """HiDup's strategy for the largest microbatches that fit and whose number in a step is even.
 
     The search does not limit memory. Larger microbatches are no slower, because nothing overlaps
-    with other microbatches. The first candidate has about one sample per device. If it fits, the
-    next size is ``GROWTH`` times as large. Peaks of memory are taken as ``a + b samples`` with
+    with other microbatches. The first candidate has about ``FIRST`` samples per device. If it fits,
+    the next size is ``GROWTH`` times as large. Peaks of memory are taken as ``a + b samples`` with
     ``a >= 0``: one peak excludes sizes above ``samples * memory / peak`` if it is too large, and
     two peaks give ``b``.
     """
     sizes = [size for size in request.samples if request.microbatches(size) % 2 == 0]
-    first = sorted(sizes, key=lambda size: abs(log2(size / len(request.devices))))
+    first = sorted(sizes, key=lambda size: abs(log2(size / FIRST / len(request.devices))))
     for samples in first[:1]:
         yield _candidate(request, sizes, samples)
 
