@@ -65,7 +65,7 @@ PATIENCE = 0.03
 """Addition to a planner's first guess per second of thinking, as a share."""
 
 NEEDS: Mapping[str, Callable[[Traits], bool]] = {
-    "hidup": lambda traits: traits.num_experts > 0 or traits.has_images,
+    "hidup": lambda traits: traits.num_experts > 0 or (traits.has_images and not traits.attentions),
     "mesh_2d": lambda traits: traits.has_features and not traits.has_images,
     "terapipe": lambda traits: traits.has_tokens,
 }
