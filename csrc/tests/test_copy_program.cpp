@@ -256,7 +256,8 @@ void dependent_ops_are_separate_batches() {
   all_engines_agree(ops, false, 8);
 }
 
-/// Bytes of all units of an op. Only plans the op, because its buffers would be too large to run it.
+/// Bytes of all units of an op. Only plans the op, because its buffers would be too large to run
+/// it.
 int64_t planned_bytes(const CopyOp& op) {
   int64_t bytes = 0;
   for (const GridBatch& batch : grid_batches(CopyProgram({op}, false), 16)) {
