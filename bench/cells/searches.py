@@ -71,8 +71,8 @@ def run(args: argparse.Namespace, jobs: Sequence[Job], compute: Compute) -> list
     Raises:
         SystemExit: the code is not committed, or was changed during the run.
     """
+    version = _version(args, compute)
     try:
-        version = Version.now(compute.__module__, may_be_dirty=args.dirty or args.kept)
         for path in args.rows:
             restore(path, version)
         return list(rows_of(jobs, compute, version, 0 if args.kept else args.processes))
@@ -84,6 +84,14 @@ def run(args: argparse.Namespace, jobs: Sequence[Job], compute: Compute) -> list
         return list(rows_of(jobs, compute, version, 0))
 
 
+def _version(args: argparse.Namespace, compute: Compute) -> Version:
+    """The current version of the code; exits if code is not committed that has to be."""
+    try:
+        return Version.now(compute.__module__, may_be_dirty=args.dirty or args.kept)
+    except DirtyError as error:
+        raise SystemExit(f"bench: {error}") from None
+
+
 def priced(args: argparse.Namespace, compute: Compute, path: Path) -> list[dict[str, Any]]:
     """The rows of a result file whose plans take the same time by the code of today.
 
@@ -91,8 +99,11 @@ def priced(args: argparse.Namespace, compute: Compute, path: Path) -> list[dict[
         args: result of ``parse``.
         compute: computes the row of a job.
         path: the result file.
+
+    Raises:
+        SystemExit: the code is not committed.
     """
-    version = Version.now(compute.__module__, may_be_dirty=args.dirty or args.kept)
+    version = _version(args, compute)
     return [row for row in json.loads(path.read_text())["rows"] if version.prices(row)]
 
 

@@ -34,7 +34,7 @@ examples:
   python -m bench.search --cells gpt3-4,moe-2.4b     # cells whose names begin so
   python -m bench.search --budget 15                 # seconds of a search, in place of 60
   python -m bench.search --kept                      # the table of what was computed so far
-  python -m bench.search --others bench/results/search.json     # search by auto only
+  python -m bench.search --others bench/results/search.json     # auto, and what the file lacks
 """
 
 

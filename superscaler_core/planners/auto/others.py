@@ -10,7 +10,7 @@ Their order is a heuristic; a candidate's ``cost`` is the number of looks to be 
 - The next candidate is guessed to be nearly as fast as the planner's best so far; while none was
   possible, a fifth slower than the previous guess.
 - A candidate that fits is followed by changes (``Change``), as settings are. It is not, if its time
-  and memory equal those of an earlier trial.
+  and memory equal those of an earlier trial. Changes of nearly the best plan (``NEAR``) come first.
 
 A planner runs where its candidate is looked at: in a worker process if there are any.
 """
@@ -266,11 +266,9 @@ class _Row:
             more = [(each, dearer) for each in change.savings(is_far)]
         elif trial.fits and result not in results:
             is_near = trial.secs <= NEAR * min((secs for secs, _ in results), default=0.0)
-            more = [
-                (each, self._others.bound_secs if is_near else trial.secs * factor)
-                for each in change.more()
-                for factor in [CHANGED if each.zero == change.zero else SHARDED]
-            ]
+            near_secs = self._others.bound_secs
+            cheap, dear = (near_secs if is_near else trial.secs * f for f in (CHANGED, SHARDED))
+            more = [(each, cheap if each.zero == change.zero else dear) for each in change.more()]
         else:
             return
         results.add(result)

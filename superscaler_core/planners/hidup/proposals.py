@@ -36,9 +36,9 @@ def propose_hidup(request: Request) -> Iterator[Candidate]:
     two peaks give ``b``.
     """
     sizes = [size for size in request.samples if request.microbatches(size) % 2 == 0]
-    first = sorted(sizes, key=lambda size: abs(log2(size / FIRST / len(request.devices))))
-    for samples in first[:1]:
-        yield _candidate(request, sizes, samples)
+    if sizes:
+        usual = FIRST * len(request.devices)
+        yield _candidate(request, sizes, min(sizes, key=lambda size: abs(log2(size / usual))))
 
 
 def _candidate(
@@ -57,8 +57,8 @@ def _candidate(
         peak, seen = trial.peak_bytes, before
         most = inf
         if trial.fits or trial.lacks_memory:
-            if before is not None and peak != before[1]:
-                slope = (peak - before[1]) / (samples - before[0])
+            slope = 0.0 if before is None else (peak - before[1]) / (samples - before[0])
+            if slope > 0:
                 most = samples + (request.memory_bytes - peak) / slope
             elif trial.lacks_memory:
                 most = samples * request.memory_bytes / peak

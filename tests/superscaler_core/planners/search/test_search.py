@@ -315,7 +315,7 @@ def uneven_graph(samples: int) -> ss.Graph:
     )
 
 
-@pytest.mark.parametrize("words", ["chunks=2", "chunks=4", "schedule=zero-bubble-v", "zero=0"])
+@pytest.mark.parametrize("words", ["chunks=1", "chunks=2", "chunks=4", "schedule=zero-bubble-v"])
 def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None:
     words = f"pp=4 {words}"
     asked = replace(request("wide_resnet", 4), batch=128, graph_of=uneven_graph)
