@@ -114,12 +114,13 @@ def origin_text(rows: Sequence[Row], older: Sequence[Row] = ()) -> str:
         rows: rows of the code of today.
         older: rows of which only the prices are those of the code of today (``priced``).
     """
-    text = commits_text(rows)
-    if text.startswith("commits"):
-        text = f"{text}, equal in all that rows depend on"
+    parts = []
+    if rows:
+        is_one = len({row["commit"] for row in rows}) == 1
+        parts.append(commits_text(rows) + ("" if is_one else ", equal in all that rows depend on"))
     if older:
-        text = f"{text}; rows of older planners, with the same cost model: {commits_text(older)}"
-    return text
+        parts.append(f"rows of older planners, with the same cost model: {commits_text(older)}")
+    return "; ".join(parts)
 
 
 def save(
