@@ -57,7 +57,8 @@ def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any
     """Options: one kind of parallelism for all devices, or tensor parallelism in a pipeline."""
     num = len(request.devices)
     switches = {name: True for name in ("zero1", "vocabulary") if name in takes}
-    for tp, pp in sorted({(1, num), (min(8, num), max(1, num // 8)), (2, num // 2), (1, 1)}):
+    degrees = [tp for tp in (2, min(8, num)) if num % tp == 0]
+    for tp, pp in sorted({(1, 1), (1, num), *((tp, num // tp) for tp in degrees)}):
         sides = {name: side for name, side in (("tp", tp), ("pp", pp)) if name in takes}
         yield {**switches, **sides}
         if not sides:

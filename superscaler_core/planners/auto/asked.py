@@ -1,12 +1,14 @@
-"""Asked: sPrograms that ask another planner when they fill a plan, once per process."""
+"""Asked: sPrograms that ask another planner when they fill a plan, once per process and graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
+from weakref import WeakKeyDictionary
 
 from superscaler_core.errors import PlanError
+from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Decisions, Plan
 from superscaler_core.planners.search.request import Request, SearchPlanner
 
@@ -15,13 +17,15 @@ SPENT = "proposes nothing more"
 
 MAX_ANSWERS = 64
 
-_answers: dict[tuple[str, str], Decisions] = {}
-"""Decisions of planners in this process, by search and candidate; the latest ``MAX_ANSWERS``."""
+_answers: WeakKeyDictionary[Graph, dict[tuple[str, str], Decisions]] = WeakKeyDictionary()
+"""Decisions of planners in this process, by graph, search and candidate; the latest
+``MAX_ANSWERS`` of every graph. Decisions name pieces, so those of one graph suit no other.
+"""
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """An sProgram that runs another one once per process, and then repeats its decisions.
+    """An sProgram that runs another one once per process and graph, and repeats its decisions.
 
     Attributes:
         search: an id of the search; the answers depend on the limits of the search.
@@ -34,14 +38,15 @@ class Remembered:
     sprogram: Callable[..., None]
 
     def __call__(self, plan: Plan) -> None:
+        known = _answers.setdefault(plan.graph, {})
         key = self.search, self.name
-        if key in _answers:
-            plan.decide(_answers[key])
+        if key in known:
+            plan.decide(known[key])
             return
         self.sprogram(plan)
-        if len(_answers) >= MAX_ANSWERS:
-            del _answers[next(iter(_answers))]
-        _answers[key] = plan.decisions
+        if len(known) >= MAX_ANSWERS:
+            del known[next(iter(known))]
+        known[key] = plan.decisions
 
 
 @dataclass(frozen=True)

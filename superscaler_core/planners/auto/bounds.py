@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from superscaler_core.cost.neighbours import product_of
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.part import Part
@@ -47,8 +48,13 @@ class Bounds:
         times = OpTimes(self.request.profile, grown=samples[-1] / samples[0])
 
         def secs(num: int) -> float:
-            parts = map(Part, self.request.graph_of(num).ops)
-            return sum(times.forward_secs(part) + times.backward_secs(part) for part in parts)
+            graph, total = self.request.graph_of(num), 0.0
+            for op in graph.ops:
+                part = Part(op)
+                # A bias takes no time where the product before it adds it in its own call.
+                is_free = product_of(graph, op) is not None
+                total += times.backward_secs(part) + (0.0 if is_free else times.forward_secs(part))
+            return total
 
         if len(samples) == 1:
             return secs(samples[0]) / samples[0]

@@ -101,11 +101,11 @@ class Options:
         request = self.request
         if setting.microbatch not in request.samples:
             return False
-        num = request.microbatches(setting.microbatch)
+        num, rest = divmod(request.microbatches(setting.microbatch), 2 if setting.duplex else 1)
         is_pipeline = setting.pp > 1
         return (
             setting.samples <= MAX_SAMPLES
-            and (not setting.duplex or num % 2 == 0)
+            and not rest
             and (not is_pipeline or num >= setting.pp)
             and (is_pipeline or setting.schedule == "interleaved")
             and (setting.chunks == 1 or (is_pipeline and num % setting.pp == 0))
@@ -156,8 +156,11 @@ def _axial(options: Options) -> Iterator[Setting]:
 
 def _interlaced(options: Options) -> Iterator[Setting]:
     num, traits = len(options.request.devices), options.traits
-    if traits.has_lookups and traits.has_features and not options.request.recycle:
-        for tp in powers(num // 2):
+    is_possible = traits.has_blocks and traits.has_lookups and traits.has_features
+    if not is_possible or options.request.recycle:
+        return
+    for tp in powers(num // 2):
+        if num % tp == 0 and num // tp <= traits.num_layers:
             yield Setting(tp=tp, pp=num // tp, slack=1)
 
 
@@ -165,7 +168,8 @@ def _spatial(options: Options) -> Iterator[Setting]:
     num = len(options.request.devices)
     if options.traits.has_images and not options.request.recycle:
         for rows in powers(num)[1:]:
-            yield Setting(dp=num // rows, tp=rows)
+            if num % rows == 0:
+                yield Setting(dp=num // rows, tp=rows)
 
 
 LAYOUTS: dict[str, Callable[[Options], Iterator[Setting]]] = {

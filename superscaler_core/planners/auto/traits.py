@@ -34,6 +34,11 @@ class Traits:
         return find_blocks(self.graph)
 
     @cached_property
+    def has_blocks(self) -> bool:
+        """Whether the model has repeated blocks, not only layers."""
+        return _has(lambda: self.blocks.all)
+
+    @cached_property
     def num_layers(self) -> int:
         """The number of blocks, which is the largest number of pipeline stages."""
         return len(self.blocks.layers)

@@ -45,19 +45,20 @@ MOST_LAYERS = 32
 
 
 def meshes_of(num_devices: int, per_host: int, num_axes: int = 2) -> tuple[MeshSizes, ...]:
-    """Logical meshes of all submeshes: powers of two of a host's devices, and of whole hosts.
+    """Logical meshes of all submeshes: powers of two of a host's devices or of whole hosts.
 
     With two axes, a mesh whose sizes differ occurs in both orders. A mesh of two axes covers the
     mesh of one axis, so that occurs only for submeshes that cannot have two axes.
 
     >>> meshes_of(8, 8), meshes_of(8, 8, num_axes=1)
     (((1,), (2,), (2, 2), (2, 4), (4, 2)), ((1,), (2,), (4,), (8,)))
+    >>> meshes_of(6, 3)
+    ((1,), (2,), (3,), (2, 3), (3, 2))
     """
-    sizes = [1 << i for i in range(per_host.bit_length()) if 1 << i <= min(per_host, num_devices)]
-    hosts = num_devices // per_host
-    sizes += [per_host * (1 << i) for i in range(1, hosts.bit_length()) if 1 << i <= hosts]
+    inside = [1 << i for i in range(min(per_host, num_devices).bit_length())]
+    hosts = [1 << i for i in range((num_devices // per_host).bit_length())]
     found: list[MeshSizes] = []
-    for size in sizes:
+    for size in sorted({*inside, *(per_host * num for num in hosts)}):
         pairs = [(a, size // a) for a in range(2, size) if size % a == 0]
         found += pairs if pairs and num_axes > 1 else [(size,)]
     return tuple(found)

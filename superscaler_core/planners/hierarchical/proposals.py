@@ -25,13 +25,16 @@ def propose_alpa(request: Request) -> Iterator[Candidate]:
     Sizes near one sample per device come first: smaller microbatches leave devices nothing to
     share, and larger microbatches are too few to fill a pipeline. If a size does not fit, larger
     ones do not either.
+
+    Raises:
+        PlanError: no size has stages that fit in memory.
     """
     devices = request.devices
     sizes = sorted(request.samples, key=lambda each: abs(log2(each / len(devices))))
     per_host = len(devices)
     if len(request.topology.levels) > 1:
         per_host = min(per_host, len(request.topology.levels[1].groups[0]))
-    seen = set()
+    seen, problem = set(), None
     for num_axes in (1, 2):
         too_large = inf
         for samples in sizes:
@@ -48,13 +51,16 @@ def propose_alpa(request: Request) -> Iterator[Candidate]:
                 limit = share * request.memory_bytes
                 try:
                     cut = alpa_hierarchical(prices, devices, microbatches, limit)
-                except PlanError:
+                except PlanError as error:
+                    problem = error
                     too_large = samples if share == SHARES[0] else too_large
                     break
                 if (samples, cut.stages) not in seen:
                     seen.add((samples, cut.stages))
                     name = f"{samples} samples, {num_axes} axes, {100 * share:.0f} % of memory"
                     yield _candidate(f"{name}: {cut}", samples, cut)
+    if problem is not None and not seen:
+        raise problem
 
 
 def _candidate(name: str, samples: int, cut: MeshCut) -> Candidate:

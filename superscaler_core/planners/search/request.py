@@ -32,6 +32,10 @@ class Request:
         communication: how tensors move, as in ``simulate``.
         captured: like ``graph_of``, but captures a graph of each size. The chosen plan is checked
             on these graphs. None if ``graph_of`` itself never resizes (``resized``).
+
+    Raises:
+        PlanError: no microbatch size, or one that does not divide the batch; no devices, or not
+            those of the topology; no memory.
     """
 
     graph_of: Callable[[int], Graph]
@@ -54,6 +58,15 @@ class Request:
                 f"microbatches of {', '.join(map(str, wrong or self.samples)) or 'no'} samples for "
                 f"a step of {self.batch}: give one at least, and divisors of {self.batch}."
             )
+        ranks = self.topology.ranks
+        strange = [each for each in self.devices if each not in ranks]
+        if strange or not self.devices or len({*self.devices}) < len(self.devices):
+            raise PlanError(
+                f"devices {', '.join(map(str, self.devices)) or 'none'}: give one at least, each "
+                f"once, out of the topology's {min(ranks)} to {max(ranks)}."
+            )
+        if self.memory_bytes < 1:
+            raise PlanError(f"memory of {self.memory_bytes} bytes: a device has 1 or more.")
 
     @property
     def as_captured(self) -> Request:

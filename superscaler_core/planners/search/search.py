@@ -5,11 +5,13 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
 import rvdcomm as rv
 from superscaler_core.cost import PROFILES, DeviceProfile
+from superscaler_core.cost.presets import profile_of
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.plan import Device
@@ -92,10 +94,11 @@ def search(
         progress: called after every trial.
 
     Raises:
-        PlanError: no candidate fits; the message says what is lacking.
+        PlanError: no candidate fits, and the message says what is lacking; or there is no such
+            planner, profile or device.
     """
     chosen = tuple(sorted(topology.ranks) if devices is None else devices)
-    each = profile if isinstance(profile, DeviceProfile) else PROFILES[profile]
+    each = profile if isinstance(profile, DeviceProfile) else profile_of(profile)
     capture, sizes = graphs_of(model_or_graph, inputs, batch, samples, recycled)
     graphs = Resizing(capture, sizes)
     request = Request(
@@ -127,14 +130,14 @@ def search_request(
     start = time.monotonic()
     with Workers(request, num_processes) as workers:
         looking = _Looking(request, workers, start, budget_secs, max_tried, progress)
-        try:
-            looking.run(planner)
-        except KeyboardInterrupt:
-            if not looking.has_any:
-                raise
-            looking.stop()
-        looking.confirm()
-        looking.settle()
+        for phase in (partial(looking.run, planner), looking.confirm, looking.settle):
+            try:
+                phase()
+            except KeyboardInterrupt:
+                if not looking.has_any:
+                    raise
+                looking.stop()
+                looking.confirm()
         return looking.found(time.monotonic() - start)
 
 
@@ -215,7 +218,7 @@ class _Looking:
                 if not (self._waiting or self._promising):
                     break
                 self._begin()
-            ended = self._workers.wait(self._left_secs)
+            ended = self._workers.wait(self._left_secs if self._tried else None)
             if ended is not None:
                 self._take(ended)
             elif not (self._waiting or self._promising):
@@ -331,6 +334,9 @@ class _Looking:
     def stop(self) -> None:
         """Set the budget to 0: go on only until one plan was looked at in full."""
         self._end = 0.0
+        if self.best is not None:
+            self._workers.forget()
+            self._in_full.clear()
 
     def confirm(self) -> None:
         """Look at estimates in full, best first, until time is up and there is a best plan."""

@@ -76,11 +76,24 @@ class Workers:
                 except (EOFError, OSError):
                     self._lose(connection)
                     break
+                except KeyboardInterrupt:
+                    # Part of the answer may have been read, so the rest cannot be.
+                    self._lose(connection)
+                    raise
                 candidate, _ = self._away.pop(connection)
                 if isinstance(answer, Exception):
                     raise answer
                 return trial_of(candidate, answer)
-        return evaluate(self._request, *self._here.popleft()) if self._here else None
+        if not self._here:
+            return None
+        # A look that is interrupted stays the first, and begins again with the next call.
+        trial = evaluate(self._request, *self._here[0])
+        self._here.popleft()
+        return trial
+
+    def forget(self) -> None:
+        """Forget the looks of this process that have not ended."""
+        self._here.clear()
 
     def _lose(self, connection: Connection) -> None:
         """Take over the candidate of a worker whose process has died."""

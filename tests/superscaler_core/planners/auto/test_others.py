@@ -129,14 +129,15 @@ def test_follow_up_candidates_of_a_lazy_planner_are_evaluated() -> None:
     assert {"dapple data_parallel 8", "dapple zero1 8", "dapple third"} <= {*tried}
 
 
-def test_answers_of_planners_are_remembered_per_search() -> None:
+def test_answers_of_planners_are_remembered_per_search_and_graph() -> None:
+    """Decisions name pieces, so those of a graph suit no graph of another size."""
     calls: list[str] = []
-    for search in ("a", "a", "b"):
+    for search, samples in (("a", BATCH), ("a", BATCH), ("b", BATCH), ("a", 2)):
         how = Remembered(search, "x", Shipped("data_parallel", calls))
-        plan = ss.Plan(ASKED.graph_of(BATCH), range(2))
+        plan = ss.Plan(ASKED.graph_of(samples), range(2))
         how(plan)
         assert plan.is_assigned
-    assert len(calls) == 2
+    assert len(calls) == 3
 
 
 def test_pickled_candidates_of_other_planners_contain_no_graph() -> None:

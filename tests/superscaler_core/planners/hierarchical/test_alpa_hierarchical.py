@@ -198,6 +198,11 @@ def test_two_dim_meshes_of_two_hosts_are_2x8_4x4_and_8x2() -> None:
     assert meshes_of(16, 8)[-3:] == ((2, 8), (4, 4), (8, 2))
 
 
+def test_hosts_of_any_size_are_submeshes() -> None:
+    assert meshes_of(6, 6, 1) == ((1,), (2,), (4,), (6,))
+    assert meshes_of(6, 3, 1) == ((1,), (2,), (3,), (6,))
+
+
 # --- plans --------------------------------------------------------------------------------------
 
 
@@ -283,7 +288,8 @@ def test_larger_microbatches_are_not_priced_if_a_smaller_size_does_not_fit() -> 
         return gpt()
 
     request = replace(asked(gpt(), (2, 4, 8), 1), graph_of=graph_of)
-    assert list(propose_alpa(request)) == []
+    with pytest.raises(ss.PlanError, match="no stages on 2 devices fit"):
+        list(propose_alpa(request))
     # Only the size nearest to one sample per device is priced: once for meshes of two axes, and
     # once for meshes of one axis.
     assert priced == [2, 2]

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 import rvdcomm as rv
 import superscaler_core as ss
@@ -29,6 +31,7 @@ from superscaler_core.planners.search.request import (
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
+from superscaler_core.schedules import one_f_one_b
 from superscaler_core.simulator import PROFILES, simulate
 from tests.matrix import part
 from tests.superscaler_core.training import Case, errors_on_threads
@@ -169,6 +172,39 @@ def test_interrupted_search_returns_the_best_plan_so_far() -> None:
     assert found.secs == min(fits)
 
 
+class Interrupting:
+    """An sProgram whose first look at the whole step is interrupted by Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def __call__(self, plan: ss.Plan, microbatches: int = 0) -> None:
+        if not microbatches and not self.is_done:
+            self.is_done = True
+            raise KeyboardInterrupt
+        PLANS["data_parallel"](plan)
+        plan.op_order(one_f_one_b(1, microbatches or BATCH // 2))
+
+
+@pytest.mark.parametrize("num_known", [0, 1])
+def test_interrupted_full_look_loses_no_plan(num_known: int) -> None:
+    """Without another plan, the look begins again; with one, the search ends with that one."""
+    stopped = Candidate("stopped", 2, Interrupting(), look=Look(1), guess_secs=2)
+    known = [Candidate("slower", 1, PLANS["data_parallel"], guess_secs=1)][:num_known]
+    found = search_request(request(), lambda _: [*known, stopped], max_tried=1 + num_known)
+    assert isinstance(stopped.sprogram, Interrupting)
+    assert stopped.sprogram.is_done
+    assert found.name == [*known, stopped][0].name
+
+
+def test_interrupted_check_of_the_best_plan_keeps_it() -> None:
+    def captured(samples: int) -> ss.Graph:
+        raise KeyboardInterrupt
+
+    asked = replace(request(), captured=captured)
+    assert search_request(asked, auto, max_tried=3).secs > 0
+
+
 def test_a_budget_ends_a_search() -> None:
     found = search_request(request("gpt"), auto, budget_secs=0)
     assert found.num_left > 0
@@ -256,12 +292,79 @@ def test_unknown_planner_raises_plan_error_with_a_suggestion() -> None:
                   planner="alpha")  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["moe", "wide_resnet"])
+class Biases(torch.nn.Module):
+    """Products of two loops alone, so that biases are a large part of the work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(1, 1 << 18)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.wide(x).sum()
+
+
+@cache
+def biased_graph(samples: int) -> ss.Graph:
+    return ss.capture(Biases(), (torch.zeros(samples, 1),))
+
+
+def biased_request() -> Request:
+    """A request whose steps take much longer than the launches of their ops."""
+    return replace(request(), graph_of=biased_graph, samples=(64, 128, 256), batch=256)
+
+
+@pytest.mark.parametrize("model", ["moe", "wide_resnet", "biases"])
 def test_bounds_of_time_and_memory_are_not_above_the_trial(model: str) -> None:
-    found = search_request(request(model), auto, max_tried=10)
+    asked = biased_request() if model == "biases" else request(model)
+    found = search_request(asked, auto, max_tried=10)
     for trial in found.tried:
         assert trial.candidate.bound_secs <= trial.secs
         assert not trial.peak_bytes or trial.candidate.least_bytes <= trial.peak_bytes
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_any_number_of_devices_has_a_plan(num: int) -> None:
+    asked = replace(request("mlp", num), samples=(1, 2, 3, 6), batch=6)
+    for name in ("auto", "by_hand", "alpa_hierarchical"):
+        assert search_request(asked, PLANNERS[name], max_tried=8).secs > 0
+
+
+class Tied(torch.nn.Module):
+    """Look-up and head share a table; nothing repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(16, 8)
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(self.words(words))
+        return torch.nn.functional.linear(hidden, self.words.weight).square().mean()
+
+
+def test_auto_finds_a_plan_for_look_ups_without_blocks() -> None:
+    words = torch.zeros(2, 4, dtype=torch.int64)
+    topology = rv.Topology.single_host(2, 5e-6, 20e9)
+    found = ss.search(Tied(), (words,), topology=topology, batch=BATCH, max_tried=4)
+    assert found.secs > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"devices": ()}, "devices none: give one at least, .* topology's 0 to 1"),
+        ({"devices": (0, 0)}, "devices 0, 0: .* each once"),
+        ({"devices": (0, 7)}, "devices 0, 7: .* topology's 0 to 1"),
+        ({"memory_bytes": 0}, "memory of 0 bytes"),
+        ({"profile": "a1000"}, "no profile 'a1000'; there are v100"),
+    ],
+)
+def test_invalid_arguments_of_a_search_raise_plan_error(
+    wrong: dict[str, Any], message: str
+) -> None:
+    topology = rv.Topology.single_host(2, 5e-6, 20e9)
+    with pytest.raises(ss.PlanError, match=message):
+        ss.search(graph("mlp", 2), topology=topology, batch=2, **wrong)
 
 
 @pytest.mark.parametrize("model", ["mlp", "wide_resnet"])
