@@ -4,6 +4,7 @@ from superscaler_core.memory.memory import (
     STATES,
     DeviceMemory,
     check_memory,
+    check_states,
     memory_of,
     step_peaks_of,
 )
@@ -15,6 +16,7 @@ __all__ = [
     "StepPeak",
     "StepPeaks",
     "check_memory",
+    "check_states",
     "memory_of",
     "step_peaks_of",
 ]

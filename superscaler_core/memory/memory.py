@@ -151,13 +151,22 @@ def check_memory(
     )
 
 
+def check_states(optimizer: str, master_dtype: str | None) -> None:
+    """Refuse an unknown optimizer, or an unknown dtype of stored parameters.
+
+    Raises:
+        PlanError: the optimizer or the dtype is not known.
+    """
+    _check_known("optimizer", optimizer, STATES)
+    if master_dtype is not None:
+        _check_known("dtype", master_dtype, ITEM_BYTES)
+
+
 class _Account:
     """Adds up the memory of devices."""
 
     def __init__(self, made: Materialized, optimizer: str, master_dtype: str | None) -> None:
-        _check_known("optimizer", optimizer, STATES)
-        if master_dtype is not None:
-            _check_known("dtype", master_dtype, ITEM_BYTES)
+        check_states(optimizer, master_dtype)
         self._made, self._num_states = made, STATES[optimizer]
         self._stored = StoredMemory(made, master_dtype)
         self._steps = StepMemory(made, self._stored)

@@ -78,9 +78,10 @@ class Bounds:
         """A lower bound of a device's bytes of weights and states; 0 if they are on the host."""
         if setting.offload:
             return 0.0
-        num, (weights, states) = len(self.request.devices), self.trained_bytes
+        num = len(self.request.devices)
         splits = 1.0 * _splits(setting, num)
-        return weights / splits + states / (num if setting.zero else splits)
+        states = self.state_bytes / (num if setting.zero else splits)
+        return self.weight_bytes / splits + states
 
     @property
     def is_tight(self) -> bool:
@@ -89,11 +90,15 @@ class Bounds:
         return kept > self.request.memory_bytes
 
     @cached_property
-    def trained_bytes(self) -> tuple[float, float]:
-        """Bytes of all trained weights, and of their optimizer states and master weights."""
-        weights = sum(tensor.num_bytes for tensor in self._trained)
-        masters = self.gradient_bytes
-        return weights, (STATES[self.request.optimizer] + (masters != weights)) * masters
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, also of those that are not trained."""
+        return sum(tensor.num_bytes for tensor in self._graph.parameters.values())
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer states and master weights of all trained weights."""
+        has_masters = self.gradient_bytes != sum(tensor.num_bytes for tensor in self._trained)
+        return (STATES[self.request.optimizer] + has_masters) * self.gradient_bytes
 
     @cached_property
     def gradient_bytes(self) -> int:

@@ -148,7 +148,7 @@ class Guess:
     def _gradient_share(self) -> float:
         """Bytes of gradients over bytes of weights; gradients have the master weights' dtype."""
         bounds = Bounds(self.request)
-        return bounds.gradient_bytes / max(1.0, bounds.trained_bytes[0])
+        return bounds.gradient_bytes / max(1, bounds.weight_bytes)
 
     @cached_property
     def _graph(self) -> Graph:

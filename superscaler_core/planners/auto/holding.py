@@ -42,11 +42,12 @@ class Holding:
 
     def stored_bytes(self, setting: Setting) -> float:
         """Bytes of weights, gradients and states of a mean stage, with all word tables."""
-        weights, states = self._bounds.trained_bytes
-        states_per_byte = states / weights if weights else 0.0
-        held, size = self.held_bytes(setting), replicas(setting)[1]
+        bounds, held, size = self._bounds, self.held_bytes(setting), replicas(setting)[1]
         pieces = self.shared_bytes(setting) / size + self.own_expert_bytes(setting)
-        both = 1 + (self._bounds.gradient_bytes / weights if weights else 0.0)
+        both, states_per_byte = 1.0, 0.0
+        if bounds.weight_bytes:
+            both += bounds.gradient_bytes / bounds.weight_bytes
+            states_per_byte = bounds.state_bytes / bounds.weight_bytes
         if setting.zero == 3:
             own = 0.0 if setting.offload else (both + states_per_byte) * pieces
             return own + COPIES * self._fetched_bytes(setting)
@@ -60,7 +61,7 @@ class Holding:
 
     def shared_bytes(self, setting: Setting) -> float:
         """Bytes of the weights with which a device and its replicas compute."""
-        weights, cut = self._bounds.trained_bytes[0], self._cut(setting)
+        weights, cut = self._bounds.weight_bytes, self._cut(setting)
         if setting.family == "interlaced":
             return weights / cut
         dealt = self._traits.expert_bytes if setting.experts else 0

@@ -11,6 +11,7 @@ from superscaler_core.cost import CostModel, DeviceProfile
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.graph import Graph
+from superscaler_core.memory import check_states
 from superscaler_core.plan import Device, Plan
 from superscaler_core.schedules import nf1b, one_f_one_b
 
@@ -35,7 +36,7 @@ class Request:
 
     Raises:
         PlanError: no microbatch size, or one that does not divide the batch; no devices, or not
-            those of the topology; no memory.
+            those of the topology; no memory; an optimizer or a dtype that is not known.
     """
 
     graph_of: Callable[[int], Graph]
@@ -67,6 +68,7 @@ class Request:
             )
         if self.memory_bytes < 1:
             raise PlanError(f"memory of {self.memory_bytes} bytes: a device has 1 or more.")
+        check_states(self.optimizer, self.master_dtype)
 
     @property
     def as_captured(self) -> Request:

@@ -357,6 +357,8 @@ def test_auto_finds_a_plan_for_look_ups_without_blocks() -> None:
         ({"devices": (0, 7)}, "devices 0, 7: .* topology's 0 to 1"),
         ({"memory_bytes": 0}, "memory of 0 bytes"),
         ({"profile": "a1000"}, "no profile 'a1000'; there are v100"),
+        ({"optimizer": "adamm"}, "optimizer 'adamm' is not known; there are adam"),
+        ({"master_dtype": "float33"}, "dtype 'float33' is not known; there are float32"),
     ],
 )
 def test_invalid_arguments_of_a_search_raise_plan_error(
