@@ -100,6 +100,18 @@ class Dims:
         """The sizes of a class' loops in products, such as a linear map or attention."""
         return self._sizes_of_products.get(of, frozenset())
 
+    def can_cut(self, of: DimClass, num: int) -> bool:
+        """Whether all loops of a class can be cut into ``num`` parts at the same places.
+
+        Loops of one size are cut alike into any number. Of several sizes, each has to be divisible;
+        or it divides ``num``, so that parts share iterations, unless a product or the batch has it.
+        """
+        sizes = self.sizes(of)
+        if len(sizes) == 1:
+            return num <= min(sizes)
+        whole = self.sizes_of_products(of) | (sizes.keys() if of == self.batch else set())
+        return all(size % num == 0 or (num % size == 0 and size not in whole) for size in sizes)
+
     def of_op(self, op: Op) -> Collection[DimClass]:
         """The classes of an op's loops that can be cut."""
         return self._loops[op.index].keys()

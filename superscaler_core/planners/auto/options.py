@@ -111,6 +111,17 @@ class Options:
             and (setting.chunks == 1 or (is_pipeline and num % setting.pp == 0))
             and setting.pp * setting.chunks <= self.traits.num_layers
             and (setting.keep is not Keep.ATTENTION_ONLY or bool(self.traits.attentions))
+            and self._can_cut_features(setting)
+        )
+
+    def _can_cut_features(self, setting: Setting) -> bool:
+        """Whether tensor parallelism and co-shard parts divide the inner features."""
+        if setting.family not in ("hybrid", "interlaced"):
+            return True
+        traits, tp = self.traits, setting.tp
+        return (tp == 1 or traits.can_cut_features(tp)) and (
+            setting.coshard == 1
+            or traits.can_cut_features(tp * setting.coshard, heavy=setting.heavy)
         )
 
     def moves(self, setting: Setting) -> Iterator[Setting]:

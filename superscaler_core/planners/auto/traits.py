@@ -76,6 +76,21 @@ class Traits:
         """Whether blocks have inner features, which tensor parallelism cuts."""
         return _has(lambda: self.blocks.inner)
 
+    def can_cut_features(self, num: int, *, heavy: bool = False) -> bool:
+        """Whether the inner features of all blocks, or of heavy ones, can be cut into ``num``."""
+        if (num, heavy) not in self._cuts:
+            dims, inner = self.blocks.dims, {*self.blocks.inner}
+            chosen = heavy_blocks(self.blocks) if heavy else range(self.num_layers)
+            ops = (op for i in chosen for op in self.blocks.layers[i])
+            found = inner.intersection(dim for op in ops for dim in dims.of_op(op))
+            self._cuts[num, heavy] = all(dims.can_cut(dim, num) for dim in found)
+        return self._cuts[num, heavy]
+
+    @cached_property
+    def _cuts(self) -> dict[tuple[int, bool], bool]:
+        """Results of ``can_cut_features`` so far."""
+        return {}
+
     @cached_property
     def sums(self) -> tuple[PTensor, ...]:
         """Results that sum over inner features: partial sums under tensor parallelism."""

@@ -70,24 +70,13 @@ def shares(plan: Plan, **sides: int) -> int:
 
 
 def _check(plan: Plan, dim: DimClass, num: int) -> None:
-    sizes = plan.dims.sizes(dim)
-    # Loops of one size are cut alike into any number; of several sizes, only where cuts coincide.
-    if num <= min(sizes) if len(sizes) == 1 else _fits(plan, dim, num):
+    if plan.dims.can_cut(dim, num):
         return
+    sizes = plan.dims.sizes(dim)
     counts = " and ".join(f"{size} in {op.name}" for size, op in sorted(sizes.items()))
-    degrees = [n for n in range(1, max(sizes) + 1) if _fits(plan, dim, n)]
+    degrees = [n for n in range(1, max(sizes) + 1) if plan.dims.can_cut(dim, n)]
     right = f"at most {min(sizes)}" if len(sizes) == 1 else ", ".join(map(str, degrees))
     raise PlanError(
         f"{plan.graph.name}: dim {dim.dim} of {dim.tensor} cannot be cut into {num} parts: its "
         f"size is {counts}, so it can be cut into {right}."
-    )
-
-
-def _fits(plan: Plan, dim: DimClass, num: int) -> bool:
-    """Whether all loops of a dim are cut at the same places, or whole iterations are shared."""
-    whole = plan.dims.sizes_of_products(dim) | (
-        plan.dims.sizes(dim).keys() if dim == plan.dims.batch else set()
-    )
-    return all(
-        size % num == 0 or (num % size == 0 and size not in whole) for size in plan.dims.sizes(dim)
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
+import superscaler_core as ss
+from superscaler_core.models import build, example_inputs
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting, options_of
+from superscaler_core.planners.auto.families import Filling
 from tests.superscaler_core.planners.auto.test_guess import REQUEST
 from tests.superscaler_core.planners.search.test_search import request
 
@@ -55,3 +59,17 @@ def test_recomputation_of_attentions_alone_needs_attentions(
     start = Setting.parse("hybrid tp=2")
     near = {*options.moves(start), *options.savings(start)}
     assert (Keep.ATTENTION_ONLY in {each.keep for each in near}) == has_attention
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+@pytest.mark.parametrize("coshard", [1, 2, 4])
+def test_settings_are_allowed_if_heads_and_features_can_be_cut(tp: int, coshard: int) -> None:
+    """Six heads can be cut into 1, 2, 3, or 6 parts; a plan with other numbers cannot be filled."""
+    sizes = {"sequence": 4, "layers": 2, "width": 12, "heads": 6}
+    graph = ss.capture(build("gpt", **sizes), example_inputs("gpt", 1, **sizes))
+    asked = replace(request("gpt", tp), graph_of=lambda _: graph, samples=(1,), batch=1)
+    setting = Setting(tp=tp, coshard=coshard)
+    is_possible = tp * coshard in (1, 2, 3, 6)
+    assert options_of(asked).allows(setting) == is_possible
+    with nullcontext() if is_possible else pytest.raises(ss.PlanError, match="cannot be cut into"):
+        Filling(setting, asked.profile, 0, 1)(ss.Plan(graph, asked.devices))
