@@ -242,8 +242,7 @@ def _run(
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _operator_of_redistributor(redistributor: CompiledPlan) -> Operator | None:
     plan = redistributor.plan
-    steps = (f"{step.kind}/{step.num_slices}" for step in plan.path.steps)
-    options = plan.topology, redistributor.executor, plan.memory_limit, *steps
+    options = plan.identity, redistributor.executor, plan.memory_limit
     run = partial(redistributor, requires_grad=False)
 
     def run_back(grad: Tensor) -> Tensor:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from rvdcomm.api.tensors import fault_of
 
 Scale = float | Tensor
 """The value that 1.0 in float8 stands for; a tensor is broadcast to the shape of the values."""
@@ -12,6 +16,28 @@ Scale = float | Tensor
 def is_float8(dtype: str) -> bool:
     """Whether a dtype has eight bits of floating point."""
     return dtype.startswith("float8")
+
+
+def fault_of_scale(scale: Any) -> str | None:
+    """Why no tensor can be scaled by ``scale``, as a text like that of ``fault_of``."""
+    return None if isinstance(scale, float | int) else fault_of(scale)
+
+
+def fits(scale: Scale | None, shape: tuple[int, ...]) -> bool:
+    """Whether the scale broadcasts to values of this shape.
+
+    >>> fits(torch.ones(3), (2, 3)), fits(torch.ones(2, 3), (1, 3)), fits(0.5, ())
+    (True, False, True)
+    """
+    if not isinstance(scale, Tensor):
+        return True
+    pairs = zip(reversed(scale.shape), reversed(shape), strict=False)
+    return scale.dim() <= len(shape) and all(size in (1, full) for size, full in pairs)
+
+
+def has_device(scale: Scale) -> bool:
+    """Whether the scale must be on the device of the values: all but scalars of the CPU."""
+    return isinstance(scale, Tensor) and (scale.dim() > 0 or scale.device.type != "cpu")
 
 
 def quantized(tensor: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:

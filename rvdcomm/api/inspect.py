@@ -102,7 +102,8 @@ def misuse_of_types(given: Mapping[str, Any]) -> str | None:
     """The error of the first argument of a wrong type; None if there is none."""
     for name, value in given.items():
         kind, words = _TYPES[name]
-        if not isinstance(value, kind):
+        # Only where a number is expected too is a bool, which is one in Python, an error.
+        if not isinstance(value, kind) or (isinstance(value, bool) and isinstance(0, kind)):
             return f"{name} is {quoted(value)}; give {words}."
     return None
 

@@ -104,6 +104,8 @@ def redistribute_many(
         request.check(world.rank)
     mover = _agreed_before(world, request)
     if mover is None:
+        # Ranks agree, connect and share memory now, which is work in one order too.
+        drain()
         mover = world.agreed[request.key] = _Mover(request, agree(world, request), world)
     elif not mover.fits(request):
         mover.refuse(request)

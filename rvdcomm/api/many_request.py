@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rvdcomm.api.float8 import Scale, is_float8
+from rvdcomm.api.float8 import Scale, fault_of_scale, fits, has_device, is_float8
 from rvdcomm.api.inspect import misuse_of_types
 from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, num_sharing, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
@@ -34,13 +34,14 @@ NO_GRADIENT = (
 class ManyRequest:
     """The arguments of one call; tensors by name, without those that are None.
 
-    ``faults`` says which arguments cannot be used at all; such tensors are in no other field.
+    ``names`` holds the results of the caller's function. ``faults`` says which arguments cannot be
+    used at all; such tensors are in no other field.
     """
 
     tensors: Mapping[str, Tensor]
     src: Mapping[str, Layout | str]
     dst: Mapping[str, Layout | str]
-    names: Callable[[str], str] | None
+    names: Mapping[str, str] | None
     out: Mapping[str, Tensor]
     dst_dtype: torch.dtype | Mapping[str, torch.dtype] | None
     dtype: torch.dtype | Mapping[str, torch.dtype] | None
@@ -78,12 +79,14 @@ class ManyRequest:
             if not isinstance(mapping, Mapping):
                 faults.append(f"{noun} is a {type(mapping).__name__}; give a mapping by name.")
                 given[noun] = {}
+        typed = typed if misuse is None else dict.fromkeys(typed)
+        typed["names"] = _renamed(given["src"], typed["names"], faults)
         found = _usable(given["tensors"], "tensor", fault_of, faults)
         outs = _usable(given["out"], "out", fault_of_out, faults)
-        _usable(
-            scale if isinstance(scale, Mapping) else {"": scale}, "scale", _fault_of_scale, faults
-        )
-        faults += _apart([*found.items(), *outs.items()])
+        by_name = scale if isinstance(scale, Mapping) else {"": scale}
+        scales = _usable(by_name, "scale", fault_of_scale, faults)
+        placed = {name: each for name, each in scales.items() if has_device(each)}
+        faults += _apart({"tensor": found, "out": outs, "scale": placed})
         return cls(
             found,
             given["src"],
@@ -92,14 +95,14 @@ class ManyRequest:
             scale=scale,
             executor=str(executor),
             faults=faults,
-            **typed if misuse is None else dict.fromkeys(typed),
+            **typed,
             **options,
         )
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
         """(name in src, name in dst) of every tensor."""
-        return matched(self.src, self.dst, self.names)
+        return matched(self.src, self.dst, self._name_in_dst)
 
     @cached_property
     def layouts(self) -> tuple[dict[str, Layout], dict[str, Layout]]:
@@ -119,7 +122,7 @@ class ManyRequest:
                 frozenset(dtype.items()) if isinstance(dtype, Mapping) else dtype
                 for dtype in (self.dtype, self.dst_dtype)
             ),
-            frozenset(self.scale) if isinstance(self.scale, Mapping) else self.scale is not None,
+            self._has_scale,
             tuple(mine[name].dtype if name in mine else None for name in self.src),
             self.memory_limit,
             self.topology,
@@ -130,7 +133,14 @@ class ManyRequest:
     def transition(self) -> tuple[Any, ...]:
         """The part of ``key`` that does not depend on the tensors: layouts and names."""
         sides = (tuple(side.items()) for side in (self.src, self.dst))
-        return (*sides, None if self.names is None else tuple(map(self.names, self.src)))
+        return (*sides, None if self.names is None else tuple(self.names.values()))
+
+    @property
+    def _has_scale(self) -> frozenset[str] | bool:
+        """The names that have a scale, or whether there is one for all."""
+        if isinstance(self.scale, Mapping):
+            return frozenset(name for name, scale in self.scale.items() if scale is not None)
+        return self.scale is not None
 
     def asked(self) -> dict[str, Any]:
         """The values that must be equal on all ranks, the order of tensors included."""
@@ -182,11 +192,15 @@ class ManyRequest:
             dst,
             {name: own for name, (own, _) in sent.items()},
             dst_dtype={name: sent[s][1] for s, name in self.pairs},
-            names=self.names,
+            names=self._name_in_dst,
             topology=self.topology,
             memory_limit=self.memory_limit,
             executor=self.executor,
         )
+
+    @property
+    def _name_in_dst(self) -> Callable[[str], str] | None:
+        return None if self.names is None else self.names.__getitem__
 
     def sent_dtypes(self, name: str, dtype: str) -> tuple[str, str]:
         """The src and dst dtypes of the program, in which scaled values are float8 all the way."""
@@ -211,8 +225,14 @@ class ManyRequest:
         """Raise for tensors that are not what the layouts give ``rank``."""
         self.check_usable(rank)
         src, dst = self.layouts
-        for noun, given, side in (("tensors", self.tensors, src), ("out", self.out, dst)):
-            odd = sorted(set(given) - set(side))
+        for noun, given, side in (
+            ("tensors", self.tensors, src),
+            ("out", self.out, dst),
+            ("scale", self.scale, dst),
+            ("dtype", self.dtype, src),
+            ("dst_dtype", self.dst_dtype, dst),
+        ):
+            odd = sorted(set(given) - set(side), key=str) if isinstance(given, Mapping) else []
             if odd:
                 raise LayoutError(f"{WHAT}: {noun} has the unknown names {odd[:5]}.")
         for name, layout in src.items():
@@ -231,10 +251,10 @@ class ManyRequest:
             raise LayoutError(f"{WHAT}: tensor {name!r}: rank {rank}: {misuse}")
 
     def misused(self, rank: int) -> dict[str, str]:
-        """The errors of tensors that would lose a gradient or be overwritten, by name."""
-        found = {}
+        """The errors of tensors that lose a gradient, are overwritten or misscaled, by name."""
+        found = self._misscaled(rank)
         if torch.is_grad_enabled():
-            found = {name: NO_GRADIENT for name, t in self.tensors.items() if t.requires_grad}
+            found |= {name: NO_GRADIENT for name, t in self.tensors.items() if t.requires_grad}
         shared = num_sharing(self.tensors, self.out)
         own = dict(self.pairs) if shared else {}
         return found | {
@@ -242,6 +262,33 @@ class ManyRequest:
             for name, num_outs in shared.items()
             if num_outs > 1 or not self._is_kept(name, own[name], rank)
         }
+
+    def _misscaled(self, rank: int) -> dict[str, str]:
+        """The errors of scales that do not broadcast to the shard that they scale, by name."""
+        scales = self.scale.values() if isinstance(self.scale, Mapping) else [self.scale]
+        if all(fits(scale, ()) for scale in scales):
+            return {}  # Scalars, which fit any shard: no layout is looked up.
+        found = {}
+        for src_name, name in self.pairs:
+            scale, layout = self.scale_of(name), self._scaled_side(src_name, name)
+            want = None if layout is None else shard_shape(layout, rank)
+            if want is not None and not fits(scale, want):
+                found[src_name] = f"its scale does not broadcast to the shard {_text(want)}."
+        return found
+
+    def _scaled_side(self, src_name: str, name: str) -> Layout | None:
+        """The layout whose shards are scaled; None if there is none, or this rank cannot know."""
+        src, dst = self.layouts
+        tensor = self.tensors.get(src_name)
+        dtype = self.asked_dtype(src_name) if tensor is None else _name(tensor.dtype)
+        if dtype is not None:
+            side = dst[name] if is_float8(dtype) else src[src_name]
+            return side if self.is_scaled(name, dtype) else None
+        # This rank has no src shard. A scale that was given by name is for a tensor that is
+        # converted from float8 if it is not converted to it.
+        becomes = self.asked_dst_dtype(name)
+        is_from_float8 = becomes is not None and not is_float8(becomes)
+        return dst[name] if is_from_float8 and isinstance(self.scale, Mapping) else None
 
     def _is_kept(self, src_name: str, name: str, rank: int) -> bool:
         """Whether a tensor is the part of its own ``out`` that keeps its values."""
@@ -316,7 +363,8 @@ def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:
         request.check_out_dtypes(rank, post["out"], wanted)
     for s, name in request.pairs:
         turns = is_float8(dtypes[s]) != is_float8(wanted[name])
-        if isinstance(request.scale, Mapping) and name in request.scale and not turns:
+        is_named = isinstance(request.scale, Mapping) and request.scale_of(name) is not None
+        if is_named and not turns:
             raise LayoutError(
                 f"{WHAT}: tensor {name!r} has a scale, but goes from {dtypes[s]} to "
                 f"{wanted[name]}; a scale is for one side of float8."
@@ -387,17 +435,34 @@ def _usable(
     return found
 
 
-def _fault_of_scale(scale: Any) -> str | None:
-    return None if isinstance(scale, float | int) else fault_of(scale)
-
-
-def _apart(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """The error of tensors that are not on one device, as a list; empty if there is none."""
-    for name, tensor in tensors:
-        first, other = tensors[0]
-        if tensor.device != other.device:
-            return [
-                f"tensor {name!r} is on {tensor.device} and {first!r} on {other.device}; use one "
-                "device."
-            ]
+def _apart(given: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """The error of tensors, by noun and name, that are not on one device, as a list."""
+    first: tuple[str, str, Tensor] | None = None
+    for noun, tensors in given.items():
+        for name, tensor in tensors.items():
+            first = first or (noun, name, tensor)
+            if tensor.device != first[2].device:
+                return [
+                    f"{noun} {name!r} is on {tensor.device} and {first[0]} {first[1]!r} on "
+                    f"{first[2].device}; use one device."
+                ]
     return []
+
+
+def _renamed(
+    src: Mapping[str, Any], names: Callable[[str], Any] | None, faults: list[str]
+) -> dict[str, str] | None:
+    """The name in dst of every name of ``src``; if ``names`` fails, ``faults`` has the reason."""
+    if names is None:
+        return None
+    found = {}
+    for name in src:
+        try:
+            found[name] = names(name)
+        except Exception as error:
+            faults.append(f"names({name!r}) raises {quoted(error)}.")
+            return None
+        if not isinstance(found[name], str):
+            faults.append(f"names({name!r}) is {quoted(found[name])}; give a text.")
+            return None
+    return found

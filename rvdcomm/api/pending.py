@@ -12,11 +12,13 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property, partial
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rvdcomm.errors import LayoutError
 
 Result = Any
 """This rank's shard or None; for ``redistribute_many``, a dict of these by name."""
@@ -32,7 +34,8 @@ class Pending(ABC):
     A process that ends waits for it, at most for the group's timeout.
 
     ``future`` is for callbacks and for asyncio. Its result is the result of ``wait``. On a GPU the
-    caller's stream may use that result only after ``wait``.
+    caller's stream may use that result only after ``wait``. A callback may run on the thread that
+    runs the calls. It must make no call there and wait for none: both raise a LayoutError.
     """
 
     @property
@@ -70,6 +73,8 @@ class _InBackground(Pending):
         return self.running
 
     def wait(self) -> Result:
+        if not self.running.done():
+            _THREAD.check_outside("wait() of a call in the background")
         result = self.running.result()
         if self.join is not None:
             self.join(result)
@@ -94,7 +99,7 @@ class Posted(Pending):
     def __init__(
         self, finish: Callable[[], Result], join: Callable[[Result], None] | None = None
     ) -> None:
-        self._finish: Callable[[], Result] | None = partial(copy_context().run, finish)
+        self._finish: Job | None = _as_here(finish)
         self._join = join
         self._result: Result = None
         self._error: BaseException | None = None
@@ -166,7 +171,12 @@ _POSTED: dict[int, Posted] = {}
 
 
 def submit(job: Job, device: torch.device, tensors: Sequence[Tensor | None]) -> Pending:
-    """Run ``job``, which uses ``tensors``, after all earlier jobs."""
+    """Run ``job``, which uses ``tensors``, after all earlier jobs.
+
+    Raises:
+        LayoutError: this is the thread that runs the jobs, in a callback of a job.
+    """
+    _THREAD.check_outside("a call")
     if device.type != "cuda":
         return _InBackground(_THREAD.submit(job))
     if device not in _SIDES:
@@ -175,11 +185,28 @@ def submit(job: Job, device: torch.device, tensors: Sequence[Tensor | None]) -> 
 
 
 def drain() -> None:
-    """Wait for all calls in the background, because ranks must issue collectives in one order."""
+    """Wait for all calls in the background, because ranks must issue collectives in one order.
+
+    Raises:
+        LayoutError: as of ``submit``.
+    """
+    _THREAD.check_outside("a call")
     if _THREAD.last is not None:
         _THREAD.drain()
         for side in _SIDES.values():
             side.drain()
+
+
+def _as_here(job: Job) -> Job:
+    """A job that runs ``job`` with the context variables and the inference mode of this thread."""
+    context, is_inference = copy_context(), torch.is_inference_mode_enabled()
+
+    def run() -> Result:
+        # Only in inference mode may tensors that were made in it be written.
+        with torch.inference_mode(is_inference):
+            return context.run(job)
+
+    return run
 
 
 class Thread:
@@ -187,14 +214,32 @@ class Thread:
 
     def __init__(self) -> None:
         self.last: Future[Result] | None = None
+        self._number: int | None = None
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rvdcomm")
+        return ThreadPoolExecutor(1, "rvdcomm", initializer=self._begin)
+
+    def _begin(self) -> None:
+        self._number = get_ident()
 
     def submit(self, job: Job) -> Future[Result]:
-        self.last = self._pool.submit(copy_context().run, job)
+        """Run ``job`` after all earlier jobs."""
+        self.last = self._pool.submit(_as_here(job))
         return self.last
+
+    def check_outside(self, what: str) -> None:
+        """Raise if this is the thread itself, which would wait for jobs that only it can run.
+
+        Raises:
+            LayoutError: it is; a callback of a job asked for ``what``.
+        """
+        if get_ident() == self._number:
+            raise LayoutError(
+                f"{what} inside a callback of a call with async_op=True: the callback runs on the "
+                "thread that runs all such calls, so it would wait for itself. Let the callback "
+                "tell another thread, or await the future (asyncio.wrap_future)."
+            )
 
     def drain(self) -> None:
         """Wait for all jobs; an error is raised by the ``wait`` of its own call."""

@@ -77,6 +77,8 @@ class Redistributor:
         self._src_shape = shard_shape(plan.src, self._rank)
         self._dst_shape = shard_shape(plan.dst, self._rank)
         self._kept_place = kept_place(plan.src, plan.dst, self._rank)
+        # Ranks agree, connect and share memory now, which is work in one order too.
+        drain()
         plan = plan_with(plan, memory_limit=memory_limit)
         self.plan = plan_here(plan, self._world, self.executor)
         self._program = _compiled(self.plan, self._world)

@@ -174,4 +174,5 @@ def tensor_of(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> T
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    # Strides of a tensor of one element, or of none, may be anything; a view as bytes needs 1.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

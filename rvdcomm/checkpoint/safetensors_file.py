@@ -89,6 +89,9 @@ class _UnknownDtypeError(CheckpointError):
 def _parsed(text: bytes, data_start: int, size: int) -> Header:
     try:
         values = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        if b"\\u" in text:
+            # An escape may stand for a lone surrogate, which is in no UTF-8 text.
+            json.dumps(values, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise CheckpointError("its header is nested too deeply") from None
     except ValueError as error:
@@ -161,7 +164,7 @@ def header_bytes(
     values: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for name, (dtype, shape) in tensors.items():
-        if dtype not in _CODES or name == "__metadata__":
+        if dtype not in _CODES or name == "__metadata__" or not _is_utf8(name):
             raise CheckpointError(
                 f"tensor {name!r} {dtype}: safetensors has no such tensor; give it another name, "
                 f"or one of {', '.join(_CODES)}."
@@ -173,7 +176,7 @@ def header_bytes(
             "data_offsets": [position, end],
         }
         position = end
-    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     # Tensors start at a multiple of 8 bytes, so that memory maps of them are aligned.
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
@@ -182,3 +185,12 @@ def header_bytes(
             f"{MAX_HEADER_BYTES} are read; use smaller files (max_file_bytes)."
         )
     return len(text).to_bytes(8, "little") + text
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether UTF-8 has the text: Python's texts may have lone surrogates, which it has not."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -79,8 +79,8 @@ def save_shards(
 
     Raises:
         ShapeMismatchError: a tensor is not the shard that its layout gives this rank.
-        LayoutError: a tensor has no values to write, or keeps them elsewhere; the message says
-            what to pass.
+        LayoutError: there is no layout, or a tensor has no values to write, or keeps them
+            elsewhere; the message says what to pass.
         CheckpointError: the folder holds another checkpoint, or this rank's shards already.
     """
     root = make_folder(dst_dir)
@@ -143,6 +143,10 @@ def _sha256(value: object) -> str:
 
 
 def _check(tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout], rank: int) -> None:
+    if not layouts:
+        raise LayoutError(
+            f"save_shards: rank {rank} passes no layouts; there is no tensor to save."
+        )
     expected = {name for name, layout in layouts.items() if rank in layout}
     if set(tensors) != expected:
         odd = sorted(set(tensors) ^ expected)
@@ -241,6 +245,7 @@ def _saved(folder: Folder, rank: int) -> tuple[Mark, Saved, dict[str, str]]:
         save_id, layouts, ranks = (
             entry(values, key, str) for key in ("save_id", "layouts_sha256", "ranks")
         )
+        parse_ranges(ranks)  # An error for a text that no save wrote.
         dtypes = {n: e.dtype for n, e in header.entries.items()}
         return mark, Saved(save_id, layouts, ranks, shards), dtypes
     except (LayoutError, TypeError) as error:

@@ -97,7 +97,7 @@ class StoredTensor:
         for block in self.blocks:
             if not block.box.is_empty:
                 replicas.setdefault((block.part, block.box), []).append(block)
-        turn = crc32(self.name.encode())
+        turn = crc32(self.name.encode("utf-8", "surrogatepass"))
         return tuple(
             sorted(replicas[key], key=lambda b: (b.file, b.start))[turn % len(replicas[key])]
             for key in sorted(replicas)

@@ -18,6 +18,8 @@ from rvdcomm.program import MAX_CHARS
 from rvdcomm.text import quoted
 
 DEFAULT_PRESET = "dgx-h100"
+MAX_SECS = 1e9
+"""Longest time that an option takes, as of ``rvdcomm.timeout``."""
 BYTE_UNITS = {"": 1, "B": 1} | {
     prefix + infix + "B": base**power
     for power, prefix in enumerate("KMGT", start=1)
@@ -137,7 +139,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_secs(text: str) -> float:
-    """Read a finite number of seconds that is above 0.
+    """Read a number of seconds that is above 0 and at most ``MAX_SECS``.
 
     Raises:
         argparse.ArgumentTypeError: the text has another form.
@@ -146,9 +148,10 @@ def parse_secs(text: str) -> float:
         secs = float(text)
     except ValueError:
         secs = 0.0
-    if not 0 < secs < float("inf"):
+    if not 0 < secs <= MAX_SECS:
         raise argparse.ArgumentTypeError(
-            f"cannot parse seconds {quoted(text)}: expected a number above 0, such as 0.5"
+            f"cannot parse seconds {quoted(text)}: expected a number above 0, such as 0.5, and at "
+            f"most {MAX_SECS:g}"
         )
     return secs
 

@@ -43,9 +43,13 @@ def _check(args: argparse.Namespace, is_launched: bool) -> None:
         raise UsageError(f"{args.backend} ranks are started by a launcher, such as torchrun.")
     if args.ranks is not None and args.ranks < 2:
         raise UsageError(f"--ranks {args.ranks}: links are between ranks; start at least 2.")
-    folder = FilePath(args.out).resolve().parent
-    if os.environ.get("RANK", "0") == "0" and not folder.is_dir():
-        raise UsageError(f"--out {args.out}: there is no folder {folder}.")
+    if os.environ.get("RANK", "0") != "0":
+        return
+    out = FilePath(args.out).resolve()
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {args.out}: there is no folder {out.parent}.")
+    if out.is_dir():
+        raise UsageError(f"--out {args.out} is a folder; name a file in it.")
 
 
 def measure_and_write(args: argparse.Namespace) -> None:

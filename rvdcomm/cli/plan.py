@@ -39,7 +39,8 @@ def _relabelled(given: Plan, memory_limit: int | None) -> Plan:
     dst = given.dst
     ranks = best_ranks(given.src, dst.rvd, given.topology, ranks=dst.ranks, cuts=dst.cuts)
     relabelled = Layout(dst.shape, dst.rvd, ranks, dst.cuts)
-    return plan(given.src, relabelled, given.dtype, given.topology, memory_limit)
+    request = given.src, relabelled, given.dtype, given.topology, memory_limit
+    return plan(*request, executor=given.executor)
 
 
 def _saving_text(given: Plan, found: Plan, dst_text: str) -> str:

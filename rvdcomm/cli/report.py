@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from rvdcomm import Plan, Program
-from rvdcomm.program import Proof
+from rvdcomm.program import Proof, Transition
 
 
 def plan_json(found: Plan) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def plan_json(found: Plan) -> dict[str, Any]:
         for step, cost in zip(found.path.steps, found.step_costs, strict=True)
     ]
     return {
-        **transition_json(found.program),
+        **program_json(found.program),
         "steps": steps,
         "cost": asdict(found.cost),
         "bound": asdict(found.bound),
@@ -33,9 +33,17 @@ def plan_json(found: Plan) -> dict[str, Any]:
     }
 
 
-def transition_json(program: Program) -> dict[str, Any]:
-    src, dst = program.src, program.dst
-    return {"src": str(src), "dst": str(dst), "shape": src.shape, "dtype": program.dtype}
+def program_json(program: Program) -> dict[str, Any]:
+    """The transition of a program of one tensor; else the list of its transitions."""
+    each = [_transition_json(transition) for transition in program.transitions]
+    return each[0] if len(each) == 1 else {"tensors": each}
+
+
+def _transition_json(transition: Transition) -> dict[str, Any]:
+    src, dst = transition.src, transition.dst
+    found = {"src": str(src), "dst": str(dst), "shape": src.shape, "dtype": transition.src_dtype}
+    is_converted = transition.dst_dtype != transition.src_dtype
+    return found | ({"dst_dtype": transition.dst_dtype} if is_converted else {})
 
 
 def program_counts(program: Program) -> dict[str, int]:
@@ -61,10 +69,9 @@ def proof_text(program: Program, proof: Proof) -> str:
     else:
         bits = "replicas add value parts in one order: their sums have equal bits"
     counts = program_counts(program)
-    shape = "x".join(map(str, program.src.shape)) or "scalar"
+    transitions = "\n".join(map(_transition_text, program.transitions))
     return (
-        f"{program.src.rvd} -> {program.dst.rvd}  {shape} {program.dtype} "
-        f"on {counts['ranks']} ranks\n"
+        f"{transitions} on {counts['ranks']} ranks\n"
         "proved   every element of every dst shard is written once, with every value part once;\n"
         "         nothing is read before it is written, src is not written, replicas are equal;\n"
         "         in every collective groups ascend, sizes agree and runs are contiguous;\n"
@@ -73,6 +80,13 @@ def proof_text(program: Program, proof: Proof) -> str:
         f"checked  instructions {counts['instructions']}, collectives {counts['collectives']}, "
         f"messages {counts['messages']}, elements between ranks {counts['elements']}"
     )
+
+
+def _transition_text(transition: Transition) -> str:
+    src, dst = transition.src, transition.dst
+    shape = "x".join(map(str, src.shape)) or "scalar"
+    dtypes = dict.fromkeys([transition.src_dtype, transition.dst_dtype])
+    return f"{src.rvd} -> {dst.rvd}  {shape} {' as '.join(dtypes)}"
 
 
 def print_json(value: dict[str, Any]) -> None:

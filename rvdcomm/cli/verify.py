@@ -8,7 +8,7 @@ import sys
 from rvdcomm import Program, ProgramError
 from rvdcomm.cli.arguments import NOTATION, add_transition, program_of
 from rvdcomm.cli.command import NOT_PROVED, OK, Command
-from rvdcomm.cli.report import print_json, program_counts, proof_text, transition_json
+from rvdcomm.cli.report import print_json, program_counts, program_json, proof_text
 from rvdcomm.layout import dtype_name
 from rvdcomm.program import Proof, verify
 
@@ -26,7 +26,7 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         counts = program_counts(program)
         apart = {"rounds_apart": proof.rounds_apart}
-        print_json({"proved": True, **transition_json(program), **counts, **apart})
+        print_json({"proved": True, **program_json(program), **counts, **apart})
     else:
         print(proof_text(program, proof))
     return OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 from rvdcomm.cost import Cost, StepCost, lower_bound, step_cost, total_cost
@@ -27,7 +28,7 @@ from rvdcomm.plans.modelled import ModelledCost, modelled_cost
 from rvdcomm.program import Collective, Copy, Islands, Program
 from rvdcomm.program.lower import lower, together
 from rvdcomm.program.verify import Proof, verify
-from rvdcomm.text import quoted
+from rvdcomm.text import MAX_INTEGER, quoted
 from rvdcomm.units import bytes_text, secs_text
 
 WINDOW_COUNTS = (2, 4, 8, 16, 32, 64)
@@ -242,7 +243,8 @@ def plan(
 
     Raises:
         LayoutError: the shapes differ, the dtype has no sum but a layout has V > 1, a rank is not
-            in the topology, or there is no such executor.
+            in the topology, there is no such executor, or the shards of all ranks together take
+            2^63 bytes or more.
         MemoryLimitError: no plan fits; the message names the least memory that a plan needs.
     """
     return _plan_as_given(src, dst, dtype, topology, memory_limit, executor)
@@ -263,11 +265,23 @@ def _plan_as_given(
     if src.shape != dst.shape:
         raise LayoutError(f"src {src} and dst {dst} differ in shape: {src.shape} and {dst.shape}.")
     check_summable(name, [src, dst])
+    for layout in (src, dst):
+        _check_size(layout, name)
     if topology is None:
         topology = default_topology((*src.ranks, *dst.ranks))
     for layout in (src, dst):
         topology.check_ranks(layout.span or layout.ranks)
     return _cached_plan(src, dst, name, topology, memory_limit, executor)
+
+
+def _check_size(layout: Layout, dtype: str) -> None:
+    """Raise a LayoutError if the shards of all ranks together are too large to be counted."""
+    num_bytes = layout.rvd.r * layout.rvd.v * prod(layout.shape) * ITEM_BYTES[dtype]
+    if num_bytes > MAX_INTEGER:
+        raise LayoutError(
+            f"the shards of {layout} {dtype} take {num_bytes} bytes on all ranks together; at most "
+            f"{MAX_INTEGER} are counted."
+        )
 
 
 def check_executor(name: str) -> None:

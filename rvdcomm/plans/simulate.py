@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from rvdcomm.errors import ShapeMismatchError
 from rvdcomm.layout import ITEM_BYTES, Box
 from rvdcomm.plans.planner import Plan
-from rvdcomm.program import SRC, BufferKey, Collective, Copy, Message, Program, Zero, is_src
+from rvdcomm.program import (
+    SRC,
+    BufferKey,
+    Collective,
+    Copy,
+    Instruction,
+    Message,
+    Program,
+    Zero,
+    is_src,
+)
 
 Array = NDArray[Any]
 
@@ -52,7 +62,8 @@ def simulate(plan: Plan, shards: Mapping[int, Array]) -> SimulationResult:
     (array([3., 3.], dtype=float32), 8)
 
     Raises:
-        ShapeMismatchError: a shard is missing, or has another shape or size of element.
+        ShapeMismatchError: a shard is missing, or has another shape or dtype. Unsigned integers may
+            hold the bits of bfloat16 and float8 values, unless the plan sums values.
     """
     return simulate_program(plan.program, shards)
 
@@ -61,7 +72,7 @@ def simulate_program(program: Program, shards: Mapping[int, Array]) -> Simulatio
     """Run ``program`` on ``shards``, one array for every src rank; inputs are not modified.
 
     Raises:
-        ShapeMismatchError: a shard is missing, or has another shape or size of element.
+        ShapeMismatchError: as of ``simulate``.
     """
     _check(program, shards)
     done = _Simulation(program, {(SRC, rank): shard for rank, shard in shards.items()})
@@ -72,6 +83,7 @@ def simulate_program(program: Program, shards: Mapping[int, Array]) -> Simulatio
 
 def _check(program: Program, shards: Mapping[int, Array]) -> None:
     what = f"simulate {program.src.rvd} -> {program.dst.rvd}"
+    sums = any(map(_is_sum, program.instructions))
     for rank in sorted({*program.src.ranks, *shards}):
         if rank not in program.src:
             raise ShapeMismatchError(f"{what}: rank {rank} passed a shard but is not in src.")
@@ -83,9 +95,16 @@ def _check(program: Program, shards: Mapping[int, Array]) -> None:
             raise ShapeMismatchError(
                 f"{what}: rank {rank} passed {list(got.shape)}, its shard is {want}."
             )
-        if _is_other(got.dtype.name, program.dtype) or got.itemsize != program.item_bytes:
+        if got.dtype.name == program.dtype:
+            continue
+        if not _may_hold_bits(got.dtype, program):
             raise ShapeMismatchError(
                 f"{what}: rank {rank} passed {got.dtype}, the plan is for {program.dtype}."
+            )
+        if sums:
+            raise ShapeMismatchError(
+                f"{what}: rank {rank} passed {got.dtype}, and the plan sums {program.dtype}: a sum "
+                "of bits is no sum of values."
             )
 
 
@@ -94,10 +113,16 @@ def _poisoned(num_bytes: int) -> NDArray[np.uint8]:
     return np.full(num_bytes, 0xA5, np.uint8)
 
 
-def _is_other(name: str, dtype: str) -> bool:
-    """Whether the dtype is not the plan's; unsigned integers may hold the bits of some dtypes."""
-    stands_for = dtype.startswith(("bfloat16", "float8")) and name.startswith("uint")
-    return name != dtype and not stands_for
+def _may_hold_bits(dtype: np.dtype[Any], program: Program) -> bool:
+    """Whether these are unsigned integers, and the program is for a dtype that numpy lacks."""
+    is_lacking = program.dtype.startswith(("bfloat16", "float8"))
+    return is_lacking and dtype.kind == "u" and dtype.itemsize == program.item_bytes
+
+
+def _is_sum(instruction: Instruction) -> bool:
+    if isinstance(instruction, Copy):
+        return instruction.op == "add"
+    return isinstance(instruction, Collective) and instruction.kind == "all_reduce"
 
 
 class _Simulation:

@@ -18,8 +18,9 @@ import select
 import threading
 import weakref
 from bisect import insort
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from math import prod
 
 import numpy as np
@@ -68,7 +69,7 @@ class Pool:
     """One range of memory, divided into blocks; other processes map it by ``fd`` (-1: private).
 
     Invariant: blocks in use, kept blocks and holes tile the range, and no two holes touch. Pages of
-    a hole belong to the system.
+    a hole belong to the system. A freed block counts as in use until it has left ``_freed``.
 
     Raises:
         OSError: the system refuses such a range.
@@ -90,11 +91,15 @@ class Pool:
         # Sizes of blocks by offset. Kept blocks are in the order in which they were freed.
         self._used: dict[int, int] = {}
         self._kept: dict[int, int] = {}
+        # The garbage collector may free a block inside any statement, also of this class. So the
+        # finalizer of a block only adds it here, which no thread can see half done.
+        self._freed: deque[int] = deque()
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of unused blocks."""
-        return sum(self._kept.values())
+        with self._locked():
+            return sum(self._kept.values())
 
     @property
     def has_shared(self) -> bool:
@@ -107,7 +112,7 @@ class Pool:
         The block is freed when the last object that holds the view is gone.
         """
         size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        with _lock:
+        with self._locked():
             offset = self._found(size)
             if offset is None:
                 return None
@@ -125,9 +130,37 @@ class Pool:
 
     def clear(self) -> None:
         """Give all unused blocks back to the system."""
-        with _lock:
+        with self._locked():
             for offset in list(self._kept):
                 self._drop(offset)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of pools; before and after, no freed block waits to be kept."""
+        with _lock:
+            self._keep_freed()
+            yield
+        self._settle()
+
+    def _give_back(self, offset: int) -> None:
+        self._freed.append(offset)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Keep the freed blocks, unless the lock is held: then its holder does so afterwards."""
+        while self._freed and _lock.acquire(blocking=False):
+            try:
+                self._keep_freed()
+            finally:
+                _lock.release()
+
+    def _keep_freed(self) -> None:
+        while self._freed:
+            offset = self._freed.popleft()
+            self._kept[offset] = self._used.pop(offset)
+        excess = sum(self._kept.values()) - MAX_KEPT_BYTES
+        while excess > 0:
+            excess -= self._drop(next(iter(self._kept)))
 
     def _found(self, size: int) -> int | None:
         # The block that was freed last is taken first: its pages may still be in the caches.
@@ -148,13 +181,6 @@ class Pool:
                 return None
         self._holes[index : index + 1] = [(offset + size, room - size)] if room > size else []
         return offset
-
-    def _give_back(self, offset: int) -> None:
-        with _lock:
-            self._kept[offset] = self._used.pop(offset)
-            excess = self.kept_bytes - MAX_KEPT_BYTES
-            while excess > 0:
-                excess -= self._drop(next(iter(self._kept)))
 
     def _drop(self, offset: int) -> int:
         """Turn a kept block into a hole; returns its size in bytes."""
@@ -184,8 +210,8 @@ class Pool:
             _replace_by_copy(self.address + offset, size)
 
 
-_lock = threading.RLock()
-"""Reentrant, because the garbage collector may free a result while this thread holds the lock."""
+_lock = threading.Lock()
+"""Held while pools change. No finalizer waits for it: its own thread may hold it."""
 _pool: Pool | None = None
 _is_made = False
 

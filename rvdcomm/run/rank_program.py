@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rvdcomm.errors import CommError
 from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.native import core
 from rvdcomm.program import Collective, Copy, Program, aligned
@@ -29,12 +30,13 @@ from rvdcomm.run.pool import pool_here
 from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule
 from rvdcomm.run.shared_memory.staging import SharedStaging, Staging, staging_of
 from rvdcomm.run.stage import CudaStage, ShardStrides, native_stage
+from rvdcomm.run.staging_memory import StagingMemory
 from rvdcomm.run.waiting import of_block
 from rvdcomm.run.world import World
 
 Shards = Sequence[Tensor]
 _CallStep = Callable[[CallMemory], None]
-_Way = Callable[[Shards, ShardStrides, torch.device], None]
+_Way = Callable[[Shards, ShardStrides, torch.device, StagingMemory], None]
 _NO_ERROR: tuple[type[BaseException], ...] = ()
 _PEER_ERROR = _NO_ERROR if core is None else core.PeerError
 
@@ -117,22 +119,20 @@ class RankProgram:
             device: the device of the shards and of the staging memory.
 
         Raises:
-            CommError: a peer is dead, late or gave up.
+            CommError: a peer is dead, late or gave up, or the group was destroyed.
         """
         strides = tuple([None if shard.is_contiguous() else shard.stride() for shard in shards])
         self.peak_bytes = self._held_bytes
         if strides != self._contiguous:
             self.peak_bytes += self._copied_bytes(strides)
+        # Before ``begin``: a group that is destroyed refuses calls before it releases its memory.
+        memory = self._staging.memory
         self._tag = self._world.begin(self._members, self._identity)
         way = self._ways.get(device) or self._way(device)
         try:
-            way(shards, strides, device)
-        except _PEER_ERROR as error:
-            lost = self._staging.island.comm_error(error, "a peer step")
-            self._world.fail(lost)
-            raise lost from None
+            way(shards, strides, device, memory)
         except BaseException as error:
-            self._world.fail(error)
+            self._fail(error)
             raise
 
     def prepare_post(self) -> None:
@@ -192,8 +192,23 @@ class RankProgram:
             for step in steps:
                 step(call)
         except BaseException as error:
-            self._world.fail(error)
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Break the group because of an error in a call.
+
+        Raises:
+            CommError: what is behind the error, if the error does not say it itself.
+        """
+        if isinstance(error, _PEER_ERROR):
+            error = self._staging.island.comm_error(error, "a peer step")
+        self._world.fail(error)
+        if self._world.is_closed and isinstance(error, Exception):
+            # A call may meet any error where another thread has released what it uses.
+            raise CommError(self._world.failure) from None
+        if isinstance(error, CommError):
+            raise error from None
 
     def _way(self, device: torch.device) -> _Way:
         """The method that runs programs on a device; kept, because ``device.type`` is slow."""
@@ -218,38 +233,47 @@ class RankProgram:
 
     # --- native ---------------------------------------------------------------------------------
 
-    def _run_native(self, shards: Shards, strides: ShardStrides, device: torch.device) -> None:
+    def _run_native(
+        self, shards: Shards, strides: ShardStrides, _: torch.device, memory: StagingMemory
+    ) -> None:
         if self._in_place is not None:
-            self._run_in_place(shards, strides, self._in_place)
+            self._run_in_place(shards, strides, self._in_place, memory)
             return
-        native = self._native_steps(strides, ())
+        native = self._native_steps(strides, (), memory)
         addresses = tuple([shard.data_ptr() for shard in shards])
         if native.alone is not None:
             native.alone.call(addresses, self._num_threads, self._identity, self._totals)
             self.sent_bytes = self._read_bytes
             return
         self._staging.begin_call(self._identity, 0)
-        self._run_steps(native, shards, addresses)
+        self._run_steps(native, shards, addresses, memory)
         self._staging.end_call(self._totals)
 
-    def _run_in_place(self, shards: Shards, strides: ShardStrides, in_place: InPlace) -> None:
+    def _run_in_place(
+        self, shards: Shards, strides: ShardStrides, in_place: InPlace, memory: StagingMemory
+    ) -> None:
         """Run a program in which ranks may read each other's sources in place."""
         staging = self._staging
         assert isinstance(staging, SharedStaging), "only islands read each other's sources"
         location = _location(shards[0]) if in_place.readers else 0
         staging.begin_call(self._identity, location)
         sources = staging.sources(in_place.owners, location)
-        native = self._native_steps(strides, tuple(map(bool, sources)))
+        native = self._native_steps(strides, tuple(map(bool, sources)), memory)
         addresses = tuple([shard.data_ptr() for shard in shards])
-        self._run_steps(native, shards, (*addresses, *sources) if any(sources) else addresses)
+        addresses = (*addresses, *sources) if any(sources) else addresses
+        self._run_steps(native, shards, addresses, memory)
         if location:
             staging.wait_for(in_place.readers, self._totals)
         staging.end_call(self._totals)
 
-    def _run_steps(self, native: _NativeSteps, shards: Shards, addresses: tuple[int, ...]) -> None:
-        # The view of the block is made anew in every call: a program that is not called again must
-        # not keep a block that was replaced by a larger one.
-        call = self._call(shards, self._staging.block.view(self._dtype))
+    def _run_steps(
+        self,
+        native: _NativeSteps,
+        shards: Shards,
+        addresses: tuple[int, ...],
+        memory: StagingMemory,
+    ) -> None:
+        call = self._call(shards, memory.own.view(self._dtype))
         for stage, transfer in native.steps:
             if stage is not None:
                 stage(addresses, self._num_threads)
@@ -257,17 +281,19 @@ class RankProgram:
                 transfer(call)
         self.sent_bytes = call.sent_bytes + self._read_bytes
 
-    def _native_steps(self, strides: ShardStrides, in_place: tuple[bool, ...]) -> _NativeSteps:
-        """The steps for these strides and sources, compiled on first use, bound to the staging."""
+    def _native_steps(
+        self, strides: ShardStrides, in_place: tuple[bool, ...], memory: StagingMemory
+    ) -> _NativeSteps:
+        """The steps for these strides and sources, compiled on first use, bound to ``memory``."""
         native = self._native.get((strides, in_place))
         if native is None:
             native = self._native[strides, in_place] = self._compile(strides, in_place)
         staging = self._staging
-        bound = staging.version, of_block()
+        bound = memory.version, of_block()
         if native.bound != bound:
             assert not isinstance(staging, CudaStaging), "the caller chooses programs by device"
             for stage in native.stages:
-                staging.bind(stage)
+                staging.bind(stage, memory)
             native.bound = bound
         return native
 
@@ -298,15 +324,17 @@ class RankProgram:
 
     # --- CUDA -----------------------------------------------------------------------------------
 
-    def _run_cuda(self, shards: Shards, strides: ShardStrides, device: torch.device) -> None:
+    def _run_cuda(
+        self, shards: Shards, strides: ShardStrides, device: torch.device, memory: StagingMemory
+    ) -> None:
         """Queue all work on the caller's stream; nothing here waits for the GPU."""
         self._staging.begin_call(self._identity, 0)
         if strides not in self._cuda:
             self._cuda[strides] = [self._cuda_step(part, strides) for part in self._parts]
         staging, stream = self._staging, torch.cuda.current_stream(device)
-        block, arenas = self._device_memory(device)
-        call = self._call(shards, block.view(self._dtype))
-        addresses = [*(shard.data_ptr() for shard in shards), *arenas]
+        memory = self._memory_on(device, memory)
+        call = self._call(shards, memory.own.view(self._dtype))
+        addresses = [*(shard.data_ptr() for shard in shards), *memory.addresses]
         for step in self._cuda[strides]:
             if isinstance(step, CudaStage):
                 step.run(addresses, stream, staging)
@@ -315,14 +343,14 @@ class RankProgram:
         self.sent_bytes = call.sent_bytes + self._read_bytes
         staging.end_call(self._totals)
 
-    def _device_memory(self, device: torch.device) -> tuple[Tensor, list[int]]:
-        """The staging block on the device, and the addresses of all ranks' blocks."""
-        if isinstance(self._staging, CudaStaging):
-            return self._staging.block, self._staging.addresses
+    def _memory_on(self, device: torch.device, memory: StagingMemory) -> StagingMemory:
+        """Staging memory on the device of the shards: ``memory`` if it is there, else a block."""
+        if device.type == "cpu" or isinstance(self._staging, CudaStaging):
+            return memory
         # A block per call is cheap: torch's allocator keeps freed memory, per stream.
         num_bytes = aligned(self.program.arena(self.rank).num_bytes)
         block = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        return block, [block.data_ptr()]
+        return StagingMemory(block, [block.data_ptr()])
 
     def _cuda_step(self, part: Any, strides: ShardStrides) -> Any:
         if isinstance(part, Start | Finish):
@@ -331,14 +359,12 @@ class RankProgram:
 
     # --- plain ----------------------------------------------------------------------------------
 
-    def _run_plain(self, shards: Shards, strides: ShardStrides, device: torch.device) -> None:
+    def _run_plain(
+        self, shards: Shards, strides: ShardStrides, device: torch.device, memory: StagingMemory
+    ) -> None:
         if self._plain is None:
             self._plain = list(self._plain_steps())
-        if device.type == "cpu":
-            block = self._staging.block
-        else:
-            block, _ = self._device_memory(device)
-        call = self._call(shards, block.view(self._dtype))
+        call = self._call(shards, self._memory_on(device, memory).own.view(self._dtype))
         for step in self._plain:
             step(call)
         self.sent_bytes = call.sent_bytes

@@ -56,6 +56,7 @@ class World:
         self.backend: str = _backend_name(group)
         self.group_timeout: timedelta = _timeout(group)
         self.failure = ""
+        self.is_closed = False
         # Compiled transitions by request. Entries are never dropped: a rank that had dropped one
         # would start an agreement that the other ranks do not join.
         self.agreed: dict[Any, Any] = {}
@@ -158,7 +159,11 @@ class World:
             island.watch(members, what, is_done)
 
     def close(self) -> None:
-        """Release all communicators; transitions compiled for this group cannot run any more."""
+        """Release all communicators; transitions compiled for this group cannot run any more.
+
+        A call that runs in another thread raises an error. It holds the memory in which it works.
+        """
+        self.is_closed = True
         self.failure = self.failure or f"process group {self.name!r} was destroyed. {FORM_AGAIN}"
         for group in [group for group, world in list(self._known.items()) if world is self]:
             self._known.pop(group, None)

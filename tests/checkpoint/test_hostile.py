@@ -58,6 +58,8 @@ FILES = {
     "with deep nesting": (header(b"[" * 200_000), "its header is nested too deeply"),
     "that is no JSON": (header(b"{'w'}"), "its header is no JSON"),
     "that is no UTF-8": (header(b'{"\xff": 1}'), "its header is no JSON"),
+    "with half of a character": (header({"\ud800": tensor([1], [0, 4])}) + b"1234", "is no JSON"),
+    "with half of a character in a note": (header({"__metadata__": {"a": "\ud800"}}), "is no JSON"),
     "whose header is a list": (header([1]), "where an object is expected"),
     "with offsets outside of the file": (
         header({"w": tensor([2], [8_000, 8_008])}) + b"12345678",

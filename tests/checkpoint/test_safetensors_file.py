@@ -46,6 +46,11 @@ def test_files_of_the_safetensors_library_are_read(tmp_path: Path) -> None:
     assert header.metadata == {"who": "me"}
 
 
+def test_name_that_utf8_has_not_is_rejected() -> None:
+    with pytest.raises(rv.CheckpointError, match=r"tensor '\\ud800' float32: .* another name"):
+        header_bytes({"\ud800": ("float32", (1,))}, {})
+
+
 def test_dtype_without_a_safetensors_code_is_rejected() -> None:
     with pytest.raises(rv.CheckpointError, match="'w' complex128: safetensors has no such tensor"):
         header_bytes({"w": ("complex128", (2,))}, {})

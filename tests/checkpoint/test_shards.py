@@ -80,6 +80,21 @@ def test_tensors_that_do_not_match_the_layouts_are_rejected(
         save_shards(tmp_path, tensors, {"w": rv.Layout((5,), "R(1)V(1)D(2)")}, 0)
 
 
+def test_save_without_layouts_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(rv.LayoutError, match="rank 0 passes no layouts; there is no tensor to"):
+        save_shards(tmp_path, {}, {}, 0)
+
+
+@pytest.mark.parametrize("tensor", [torch.arange(4.0)[2::2], torch.arange(4.0)[4::2]], ids=len)
+def test_strided_shards_of_one_element_or_none_are_saved(
+    tensor: torch.Tensor, tmp_path: Path
+) -> None:
+    layouts = {"w": rv.Layout(tensor.shape, "R(1)V(1)D(1)")}
+    save_shards(tmp_path, {"w": tensor}, layouts, 0)
+    commit_shards(tmp_path, [0])
+    assert torch.equal(load_shards(tmp_path, layouts, 0)["w"], tensor)
+
+
 def test_commit_names_ranks_with_different_dtypes(tmp_path: Path) -> None:
     layouts = rv.Layout((5,), "R(1)V(1)D(2)"), rv.Layout((5,), "R(1)V(1)D(2)", cuts="balanced")
     for rank, dtype in ((0, torch.float32), (1, torch.float64)):

@@ -102,6 +102,12 @@ def test_rank_order_printed_by_relabel_gives_the_same_plan(capsys):
     assert named["cost_before"] == plain["cost"]
 
 
+@pytest.mark.parametrize("executor", ["dist", "peer"])
+def test_relabel_plans_for_the_given_executor(capsys, executor):
+    printed = output(capsys, *RELABEL, "--relabel", "--executor", executor, "--program")
+    assert ("collective" in printed) == (executor == "dist")
+
+
 def test_relabel_of_a_full_layout_prints_the_new_layout(capsys):
     full = "R(2)V(1)D(4,1) shape(4096,4096) ranks(0:8)"
     printed = output(capsys, "plan", RELABEL[1], full, "--hosts", "2x4", "--relabel")
@@ -230,6 +236,23 @@ def test_a_printed_program_verifies(capsys, tmp_path):
     file.write_text(output(capsys, *words, "--program"))
     printed = output(capsys, "verify", "--program-file", str(file))
     assert printed == output(capsys, "verify", *words[1:])
+
+
+def test_program_of_several_tensors_is_proved_and_reported_with_every_transition(capsys, tmp_path):
+    file = tmp_path / "program.txt"
+    src, dst = rv.Layout((6, 4), "R(1)V(1)D(2,1)"), rv.Layout((6, 4), "R(1)V(1)D(1,2)")
+    (program,) = rv.plan_many({"a": src, "b": dst}, {"a": dst, "b": src}, "int16").programs
+    file.write_text(str(program))
+    printed = output(capsys, "verify", "--program-file", str(file))
+    assert printed.startswith(
+        "R(1)V(1)D(2,1) -> R(1)V(1)D(1,2)  6x4 int16\n"
+        "R(1)V(1)D(1,2) -> R(1)V(1)D(2,1)  6x4 int16 on 2 ranks\nproved "
+    )
+    found = json.loads(output(capsys, "verify", "--program-file", str(file), "--json"))
+    one = {"shape": [6, 4], "dtype": "int16"}
+    assert found["tensors"] == [
+        {"src": str(a), "dst": str(b), **one} for a, b in ((src, dst), (dst, src))
+    ]
 
 
 def test_verify_prints_the_proof_and_the_counts_of_the_program(capsys):
@@ -422,6 +445,7 @@ def test_empty_stdin_is_rejected(capsys, monkeypatch):
         ("calibrate --secs nan", "cannot parse seconds 'nan': expected a number above 0"),
         ("calibrate --timeout 0", "cannot parse seconds '0'"),
         ("calibrate --limit inf", "cannot parse seconds 'inf'"),
+        ("calibrate --timeout 1e30", "cannot parse seconds '1e30': expected a number above 0"),
     ],
 )
 def test_numbers_out_of_range_are_rejected(capsys, words, match):
@@ -460,6 +484,9 @@ def test_numbers_out_of_range_are_rejected(capsys, words, match):
             "plan 'R(2)V(1)D(1) shape(3)' 'R(1)V(1)D(2)' --topology t --preset h100",
             "already describes",
         ),
+        (f"plan R(1)V(1)D(2) R(2)V(1)D(1) --shape {2**62}", f"take {2**64} bytes on all ranks"),
+        (f"plan R(2)V(1)D(1) R(1)V(1)D(2) --shape {2**60}", f"take {2**63} bytes on all ranks"),
+        ("calibrate --out .", "--out . is a folder; name a file in it."),
         ("verify", "needs SRC and DST, or --program-file"),
         ("verify --program-file no.txt", "No such file"),
         ("verify --program-file .", "Is a directory: '.'"),

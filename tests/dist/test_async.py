@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +19,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.api.pending import _POSTED, MOST_POSTED, Pending, Posted, SideStream, drain, posted
+from rvdcomm.api.pending import (
+    _POSTED,
+    MOST_POSTED,
+    Pending,
+    Posted,
+    SideStream,
+    drain,
+    posted,
+    submit,
+)
+from rvdcomm.run.rank_program import RankProgram
 from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
 
 pytestmark = pytest.mark.dist
 
+CPU = torch.device("cpu")
 ROWS, COLUMNS = rv.Layout((4, 6), "R(1)V(1)D(2,1)"), rv.Layout((4, 6), "R(1)V(1)D(1,2)")
 
 
@@ -119,6 +131,72 @@ def test_several_asynchronous_redistribute_many_calls_are_correct(
         faults_of(results, ROWS, COLUMNS, seed) for results, seed in zip(calls, seeds, strict=True)
     ]
     assert faults == [[]] * len(seeds)
+
+
+def call_first_among_calls(rank: int, is_many: bool) -> tuple[list[bool], list[Any]]:
+    """Another transition is first called while slow calls are under way."""
+    run, whole = RankProgram.run, rv.Layout((4, 6), "R(2)V(1)D(1,1)")
+
+    def run_slowly(program: RankProgram, *args: Any) -> None:
+        time.sleep(0.1)
+        run(program, *args)
+
+    def started(dst: rv.Layout, seed: int) -> Pending:
+        shard = shard_of(rank, ROWS, seed)
+        if is_many:
+            return rv.redistribute_many({"a": shard}, {"a": ROWS}, {"a": dst}, async_op=True)
+        return rv.redistribute(shard, ROWS, dst, async_op=True)
+
+    started(COLUMNS, 0).wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RankProgram, "run", run_slowly)
+        pending = [started(COLUMNS, seed) for seed in (1, 2)]
+        last = started(whole, 3)
+        done = [call.is_completed() for call in pending]
+        results = [call.wait() for call in (*pending, last)]
+    return done, [result["a"] if is_many else result for result in results]
+
+
+@pytest.mark.parametrize("is_many", [False, True])
+def test_first_call_of_a_transition_begins_after_the_calls_under_way(
+    worlds: Worlds, is_many: bool
+) -> None:
+    done, found = zip(*worlds(2).run(call_first_among_calls, is_many), strict=True)
+    assert done == ([True, True], [True, True])
+    wanted = (COLUMNS, COLUMNS, rv.Layout((4, 6), "R(2)V(1)D(1,1)"))
+    for seed, (results, dst) in enumerate(zip(zip(*found, strict=True), wanted, strict=True), 1):
+        assert faults_of(results, ROWS, dst, seed) == []
+
+
+def write_inference_tensor(rank: int, kind: str) -> tuple[bool, bool]:
+    """Whether the call was posted, and whether it writes what a call in the foreground writes."""
+
+    def call(out: Tensor | None, **options: Any) -> Any:
+        if kind != "many":
+            src, dst = (HERE, THERE) if kind == "posted" else (ROWS, COLUMNS)
+            shard = shard_of(rank, src)
+            return rv.redistribute(shard, src, dst, out=out, executor="dist", **options)
+        layouts, shard = {"a": ROWS}, shard_of(rank, ROWS)
+        return rv.redistribute_many(
+            {"a": None if shard is None else shard.to(torch.float8_e4m3fn)}, layouts, layouts,
+            out={"a": out}, dst_dtype=torch.float32, scale=2.0, **options
+        )  # fmt: skip
+
+    with torch.inference_mode():
+        shapes = {"many": (6, 2), "posted": (6, 4), "one": (3, 4)}
+        outs = [torch.zeros(shapes[kind]).t() for _ in range(2)]
+        if kind == "posted" and rank == 0:
+            outs = [None, None]
+        call(outs[0])
+        pending = call(outs[1], async_op=True)
+    pending.wait()
+    return isinstance(pending, Posted), outs[0] is None or torch.equal(*outs)
+
+
+@pytest.mark.parametrize("kind", ["one", "many", "posted"])
+def test_asynchronous_calls_write_tensors_of_inference_mode(worlds: Worlds, kind: str) -> None:
+    found = worlds(2).run(write_inference_tensor, kind)
+    assert found == [(kind == "posted", True)] * 2
 
 
 # --- messages alone, which the caller posts -----------------------------------------------------
@@ -274,6 +352,23 @@ def test_error_in_the_background_is_raised_only_by_its_call(worlds: Worlds) -> N
     errors, results = zip(*worlds(2).run(fail_in_the_background), strict=True)
     assert {error.partition(":")[0] for pair in errors for error in pair} == {"AttributeError"}
     assert faults_of(results, ROWS, COLUMNS, seed=3) == []
+
+
+def test_callback_that_would_wait_for_its_own_thread_raises() -> None:
+    go, errors = threading.Event(), []
+
+    def call_from_callback(_: object) -> None:
+        errors.extend(map(error_of, (drain, lambda: submit(drain, CPU, ()), later.wait)))
+
+    first = submit(go.wait, CPU, ())
+    first.future.add_done_callback(call_from_callback)
+    later = submit(lambda: 7, CPU, ())
+    go.set()
+    assert later.wait() == 7
+    wanted = "LayoutError: a call inside a callback of a call with async_op=True"
+    assert len(errors) == 3
+    assert [error.startswith(wanted) for error in errors] == [True, True, False]
+    assert errors[2].startswith("LayoutError: wait() of a call in the background inside a callback")
 
 
 DROPPING = """

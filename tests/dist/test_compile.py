@@ -150,6 +150,27 @@ def test_redistributor_call_is_one_graph(worlds: Worlds, requires_grad: bool | N
     assert worlds(2).run(call_redistributor, requires_grad) == [True] * 2
 
 
+def call_two_dtypes(rank: int) -> list[bool]:
+    """Call Redistributors of two dtypes in turn, each compiled once."""
+    torch.compiler.reset()
+    dtypes = torch.float32, torch.float64
+    calls = [rv.Redistributor(rv.plan(ROWS, WHOLE, dtype)) for dtype in dtypes]
+    functions = [
+        torch.compile(lambda x, call=call: call(x) + 1, fullgraph=True, backend="aot_eager")
+        for call in calls
+    ]
+    shard = shard_of(rank, ROWS)
+    return [
+        torch.equal(function(shard.to(dtype)), call(shard.to(dtype)) + 1)
+        for _ in range(2)
+        for function, call, dtype in zip(functions, calls, dtypes, strict=True)
+    ]
+
+
+def test_compiled_redistributors_of_two_dtypes_do_not_mix(worlds: Worlds) -> None:
+    assert worlds(2).run(call_two_dtypes) == [[True] * 4] * 2
+
+
 def operators_of(rank: int) -> list[str]:
     """The operators in the graph of two calls, one after the other."""
     found: list[str] = []

@@ -434,6 +434,23 @@ def test_unsupported_redistributions_fall_back_to_dtensor_and_are_counted(worlds
             assert re.search(pattern, reason), reason
 
 
+def plan_after_a_wrong_shard(rank: int) -> list[int]:
+    """How many redistributions are planned, first with a local tensor of a wrong shape."""
+    line, counts = mesh_of([0, 1, 2, 3]), []
+    for size in (3, 5):
+        x = DTensor.from_local(
+            torch.ones(size), line, [Partial()], shape=torch.Size([5]), stride=(1,)
+        )
+        with planned() as tally:
+            x.redistribute(line, [Replicate()])
+        counts.append(tally.planned)
+    return counts
+
+
+def test_a_wrong_local_tensor_leaves_later_calls_planned(worlds: Worlds) -> None:
+    assert worlds(4).run(plan_after_a_wrong_shard) == [[0, 1]] * 4
+
+
 def cross_in_context(rank: int) -> list[bool]:
     """``DTensor.redistribute`` to a mesh of the same placements, and backward."""
     x = distribute_tensor(whole(), mesh_of([0, 1, 2, 3]), [Shard(0)]).requires_grad_()
@@ -640,6 +657,7 @@ def wrong_state_dicts(rank: int) -> list[str]:
         error_of(lambda: redistribute_many({"w": mine}, {})),
         error_of(lambda: redistribute_many({"w": mine}, {"w": f"R({1 + rank})V(1)D(1) shape(8)"})),
         error_of(lambda: redistribute_many({"w": mine}, {"w": mine, "v": (line, [Shard(0)])})),
+        error_of(lambda: redistribute_many({"w": torch.zeros(8)} if rank == 1 else {}, {})),
     ]
 
 
@@ -651,3 +669,16 @@ def test_errors_of_state_dicts_are_raised_on_every_rank(worlds: Worlds) -> None:
     assert first[0][1] == f"{what}: no rank says where ['w'] are in dst."
     assert "ranks disagree about tensor 'w'" in first[0][2]
     assert "'v' is not on this rank" in first[0][3]
+    assert first[0][4].startswith(f"{what}: rank 1: 'w' is no DTensor; give its layout")
+
+
+def move_within_submeshes(rank: int) -> list[float] | None:
+    """From ranks 0 and 1 to ranks 1 and 2; every rank passes the DTensor of the first two."""
+    x = placed(torch.arange(2.0) + 2 * rank if rank < 2 else None, [0, 1], [Shard(0)], (4,))
+    moved = redistribute_many({"w": x}, {"w": "R(2)V(1)D(1) shape(4) ranks(1,2)"})["w"]
+    return None if moved is None else moved.tolist()
+
+
+def test_ranks_outside_the_mesh_of_a_dtensor_take_part_in_a_state_dict(worlds: Worlds) -> None:
+    whole = [0.0, 1.0, 2.0, 3.0]
+    assert worlds(4).run(move_within_submeshes) == [None, whole, whole, None]

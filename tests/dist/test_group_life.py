@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 from rvdcomm import native
+from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.test_dist_errors import Waited, longest_secs, timed
 from tests.dist.world import Worlds
@@ -218,6 +220,50 @@ def outgrow(rank: int, num_shapes: int) -> list[int]:
 def test_mappings_of_outgrown_memory_are_released(worlds: Worlds) -> None:
     for found in worlds(2).run(outgrow, 16):
         assert max(found[1:]) == found[1]
+
+
+def outgrow_inside_a_call(rank: int) -> Any:
+    """As if a call in another thread grew the memory, when a call is bound to the old one."""
+    made = rv.Redistributor(rv.plan(*pair(2)), executor="peer")
+    program = made._program
+    bound = program._native_steps
+
+    def bound_and_outgrown(*args: Any) -> Any:
+        steps = bound(*args)
+        program._staging.reserve(dict.fromkeys(program._staging.ranks, 8 << 20))
+        return steps
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "_native_steps", bound_and_outgrown)
+        return made(shard_of(rank, pair(2)[0])).numpy()
+
+
+def test_a_call_holds_the_memory_that_is_outgrown_while_it_runs(worlds: Worlds) -> None:
+    assert faults_of(worlds(2).run(outgrow_inside_a_call), *pair(2)) == []
+
+
+def destroy_among_calls(rank: int) -> list[str]:
+    """Rank 0 destroys the group while its calls wait for rank 1, which makes none of them."""
+    group = new_group()
+    call(rank, "peer", group)
+    errors: list[str] = []
+    if rank == 0:
+        pending = [call(rank, "peer", group, async_op=True) for _ in range(3)]
+        time.sleep(0.2)
+        # A default group is closed when it is destroyed, because no call holds it.
+        World.of(group).close()
+        errors = [error_of(each.wait) for each in pending]
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return errors
+
+
+def test_calls_under_way_raise_comm_error_when_their_group_is_destroyed(worlds: Worlds) -> None:
+    errors, _ = worlds(2).run(destroy_among_calls)
+    assert len(errors) == 3
+    for error in errors:
+        assert error.startswith("CommError: process group ")
+        assert "was destroyed" in error
 
 
 # --- a store that cannot be reached -------------------------------------------------------------

@@ -118,11 +118,11 @@ def staged_bytes(rank: int) -> tuple[list[int], bool]:
     assert shard is not None
     changed = []
     for source in (shard, pooled(shard)):
-        staging.block.fill_(0)
+        staging.memory.own.fill_(0)
         dist.barrier()
         call(source)
         dist.barrier()
-        changed.append(int(staging.block.count_nonzero()))
+        changed.append(int(staging.memory.own.count_nonzero()))
     result = call(pooled(shard))
     found = pool_here()
     assert found is not None

@@ -131,6 +131,24 @@ def test_growth_keeps_contents_and_old_views_show_new_writes(worlds: Worlds) -> 
     assert worlds(NUM_RANKS).run(grow) == expected
 
 
+def hold_memory(rank: int) -> list[bytes]:
+    """What an earlier memory of the island holds after its arenas grew, and after its end."""
+    island = island_of(100)
+    memory = island.memory
+    memory.own[:100] = rank + 1
+    island.reserve(dict.fromkeys(ALL, 3 << 20))
+    assert memory.version != island.memory.version
+    barrier(island)
+    island.close()
+    assert island.memory.addresses == [0] * NUM_RANKS
+    return [ctypes.string_at(address + 90, 10) for address in memory.addresses]
+
+
+def test_memory_stays_mapped_as_long_as_it_is_held(worlds: Worlds) -> None:
+    expected = [bytes([rank + 1] * 10) for rank in ALL]
+    assert worlds(NUM_RANKS).run(hold_memory) == [expected] * NUM_RANKS
+
+
 def leave_early(rank: int) -> str:
     island = island_of()
     island.signals.advance()

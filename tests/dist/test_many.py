@@ -208,6 +208,61 @@ def test_conversion_to_float8_and_back_applies_the_scale(worlds: Worlds, executo
     assert worlds(3).run(scaled, executor) == ["ok"] * 3
 
 
+def scaled_by(rank: int, scales: list[float | None]) -> list[float]:
+    """An element of the result of every call; the calls differ in the scale alone."""
+    side = {f"first {scales[0]}": rv.Layout((4,), "R(2)V(1)D(1)")}
+    (name,) = side
+    fp8 = torch.float8_e4m3fn
+    calls = (
+        rv.redistribute_many({name: torch.ones(4)}, side, side, dst_dtype=fp8, scale={name: scale})
+        for scale in scales
+    )
+    return [float(moved[name][3]) for moved in calls]
+
+
+@pytest.mark.parametrize("scales", [[4.0, None, 4.0], [None, 4.0, None]], ids=str)
+def test_a_scale_of_none_is_no_scale_whatever_was_called_before(
+    worlds: Worlds, scales: list[float | None]
+) -> None:
+    assert worlds(2).run(scaled_by, scales) == [[1 / (scale or 1) for scale in scales]] * 2
+
+
+def misscaled(rank: int, dtypes: tuple[str, str], at_fault: int) -> tuple[str, str, float]:
+    """The errors of a first and of a later call, and a result after them."""
+    before, after = (getattr(torch, dtype) for dtype in dtypes)
+    src, dst = ({"w": rv.Layout((4, 6), "R(1)V(1)D(1,1)", (i,))} for i in range(2))
+    given = {"w": torch.ones(4, 6).to(before)} if rank == 0 else {}
+
+    def call(*sizes: int) -> Any:
+        scale = {"w": torch.full(sizes if rank == at_fault else (), 2.0)}
+        return rv.redistribute_many(given, src, dst, dst_dtype=after, scale=scale)["w"]
+
+    first = error_of(lambda: call(3, 1))
+    call(4, 1)
+    # A scale of more dims than the shard would make it larger.
+    later = error_of(lambda: call(2, 4, 6)) if rank == at_fault else ""
+    moved = call(4, 1)
+    return first, later, 0.0 if moved is None else float(moved[3, 5])
+
+
+@pytest.mark.parametrize(
+    "dtypes, at_fault, result",
+    [(("float32", "float8_e4m3fn"), 0, 0.5), (("float8_e4m3fn", "float32"), 1, 2.0)],
+    ids=["to float8", "from float8"],
+)
+def test_scale_that_does_not_broadcast_to_the_shard_is_an_error(
+    worlds: Worlds, dtypes: tuple[str, str], at_fault: int, result: float
+) -> None:
+    found = worlds(2).run(misscaled, dtypes, at_fault)
+    error = (
+        f"LayoutError: redistribute_many: tensor 'w': rank {at_fault}: its scale does not "
+        "broadcast to the shard [4, 6]."
+    )
+    assert [first for first, _, _ in found] == [error] * 2
+    assert found[at_fault][1] == error
+    assert [value for _, _, value in found] == [0.0, result]
+
+
 # --- errors -------------------------------------------------------------------------------------
 
 ROWS, COLUMNS = rv.Layout((8, 6), "R(1)V(1)D(2,1)"), rv.Layout((8, 6), "R(1)V(1)D(1,2)")
@@ -261,6 +316,18 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown name": (
         {"tensors": {"a": torch.ones(4, 6), "b": torch.ones(4, 6), "z": torch.ones(1)}},
         r"LayoutError: redistribute_many: tensors has the unknown names \['z'\]",
+    ),
+    "an unknown name of a scale": (
+        {"scale": {"z": 2.0}},
+        r"LayoutError: redistribute_many: scale has the unknown names \['z'\]",
+    ),
+    "an unknown name of a dtype": (
+        {"dtype": {"z": torch.float32}},
+        r"LayoutError: redistribute_many: dtype has the unknown names \['z'\]",
+    ),
+    "an unknown name of a dst_dtype": (
+        {"dst_dtype": {"z": torch.float64}},
+        r"LayoutError: redistribute_many: dst_dtype has the unknown names \['z'\]",
     ),
     "an out's dtype": (
         {"out": {"a": torch.ones(8, 3).half()}},

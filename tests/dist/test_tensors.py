@@ -356,6 +356,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "topology": ({"topology": "one host"}, "topology is 'one host'; give a Topology."),
     "requires_grad": ({"requires_grad": []}, r"requires_grad is \[\]; give a bool."),
     "replica_grads": ({"replica_grads": None}, "replica_grads is None; give a text."),
+    "memory_limit": ({"memory_limit": True}, "memory_limit is True; give a number of bytes."),
     "dtype": ({"dtype": "float7"}, "dtype 'float7' is unknown"),
 }
 
@@ -383,6 +384,9 @@ MANY: dict[str, tuple[dict[str, Any], str]] = {
     "src": ({"src": None}, "src is a NoneType; give a mapping by name."),
     "dst": ({"dst": [1]}, "dst is a list; give a mapping by name."),
     "names": ({"names": "a.*"}, "names is 'a.*'; give a function"),
+    "names that fail": ({"names": {}.__getitem__}, r"names\('x'\) raises KeyError\('x'\)."),
+    "names without a text": ({"names": {"x": None}.get}, r"names\('x'\) is None; give a text."),
+    "memory_limit of a bool": ({"memory_limit": True}, "memory_limit is True; give a number"),
     "memory_limit": ({"memory_limit": "1"}, "memory_limit is '1'; give a number of bytes."),
     "topology": ({"topology": []}, r"topology is \[\]; give a Topology."),
     "executor of no text": ({"executor": []}, r"executor is \[\]; give a text."),

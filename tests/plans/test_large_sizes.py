@@ -198,7 +198,8 @@ def run_torch(program: Program, src: Tensor, dst: Tensor) -> None:
 def run_native(program: Program, src: Tensor, dst: Tensor) -> None:
     actions = [Do(instruction) for instruction in program.instructions]
     stage = native_stage(program, 0, (0,), actions)
-    PrivateStaging(0).bind(stage)
+    staging = PrivateStaging(0)
+    staging.bind(stage, staging.memory)
     stage.run((src.data_ptr(), dst.data_ptr()), 2)
 
 

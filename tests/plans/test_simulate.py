@@ -79,6 +79,24 @@ def test_bfloat16_is_simulated_as_bits_of_its_size() -> None:
     assert np.array_equal(reassembled(dst, result.shards), bits)
 
 
+@pytest.mark.parametrize("executor", ["dist", "peer"])
+@pytest.mark.parametrize("dtype, bits", [("bfloat16", np.uint16), ("float8_e4m3fn", np.uint8)])
+def test_bits_of_values_that_are_summed_are_rejected(dtype: str, bits: type, executor: str) -> None:
+    src, dst = rv.Layout((2,), "R(1)V(2)D(1)"), rv.Layout((2,), "R(2)V(1)D(1)")
+    shards = {rank: np.ones(2, bits) for rank in src.ranks}
+    with pytest.raises(rv.ShapeMismatchError, match=rf"passed uint\d+, and the plan sums {dtype}"):
+        rv.simulate(rv.plan(src, dst, dtype, executor=executor), shards)
+
+
+def test_bits_of_parts_that_are_not_summed_are_moved() -> None:
+    src, dst = rv.Layout((2, 2), "R(1)V(2)D(2,1)"), rv.Layout((2, 2), "R(1)V(2)D(1,2)")
+    bits = [np.arange(4, dtype=np.uint16).reshape(2, 2) + 4 * part for part in range(2)]
+    result = rv.simulate(rv.plan(src, dst, "bfloat16"), shards_of(src, bits))
+    assert {rank: shard.ravel().tolist() for rank, shard in result.shards.items()} == {
+        0: [0, 2], 1: [1, 3], 2: [4, 6], 3: [5, 7]
+    }  # fmt: skip
+
+
 def test_sums_run_in_ascending_order_of_parts() -> None:
     # In float32, (1 + 2**24) - 2**24 is 0 and (2**24 - 2**24) + 1 is 1.
     src, dst = rv.Layout((4,), "R(1)V(4)D(1)"), rv.Layout((4,), "R(4)V(1)D(1)")

@@ -114,6 +114,27 @@ def test_tensors_alive_at_the_same_time_share_no_memory(pool: Pool) -> None:
     assert pool.take(CAPACITY // 2) is not None
 
 
+def test_block_that_is_freed_while_another_is_taken_leaves_the_pool_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if the garbage collector ran in the middle of ``take``."""
+    pool = Pool(8 * PAGE, is_shared=True)
+    monkeypatch.setattr(pool_module, "MAX_KEPT_BYTES", 0)
+    allocate, held = os.posix_fallocate, [pool.take(PAGE)]
+    between = pool.take(PAGE)
+
+    def allocate_and_free(fd: int, offset: int, size: int) -> None:
+        allocate(fd, offset, size)
+        held.clear()
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate_and_free)
+    taken = pool.take(PAGE)
+    assert taken is not None
+    assert pool.kept_bytes == 0
+    del between, taken
+    assert pool.take(8 * PAGE) is not None
+
+
 def test_small_tensors_do_not_use_the_pool(pool: Pool) -> None:
     rv.empty((MIN_BYTES - 1,), torch.uint8)
     assert pool.kept_bytes == 0

@@ -159,11 +159,12 @@ def _move_or_reason(shard: Tensor, src: Any, dst: Any, options: Options) -> DTen
             draft = Draft.of(src, dst, shard.dtype, options)
         except LayoutError as error:
             return str(error)
-        try:
-            return DTensorMove(draft, tuple(shard.shape))
-        except ShapeMismatchError as error:
-            return str(error)
+        return DTensorMove(draft, tuple(shard.shape))
 
     key = ("dtensor", private.key_of(src), private.key_of(dst), shard.dtype, options)
-    found: DTensorMove | str = World.of().once(key, make)
+    try:
+        found: DTensorMove | str = World.of().once(key, make)
+    except ShapeMismatchError as error:
+        # Not kept: the shards of the next call may fit, and all ranks compare them again.
+        return str(error)
     return found

@@ -56,7 +56,7 @@ def redistribute_many(
     """
     world = World.of()
     fault: LayoutError | None = None
-    own: dict[str, dict[str, str]] = {}
+    own: dict[str, dict[str, str]] = {"src": {}, "dst": {}}
     try:
         sources = _sources(tensors, src or {})
         own = {"src": sources, "dst": _targets(sources, dst)}
@@ -66,7 +66,9 @@ def redistribute_many(
     posts = compare_requests(world, everybody, {}, WHAT, fault=fault, **own)
     before, after = (_merged(posts, side) for side in ("src", "dst"))
     _check_names(before, after)
-    locals_ = {name: _local(tensor) for name, tensor in tensors.items() if name in before}
+    locals_ = {name: _local(t) for name, t in tensors.items() if name in before and _is_here(t)}
+    if not locals_ and not any(world.rank in x for x in (*before.values(), *after.values())):
+        return dict.fromkeys(after)
     moved = rvdcomm.redistribute_many(locals_, before, after, **options)
     return {name: _placed(moved[name], dst.get(name), after[name]) for name in after}
 
@@ -75,7 +77,7 @@ def _sources(tensors: Mapping[str, Tensor], src: Mapping[str, Layout | str]) -> 
     found = {name: str(layout) for name, layout in src.items()}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
-            if tensor.device_mesh.get_coordinate() is not None:
+            if _is_here(tensor):
                 found[name] = str(layout_of_dtensor(tensor))
         elif name not in found:
             raise LayoutError(f"{name!r} is no DTensor; give its layout in src.")
@@ -126,6 +128,11 @@ def _check_names(before: Mapping[str, Layout], after: Mapping[str, Layout]) -> N
         if missing:
             names = sorted(missing)
             raise LayoutError(f"{WHAT}: no rank says where {names[:5]} are in {side}.")
+
+
+def _is_here(tensor: Tensor) -> bool:
+    """Whether this rank has a shard: a DTensor is empty on a rank outside its mesh."""
+    return not isinstance(tensor, DTensor) or tensor.device_mesh.get_coordinate() is not None
 
 
 def _local(tensor: Tensor) -> Tensor:

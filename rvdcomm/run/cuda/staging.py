@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.program import aligned
 from rvdcomm.run.agree import exchange_posts
+from rvdcomm.run.staging_memory import StagingMemory
 from rvdcomm.run.world import World
 
 # Torch has no types for these.
@@ -37,11 +37,9 @@ class CudaStaging:
         self.island, self.device = island, device
         self.ranks: tuple[int, ...] = island.ranks
         self.rank: int = island.rank
-        self.version = 0
-        self.addresses = [0] * len(self.ranks)
+        self.memory = StagingMemory.none(len(self.ranks), device)
         self._world = world
         self._sizes = dict.fromkeys(self.ranks, 0)
-        self._mapped: list[Any] = []
         self._event = Event(interprocess=True)
         self._event.record(torch.cuda.current_stream(device))
         posts = self._exchange({"event": _text(self._event.ipc_handle())})
@@ -78,16 +76,14 @@ class CudaStaging:
                     f"sharing GPU memory among ranks ({ranges_text(self.ranks)}): rank {rank} "
                     f"cannot reserve {wanted[rank]} bytes: {found['refusal']}"
                 )
-        self._mapped = [
+        mapped = [
             block.untyped_storage()
             if rank == self.rank
             else torch.UntypedStorage._new_shared_cuda(*map(_back, posts[rank]["storage"]))
             for rank in self.ranks
         ]
-        self.addresses = [storage.data_ptr() for storage in self._mapped]
-        self.block: Tensor = block
+        self.memory = StagingMemory(block, [storage.data_ptr() for storage in mapped], held=mapped)
         self._sizes = wanted
-        self.version += 1
         # A rank may free its old block only when no other rank maps it any more.
         self._exchange({})
 
@@ -114,7 +110,7 @@ class CudaStaging:
 
     def close(self) -> None:
         """Release all blocks."""
-        self._mapped.clear()
+        self.memory = StagingMemory.none(len(self.ranks))
         self.island.close()
 
 

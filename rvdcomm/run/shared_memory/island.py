@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Literal, TypeVar
 
+import torch
+
 from rvdcomm import _C
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
@@ -22,6 +24,7 @@ from rvdcomm.run.agree import Post, check_equal, exchange_posts
 from rvdcomm.run.pool import address_of, mapping_of, pool_here
 from rvdcomm.run.shared_memory.rendezvous import Listener, Wire, islands, meet
 from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
+from rvdcomm.run.staging_memory import StagingMemory
 from rvdcomm.run.world import World
 
 __all__ = ["Island", "SharedMemoryError", "islands"]
@@ -38,7 +41,8 @@ class Island:
 
     There is one island per set of ranks. ``signals`` numbers ranks by their index in ``ranks``.
     ``pools`` holds the pools of the other ranks, as mapped in this process. It is empty unless
-    every rank of the island maps the pools of all others.
+    every rank of the island maps the pools of all others. ``memory`` is the arenas as staging
+    memory; it also holds the pools.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Island:
         lifelines = [wires[r].socket.fileno() if r != world.rank else -1 for r in ranks]
         headers = [segments[r].header for r in ranks]
         self.signals = _C.Signals(ranks.index(world.rank), headers, lifelines)
+        self.memory = self._mapped()
         _open_islands.add(self)
         world.islands.add(self)
 
@@ -123,7 +128,7 @@ class Island:
     def address(self, rank: int) -> int:
         """The address of the arena of ``rank`` in this process; 0 while it has no bytes.
 
-        It is valid until the arena grows or the island closes.
+        It is valid as long as the present ``memory`` is held.
         """
         return self._segments[rank].address
 
@@ -173,6 +178,17 @@ class Island:
             raise
         for rank, mapping in mappings.items():
             self._segments[rank].use(mapping)
+        self.memory = self._mapped()
+
+    def _mapped(self) -> StagingMemory:
+        """All arenas and pools, as they are mapped now."""
+        arenas = [self._segments[rank].arena(self.num_bytes(rank)) for rank in self.ranks]
+        own = arenas[self.ranks.index(self.rank)]
+        return StagingMemory(
+            torch.frombuffer(own, dtype=torch.uint8) if own else torch.empty(0, dtype=torch.uint8),
+            [self.address(rank) for rank in self.ranks],
+            held=[*arenas, *self.pools.values()],
+        )
 
     def _all_or_none(self, action: Callable[[], _Result], wanted: dict[int, int]) -> _Result:
         """Run an action that the system may refuse; if it refuses one rank, all ranks raise."""
@@ -254,13 +270,15 @@ class Island:
     def close(self) -> None:
         """Release wires and memory; the island cannot be used any more.
 
-        Memory that still has a view is released with its last view. Not collective: the other ranks
-        may finish work that needs nothing more from this rank. A forked child that closes its
-        island leaves the parent's island as it is.
+        Memory that still has a view, or that a run holds, is released with its last reference. Not
+        collective: the other ranks may finish work that needs nothing more from this rank. A forked
+        child that closes its island leaves the parent's island as it is.
         """
         _open_islands.discard(self)
         self._world.islands.discard(self)
+        # First: a run that finds no memory must find closed signals.
         self.signals.close()
+        self.memory = StagingMemory.none(len(self.ranks))
         for wire in self._wires.values():
             wire.close()
         for segment in self._segments.values():

@@ -13,11 +13,12 @@ import torch
 
 from rvdcomm.program import aligned
 from rvdcomm.run.cuda.staging import CudaStaging
+from rvdcomm.run.staging_memory import StagingMemory
 from rvdcomm.run.world import World
 
 
 class PrivateStaging:
-    """A staging block that only this rank uses; ``version`` changes when its address does."""
+    """A staging block that only this rank uses."""
 
     island: Any = None
     """None: no other rank waits for this rank's memory."""
@@ -25,19 +26,18 @@ class PrivateStaging:
     def __init__(self, rank: int) -> None:
         self.ranks = (rank,)
         self.rank = rank
-        self.version = 0
-        self.block = torch.empty(0, dtype=torch.uint8)
+        self.memory = StagingMemory.none(1)
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
         """Grow the block to at least ``num_bytes`` of this rank."""
         wanted = aligned(num_bytes[self.rank])
-        if self.block.numel() < wanted:
-            self.block = torch.empty(wanted, dtype=torch.uint8)
-            self.version += 1
+        if self.memory.own.numel() < wanted:
+            block = torch.empty(wanted, dtype=torch.uint8)
+            self.memory = StagingMemory(block, [block.data_ptr()])
 
-    def bind(self, stage: Any) -> None:
-        """Let a native stage work in this block."""
-        stage.bind([self.block.data_ptr()], None, 0.0)
+    def bind(self, stage: Any, memory: StagingMemory) -> None:
+        """Let a native stage work in the block of ``memory``."""
+        stage.bind(memory.addresses, None, 0.0)
 
     def begin_call(self, identity: int, location: int) -> None:
         """Do nothing: no other rank has to know that a call begins."""
@@ -53,9 +53,8 @@ class PrivateStaging:
         """Do nothing: no other rank has to know that a call ends."""
 
     def close(self) -> None:
-        """Release the block."""
-        self.block = torch.empty(0, dtype=torch.uint8)
-        self.version += 1
+        """Release the block; a run that still works in it holds it."""
+        self.memory = StagingMemory.none(1)
 
 
 class SharedStaging:
@@ -65,8 +64,12 @@ class SharedStaging:
         self.island = island
         self.ranks: tuple[int, ...] = island.ranks
         self.rank: int = island.rank
-        self.version = 0
-        self.block = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def memory(self) -> StagingMemory:
+        """The blocks as they are now."""
+        memory: StagingMemory = self.island.memory
+        return memory
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
         """Grow every rank's block to at least ``num_bytes[rank]``; collective over the island.
@@ -74,22 +77,11 @@ class SharedStaging:
         Raises:
             SharedMemoryError: a rank cannot get that much; on all ranks.
         """
-        wanted = {rank: aligned(num_bytes.get(rank, 0)) for rank in self.ranks}
-        before = self._sizes()
-        self.island.reserve(wanted)
-        if self._sizes() != before:
-            self.version += 1
-            own = self.island.num_bytes(self.rank)
-            if own:
-                self.block = torch.frombuffer(self.island.arena(own), dtype=torch.uint8)
+        self.island.reserve({rank: aligned(num_bytes.get(rank, 0)) for rank in self.ranks})
 
-    def _sizes(self) -> list[int]:
-        return [self.island.num_bytes(rank) for rank in self.ranks]
-
-    def bind(self, stage: Any) -> None:
-        """Let a native stage work in these blocks, and wait for their ranks."""
-        addresses = [self.island.address(rank) for rank in self.ranks]
-        stage.bind(addresses, self.island.signals, self.island.timeout_secs)
+    def bind(self, stage: Any, memory: StagingMemory) -> None:
+        """Let a native stage work in the blocks of ``memory``, and wait for their ranks."""
+        stage.bind(memory.addresses, self.island.signals, self.island.timeout_secs)
 
     def begin_call(self, identity: int, location: int) -> None:
         """Begin a call; ranks whose ``identity`` differs do not accept each other's events.
@@ -125,8 +117,7 @@ class SharedStaging:
         self.island.signals.end(totals)
 
     def close(self) -> None:
-        """Release all blocks."""
-        self.block = torch.empty(0, dtype=torch.uint8)
+        """Release all blocks; a run that still works in them holds them."""
         self.island.close()
 
 
