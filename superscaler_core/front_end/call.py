@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from string import Formatter
 from typing import Any
+
+from torch import Tensor
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end import aten
 from superscaler_core.front_end.records import Node, TracedValue
+from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, PTensor
@@ -31,11 +35,14 @@ class Call:
         node: the call.
         args: its arguments by name.
         builder: the builder of the graph.
+        is_known: whether a tensor is a constant whose value has a property, given as a function of
+            the value; if so, the graph may depend on it, and no other value can be loaded later.
     """
 
     node: Node
     args: dict[str, Any]
     builder: GraphBuilder
+    is_known: Callable[[PTensor, Callable[[Tensor], bool]], bool]
 
     def __getitem__(self, name: str) -> Any:
         return self.args[name]
@@ -75,7 +82,7 @@ class Call:
         shape: Sequence[int] | None = None,
         dtype: str | None = None,
         saves: Sequence[int] | None = None,
-        flops: float = 1.0,
+        flops: float | None = None,
         differentiable: bool = True,
         sizes: Mapping[str, int] | None = None,
     ) -> PTensor:
@@ -83,6 +90,10 @@ class Call:
 
         ``saves`` is as in ``graph.Op``. Parameters and constants are removed from it here, and all
         entries if no gradient flows.
+
+        ``flops`` are the floating-point operations of the op's whole forward; if None, one for each
+        element of its largest tensor. They depend only on shapes, not on how many loops the
+        annotation has: a graph spreads them evenly over the iterations of all loops.
         """
         value = self.node.outputs[0]
         output = (value.shape if shape is None else tuple(shape), dtype or value.dtype)
@@ -100,7 +111,7 @@ class Call:
         outputs: Sequence[tuple[Sequence[int], str]],
         *,
         saves: Sequence[int] | None = None,
-        flops: float = 1.0,
+        flops: float | None = None,
         differentiable: bool = True,
         num_grads: int | None = None,
         sizes: Mapping[str, int] | None = None,
@@ -122,10 +133,15 @@ class Call:
             )
         wanted = range(len(inputs)) if saves is None else saves
         kept = [i for i in wanted if i >= len(inputs) or inputs[i].kind not in _KEPT_ANYWAY]
+        shapes = [t.shape for t in inputs], [tuple(shape) for shape, _ in outputs]
+        total = largest(*shapes) if flops is None else flops
+        marked = Annotation.parse(annotation)
+        per_iteration = total / iterations(marked, *shapes, sizes)
         return self.builder.op(
-            kind, annotation, inputs, outputs, code,
-            module=self.node.module, saves=kept if grad else (), flops=flops, differentiable=grad,
-            num_grads=num_grads, sizes=sizes, imports=imports, hint=hint, modules=modules,
+            kind, marked, inputs, outputs, code, module=self.node.module,
+            saves=kept if grad else (), flops=per_iteration,
+            differentiable=grad, num_grads=num_grads, sizes=sizes, imports=imports, hint=hint,
+            modules=modules,
         )  # fmt: skip
 
     def without_grad(self, x: PTensor) -> PTensor:
@@ -211,8 +227,11 @@ def dim_of(dim: int, rank: int) -> int:
 
 
 def dims_of(dims: Any, rank: int) -> list[int]:
-    """Dims of a reduction, counted from the front and sorted; all if none are given."""
-    if dims is None or dims == []:
+    """Dims of a reduction, counted from the front and sorted; all if none are given.
+
+    A scalar has no dim, though torch lets a reduction name dim 0 of it.
+    """
+    if dims is None or dims == [] or not rank:
         return list(range(rank))
     return sorted(dim_of(d, rank) for d in (dims if isinstance(dims, list) else [dims]))
 
@@ -230,6 +249,21 @@ def share(loops: Sequence[str], count: int) -> str:
     """
     here = " * ".join(f"{{size[{i}]}}" for i in loops) or "1"
     return f"({here} / {count})"
+
+
+def largest(*sides: Iterable[Sequence[int]]) -> int:
+    """Elements of the largest tensor, given the shapes of inputs and outputs; at least 1."""
+    return max(1, *(prod(shape) for side in sides for shape in side))
+
+
+def iterations(
+    annotation: Annotation,
+    inputs: Sequence[tuple[int, ...]],
+    outputs: Sequence[tuple[int, ...]],
+    sizes: Mapping[str, int] | None = None,
+) -> int:
+    """Iterations of all loops together; at least 1. The arguments are those of its ``sizes``."""
+    return max(1, prod(annotation.sizes(inputs, outputs, sizes).values()))
 
 
 def _tensors(values: Iterable[Any]) -> Iterable[PTensor]:

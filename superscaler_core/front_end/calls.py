@@ -24,7 +24,7 @@ class TracedCall(ABC):
         imports: Python modules that its code needs.
         modules: keys of modules of the model that its code calls.
         annotation: how the dims of its tensors relate; empty if that is unknown.
-        flops: floating-point operations of its forward; None if unknown.
+        flops: floating-point operations of the products in its forward; 0 if unknown.
     """
 
     imports: Sequence[str] = ()
@@ -35,8 +35,8 @@ class TracedCall(ABC):
         return ""
 
     @property
-    def flops(self) -> float | None:
-        return None
+    def flops(self) -> float:
+        return 0.0
 
     @property
     @abstractmethod

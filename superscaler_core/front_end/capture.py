@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -30,6 +30,7 @@ def capture(
     name: str | None = None,
     recycled: Mapping[str, int] | None = None,
     results: Sequence[str | int] = (),
+    changing: Collection[str] = (),
 ) -> Graph:
     """Capture a model's forward pass on one microbatch as a graph, which determines its gradients.
 
@@ -51,6 +52,8 @@ def capture(
             come before the turn that is trained.
         results: further values of the output to keep beside the loss: names of keys or fields, or
             positions in a tuple. A program returns them whole on every rank (``Trainer.results``).
+        changing: names of buffers that get other values later, though this forward may not change
+            them: what depends on them is computed in every step, and not once at the capture.
 
     Raises:
         CaptureError: tracing cannot follow the model, an op cannot be part of a graph, or the model
@@ -81,7 +84,7 @@ def capture(
         try:
             program = trace(model, called)
             names = tuple(map(str, kept))
-            return program, graph_of(program, model, title, recycled or {}, names)
+            return program, graph_of(program, model, title, recycled or {}, names, changing)
         except CaptureError as error:
             if not error.node:
                 raise

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +41,7 @@ def graph_of(
     name: str,
     recycled: Mapping[str, int],
     results: Sequence[str] = (),
+    changing: Collection[str] = (),
 ) -> Graph:
     """Turn a traced program into a graph.
 
@@ -42,15 +51,16 @@ def graph_of(
         name: name of the graph.
         recycled: inputs, each with the number of the output that is its value in the next turn.
         results: names of the last outputs of the program, which are kept beside the loss.
+        changing: as in ``capture``.
 
     Raises:
         CaptureError: a call cannot be a part of a graph; the message names the call.
     """
-    made = _Conversion(program, model, name).graph(recycled, results)
+    made = _Conversion(program, model, name, changing).graph(recycled, results)
     packings = find_packings(made)
     if not packings:
         return made
-    return _Conversion(program, model, name, packings).graph(recycled, results)
+    return _Conversion(program, model, name, changing, packings).graph(recycled, results)
 
 
 class _Conversion:
@@ -62,6 +72,7 @@ class _Conversion:
         by_memory: constants of the graph, by the memory, dtype and shape of their value.
         kept: buffers, and other tensors that the model keeps, as they were at the capture.
         state: buffers that the program writes, by the ref of their first value.
+        changing: names of buffers whose values change later; the graph reads them as they are then.
         folded: names of the kept tensors from which a constant was computed.
         without_value: constants on the meta device, with the names of the kept tensors that they
             depend on.
@@ -74,9 +85,10 @@ class _Conversion:
         program: TracedProgram,
         model: nn.Module,
         name: str,
+        changing: Collection[str] = (),
         packings: Mapping[str, Packing] | None = None,
     ) -> None:
-        self.program, self.model = program, model
+        self.program, self.model, self.changing = program, model, changing
         self.packings = packings or {}
         self.builder = GraphBuilder(name)
         self.values: dict[Ref, PTensor | Tensor] = {}
@@ -189,10 +201,13 @@ class _Conversion:
             if value.is_meta:
                 self.without_value[Ref(place)] = (name,)
         check_apart(dict(self.model.named_parameters()), dict(self.program.constants.values()))
-        for ref in written(self.program.nodes):
-            if ref.name in self.program.buffers:
-                value = self.kept[self.program.buffers[ref.name]]
-                self.state[ref] = self.values[ref] = self._constant(ref, value)
+        changed = written(self.program.nodes)
+        for place, (name, value) in given.items():
+            ref = Ref(place)
+            if ref in changed:
+                self.state[ref] = self.values[ref] = self._constant(ref, self.kept[name])
+            elif name in self.changing and not value.is_meta:
+                self.values[ref] = self._constant(ref, self.kept[name])
 
     # --- the methods that `Storages` calls --------------------------------------------------------
 
@@ -267,7 +282,7 @@ class _Conversion:
     def _ruled(self, node: Node) -> Sequence[PTensor]:
         known = {ref: self._tensor(ref, node.module) for ref in _refs(node.args.values())}
         args = {name: self._filled(value, known) for name, value in node.args.items()}
-        call = Call(node, args, self.builder)
+        call = Call(node, args, self.builder, self._is_known)
         try:
             result = rule_of(call)(call)
         except (NoRuleError, AnnotationError):
@@ -280,6 +295,15 @@ class _Conversion:
                 for x in results
             )
         return results
+
+    def _is_known(self, tensor: PTensor, has_property: Callable[[Tensor], bool]) -> bool:
+        """``Call.is_known``; the values of buffers that change are not known."""
+        value = self.builder.value_of(tensor)
+        changes = any(self.values[Ref(place)] is tensor for place in self.program.buffers)
+        if value is None or value.is_meta or changes or not has_property(value):
+            return False
+        self.folded |= {tensor.name} & self.kept.keys()
+        return True
 
     def _changes(self, node: Node, name: str) -> CaptureError:
         return CaptureError(

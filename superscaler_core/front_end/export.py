@@ -302,6 +302,9 @@ class _Reader:
         # A copy of a constant is traced as the constant itself.
         if not self.writes or str(node.target) == "aten.lift_fresh_copy.default":
             return (None,) * len(self._outputs(node))
+        # The traced result has memory of its own even where torch returns the argument.
+        if str(node.target) == "aten.dropout.default" and _is_passed_on(node):
+            return (self._read(node.args[0]),)
         held = {t.untyped_storage()._cdata: n for n in node.all_input_nodes for t in _tensors(n)}
         nodes = [held.get(t.untyped_storage()._cdata) for t in _tensors(node)]
         nodes += [None] * (len(self._outputs(node)) - len(nodes))

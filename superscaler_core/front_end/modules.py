@@ -214,8 +214,8 @@ class OneModule(TracedCall):
         return type(self.call.skeleton).__name__
 
     @property
-    def flops(self) -> float | None:
-        return self.known.flops or None
+    def flops(self) -> float:
+        return self.known.flops
 
     @property
     def annotation(self) -> str:

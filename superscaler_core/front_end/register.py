@@ -36,7 +36,7 @@ class Registered:
         sizes: sizes of loops that the inputs do not determine: a number, or the name of an
             attribute.
         dtypes: dtypes of the outputs; None is the dtype of the first floating-point input.
-        saves, flops: as in ``graph.Op``.
+        saves, flops: as in ``register_op``.
         attributes: names of the keyword arguments.
     """
 
@@ -45,7 +45,7 @@ class Registered:
     sizes: Mapping[str, int | str] = field(default_factory=dict)
     dtypes: tuple[str | None, ...] = ()
     saves: tuple[int, ...] | None = None
-    flops: float = 1.0
+    flops: float | None = None
     attributes: tuple[str, ...] = ()
 
     @property
@@ -102,7 +102,7 @@ def register_op(
     sizes: Mapping[str, int | str] | None = None,
     dtypes: Sequence[str | None] | None = None,
     saves: Sequence[int] | None = None,
-    flops: float = 1.0,
+    flops: float | None = None,
 ) -> Callable[[AnyFunction], AnyFunction]:
     """Make a function one op of captured graphs; outside of capture it is the same function.
 
@@ -122,7 +122,9 @@ def register_op(
             which piece it is.
         dtypes: dtypes of the outputs, such as ``"int64"``; None is the dtype of the first
             floating-point input.
-        saves, flops: as in ``graph.Op``.
+        saves: as in ``graph.Op``.
+        flops: as in ``graph.Op``; if None, those of its products, which torch counts if the
+            function runs without values, but at least one for each element of its largest tensor.
 
     Raises:
         AnnotationError: the annotation does not fit the function.

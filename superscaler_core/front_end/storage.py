@@ -192,7 +192,7 @@ class Storages:
         root = _root(place)
         views = list(_views(place))
         self.values.check_writable(root, node)
-        if root in self.unsure or any(view.node.base not in _PUT_BACK for view in views):
+        if root in self.unsure or any(_way_back(view.node) is None for view in views):
             raise _error(node, "writes in place what other tensors share memory with")
         had_grad = self.values.has_grad(self._value(root))
         is_cut = any(view.cuts_grad for view in views)
@@ -212,7 +212,9 @@ class Storages:
     def _put_back(self, view: StorageView, value: Ref, node: Node) -> Ref:
         old = self._value(view.base)
         base = self.values.describe(old)
-        target, args = _PUT_BACK[view.node.base](view, base)
+        way_back = _way_back(view.node)
+        assert way_back is not None, "`_check` refuses other views"
+        target, args = way_back(view, base)
         if not target:
             return value
         if target.endswith("_scatter.default"):
@@ -322,17 +324,26 @@ _PUT_BACK: Mapping[str, Callable[[StorageView, TracedValue], Back]] = {
         _unbound: ("unbind",),
         _diagonal: ("diagonal",),
         _reshaped: (
-            *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
-            *("view_as", "reshape_as"),
+            *("view.default", "view_as", "reshape", "reshape_as", "_unsafe_view"),
+            *("flatten", "unflatten", "squeeze", "unsqueeze"),
         ),
         _permuted: ("permute",),
         _same_again: ("transpose", "t", "mT", "numpy_T", "swapaxes", "swapdims"),
         _moved_back: ("movedim", "moveaxis"),
-        _nothing: ("detach", "alias", "contiguous", "to", "type_as", "positive", "dropout"),
+        _nothing: (
+            *("detach", "alias", "contiguous", "to", "type_as", "positive"),
+            *("dropout", "feature_dropout"),
+        ),
     }.items()
     for name in names
 }
-"""By the op of a view: the op that computes a value of its base from a value of the view."""
+"""By the op of a view, or its overload: the op that computes a value of its base from a value of
+the view."""
+
+
+def _way_back(node: Node) -> Callable[[StorageView, TracedValue], Back] | None:
+    """The entry of a view in ``_PUT_BACK``; None if it has none, as a view in another dtype."""
+    return _PUT_BACK.get(node.target, _PUT_BACK.get(node.base))
 
 
 def _without_writes(node: Node) -> str:
@@ -350,6 +361,13 @@ _RENAMED = {
     "aten.detach_": "aten.detach",
     "aten.normal_": "aten.normal_functional",
     "aten.bernoulli_.float": "aten.bernoulli.p",
+    **{
+        f"aten.{name}_.{which}": f"aten.{name}.Tensor_{which}"
+        for name in ("pow", "float_power")
+        for which in ("Scalar", "Tensor")
+    },
+    "aten.floor_divide_.Tensor": "aten.floor_divide.default",
+    "aten.ldexp_.default": "aten.ldexp.Tensor",
 }
 """In-place ops whose other form is not just their name without the underscore at its end."""
 

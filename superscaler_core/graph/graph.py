@@ -206,6 +206,16 @@ class Graph:
         """The activations that are read outside of the graph: losses, and new values of buffers."""
         return *self.losses, *self.state.values()
 
+    @cached_property
+    def ops_with_backward(self) -> frozenset[Op]:
+        """The ops through which gradients of a loss flow; an op under ``no_grad`` is none."""
+        reached, found = set(self.losses), set()
+        for op in reversed(self.ops):
+            if any(tensor in reached and tensor.requires_grad for tensor in op.outputs):
+                found.add(op)
+                reached.update(op.inputs)
+        return frozenset(found)
+
     @property
     def batch_inputs(self) -> tuple[PTensor, ...]:
         """The inputs that the caller gives for every microbatch: all but recycled ones."""

@@ -38,6 +38,8 @@ def attention(
         p: dropout probability of the weights, by their places in the whole ``shape``.
         seed, lo, shape: as in ``dropout``, of the weights ``[..., queries, keys]``.
     """
+    # As in torch, a query gets zeros if its mask hides every key. A causal mask never hides all.
+    softmax = torch.softmax if mask is None else torch._safe_softmax
     if is_causal:
         # Later keys would only be masked away.
         last = min(first + q.shape[-2], k.shape[-2])
@@ -52,8 +54,13 @@ def attention(
         )
     if enable_gqa:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) * (scale or 1 / sqrt(q.shape[-1]))
+    scores = q @ k.transpose(-1, -2) * (1 / sqrt(q.shape[-1]) if scale is None else scale)
     if mask is not None:
         hidden = float("-inf")
         scores = scores.masked_fill(~mask, hidden) if mask.dtype == torch.bool else scores + mask
-    return dropout(scores.softmax(-1), p, seed, lo=lo, shape=shape) @ v
+    weights = softmax(scores, -1)
+    # Every batch of the result draws zeros of its own, even if only the values have these batches.
+    shapes = weights.shape[:-2], v.shape[:-2]
+    lead = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    weights = weights.expand(*lead, *weights.shape[-2:])
+    return dropout(weights, p, seed, lo=lo, shape=shape) @ v

@@ -86,9 +86,14 @@ def uniform(
     seed: int, *, lo: Sequence[int], extent: Sequence[int], shape: Sequence[int],
     dtype: torch.dtype, device: torch.device | str,
 ) -> Tensor:  # fmt: skip
-    """Numbers between 0 and 1, both excluded; the arguments are those of ``uniform_bits``."""
-    bits = uniform_bits(seed, lo, extent, shape, device)
-    return ((bits.double() + 0.5) / (1 << 53)).to(dtype)
+    """Numbers between 0 and 1, both excluded; the arguments are those of ``uniform_bits``.
+
+    They are the middles of equal intervals. A middle has one binary digit more than the number of
+    the interval, and all of them fit into the dtype, so that none is rounded to 0 or 1.
+    """
+    digits = -round(math.log2(torch.finfo(dtype).eps))
+    intervals = uniform_bits(seed, lo, extent, shape, device) >> (53 - digits)
+    return ((intervals.double() + 0.5) / (1 << digits)).to(dtype)
 
 
 def normal(

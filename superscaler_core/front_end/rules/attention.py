@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from superscaler_core.front_end.call import Call, broadcast_to, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
@@ -11,7 +13,7 @@ from superscaler_core.graph.tensor import PTensor
 def attention(call: Call) -> PTensor:
     q, k, v, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
     lead, queries, keys = call.shape[:-2], q.shape[-2], k.shape[-2]
-    batch = ["b", "h", "s", "f", "i"][: len(lead)]
+    batch = ["b", "h", "s", "f", *(f"d{i}" for i in range(4, len(lead)))][: len(lead)]
     kv_batch, kv_lead = list(batch), lead
     if call["enable_gqa"]:
         # Query head (g r) reads key head g. If heads are cut by groups, each part has its own keys.
@@ -27,9 +29,9 @@ def attention(call: Call) -> PTensor:
         inputs.append(mask)
         operands.append(broadcast_to(mask.shape, [*batch, "l", "t^"], (*lead, queries, keys)))
     annotation = f"{', '.join(operands)} -> {text([*batch, 'l', 'd'])}"
-    # Two products over keys: 2 (e + d) operations for the e * d iterations of the loops e and d.
-    width, value_width = q.shape[-1], v.shape[-1]
-    flops = 2.0 * (1 / width + 1 / value_width) / (2 if call["is_causal"] else 1)
+    # Two products, of queries with keys and of scores with values.
+    flops = 2 * prod(call.shape[:-1]) * keys * (q.shape[-1] + v.shape[-1])
+    flops //= 2 if call["is_causal"] else 1
     return call.op(
         "attention", annotation, inputs, _code(call, inputs), flops=flops,
         saves=(*range(len(inputs)), len(inputs)),
@@ -39,9 +41,8 @@ def attention(call: Call) -> PTensor:
 def _code(call: Call, inputs: list[PTensor]) -> str:
     k = inputs[1]
     words = [f"{{x{i}}}" for i in range(len(inputs))]
-    given = {
-        name: call[name] for name in ("scale", "enable_gqa") if call[name] not in (None, False)
-    }
+    usual = {"scale": None, "enable_gqa": False}
+    given = {name: call[name] for name, value in usual.items() if call[name] is not value}
     if not call["is_causal"] and call["dropout_p"] == 0:
         words += [f"{name}={value}" for name, value in given.items()]
         return f"F.scaled_dot_product_attention({', '.join(words)})"
@@ -51,5 +52,5 @@ def _code(call: Call, inputs: list[PTensor]) -> str:
     if call["dropout_p"] > 0:
         shape = (*call.shape[:-1], k.shape[-2])
         words += [f"p={call['dropout_p']}", "seed={seed}",
-                  "lo=(*{in0.lo}[:-1], 0)", f"shape={shape}"]  # fmt: skip
+                  "lo=(*{out0.lo}[:-1], 0)", f"shape={shape}"]  # fmt: skip
     return f"ops.attention({', '.join(words)})"

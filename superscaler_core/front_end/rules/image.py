@@ -67,10 +67,8 @@ def convolution(call: Call) -> PTensor:
     kernel = [f"k{i}^" for i in range(rank)]
     out = [f"y{i}" for i in range(rank)]
     image = windows.dims()
-    flops = 2.0
     if image is None:
         image, out = ([f"{c}{i}^" for i in range(rank)] for c in "xy")
-        flops /= prod(x.shape[2:])  # loops over input pixels add no operations
     groups = call["groups"]
     if groups == 1:
         dims = ["n", "c+", *image], ["o", "c+", *kernel], ["n", "o", *out]
@@ -85,7 +83,8 @@ def convolution(call: Call) -> PTensor:
     words += [("groups", "{size[g]}")] if groups != 1 else []
     made = call.op(
         call.kind, f"{text(dims[0])}, {text(dims[1])} -> {text(dims[2])}", (x, weight),
-        Invocation(function, ("{x0}", "{x1}", *more), tuple(words)), flops=flops,
+        Invocation(function, ("{x0}", "{x1}", *more), tuple(words)),
+        flops=2 * prod(call.shape) * prod(weight.shape[1:]),
     )  # fmt: skip
     return made if call["bias"] is None else add_bias(call, made, call["bias"], dim=1)
 
@@ -134,7 +133,7 @@ def pooled(call: Call) -> PTensor:
     return call.op(
         call.kind, f"{text([*lead, *image])} -> {text(out)}", (x,),
         f"ops.{call.kind[:-2]}({', '.join(words)})", saves=(0, 1) if is_max else (0,),
-        flops=float(prod(kernel)),
+        flops=flops_of_windows(call),
     )  # fmt: skip
 
 
@@ -194,7 +193,24 @@ def _whole(call: Call) -> PTensor:
     return call.op(
         call.kind, f"{text([*dims, *image])} -> {text([*dims, *out])}", (x,), call.fallback((x,)),
         saves=(0, 1) if keeps_places else () if call.kind.startswith("upsample") else (0,),
+        flops=flops_of_windows(call),
     )  # fmt: skip
+
+
+_PIXELS = {"linear": 2, "bicubic": 4}
+"""Pixels per dim from which an interpolation computes a pixel, by the end of its name."""
+
+
+def flops_of_windows(call: Call) -> int | None:
+    """Operations of a pool, or of an interpolation: each result is computed from one window.
+
+    None if the call is neither, if it only copies pixels, or if its windows cover the image once.
+    """
+    rank = next((int(c) for c in call.kind if c.isdigit()), len(call.shape) - 2)
+    if "pool" in call.kind and "kernel_size" in call.args:
+        return prod(call.shape) * prod(_each(call["kernel_size"], rank))
+    side = next((n for name, n in _PIXELS.items() if f"{name}{rank}d" in call.kind), None)
+    return None if side is None else 2 * prod(call.shape) * side**rank
 
 
 def _each(value: Any, rank: int) -> list[int]:

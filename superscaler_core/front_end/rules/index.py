@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
+from torch import Tensor
 
 from superscaler_core.front_end.call import (
     Call,
@@ -44,7 +45,7 @@ def gather(call: Call) -> PTensor:
             source[i], out[i] = f"{dims[i]}^", f"o{i}^"
     return call.op(
         "gather", f"{text(source)}, {text(out)} -> {text(out)}", (x, index),
-        f"{{x0}}.gather({dim}, {{x1}})", saves=(1,),
+        f"{{x0}}.gather({dim}, {{x1}})", saves=(0, 1),
     )  # fmt: skip
 
 
@@ -214,11 +215,16 @@ def _unchanged(
     """``_Indexed.same``: dims of which every number is read once, in order."""
     found: dict[int, int] = {}
     for dim, tensor in at.items():
-        value, size = call.builder.value_of(tensor), x.shape[dim]
+        size = x.shape[dim]
         lined_up = (1,) * (len(sizes) - len(tensor.shape)) + tensor.shape
         along = next((i for i, n in enumerate(lined_up) if n == size == sizes[i]), None)
-        if value is None or along is None or along in found.values() or value.numel() != size:
+        if along is None or along in found.values() or prod(tensor.shape) != size:
             continue
-        if torch.equal(value.flatten(), torch.arange(size)):
+        if call.is_known(tensor, _has_all_numbers):
             found[dim] = along
     return found
+
+
+def _has_all_numbers(value: Tensor) -> bool:
+    """Whether a tensor holds the numbers from 0 on, each once, in order."""
+    return torch.equal(value.flatten(), torch.arange(value.numel()))

@@ -5,7 +5,10 @@ If the bias were part of the product, every part of the reduction loop would add
 
 from __future__ import annotations
 
-from superscaler_core.front_end.call import Call, broadcast_to, names, text
+from math import prod
+
+from superscaler_core.front_end.call import Call, broadcast_to, largest, names, text
+from superscaler_core.front_end.rules.opaque import flops_of_products
 from superscaler_core.front_end.rules.shape import packed, reshaped, rows_apart
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.graph import Op
@@ -23,18 +26,19 @@ def linear(call: Call) -> PTensor:
 def _mapped(call: Call, x: PTensor, weight: PTensor) -> PTensor:
     """``x`` times the transposed weight."""
     lead = text(names(len(x.shape) - 1)) if len(x.shape) > 1 else ""
+    flops = 2 * prod(x.shape) * prod(weight.shape[:-1])
     src = packed(call, weight, 0)
     if src is not None and src.kind == PARAMETER:
         made = call.op(
             "linear", f"{lead} k+, p n k+ -> {lead} p n", (x, src),
-            Invocation("ops.linear_of_pieces", ("{x0}", "{x1}")), flops=2.0,
+            Invocation("ops.linear_of_pieces", ("{x0}", "{x1}")), flops=flops,
             shape=(*x.shape[:-1], *src.shape[:2]),
         )  # fmt: skip
         return reshaped(call, made, (*x.shape[:-1], weight.shape[0]))
     out = "n" if len(weight.shape) == 2 else ""
     return call.op(
         "linear", f"{lead} k+, {out} k+ -> {f'{lead} {out}'.strip() or '()'}", (x, weight),
-        Invocation("F.linear", ("{x0}", "{x1}")), flops=2.0,
+        Invocation("F.linear", ("{x0}", "{x1}")), flops=flops,
         shape=(*x.shape[:-1], *weight.shape[:-1]),
     )  # fmt: skip
 
@@ -91,7 +95,7 @@ def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
         "matmul",
         f"{text([*x_batch, *rows, 'k+'])}, {text([*y_batch, 'k+', *columns])} -> "
         f"{text([*batch, *rows, *columns])}",
-        (x, y), code, flops=2.0, shape=out,
+        (x, y), code, flops=2 * prod(shape) * x.shape[-1], shape=out,
     )  # fmt: skip
     return reshaped(call, made, shape)
 
@@ -125,13 +129,15 @@ def _batch(batch: list[str], mine: tuple[int, ...], other: tuple[int, ...]) -> l
 @rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
 def added_matmul(call: Call) -> PTensor:
     bias, x, y = (t for t in call.args.values() if isinstance(t, PTensor))
-    if call["beta"] != 1:
+    # Times 0 it is not read, as in torch: it may be memory that nothing has written.
+    is_read = call["beta"] != 0
+    if is_read and call["beta"] != 1:
         dims = text(names(len(bias.shape)))
         code = f"{{x0}} * {call['beta']}"
         bias = call.op("mul", f"{dims} -> {dims}", (bias,), code, shape=bias.shape, saves=())
     is_map = len(x.shape) == 2 and len(bias.shape) == 1
     made = product(call, rows_apart(call, x) if is_map else x, y, call["alpha"])
-    return reshaped(call, add_bias(call, made, bias), call.shape)
+    return reshaped(call, add_bias(call, made, bias) if is_read else made, call.shape)
 
 
 @rule("aten.einsum.default")
@@ -147,7 +153,8 @@ def einsum(call: Call) -> PTensor:
     fields = ", ".join(f"{{x{i}}}" for i in range(len(operands)))
     return call.op(
         "einsum", f"{', '.join(marked)} -> {text(right)}", operands,
-        f'torch.einsum("{equation}", {fields})', flops=2.0 * max(1, len(operands) - 1),
+        f'torch.einsum("{equation}", {fields})',
+        flops=max(flops_of_products(call), largest([t.shape for t in operands], [call.shape])),
     )  # fmt: skip
 
 
@@ -164,7 +171,7 @@ def embedding(call: Call) -> PTensor:
         "embedding", f"{dims}, v+ w -> {where}w", (ids, rows),
         f"ops.embedding({{x0}}, {{x1}}, first={{start[v]}}, num_rows={rows.shape[0]}{padding})",
         # Rows that are not looked up cost nothing.
-        flops=1.0 / rows.shape[0],
+        flops=prod(ids.shape) * rows.shape[1],
     )  # fmt: skip
 
 
@@ -174,12 +181,12 @@ def embedding_bag(call: Call) -> tuple[PTensor, ...]:
     rows, ids, weights = call["weight"], call["indices"], call["per_sample_weights"]
     num_bags = call.shape[0]
     size = ids.shape[0] // max(num_bags, 1)
-    starts = call.builder.value_of(call["offsets"])
-    is_even = starts is not None and starts.tolist() == [*range(0, num_bags * size, size or 1)]
-    if not (is_even and num_bags * size == ids.shape[0] and call["mode"] in (0, 1)):
-        raise call.error("bags have to be rows of a matrix, and their mode 'sum' or 'mean'.")
     if call["scale_grad_by_freq"] or call["sparse"] or call["include_last_offset"]:
         raise call.error("options of gradients and offsets are not supported.")
+    starts = [*range(0, num_bags * size, size or 1)]
+    is_even = num_bags * size == ids.shape[0] and call["mode"] in (0, 1)
+    if not (is_even and call.is_known(call["offsets"], lambda value: value.tolist() == starts)):
+        raise call.error("bags have to be rows of a matrix, and their mode 'sum' or 'mean'.")
     bags = [reshaped(call, t, (num_bags, size)) for t in (ids, weights) if t is not None]
     more = ", is_mean=True" if call["mode"] == 1 else ""
     padding = call.get("padding_idx")
@@ -188,6 +195,6 @@ def embedding_bag(call: Call) -> tuple[PTensor, ...]:
         "embedding_bag", f"{', '.join(['b s^'] * len(bags))}, v+ w -> b w", (*bags, rows),
         f"ops.embedding_bag({{x0}}, {{x{len(bags)}}}, {'{x1}' if weights else 'None'}, "
         f"first={{start[v]}}{more})",
-        flops=1.0 / rows.shape[0],
+        flops=prod(ids.shape) * rows.shape[1],
     )  # fmt: skip
     return (made,)

@@ -42,9 +42,7 @@ def _of_labels(call: Call, kind: str, more: str) -> PTensor:
         kind, f"{', '.join([text(classes), text(dims), *['v^'] * len(weights)])} -> {text(dims)}",
         (scores, labels, *weights),
         f"ops.{kind}({_fields(2 + len(weights))}{ignoring}{more})",
-        shape=labels.shape,
-        # The gradient of a negative log likelihood does not depend on the scores.
-        saves=range(kind == "nll_loss", 2 + len(weights)),
+        shape=labels.shape, saves=range(2 + len(weights)),
     )  # fmt: skip
     if reduction == "none":
         return losses

@@ -61,8 +61,9 @@ def batch_norm(call: Call) -> PTensor | Sequence[PTensor]:
     mean = call.op("mean", summed, (x,), f"{{x0}}{average}", shape=x.shape[1:2], saves=())
     centered = _centered(call, x, mean)
     variance = call.op(
-        "variance", summed, (centered,), f"({{x0}} ** 2){average}", shape=x.shape[1:2], flops=2.0
-    )
+        "variance", summed, (centered,), f"({{x0}} ** 2){average}", shape=x.shape[1:2],
+        flops=2 * prod(x.shape),
+    )  # fmt: skip
     made = _scaled(call, centered, variance)
     if call["running_mean"] is None:
         return made
@@ -102,8 +103,8 @@ def _by_parts(call: Call) -> Sequence[PTensor]:
     return call.op_of_many(
         "batch_norm", f"{text(['n+', *dims[1:]])}{', c' * (len(inputs) - 1)} -> {text(dims)}, c, c",
         inputs, f"ops.batch_norm({', '.join(words)})",
-        [(value.shape, value.dtype) for value in call.node.outputs], saves=(0,), flops=4.0,
-        num_grads=1,
+        [(value.shape, value.dtype) for value in call.node.outputs], saves=(0,),
+        flops=4 * prod(x.shape), num_grads=1,
     )  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def instance_norm(call: Call) -> PTensor | Sequence[PTensor]:
     made = call.op(
         "instance_norm", f"{text(dims)}{', c' * len(weights)} -> {text(dims)}",
         (x, *(w for _, w in weights)),
-        f"F.instance_norm({', '.join(words)})", saves=(0,), flops=4.0,
+        f"F.instance_norm({', '.join(words)})", saves=(0,), flops=4 * prod(x.shape),
     )  # fmt: skip
     if call["running_mean"] is None:
         return made
@@ -148,7 +149,7 @@ def weight_norm(call: Call) -> PTensor:
     lengths = text("1" if i != dim else d for i, d in enumerate(dims)) if g.shape else "()"
     return call.op(
         "weight_norm", f"{whole}, {lengths} -> {whole}", (v, g),
-        f"torch._weight_norm({{x0}}, {{x1}}, {dim})", saves=(0, 1), flops=4.0,
+        f"torch._weight_norm({{x0}}, {{x1}}, {dim})", saves=(0, 1), flops=4 * prod(v.shape),
     )  # fmt: skip
 
 
@@ -169,7 +170,8 @@ def _scaled(call: Call, x: PTensor, variance: PTensor) -> PTensor:
     if bias is not None:
         code += f" + {{x{len(inputs) - 1}}}{_stretched(x)}"
     annotation = f"{dims}{', c' * (len(inputs) - 1)} -> {dims}"
-    return call.op("batch_norm", annotation, inputs, code, saves=(0, 1), flops=3.0)
+    flops = 3 * prod(x.shape)
+    return call.op("batch_norm", annotation, inputs, code, saves=(0, 1), flops=flops)
 
 
 def _stretched(x: PTensor) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch._library.custom_ops import OPDEFS
+from torch.utils.flop_counter import FlopCounterMode
 
-from superscaler_core.front_end.call import Call
+from superscaler_core.front_end.call import Call, largest
 from superscaler_core.front_end.calls import hint_of_function
-from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.opaque import rows_annotation, whole_annotation
 from superscaler_core.graph.tensor import PTensor
 
@@ -30,7 +31,9 @@ def opaque(call: Call) -> tuple[PTensor, ...]:
     if call.node.returns_list:
         one = len(call.node.outputs) == 1
         code = f"{'next' if one else 'tuple'}(x for x in {code} if torch.is_tensor(x))"
-    return opaque_op(call, call.kind, inputs, code, imports=_imports(call))
+    return opaque_op(
+        call, call.kind, inputs, code, imports=_imports(call), flops=flops_of_products(call)
+    )
 
 
 def opaque_op(
@@ -41,7 +44,7 @@ def opaque_op(
     *,
     imports: Sequence[str] = (),
     annotation: str = "",
-    flops: float | None = None,
+    flops: float = 0,
     hint: Callable[[str], str] = hint_of_function,
     modules: Sequence[str] = (),
 ) -> tuple[PTensor, ...]:
@@ -51,20 +54,44 @@ def opaque_op(
         call: the call.
         kind, inputs, code, imports, modules: as in ``Call.op_of_many``.
         annotation: how its dims relate; if empty, every dim is fixed and the op is opaque.
-        flops: operations of the forward; one for each element of its largest tensor if None.
+        flops: operations of its products; at least one for each element of its largest tensor is
+            counted.
         hint: how to make the op splittable, given its annotation if its rows are independent.
     """
     outputs = [(value.shape, value.dtype) for value in call.node.outputs]
     shapes = [t.shape for t in inputs], [shape for shape, _ in outputs]
-    marked = Annotation.parse(annotation or whole_annotation(*shapes))
-    volume = prod(marked.sizes(*shapes).values())
-    if flops is None:
-        flops = max(prod(shape) for side in shapes for shape in side)
     return call.op_of_many(
-        kind, str(marked), inputs, code, outputs, saves=range(len(inputs) + len(outputs)),
-        flops=max(flops, 1) / max(volume, 1), imports=imports,
-        modules=modules, hint="" if annotation else hint(rows_annotation(inputs, shapes[1])),
+        kind, annotation or whole_annotation(*shapes), inputs, code, outputs,
+        saves=range(len(inputs) + len(outputs)), flops=max(flops, largest(*shapes)),
+        imports=imports, modules=modules,
+        hint="" if annotation else hint(rows_annotation(inputs, shapes[1])),
     )  # fmt: skip
+
+
+def flops_of_products(call: Call, run: Callable[[Mapping[str, Any]], Any] | None = None) -> int:
+    """Operations of the products and convolutions that torch computes inside a call.
+
+    Torch counts them while the call runs without values; 0 if it cannot run so.
+
+    Args:
+        call: the call.
+        run: computes the call from its arguments by name, if torch's op cannot be looked into.
+    """
+    args = {name: _without_values(value) for name, value in call.args.items()}
+    with FlopCounterMode(display=False) as counter:
+        try:
+            (run or call.node.run)(args)
+        except Exception:  # the call looks at values, or torch cannot run it without values
+            return 0
+    return int(counter.get_total_flops())
+
+
+def _without_values(value: Any) -> Any:
+    if isinstance(value, PTensor):
+        return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
+    if isinstance(value, list | tuple):
+        return [_without_values(each) for each in value]
+    return value
 
 
 def _imports(call: Call) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from superscaler_core.front_end.call import Call, names, text
@@ -11,9 +13,13 @@ from superscaler_core.graph.tensor import PTensor
 _SAMPLES = {
     "rand": "{u}", "rand_like": "{u}", "uniform": "{low} + ({high} - {low}) * {u}",
     "randn": "{n}", "randn_like": "{n}", "normal_functional": "{mean} + {std} * {n}",
-    "bernoulli": "({u} < {p}).to(torch.{dtype})", "exponential": "-torch.log({u}) / {lambd}",
+    "bernoulli": "({u} < {p}).to(torch.{dtype})",
+    "exponential": "(-torch.log({u}) / {lambd}).to(torch.{dtype})",
 }  # fmt: skip
 """Code of samples, from uniform numbers in (0, 1) or from normal ones."""
+
+_FROM_FLOAT32 = {"bernoulli", "exponential"}
+"""Samples from uniform numbers of float32 at least: a dtype of fewer digits has too few numbers."""
 
 
 @rule(
@@ -23,12 +29,16 @@ _SAMPLES = {
 def samples(call: Call) -> PTensor:
     """The same numbers on every part and in every recompute, but not the numbers of torch."""
     out = call.node.outputs[0]
+    if out.dtype.startswith("complex"):
+        raise call.error("complex numbers are not supported.")
     given = call.get("self")
     x = given if isinstance(given, PTensor) and given.kind != "constant" else _scalar(call)
     dims = text(d if size != 1 else "1" for d, size in zip(names(len(out.shape)), out.shape,
                                                            strict=True))  # fmt: skip
     where = "lo={out0.lo}, extent={out0.shape}"
-    more = f"shape={out.shape}, dtype=torch.{out.dtype}, device={{x0}}.device"
+    is_wide = out.dtype == "float64" or call.kind not in _FROM_FLOAT32
+    drawn = out.dtype if is_wide else "float32"
+    more = f"shape={out.shape}, dtype=torch.{drawn}, device={{x0}}.device"
     fields = {
         "u": f"ops.uniform({{seed}}, {where}, {more})",
         "n": f"ops.normal({{seed}}, {where}, {more})",
@@ -40,7 +50,7 @@ def samples(call: Call) -> PTensor:
     source = dims if x.shape == out.shape else "()"
     return call.op(
         call.kind, f"{source} -> {dims}", (x,), _SAMPLES[call.kind].format(**fields), saves=(),
-        flops=20.0, differentiable=False,
+        flops=20 * prod(out.shape), differentiable=False,
     )  # fmt: skip
 
 

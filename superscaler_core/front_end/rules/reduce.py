@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
-from superscaler_core.front_end.call import Call, dim_of, dims_of, fixed, names, share, text
+from superscaler_core.front_end.call import (
+    Call,
+    dim_of,
+    dims_of,
+    fixed,
+    largest,
+    names,
+    share,
+    text,
+)  # fmt: skip
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -18,12 +27,16 @@ def sums(call: Call) -> PTensor:
     over = dims_of(call.get("dim"), rank)
     dims = names(rank)
     keep = call.get("keepdim", False)
-    source = [f"{d}+" if i in over else d for i, d in enumerate(dims)]
+    dtype = call.node.outputs[0].dtype
+    # Truth values do not add up.
+    mark = "^" if dtype == "bool" else "+"
+    source = [f"{d}{mark}" if i in over else d for i, d in enumerate(dims)]
     out = [("1" if i in over else d) for i, d in enumerate(dims) if keep or i not in over]
     words = [] if len(over) == rank and not keep else [str(tuple(over))]
     words += ["keepdim=True"] if keep else []
-    dtype = call.node.outputs[0].dtype
-    words += [f"dtype=torch.{dtype}"] if dtype != x.dtype else []
+    # torch sums integers in int64 if no dtype is given.
+    usual = x.dtype if x.dtype.startswith(("float", "bfloat", "complex")) else "int64"
+    words += [f"dtype=torch.{dtype}"] if dtype != usual else []
     count = prod(x.shape[d] for d in over)
     factor = f" * {share([dims[d] for d in over], count)}" if call.kind == "mean" else ""
     return call.op(
@@ -61,13 +74,14 @@ def softmax(call: Call) -> PTensor:
 
 @rule("aten.cumsum", "aten.cumprod", "aten.logcumsumexp")
 def scan(call: Call) -> PTensor:
-    return along(call, [call["dim"]])
+    # The gradient of a sum reads no values.
+    return along(call, [call["dim"]], saves=() if call.kind == "cumsum" else (0, 1))
 
 
 @rule(*(f"aten.fft_{name}" for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")))
 def transform(call: Call) -> PTensor:
     """A Fourier transform along one dim."""
-    return along(call, [call["dim"]])
+    return _transformed(call, [call["dim"]])
 
 
 @rule(*(f"aten.fft_{name}" for kind in ("fft", "ifft", "rfft", "irfft")
@@ -75,17 +89,41 @@ def transform(call: Call) -> PTensor:
 def transforms(call: Call) -> PTensor:
     """Fourier transforms along several dims; along the last dims if only sizes are given."""
     rank, sizes = len(call["self"].shape), call["s"]
-    return along(call, call["dim"] or range(rank - len(sizes) if sizes else 0, rank))
+    return _transformed(call, call["dim"] or range(rank - len(sizes) if sizes else 0, rank))
 
 
-def along(call: Call, whole: Iterable[int]) -> PTensor:
+def _transformed(call: Call, over: Iterable[int]) -> PTensor:
+    """5 n log2(n) operations for n complex points, half of them for real ones.
+
+    Source: the usual count of Cooley and Tukey's algorithm, as in FFTW's benchmarks.
+    """
+    x: PTensor = call["self"]
+    over = list(over)
+    points = prod(max(x.shape[d], call.shape[d]) for d in over)
+    flops = 5 * largest([x.shape, call.shape]) * _log2(points)
+    dtypes = (x.dtype, call.node.outputs[0].dtype)
+    is_complex = all(dtype.startswith("complex") for dtype in dtypes)
+    return along(call, over, flops if is_complex else flops / 2)
+
+
+def _log2(count: int) -> int:
+    """The logarithm of a count, rounded up; at least 1."""
+    return max(1, (count - 1).bit_length())
+
+
+def along(
+    call: Call, whole: Iterable[int], flops: float | None = None, saves: Sequence[int] = ()
+) -> PTensor:
     """An op that computes each line, or plane, of these dims by itself, and may change its size."""
     x: PTensor = call["self"]
     dims = names(len(x.shape))
     source = fixed(dims, (dim_of(d, len(dims)) for d in whole))
     pairs = zip(source, x.shape, call.shape, strict=True)
     out = [d if size == made else f"o{i}^" for i, (d, size, made) in enumerate(pairs)]
-    return call.op(call.kind, f"{text(source)} -> {text(out)}", (x,), call.fallback((x,)), saves=())
+    return call.op(
+        call.kind, f"{text(source)} -> {text(out)}", (x,), call.fallback((x,)), saves=saves,
+        flops=flops,
+    )  # fmt: skip
 
 
 @rule("aten.sort", "aten.topk", "aten.max.dim", "aten.min.dim")
@@ -99,5 +137,8 @@ def ordered(call: Call) -> tuple[PTensor, ...]:
         del out[dim]
     annotation = f"{text(fixed(dims, [dim]))} -> {text(out)}, {text(out)}"
     outputs = [(value.shape, value.dtype) for value in call.node.outputs]
+    flops = prod(x.shape) * (_log2(x.shape[dim]) if call.kind == "sort" and x.shape else 1)
     # Autograd keeps only the positions.
-    return call.op_of_many(call.kind, annotation, (x,), call.fallback((x,)), outputs, saves=(2,))
+    return call.op_of_many(
+        call.kind, annotation, (x,), call.fallback((x,)), outputs, saves=(2,), flops=flops
+    )

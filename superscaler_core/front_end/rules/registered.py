@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from superscaler_core.errors import AnnotationError
-from superscaler_core.front_end.call import Call, literal
-from superscaler_core.front_end.register import REGISTERED
+from superscaler_core.front_end.call import Call, iterations, largest, literal
+from superscaler_core.front_end.register import REGISTERED, Registered
+from superscaler_core.front_end.rules.opaque import flops_of_products
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -20,15 +22,27 @@ def registered(call: Call) -> Sequence[PTensor]:
             "not the script itself."
         )
     inputs = [v for v in call.args.values() if isinstance(v, PTensor)]
+    outputs = [(value.shape, value.dtype) for value in call.node.outputs]
     words = [f"{{x{i}}}" for i in range(len(inputs))]
     words += [f"{name}={literal(call[name], ())}" for name in known.attributes]
     try:
         return call.op_of_many(
             known.function.__name__, str(known.annotation), inputs,
             f"{known.path}({', '.join(words)})",
-            [(value.shape, value.dtype) for value in call.node.outputs],
-            saves=known.saves, flops=known.flops, sizes=known.sizes_of(call.args),
-            imports=[known.function.__module__],
+            outputs, saves=known.saves, flops=_flops(call, known, inputs),
+            sizes=known.sizes_of(call.args), imports=[known.function.__module__],
         )  # fmt: skip
     except AnnotationError as error:
         raise call.refusal(str(error)) from None
+
+
+def _flops(call: Call, known: Registered, inputs: Sequence[PTensor]) -> float:
+    shapes = [t.shape for t in inputs], [value.shape for value in call.node.outputs]
+    if known.flops is not None:
+        return known.flops * iterations(known.annotation, *shapes, known.sizes_of(call.args))
+
+    def run(args: Mapping[str, Any]) -> Any:
+        given = {name: args[name] for name in known.attributes}
+        return known.function(*(x for name, x in args.items() if name not in given), **given)
+
+    return max(flops_of_products(call, run), largest(*shapes))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from superscaler_core.front_end.call import Call
 from superscaler_core.front_end.rules.elementwise import dropout
+from superscaler_core.front_end.rules.image import flops_of_windows
 from superscaler_core.front_end.rules.opaque import opaque_op
 from superscaler_core.front_end.rules.shape import cat, split
 from superscaler_core.front_end.rules.table import rule
@@ -13,14 +15,17 @@ from superscaler_core.graph.opaque import whole_dims
 from superscaler_core.graph.tensor import PTensor
 
 _ROWS = {
-    ("input",): ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     ("self",): (
         "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im", "prelu",
         "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_avg_pool3d", "max_pool3d",
         "avg_pool3d", "max_pool2d_with_indices", "reflection_pad2d", "replication_pad2d",
-        "upsample_nearest1d", "upsample_linear1d", "upsample_nearest3d", "upsample_trilinear3d",
     ),
-    ("input", "self"): ("upsample_bicubic2d", "upsample_nearest_exact2d"),
+    # The argument's name depends on the overload.
+    ("input", "self"): (
+        "upsample_nearest1d", "upsample_linear1d", "upsample_bicubic2d", "upsample_nearest3d",
+        "upsample_trilinear3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+    ),
     ("input", "grid"): ("grid_sampler",),
     ("input", "hx"): ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
     ("input1", "input2"): ("bilinear",),
@@ -32,12 +37,23 @@ _ARGUMENTS = {f"aten.{name}": args for args, names in _ROWS.items() for name in 
 
 @rule(*_ARGUMENTS)
 def rows(call: Call) -> tuple[PTensor, ...]:
+    return _by_rows(call, _ARGUMENTS[call.node.base])
+
+
+@rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
+def transposed_convolution(call: Call) -> tuple[PTensor, ...]:
+    if len(call["input"].shape) != len(call["weight"].shape):
+        raise call.error("an input without a batch dim is not supported.")
+    return _by_rows(call, ("input",))
+
+
+def _by_rows(call: Call, arguments: Sequence[str]) -> tuple[PTensor, ...]:
     with_rows = [
-        t for name in _ARGUMENTS[call.node.base] if name in call.args
+        t for name in arguments if name in call.args
         for t in (call[name] if isinstance(call[name], list) else [call[name]])
     ]  # fmt: skip
     shapes = [value.shape for value in call.node.outputs]
-    if any(len(shape) < 2 or shape[0] != shapes[0][0] for shape in shapes):
+    if not with_rows or any(len(shape) < 2 or shape[0] != shapes[0][0] for shape in shapes):
         raise call.error("it has no batch dim.")
     inputs = list(dict.fromkeys(call.tensors))
     return by_batch(call, inputs, [0 if t in with_rows else None for t in inputs],
@@ -110,4 +126,15 @@ def by_batch(
     made = zip(call.node.outputs, of_results, strict=True)
     right = [dims(value.shape, at) for value, at in made]
     annotation = f"{', '.join(left)} -> {', '.join(right)}"
-    return opaque_op(call, call.kind, inputs, call.fallback(inputs), annotation=annotation)
+    weights = [t for t, at in zip(inputs, batch, strict=True) if at is None]
+    return opaque_op(
+        call, call.kind, inputs, call.fallback(inputs), annotation=annotation,
+        flops=flops_of_windows(call) or _products(call, inputs[0], weights),
+    )  # fmt: skip
+
+
+def _products(call: Call, x: PTensor, weights: Sequence[PTensor]) -> int:
+    """Operations of products of every row, or pixel, of ``x`` with all matrices of weights."""
+    features = 1 if call.kind.startswith("conv") else len(x.shape) - 1
+    num_rows = prod(size for dim, size in enumerate(x.shape) if dim != features)
+    return 2 * num_rows * sum(prod(w.shape) for w in weights if len(w.shape) > 1)

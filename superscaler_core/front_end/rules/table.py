@@ -15,7 +15,7 @@ Rule = Callable[[Call], PTensor | Sequence[PTensor]]
 
 LIKE = {
     "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like",
-    "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_tensor",
+    "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty",
     "aten.copy", "aten.fill", "aten.zero",
 }  # fmt: skip
 """Ops that read only the shape and dtype of their argument, so that their results are constants."""

@@ -239,6 +239,33 @@ def test_values_independent_of_inputs_are_folded_into_constants():
     assert mask[0].tolist() == [1, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    "read, value",
+    [
+        (lambda x, buffer: x[:, buffer], torch.arange(6)),
+        (lambda x, buffer: F.embedding_bag(torch.arange(4), x, buffer), torch.arange(0, 4, 2)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
+def test_buffer_of_whose_value_the_graph_makes_use_is_folded(read, value):
+    def body(net, x):
+        return (net.line(read(x, net.ramp)) ** 2).sum()
+
+    assert same_as_eager(Net(body, ramp=value), (X,)).folded == {"ramp"}
+    assert same_as_eager(Net(body, ramp=value.flip(0) * 0), (X,)).folded == frozenset()
+
+
+def test_index_in_a_buffer_that_the_model_changes_is_read_in_every_step():
+    def body(net, x):
+        loss = (net.line(x[:, net.ramp]) ** 2).sum()
+        net.ramp.copy_((net.ramp + 1) % 6)
+        return loss
+
+    graph = capture(Net(body, ramp=torch.arange(6)).double(), (X,))
+    assert graph.ops[0].code == "{x0}[:, {x1}]"
+    assert graph.folded == frozenset()
+
+
 def test_evaluation_mode_has_no_dropout():
     inputs = example_inputs("gpt", 2)
     model = build("gpt", dropout=0.1)

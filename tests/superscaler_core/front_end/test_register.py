@@ -1,5 +1,8 @@
 """Registered functions: one op under capture, the function itself everywhere else."""
 
+from dataclasses import replace
+from math import prod
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,7 @@ import superscaler_core as ss
 from superscaler_core.cost.presets import profile_of
 from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end import capture
-from superscaler_core.front_end.register import register_op
+from superscaler_core.front_end.register import REGISTERED, register_op
 from superscaler_core.plans import PLANS
 from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core import registered
@@ -42,6 +45,19 @@ def test_registered_function_is_one_op_called_by_its_path():
     assert op.sizes == {"b": 5, "g": 2, "e": 3, "f": 4}
     assert op.code == f"{PATH}.grouped({{x0}}, {{x1}}, groups=2, scale=0.5)"
     assert op.flops == 2.0
+
+
+def test_flops_that_are_not_given_are_those_of_the_products(monkeypatch):
+    name = next(n for n, known in REGISTERED.items() if known.path == f"{PATH}.grouped")
+    monkeypatch.setitem(REGISTERED, name, replace(REGISTERED[name], flops=None))
+    graph, _ = captured(Uses(lambda x, w: registered.grouped(x, w, groups=2), 3, 4), 5, 6)
+    assert graph.ops[0].flops == 2.0
+
+
+def test_flops_of_a_function_that_reads_values_are_one_for_each_element():
+    graph, _ = captured(Uses(lambda x, w: registered.best(x * w, count=2), 6), 5, 6)
+    (op,) = (op for op in graph.ops if op.kind == "best")
+    assert op.flops * prod(op.sizes.values()) == 5 * 6
 
 
 def test_registered_op_computes_and_splits_correctly():

@@ -8,13 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from superscaler_core.cost.op_time import forward_flops
 from superscaler_core.errors import AnnotationError, CaptureError, OpaqueWarning
 from superscaler_core.front_end import capture
+from superscaler_core.front_end.rules import RULES, rows
 from superscaler_core.front_end.views import view_annotation
 from superscaler_core.graph.annotation import Annotation
+from superscaler_core.graph.part import Part
 from superscaler_core.run.evaluate import evaluate
-from tests.superscaler_core.parts import check_splits, values_of
+from tests.superscaler_core.parts import check_splits, loops_of, pieces_of, values_of
 
 
 class Apply(nn.Module):
@@ -83,6 +87,11 @@ CASES = [
     ("clamp", lambda x: x.clamp(min=-0.5, max=0.5), (X,), "b s h -> b s h",
      "torch.ops.aten.clamp.default({x0}, -0.5, 0.5)"),
     ("relu in place", lambda x: (x + 1).relu_() * 2, (X,), "b s h -> b s h", "torch.relu({x0})"),
+    ("pow in place", lambda x: (x + 1).pow_(3), (X,), "b s h -> b s h", "{x0} ** 3"),
+    ("pow in place by a tensor", lambda x, y: (x + 1).pow_(y), (positive(2, 3), positive(3)),
+     "b s -> b s", "pow.Tensor_Tensor({x0}, {x1})"),
+    ("float_power in place", lambda x: (x + 1).float_power_(3), (X,), "b s h -> b s h",
+     "float_power.Tensor_Scalar({x0}, 3)"),
     ("to", lambda x: x.float(), (X,), "b s h -> b s h", "{x0}.to(torch.float32)"),
     ("detach", lambda x: x.detach() * x, (X,), "b s h -> b s h", "{x0}.detach()"),
     ("log_sigmoid", F.logsigmoid, (X,), "b s h -> b s h", "F.logsigmoid({x0})"),
@@ -103,6 +112,9 @@ CASES = [
      "{x0} + {x1}"),
     ("addmm scaled", lambda b, x, y: torch.addmm(b, x, y, beta=3, alpha=0.5),
      (floats(5), floats(3, 4), floats(4, 5)), "b -> b", "0.5 * ({x0} @ {x1})"),
+    ("baddbmm of no bias",
+     lambda x, y: torch.baddbmm(x.new_full((2, 3, 5), torch.nan), x, y, beta=0, alpha=0.5),
+     (X, floats(2, 4, 5)), "b m k+, b k+ n -> b m n", "0.5 * ({x0} @ {x1})"),
     ("baddbmm", torch.baddbmm, (floats(1, 3, 5), X, floats(2, 4, 5)), "b m k+, b k+ n -> b m n",
      "{x0} + {x1}"),
     ("einsum", lambda x, y: torch.einsum("gsec,gsm->egcm", x, y),
@@ -159,6 +171,12 @@ CASES = [
     ("sum keepdim", lambda x: x.sum(1, keepdim=True), (X,), "b s+ h -> b 1 h", "keepdim=True"),
     ("sum dtype", lambda x: x.sum(0, dtype=torch.float32), (X,), "b+ s h -> s h",
      "dtype=torch.float32"),
+    ("sum in the own dtype of integers",
+     lambda x, i: x * i.to(torch.uint8).sum(1, True, dtype=torch.uint8), (X, ints(200, 2, 9, 4)),
+     "b s h -> b s h", "{x0}.sum((1,), keepdim=True, dtype=torch.uint8)"),
+    ("sum of truth values", lambda x, i: x * i.bool().sum(1, True, dtype=torch.bool),
+     (X, ints(2, 2, 2, 4)), "b s h -> b s h", "dtype=torch.bool"),
+    ("sum of a scalar", lambda x: x.sum(0) + x.mean(-1), (floats(),), "() -> ()", "{x0}.sum()"),
     ("mean", lambda x: x.mean(-1), (X,), "b s h+ -> b s", "{x0}.mean((2,)) * ({size[h]} / 4)"),
     ("amax", lambda x: x.amax(-1), (X,), "b s h^ -> b s", "amax"),
     ("var", lambda x: x.var(1, keepdim=True), (X,), "b s^ h -> b 1 h", "var"),
@@ -415,23 +433,46 @@ CASES = [
      lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
      (Q, K[:, :1].clone(), V[:, :1].clone()),
      "b (g r) l e^, b g t^ e^, b g t^ d -> b (g r) l d", "enable_gqa=True"),
+    ("attention of many dims", F.scaled_dot_product_attention,
+     (floats(2, 1, 1, 1, 1, 2, 3, 4), floats(1, 1, 1, 1, 1, 2, 5, 4), floats(2, *[1] * 5, 5, 6)),
+     "b h s f d4 d5 l e^, 1 h s f d4 d5 t^ e^, b h s f d4 1 t^ d -> b h s f d4 d5 l d", "F."),
     ("attention of three dims", F.scaled_dot_product_attention, (Q[0], K[0], V[0]),
      "b l e^, b t^ e^, b t^ d -> b l d", "F.scaled_dot_product_attention"),
 ]  # fmt: skip
+
+
+def check_flops(graph, model, integers):
+    """Compare the flops of all ops with torch's count of products plus a few per element.
+
+    A causal attention computes half of the products; interpolations take 8 operations per element,
+    short Fourier transforms and pools up to 15.
+    """
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(*integers)
+    products = counter.get_total_flops()
+    elements = sum(max(prod(t.shape) for t in (*op.inputs, *op.outputs)) for op in graph.ops)
+    flops = sum(forward_flops(Part(op).form) for op in graph.ops)
+    assert products / 2 <= flops <= products + 15 * elements
 
 
 @pytest.mark.parametrize(
     "name, function, tensors, annotation, code", CASES, ids=[c[0] for c in CASES]
 )
 def test_rule_is_exact_for_whole_and_split_ops(name, function, tensors, annotation, code):
+    graph = exact_graph(function, tensors)
+    assert str(graph.ops[0].annotation) == str(Annotation.parse(annotation))
+    assert any(code in op.code for op in graph.ops), [op.code for op in graph.ops]
+
+
+def exact_graph(function, tensors):
+    """The graph of a function, whose values and gradients, whole and split, are those of torch."""
     model = Apply(function, [t.clone() for t in tensors])
     integers = [t for t in tensors if not t.is_floating_point()]
     graph = capture(model, integers)
     parameters = dict(model.named_parameters())
-    assert str(graph.ops[0].annotation) == str(Annotation.parse(annotation))
-    assert any(code in op.code for op in graph.ops), [op.code for op in graph.ops]
     expected, found = model(*integers), evaluate(graph, integers, parameters)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    check_flops(graph, model, integers)
     if expected.requires_grad:
         wanted = list(parameters.values())
         grads = [torch.autograd.grad(y, wanted, allow_unused=True) for y in (found, expected)]
@@ -439,6 +480,142 @@ def test_rule_is_exact_for_whole_and_split_ops(name, function, tensors, annotati
     values = values_of(graph, integers, parameters)
     for op in graph.ops:
         check_splits(op, [values[t] for t in op.inputs])
+    return graph
+
+
+def resized(mode, size, antialias=False):
+    return lambda x: F.interpolate(x, size, mode=mode, antialias=antialias)
+
+
+CELL = (floats(3, 4), floats(3, 2), floats(2, 4), floats(2, 2), floats(2), floats(2))
+GATES = (floats(3, 4), floats(3, 2), floats(6, 4), floats(6, 2), floats(6), floats(6))
+CUBE = floats(2, 3, 4, 5, 6)
+OF_ROWS = {
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2), (IMAGE,)),
+    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 3), (floats(2, 1, 3, 6),)),
+    "channel_shuffle": (lambda x: F.channel_shuffle(x, 2), (IMAGE,)),
+    "im2col": (lambda x: F.unfold(x, (2, 3), padding=1), (IMAGE,)),
+    "col2im": (lambda x: F.fold(x, (3, 4), 2), (floats(2, 12, 6),)),
+    "prelu": (F.prelu, (IMAGE, floats(4))),
+    "adaptive_max_pool1d": (lambda x: F.adaptive_max_pool1d(x, 3), (floats(2, 3, 5),)),
+    "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, (3, 2)), (IMAGE,)),
+    "adaptive_avg_pool3d": (lambda x: F.adaptive_avg_pool3d(x, (3, 2, 1)), (CUBE,)),
+    "max_pool3d": (lambda x: F.max_pool3d(x, 2), (CUBE,)),
+    "avg_pool3d": (lambda x: F.avg_pool3d(x, 3, 2), (CUBE,)),
+    "max_pool2d_with_indices": (lambda x: F.max_pool2d(x, 2, return_indices=True), (IMAGE,)),
+    "reflection_pad2d": (lambda x: torch.ops.aten.reflection_pad2d(x, [1, 2, 0, 1]), (IMAGE,)),
+    "replication_pad2d": (lambda x: torch.ops.aten.replication_pad2d(x, [1, 2, 0, 1]), (IMAGE,)),
+    "upsample_nearest1d": (resized("nearest", 8), (floats(2, 3, 5),)),
+    "upsample_linear1d": (resized("linear", 8), (floats(2, 3, 5),)),
+    "upsample_bicubic2d": (resized("bicubic", (8, 7)), (IMAGE,)),
+    "upsample_nearest3d": (resized("nearest", (5, 7, 9)), (CUBE,)),
+    "upsample_trilinear3d": (resized("trilinear", (5, 7, 9)), (CUBE,)),
+    "_upsample_nearest_exact1d": (resized("nearest-exact", 8), (floats(2, 3, 5),)),
+    "_upsample_nearest_exact2d": (resized("nearest-exact", (8, 7)), (IMAGE,)),
+    "_upsample_nearest_exact3d": (resized("nearest-exact", (5, 7, 9)), (CUBE,)),
+    "_upsample_bilinear2d_aa": (resized("bilinear", (4, 3), True), (IMAGE,)),
+    "_upsample_bicubic2d_aa": (resized("bicubic", (4, 3), True), (IMAGE,)),
+    "grid_sampler": (
+        lambda x, at: F.grid_sample(x, at.tanh(), align_corners=False), (IMAGE, floats(2, 3, 5, 2)),
+    ),
+    "lstm_cell": (
+        lambda x, h, c, *weights: torch.lstm_cell(x, (h, c), *weights),
+        (floats(3, 4), floats(3, 2), floats(3, 2), floats(8, 4), floats(8, 2)),
+    ),
+    "gru_cell": (torch.gru_cell, GATES),
+    "rnn_tanh_cell": (torch.rnn_tanh_cell, CELL),
+    "rnn_relu_cell": (torch.rnn_relu_cell, CELL),
+    "bilinear": (F.bilinear, (floats(3, 4), floats(3, 2), floats(5, 4, 2), floats(5))),
+    "conv_transpose1d": (F.conv_transpose1d, (floats(2, 3, 4), floats(3, 5, 2))),
+    "conv_transpose2d": (F.conv_transpose2d, (IMAGE, floats(4, 3, 2, 3), floats(3))),
+    "conv_transpose3d": (F.conv_transpose3d, (CUBE, floats(3, 2, 2, 1, 3))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "target",
+    [name for name, rule in RULES.items() if rule in (rows.rows, rows.transposed_convolution)],
+)
+def test_op_of_independent_rows_is_exact_and_is_cut_along_its_batch_alone(target):
+    graph = exact_graph(*OF_ROWS[target.removeprefix("aten.")])
+    (op,) = (op for op in graph.ops if f"torch.ops.{target}." in op.code)
+    assert loops_of(op) == ["b"]
+
+
+def zeros(*shape):
+    return torch.zeros(shape, dtype=torch.float64)
+
+
+def of_gates(features):
+    """The weights and biases of a recurrent network with 6 hidden features and 4 gates."""
+    return floats(24, features), floats(24, 6), floats(24), floats(24)
+
+
+MANY, ROWS, VOLUME = floats(64, 5), floats(20, 5), floats(2, 3, 6, 7, 8)
+
+# Kind of an op, function, its tensors, floating-point operations of the op's forward.
+FLOPS = [
+    # moved and added elements, compared elements
+    ("index", lambda x, i: x[i], (MANY, ints(64, 7, 9)), MANY.numel()),
+    ("gather", lambda x, i: x.gather(0, i), (MANY, ints(64, 90, 5)), 90 * 5),
+    ("index_add", lambda x, i, y: x.index_add(0, i, y),
+     (MANY, ints(64, 90), floats(90, 5)), 90 * 5),
+    ("index_put", lambda x, i, y: (x * 1).index_put((i,), y, True),
+     (MANY, ints(64, 20), ROWS), MANY.numel()),
+    ("scatter_add", lambda x, i, y: x.scatter_add(0, i, y), (MANY, ints(64, 20, 5), ROWS),
+     MANY.numel()),
+    ("sort", lambda x: x.sort(0)[0], (MANY,), MANY.numel() * 6),
+    ("topk", lambda x: x.topk(9, 0)[0], (MANY,), MANY.numel()),
+    ("fft_fft", lambda x: torch.fft.fft(torch.view_as_complex(x)), (floats(3, 32, 2),),
+     3 * 5 * 32 * 5),
+    ("fft_rfft", lambda x: torch.fft.rfft(x, dim=0), (MANY,), 5 * 5 * 64 * 6 // 2),
+    # windows
+    ("max_pool2d", lambda x: F.max_pool2d(x, 3, 2), (IMAGE,), 2 * 4 * 2 * 2 * 9),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, 2, ceil_mode=True), (IMAGE,), 2 * 4 * 3 * 3 * 4),
+    ("max_pool3d", lambda x: F.max_pool3d(x, 3, 1), (VOLUME,), 2 * 3 * 4 * 5 * 6 * 27),
+    ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, (2, 1)), (IMAGE,), IMAGE.numel()),
+    ("upsample_nearest2d", lambda x: F.interpolate(x, scale_factor=3.0), (IMAGE,),
+     9 * IMAGE.numel()),
+    ("upsample_bilinear2d", lambda x: F.interpolate(x, (9, 8), mode="bilinear"), (IMAGE,),
+     2 * 4 * 9 * 8 * 2 * 4),
+    ("upsample_bicubic2d", lambda x: F.interpolate(x, (9, 8), mode="bicubic"), (IMAGE,),
+     2 * 4 * 9 * 8 * 2 * 16),
+    ("conv2d", lambda x, w: F.conv2d(x, w, padding=3), (IMAGE, floats(3, 4, 3, 3)),
+     2 * 2 * 3 * 10 * 9 * 4 * 9),
+    ("conv_transpose2d", lambda x, w: F.conv_transpose2d(x, w, groups=2),
+     (IMAGE, floats(4, 5, 3, 2)), 2 * IMAGE.numel() * 5 * 6),
+    # products
+    ("attention", F.scaled_dot_product_attention, (Q, K, V), 2 * 2 * 4 * 5 * 7 * (6 + 3)),
+    ("attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+     (Q, K, V), 2 * 4 * 5 * 7 * (6 + 3)),
+    ("embedding", lambda i, w: F.embedding(i, w), (ints(64, 7), MANY), 7 * 5),
+    ("bilinear", F.bilinear, (floats(9, 4), floats(9, 5), floats(6, 4, 5)), 2 * 9 * 6 * 4 * 5),
+    ("lstm", lambda x, *w: torch.lstm(
+        x, [zeros(2, 3, 6), zeros(2, 3, 6)], w, True, 2, 0.0, False, False, False)[0],
+     (floats(7, 3, 5), *of_gates(5), *of_gates(6)), 2 * 7 * 3 * 24 * (5 + 6 + 6 + 6)),
+    ("lstm_cell", lambda x, *w: torch.lstm_cell(x, [zeros(3, 6), zeros(3, 6)], *w)[0],
+     (floats(3, 5), *of_gates(5)), 2 * 3 * 24 * (5 + 6)),
+    ("einsum", lambda x, y, z: torch.einsum("bi,ij,jk->bk", x, y, z),
+     (floats(3, 9), floats(9, 8), floats(8, 7)), 2 * 3 * 9 * 8 + 2 * 3 * 8 * 7),
+    # ops without a rule
+    ("einsum", lambda x, w: torch.einsum("...k,nk->...n", x, w), (floats(3, 4, 9), floats(8, 9)),
+     2 * 12 * 9 * 8),
+    ("conv2d", F.conv2d, (floats(4, 6, 5), floats(3, 4, 3, 3)), 2 * 3 * 4 * 3 * 4 * 9),
+    ("linalg_inv", torch.linalg.inv, (floats(9, 9),), 81),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
+@pytest.mark.parametrize("kind, function, tensors, flops", FLOPS, ids=[c[0] for c in FLOPS])
+def test_op_has_as_many_flops_as_counted_by_hand_and_so_have_its_parts(
+    kind, function, tensors, flops
+):
+    integers = [t for t in tensors if not t.is_floating_point()]
+    graph = capture(Apply(function, list(tensors)), integers)
+    (op,) = [op for op in graph.ops if op.kind == kind]
+    assert forward_flops(Part(op).form) == pytest.approx(flops)
+    parts = [Part(op, piece) for piece in pieces_of(op, loops_of(op))]
+    assert sum(forward_flops(part.form) for part in parts) == pytest.approx(flops)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -486,6 +663,10 @@ def test_indexing_with_random_index_tensors_equals_torch(seed):
                                                         scale=0.7), (Q, K, V)),
         (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, enable_gqa=True),
          (Q, K[:, :2].clone(), V[:, :2].clone())),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.3),
+         (Q[:1].clone(), K, V)),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.3),
+         (Q[:1].clone(), K[:1].clone(), V)),
     ],
 )  # fmt: skip
 def test_random_ops_draw_the_same_numbers_when_split(function, tensors):
@@ -495,6 +676,40 @@ def test_random_ops_draw_the_same_numbers_when_split(function, tensors):
     assert evaluate(graph, (), parameters, 1) != evaluate(graph, (), parameters, 2)
     values = values_of(graph, (), parameters)
     check_splits(graph.ops[0], [values[t] for t in graph.ops[0].inputs])
+
+
+def test_random_numbers_of_few_digits_have_the_distributions_of_torch():
+    """In bfloat16, one of 512 numbers below 1 is rounded to 1, whose logarithm is 0."""
+
+    def draw(w):
+        ones = torch.empty_like(w, dtype=torch.bfloat16)
+        return ones.clone().bernoulli_(1.0), 1 / ones.clone().exponential_(), ones.bernoulli_(0.99)
+
+    graph = capture(Apply(lambda w: [w, *draw(w)], [floats(1 << 14)]), ())
+    always, waits, often = (
+        x for t, x in values_of(graph, (), {"p0": torch.zeros(1 << 14)}).items()
+        if t.name.startswith(("bernoulli", "reciprocal"))
+    )  # fmt: skip
+    assert always.all()
+    assert waits.isfinite().all()
+    # Six standard deviations of a mean.
+    assert often.double().mean() == pytest.approx(0.99, abs=6 * 0.1 / 128)
+
+
+@pytest.mark.parametrize(
+    "function, tensors, saves",
+    [
+        (lambda x: x.cumsum(1), (X,), ()),
+        (lambda x: x.cumprod(1), (X,), (0, 1)),
+        (lambda x: x.logcumsumexp(1), (X,), (0, 1)),
+        (lambda x, i: x.gather(1, i), (X, ints(3, 2, 5, 4)), (0, 1)),
+        (lambda x, y: F.nll_loss(x, y), (floats(4, 5), IGNORED), (0, 1)),
+    ],
+)
+def test_op_names_the_operands_that_autograd_keeps(function, tensors, saves):
+    """As torch's derivatives.yaml says; the gradient of a gather needs the shape of its input."""
+    model = Apply(lambda x, *rest: function(x * 1, *rest), list(tensors))
+    assert capture(model, tensors[1:]).ops[1].saves == saves
 
 
 @pytest.mark.parametrize(
@@ -553,6 +768,8 @@ def test_view_with_another_number_of_elements_raises_annotation_error():
         (torch.linalg.inv, (floats(3, 3),), "b d1_3^ -> b d1_3^"),
         (lambda x: torch.einsum("ii->i", x), (floats(3, 3),), "b d1_3^ -> b"),
         (lambda x: x.roll(1), (floats(3, 2),), "b d1_2^ -> b d1_2^"),
+        (F.conv_transpose1d, (floats(4, 5), floats(4, 4, 2)),
+         "b d1_5^, b d1_4^ d2_2^ -> b d1_6^"),
         (lambda x: torch.linalg.qr(x), (floats(3, 2),), "b d1_2^ -> b d1_2^, d0_2^ d1_2^"),
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -120,12 +121,19 @@ def detached_before_a_write(h: Tensor, x: Tensor) -> Tensor:
     return squared(seen * h)
 
 
+def passed_on_by_dropout(h: Tensor, x: Tensor) -> Tensor:
+    same = F.dropout(h, 0.5, training=False)
+    same += 1
+    F.dropout2d(x[None, None], 0.5, training=False)[0, 0, 1].mul_(2)
+    return squared(h * same, x)
+
+
 @pytest.mark.parametrize(
     "run",
     [
         write_to_a_view, view_is_read_after_a_write, pieces_of_a_buffer, numbered_rows, the_input,
         wider_operand, others_of_a_batch, without_grad, view_made_anew_without_grad,
-        detached_before_a_write,
+        detached_before_a_write, passed_on_by_dropout,
     ],
 )  # fmt: skip
 def test_in_place_writes_have_the_values_and_gradients_of_torch(run) -> None:
@@ -162,6 +170,11 @@ def of_an_expanded_tensor(h: Tensor, x: Tensor) -> Tensor:
     return squared(h, x)
 
 
+def of_another_dtype(h: Tensor, x: Tensor) -> Tensor:
+    x.view(torch.int64).bitwise_and_(-2)
+    return squared(h, x)
+
+
 @pytest.mark.parametrize(
     "run, message",
     [
@@ -169,6 +182,7 @@ def of_an_expanded_tensor(h: Tensor, x: Tensor) -> Tensor:
         (detached_and_written, r"mul_.* writes in place, without gradient, what has one"),
         (added_to_what_was_detached, "writes in place, with a gradient, what was detached"),
         (of_an_expanded_tensor, "writes in place what other tensors share memory with"),
+        (of_another_dtype, "writes in place what other tensors share memory with"),
     ],
 )
 def test_unsupported_in_place_writes_raise_capture_error(run, message) -> None:

@@ -158,6 +158,19 @@ def test_attention_with_dropout_applies_additive_and_boolean_masks():
         torch.testing.assert_close(ops.attention(q, k, v, mask, **more), expected)
 
 
+@pytest.mark.parametrize("is_boolean", [True, False])
+def test_masked_rows_of_attention_with_dropout_are_zero_with_gradients(is_boolean):
+    q, k, v = (torch.randn(2, 3, 9, 4, requires_grad=True) for _ in range(3))
+    mask = torch.arange(9)[:, None] != 5
+    mask = mask if is_boolean else torch.zeros(9, 9).masked_fill(~mask, float("-inf"))
+    how = {"p": 1e-300, "seed": 5, "shape": (2, 3, 9, 9), "lo": (0, 0, 0, 0)}
+    found = ops.attention(q, k, v, mask, **how)
+    expected = F.scaled_dot_product_attention(q, k, v, mask)
+    assert not found[:, :, 5].any()
+    grads = [torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (found, expected)]
+    torch.testing.assert_close([found, *grads[0]], [expected, *grads[1]])
+
+
 def test_join_adds_pieces_at_their_offsets():
     x = torch.arange(12.0).view(3, 4).requires_grad_()
     pieces = [(x[:2], "[0:2,0:4]"), (x[1:], "[1:3,0:4]")]
@@ -174,6 +187,17 @@ def test_random_samples_of_a_part_equal_the_slice_of_the_whole(draw):
     whole = draw(7, lo=(0, 0), extent=(6, 50), **how)
     assert torch.equal(draw(7, lo=(2, 10), extent=(3, 40), **how), whole[2:5, 10:])
     assert len(whole.unique()) == 300
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
+)
+def test_uniform_numbers_are_never_zero_or_one(dtype, monkeypatch):
+    ends = torch.tensor([0, 2**53 - 1])
+    monkeypatch.setattr("superscaler_core.ops.random.uniform_bits", lambda *_: ends)
+    low, high = ops.uniform(0, lo=(), extent=(), shape=(), dtype=dtype, device="cpu")
+    assert 0 < low < high < 1
+    assert low == 1 - high
 
 
 def test_uniform_and_normal_samples_have_the_expected_moments():
