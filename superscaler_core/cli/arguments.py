@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -148,6 +149,28 @@ def count(text: str) -> int:
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
     return int(text)
+
+
+def seed(text: str) -> int:
+    """Parse a seed that torch takes."""
+    try:
+        found = int(text)
+    except ValueError:
+        found = 1 << 63
+    if not -(1 << 63) <= found < 1 << 63:
+        raise argparse.ArgumentTypeError(f"expected an integer of at most 64 bits, got {text!r}")
+    return found
+
+
+def rate(text: str) -> float:
+    """Parse a number that is finite and not negative, such as a learning rate."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text!r}")
+    return found
 
 
 def num_bytes(text: str) -> int:

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from superscaler_core.cli.arguments import NAMES, AskedProgram, add_program, count, program_of
+from superscaler_core.cli.arguments import (
+    NAMES,
+    AskedProgram,
+    add_program,
+    count,
+    program_of,
+    rate,
+    seed,
+)
 from superscaler_core.cli.command import NOT_VALID, OK, Command, UsageError
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.training import Trained, Training, on_single_device
@@ -124,9 +132,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
     parser.set_defaults(devices=None)
     parser.add_argument("--steps", type=count, default=3, help="training steps (default 3)")
-    parser.add_argument("--lr", type=float, default=1e-2, help="learning rate (default 0.01)")
+    parser.add_argument("--lr", type=rate, default=1e-2, help="learning rate (default 0.01)")
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of parameters and dropout (default 0)"
+        "--seed", type=seed, default=0, help="seed of parameters and dropout (default 0)"
     )
     parser.add_argument(
         "--threads", action="store_true", help="run all ranks as threads of this process (slow)"

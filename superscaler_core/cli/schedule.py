@@ -9,7 +9,7 @@ from inspect import signature
 
 from superscaler_core.cli.arguments import count
 from superscaler_core.cli.command import OK, Command
-from superscaler_core.schedules import SCHEDULES, Timeline, generate, grid, timeline
+from superscaler_core.schedules import SCHEDULES, ActionKind, Timeline, generate, grid, timeline
 from superscaler_core.schedules.timeline import Time
 from superscaler_core.simulator import draw_grids
 
@@ -46,6 +46,9 @@ def _bubbles(times: Timeline) -> str:
     )
 
 
+_TIMED = frozenset(ActionKind) - {ActionKind.UPDATE}
+
+
 def _times(text: str) -> dict[str, Time]:
     """Parse ``F=1,B=2``; B defaults to I + W, and I and W each default to half of B."""
     try:
@@ -54,6 +57,9 @@ def _times(text: str) -> dict[str, Time]:
     except (ValueError, ZeroDivisionError):
         words = f"expected times such as F=1,I=1,W=1, got {text!r}"
         raise argparse.ArgumentTypeError(words) from None
+    if odd := [name for name in said if not set(name.split("&")) <= _TIMED]:
+        words = f"{odd[0]!r} has no time; times are of {', '.join(sorted(_TIMED))}, and of pairs"
+        raise argparse.ArgumentTypeError(f"{words} such as F&B")
     forward = said.get("F", 1)
     whole = said.get("B", said.get("I", forward) + said.get("W", forward))
     half = Fraction(whole) / 2

@@ -105,6 +105,10 @@ def model_source(name: str, preset: str | None) -> Source:
     config = config_of(name, preset or "tiny")
 
     def make(batch: int, **settings: Any) -> Made:
+        for word, value in settings.items():
+            # Sizes are above 0, unless 0 is their usual value and means that there is none.
+            if type(value) is int and value < min(1, getattr(config, word)):
+                raise UsageError(f"{name}: {word}={value} is too small a size.")
         made = config_of(name, preset or "tiny", **settings)
         with torch.device("cpu"):
             inputs = MODELS[name].example_inputs(made, batch, torch.Generator().manual_seed(0))

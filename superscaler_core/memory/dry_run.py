@@ -126,7 +126,7 @@ class DryRun(SegmentRunner):
             use = self._uses[name]
             shape = use.side.shards[self._here].box.shape
             weight = self._outside(shape, use.tensor.dtype)
-            if use.tensor.requires_grad:
+            if use.is_trained:
                 weight.requires_grad_()
                 # The graph of a forward holds the weight and the hook, where the garbage collector
                 # does not see them: if the hook held this object, both would stay for ever.

@@ -164,7 +164,7 @@ class StageForm:
                 number,
                 self._number(use.tensor),
                 use.tensor.dtype,
-                use.tensor.requires_grad,
+                use.is_trained,
                 use.window is None,
                 use.is_fetched,
                 bool(use.reduce),

@@ -246,13 +246,13 @@ class StoredMemory:
 
     def _stored_grad_bytes(self, use: Use, device: Device) -> int:
         """Bytes of a gradient where the parameter is stored."""
-        if not use.tensor.requires_grad:
+        if not use.is_trained:
             return 0
         return use.storage.num_elements.get(device, 0) * self._item_bytes(use.tensor)
 
     def _grad_bytes(self, use: Use, device: Device) -> int:
         """Bytes of the accumulated gradient of a copy."""
-        if not use.tensor.requires_grad:
+        if not use.is_trained:
             return 0
         return use.side.num_elements.get(device, 0) * self._item_bytes(use.tensor)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 import rvdcomm as rv
 from superscaler_core.cost import PROFILES, DeviceProfile
-from superscaler_core.errors import PlanError
+from superscaler_core.errors import CaptureError, PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.planners.auto import Setting, auto
@@ -17,7 +19,8 @@ from superscaler_core.run.transport import Transport
 
 AUTO = "auto"
 
-_ERROR = "error: "
+_ERRORS: Mapping[str, type[Exception]] = {"PlanError": PlanError, "CaptureError": CaptureError}
+"""Errors of the caller, by name; all ranks raise them."""
 
 
 def searched(
@@ -48,12 +51,16 @@ def searched(
 
     Raises:
         PlanError: nothing that was tried fits.
+        CaptureError: the model cannot be captured.
+        RuntimeError: the search failed for another reason on the first rank, which raises its own
+            error; so no rank waits for one that failed.
     """
     chosen = profile or _profile_of(device)
     batch = next((len(x) for x in example.tensors if x.dim()), 1)
     text = ""
-    if transport.rank == 0:
-        try:
+    fault: Exception | None = None
+    try:
+        if transport.rank == 0:
             found = search(
                 model,
                 example,
@@ -71,14 +78,27 @@ def searched(
             sprogram = found.best.candidate.sprogram
             assert isinstance(sprogram, Filling)
             text = str(sprogram.setting)
-        except PlanError as error:
-            text = f"{_ERROR}{error}"
-    text = _shared(text, num_ranks, transport, device)
-    if text.startswith(_ERROR):
-        raise PlanError(text.removeprefix(_ERROR))
+    except Exception as error:
+        fault = error
+    # The other ranks wait for this text, so the first rank sends one in any case.
+    sent = f"{_kind(fault)}\n{fault or text}"
+    kind, _, text = _shared(sent, num_ranks, transport, device).partition("\n")
+    if fault is not None:
+        raise fault
+    if kind in _ERRORS:
+        raise _ERRORS[kind](text)
+    if kind:
+        raise RuntimeError(f"the search for a plan failed on rank 0: {kind}: {text}")
     setting = Setting.parse(text)
     num = batch // setting.microbatch
     return SProgram(Filling(setting, chosen, 0, num), {"microbatches": num})
+
+
+def _kind(fault: Exception | None) -> str:
+    """The name of an error's class in ``_ERRORS``, or else its own; empty if there is no error."""
+    if fault is None:
+        return ""
+    return next((n for n, kind in _ERRORS.items() if isinstance(fault, kind)), type(fault).__name__)
 
 
 def _profile_of(device: torch.device) -> DeviceProfile:
@@ -91,7 +111,6 @@ def _shared(text: str, num_ranks: int, transport: Transport, device: torch.devic
     data = list(text.encode())
     size = torch.tensor([len(data)])
     share_buffers({"size": size}, num_ranks, transport, device)
-    data = data or [0] * int(size)
-    letters = torch.tensor(data, dtype=torch.uint8)
+    letters = torch.tensor(data if transport.rank == 0 else [0] * int(size), dtype=torch.uint8)
     share_buffers({"text": letters}, num_ranks, transport, device)
     return bytes(letters.tolist()).decode()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from superscaler_core.compiled import Compiled
@@ -93,7 +94,7 @@ class Parallel:
             The loss; with ``results`` of ``parallelize``, the loss and these, whole on all ranks.
         """
         rank, batch = self._chosen(args, kwargs, trains=False)
-        loss = rank.step(batch)
+        loss = rank.step({name: tensor.detach() for name, tensor in batch.items()})
         return Evaluated(loss, rank.results) if rank.results else loss
 
     def _chosen(
@@ -101,11 +102,13 @@ class Parallel:
     ) -> tuple[Rank, dict[str, Tensor]]:
         """This rank of the program for a call, ready for a step, and the inputs by name."""
         call = self._programs.call(args, kwargs)
-        compiled = self._programs.of(call, trains=trains)
-        if compiled not in self._ranks:
-            kept = self._programs.kept
-            self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
-            self._ranks[compiled] = self._rank(compiled, shares=self._first)
+        # What is made here outlives this call, and a later one may compute without inference mode.
+        with torch.inference_mode(False):
+            compiled = self._programs.of(call, trains=trains)
+            if compiled not in self._ranks:
+                kept = self._programs.kept
+                self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
+                self._ranks[compiled] = self._rank(compiled, shares=self._first)
         chosen = self._ranks[compiled]
         if chosen is not self._last:
             self._last.weights.rest()
@@ -141,7 +144,7 @@ class Parallel:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters and buffers, whole, on every rank, by their single-device names."""
-        return self.trainer.state_dict()
+        return self._with_states().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
         """Take this rank's boxes of whole parameters, as ``Trainer.load_state_dict``."""
@@ -149,8 +152,16 @@ class Parallel:
 
     def save(self, folder: str | Path, **state: Any) -> None:
         """Write a checkpoint that any plan and number of ranks can load, as ``Trainer.save``."""
-        self.trainer.save(folder, **state)
+        self._with_states().save(folder, **state)
 
     def load(self, folder: str | Path, **state: Any) -> Saved:
         """Read a checkpoint of any plan and number of ranks, as ``Trainer.load``."""
-        return self.trainer.load(folder, **state)
+        return self._with_states().load(folder, **state)
+
+    def _with_states(self) -> Trainer:
+        """The trainer, after all ranks got the buffers that the last step changed; collective.
+
+        The trainer itself knows only where the first program leaves these.
+        """
+        self._last.share_states()
+        return self.trainer

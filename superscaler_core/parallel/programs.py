@@ -132,7 +132,21 @@ class Programs:
                 # The capture of the example has warned of opaque ops already.
                 warnings.simplefilter("ignore", OpaqueWarning)
             results = () if trains else self._results
-            return capture(self.model, part.args, part.kwargs, results=results)
+            return capture(
+                self.model, part.args, part.kwargs, results=results, changing=self._changing
+            )
+
+    @property
+    def _changing(self) -> frozenset[str]:
+        """The buffers that a step of the first program changes, or a state dict may change.
+
+        The model is the caller's, and keeps the values with which the training started.
+        """
+        if self._first is None:
+            return frozenset()
+        graph = self._first.plan.graph
+        loaded = graph.buffers.keys() - graph.folded
+        return frozenset(loaded | {buffer.name for buffer in graph.state})
 
     @property
     def kept(self) -> frozenset[Compiled]:
@@ -158,7 +172,16 @@ class Programs:
 
     def _filled(self, graph: Graph, num_devices: int, num_microbatches: int) -> Plan:
         plan = Plan(graph, range(num_devices))
-        self._sprogram(plan, num_microbatches // self._num_halves or 1)
+        try:
+            self._sprogram(plan, num_microbatches // self._num_halves or 1)
+        except (PlanError, ScheduleError):
+            raise
+        except Exception as error:
+            # A function may read ``plan.devices[1]``, although the plan has one device here.
+            raise PlanError(
+                f"{self._sprogram.name} does not fill a plan of {num_devices} devices and "
+                f"{num_microbatches} microbatches: {type(error).__name__}: {error}."
+            ) from error
         if num_microbatches % self._num_halves:
             # An odd number of samples has no halves.
             plan.overlap = replace(plan.overlap, duplex=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import TokenSlices
 from superscaler_core.graph.token_slices import sequence_lengths
 from superscaler_core.plan import Axis, Placement, Plan
@@ -41,8 +42,8 @@ def terapipe(
 
     Raises:
         PlanError: a token of the model reads later ones, or an op's numbers depend on the place of
-            its tokens; ``lengths`` do not add up to the sequence; ``tp * pp`` does not divide the
-            devices.
+            its tokens; ``slices`` is below 1; ``lengths`` do not add up to the sequence;
+            ``tp * pp`` does not divide the devices.
 
     Source: Li et al., TeraPipe, ICML 2021.
     """
@@ -65,4 +66,6 @@ def terapipe(
 
 def _even(length: int, num: int) -> tuple[int, ...]:
     """The tokens of ``num`` nearly equal slices."""
-    return tuple(length * (i + 1) // num - length * i // num for i in range(max(num, 1)))
+    if num < 1:
+        raise PlanError(f"slices={num}: a sequence is one slice or more.")
+    return tuple(length * (i + 1) // num - length * i // num for i in range(num))

@@ -36,6 +36,7 @@ class Use:
         storage: the end where it is stored.
         side: the end where it is read; its summands are those of the gradient.
         readers: the ops.
+        is_trained: whether the ops give the parameter a gradient.
         window: the window of the ops; None if the copy exists all the time.
         owner: for a borrowed parameter, the stage that updates it; otherwise None.
     """
@@ -45,6 +46,7 @@ class Use:
     storage: Side
     side: Side
     readers: tuple[Reader, ...]
+    is_trained: bool
     window: Window | None
     owner: int | None = None
 
@@ -75,8 +77,8 @@ class Use:
 
     @cached_property
     def reduce(self) -> tuple[Transfer, ...]:
-        """The transfers of the gradient to storage; empty if the parameter is not trained."""
-        if not self.tensor.requires_grad:
+        """The transfers of the gradient to storage; empty if the readers give no gradient."""
+        if not self.is_trained:
             return ()
         return transfers(self.side, self.storage, self.tensor.shape, self.tensor.dtype)
 
@@ -154,12 +156,13 @@ def uses_of(
         for group in groups.values()
     ]
     storage = _storage(plan, tensor, sides)
-    return storage, tuple(
-        Use(number, tensor, storage, side, tuple(group), window, None if by is None else owner)
-        for number, (((window, _, by), group), side) in enumerate(
-            zip(groups.items(), sides, strict=True)
-        )
-    )
+    found: list[Use] = []
+    for ((window, _, borrower), group), side in zip(groups.items(), sides, strict=True):
+        gives_grad = any(op in plan.graph.ops_with_backward for op, _ in group)
+        is_trained = tensor.requires_grad and gives_grad
+        of = None if borrower is None else owner
+        found.append(Use(len(found), tensor, storage, side, tuple(group), is_trained, window, of))
+    return storage, tuple(found)
 
 
 def _read_by(

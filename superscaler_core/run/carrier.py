@@ -57,7 +57,10 @@ class Carrier:
         self._has_turned.clear()
 
     def forget(self) -> None:
-        """The step has failed: cancel the receives that were posted early."""
+        """The step has failed: drop its values, and cancel the receives that were posted early."""
+        self._moving.clear()
+        self._mail.clear()
+        self._has_turned.clear()
         self._num_carried.clear()
         for way in self._ways.values():
             way.forget()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -173,22 +174,41 @@ def write(
         layouts: layouts of all tensors, the same on all ranks.
         save_id: a text that identifies this save, the same on all ranks.
         form: one of ``FORMATS``.
+
+    Raises:
+        CheckpointError: a rank could not write; raised on all ranks.
     """
     rank, first = model.rank, model.rank == model.ranks[0]
     writers = sorted({r for layout in layouts.values() for r in layout.ranks})
     shards = folder if form == "safetensors" else _beside(folder, "shards")
-    if rank in writers:
-        mine = {name: tensors[name] for name, layout in layouts.items() if rank in layout}
-        save_shards(shards, mine, layouts, rank, save_id=save_id)
-    model.texts_of_all("")  # returns when every rank has written
-    if first:
-        commit_shards(shards, writers)
-        if form == "dcp":
-            made = _beside(folder, "dcp")
-            reshard(shards, made, to="dcp")
-            made.rename(folder)
-            shutil.rmtree(shards)
-    model.texts_of_all("")
+    with _failing_together(model):
+        if rank in writers:
+            mine = {name: tensors[name] for name, layout in layouts.items() if rank in layout}
+            save_shards(shards, mine, layouts, rank, save_id=save_id)
+    with _failing_together(model):
+        if first:
+            commit_shards(shards, writers)
+            if form == "dcp":
+                made = _beside(folder, "dcp")
+                reshard(shards, made, to="dcp")
+                made.rename(folder)
+                shutil.rmtree(shards)
+
+
+@contextmanager
+def _failing_together(model: StoredModel) -> Iterator[None]:
+    """A block that ends on all ranks together, and that fails on all if it fails on one."""
+    fault: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        fault = error
+    texts = model.texts_of_all("" if fault is None else f"{type(fault).__name__}: {fault}")
+    if fault is not None:
+        raise fault
+    for rank, text in zip(model.ranks, texts, strict=True):
+        if text:
+            raise rv.CheckpointError(f"save: rank {rank}: {text}")
 
 
 def clear_left_over(folder: Path) -> None:

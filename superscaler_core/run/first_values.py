@@ -74,8 +74,10 @@ def share_buffers(
         given = (value.to(device), box) if transport.rank == 0 else None
         leg = Leg(str(box), str(src), str(dst), dtype)
         for _, _, result in move_many(transport, {name: ([leg], given)}):
+            # A buffer that ``expand`` made has its repeated elements in memory once.
+            once = tuple(slice(0, None if stride else 1) for stride in value.stride())
             with torch.no_grad():
-                value.copy_(result)
+                value[once].copy_(result[once])
 
 
 def _held(entry: Stored) -> rv.Box:

@@ -67,7 +67,7 @@ class Rank(SegmentRunner):
         self._constants = {name: value.to(device) for name, value in constants.items()}
         if shares is not None:
             assert shares.boxes == self.boxes, "both programs store the same"
-            names = {*self.tables.buffers, *self.tables.states}
+            names = {*self.tables.buffers, *self.tables.states, *shares.tables.states}
             self._constants |= {n: v for n, v in shares._constants.items() if n in names}
         self._seed, self._num_steps = seed, 0
         loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
@@ -118,16 +118,24 @@ class Rank(SegmentRunner):
             self.discrepancy.restart()
         try:
             self._step(self)
+            self._tape.check_done()
+            self.weights.check_done()
+            self.weights.end_versions()
+            self.results = self._brought()
+            self._carrier.finish()
         except BaseException:
-            self._carrier.forget()
+            self._forget()
             raise
-        self._tape.check_done()
-        self.weights.check_done()
-        self.weights.end_versions()
-        self.results = self._brought()
-        self._carrier.finish()
         self._states.clear()
         return self._total
+
+    def _forget(self) -> None:
+        """The step has failed: drop what it left, so that the next one does not depend on it."""
+        self._carrier.forget()
+        self._tape.forget()
+        self.weights.forget()
+        self._states.clear()
+        self._with_grad, self._turn = True, ()
 
     def _brought(self) -> dict[str, Tensor]:
         """The results of a step: microbatches joined along dim 0, and scalars averaged."""
@@ -137,8 +145,7 @@ class Rank(SegmentRunner):
         found = {}
         for name, mine in edges.items():
             values = [self._carrier.brought(mine, mb) for mb in range(self.tables.num_microbatches)]
-            is_scalar = values[0].dim() == 0
-            found[name] = torch.stack(values).mean(0) if is_scalar else torch.cat(values)
+            found[name] = torch.cat(values) if values[0].dim() else _mean(values)
         return found
 
     def _check(self, batch: Mapping[str, Tensor]) -> None:
@@ -147,11 +154,18 @@ class Rank(SegmentRunner):
                 "a step runs under torch.autocast, and its program casts what the capture says: "
                 "capture or parallelize the model under torch.autocast, and step outside of it."
             )
+        for name, value in batch.items():
+            if value.requires_grad:
+                raise ValueError(
+                    f"input {name!r} requires a gradient, and a step gives gradients to parameters "
+                    "of its model alone: detach it, or make what computes it a part of the model."
+                )
         for name, (shape, dtype) in self.tables.inputs.items():
             want = (shape[0] * self.tables.num_microbatches, *shape[1:]) if shape else ()
             given = batch.get(name)
-            if given is None or tuple(given.shape) != want:
-                got = "nothing" if given is None else list(given.shape)
+            form = None if given is None else (tuple(given.shape), _name(given.dtype))
+            if form != (want, dtype):
+                got = "nothing" if form is None else f"{list(form[0])} {form[1]}"
                 raise ValueError(
                     f"input {name!r} got {got}; a step takes {list(want)} {dtype}: "
                     f"{self.tables.num_microbatches} microbatches of {list(shape)} along dim 0."
@@ -418,3 +432,16 @@ class Rank(SegmentRunner):
     def receive_grad(self, name: str, mb: int) -> Any:
         """Wait for ``carry_back``, and return the gradient."""
         return self._carrier.receive_grad(name, mb)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    """The mean of scalars, in float64 if they are integers or bools; a single one is its mean."""
+    if len(values) == 1:
+        return values[0]
+    whole = torch.stack(list(values))
+    has_mean = whole.is_floating_point() or whole.is_complex()
+    return (whole if has_mean else whole.double()).mean(0)

@@ -204,6 +204,12 @@ class Tape:
         assert not self._split, "every gradient of inputs had those of weights after it"
         assert not self._kept, "every span was run again"
 
+    def forget(self) -> None:
+        """The step has failed: drop what backwards and reruns would have needed."""
+        self._saved.clear()
+        self._split.clear()
+        self._kept.clear()
+
 
 def _roots(outputs: Tensors) -> tuple[GradientEdge | None, ...]:
     """The edges at which gradients of results enter, so that the results need not be kept."""

@@ -83,7 +83,8 @@ class Trainer:
             The mean loss of the microbatches, a scalar, the same on all ranks.
 
         Raises:
-            ValueError: an input is missing or has another shape.
+            ValueError: an input is missing, unknown, or given twice; or it has another shape or
+                dtype, or requires a gradient.
             PlanError: parameters have no values yet; or the program updates weights between
                 microbatches, and has no optimizer (``update_with``).
         """
@@ -97,6 +98,12 @@ class Trainer:
             raise ValueError(
                 f"step takes {len(names)} inputs ({', '.join(names)}), got {len(batch)}."
             )
+        free = names[len(batch) :]
+        if odd := [name for name in named if name not in free]:
+            raise ValueError(
+                f"step got {', '.join(odd)} by name; after {len(batch)} inputs by position it "
+                f"takes {', '.join(free) or 'none'}."
+            )
         return self._rank.step({**dict(zip(names, batch, strict=False)), **named})
 
     @property
@@ -104,7 +111,7 @@ class Trainer:
         """The last step's results that the model was captured to return beside the loss, by name.
 
         Each is whole on every rank: microbatches follow each other along dim 0, as in the batch. A
-        scalar is the mean over microbatches.
+        scalar is the mean over microbatches, in float64 if it is an integer or a bool.
         """
         return self._rank.results
 
@@ -331,7 +338,8 @@ class Trainer:
 
         Raises:
             PlanError: a state cannot be saved; the message names it.
-            CheckpointError: the folder holds a checkpoint already.
+            CheckpointError: the folder holds a checkpoint already, or a rank could not write; on
+                all ranks.
         """
         run = self._run(optimizer, scheduler, scaler=scaler, step=step, extra=extra)
         training_state.save(folder, self._model, run, format)

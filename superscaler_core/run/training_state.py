@@ -100,7 +100,8 @@ def save(folder: str | Path, model: StoredModel, run: Run, form: str = FORMATS[0
 
     Raises:
         PlanError: a part of the state cannot be saved; raised on all ranks, whichever has the part.
-        CheckpointError: the folder holds a checkpoint already.
+        CheckpointError: the folder holds a checkpoint already, or a rank could not write; raised
+            on all ranks.
     """
     folder, first = Path(folder), model.rank == model.ranks[0]
     if form not in FORMATS:
@@ -113,7 +114,7 @@ def save(folder: str | Path, model: StoredModel, run: Run, form: str = FORMATS[0
     here: dict[str, Tensor] = dict(model.stored)
     tensors = dict(model.buffers) if first else {}
     layouts = written | {n: on_rank(model.ranks[0], b.shape) for n, b in model.buffers.items()}
-    if any(part["groups"] for part in parts) or parts[0]["rest"]:
+    if not all(part["is_empty"] for part in parts):
         groups = merged(Group.of_plain(group) for part in parts for group in part["groups"])
         entries = {name: entry for group in groups for name, entry in group.entries.items()}
         layouts |= {_name(n, key): written[n] for n, e in entries.items() for key in e.tensors}
@@ -136,10 +137,12 @@ def save(folder: str | Path, model: StoredModel, run: Run, form: str = FORMATS[0
 def _parts_of_all(model: StoredModel, run: Run) -> list[dict[str, Any]]:
     """Every rank's part of the run, as plain values; state common to all is in the first part."""
     part: dict[str, Any] = {"id": uuid.uuid4().hex, "fault": "", "groups": [], "rest": {}}
+    # A rank without trained parameters has no optimizer, though the others have some.
+    part["is_empty"] = run.is_empty
     part["random"] = random_state(run.device)
     try:
         part["groups"] = [group.plain for group in groups_of(run.optimizers, model.stored)]
-        if model.rank == model.ranks[0] and not run.is_empty:
+        if model.rank == model.ranks[0]:
             part["rest"] = {
                 "schedulers": [scheduler.state_dict() for scheduler in run.schedulers],
                 "scaler": None if run.scaler is None else run.scaler.state_dict(),

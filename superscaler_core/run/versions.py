@@ -67,6 +67,7 @@ class Versions:
         Args:
             stored: a stored parameter, by name.
         """
+        self.read, self.borrowed = 0, {}  # a step that failed may have left others
         self._newest.clear()
         self._older.clear()
         moved = list(self._homes)

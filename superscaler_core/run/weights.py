@@ -71,6 +71,7 @@ class WeightStore:
             n: deque() for n, w in tables.weights.items() if w.is_borrowed
         }
         self._unreduced = dict.fromkeys(self._unwindowed)
+        self._shared = [n for n in self._copies if self._is_shared(tables.weights[n])]
         self._own = [n for n in resting if not self._is_shared(tables.weights[n])]
         self._rests = False
         self.drop(set(tables.weights) - set(resting))
@@ -103,7 +104,8 @@ class WeightStore:
 
     def _made(self, name: str, weight: Weight) -> Tensor:
         """A copy without values, or one that shares memory with the stored parameter."""
-        dtype, is_trained = _dtype(weight.dtype), self._tables.parameters[weight.name].is_trained
+        # Parameters that are read only under ``no_grad`` have no gradient, as in torch.
+        dtype, is_trained = _dtype(weight.dtype), bool(weight.reduce)
         if self._is_shared(weight):
             # Unlike ``detach``, ``data`` does not tell autograd when the parameter is updated in
             # place: a backward may read a newer version than its forward (WeightRule.NEWEST).
@@ -175,11 +177,19 @@ class WeightStore:
     def begin(self) -> None:
         """Refresh the copies that are made from what this rank stores."""
         self.end_versions()
+        self._follow()
         if self._rests:
             self._grow(self._own)
             self._rests = False
         self._unreduced = dict.fromkeys(self._unwindowed)
         self.fetch(self._read_here)
+
+    def _follow(self) -> None:
+        """Make shared copies again whose parameter got other memory (``parameter.data = ...``)."""
+        for name in self._shared:
+            weight = self._tables.weights[name]
+            if self._copies[name].data_ptr() != self.stored[weight.name].data_ptr():
+                self._copies[name] = self._made(name, weight)
 
     def rest(self) -> None:
         """Free the copies until the next step, while another program runs."""
@@ -395,9 +405,9 @@ class WeightStore:
     def end_versions(self) -> None:
         """Keep only the newest version of each weight, in the memory that it had at the start."""
         moved = self.versions.end(self.stored.__getitem__)
-        for name, weight in self._tables.weights.items():
-            if weight.name in moved and name in self._copies and self._is_shared(weight):
-                self._copies[name] = self._made(name, weight)
+        for name in self._shared if moved else ():
+            if self._tables.weights[name].name in moved:
+                self._copies[name] = self._made(name, self._tables.weights[name])
 
     def newest(self, first: Collection[str]) -> Iterable[tuple[str, Tensor, int]]:
         """All copies with the numbers of their newest versions, those in ``first`` first."""
@@ -409,6 +419,16 @@ class WeightStore:
         assert not self._under_way, "what was started was waited for"
         assert not self._totals, "what has a gradient is updated"
         assert not any(self._handed.values()), "what was handed over is updated"
+
+    def forget(self) -> None:
+        """The step has failed: drop its gradients that have not reached a parameter's ``.grad``."""
+        for name in self._copies:
+            for copy in self._every(name):
+                copy.grad = None
+        for kept in (self._wide, self._totals, self._landing, self._under_way):
+            kept.clear()
+        for waiting in self._handed.values():
+            waiting.clear()
 
 
 @cache

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import superscaler_core as ss
+from superscaler_core.errors import CoverageError
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.parallel import SProgram
+from superscaler_core.parallel import SProgram, automatic
 from superscaler_core.parallel.automatic import searched
 from superscaler_core.run.threads import in_threads
 from superscaler_core.run.transport import Transport
@@ -35,6 +38,27 @@ def test_all_ranks_get_the_same_plan() -> None:
 def test_infeasible_memory_limit_raises_plan_error_without_deadlock() -> None:
     with pytest.raises(ss.PlanError, match="no plan was found for 2 devices"):
         on_ranks(2, max_tried=3, memory_limit=100)
+
+
+@pytest.mark.parametrize(
+    "error, of_others",
+    [(CoverageError("why"), ss.PlanError), (KeyError("why"), RuntimeError)],
+)
+def test_error_of_the_search_is_raised_on_all_ranks(
+    error: Exception, of_others: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(automatic, "search", fail)
+    call = ModelCall.of(CASE.new_model(), CASE.inputs(0))
+
+    def work(transport: Transport) -> None:
+        wanted = of_others if transport.rank else type(error)
+        with pytest.raises(wanted, match="why"):
+            searched(CASE.new_model(), call, 2, transport, torch.device("cpu"))
+
+    in_threads(work, range(2), timeout_secs=10)
 
 
 def test_loss_under_the_searched_plan_equals_that_of_one_device() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ import superscaler_core as ss
 from superscaler_core import plans
 from superscaler_core.parallel import Evaluated, Programs, SProgram
 from superscaler_core.parallel.programs import MAX_PROGRAMS
+from superscaler_core.schedules import one_f_one_b
 from tests.superscaler_core.parallel.threads import on_threads
-from tests.superscaler_core.run.test_results import batch, words
+from tests.superscaler_core.run.test_results import WORDS, batch, words
 
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
 
@@ -102,6 +105,23 @@ def test_batch_too_small_for_all_devices_uses_fewer_devices(
     assert programs.of(programs.call((), named(3, 7)), trains=True) is made
 
 
+def test_plan_function_that_fails_on_fewer_devices_leaves_the_batch_to_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def two(plan: ss.Plan) -> None:
+        head = plan.graph.ops_in("head")[0]
+        for op in plan.graph.ops:
+            plan.op_assign(op, plan.devices[op.index >= head.index])
+        plan.pipeline([head])
+        plan.op_order(one_f_one_b(2, 2))
+
+    programs = Programs(words(), SProgram.of(two), 2)
+    programs.first(programs.call((), named(4)))
+    made = programs.of(programs.call((), named(3)), trains=True)
+    assert {d for op in made.plan.graph.ops for d in made.plan.op_split(op).devices} == {0}
+    assert "uses devices [0] alone" in caplog.text
+
+
 def test_number_of_kept_programs_is_bounded() -> None:
     programs = Programs(words(), SProgram.of("data_parallel"), 2)
     first = programs.first(programs.call((), named(2)))
@@ -179,6 +199,62 @@ def test_evaluation_uses_the_running_statistics_of_the_state() -> None:
         assert state["norm.num_batches_tracked"] == len(batches)
 
 
+def test_state_dict_and_checkpoint_have_the_buffers_of_the_last_program(tmp_path: Path) -> None:
+    batches = [torch.randn(size, 4, dtype=torch.float64) for size in (6, 6, 2)]
+
+    def work(parallel: ss.Parallel) -> dict[str, Tensor]:
+        for x in batches:
+            parallel.step(x=x)
+        parallel.save(tmp_path / "saved")
+        return parallel.state_dict()
+
+    def elsewhere(plan: ss.Plan) -> None:
+        for op in plan.graph.ops:
+            plan.op_assign(op, plan.devices[plan.graph.inputs[0].shape[0] == 2])
+
+    found = on_threads(Normed().double(), {"x": batches[0]}, 2, work, plan=elsewhere)
+    saved = Normed().double()
+    ss.load_run(tmp_path / "saved", saved)
+    assert saved.norm.num_batches_tracked == len(batches)
+    for state in found.values():
+        torch.testing.assert_close(state, dict(saved.state_dict()), rtol=0, atol=0)
+
+
+class Standardised(nn.Module):
+    """Training changes two buffers; only evaluation reads them, and computes with them alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 1)
+        self.register_buffer("square", torch.ones(4))
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.square.mul_(0.5).add_(x.square().mean(0), alpha=0.5)
+                self.mean.mul_(0.5).add_(x.mean(0), alpha=0.5)
+        else:
+            x = (x - self.mean) / self.square.sqrt() * self.scale.exp()
+        return self.line(x).square().mean()
+
+
+def test_evaluation_reads_the_present_values_of_buffers() -> None:
+    batches = [torch.randn(size, 4, dtype=torch.float64) for size in (8, 6, 8)]
+    model, alone = Standardised().double(), Standardised().double()
+    alone.scale.fill_(2.0)
+    state = copy.deepcopy(alone.state_dict())
+
+    def work(parallel: ss.Parallel) -> list[float]:
+        parallel.load_state_dict(state)
+        return [f(x=x).item() for x in batches for f in (parallel.step, parallel.evaluate)]
+
+    expected = [alone.train(mode)(x).item() for x in batches for mode in (True, False)]
+    for losses in on_threads(model, {"x": batches[0]}, 2, work).values():
+        assert losses == pytest.approx(expected, rel=1e-12)
+
+
 def test_dropout_masks_continue_across_batch_shapes() -> None:
     x = torch.randn(4, 5, dtype=torch.float64)
 
@@ -229,6 +305,115 @@ def test_gradients_of_several_steps_add_up() -> None:
             parameter -= parameter.grad
     for state in on_threads(words(), named(4), 2, work, plan="megatron").values():
         torch.testing.assert_close(state, dict(model.state_dict()), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "plan", ["accumulate", "interleaved:pp=1,chunks=2", "zero_bubble_v:pp=1", "swap"]
+)
+def test_step_does_not_depend_on_a_failed_step_before_it(plan: str) -> None:
+    model = words()
+    model.layers[0].insert(1, nn.BatchNorm1d(6).double())
+    knobs = {} if plan == "swap" else {"microbatches": 4}
+    failed, fresh = (
+        ss.parallelize(model, kwargs=named(8), plan=plan, knobs=knobs) for _ in range(2)
+    )
+    bad = named(8, 1)
+    bad["labels"][-1, 0] = WORDS
+    with pytest.raises(IndexError):
+        failed.step(**bad)
+    for parameter in failed.parameters():
+        parameter.grad = None
+    fresh.load_state_dict(failed.state_dict())
+    assert failed.step(**named(8)).item() == fresh.step(**named(8)).item()
+    grads = ({n: p.grad for n, p in each.named_parameters()} for each in (failed, fresh))
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
+    torch.testing.assert_close(failed.state_dict(), fresh.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("plan", ["data_parallel", "zero3"])
+def test_programs_made_in_inference_mode_run_outside_of_it(plan: str) -> None:
+    def work(parallel: ss.Parallel) -> list[float]:
+        with torch.inference_mode():
+            losses = [parallel.evaluate(**named(2)).loss.item()]
+        losses.append(parallel.step(**named(4)).item())
+        return [*losses, parallel.evaluate(**named(2)).loss.item()]
+
+    wanted = [words()(**named(size))["loss"].item() for size in (2, 4, 2)]
+    for losses in on_threads(words(), named(4), 2, work, plan=plan, results=("best",)).values():
+        assert losses == pytest.approx(wanted, rel=1e-12)
+
+
+def test_step_reads_parameters_whose_data_was_replaced() -> None:
+    parallel, model = ss.parallelize(words(), kwargs=named(4)), words()
+    parallel.step(**named(4))
+    for each in (parallel, model):
+        halves = nn.utils.parameters_to_vector(each.parameters()) / 2
+        nn.utils.vector_to_parameters(halves, each.parameters())
+    wanted = model(**named(4))["loss"].item()
+    assert parallel.step(**named(4)).item() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_input_of_a_step_that_requires_a_gradient_raises_value_error() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    parallel = ss.parallelize(Partly(), kwargs={"x": x})
+    with pytest.raises(ValueError, match=r"input 'x' requires a gradient.*detach it"):
+        parallel.step(x=x)
+    assert parallel.evaluate(x=x).item() == parallel.step(x=x.detach()).item()
+
+
+class Partly(nn.Module):
+    """The loss depends on four maps, and has a gradient with respect to two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.no_grad, self.cut, self.last = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        with torch.no_grad():
+            y = self.no_grad(x)
+        return (self.last(x) + y + self.cut(x).detach()).square().mean()
+
+
+@pytest.mark.parametrize("plan", ["data_parallel", "zero3", "one_f_one_b:pp=1,microbatches=2"])
+def test_parameters_have_a_gradient_where_they_have_one_in_torch(plan: str) -> None:
+    x = torch.randn(4, 4)
+
+    def work(parallel: ss.Parallel) -> set[str]:
+        parallel.step(x=x)
+        return {name for name, p in parallel.named_parameters() if p.grad is not None}
+
+    wanted = {"first.weight", "first.bias", "last.weight", "last.bias"}
+    found = on_threads(Partly(), {"x": x}, 2, work, plan=plan)
+    assert set().union(*found.values()) == wanted
+
+
+class Counting(nn.Module):
+    """A loss, and two scalars beside it that are no floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        above = x[:, 0] > 0
+        return {"loss": self.line(x).square().mean(), "count": above.sum(), "all": above.all()}
+
+
+@pytest.mark.parametrize(
+    "plan, count, all_above",
+    [
+        ("data_parallel", torch.tensor(3), torch.tensor(False)),
+        ("accumulate:microbatches=2", torch.tensor(1.5).double(), torch.tensor(0.5).double()),
+    ],
+)
+def test_integer_and_bool_scalars_are_means_over_microbatches(
+    plan: str, count: Tensor, all_above: Tensor
+) -> None:
+    x = torch.tensor([1.0, 1, 1, -1])[:, None].expand(4, 4)
+    parallel = ss.parallelize(Counting(), kwargs={"x": x}, plan=plan, results=("count", "all"))
+    results = parallel.evaluate(x=x).results
+    torch.testing.assert_close(dict(results), {"count": count, "all": all_above}, rtol=0, atol=0)
 
 
 def test_inactive_programs_hold_no_copies_of_weights() -> None:

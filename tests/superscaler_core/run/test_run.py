@@ -155,16 +155,27 @@ def test_state_with_a_wrong_shape_or_a_missing_key_raises_plan_error(program: Pa
         ss.run_threads(program, lambda trainer: trainer.load_state_dict(less), range(2))
 
 
-def test_a_batch_of_another_size_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given, got", [(inputs(4), r"\[4, 6\] float64"), (inputs(12).float(), r"\[12, 6\] float32")]
+)
+def test_a_batch_of_another_size_or_dtype_is_refused(
+    given: Tensor, got: str, tmp_path: Path
+) -> None:
     folder = ss.compile(batch_split(num_microbatches=3)).save(tmp_path)
-    match = r"input 'x' got \[4, 6\]; a step takes \[12, 6\] float64: 3 microbatches of \[4, 6\]"
+    match = rf"input 'x' got {got}; a step takes \[12, 6\] float64: 3 microbatches of \[4, 6\]"
     with pytest.raises(ValueError, match=match):
-        ss.run_threads(folder, lambda trainer: trainer.step(inputs(4)), range(2))
+        ss.run_threads(folder, lambda trainer: trainer.step(given), range(2))
 
 
 def test_extra_input_raises_value_error(program: Path) -> None:
     with pytest.raises(ValueError, match=r"step takes 1 inputs \(x\), got 2"):
         ss.run_threads(program, lambda trainer: trainer.step(inputs(4), inputs(4)), range(2))
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_input_given_twice_or_unknown_raises_value_error(name: str, program: Path) -> None:
+    with pytest.raises(ValueError, match=f"step got {name} by name; after 1 inputs .* none"):
+        ss.run_threads(program, lambda t: t.step(inputs(4), **{name: inputs(4)}), range(2))
 
 
 def test_unknown_rank_raises_plan_error(program: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,30 @@ def test_training_with_updates_inside_steps_resumes_under_another_plan(tmp_path:
     ss.run_threads(program(tmp_path, "zero1"), first, range(2))
     for state in ss.run_threads(program(tmp_path, "megatron"), second, range(2)).values():
         torch.testing.assert_close(state, dict(expected.state_dict()), rtol=1e-12, atol=1e-14)
+
+
+def test_training_resumes_when_the_first_rank_has_nothing_to_train(tmp_path: Path) -> None:
+    model = net()
+    model.first.requires_grad_(False)
+    plan = ss.Plan(ss.capture(model, (X,)), devices=range(2))
+    for op in plan.graph.ops:
+        plan.op_assign(op, op.module != "first")
+    folder = ss.compile(plan).save(tmp_path / "program")
+
+    def work(trainer: ss.Trainer, *, resumes: bool) -> list[float]:
+        trainer.update_with(OPTIMIZERS["adam"])
+        if resumes:
+            trainer.load(tmp_path / "two")
+            return [trainer.step(X).item()]
+        losses = [trainer.step(X).item() for _ in range(2)]
+        trainer.save(tmp_path / "two")
+        return [*losses, trainer.step(X).item()]
+
+    whole, after = (
+        ss.run_threads(folder, partial(work, resumes=resumes), range(2))
+        for resumes in (False, True)
+    )
+    assert after == {rank: losses[2:] for rank, losses in whole.items()}
 
 
 # --- contents of a checkpoint -------------------------------------------------------------------
@@ -371,6 +395,19 @@ def test_loading_an_unsaved_scheduler_or_scaler_raises_plan_error(
 def test_extra_value_that_is_not_plain_raises_plan_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ss.PlanError, match=r"save: rank 0: state\['rest'\]\['extra'\]\['f'\] is"):
         ss.save_run(tmp_path / "saved", net(), extra={"f": len})
+
+
+def test_save_that_fails_on_one_rank_raises_checkpoint_error_on_all(tmp_path: Path) -> None:
+    def work(trainer: ss.Trainer) -> None:
+        trainer.save(tmp_path / "saved")
+        with pytest.raises(rv.CheckpointError, match="saved holds a complete checkpoint"):
+            trainer.save(tmp_path / "saved")
+
+    plan = ss.Plan(ss.capture(net(), (X,)), devices=range(2))
+    for op in plan.graph.ops:
+        plan.op_assign(op, 0)  # so that the other rank has nothing to write
+    folder = ss.compile(plan).save(tmp_path / "program")
+    ss.run_threads(folder, work, range(2), timeout_secs=10)
 
 
 def test_unknown_checkpoint_format_raises_value_error(tmp_path: Path) -> None:
