@@ -41,6 +41,17 @@ def arguments(target: str) -> list[str]:
     return [a.name for a in op._schema.arguments]
 
 
+def takes_same(target: str, other: str) -> bool:
+    """Whether there is an op ``target``, with arguments of the types of those of ``other``."""
+    types = []
+    for name in (target, other):
+        op = overload(name)
+        if op is None:
+            return False
+        types.append([str(a.type) for a in op._schema.arguments])
+    return types[0] == types[1]
+
+
 def call(
     like: Node, name: str, target: str, args: Mapping[str, Any], *outputs: TracedValue
 ) -> Node:

@@ -351,7 +351,7 @@ def _without_writes(node: Node) -> str:
     base, _, which = node.target.rpartition(".")
     target = _RENAMED.get(node.target, f"{_RENAMED.get(base, base.removesuffix('_'))}.{which}")
     if target != node.target or not aten.is_mutable(target):
-        return target if aten.overload(target) else ""
+        return target if aten.takes_same(target, node.target) else ""
     # For an op with ``out=``: the overload without the written arguments.
     return aten.overload_with(base, [name for name in node.args if name not in node.writes])
 

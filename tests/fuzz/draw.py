@@ -20,7 +20,10 @@ STORED_AS = {
     "bfloat16": "uint16",
     **{name: "uint8" for name in ITEM_BYTES if name.startswith("float8")},
 }
-"""Numpy dtypes of equal size that replace dtypes which numpy does not have."""
+"""Numpy dtypes of equal size that hold the bits of dtypes which numpy does not have.
+
+Bits can be moved, but not summed.
+"""
 
 NUMPY_DTYPES = tuple(name for name in ITEM_BYTES if name != "complex32")
 """Dtypes that can be simulated; numpy has no replacement for complex32."""
@@ -121,10 +124,11 @@ def random_groups(rng: random.Random, num_ranks: int) -> tuple[list[int], list[i
 def random_layout(
     rng: random.Random, shape: tuple[int, ...], ranks: list[int], dtype: str
 ) -> rv.Layout:
-    """A layout with a random RVD, order and cuts; V is 1 if the dtype has no sum."""
+    """A layout with a random RVD, order and cuts; V is 1 if the dtype has no sum in numpy."""
     order = rng.sample(ranks, len(ranks)) if rng.random() < 0.4 else list(ranks)
     rvds = _rvds(len(order), len(shape))
-    rvd = rng.choice([rvd for rvd in rvds if rvd.v == 1] if dtype in NOT_SUMMED else rvds)
+    has_sum = dtype not in NOT_SUMMED and dtype not in STORED_AS
+    rvd = rng.choice([rvd for rvd in rvds if has_sum or rvd.v == 1])
     return rv.Layout(shape, rvd, order, random_cuts(rng, shape, rvd))
 
 

@@ -73,25 +73,34 @@ def test_every_overload_has_one_of_the_arguments_with_rows(name: str) -> None:
         assert set(rows._ARGUMENTS[name]) & {a.name for a in op._schema.arguments}, op
 
 
-IN_PLACE = [
-    f"aten.{name}.{which}"
-    for name in dir(torch.ops.aten)
-    if name.endswith("_") and isinstance(getattr(torch.ops.aten, name), torch._ops.OpOverloadPacket)
-    for which in getattr(torch.ops.aten, name).overloads()
-    for op in [getattr(getattr(torch.ops.aten, name), which)]
-    if op._schema.is_mutable and str(op._schema.arguments[0].type) == "Tensor"
-]
+def in_place() -> Iterator[str]:
+    """The ops whose names end in an underscore, which write their first argument."""
+    # Not ``dir(torch.ops.aten)``, which has only the ops that were used before.
+    names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names()
+             if name.startswith("aten::")}  # fmt: skip
+    for name in sorted({name.partition(".")[0] for name in names}):
+        if name.endswith("_") and not name.endswith("__"):
+            for op in overloads(f"aten.{name}"):
+                if op._schema.is_mutable and str(op._schema.arguments[0].type) == "Tensor":
+                    yield str(op)
 
 
-@pytest.mark.parametrize("target", IN_PLACE)
-def test_form_that_does_not_write_takes_the_arguments_of_the_form_in_place(target: str) -> None:
-    (op,) = overloads(target)
-    types = [str(a.type) for a in op._schema.arguments]
-    names = [a.name for a in op._schema.arguments]
-    node = SimpleNamespace(
-        target=target, base=target.rpartition(".")[0], args=dict.fromkeys(names), writes={"self": 0}
-    )
-    found = storage._without_writes(node)  # type: ignore[arg-type]
-    if found:
-        (other,) = overloads(found)
-        assert [str(a.type) for a in other._schema.arguments] == types
+REFUSED = {
+    *("aten.copy_.Tensor", "aten.copy_.float", "aten.copy_.int"),  # no Python code calls these
+    *("aten.fill_diagonal_.default", "aten.polygamma_.default", "aten.transpose_.default"),
+    *("aten.requires_grad_.default", "aten.set_.source_Tensor_storage_offset"),
+}
+"""Public ops in place without a form that takes the same arguments; capture refuses them."""
+
+
+def test_forms_in_place_have_forms_that_do_not_write() -> None:
+    missing = set()
+    for target in in_place():
+        (op,) = overloads(target)
+        args = dict.fromkeys(a.name for a in op._schema.arguments)
+        node = SimpleNamespace(
+            target=target, base=target.rpartition(".")[0], args=args, writes={"self": 0}
+        )
+        if not storage._without_writes(node):  # type: ignore[arg-type]
+            missing.add(target)
+    assert {target for target in missing if not target.startswith("aten._")} <= REFUSED
