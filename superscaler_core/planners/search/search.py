@@ -95,7 +95,7 @@ def search(
 
     Raises:
         PlanError: no candidate fits, and the message says what is lacking; or there is no such
-            planner, profile or device.
+            planner, profile, device, optimizer or dtype.
     """
     chosen = tuple(sorted(topology.ranks) if devices is None else devices)
     each = profile if isinstance(profile, DeviceProfile) else profile_of(profile)
