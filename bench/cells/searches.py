@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from bench.cells.store import (
     rows_of,
 )
 from bench.environment import environment
+
+PRICE = ("secs", "peak_bytes")
+"""The figures of a row that are the price of its plan."""
 
 Draw = Callable[[Path], None]
 """Writes the picture of a result."""
@@ -92,19 +97,23 @@ def _version(args: argparse.Namespace, compute: Compute) -> Version:
         raise SystemExit(f"bench: {error}") from None
 
 
-def priced(args: argparse.Namespace, compute: Compute, path: Path) -> list[dict[str, Any]]:
-    """The rows of a result file whose plans take the same time by the code of today.
+def equally_priced(rows: Sequence[Row], older: Sequence[Row]) -> list[Row]:
+    """The rows of an older result that are of cells whose plans still take the same time.
+
+    A cell is such if a planner chose the same plan then and now, and if each planner that did found
+    the same time and memory. An older search may have missed a plan that is found now.
 
     Args:
-        args: result of ``parse``.
-        compute: computes the row of a job.
-        path: the result file.
-
-    Raises:
-        SystemExit: the code is not committed.
+        rows: rows of the code of today.
+        older: rows of the older result, of which some have the same cells and planners.
     """
-    version = _version(args, compute)
-    return [row for row in json.loads(path.read_text())["rows"] if version.prices(row)]
+    plan, figures = itemgetter("cell", "planner", "plan", "samples"), itemgetter(*PRICE)
+    found = {plan(row): figures(row) for row in rows if "secs" in row}
+    agree = defaultdict[str, set[bool]](set)
+    for row in older:
+        if "secs" in row and plan(row) in found:
+            agree[row["cell"]].add(found[plan(row)] == figures(row))
+    return [row for row in older if agree[row["cell"]] == {True}]
 
 
 def origin_text(rows: Sequence[Row], older: Sequence[Row] = ()) -> str:
@@ -112,14 +121,16 @@ def origin_text(rows: Sequence[Row], older: Sequence[Row] = ()) -> str:
 
     Args:
         rows: rows of the code of today.
-        older: rows of which only the prices are those of the code of today (``priced``).
+        older: rows of which only the prices are those of the code of today (``equally_priced``).
     """
     parts = []
     if rows:
         is_one = len({row["commit"] for row in rows}) == 1
         parts.append(commits_text(rows) + ("" if is_one else ", equal in all that rows depend on"))
     if older:
-        parts.append(f"rows of older planners, with the same cost model: {commits_text(older)}")
+        parts.append(
+            f"rows of older planners, whose plans have the same prices today: {commits_text(older)}"
+        )
     return "; ".join(parts)
 
 

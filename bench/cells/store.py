@@ -29,9 +29,6 @@ SCRATCH = Path("bench/results/scratch/cells")
 
 PACKAGES = ("superscaler_core", "rvdcomm")
 
-PLANNER_CODE = "superscaler_core/planners"
-"""The code that chooses plans. All other code of the packages determines how long a plan takes."""
-
 SYSTEMS = "bench/studies/systems.py"
 """The file that defines the systems with which the engine's own planners are compared."""
 
@@ -91,19 +88,6 @@ class Version:
         is_ours = row.get("planner") in PLANNERS
         paths = tuple(path for path in self.paths if not (is_ours and path == SYSTEMS))
         return self._is_of(row["commit"], paths)
-
-    def prices(self, row: Row) -> bool:
-        """Whether a plan takes the same time here as at the commit of a row.
-
-        It does if the commit has the same code outside the planners and the compared systems. A
-        search may find another plan here.
-        """
-        package = PLANNER_CODE.partition("/")[0]
-        listed = (_git("ls-tree", "--name-only", _head(), f"{package}/") or "").splitlines()
-        others = [path for path in self.paths if path not in (package, SYSTEMS)]
-        return self._is_of(
-            row["commit"], (*others, *(path for path in listed if path != PLANNER_CODE))
-        )
 
     def _is_of(self, commit: str, paths: tuple[str, ...]) -> bool:
         """Whether a commit has the same code under some paths."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from statistics import fmean
 
 from bench.cells import dots
 from bench.cells.cell import Cell
-from bench.cells.searches import by_cell, over, parse, priced, run, save
+from bench.cells.searches import by_cell, equally_priced, over, parse, run, save
 from bench.cells.store import Job, Row
 from bench.search.catalogue import cells, compute
 from superscaler_core.planners.table import PLANNERS
@@ -137,24 +138,31 @@ def main(words: list[str]) -> int:
         and (not args.quick or cell.num_gpus <= 8)
     ]
     planners = args.planners.split(",") if args.planners else ()
-    wanted = [(cell.name, name) for cell, name in wanted_of(chosen, planners)]
-    others = priced(args, compute, args.others) if args.others else []
-    older = {
-        (row["cell"], row["planner"]): row
-        for row in others
-        if row["planner"] != "auto" and (row["cell"], row["planner"]) in wanted
-    }
     jobs = [
-        Job(cell, name, args.budget, cells()[cell].workload)
-        for cell, name in wanted
-        if (cell, name) not in older
+        Job(cell.name, name, args.budget, cell.workload)
+        for cell, name in wanted_of(chosen, planners)
     ]
-    searched = run(args, jobs, compute)
-    rows = [*searched, *older.values()]
+    searched, older = _rows(args, jobs)
+    rows = [*searched, *older]
     tuned = {cell.name: (*cell.systems, *cell.first) for cell in chosen}
     print(table(rows, tuned))
     figures = {"tuned": tuned, "rows": rows}
-    return save(args, figures, searched, partial(draw, rows), [*older.values()])
+    return save(args, figures, searched, partial(draw, rows), older)
+
+
+def _rows(args: argparse.Namespace, jobs: Sequence[Job]) -> tuple[list[Row], list[Row]]:
+    """The rows of jobs: those of the code of today, and those that ``--others`` gives."""
+    if not args.others:
+        return [*run(args, jobs, compute)], []
+    kept = argparse.Namespace(**{**vars(args), "kept": True})
+    ours = run(args, [job for job in jobs if job.planner == "auto"], compute)
+    others = [job for job in jobs if job.planner != "auto"]
+    given = json.loads(args.others.read_text())["rows"]
+    equal = equally_priced([*ours, *run(kept, others, compute)], given)
+    older = {(row["cell"], row["planner"]): row for row in equal}
+    left = [job for job in others if (job.cell, job.planner) not in older]
+    taken = [older[job.cell, job.planner] for job in others if job not in left]
+    return [*ours, *run(args, left, compute)], taken
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -170,7 +178,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "--others",
         type=Path,
         metavar="FILE",
-        help="take rows of all planners but auto from this result, if only planners changed since",
+        help="take rows of all planners but auto from this result, for cells where plans that are "
+        "found again take the same time as then",
     )
     parser.add_argument("--quick", action="store_true", help="only 4 and 8 GPUs")
     return parse(parser, words, out="bench/results/search.json", budget_secs=60.0)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench.cells import store
-from bench.cells.searches import origin_text
+from bench.cells.searches import equally_priced, origin_text
 from bench.cells.store import (
     DirtyError,
     Job,
+    Row,
     Version,
     commits_text,
     restore,
@@ -27,7 +28,6 @@ from bench.search.command import ceiling, draw, ratio, table, wanted_of
 
 FILES = {
     "superscaler_core/a.py": "",
-    "superscaler_core/planners/p.py": "",
     "rvdcomm/b.py": "",
     "bench/one.py": "from bench.two import x\nfrom bench import three\n",
     "bench/two.py": "x = 1\n",
@@ -141,22 +141,6 @@ def test_row_is_reused_if_only_comments_and_docstrings_changed() -> None:
 
 
 @pytest.mark.usefixtures("repository")
-def test_plans_keep_their_price_while_only_planners_change() -> None:
-    row = {"planner": "auto", "commit": Version.now("bench.one").commit}
-    Path("superscaler_core/planners/p.py").write_text("p = 1\n")
-    commit()
-    version = Version.now("bench.one")
-    assert (version.has(row), version.prices(row)) == (False, True)
-    for name in ("superscaler_core/a.py", "rvdcomm/b.py", "bench/two.py"):
-        text = Path(name).read_text()
-        Path(name).write_text("changed = 1\n")
-        commit()
-        assert not Version.now("bench.one").prices(row)
-        Path(name).write_text(text)
-        commit()
-
-
-@pytest.mark.usefixtures("repository")
 def test_larger_budget_recomputes_only_unfinished_searches() -> None:
     assert computed(2.0, left=3)
     assert not computed(1.0)
@@ -214,7 +198,7 @@ def test_each_row_names_its_commit() -> None:
     rows = [{"commit": before}, {"commit": Version.now("bench.one").commit}]
     assert commits_text(rows[:1]) == f"commit {before}"
     assert origin_text(rows).endswith(", equal in all that rows depend on")
-    assert f"with the same cost model: commit {before}" in origin_text(rows[1:], rows[:1])
+    assert f"have the same prices today: commit {before}" in origin_text(rows[1:], rows[:1])
 
 
 # --- the search's table -------------------------------------------------------------------------
@@ -236,6 +220,32 @@ ROWS = [
     {"cell": "b-4", "gpus": 4, "planner": "auto", "problem": "no"},
     {"cell": "b-4", "gpus": 4, "planner": "alpa", "secs": 2.5},
 ]
+
+
+def test_older_rows_are_taken_for_cells_whose_plans_have_the_same_price() -> None:
+    def row(cell: str, planner: str, plan: str, secs: float, peak_bytes: int = 5) -> Row:
+        figures = {"plan": plan, "samples": 8, "secs": secs, "peak_bytes": peak_bytes}
+        return {"cell": cell, "planner": planner, **figures}
+
+    failed = {"cell": "equal", "planner": "hidup", "problem": "no"}
+    older = [
+        *(row("equal", name, "dp", 2.0) for name in ("auto", "alpa")),
+        failed,
+        *(row("other plan", name, "dp", 2.0) for name in ("auto", "alpa")),
+        *(row("slower", name, "dp", 2.0) for name in ("auto", "alpa")),
+        *(row("larger", name, "dp", 2.0) for name in ("auto", "alpa")),
+        row("not again", "auto", "dp", 2.0),
+    ]
+    again = [
+        row("equal", "auto", "dp", 2.0),
+        row("equal", "alpa", "tp", 1.0),
+        {**failed, "cell": "other plan", "planner": "alpa"},
+        row("other plan", "auto", "tp", 2.0),
+        row("slower", "auto", "dp", 2.0),
+        row("slower", "alpa", "dp", 2.1),
+        row("larger", "auto", "dp", 2.0, peak_bytes=6),
+    ]
+    assert equally_priced(again, older) == older[:3]
 
 
 def test_ratio_compares_auto_with_the_best_other_planner() -> None:
