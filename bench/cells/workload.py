@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -46,15 +47,23 @@ class Workload:
         return tuple(n for n in range(1, self.batch + 1) if self.batch % n == 0)
 
     @property
+    def _first(self) -> tuple[int, ...]:
+        """One sample, and the two sizes from which ``Resizing`` makes all larger ones."""
+        return self.samples[:3]
+
+    @property
     def graphs(self) -> Resizing:
-        """The model's graphs for all microbatch sizes."""
-        return Resizing(partial(captured, self), self.samples)
+        """The model's graphs for all microbatch sizes.
+
+        A search reserves the time of a capture, which is unknown where graphs are read from a file.
+        """
+        secs = max(_timed(self, samples)[1] for samples in self._first)
+        return Resizing(partial(captured, self), self.samples, secs)
 
     def capture(self) -> None:
         """Capture the model with the first sizes; the graphs of all others derive from these."""
-        graphs = self.graphs
-        for samples in self.samples[:4]:
-            graphs(samples)
+        for samples in self._first:
+            captured(self, samples)
 
 
 def num_parameters(workload: Workload) -> int:
@@ -69,6 +78,9 @@ def num_parameters(workload: Workload) -> int:
 
 Sizes = tuple[tuple[str, Any], ...]
 """Sizes of a model as (name, value) pairs."""
+
+Timed = tuple[ss.Graph, float]
+"""A graph, and the seconds that capturing it took."""
 
 FOLDER = "BENCH_GRAPHS"
 """Environment variable with the folder that stores graphs; child processes inherit it.
@@ -89,28 +101,32 @@ def keep_graphs(folder: Path) -> None:
 
 def captured(workload: Workload, batch: int) -> ss.Graph:
     """The model's graph with a microbatch of ``batch`` samples."""
+    return _timed(workload, batch)[0]
+
+
+def _timed(workload: Workload, batch: int) -> Timed:
     return _captured(workload.model, tuple(workload.sizes.items()), workload.dtype, batch)
 
 
 @lru_cache(maxsize=8)
-def _captured(model: str, sizes: Sizes, dtype: str, batch: int) -> ss.Graph:
+def _captured(model: str, sizes: Sizes, dtype: str, batch: int) -> Timed:
     if FOLDER not in os.environ:
         return _capture(model, sizes, dtype, batch)
     key = sha256(repr((model, sizes, dtype, batch)).encode()).hexdigest()[:16]
     path = Path(os.environ[FOLDER]) / f"{model}-{batch}-{key}.pickle"
     if path.exists():
-        graph = pickle.loads(path.read_bytes())
-        assert isinstance(graph, ss.Graph)
-        return graph
-    graph = _capture(model, sizes, dtype, batch)
+        kept: Timed = pickle.loads(path.read_bytes())
+        return kept
+    timed = _capture(model, sizes, dtype, batch)
     # Written under another name and renamed when complete: another process may read at any time.
     part = path.with_suffix(f".{os.getpid()}")
-    part.write_bytes(pickle.dumps(graph))
+    part.write_bytes(pickle.dumps(timed))
     part.rename(path)
-    return graph
+    return timed
 
 
-def _capture(model: str, sizes: Sizes, dtype: str, batch: int) -> ss.Graph:
+def _capture(model: str, sizes: Sizes, dtype: str, batch: int) -> Timed:
+    start = time.monotonic()
     kind = MODELS[model]
     config = kind.config(**dict(sizes))
     with torch.device("meta"):
@@ -125,4 +141,4 @@ def _capture(model: str, sizes: Sizes, dtype: str, batch: int) -> ss.Graph:
         )
         for x in inputs
     )
-    return ss.capture(module, given, recycled=kind.recycled)
+    return ss.capture(module, given, recycled=kind.recycled), time.monotonic() - start

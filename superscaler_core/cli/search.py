@@ -128,7 +128,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--budget", metavar="TIME", type=secs, default="60s",
-        help="begin no candidate later than this, such as 90s or 5m (default 60s)",
+        help="time of the search, capturing included, such as 90s or 5m (default 60s)",
     )  # fmt: skip
     parser.add_argument(
         "--max-tried", metavar="N", type=int, default=0,

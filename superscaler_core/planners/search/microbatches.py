@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import fcntl
 import pickle
 import shutil
 import tempfile
@@ -20,10 +20,8 @@ from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.graph.graph import Graph
+from superscaler_core.planners.search.captured import Captured, GraphOf
 from superscaler_core.planners.search.resized import resized
-
-GraphOf = Callable[[int], Graph]
-"""From the number of samples of a microbatch to the model's graph with this microbatch."""
 
 
 def graphs_of(
@@ -56,35 +54,36 @@ class Resizing:
     Args:
         capture: captures a graph of any size.
         sizes: all sizes that may be asked for, ascending, in samples.
+        secs: seconds that capturing takes, if that is known.
     """
 
-    def __init__(self, capture: GraphOf, sizes: Sequence[int]) -> None:
-        self._capture = capture
+    def __init__(self, capture: GraphOf, sizes: Sequence[int], secs: float = 0.0) -> None:
         several = [size for size in sizes if size > 1]
         # With three sizes or more, two are captured and the others follow from them.
-        self._ends = (several[0], several[1]) if len(several) > 2 else None
+        self._ends = (several[0], several[1]) if len(several) > 2 else ()
+        self._captured = Captured(capture, self._ends, secs)
         self._made: dict[int, Graph] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": {}}
 
     @property
-    def as_captured(self) -> GraphOf | None:
-        """The function that captures every size; None if this object never resizes."""
-        return None if self._ends is None else self._capture
+    def as_captured(self) -> Captured | None:
+        """The captured graphs of all sizes; None if this object never resizes."""
+        return self._captured if self._ends else None
 
     def __call__(self, samples: int) -> Graph:
         """The model with a microbatch of so many samples."""
         if samples not in self._made:
-            self._made[samples] = self._resized(samples) or self._capture(samples)
+            self._made[samples] = self._resized(samples) or self._captured(samples)
         return self._made[samples]
 
     def _resized(self, samples: int) -> Graph | None:
         # A dim of one element cannot be cut, so the graph of one sample differs in form.
-        if self._ends is None or samples in (1, *self._ends):
+        if not self._ends or samples in (1, *self._ends):
             return None
-        small, large = map(self, self._ends)
-        return resized(small, large, self._ends, samples)
+        start, end = self._ends
+        return resized(self(start), self(end), (start, end), samples)
 
 
 class Same:
@@ -101,7 +100,7 @@ class Captures:
     """Captures a model when a size is first asked for, and keeps the graph.
 
     Processes that receive a pickled copy share the graphs through a folder, because capturing takes
-    seconds.
+    seconds. If two ask for the same size, one captures it and the other waits.
 
     Args:
         model: the model, in the mode and on the device in which it is captured; it is not run.
@@ -162,13 +161,16 @@ def _kept(path: Path | None, make: Callable[[], Graph]) -> Graph:
     """The graph in a file; if there is no file yet, a new graph that is written there."""
     if path is None:
         return make()
-    if path.exists():
-        graph = pickle.loads(path.read_bytes())
-        assert isinstance(graph, Graph)
+    # The system unlocks the file if this process dies, also in the middle of a capture.
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            graph = pickle.loads(path.read_bytes())
+            assert isinstance(graph, Graph)
+            return graph
+        graph = make()
+        # Renamed when complete, because this process may die while it writes.
+        part = path.with_suffix(".part")
+        part.write_bytes(pickle.dumps(graph))
+        part.rename(path)
         return graph
-    graph = make()
-    # Renamed when complete, because another process may read the file at any time.
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_bytes(pickle.dumps(graph))
-    part.rename(path)
-    return graph

@@ -13,6 +13,7 @@ from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import check_states
 from superscaler_core.plan import Device, Plan
+from superscaler_core.planners.search.captured import Captured, GraphOf
 from superscaler_core.schedules import nf1b, one_f_one_b
 
 
@@ -31,15 +32,15 @@ class Request:
         optimizer, master_dtype: as in ``compile``.
         recycle: forwards without gradient per microbatch, for a model that recycles its results.
         communication: how tensors move, as in ``simulate``.
-        captured: like ``graph_of``, but captures a graph of each size. The chosen plan is checked
-            on these graphs. None if ``graph_of`` itself never resizes (``resized``).
+        captured: the captured graphs, on which the chosen plan is checked. None if ``graph_of``
+            itself never resizes (``resized``).
 
     Raises:
         PlanError: no microbatch size, or one that does not divide the batch; no devices, or not
             those of the topology; no memory; an optimizer or a dtype that is not known.
     """
 
-    graph_of: Callable[[int], Graph]
+    graph_of: GraphOf
     samples: tuple[int, ...]
     batch: int
     devices: tuple[Device, ...]
@@ -50,7 +51,7 @@ class Request:
     master_dtype: str | None = None
     recycle: int = 0
     communication: str = "rvd"
-    captured: Callable[[int], Graph] | None = None
+    captured: Captured | None = None
 
     def __post_init__(self) -> None:
         wrong = [each for each in self.samples if each < 1 or self.batch % each]
@@ -76,6 +77,12 @@ class Request:
         if self.captured is None:
             return self
         return replace(self, graph_of=self.captured, captured=None)
+
+    def check_secs(self, samples: int) -> float:
+        """Seconds that checking a plan with this microbatch size takes: those of a capture."""
+        if self.captured is None or samples in self.captured.sizes:
+            return 0.0
+        return self.captured.secs
 
     def microbatches(self, samples: int) -> int:
         """The number of microbatches per step, if each has ``samples`` samples."""

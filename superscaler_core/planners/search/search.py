@@ -75,11 +75,11 @@ def search(
         batch: samples per step.
         memory_bytes: memory of a device; that of the profile if None.
         planner: a name of ``PLANNERS``, or a function that proposes candidates.
-        budget_secs: seconds of the whole search, including the full look at the best estimate: no
-            other look begins when less time is left than this one may take. The search goes on
-            beyond the budget until one plan was looked at in full. The budget does not include the
-            comparison of the chosen plan's graph with the captured graph, nor one more look if they
-            differ.
+        budget_secs: seconds of the whole search. They include capturing the model, the full look
+            at the best estimate, and the capture of the graph on which the chosen plan is checked:
+            no other look begins when less time is left than these may take. The search goes on
+            beyond the budget until one plan was looked at in full, and if this plan's graph differs
+            from the captured one.
         max_tried: the largest number of trials, besides the full looks at the best estimates in the
             end; 0 is no limit. With one process, and if the budget suffices, two searches with the
             same arguments find the same plan.
@@ -129,6 +129,8 @@ def search_request(
     """Search as ``search`` does, given a request."""
     start = time.monotonic()
     with Workers(request, num_processes) as workers:
+        if request.captured is not None:
+            request.captured.begin()
         looking = _Looking(request, workers, start, budget_secs, max_tried, progress)
         for phase in (partial(looking.run, planner), looking.confirm, looking.settle):
             try:
@@ -186,7 +188,7 @@ class _Looking:
         self._request, self._workers = request, workers
         self._end, self._last_secs = start + budget_secs, LAST_SHARE * budget_secs
         self._max_tried, self._progress = max_tried, progress
-        self._longest_secs, self._times_longer = 0.0, TIMES_LONGER
+        self._times_longer = TIMES_LONGER
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
         # Seconds of the reduced looks, and the candidates whose full looks are under way.
@@ -259,8 +261,12 @@ class _Looking:
 
     @property
     def _rest_secs(self) -> float:
-        """Seconds of the budget that are left."""
-        return self._end - time.monotonic()
+        """Seconds of the budget that are left, minus those of the check of the best plan."""
+        best = self.best.candidate if self.best else None
+        if self._promising and self._is_faster(self._promising[0][0]):
+            best = self._promising[0][2]
+        check_secs = self._request.check_secs(best.samples) if best else 0.0
+        return self._end - check_secs - time.monotonic()
 
     @property
     def _full_secs(self) -> float:
@@ -314,7 +320,6 @@ class _Looking:
             self._small_secs[candidate] = trial.look_secs
         else:
             self._in_full.discard(candidate)
-            self._longest_secs = max(self._longest_secs, trial.look_secs)
             small_secs = self._small_secs.get(candidate, 0.0)
             if small_secs:
                 longer = trial.look_secs / small_secs
@@ -361,6 +366,8 @@ class _Looking:
         request, exact = self._request, self._request.as_captured
         if request.captured is None:
             return
+        # What other looks would find is not waited for, and they would slow the capture down.
+        self._workers.abandon()
         settled: Trial | None = None
         fits = sorted((t for t in self._tried if t.fits and not t.is_estimate), key=_secs_of)
         for trial in fits:
@@ -374,19 +381,11 @@ class _Looking:
         self.best = settled if settled is not None and settled.fits else None
 
     def _looked(self, candidate: Candidate, how: Look) -> Trial:
-        """Look at a candidate now, in a worker that has looked at others if one is idle soon."""
-        while not self._workers.has_room:
-            ended = self._workers.wait(self._longest_secs)
-            if ended is None:
-                break
-            self._take(ended)
+        """Look at a candidate now, in a worker that has looked at others if one is idle."""
         self._workers.begin(candidate, how)
-        while True:
-            ended = self._workers.wait()
-            assert ended is not None, "what was begun ends"
-            if ended.candidate is candidate:
-                return ended
-            self._take(ended)
+        ended = self._workers.wait()
+        assert ended is not None, "what was begun ends"
+        return ended
 
 
 def _secs_of(trial: Trial) -> float:

@@ -38,7 +38,8 @@ class Workers:
         self._here: deque[tuple[Candidate, Look]] = deque()
         self._away: dict[Connection, tuple[Candidate, Look]] = {}
         can_send = num_processes > 1 and _pickled(request) is not None
-        self._workers = dict(_started(request) for _ in range(num_processes if can_send else 0))
+        count = num_processes if can_send else 0
+        self._workers = dict(_started(request, number) for number in range(count))
 
     def __enter__(self) -> Workers:
         return self
@@ -95,6 +96,13 @@ class Workers:
         """Forget the looks of this process that have not ended."""
         self._here.clear()
 
+    def abandon(self) -> None:
+        """End all looks that are under way, and the workers that they are in."""
+        self.forget()
+        for connection in [*self._away]:
+            del self._away[connection]
+            self._end(connection)
+
     def _lose(self, connection: Connection) -> None:
         """Take over the candidate of a worker whose process has died."""
         self._here.append(self._away.pop(connection))
@@ -108,12 +116,12 @@ class Workers:
         process.join()
 
 
-def _started(request: Request) -> tuple[Connection, SpawnProcess]:
+def _started(request: Request, number: int) -> tuple[Connection, SpawnProcess]:
     """A new worker: our end of its pipe, and its process."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     # A daemon process is ended when this process exits, also by an error.
-    process = context.Process(target=_answer, args=(theirs, request), daemon=True)
+    process = context.Process(target=_answer, args=(theirs, request, number), daemon=True)
     process.start()
     theirs.close()
     return ours, process
@@ -127,9 +135,10 @@ def _pickled(value: object) -> bytes | None:
         return None
 
 
-def _answer(connection: Connection, request: Request) -> None:
+def _answer(connection: Connection, request: Request, number: int) -> None:
     """The main loop of a worker: look at the candidates it receives, until the pipe is closed.
 
+    It captures the model first, beside the process that searches, which begins with another size.
     An exception that is a defect of this package is sent back as an answer.
     """
     # Ctrl-C is handled by the process that searches.
@@ -137,6 +146,10 @@ def _answer(connection: Connection, request: Request) -> None:
     # By default tqdm's lock is a system semaphore, which would leak when this process is ended.
     tqdm.set_lock(threading.RLock())
     with suppress(EOFError, OSError):
+        if request.captured is not None:
+            # An error is raised again where the graph is used.
+            with suppress(Exception):
+                request.captured.begin(number + 1)
         while True:
             samples, sprogram, how = connection.recv()
             connection.send(_looked(request, samples, sprogram, how))

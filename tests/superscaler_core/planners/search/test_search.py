@@ -19,6 +19,7 @@ from superscaler_core.planners.auto import Setting, auto, options
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.traits import Traits
+from superscaler_core.planners.search.captured import Captured
 from superscaler_core.planners.search.evaluate import compiled, evaluate, look
 from superscaler_core.planners.search.request import (
     EXACT,
@@ -201,7 +202,7 @@ def test_interrupted_check_of_the_best_plan_keeps_it() -> None:
     def captured(samples: int) -> ss.Graph:
         raise KeyboardInterrupt
 
-    asked = replace(request(), captured=captured)
+    asked = replace(request(), captured=Captured(captured))
     assert search_request(asked, auto, max_tried=3).secs > 0
 
 
@@ -433,9 +434,17 @@ def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None
     assert estimate.secs == pytest.approx(whole.secs, rel=1e-3)
 
 
-def test_time_budget_includes_the_final_full_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("capture_secs", [0.0, 20.0])
+def test_time_budget_includes_captures_and_the_final_full_simulation(
+    monkeypatch: pytest.MonkeyPatch, capture_secs: float
+) -> None:
     """Full looks take long and small looks do not; the search ends within its budget."""
     now = 0.0
+
+    def capture(samples: int) -> ss.Graph:
+        nonlocal now
+        now += capture_secs
+        return graph("mlp", samples)
 
     def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
         nonlocal now
@@ -448,10 +457,11 @@ def test_time_budget_includes_the_final_full_simulation(monkeypatch: pytest.Monk
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", seen)
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr("superscaler_core.planners.search.search.time", clock)
+    monkeypatch.setattr("superscaler_core.planners.search.captured.time", clock)
     given = (Candidate(f"{100 - n}", 1, PLANS["data_parallel"], look=Look(1)) for n in range(1000))
-    asked = replace(request(), captured=request().graph_of)
+    asked = replace(request(), captured=Captured(capture, first=(2,)))
     found = search_request(asked, lambda _: given, budget_secs=100)
-    assert found.search_secs <= 100
+    assert 100 - 15 < found.search_secs <= 100
     assert found.best.look_secs == 15
     assert not found.best.is_estimate
     estimates = [trial.secs for trial in found.tried if trial.is_estimate]
@@ -475,7 +485,7 @@ def test_worker_evaluates_the_best_plan_on_the_captured_graph(
         raise AssertionError("looked at in this process")
 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", here)
-    asked = replace(request("mlp", 2), captured=Doubled())
+    asked = replace(request("mlp", 2), captured=Captured(Doubled()))
     # The search ends without a limit, so that no worker is busy at the end.
     given = [Candidate(f"{n}", n, PLANS["data_parallel"]) for n in (2, 4, 8)]
     found = search_request(asked, lambda _: given, num_processes=2)

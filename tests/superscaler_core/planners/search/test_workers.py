@@ -6,10 +6,14 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from superscaler_core import Plan
+from superscaler_core.errors import CaptureError
+from superscaler_core.graph.graph import Graph
+from superscaler_core.planners.search.captured import Captured
 from superscaler_core.planners.search.evaluate import evaluate
 from superscaler_core.planners.search.request import WHOLE, Candidate
 from superscaler_core.planners.search.workers import Workers
@@ -34,6 +38,10 @@ def sleeps_when_away(plan: Plan) -> None:
 
 def is_at_fault(plan: Plan) -> None:
     raise ZeroDivisionError("of this package")
+
+
+def fails(samples: int) -> Graph:
+    raise CaptureError(f"{samples} samples")
 
 
 def candidate(fill: Callable[[Plan], None]) -> Candidate:
@@ -76,6 +84,26 @@ def test_wait_returns_none_after_its_timeout(workers: Workers) -> None:
     workers.begin(candidate(sleeps_when_away), WHOLE)
     assert workers.wait(0.1) is None
     # The fixture ends the worker, and fails if the process is still alive.
+
+
+def test_abandoned_looks_end_with_their_workers(workers: Workers) -> None:
+    workers.begin(candidate(sleeps_when_away), WHOLE)
+    workers.abandon()
+    assert workers.wait(0.1) is None
+    workers.begin(candidate(PLANS["data_parallel"]), WHOLE)
+    found = workers.wait(60)  # by the worker that was idle
+    assert found is not None
+    assert found.fits
+
+
+def test_worker_goes_on_if_the_model_cannot_be_captured() -> None:
+    asked = replace(request(), captured=Captured(fails, (2,)))
+    with Workers(asked, 2) as workers:
+        workers.begin(candidate(PLANS["data_parallel"]), WHOLE)
+        found = workers.wait(60)
+        assert found is not None
+        assert found.fits
+        assert len(multiprocessing.active_children()) == 2
 
 
 def test_unexpected_exception_in_a_worker_is_raised_with_its_traceback(workers: Workers) -> None:
