@@ -142,7 +142,7 @@ def main(words: list[str]) -> int:
         Job(cell.name, name, args.budget, cell.workload)
         for cell, name in wanted_of(chosen, planners)
     ]
-    searched, older = _rows(args, jobs)
+    searched, older = rows_of_jobs(args, jobs)
     rows = [*searched, *older]
     tuned = {cell.name: (*cell.systems, *cell.first) for cell in chosen}
     print(table(rows, tuned))
@@ -150,19 +150,20 @@ def main(words: list[str]) -> int:
     return save(args, figures, searched, partial(draw, rows), older)
 
 
-def _rows(args: argparse.Namespace, jobs: Sequence[Job]) -> tuple[list[Row], list[Row]]:
+def rows_of_jobs(args: argparse.Namespace, jobs: Sequence[Job]) -> tuple[list[Row], list[Row]]:
     """The rows of jobs: those of the code of today, and those that ``--others`` gives."""
     if not args.others:
         return [*run(args, jobs, compute)], []
-    kept = argparse.Namespace(**{**vars(args), "kept": True})
-    ours = run(args, [job for job in jobs if job.planner == "auto"], compute)
-    others = [job for job in jobs if job.planner != "auto"]
     given = json.loads(args.others.read_text())["rows"]
-    equal = equally_priced([*ours, *run(kept, others, compute)], given)
-    older = {(row["cell"], row["planner"]): row for row in equal}
-    left = [job for job in others if (job.cell, job.planner) not in older]
-    taken = [older[job.cell, job.planner] for job in others if job not in left]
-    return [*ours, *run(args, left, compute)], taken
+    found: list[Row] = []
+    taken: list[Row] = []
+    # One planner after another: its plans show of which cells the other planners' rows are taken.
+    for planner in dict.fromkeys(job.planner for job in jobs):
+        older = {(row["cell"], row["planner"]): row for row in equally_priced(found, given)}
+        mine = {(job.cell, planner): job for job in jobs if job.planner == planner}
+        taken += [older[key] for key in mine if key in older]
+        found += run(args, [job for key, job in mine.items() if key not in older], compute)
+    return found, taken
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from bench.cells.store import (
     workloads_of,
 )
 from bench.cells.workload import Workload
+from bench.search import command
 from bench.search.catalogue import cells
 from bench.search.command import ceiling, draw, ratio, table, wanted_of
 
@@ -246,6 +248,30 @@ def test_older_rows_are_taken_for_cells_whose_plans_have_the_same_price() -> Non
         row("larger", "auto", "dp", 2.0, peak_bytes=6),
     ]
     assert equally_priced(again, older) == older[:3]
+
+
+def test_a_cell_without_an_equal_plan_is_searched_by_the_next_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(cell: str, planner: str, plan: str) -> Row:
+        figures = {"plan": plan, "samples": 8, "secs": 2.0, "peak_bytes": 5}
+        return {"cell": cell, "planner": planner, **figures}
+
+    now = {("a", "auto"): "dp", ("b", "auto"): "tp", ("b", "alpa"): "dp"}
+    asked: list[tuple[str, str]] = []
+
+    def run(args: Namespace, jobs: Sequence[Job], compute: store.Compute) -> list[Row]:
+        asked.extend((job.cell, job.planner) for job in jobs)
+        return [row(job.cell, job.planner, now[job.cell, job.planner]) for job in jobs]
+
+    monkeypatch.setattr(command, "run", run)
+    older = [row(cell, name, "dp") for cell in "ab" for name in ("auto", "alpa", "hidup")]
+    path = tmp_path / "older.json"
+    path.write_text(json.dumps({"rows": older}))
+    jobs = [Job(row["cell"], row["planner"], 1.0) for row in older]
+    found, taken = command.rows_of_jobs(Namespace(others=path), jobs)
+    assert asked == [*now] == [(row["cell"], row["planner"]) for row in found]
+    assert taken == [older[1], older[2], older[5]]
 
 
 def test_ratio_compares_auto_with_the_best_other_planner() -> None:
