@@ -286,20 +286,21 @@ class Wires:
         return rv.plan(src, dst, dtype, self._topology, executor="dist")
 
     def _modelled(self, plan: rv.Plan) -> list[_Step]:
-        """Steps for a plan of many ranks without a program: all hosts send and receive equally."""
+        """Steps for a plan of many ranks without a program.
+
+        The hosts with senders of a step send equally, and those with receivers receive equally.
+        """
         topology, found = self._topology, []
-        hosts = sorted(
-            {topology.homes[1][r] for r in plan.path.ranks} if topology.homes[1:] else ()
-        )
-        for step in plan.step_costs:
-            far = step.host_bytes
-            alpha_secs = topology.levels[1 if far else 0].link.alpha_secs * step.rounds
+        for step, cost in zip(plan.path.steps, plan.step_costs, strict=True):
+            far = cost.host_bytes
+            alpha_secs = topology.levels[1 if far else 0].link.alpha_secs * cost.rounds
             ports: dict[Port, float] = {}
-            if far:
+            for ranks, way in ((step.src.ranks, "out"), (step.dst.ranks, "in")) if far else ():
+                hosts = {topology.home(1, rank) for rank in ranks}
                 secs = far / len(hosts) / topology.levels[1].link.bytes_per_sec
-                ports = {(1, host, way): secs for host in hosts for way in ("in", "out")}
-            sent = (step.wire_bytes - far, far)[: len(topology.levels)]
-            found.append(_Step(alpha_secs, max(0.0, step.secs - alpha_secs), ports, sent))
+                ports |= {(1, host, way): secs for host in hosts}
+            sent = (cost.wire_bytes - far, far)[: len(topology.levels)]
+            found.append(_Step(alpha_secs, max(0.0, cost.secs - alpha_secs), ports, sent))
         return found
 
     def _step(self, traffic: Traffic, rounds: int) -> _Step:

@@ -110,6 +110,19 @@ def test_wire_cost_of_128_ranks_is_near_the_cost_of_their_plan() -> None:
     assert len(wire.shared) == 2 * 16
 
 
+def test_hosts_of_a_large_transfer_send_or_receive() -> None:
+    """The transfer is between two groups of 48 ranks, so no host does both."""
+    ends = [range(48), range(48, 96)]
+    layouts = (rv.Layout((48, 1 << 14), "R(1)V(1)D(48,1)", ranks) for ranks in ends)
+    leg = Transfer(rv.Box.of_shape((48, 1 << 14)), *layouts, "float16")
+    wires = Wires(rv.Topology.preset("v100", 12, 8))
+    assert not leg.plan(rv.Topology.preset("v100", 12, 8)).is_counted
+    planned, pulled = wires.of([leg], "rvd"), wires.of([leg], "p2p")
+    assert planned.shared == pulled.shared
+    assert len(planned.shared) == 12
+    assert planned.ticks == pytest.approx(pulled.ticks, rel=1e-9)
+
+
 def test_default_topology_equals_the_one_that_plans_use() -> None:
     leg = transfer(*PAIRS[0])
     assert leg.plan(topology_for(None, range(8))).cost == leg.plan(None).cost
