@@ -12,17 +12,24 @@ Source: ``benchmark/alpa/suite_auto_gpt.py``, ``suite_auto_moe.py``, ``suite_wre
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 import rvdcomm as rv
 import superscaler_core as ss
 from bench.cells.workload import captured
+from bench.environment import environment
 from bench.search.models import ALPA_MODELS, SearchModel
+from bench.tables import Lines, markdown
 from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.hierarchical import (
@@ -33,6 +40,7 @@ from superscaler_core.planners.hierarchical import (
     price_ways,
 )
 from superscaler_core.simulator import simulate
+from superscaler_core.units import bytes_text, secs_text
 
 PER_HOST = 8
 
@@ -193,32 +201,54 @@ def _simulated(model: SearchModel, samples: int, cut: MeshCut) -> Simulated:
     return Simulated(str(cut), samples, simulate(made, PROFILES["v100"]).secs, peak)
 
 
-def table(names: Sequence[str]) -> Iterator[str]:
-    """Lines of a Markdown table with a row per plan: step time, memory, speed-up over Alpa's."""
-    yield "| model | GPUs | plan | microbatch | step, s | GiB | faster | CPU, s |"
-    yield "|---|---|---|---|---|---|---|---|"
+def rows(names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Both plans of every model: Alpa's, then ours, with the seconds of computing of each."""
     for name in names:
-        theirs = None
-        for title, plan in (("Alpa's", published), ("ours", found)):
+        for whose, plan in (("Alpa", published), ("ours", found)):
             start = time.process_time()
-            mine = plan(name)
-            theirs = theirs or mine
-            yield (
-                f"| {name} | {ALPA_MODELS[name].num_gpus} | {title}: {mine.plan} | {mine.samples} "
-                f"| {mine.secs:.3f} | {mine.peak_bytes / 2**30:.1f} | "
-                f"{theirs.secs / mine.secs:.2f} | {time.process_time() - start:.0f} |"
-            )
+            head = {"model": name, "gpus": ALPA_MODELS[name].num_gpus, "whose": whose}
+            yield {**head, **asdict(plan(name)), "cpu_secs": time.process_time() - start}
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def lines(made: Sequence[Mapping[str, Any]]) -> Lines:
+    """A line per plan; ``speed`` is the step of Alpa's plan over that of the plan."""
+    texts = [["model", "GPUs", "whose", "plan", "microbatch", "step", "memory", "speed"]]
+    theirs = {row["model"]: row["secs"] for row in made if row["whose"] == "Alpa"}
+    for row in made:
+        speed = theirs[row["model"]] / row["secs"]
+        texts.append([
+            row["model"], str(row["gpus"]), row["whose"], row["plan"], str(row["samples"]),
+            secs_text(row["secs"]), bytes_text(row["peak_bytes"]), f"{speed:.2f} x",
+        ])  # fmt: skip
+    return texts
+
+
+def main(words: list[str]) -> int:
+    """Compare, print the table, and write the result."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.alpa_plans",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     on_eight = [name for name, model in ALPA_MODELS.items() if model.num_gpus == PER_HOST]
-    parser.add_argument("models", nargs="*", default=on_eight, help="names of ALPA_MODELS")
-    for line in table(parser.parse_args(args).models):
-        print(line, flush=True)
+    add = parser.add_argument
+    add(
+        "models", nargs="*", default=on_eight, metavar="MODEL",
+        help=f"of {', '.join(ALPA_MODELS)} (default: those on {PER_HOST} GPUs)",
+    )  # fmt: skip
+    add("--out", type=Path, default=Path("bench/results/alpa_plans.json"), help="the result file")
+    args = parser.parse_args(words)
+    unknown = sorted({*args.models} - ALPA_MODELS.keys())
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: there are {', '.join(ALPA_MODELS)}.")
+    result = environment(f"{parser.prog} {shlex.join(words)}".strip())
+    result["rows"] = [*tqdm(rows(args.models), total=2 * len(args.models), unit="plan")]
+    print(markdown(lines(result["rows"])))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(args.out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "sensitivity": "python -m bench.studies.sensitivity",
     "search": "python -m bench.search",
     "search-large": "python -m bench.search --out bench/results/search-large.json",
+    "alpa_plans": "python -m bench.alpa_plans",
     "training": "python -m bench.training",
 }
 """The commands that write the results, by the names of the result files."""
@@ -57,6 +58,7 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
     "planners": {
         "reached": ("search", search.reached),
         "reached-large": ("search-large", search.reached),
+        "published": ("alpa_plans", search.beside_published),
     },
     "measured": {"training": ("training", training.beside_torch)},
 }

@@ -7,6 +7,7 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
+from bench import alpa_plans
 from bench.cells.searches import by_cell
 from bench.pages.text import Pictures, Result
 from bench.search import command
@@ -23,6 +24,11 @@ def reached(result: Result, pictures: Pictures) -> Iterator[str]:
     yield markdown(summary_lines(cells))
     yield "Every cell:"
     yield markdown(cell_lines(cells))
+
+
+def beside_published(result: Result, pictures: Pictures) -> Iterator[str]:
+    """Alpa's published plans beside those of our version of its planner."""
+    yield markdown(alpa_plans.lines(result["rows"]))
 
 
 def summary_lines(cells: Cells) -> Lines:

@@ -124,8 +124,17 @@ def trained(workload: str, ours_secs: float) -> dict[str, Any]:
 
 TRAINING = [trained("gpt", 0.25), trained("moe", 0.5)]
 
+ALPA = [
+    {
+        "model": "gpt-2.6b", "gpus": 8, "whose": whose, "plan": f"plan of {whose}", "samples": 8,
+        "secs": secs, "peak_bytes": 3 << 30, "cpu_secs": 1.0,
+    }
+    for whose, secs in (("Alpa", 3.0), ("ours", 2.0))
+]  # fmt: skip
+"""Rows of Alpa's published plan and of ours."""
+
 RESULTS = {
-    "studies": [], "hidup": HIDUP, "strong_scaling": SCALING, "search": SEARCH,
+    "alpa_plans": ALPA, "studies": [], "hidup": HIDUP, "strong_scaling": SCALING, "search": SEARCH,
     "training": TRAINING,
 }  # fmt: skip
 
@@ -215,6 +224,12 @@ def test_auto_is_compared_with_the_best_other_planner(docs: Path) -> None:
     assert "| all | 3 | 1.500 | 2.000 | 1.833 | 2.000, a-4 | 2.000 |" in reached
     assert "| a-4 | 4 | 50 s | 50 s | Megatron | 100 s | 2.000 | 2.000 |" in reached
     assert "| c-8 | 8 | 100 s | 50 s | none | - | - | - |" in reached
+
+
+def test_published_plans_of_alpa_are_beside_ours(docs: Path) -> None:
+    said = text_of((docs / "planners.md").read_text(), "published")
+    assert "| gpt-2.6b | 8 | Alpa | plan of Alpa | 8 | 3 s | 3 GiB | 1.00 x |" in said
+    assert "| gpt-2.6b | 8 | ours | plan of ours | 8 | 2 s | 3 GiB | 1.50 x |" in said
 
 
 def test_training_is_compared_with_the_fastest_torch_competitor(docs: Path) -> None:
