@@ -21,7 +21,7 @@ Cells = Mapping[str, Sequence[Mapping[str, Any]]]
 def reached(result: Result, pictures: Pictures) -> Iterator[str]:
     """The step time of the best other planner or system over that of ``auto``."""
     cells = by_cell(result["rows"])
-    yield markdown(summary_lines(cells))
+    yield markdown(summary_lines(cells, result["tuned"]))
     yield "Every cell:"
     yield markdown(cell_lines(cells))
 
@@ -31,9 +31,15 @@ def beside_published(result: Result, pictures: Pictures) -> Iterator[str]:
     yield markdown(alpa_plans.lines(result["rows"]))
 
 
-def summary_lines(cells: Cells) -> Lines:
-    """A line per number of GPUs, and one for all cells."""
-    lines = [["GPUs", "cells", "least ratio", "median", "mean", "largest", "mean ceiling"]]
+def summary_lines(cells: Cells, tuned: Mapping[str, Sequence[str]]) -> Lines:
+    """A line per number of GPUs, and one for all cells.
+
+    Args:
+        cells: the rows of every cell.
+        tuned: names of the tuned systems of every cell.
+    """
+    head = ["GPUs", "cells", "least ratio", "median", "mean", "largest", "mean ceiling"]
+    lines = [[*head, "mean over tuned systems"]]
     of_gpus = [
         (str(n), [*names]) for n, names in groupby(cells, lambda cell: cells[cell][0]["gpus"])
     ]
@@ -44,9 +50,12 @@ def summary_lines(cells: Cells) -> Lines:
             continue
         figures, most = [*ratios.values()], max(ratios, key=lambda name: ratios[name])
         ceilings = [command.ceiling(cells[name]) or 1.0 for name in ratios]
+        over = [command.ratio(cells[name], tuned[name]) for name in ratios]
+        over_tuned = [each for each in over if each is not None]
         lines.append([
             gpus, str(len(ratios)), *(f"{of(figures):.3f}" for of in (min, median, fmean)),
             f"{ratios[most]:.3f}, {most}", f"{fmean(ceilings):.3f}",
+            f"{fmean(over_tuned):.3f}" if over_tuned else "-",
         ])  # fmt: skip
     return lines
 

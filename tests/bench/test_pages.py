@@ -151,7 +151,8 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = found / "img"
     images.mkdir()
     for name, rows in RESULTS.items():
-        made = {**result(), "rows": rows}
+        tuned = {name: ["Megatron"] for name in ("a-4", "b-4", "c-8", "d-16")}
+        made = {**result(), "rows": rows, "tuned": tuned}
         (folder / f"{name}.json").write_text(json.dumps(made))
     words = ["--docs", str(found), "--results", str(folder), "--images", str(images)]
     assert pages.main(words) == 0
@@ -220,8 +221,8 @@ def test_part_without_a_result_stays_unchanged(docs: Path) -> None:
 
 def test_auto_is_compared_with_the_best_other_planner(docs: Path) -> None:
     reached = text_of((docs / "planners.md").read_text(), "reached")
-    assert "| 4 | 2 | 1.500 | 1.750 | 1.750 | 2.000, a-4 | 2.000 |" in reached
-    assert "| all | 3 | 1.500 | 2.000 | 1.833 | 2.000, a-4 | 2.000 |" in reached
+    assert "| 4 | 2 | 1.500 | 1.750 | 1.750 | 2.000, a-4 | 2.000 | 1.750 |" in reached
+    assert "| all | 3 | 1.500 | 2.000 | 1.833 | 2.000, a-4 | 2.000 | 1.833 |" in reached
     assert "| a-4 | 4 | 50 s | 50 s | Megatron | 100 s | 2.000 | 2.000 |" in reached
     assert "| c-8 | 8 | 100 s | 50 s | none | - | - | - |" in reached
 
