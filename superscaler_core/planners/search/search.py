@@ -262,18 +262,21 @@ class _Looking:
     @property
     def _rest_secs(self) -> float:
         """Seconds of the budget that are left, minus those of the check of the best plan."""
-        best = self.best.candidate if self.best else None
-        if self._promising and self._is_faster(self._promising[0][0]):
-            best = self._promising[0][2]
+        best = self._hope or (self.best.candidate if self.best else None)
         check_secs = self._request.check_secs(best.samples) if best else 0.0
         return self._end - check_secs - time.monotonic()
 
     @property
+    def _hope(self) -> Candidate | None:
+        """The candidate with the best estimate, if a full look may show that it is the best."""
+        if not self._promising or not self._is_faster(self._promising[0][0]):
+            return None
+        return self._promising[0][2]
+
+    @property
     def _full_secs(self) -> float:
         """Seconds that a full look at the best estimate may take; 0 if it cannot be the best."""
-        if not self._promising or not self._is_faster(self._promising[0][0]):
-            return 0.0
-        return self._times_longer * self._small_secs[self._promising[0][2]]
+        return self._times_longer * self._small_secs[self._hope] if self._hope else 0.0
 
     def _push(self, candidate: Candidate) -> None:
         order = candidate.guess_secs or candidate.bound_secs
