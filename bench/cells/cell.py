@@ -10,13 +10,14 @@ from bench.cells.cluster import PAPER, Cluster
 from bench.cells.hurried import hurried
 from bench.cells.processes import NUM_PROCESSES
 from bench.cells.workload import Workload
+from superscaler_core.cost.wire import Wires
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.offers import with_overlap
 from superscaler_core.planners.search.request import Request, SearchPlanner
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
-from superscaler_core.simulator import simulate
+from superscaler_core.simulator import simulate, step_secs
 
 PARTS = ("compute", "communication", "bubble")
 """Parts of a step's time; communication counts only where computation does not hide it."""
@@ -37,6 +38,9 @@ class Cell:
         first: names in the table of planners that run before all others.
         communication: how tensors move, as in ``simulate``.
         cluster: the hosts and links.
+        has_check: whether a search's budget includes the capture of the graph on which its plan is
+            checked. Otherwise that time comes on top; it is equal for all planners.
+        has_pulled: whether rows have the times of point-to-point communication (``PULLS``).
     """
 
     name: str
@@ -46,6 +50,8 @@ class Cell:
     first: tuple[str, ...] = ("auto",)
     communication: str = "rvd"
     cluster: Cluster = PAPER
+    has_check: bool = True
+    has_pulled: bool = False
 
     def planner(self, name: str, budget_secs: float) -> SearchPlanner:
         """A planner by its name.
@@ -65,7 +71,7 @@ class Cell:
     def request(self) -> Request:
         """The request that every planner gets."""
         workload = self.workload
-        graphs = workload.graphs
+        graphs = workload.graphs(self.has_check)
         return Request(
             graphs,
             workload.samples,
@@ -98,7 +104,18 @@ class Cell:
             )
         except PlanError as error:
             return {**head, "problem": str(error)}
-        return {**head, **_figures(found)}
+        pulled = {"pulled_secs": _pulled_secs(found)} if self.has_pulled else {}
+        return {**head, **_figures(found), **pulled}
+
+
+def _pulled_secs(found: Found) -> dict[str, float]:
+    """Seconds of a step of the plan with point-to-point communication."""
+    request = found.request
+    wires = Wires(request.topology)
+    return {
+        where: step_secs(found.compiled, request.profile, intra=intra, inter=inter, wires=wires)
+        for where, (intra, inter) in PULLS.items()
+    }
 
 
 def _figures(found: Found) -> dict[str, Any]:
@@ -119,10 +136,6 @@ def _figures(found: Found) -> dict[str, Any]:
         "memory": dict(fullest.by_kind),
         "shares": dict(zip(PARTS, shares, strict=True)),
         "levels": {level.name: [level.sent_bytes, level.secs] for level in result.levels},
-        "pulled_secs": {
-            where: simulate(made, request.profile, intra=intra, inter=inter).secs
-            for where, (intra, inter) in PULLS.items()
-        },
         "tried": len(found.tried),
         "skipped": found.num_skipped,
         "left": found.num_left,

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -36,7 +37,9 @@ Draw = Callable[[Path], None]
 def parse(
     parser: argparse.ArgumentParser, words: Sequence[str], *, out: str, budget_secs: float = 0.0
 ) -> argparse.Namespace:
-    """Parse the options of a command over many cells; ``command`` of the result is its call.
+    """Parse the options of a command over many cells.
+
+    ``command`` of the result is the call, ``start`` the time on the monotonic clock.
 
     Args:
         parser: a parser that has the options of this command only.
@@ -61,7 +64,8 @@ def parse(
     )  # fmt: skip
     add("--kept", action="store_true", help="compute nothing: show what is kept")
     add("--dirty", action="store_true", help="of code that is not committed; writes no result file")
-    parser.set_defaults(command=f"{parser.prog} {shlex.join(words)}".strip())
+    command = f"{parser.prog} {shlex.join(words)}".strip()
+    parser.set_defaults(command=command, start=time.monotonic())
     return parser.parse_args(words)
 
 
@@ -152,6 +156,8 @@ def save(
 
     Returns:
         0, for the shell.
+
+    ``wall_secs`` of the file is the time of this call, without that of calls that were stopped.
     """
     origin = origin_text(rows, older)
     print(f"{len(rows) + len(older)} rows of {origin}")
@@ -160,7 +166,8 @@ def save(
         return 0
     path: Path = args.out
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = {**environment(args.command), **figures, "commits": origin}
+    wall_secs = {"wall_secs": round(time.monotonic() - args.start)}
+    result = {**environment(args.command), **wall_secs, **figures, "commits": origin}
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(path)
     if draw is not None:

@@ -209,12 +209,12 @@ def rows_of(
 
 
 def workloads_of(jobs: Sequence[Job]) -> list[Workload]:
-    """The workloads of ``jobs``, without duplicates."""
-    found: list[Workload] = []
+    """The workloads of ``jobs``, one of each group with equal graphs."""
+    found: dict[tuple[object, ...], Workload] = {}
     for job in jobs:
-        if job.workload is not None and job.workload not in found:
-            found.append(job.workload)
-    return found
+        if job.workload is not None:
+            found.setdefault(job.workload.captures, job.workload)
+    return [*found.values()]
 
 
 def _capture(graphs: Path, workload: Workload) -> None:

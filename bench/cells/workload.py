@@ -51,14 +51,20 @@ class Workload:
         """One sample, and the two sizes from which ``Resizing`` makes all larger ones."""
         return self.samples[:3]
 
-    @property
-    def graphs(self) -> Resizing:
+    def graphs(self, has_check: bool) -> Resizing:
         """The model's graphs for all microbatch sizes.
 
-        A search reserves the time of a capture, which is unknown where graphs are read from a file.
+        Args:
+            has_check: whether a search reserves the time of a capture, with which it checks its
+                plan in the end. That time is unknown where graphs are read from a file.
         """
-        secs = max(_timed(self, samples)[1] for samples in self._first)
+        secs = max(_timed(self, samples)[1] for samples in self._first) if has_check else 0.0
         return Resizing(partial(captured, self), self.samples, secs)
+
+    @property
+    def captures(self) -> tuple[object, ...]:
+        """What ``capture`` depends on: workloads with equal values have equal graphs."""
+        return self.model, tuple(self.sizes.items()), self.dtype, self._first
 
     def capture(self) -> None:
         """Capture the model with the first sizes; the graphs of all others derive from these."""

@@ -49,7 +49,7 @@ def cells() -> Mapping[str, Cell]:
     """A cell for every number of GPUs and each method, by name."""
     workload, systems = Workload("gpt", SIZES, "float16", 512), {MEGATRON.name: MEGATRON}
     found = [
-        Cell(f"strong-{num}-{method}", workload, num, systems, (), method)
+        Cell(f"strong-{num}-{method}", workload, num, systems, (), method, has_pulled=method == RVD)
         for num in NUM_GPUS
         for method in (RVD, P2P)
     ]

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from bench.cells.cell import Cell
+from bench.cells.cluster import GPUS
 from bench.cells.workload import Workload
 from bench.studies.systems import (
     COSHARD_GPT,
@@ -80,8 +81,33 @@ class Study:
             for label, workload in workloads.items():
                 text = f"{name}-{num}-{label}".replace(" ", "_")
                 then = replace(workload, optimizer=self.optimizer, master_dtype=None)
-                yield PAPER, label, Cell(f"{text}-{PAPER}", then, num, of_paper, (), "ring")
-                yield TODAY, label, Cell(text, workload, num, of_today, ("auto", ALPA))
+                yield (
+                    PAPER,
+                    label,
+                    Cell(f"{text}-{PAPER}", then, num, of_paper, (), "ring", has_check=False),
+                )
+                yield (
+                    TODAY,
+                    label,
+                    Cell(
+                        text,
+                        workload,
+                        num,
+                        of_today,
+                        ("auto", ALPA),
+                        has_check=False,
+                        has_pulled=True,
+                    ),
+                )
+
+
+def budget_of(cell: Cell, planner: str, largest_secs: float) -> float:
+    """The budget of a search, given that on the most GPUs: a plan takes less time to try on fewer.
+
+    Alpa's planner gets twice as long, because it computes in one process before it proposes.
+    """
+    share = (cell.num_gpus / max(GPUS)) ** (1 / 3)
+    return largest_secs * share * (2 if planner == ALPA else 1)
 
 
 PAPER, TODAY = "paper", "today"

@@ -67,7 +67,8 @@ def pulled_lines(rows: Sequence[Mapping[str, Any]]) -> Lines:
     """
     lines = [["cell", "system", "RVD", *(f"{where} p2p" for where in PULLS)]]
     for row in rows:
-        ratios = [row["pulled_secs"][where] / row["secs"] for where in PULLS if "secs" in row]
+        pulled_secs = row.get("pulled_secs", {})
+        ratios = [pulled_secs[where] / row["secs"] for where in PULLS if where in pulled_secs]
         if any(abs(ratio - 1) >= 0.01 for ratio in ratios):
             texts = (f"{ratio:.2f} x" for ratio in ratios)
             lines.append([row["cell"], row["planner"], f"{row['secs']:.4g}", *texts])

@@ -248,10 +248,7 @@ class Wires:
         if not _has_even_chunks(plan.path):
             return self._lowered(plan)
         # The moves of a path are the messages of its program, except for uneven chunks.
-        num_elements, legs = self._legs_of(_EvenPath(plan.path, self._topology))
-        num_bytes = prod(src.shape) * ITEM_BYTES[dtype]
-        moved = ({pair: n * num_bytes // num_elements for pair, n in leg.items()} for leg in legs)
-        return [self._step(leg, _rounds(leg)) for leg in moved]
+        return [self._step(leg, _rounds(leg)) for leg in self._moved(plan.path, dtype)]
 
     def _around(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
         """Steps without a hierarchy: a collective between hosts is one ring, not one per host.
@@ -263,11 +260,18 @@ class Wires:
             max(self._topology.ranks) + 1, far.alpha_secs, far.bytes_per_sec
         )
         found = []
-        for step in rv.plan(src, dst, dtype, flat, executor="dist").path.steps:
-            for leg in step.traffic(self._topology, ITEM_BYTES[dtype]):
-                moved = _ring(step.groups, leg) if step.kind in RINGS else leg
-                found.append(self._step(moved, _rounds(leg)))
+        path = rv.plan(src, dst, dtype, flat, executor="dist").path
+        steps = [step for step in path.steps for _ in step.legs]
+        for step, leg in zip(steps, self._moved(path, dtype), strict=True):
+            moved = _ring(step.groups, leg) if step.kind in RINGS else leg
+            found.append(self._step(moved, _rounds(leg)))
         return found
+
+    def _moved(self, path: rv.Path, dtype: str) -> list[Traffic]:
+        """The bytes that every leg of a path moves."""
+        num_elements, legs = self._legs_of(_EvenPath(path, self._topology))
+        num_bytes = prod(path.src.shape) * ITEM_BYTES[dtype]
+        return [{pair: n * num_bytes // num_elements for pair, n in leg.items()} for leg in legs]
 
     def _lowered(self, plan: rv.Plan) -> list[_Step]:
         """Steps counted in a program."""
@@ -345,6 +349,12 @@ class Wires:
                 for end in ((writer, "out"), (reader, "in")):
                     partners[end] = partners.get(end, 0) + 1
         return [self._step(moved, max(partners.values(), default=0))]
+
+
+@lru_cache(maxsize=1)
+def wires_on(topology: rv.Topology) -> Wires:
+    """The prices on a topology, shared by all who ask for the same topology in turn."""
+    return Wires(topology)
 
 
 def _has_even_chunks(path: rv.Path) -> bool:

@@ -92,16 +92,26 @@ def simulate(
 
 
 @paused_collector()
-def step_secs(compiled: Compiled, profile: DeviceProfile, *, communication: str = "rvd") -> float:
+def step_secs(
+    compiled: Compiled,
+    profile: DeviceProfile,
+    *,
+    communication: str = "rvd",
+    intra: str | None = None,
+    inter: str | None = None,
+    wires: Wires | None = None,
+) -> float:
     """Seconds of a step, as ``simulate(...).secs``, without its memory, which takes as long.
 
     Args:
-        compiled, profile, communication: as in ``simulate``.
+        compiled, profile, communication, intra, inter: as in ``simulate``.
+        wires: known prices of communication on the topology of the program; none if None.
 
     Raises:
         PlanError: as in ``simulate``.
     """
-    played = _play(compiled, profile, None, Methods(communication, communication))
+    methods = Methods(intra or communication, inter or communication)
+    played = _play(compiled, profile, None, methods, wires)
     return played.timeline.makespan / TICKS_PER_SEC
 
 
@@ -121,9 +131,13 @@ class _Played:
 
 
 def _play(
-    compiled: Compiled, profile: DeviceProfile, topology: rv.Topology | None, methods: Methods
+    compiled: Compiled,
+    profile: DeviceProfile,
+    topology: rv.Topology | None,
+    methods: Methods,
+    wires: Wires | None = None,
 ) -> _Played:
-    """The events of a step in time; arguments and errors as in ``simulate``."""
+    """The events of a step in time; arguments and errors as in ``simulate`` and ``step_secs``."""
     for method in (methods.intra, methods.inter):
         if method not in METHODS:
             raise PlanError(
@@ -131,7 +145,7 @@ def _play(
             )
     made = compiled.materialized
     devices = made.plan.devices
-    wires = Wires(topology_for(topology or made.topology, devices))
+    wires = wires or Wires(topology_for(topology or made.topology, devices))
     times = OpTimes(profile)
     work = Work(made, times, wires, methods, compiled.master_dtype)
     stored = StoredMemory(made, compiled.master_dtype).by_device

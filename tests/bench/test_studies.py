@@ -15,7 +15,7 @@ from bench.cells.workload import FOLDER, Workload, _captured, captured, keep_gra
 from bench.search.catalogue import cells
 from bench.studies import sensitivity, transfers
 from bench.studies.__main__ import main
-from bench.studies.study import COLUMNS, STUDIES, Study
+from bench.studies.study import ALPA, COLUMNS, STUDIES, Study, budget_of
 from bench.studies.systems import (
     COSHARD_GPT,
     DEEPSPEED,
@@ -146,12 +146,13 @@ def test_memory_saving_is_used_only_if_no_plan_fits_without_it() -> None:
 
 
 def test_row_breaks_down_the_time_and_memory_of_a_step() -> None:
-    row = cell(2).row("Megatron", 60.0)
+    row = replace(cell(2), has_pulled=True).row("Megatron", 60.0)
     assert row["samples_per_sec"] == pytest.approx(TINY.batch / row["secs"])
     assert row["samples"] * row["microbatches"] == TINY.batch
     assert sum(row["shares"].values()) == pytest.approx(1.0)
     assert sum(row["memory"].values()) == row["peak_bytes"] <= PAPER.limit_bytes
     assert set(row["pulled_secs"]) == set(cells_module.PULLS)
+    assert "pulled_secs" not in cell(2).row("Megatron", 60.0)
     assert Setting.parse(row["plan"]).dp <= 2
 
 
@@ -273,3 +274,17 @@ def test_slower_nic_slows_down_only_cells_on_several_hosts(
     )
     assert (usual["secs"] < less["secs"]) if per_host == 1 else (usual["secs"] == less["secs"])
     assert (usual["cell"], less["cell"]) == ("tiny@as assumed", "tiny@NIC x 0.5")
+
+
+def test_search_on_fewer_gpus_has_less_time_and_alpas_planner_twice_as_long() -> None:
+    budgets = [budget_of(cell(num), "auto", 32.0) for num in (4, 32)]
+    assert budgets == [pytest.approx(16.0), pytest.approx(32.0)]
+    assert budget_of(cell(32), ALPA, 32.0) == pytest.approx(64.0)
+
+
+def test_search_reserves_no_time_for_the_check_if_the_cell_says_so(one_process: None) -> None:
+    secs = [
+        replace(cell(2), has_check=has_check).request().check_secs(TINY.batch)
+        for has_check in (True, False)
+    ]
+    assert secs[0] > 0 == secs[1]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from math import inf, log2
+from math import log2
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks
@@ -24,22 +24,21 @@ def propose_alpa(request: Request) -> Iterator[Candidate]:
     Meshes of one axis come before those of two, because they are priced in a tenth of the time.
     Sizes near one sample per device come first: smaller microbatches leave devices nothing to
     share, and larger microbatches are too few to fill a pipeline. If a size does not fit, larger
-    ones do not either.
+    ones do not either, and the largest that fits is found by bisection.
 
     Raises:
         PlanError: no size has stages that fit in memory.
     """
     devices = request.devices
-    sizes = sorted(request.samples, key=lambda each: abs(log2(each / len(devices))))
     per_host = len(devices)
     if len(request.topology.levels) > 1:
         per_host = min(per_host, len(request.topology.levels[1].groups[0]))
     seen, problem = set(), None
     for num_axes in (1, 2):
-        too_large = inf
-        for samples in sizes:
-            if samples >= too_large:
-                continue
+        sizes = sorted(request.samples, key=lambda each: abs(log2(each / len(devices))))
+        fits = 0
+        while sizes:
+            samples = sizes.pop(0)
             microbatches = request.microbatches(samples)
             prices = price_ways(
                 request.graph_of(samples), devices, request.topology, request.profile,
@@ -53,14 +52,27 @@ def propose_alpa(request: Request) -> Iterator[Candidate]:
                     cut = alpa_hierarchical(prices, devices, microbatches, limit)
                 except PlanError as error:
                     problem = error
-                    too_large = samples if share == SHARES[0] else too_large
+                    if share == SHARES[0]:
+                        sizes = _smaller(sizes, samples, fits)
                     break
+                fits = max(fits, samples)
                 if (samples, cut.stages) not in seen:
                     seen.add((samples, cut.stages))
                     name = f"{samples} samples, {num_axes} axes, {100 * share:.0f} % of memory"
                     yield _candidate(f"{name}: {cut}", samples, cut)
     if problem is not None and not seen:
         raise problem
+
+
+def _smaller(sizes: Sequence[int], too_large: int, fits: int) -> list[int]:
+    """The sizes below one that does not fit; the middle of those that may fit comes first.
+
+    >>> _smaller([16, 64, 8, 4, 2, 1], too_large=32, fits=0)
+    [4, 16, 8, 2, 1]
+    """
+    unknown = sorted(each for each in sizes if fits < each < too_large)
+    middle = unknown[len(unknown) // 2 :][:1]
+    return middle + [each for each in sizes if each < too_large and each not in middle]
 
 
 def _candidate(name: str, samples: int, cut: MeshCut) -> Candidate:

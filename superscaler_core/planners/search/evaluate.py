@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import rvdcomm as rv
 from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled, compile
+from superscaler_core.cost.wire import wires_on
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.planners.search.request import (
@@ -98,7 +99,8 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
         return compiled(request, samples, sprogram, microbatches=microbatches, short=pair)
 
     def secs_of(one: Compiled) -> float:
-        return step_secs(one, request.profile, communication=request.communication)
+        wires = wires_on(request.topology)
+        return step_secs(one, request.profile, communication=request.communication, wires=wires)
 
     programs = [made(pair, few) for pair in pairs]
     at_whole = _alone if short is None else short.at_whole

@@ -347,10 +347,14 @@ class _Looking:
             self._in_full.clear()
 
     def confirm(self) -> None:
-        """Look at estimates in full, best first, until time is up and there is a best plan."""
+        """Look at estimates in full, best first, until time is up and there is a best plan.
+
+        In another process a look may begin that is perhaps too long: nothing else is left to do,
+        and when time is up, it is not waited for.
+        """
         while self.best is None or self._rest_secs > 0:
-            has_time = self.best is None or self._left_secs > 0
-            if self._promising and self._workers.has_room and has_time:
+            may_begin = self.best is None or self._left_secs > 0 or self._workers.are_apart
+            if self._promising and self._workers.has_room and may_begin:
                 self._begin_in_full()
             if self.best is not None and not self._in_full:
                 return

@@ -53,6 +53,11 @@ class Workers:
         """Whether a look at another candidate would begin at once."""
         return len(self._here) + len(self._away) < max(1, len(self._workers))
 
+    @property
+    def are_apart(self) -> bool:
+        """Whether looks are in other processes, so that they can be abandoned."""
+        return bool(self._workers)
+
     def begin(self, candidate: Candidate, how: Look) -> None:
         """Begin a look at a candidate, in an idle worker if possible, else in this process."""
         idle = next((each for each in self._workers if each not in self._away), None)
