@@ -21,6 +21,7 @@ from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.captured import Captured
 from superscaler_core.planners.search.evaluate import compiled, evaluate, look
+from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.request import (
     EXACT,
     WHOLE,
@@ -30,6 +31,7 @@ from superscaler_core.planners.search.request import (
     Trial,
 )
 from superscaler_core.planners.search.search import search_request
+from superscaler_core.planners.search.workers import Workers
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import one_f_one_b
@@ -434,11 +436,8 @@ def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None
     assert estimate.secs == pytest.approx(whole.secs, rel=1e-3)
 
 
-@pytest.mark.parametrize("capture_secs", [0.0, 20.0])
-def test_time_budget_includes_captures_and_the_final_full_simulation(
-    monkeypatch: pytest.MonkeyPatch, capture_secs: float
-) -> None:
-    """Full looks take long and small looks do not; the search ends within its budget."""
+def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> Found:
+    """A search of 100 s in which full looks take 15 s, others 1 s, and estimates get better."""
     now = 0.0
 
     def capture(samples: int) -> ss.Graph:
@@ -460,12 +459,30 @@ def test_time_budget_includes_captures_and_the_final_full_simulation(
     monkeypatch.setattr("superscaler_core.planners.search.captured.time", clock)
     given = (Candidate(f"{100 - n}", 1, PLANS["data_parallel"], look=Look(1)) for n in range(1000))
     asked = replace(request(), captured=Captured(capture, first=(2,)))
-    found = search_request(asked, lambda _: given, budget_secs=100)
+    return search_request(asked, lambda _: given, budget_secs=100)
+
+
+@pytest.mark.parametrize("capture_secs", [0.0, 20.0])
+def test_time_budget_includes_captures_and_the_final_full_simulation(
+    monkeypatch: pytest.MonkeyPatch, capture_secs: float
+) -> None:
+    found = timed_search(monkeypatch, capture_secs)
     assert 100 - 15 < found.search_secs <= 100
     assert found.best.look_secs == 15
     assert not found.best.is_estimate
     estimates = [trial.secs for trial in found.tried if trial.is_estimate]
     assert found.secs <= min(estimates) + 1  # of those that there was time for
+
+
+def test_last_full_look_may_be_too_long_if_it_can_be_abandoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = timed_search(monkeypatch)
+    monkeypatch.setattr(Workers, "are_apart", True)
+    # These looks are in this process all the same, so the last one is waited for.
+    apart = timed_search(monkeypatch)
+    assert len(apart.tried) > len(alone.tried)
+    assert apart.search_secs > 100 >= alone.search_secs
 
 
 @dataclass(frozen=True)
