@@ -38,9 +38,9 @@ class Cell:
         first: names in the table of planners that run before all others.
         communication: how tensors move, as in ``simulate``.
         cluster: the hosts and links.
-        has_check: whether a search's budget includes the capture of the graph on which its plan is
-            checked. Otherwise that time comes on top; it is equal for all planners.
-        has_pulled: whether rows have the times of point-to-point communication (``PULLS``).
+        has_check: whether a search checks its plan on a captured graph, within its budget. If not,
+            the graph is one that ``Resizing`` made.
+        pulled: planners whose rows have the times of point-to-point communication (``PULLS``).
     """
 
     name: str
@@ -51,7 +51,7 @@ class Cell:
     communication: str = "rvd"
     cluster: Cluster = PAPER
     has_check: bool = True
-    has_pulled: bool = False
+    pulled: tuple[str, ...] = ()
 
     def planner(self, name: str, budget_secs: float) -> SearchPlanner:
         """A planner by its name.
@@ -71,7 +71,7 @@ class Cell:
     def request(self) -> Request:
         """The request that every planner gets."""
         workload = self.workload
-        graphs = workload.graphs(self.has_check)
+        graphs = workload.graphs
         return Request(
             graphs,
             workload.samples,
@@ -84,7 +84,7 @@ class Cell:
             master_dtype=workload.master_dtype,
             recycle=workload.recycle,
             communication=self.communication,
-            captured=graphs.as_captured,
+            captured=graphs.as_captured if self.has_check else None,
         )
 
     def row(self, planner: str, budget_secs: float) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Cell:
             )
         except PlanError as error:
             return {**head, "problem": str(error)}
-        pulled = {"pulled_secs": _pulled_secs(found)} if self.has_pulled else {}
+        pulled = {"pulled_secs": _pulled_secs(found)} if planner in self.pulled else {}
         return {**head, **_figures(found), **pulled}
 
 

@@ -1,4 +1,4 @@
-"""Processes: run the work on cells in parallel, each piece in a process of its own."""
+"""Processes: run the work on cells in parallel, in processes that keep their caches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def side_by_side(
     """
     context = multiprocessing.get_context("spawn")
     # ``multiprocessing.Pool`` would wait for ever for a process that was killed.
-    with ProcessPoolExecutor(num_processes, context, _start, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(num_processes, context, _start) as pool:
         yield from tqdm(pool.map(do, given), total=len(given), desc=desc, disable=None)
 
 

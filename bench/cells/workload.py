@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -17,6 +17,13 @@ import torch
 import superscaler_core as ss
 from superscaler_core.models import MODELS
 from superscaler_core.planners.search.microbatches import Resizing
+
+NUM_CAPTURED = 3
+"""The sizes that are captured first: one sample, and the two from which ``Resizing`` makes all
+larger ones."""
+
+Sizes = tuple[tuple[str, Any], ...]
+"""Sizes of a model as (name, value) pairs."""
 
 
 @dataclass(frozen=True)
@@ -47,28 +54,18 @@ class Workload:
         return tuple(n for n in range(1, self.batch + 1) if self.batch % n == 0)
 
     @property
-    def _first(self) -> tuple[int, ...]:
-        """One sample, and the two sizes from which ``Resizing`` makes all larger ones."""
-        return self.samples[:3]
-
-    def graphs(self, has_check: bool) -> Resizing:
-        """The model's graphs for all microbatch sizes.
-
-        Args:
-            has_check: whether a search reserves the time of a capture, with which it checks its
-                plan in the end. That time is unknown where graphs are read from a file.
-        """
-        secs = max(_timed(self, samples)[1] for samples in self._first) if has_check else 0.0
-        return Resizing(partial(captured, self), self.samples, secs)
+    def graphs(self) -> Resizing:
+        """The model's graphs for all microbatch sizes; the last ones asked for are kept."""
+        return _resizing(*self.captures)
 
     @property
-    def captures(self) -> tuple[object, ...]:
-        """What ``capture`` depends on: workloads with equal values have equal graphs."""
-        return self.model, tuple(self.sizes.items()), self.dtype, self._first
+    def captures(self) -> tuple[str, Sizes, str, tuple[int, ...]]:
+        """What ``graphs`` depends on: workloads with equal values have equal graphs."""
+        return self.model, tuple(self.sizes.items()), self.dtype, self.samples
 
     def capture(self) -> None:
         """Capture the model with the first sizes; the graphs of all others derive from these."""
-        for samples in self._first:
+        for samples in self.samples[:NUM_CAPTURED]:
             captured(self, samples)
 
 
@@ -81,9 +78,6 @@ def num_parameters(workload: Workload) -> int:
 
 
 # --- graphs -------------------------------------------------------------------------------------
-
-Sizes = tuple[tuple[str, Any], ...]
-"""Sizes of a model as (name, value) pairs."""
 
 Timed = tuple[ss.Graph, float]
 """A graph, and the seconds that capturing it took."""
@@ -107,11 +101,22 @@ def keep_graphs(folder: Path) -> None:
 
 def captured(workload: Workload, batch: int) -> ss.Graph:
     """The model's graph with a microbatch of ``batch`` samples."""
-    return _timed(workload, batch)[0]
+    model, sizes, dtype, _ = workload.captures
+    return _graph(model, sizes, dtype, batch)
 
 
-def _timed(workload: Workload, batch: int) -> Timed:
-    return _captured(workload.model, tuple(workload.sizes.items()), workload.dtype, batch)
+@lru_cache(maxsize=1)
+def _resizing(model: str, sizes: Sizes, dtype: str, samples: Sequence[int]) -> Resizing:
+    """The graphs of all sizes in ``samples``.
+
+    A search reserves the time of a capture, which is unknown where graphs are read from a file.
+    """
+    secs = max(_captured(model, sizes, dtype, num)[1] for num in samples[:NUM_CAPTURED])
+    return Resizing(partial(_graph, model, sizes, dtype), samples, secs)
+
+
+def _graph(model: str, sizes: Sizes, dtype: str, batch: int) -> ss.Graph:
+    return _captured(model, sizes, dtype, batch)[0]
 
 
 @lru_cache(maxsize=8)

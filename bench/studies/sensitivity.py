@@ -96,7 +96,7 @@ def compute(name: str, planner: str, budget_secs: float) -> dict[str, Any]:
     except PlanError as error:
         # The profile may have no shares of the dtype that the change is about.
         return {"cell": name, "gpus": known.num_gpus, "planner": planner, "problem": str(error)}
-    changed = replace(known, name=name, cluster=cluster, has_pulled=False)
+    changed = replace(known, name=name, cluster=cluster, pulled=())
     return changed.row(planner, budget_secs)
 
 

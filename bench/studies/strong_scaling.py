@@ -48,8 +48,9 @@ LABELS: Mapping[str, str] = {
 def cells() -> Mapping[str, Cell]:
     """A cell for every number of GPUs and each method, by name."""
     workload, systems = Workload("gpt", SIZES, "float16", 512), {MEGATRON.name: MEGATRON}
+    pulled = {RVD: (MEGATRON.name,), P2P: ()}
     found = [
-        Cell(f"strong-{num}-{method}", workload, num, systems, (), method, has_pulled=method == RVD)
+        Cell(f"strong-{num}-{method}", workload, num, systems, (), method, pulled=pulled[method])
         for num in NUM_GPUS
         for method in (RVD, P2P)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from bench.cells.cell import Cell
@@ -77,28 +77,18 @@ class Study:
         """(Column, label, cell) of every cell; names of cells begin with the study's ``name``."""
         of_paper = {each.name: each for each in (self.plan, *self.of_paper, *self.others)}
         of_today = {each.name: each for each in self.of_today}
+        ours = self.ours[TODAY]
         for num, workloads in self.workloads.items():
             for label, workload in workloads.items():
                 text = f"{name}-{num}-{label}".replace(" ", "_")
                 then = replace(workload, optimizer=self.optimizer, master_dtype=None)
-                yield (
-                    PAPER,
-                    label,
-                    Cell(f"{text}-{PAPER}", then, num, of_paper, (), "ring", has_check=False),
+                kind = partial(Cell, num_gpus=num, has_check=False)
+                paper = kind(
+                    f"{text}-{PAPER}", then, systems=of_paper, first=(), communication="ring"
                 )
-                yield (
-                    TODAY,
-                    label,
-                    Cell(
-                        text,
-                        workload,
-                        num,
-                        of_today,
-                        ("auto", ALPA),
-                        has_check=False,
-                        has_pulled=True,
-                    ),
-                )
+                today = kind(text, workload, systems=of_today, first=(ours, ALPA), pulled=(ours,))
+                yield PAPER, label, paper
+                yield TODAY, label, today
 
 
 def budget_of(cell: Cell, planner: str, largest_secs: float) -> float:

@@ -146,7 +146,7 @@ def test_memory_saving_is_used_only_if_no_plan_fits_without_it() -> None:
 
 
 def test_row_breaks_down_the_time_and_memory_of_a_step() -> None:
-    row = replace(cell(2), has_pulled=True).row("Megatron", 60.0)
+    row = replace(cell(2), pulled=("Megatron",)).row("Megatron", 60.0)
     assert row["samples_per_sec"] == pytest.approx(TINY.batch / row["secs"])
     assert row["samples"] * row["microbatches"] == TINY.batch
     assert sum(row["shares"].values()) == pytest.approx(1.0)
@@ -282,9 +282,9 @@ def test_search_on_fewer_gpus_has_less_time_and_alpas_planner_twice_as_long() ->
     assert budget_of(cell(32), ALPA, 32.0) == pytest.approx(64.0)
 
 
-def test_search_reserves_no_time_for_the_check_if_the_cell_says_so(one_process: None) -> None:
-    secs = [
-        replace(cell(2), has_check=has_check).request().check_secs(TINY.batch)
-        for has_check in (True, False)
-    ]
-    assert secs[0] > 0 == secs[1]
+def test_plan_is_checked_on_a_captured_graph_only_if_the_cell_says_so() -> None:
+    own = cell(2, batch=32)  # no other test has captured the graph of 32 samples
+    asked, unchecked = (replace(own, has_check=has).request() for has in (True, False))
+    assert asked.check_secs(32) > 0 == unchecked.check_secs(32)
+    assert unchecked.as_captured is unchecked
+    assert asked.graph_of is unchecked.graph_of
