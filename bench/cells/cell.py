@@ -17,10 +17,7 @@ from superscaler_core.planners.search.offers import with_overlap
 from superscaler_core.planners.search.request import Request, SearchPlanner
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
-from superscaler_core.simulator import simulate, step_secs
-
-PARTS = ("compute", "communication", "bubble")
-"""Parts of a step's time; communication counts only where computation does not hide it."""
+from superscaler_core.simulator import simulate
 
 PULLS = {"intra": ("p2p", "rvd"), "inter": ("rvd", "p2p"), "both": ("p2p", "p2p")}
 """Communication (inside stages, between stages), by the place where it is point-to-point."""
@@ -113,29 +110,26 @@ def _pulled_secs(found: Found) -> dict[str, float]:
     request = found.request
     wires = Wires(request.topology)
     return {
-        where: step_secs(found.compiled, request.profile, intra=intra, inter=inter, wires=wires)
+        where: simulate(found.compiled, request.profile, intra=intra, inter=inter, wires=wires).secs
         for where, (intra, inter) in PULLS.items()
     }
 
 
 def _figures(found: Found) -> dict[str, Any]:
     """Figures of one step of the plan: time and its shares, memory, and communication."""
-    request, made = found.request, found.compiled
-    result = simulate(made, request.profile, communication=request.communication)
-    fullest = max(made.memory.values(), key=lambda memory: memory.total_bytes)
-    times = (result.compute_secs, result.communication_secs, result.bubble_secs)
-    shares = [sum(by.values()) / len(by) / result.secs for by in times]
-    samples = found.best.candidate.samples
+    request, best = found.request, found.best
+    samples, parts = best.candidate.samples, best.breakdown
+    assert parts is not None, "the best trial was simulated in full"
     return {
         "plan": found.name,
         "samples": samples,
         "microbatches": request.microbatches(samples),
-        "secs": result.secs,
-        "samples_per_sec": request.batch / result.secs,
+        "secs": found.secs,
+        "samples_per_sec": found.samples_per_sec,
         "peak_bytes": found.peak_bytes,
-        "memory": dict(fullest.by_kind),
-        "shares": dict(zip(PARTS, shares, strict=True)),
-        "levels": {level.name: [level.sent_bytes, level.secs] for level in result.levels},
+        "memory": parts.memory,
+        "shares": parts.shares,
+        "levels": parts.levels,
         "tried": len(found.tried),
         "skipped": found.num_skipped,
         "left": found.num_left,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cells.cell import PARTS
 from bench.tables import Lines
+from superscaler_core.simulator import PARTS
 
 Row = Mapping[str, Any]
 """The result of a planner for a cell."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from superscaler_core.compiled import Compiled
 from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.plan import Device
-from superscaler_core.simulator.live import Series
+from superscaler_core.simulator.live import Series, live_of, peaks_of
 from superscaler_core.simulator.stage_run import StageRun
 from superscaler_core.simulator.timeline import StepTimeline
 
@@ -32,6 +33,25 @@ class Level:
     exposed_secs: float
 
 
+PARTS = ("compute", "communication", "bubble")
+"""Parts of a step's time; communication counts only where computation does not hide it."""
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where the time and the memory of a step go.
+
+    Attributes:
+        shares: shares of the step, mean of the devices, by part (``PARTS``).
+        levels: bytes sent and mean seconds in communication, by level of the topology.
+        memory: bytes on the fullest device, by kind.
+    """
+
+    shares: Mapping[str, float]
+    levels: Mapping[str, tuple[int, float]]
+    memory: Mapping[str, int]
+
+
 @dataclass(frozen=True, eq=False)
 class Account:
     """The figures of one simulated training step.
@@ -42,10 +62,8 @@ class Account:
         title: the program and the device.
         timeline: every run and carry.
         level_names: levels of the topology, innermost first.
-        memory: the peak, by device and kind ("weights", "gradients", "optimizer", "activations",
-            "buffers", "host").
+        compiled: the program.
         memory_bytes: memory of a device.
-        live: bytes of each device over the step.
         optimizer_secs: time of the optimizer, included in ``secs``.
         assumptions: what the figures assume, one per line.
     """
@@ -53,9 +71,8 @@ class Account:
     title: str
     timeline: StepTimeline
     level_names: tuple[str, ...]
-    memory: Mapping[Device, Mapping[str, int]]
+    compiled: Compiled = field(repr=False)
     memory_bytes: int
-    live: Mapping[Device, Series]
     optimizer_secs: Mapping[Device, float]
     assumptions: tuple[str, ...]
 
@@ -200,7 +217,32 @@ class Account:
         distinct = {id(ran.inside): ran.inside for ran in self.timeline.runs}
         return [(inside, counts[key]) for key, inside in distinct.items()]
 
+    @property
+    def breakdown(self) -> Breakdown:
+        """Where the time and the memory of the step go."""
+        times = (self.compute_secs, self.communication_secs, self.bubble_secs)
+        shares = (sum(by.values()) / len(by) / self.secs for by in times)
+        fullest = max(self.compiled.memory.values(), key=lambda memory: memory.total_bytes)
+        return Breakdown(
+            dict(zip(PARTS, shares, strict=True)),
+            {level.name: (level.sent_bytes, level.secs) for level in self.levels},
+            dict(fullest.by_kind),
+        )
+
     # --- memory ---------------------------------------------------------------------------------
+
+    @cached_property
+    def memory(self) -> Mapping[Device, Mapping[str, int]]:
+        """The peak, by device and kind.
+
+        Kinds: "weights", "gradients", "optimizer", "activations", "buffers", "host".
+        """
+        return peaks_of(self.compiled)
+
+    @cached_property
+    def live(self) -> Mapping[Device, Series]:
+        """The bytes of each device over the step."""
+        return live_of(self.compiled, self.timeline)
 
     @property
     def peak_bytes(self) -> Mapping[Device, int]:

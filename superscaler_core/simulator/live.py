@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.memory.footprint import footprints
@@ -28,6 +29,7 @@ def peaks_of(compiled: Compiled) -> dict[Device, dict[str, int]]:
     }
 
 
+@paused_collector()
 def live_of(compiled: Compiled, timeline: StepTimeline) -> Mapping[Device, Series]:
     """Bytes over time: the peak of each run of a stage, then what it keeps.
 

@@ -23,7 +23,7 @@ from superscaler_core.planners.search.request import (
 )
 from superscaler_core.planners.search.shortened import NotEvenError, Short, repeats_of
 from superscaler_core.schedules import ScheduleError
-from superscaler_core.simulator import step_secs
+from superscaler_core.simulator import Breakdown, Simulated, simulate
 from superscaler_core.units import bytes_text
 
 FAULTS = (PlanError, ScheduleError, rv.LayoutError, rv.MemoryLimitError)
@@ -39,6 +39,7 @@ class Looked:
     problem: str = ""
     is_estimate: bool = False
     look_secs: float = 0.0
+    breakdown: Breakdown | None = None
 
 
 def evaluate(request: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
@@ -56,7 +57,7 @@ def trial_of(candidate: Candidate, looked: Looked) -> Trial:
     """The trial of a candidate, from the result of its look."""
     return Trial(
         candidate, looked.secs, looked.peak_bytes, looked.problem, looked.is_estimate,
-        looked.look_secs,
+        looked.look_secs, looked.breakdown,
     )  # fmt: skip
 
 
@@ -98,9 +99,12 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
     def made(pair: tuple[Graph, Sequence[int]] | None, microbatches: int) -> Compiled:
         return compiled(request, samples, sprogram, microbatches=microbatches, short=pair)
 
+    def simulated(one: Compiled) -> Simulated:
+        wires, method = wires_on(request.topology), request.communication
+        return simulate(one, request.profile, communication=method, wires=wires)
+
     def secs_of(one: Compiled) -> float:
-        wires = wires_on(request.topology)
-        return step_secs(one, request.profile, communication=request.communication, wires=wires)
+        return simulated(one).secs
 
     programs = [made(pair, few) for pair in pairs]
     at_whole = _alone if short is None else short.at_whole
@@ -108,11 +112,14 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
     is_estimate = few > 0 or short is not None
     if peak > request.memory_bytes:
         return Looked(peak_bytes=peak, problem=lack(peak, request), is_estimate=is_estimate)
+    if not is_estimate:
+        whole = simulated(programs[0])
+        return Looked(whole.secs, peak, breakdown=whole.breakdown)
     secs = at_whole(*map(secs_of, programs))
     if few:
         fewer_secs = at_whole(*(secs_of(made(pair, few - how.period)) for pair in pairs))
         secs += (num - few) * (secs - fewer_secs) / how.period
-    return Looked(secs, peak, is_estimate=is_estimate)
+    return Looked(secs, peak, is_estimate=True)
 
 
 def _peak_bytes(programs: Sequence[Compiled], steps: int) -> int:

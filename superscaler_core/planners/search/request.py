@@ -15,6 +15,7 @@ from superscaler_core.memory import check_states
 from superscaler_core.plan import Device, Plan
 from superscaler_core.planners.search.captured import Captured, GraphOf
 from superscaler_core.schedules import nf1b, one_f_one_b
+from superscaler_core.simulator.account import Breakdown
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +228,7 @@ class Trial:
         is_estimate: whether only a few microbatches or blocks were simulated, and the rest was
             extrapolated.
         look_secs: seconds that the look took.
+        breakdown: where the time and the memory of the step go, if all of it was simulated.
     """
 
     candidate: Candidate
@@ -235,6 +237,7 @@ class Trial:
     problem: str = ""
     is_estimate: bool = False
     look_secs: float = 0.0
+    breakdown: Breakdown | None = None
 
     @property
     def fits(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cost.op_time import OpTimes
-from superscaler_core.cost.wire import TICKS_PER_SEC, Wires
+from superscaler_core.cost.wire import METHODS, TICKS_PER_SEC, Wires, wires_on
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import (
     ampnet,
@@ -29,7 +29,7 @@ from superscaler_core.schedules import (
     pipedream,
     timeline,
 )
-from superscaler_core.simulator import PROFILES, Simulated, simulate, step_secs
+from superscaler_core.simulator import PROFILES, Simulated, simulate
 from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.trace import events
 from superscaler_core.simulator.work import Methods, Work
@@ -169,13 +169,27 @@ def test_data_parallel_step_takes_the_time_of_ops_plus_all_reduces(method: str) 
     assert found.communication_secs[0] == pytest.approx(sum(costs), rel=ROUNDING)
 
 
-@pytest.mark.parametrize("method", ["rvd", "p2p"])
-@pytest.mark.parametrize("num_cores", [0, 1])
-def test_step_secs_equals_the_time_of_the_full_simulation(method: str, num_cores: int) -> None:
-    compiled = Case("hybrid", 4, {"tp": 2, "pp": 2}, sizes={"width": 64}).compiled()
-    profile = replace(PROFILES["v100"], num_cores=num_cores)
-    whole = simulate(compiled, profile, communication=method).secs
-    assert step_secs(compiled, profile, communication=method) == whole
+@pytest.mark.parametrize("method", METHODS)
+def test_prices_that_are_kept_are_those_of_a_new_simulation(method: str) -> None:
+    wires = wires_on(TWO_HOSTS)
+    for width, tp in product((32, 64, 28), (1, 2, 4)):
+        sizes = {"width": width, "heads": 4}
+        plan = Case("hybrid", 4, {"tp": tp, "pp": 1}, sizes=sizes).planned()
+        compiled = ss.compile(plan, topology=TWO_HOSTS)
+        kept = simulate(compiled, PROFILES["v100"], communication=method, wires=wires)
+        new = simulate(compiled, PROFILES["v100"], communication=method)
+        assert kept.secs == new.secs
+    assert wires_on(TWO_HOSTS) is wires
+
+
+def test_breakdown_adds_up_to_the_step_and_the_memory_of_the_fullest_device() -> None:
+    found = simulate(Case("hybrid", 4, {"tp": 2, "pp": 2}).compiled(), PROFILES["v100"])
+    parts = found.breakdown
+    assert sum(parts.shares.values()) == pytest.approx(1.0)
+    assert sum(parts.memory.values()) == max(found.peak_bytes.values())
+    assert {name: sent for name, (sent, _) in parts.levels.items()} == {
+        level.name: level.sent_bytes for level in found.levels
+    }
 
 
 def test_plans_are_not_slower_than_point_to_point() -> None:
