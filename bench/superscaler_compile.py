@@ -31,7 +31,7 @@ the plan `hybrid`, by number of layers and of devices, 8 a host. Counted are, in
   materialize  every communication, both ways, and the rvdcomm plan of each
   generate     the Python file of every rank, written to a folder
   files        all of these, from module to files
-  simulate     a step of the program on V100s
+  simulate     a step of the program on V100s, with its memory over time
 Not counted: imports, and building the modules.
 """
 
@@ -138,7 +138,7 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         timed("generate", lambda: compiled.save(folder))
         num_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
-    timed("simulate", lambda: simulate(compiled, PAPER.profile))
+    timed("simulate", lambda: simulate(compiled, PAPER.profile).live)
     return {
         "secs": secs,
         "ops": len(graph.ops),

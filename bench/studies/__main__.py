@@ -121,7 +121,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "--gpus", type=_counts, default=GPUS, metavar="N,N",
         help="which of 4,8,16,32 (default: all)",
     )  # fmt: skip
-    return parse(parser, words, out="bench/results/studies.json", budget_secs=33.0)
+    return parse(parser, words, out="bench/results/studies.json", budget_secs=35.0)
 
 
 def _counts(text: str) -> tuple[int, ...]:
