@@ -10,7 +10,7 @@ from bench.cells.cluster import PAPER, Cluster
 from bench.cells.hurried import hurried
 from bench.cells.processes import NUM_PROCESSES
 from bench.cells.workload import Workload
-from superscaler_core.cost.wire import Wires
+from superscaler_core.cost.wire import wires_on
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.offers import with_overlap
@@ -107,8 +107,7 @@ class Cell:
 
 def _pulled_secs(found: Found) -> dict[str, float]:
     """Seconds of a step of the plan with point-to-point communication."""
-    request = found.request
-    wires = Wires(request.topology)
+    request, wires = found.request, wires_on(found.request.topology)
     return {
         where: simulate(found.compiled, request.profile, intra=intra, inter=inter, wires=wires).secs
         for where, (intra, inter) in PULLS.items()

@@ -56,7 +56,7 @@ def parse(
     if budget_secs:
         add(
             "--budget", type=float, default=budget_secs, metavar="SECS",
-            help="of every search (default: %(default)s)",
+            help="of a search (default: %(default)s)",
         )  # fmt: skip
     add(
         "--rows", type=Path, nargs="*", default=(), metavar="FILE",
@@ -147,6 +147,8 @@ def save(
 ) -> int:
     """Write the result file and its picture, unless the code is uncommitted or the run incomplete.
 
+    ``wall_secs`` of the file is the time of this call, without that of calls that were stopped.
+
     Args:
         args: result of ``parse``.
         figures: the result without its environment (machine, versions, date).
@@ -156,8 +158,6 @@ def save(
 
     Returns:
         0, for the shell.
-
-    ``wall_secs`` of the file is the time of this call, without that of calls that were stopped.
     """
     origin = origin_text(rows, older)
     print(f"{len(rows) + len(older)} rows of {origin}")

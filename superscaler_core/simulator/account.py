@@ -217,18 +217,6 @@ class Account:
         distinct = {id(ran.inside): ran.inside for ran in self.timeline.runs}
         return [(inside, counts[key]) for key, inside in distinct.items()]
 
-    @property
-    def breakdown(self) -> Breakdown:
-        """Where the time and the memory of the step go."""
-        times = (self.compute_secs, self.communication_secs, self.bubble_secs)
-        shares = (sum(by.values()) / len(by) / self.secs for by in times)
-        fullest = max(self.compiled.memory.values(), key=lambda memory: memory.total_bytes)
-        return Breakdown(
-            dict(zip(PARTS, shares, strict=True)),
-            {level.name: (level.sent_bytes, level.secs) for level in self.levels},
-            dict(fullest.by_kind),
-        )
-
     # --- memory ---------------------------------------------------------------------------------
 
     @cached_property
@@ -256,6 +244,20 @@ class Account:
     def fits(self) -> bool:
         """Whether every device has the memory that it needs."""
         return max(self.peak_bytes.values()) <= self.memory_bytes
+
+    # --- all of it ------------------------------------------------------------------------------
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """Where the time and the memory of the step go."""
+        times = (self.compute_secs, self.communication_secs, self.bubble_secs)
+        shares = (sum(by.values()) / len(by) / self.secs for by in times)
+        fullest = max(self.compiled.memory.values(), key=lambda memory: memory.total_bytes)
+        return Breakdown(
+            dict(zip(PARTS, shares, strict=True)),
+            {level.name: (level.sent_bytes, level.secs) for level in self.levels},
+            dict(fullest.by_kind),
+        )
 
 
 def _in_secs(ticks: Mapping[Device, int]) -> dict[Device, float]:

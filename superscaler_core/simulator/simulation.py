@@ -54,7 +54,7 @@ def simulate(
 ) -> Simulated:
     """Simulate a training step: time, bubble, communication and memory.
 
-    Its memory takes as long as its time, and is computed when it is asked for.
+    The memory takes as long to compute as the time, so it is computed when it is first read.
 
     Args:
         compiled: the program.

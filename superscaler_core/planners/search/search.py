@@ -77,7 +77,8 @@ def search(
         planner: a name of ``PLANNERS``, or a function that proposes candidates.
         budget_secs: seconds of the whole search. They include capturing the model, the full look
             at the best estimate, and the capture of the graph on which the chosen plan is checked:
-            no other look begins when less time is left than these may take. The search goes on
+            no other look begins when less time is left than these may take. A look in another
+            process that is under way in the end is abandoned. The search goes on
             beyond the budget until one plan was looked at in full, and if this plan's graph differs
             from the captured one.
         max_tried: the largest number of trials, besides the full looks at the best estimates in the
