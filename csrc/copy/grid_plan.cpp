@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <stdexcept>
+#include <string>
 
 namespace rvdcomm {
 namespace {
@@ -38,8 +40,26 @@ int64_t unit_elements(const PlanOp& op, int64_t alignment) {
   return std::max<int64_t>(unit / item, 1);
 }
 
-GridSide grid_side(const PlanOp& op, const PlanSide& side, int64_t unit) {
-  GridSide result{side.offset, {}, side.buffer};
+/// The index of a buffer of the program in a batch; a new one is added.
+int32_t index_in(GridBatch& batch, int32_t buffer) {
+  const auto found = std::find(batch.buffers.begin(), batch.buffers.end(), buffer);
+  const auto index = static_cast<int32_t>(found - batch.buffers.begin());
+  if (found == batch.buffers.end()) batch.buffers.push_back(buffer);
+  return index;
+}
+
+/// Whether the batch surely uses at most kMaxBuffers buffers if the op is added.
+bool has_room(const GridBatch& batch, const PlanOp& op) {
+  const auto num_new = [&](const PlanSide& side) {
+    return std::count(batch.buffers.begin(), batch.buffers.end(), side.buffer) == 0 ? 1 : 0;
+  };
+  int64_t count = static_cast<int64_t>(batch.buffers.size()) + num_new(op.dst);
+  for (const PlanSide& src : op.srcs) count += num_new(src);
+  return count <= kMaxBuffers;
+}
+
+GridSide grid_side(GridBatch& batch, const PlanOp& op, const PlanSide& side, int64_t unit) {
+  GridSide result{side.offset, {}, index_in(batch, side.buffer)};
   for (int d = 0; d < op.num_dims; ++d) {
     result.stride[d] = side.stride[d] * (d == op.num_dims - 1 ? unit : 1);
   }
@@ -97,8 +117,13 @@ void append(GridBatch& batch, const PlanOp& op, bool wide, int64_t alignment) {
   grid.num_srcs = static_cast<int32_t>(op.srcs.size());
   grid.is_move = op.is_move();
   grid.wide = wide;
-  batch.sides.push_back(grid_side(op, op.dst, unit));
-  for (const PlanSide& src : op.srcs) batch.sides.push_back(grid_side(op, src, unit));
+  batch.sides.push_back(grid_side(batch, op, op.dst, unit));
+  for (const PlanSide& src : op.srcs) batch.sides.push_back(grid_side(batch, op, src, unit));
+  if (batch.buffers.size() > static_cast<size_t>(kMaxBuffers)) {
+    throw std::invalid_argument("an op uses " + std::to_string(batch.buffers.size()) +
+                                " buffers, and a launch takes " + std::to_string(kMaxBuffers) +
+                                "; add its sources up in several ops.");
+  }
   batch.num_tiles += parts * ((grid.part_units + kTileUnits - 1) / kTileUnits);
   batch.has_sums = batch.has_sums || !grid.is_move;
   batch.ops.push_back(grid);
@@ -112,7 +137,8 @@ std::vector<GridBatch> grid_batches(const CopyProgram& program, int64_t alignmen
   for (size_t i = 0, first = 0; i < ops.size(); ++i) {
     const auto is_free = [&](const PlanOp& op) { return independent(op, ops[i]); };
     const auto begin = ops.begin() + static_cast<ptrdiff_t>(first);
-    if (i == 0 || !std::all_of(begin, ops.begin() + static_cast<ptrdiff_t>(i), is_free)) {
+    if (i == 0 || !has_room(batches.back(), ops[i]) ||
+        !std::all_of(begin, ops.begin() + static_cast<ptrdiff_t>(i), is_free)) {
       batches.emplace_back();
       first = i;
     }

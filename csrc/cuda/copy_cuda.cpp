@@ -4,8 +4,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,6 +13,29 @@
 namespace rvdcomm {
 namespace {
 
+/// A stream that waits for no other.
+class OwnStream {
+ public:
+  OwnStream() { RVD_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  ~OwnStream() { (void)cudaStreamDestroy(stream_); }
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// Copy to device memory. Once this returns, the data are there for kernels of every stream.
+///
+/// A cudaMemcpy from pageable memory may return earlier. Then only streams that wait for the legacy
+/// stream may read the data, and the streams that torch makes do not.
+void upload(void* to, const void* from, size_t num_bytes) {
+  const OwnStream stream;
+  RVD_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyHostToDevice, stream));
+  RVD_CUDA(cudaStreamSynchronize(stream));
+}
+
 /// An array in device memory that is written once, when it is constructed.
 class DeviceTable {
  public:
@@ -22,7 +43,7 @@ class DeviceTable {
   explicit DeviceTable(const std::vector<T>& items) {
     const size_t num_bytes = items.size() * sizeof(T);
     RVD_CUDA(cudaMalloc(&data_, num_bytes));
-    RVD_CUDA(cudaMemcpy(data_, items.data(), num_bytes, cudaMemcpyHostToDevice));
+    upload(data_, items.data(), num_bytes);
   }
   DeviceTable(const DeviceTable&) = delete;
   DeviceTable& operator=(const DeviceTable&) = delete;
@@ -76,26 +97,22 @@ class CudaCopyProgram::Plans {
 };
 
 CudaCopyProgram::CudaCopyProgram(const CopyProgram& program)
-    : plans_(std::make_shared<Plans>(program)) {
-  if (program.num_buffers() > kMaxBuffers) {
-    throw std::invalid_argument("the program uses " + std::to_string(program.num_buffers()) +
-                                " buffers, and a launch takes " + std::to_string(kMaxBuffers) +
-                                "; use several programs.");
-  }
-}
+    : plans_(std::make_shared<Plans>(program)) {}
 
 void CudaCopyProgram::run(void* const* buffers, void* stream) const {
-  KernelArguments arguments{};
   uintptr_t low_bits = kMaxUnitBytes;
   for (int i = 0; i < plans_->num_buffers(); ++i) {
-    arguments.buffers[i] = static_cast<char*>(buffers[i]);
     low_bits |= reinterpret_cast<uintptr_t>(buffers[i]);
   }
   const auto alignment = static_cast<int64_t>(low_bits & (~low_bits + 1));
   int device = 0;
   RVD_CUDA(cudaGetDevice(&device));
+  KernelArguments arguments{};
   for (const DeviceBatch& each : plans_->of(device, alignment)) {
     const GridBatch& batch = each.batch;
+    for (size_t i = 0; i < batch.buffers.size(); ++i) {
+      arguments.buffers[i] = static_cast<char*>(buffers[batch.buffers[i]]);
+    }
     arguments.ops = each.ops ? each.ops->as<GridOp>() : nullptr;
     arguments.sides = each.ops ? each.sides->as<GridSide>() : nullptr;
     arguments.num_ops = static_cast<int32_t>(batch.ops.size());

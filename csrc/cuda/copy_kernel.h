@@ -7,7 +7,6 @@
 
 namespace rvdcomm {
 
-inline constexpr int kMaxBuffers = 256;
 inline constexpr int kInlineOps = 16;
 inline constexpr int kInlineSides = 64;
 

@@ -140,8 +140,9 @@ void run_by_definition(const std::vector<CopyOp>& ops, void* const* buffers, boo
 /// Run the code of the CUDA kernels on the CPU, one GPU thread after another.
 void run_as_grid(const CopyProgram& program, void* const* buffers, int64_t alignment) {
   for (const GridBatch& batch : grid_batches(program, alignment)) {
-    const GridView grid{batch.ops.data(), batch.sides.data(),
-                        reinterpret_cast<char* const*>(buffers),
+    std::vector<char*> used;
+    for (const int32_t buffer : batch.buffers) used.push_back(static_cast<char*>(buffers[buffer]));
+    const GridView grid{batch.ops.data(), batch.sides.data(), used.data(),
                         static_cast<int32_t>(batch.ops.size())};
     for (int64_t tile = 0; tile < batch.num_tiles; ++tile) {
       for (int thread = 0; thread < kTileThreads; ++thread) {
@@ -256,6 +257,46 @@ void dependent_ops_are_separate_batches() {
   all_engines_agree(ops, false, 8);
 }
 
+/// Every row has a buffer of its own on either side, more than a launch takes.
+void more_buffers_than_a_launch_takes_are_several_batches() {
+  constexpr int32_t kRows = 300, kLength = 8;
+  std::vector<std::vector<int32_t>> rows(2 * kRows, std::vector<int32_t>(kLength));
+  std::vector<void*> addresses;
+  std::vector<CopyOp> ops;
+  for (int32_t i = 0; i < 2 * kRows; ++i) {
+    std::fill(rows[i].begin(), rows[i].end(), i);
+    addresses.push_back(rows[i].data());
+  }
+  for (int32_t i = 0; i < kRows; ++i) {
+    CopyOp op{1, {kLength}, {i, DType::k_int32, 0, {1}}, {}};
+    op.srcs.push_back({2 * kRows - 1 - i, DType::k_int32, 0, {1}});
+    ops.push_back(op);
+  }
+  const CopyProgram program(ops, false);
+  const std::vector<GridBatch> batches = grid_batches(program, 16);
+  CHECK(batches.size() == 3);
+  for (const GridBatch& batch : batches) CHECK(batch.buffers.size() <= kMaxBuffers);
+  run_as_grid(program, addresses.data(), 16);
+  for (int32_t i = 0; i < kRows; ++i) {
+    CHECK(rows[i] == std::vector<int32_t>(kLength, 2 * kRows - 1 - i));
+  }
+}
+
+/// An op is never split by its sources, so it may not have more buffers than a launch takes.
+void an_op_of_too_many_buffers_throws() {
+  CopyOp op{1, {4}, {0, DType::k_int32, 0, {1}}, {}};
+  for (int32_t i = 1; i < kMaxBuffers; ++i) op.srcs.push_back({i, DType::k_int32, 0, {1}});
+  CHECK(grid_batches(CopyProgram({op}, false), 16).front().buffers.size() == kMaxBuffers);
+  op.srcs.push_back({kMaxBuffers, DType::k_int32, 0, {1}});
+  bool has_thrown = false;
+  try {
+    grid_batches(CopyProgram({op}, false), 16);
+  } catch (const std::invalid_argument&) {
+    has_thrown = true;
+  }
+  CHECK(has_thrown);
+}
+
 /// Bytes of all units of an op. Only plans the op, because its buffers would be too large to run
 /// it.
 int64_t planned_bytes(const CopyOp& op) {
@@ -311,6 +352,8 @@ int main() {
   tiles_of_a_pack_take_turns();
   ragged_columns_of_one_array_are_one_batch();
   dependent_ops_are_separate_batches();
+  more_buffers_than_a_launch_takes_are_several_batches();
+  an_op_of_too_many_buffers_throws();
   more_units_than_31_bits_are_split();
   many_units_along_short_dims_are_split();
   errors_name_the_op();

@@ -549,6 +549,43 @@ def test_gpu_result_has_the_bits_of_the_cpu_result(name: str, num_srcs: int) -> 
 
 
 @on_gpu
+@pytest.mark.parametrize("num_rows", [20, 300, 4000])
+def test_first_run_waits_for_its_table_if_the_copy_engine_is_busy(num_rows: int) -> None:
+    """The table is uploaded in the first run; nothing else orders it before a kernel of a stream
+    of its own. A large copy on another stream delays the upload.
+    """
+    side_stream, busy = torch.cuda.Stream(), torch.cuda.Stream()
+    large = torch.empty(1 << 28, dtype=torch.uint8).pin_memory()
+    room, src = torch.empty_like(large, device="cuda"), torch.randn(num_rows, 8).cuda()
+    wrong = []
+    for turn in range(10):
+        rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(turn)).tolist()
+        program = _C.CopyProgram([
+            ((8,), (0, "float32", 8 * to, (1,)), [(1, "float32", 8 * row, (1,))])
+            for to, row in enumerate(rows)
+        ])  # fmt: skip
+        dst = torch.zeros_like(src)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(busy):
+            room.copy_(large, non_blocking=True)
+        program.run_cuda([dst.data_ptr(), src.data_ptr()], side_stream.cuda_stream)
+        torch.cuda.synchronize()
+        if not torch.equal(dst, src[rows]):
+            wrong.append(turn)
+    assert wrong == []
+
+
+@on_gpu
+def test_more_buffers_than_a_launch_takes_run_in_several_launches() -> None:
+    rows = torch.arange(600 * 8, dtype=torch.int32).view(600, 8).cuda()
+    ops = [((8,), (i, "int32", 0, (1,)), [(599 - i, "int32", 0, (1,))]) for i in range(300)]
+    expected = torch.cat([rows[300:].flip(0), rows[300:]])
+    stream = torch.cuda.current_stream().cuda_stream
+    _C.CopyProgram(ops).run_cuda([row.data_ptr() for row in rows], stream)
+    assert torch.equal(rows, expected)
+
+
+@on_gpu
 def test_batch_of_many_ops_on_the_gpu_equals_the_cpu_result() -> None:
     """More ops than a launch takes by value, so that they come from a table on the device."""
     src, dst = torch.randn(200, 40).cuda(), torch.zeros(200, 40).cuda()

@@ -15,8 +15,11 @@ inline constexpr int kUnitsPerThread = 4;
 inline constexpr int kTileUnits = kTileThreads * kUnitsPerThread;
 /// The widest access of a GPU thread.
 inline constexpr int kMaxUnitBytes = 16;
+/// Most buffers of a batch, whose addresses are passed to the kernel by value.
+inline constexpr int kMaxBuffers = 256;
 
 /// A side in bytes. The stride of the last dim is the distance between units, not elements.
+/// `buffer` is an index in the buffers of the batch.
 struct GridSide {
   int64_t offset;
   int64_t stride[kMaxDims];
@@ -41,12 +44,14 @@ struct GridOp {
 struct GridBatch {
   std::vector<GridOp> ops;
   std::vector<GridSide> sides;
+  std::vector<int32_t> buffers;  // numbers of the program's buffers that the batch uses
   int64_t num_tiles = 0;
   bool has_sums = false;
 };
 
 /// The batches of a program, in order. All buffers must start at multiples of `alignment`.
 /// @pre alignment is a power of two
+/// @throws std::invalid_argument if one op uses more than kMaxBuffers buffers
 std::vector<GridBatch> grid_batches(const CopyProgram& program, int64_t alignment);
 
 }  // namespace rvdcomm
