@@ -276,9 +276,10 @@ def test_slower_nic_slows_down_only_cells_on_several_hosts(
     assert (usual["cell"], less["cell"]) == ("tiny@as assumed", "tiny@NIC x 0.5")
 
 
-def test_search_on_fewer_gpus_has_less_time_and_alpas_planner_twice_as_long() -> None:
-    budgets = [budget_of(cell(num), "auto", 32.0) for num in (4, 32)]
+def test_search_on_fewer_gpus_has_less_time_and_some_planners_more() -> None:
+    budgets = [budget_of(cell(num), "Megatron", 32.0) for num in (4, 32)]
     assert budgets == [pytest.approx(16.0), pytest.approx(32.0)]
+    assert budget_of(cell(32), "auto", 32.0) == pytest.approx(48.0)
     assert budget_of(cell(32), ALPA, 32.0) == pytest.approx(64.0)
 
 

@@ -162,6 +162,13 @@ Planners learn from full looks how wrong estimates are, mainly those of memory.
 TIMES_LONGER = 1.5
 """Assumed time of a full look over that of a reduced one, until a pair of both was seen."""
 
+LEARN_SHARE = 0.5
+"""Share of the budget that is left when the first pair of a full and a reduced look is due.
+
+At an interlaced pipeline of 512 microbatches a full look takes 3.2 times as long. A search that
+learns this too late abandons the look at the best estimate, and its result is a slower plan.
+"""
+
 
 class _Looking:
     """The state of one search: waiting candidates, trials, and the best plan so far.
@@ -188,8 +195,9 @@ class _Looking:
     ) -> None:
         self._request, self._workers = request, workers
         self._end, self._last_secs = start + budget_secs, LAST_SHARE * budget_secs
+        self._learn_secs = LEARN_SHARE * budget_secs
         self._max_tried, self._progress = max_tried, progress
-        self._times_longer = TIMES_LONGER
+        self._times_longer: list[float] = []
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
         # Seconds of the reduced looks, and the candidates whose full looks are under way.
@@ -277,7 +285,8 @@ class _Looking:
     @property
     def _full_secs(self) -> float:
         """Seconds that a full look at the best estimate may take; 0 if it cannot be the best."""
-        return self._times_longer * self._small_secs[self._hope] if self._hope else 0.0
+        longer = max([TIMES_LONGER, *self._times_longer])
+        return longer * self._small_secs[self._hope] if self._hope else 0.0
 
     def _push(self, candidate: Candidate) -> None:
         order = candidate.guess_secs or candidate.bound_secs
@@ -303,8 +312,15 @@ class _Looking:
         if self._left_secs <= max(self._last_secs, self._full_secs):
             return True
         # With a limit of trials, the result must not depend on the speed of the machine.
+        if not self._max_tried and self._left_secs <= self._learn_secs and not self._has_learned:
+            return True
         is_cheap = self._max_tried > 0 or self._full_secs <= EARLY_SHARE * self._left_secs
         return is_cheap and self._is_faster(self._promising[0][0] / MUCH_FASTER)
+
+    @property
+    def _has_learned(self) -> bool:
+        """Whether a pair of a full and a reduced look was seen, or its full look is under way."""
+        return bool(self._times_longer or self._in_full)
 
     def _begin_in_full(self) -> None:
         """Give the best estimate to a worker for a full look, if it may be the best plan."""
@@ -326,8 +342,7 @@ class _Looking:
             self._in_full.discard(candidate)
             small_secs = self._small_secs.get(candidate, 0.0)
             if small_secs:
-                longer = trial.look_secs / small_secs
-                self._times_longer = max(self._times_longer, longer)
+                self._times_longer.append(trial.look_secs / small_secs)
         if trial.fits and self._is_faster(trial.secs):
             if trial.is_estimate:
                 heapq.heappush(self._promising, (trial.secs, next(self._numbers), candidate))

@@ -436,8 +436,15 @@ def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None
     assert estimate.secs == pytest.approx(whole.secs, rel=1e-3)
 
 
-def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> Found:
-    """A search of 100 s in which full looks take 15 s, others 1 s, and estimates get better."""
+def timed_search(
+    monkeypatch: pytest.MonkeyPatch,
+    capture_secs: float = 0.0,
+    *,
+    full_secs: float = 15.0,
+    small_secs: float = 1.0,
+    budget_secs: float = 100.0,
+) -> Found:
+    """A search in which looks take these seconds, and estimates get better."""
     now = 0.0
 
     def capture(samples: int) -> ss.Graph:
@@ -448,7 +455,7 @@ def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> 
     def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
         nonlocal now
         is_full = how in (WHOLE, EXACT)
-        took = 15.0 if is_full else 1.0
+        took = full_secs if is_full else small_secs
         now += took
         secs = float(candidate.name)
         return Trial(candidate, secs, 1, is_estimate=not is_full, look_secs=took)
@@ -459,7 +466,7 @@ def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> 
     monkeypatch.setattr("superscaler_core.planners.search.captured.time", clock)
     given = (Candidate(f"{100 - n}", 1, PLANS["data_parallel"], look=Look(1)) for n in range(1000))
     asked = replace(request(), captured=Captured(capture, first=(2,)))
-    return search_request(asked, lambda _: given, budget_secs=100)
+    return search_request(asked, lambda _: given, budget_secs=budget_secs)
 
 
 @pytest.mark.parametrize("capture_secs", [0.0, 20.0])
@@ -472,6 +479,13 @@ def test_time_budget_includes_captures_and_the_final_full_simulation(
     assert not found.best.is_estimate
     estimates = [trial.secs for trial in found.tried if trial.is_estimate]
     assert found.secs <= min(estimates) + 1  # of those that there was time for
+
+
+def test_full_looks_of_four_times_a_reduced_one_end_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = timed_search(monkeypatch, full_secs=8, small_secs=2, budget_secs=35)
+    assert found.search_secs < 35 + 2  # a reduced look may begin just before the end
 
 
 def test_last_full_look_may_be_too_long_if_it_can_be_abandoned(
