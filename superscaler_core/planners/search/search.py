@@ -78,9 +78,9 @@ def search(
         budget_secs: seconds of the whole search. They include capturing the model, the full look
             at the best estimate, and the capture of the graph on which the chosen plan is checked:
             no other look begins when less time is left than these may take. A look in another
-            process that is under way in the end is abandoned. The search goes on
-            beyond the budget until one plan was looked at in full, and if this plan's graph differs
-            from the captured one.
+            process that is under way in the end is abandoned. The search goes on beyond the budget
+            until one plan was looked at in full and no estimate is 3 % faster than it, and if this
+            plan's graph differs from the captured one.
         max_tried: the largest number of trials, besides the full looks at the best estimates in the
             end; 0 is no limit. With one process, and if the budget suffices, two searches with the
             same arguments find the same plan.
@@ -156,18 +156,12 @@ EARLY_SHARE = 0.05
 MUCH_FASTER = 0.97
 """An estimate below this share of the best step is looked at in full at once, if that is cheap.
 
-Planners learn from full looks how wrong estimates are, mainly those of memory.
+Planners learn from full looks how wrong estimates are, mainly those of memory. The search does not
+end with such an estimate: a user would rather wait for a full look than train at the slower step.
 """
 
 TIMES_LONGER = 1.5
 """Assumed time of a full look over that of a reduced one, until a pair of both was seen."""
-
-LEARN_SHARE = 0.5
-"""Share of the budget that is left when the first pair of a full and a reduced look is due.
-
-At an interlaced pipeline of 512 microbatches a full look takes 3.2 times as long. A search that
-learns this too late abandons the look at the best estimate, and its result is a slower plan.
-"""
 
 
 class _Looking:
@@ -195,14 +189,13 @@ class _Looking:
     ) -> None:
         self._request, self._workers = request, workers
         self._end, self._last_secs = start + budget_secs, LAST_SHARE * budget_secs
-        self._learn_secs = LEARN_SHARE * budget_secs
         self._max_tried, self._progress = max_tried, progress
-        self._times_longer: list[float] = []
+        self._times_longer, self._is_stopped = TIMES_LONGER, False
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
-        # Seconds of the reduced looks, and the candidates whose full looks are under way.
+        # Seconds of the reduced looks, and the estimates of candidates that are looked at in full.
         self._small_secs: dict[Candidate, float] = {}
-        self._in_full: set[Candidate] = set()
+        self._in_full: dict[Candidate, float] = {}
         self._numbers = count()
         self._tried: list[Trial] = []
         self._num_skipped = 0
@@ -285,8 +278,7 @@ class _Looking:
     @property
     def _full_secs(self) -> float:
         """Seconds that a full look at the best estimate may take; 0 if it cannot be the best."""
-        longer = max([TIMES_LONGER, *self._times_longer])
-        return longer * self._small_secs[self._hope] if self._hope else 0.0
+        return self._times_longer * self._small_secs[self._hope] if self._hope else 0.0
 
     def _push(self, candidate: Candidate) -> None:
         order = candidate.guess_secs or candidate.bound_secs
@@ -312,26 +304,23 @@ class _Looking:
         if self._left_secs <= max(self._last_secs, self._full_secs):
             return True
         # With a limit of trials, the result must not depend on the speed of the machine.
-        if not self._max_tried and self._left_secs <= self._learn_secs and not self._has_learned:
-            return True
         is_cheap = self._max_tried > 0 or self._full_secs <= EARLY_SHARE * self._left_secs
-        return is_cheap and self._is_faster(self._promising[0][0] / MUCH_FASTER)
-
-    @property
-    def _has_learned(self) -> bool:
-        """Whether a pair of a full and a reduced look was seen, or its full look is under way."""
-        return bool(self._times_longer or self._in_full)
+        return is_cheap and self._is_much_faster(self._promising[0][0])
 
     def _begin_in_full(self) -> None:
         """Give the best estimate to a worker for a full look, if it may be the best plan."""
         secs, _, candidate = heapq.heappop(self._promising)
         if self._is_faster(secs):
-            self._in_full.add(candidate)
+            self._in_full[candidate] = secs
             self._workers.begin(candidate, WHOLE)
 
     def _is_faster(self, secs: float) -> bool:
         """Whether a step of ``secs`` seconds would be the best so far."""
         return self.best is None or secs < self.best.secs
+
+    def _is_much_faster(self, secs: float) -> bool:
+        """Whether a step of ``secs`` seconds is worth a full look beyond the budget."""
+        return self._is_faster(secs / MUCH_FASTER)
 
     def _take(self, trial: Trial) -> None:
         candidate = trial.candidate
@@ -339,10 +328,11 @@ class _Looking:
         if trial.is_estimate:
             self._small_secs[candidate] = trial.look_secs
         else:
-            self._in_full.discard(candidate)
+            self._in_full.pop(candidate, None)
             small_secs = self._small_secs.get(candidate, 0.0)
             if small_secs:
-                self._times_longer.append(trial.look_secs / small_secs)
+                longer = trial.look_secs / small_secs
+                self._times_longer = max(self._times_longer, longer)
         if trial.fits and self._is_faster(trial.secs):
             if trial.is_estimate:
                 heapq.heappush(self._promising, (trial.secs, next(self._numbers), candidate))
@@ -357,28 +347,44 @@ class _Looking:
 
     def stop(self) -> None:
         """Set the budget to 0: go on only until one plan was looked at in full."""
-        self._end = 0.0
+        self._end, self._is_stopped = 0.0, True
         if self.best is not None:
             self._workers.forget()
             self._in_full.clear()
 
     def confirm(self) -> None:
-        """Look at estimates in full, best first, until time is up and there is a best plan.
+        """Look at estimates in full, best first, until time is up and none is much faster.
 
         In another process a look may begin that is perhaps too long: nothing else is left to do,
-        and when time is up, it is not waited for.
+        and when time is up, it is not waited for, unless its estimate is much faster.
         """
-        while self.best is None or self._rest_secs > 0:
-            may_begin = self.best is None or self._left_secs > 0 or self._workers.are_apart
-            if self._promising and self._workers.has_room and may_begin:
+        while self._rest_secs > 0 or self._is_owed:
+            is_in_time = self._left_secs > 0 or (self._rest_secs > 0 and self._workers.are_apart)
+            may_begin = bool(self._promising) and (is_in_time or self._is_next_owed)
+            if may_begin and self._workers.has_room:
                 self._begin_in_full()
-            if self.best is not None and not self._in_full:
+            elif self.best is not None and not (may_begin or self._in_full):
                 return
-            ended = self._workers.wait(None if self.best is None else self._rest_secs)
+            ended = self._workers.wait(None if self._is_owed else self._rest_secs)
             if ended is not None:
                 self._take(ended)
             elif not (self._promising and self.best is None):
                 return
+
+    @property
+    def _is_next_owed(self) -> bool:
+        """Whether the best estimate is worth a full look beyond the budget."""
+        if self.best is not None and self._is_stopped:
+            return False
+        return bool(self._promising) and self._is_much_faster(self._promising[0][0])
+
+    @property
+    def _is_owed(self) -> bool:
+        """Whether any full look is worth to be waited for beyond the budget."""
+        if self.best is None:
+            return True
+        is_away = not self._is_stopped and any(map(self._is_much_faster, self._in_full.values()))
+        return is_away or self._is_next_owed
 
     def settle(self) -> None:
         """Check the best plan on the captured graph, if its own graph was made by resizing.
