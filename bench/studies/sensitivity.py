@@ -25,7 +25,7 @@ The studies' models on 16 GPUs, with other values of the three assumptions that 
 how fast float32 is, how many bytes of a GPU are reserved, and which share of a host's NIC is
 reached. For each value all systems are tuned anew, and auto searches anew, where it matters to the
 dtype of the model; the factor is our speed over that of the best baseline of today. A search has
-0.8 of --budget, Alpa's planner twice as long. Nothing was run on a GPU.
+0.8 of --budget, and as in bench.studies some planners have more. Nothing was run on a GPU.
 """
 
 NUM_GPUS = 16

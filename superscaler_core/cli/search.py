@@ -128,7 +128,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--budget", metavar="TIME", type=secs, default="60s",
-        help="time of the search, capturing included, such as 90s or 5m (default 60s)",
+        help="time of the search, capturing included, such as 90s or 5m (default 60s); a search "
+        "takes a little longer if a plan seems 3 %% faster that it has not simulated in full",
     )  # fmt: skip
     parser.add_argument(
         "--max-tried", metavar="N", type=int, default=0,
