@@ -168,7 +168,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return parse(parser, words, out="bench/results/sensitivity.json", budget_secs=18.0)
+    return parse(parser, words, out="bench/results/sensitivity.json", budget_secs=36.0)
 
 
 if __name__ == "__main__":
