@@ -30,7 +30,7 @@ from superscaler_core.planners.search.request import (
     Request,
     Trial,
 )
-from superscaler_core.planners.search.search import search_request
+from superscaler_core.planners.search.search import Progress, search_request
 from superscaler_core.planners.search.workers import Workers
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
@@ -474,11 +474,13 @@ def test_time_budget_includes_captures_and_the_final_full_simulation(
     assert found.secs <= min(estimates) + 1  # of those that there was time for
 
 
-@pytest.mark.parametrize(("estimate", "expected"), [("366", 366), ("575", 582)])
-def test_search_exceeds_its_budget_only_for_an_estimate_that_is_much_faster(
-    monkeypatch: pytest.MonkeyPatch, estimate: str, expected: int
-) -> None:
-    """The first plan is looked at in full at once; full looks at the others take 60 s."""
+def search_with_late_estimate(
+    monkeypatch: pytest.MonkeyPatch, estimate: str, progress: Progress | None = None
+) -> Found:
+    """A search of 35 s: a plan of 582 s is looked at in full, then there is an estimate.
+
+    A full look at the plan of the estimate would take 60 s.
+    """
     now = 0.0
 
     def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
@@ -496,9 +498,25 @@ def test_search_exceeds_its_budget_only_for_an_estimate_that_is_much_faster(
         Candidate("582", 1, PLANS["data_parallel"], guess_secs=1),
         Candidate(estimate, 1, PLANS["data_parallel"], guess_secs=2, look=Look(1)),
     ]
-    found = search_request(request(), lambda _: given, budget_secs=35)
+    return search_request(request(), lambda _: given, budget_secs=35, progress=progress)
+
+
+@pytest.mark.parametrize(("estimate", "expected"), [("366", 366), ("575", 582)])
+def test_search_exceeds_its_budget_only_for_an_estimate_that_is_much_faster(
+    monkeypatch: pytest.MonkeyPatch, estimate: str, expected: int
+) -> None:
+    found = search_with_late_estimate(monkeypatch, estimate)
     assert found.secs == expected
     assert (found.search_secs > 35) == (expected == 366)
+
+
+def test_interrupted_search_does_not_go_on_for_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(num: int, waiting: int, best: Trial | None) -> None:
+        if num == 2:
+            raise KeyboardInterrupt
+
+    found = search_with_late_estimate(monkeypatch, "366", stop)
+    assert (found.secs, found.search_secs) == (582, 1 + 2)
 
 
 def test_last_full_look_may_be_too_long_if_it_can_be_abandoned(
