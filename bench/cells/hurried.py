@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner
 
+AGAIN_SECS = 1.0
+"""Seconds from one alarm to the next, until the planner is interrupted."""
+
 
 class _LateError(Exception):
     """The time budget is used up."""
@@ -56,7 +59,8 @@ def _alarm(secs: float) -> Iterator[None]:
         raise _LateError
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, secs)
+    # It rings again: Python drops an exception that is raised while an object is finalized.
+    signal.setitimer(signal.ITIMER_REAL, secs, AGAIN_SECS)
     try:
         yield
     finally:

@@ -30,6 +30,26 @@ def test_planner_is_interrupted_when_its_time_budget_is_used_up() -> None:
     assert time.monotonic() - start < 60
 
 
+class Lingering:
+    """An object whose finalizer takes long; Python drops exceptions that are raised in it."""
+
+    def __del__(self) -> None:
+        time.sleep(0.5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_planner_is_interrupted_later_if_it_finalizes_an_object_when_its_time_is_up() -> None:
+    def finalizes(_: object) -> Iterator[Candidate]:
+        yield FIRST
+        Lingering()
+        time.sleep(600.0)
+        yield SECOND
+
+    start = time.monotonic()
+    assert [*hurried(finalizes, 0.2)(NO_REQUEST)] == [FIRST]
+    assert time.monotonic() - start < 60
+
+
 def test_candidates_within_the_time_budget_are_proposed() -> None:
     assert [*hurried(lambda _: thinks(0.01), 60.0)(NO_REQUEST)] == [FIRST, SECOND]
 
