@@ -131,7 +131,7 @@ class Machine:
             mine = None
             if dist.get_rank() == 0:
                 found = search_request(request, PLANNERS["auto"], **limits)
-                mine = _distinct((found.best, *found.tried))[:PLANS_TO_MEASURE]
+                mine = distinct((found.best, *found.tried))[:PLANS_TO_MEASURE]
             best: list[Planned] = shared(mine)
             programs = [each.compiled(request) for each in best] if _measures() else []
             self.measure_ops(programs)
@@ -191,14 +191,20 @@ class Planned:
         return compiled(request, self.samples, self.sprogram)
 
 
-def _distinct(trials: Iterable[Trial]) -> list[Planned]:
-    """All plans that fit, fastest first; of plans with equal time and memory, only the first."""
+def distinct(trials: Iterable[Trial]) -> list[Planned]:
+    """All plans that fit, fastest first; of plans with equal time and memory, only the first.
+
+    Estimates are included, because a search looks at few of its plans in full. A plan that was
+    looked at in full has the time of this look.
+    """
+    in_full_last = sorted(trials, key=lambda trial: not trial.is_estimate)
+    by_candidate = {trial.candidate: trial for trial in in_full_last}
     kept: dict[tuple[float, int], Planned] = {}
-    for trial in trials:
-        if trial.fits and not trial.is_estimate:
-            of = trial.candidate
-            plan = Planned(of.name, of.samples, of.sprogram, trial.secs)
-            kept.setdefault((trial.secs, trial.peak_bytes), plan)
+    for of, trial in by_candidate.items():
+        if not trial.fits:
+            continue
+        plan = Planned(of.name, of.samples, of.sprogram, trial.secs)
+        kept.setdefault((trial.secs, trial.peak_bytes), plan)
     return sorted(kept.values(), key=lambda plan: plan.secs)
 
 

@@ -1,4 +1,4 @@
-"""Laws of fitted overheads, and of links that are scaled to one core per rank."""
+"""Laws of fitted overheads, of links scaled to one core per rank, and of the plans in a race."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import rvdcomm as rv
 from bench.machine import machine
 from bench.machine.method import StepSecs
 from bench.machine.overheads import FITTED, busy_secs, fitted, programs_on
+from superscaler_core.planners.search.request import Candidate, Trial
 from superscaler_core.simulator import PROFILES, simulate
 
 LINKS = rv.Topology.single_host(4, 10e-6, 10e9)
@@ -47,3 +48,21 @@ def test_links_between_hosts_are_not_scaled() -> None:
     fast, slow = rv.Link(10e-6, 10e9), rv.Link(60e-6, 25e6)
     hosts = rv.Topology.hosts([range(2), range(2, 4)], intra=fast, inter=slow)
     assert machine.with_a_core_each(hosts) is hosts
+
+
+def test_estimates_race_beside_plans_that_were_looked_at_in_full() -> None:
+    once, twice, never = (Candidate(name, 1, lambda plan: None) for name in ("a", "b", "c"))
+    trials = [
+        Trial(once, 3.0, 10, is_estimate=True),
+        Trial(twice, 1.0, 20, is_estimate=True),
+        Trial(never, 0.5, 30, is_estimate=True),
+        Trial(twice, 2.0, 20),
+        Trial(never, problem="too large"),
+    ]
+    assert [(plan.name, plan.secs) for plan in machine.distinct(trials)] == [("b", 2.0), ("a", 3.0)]
+
+
+def test_of_plans_with_equal_time_and_memory_only_the_first_races() -> None:
+    plans = [Candidate(name, 1, lambda plan: None) for name in ("a", "b", "c")]
+    trials = [Trial(plans[0], 2.0, 10), Trial(plans[1], 2.0, 10), Trial(plans[2], 1.0, 10)]
+    assert [plan.name for plan in machine.distinct(trials)] == ["c", "a"]

@@ -191,7 +191,7 @@ class Proposals:
             str(setting),
             setting.microbatch,
             filling,
-            bound_secs=self._bounds.secs(setting),
+            bound_secs=self._bounds.secs,
             guess_secs=guess_secs,
             least_bytes=least_bytes,
             look=Look(period, ROUNDS + 2 * (setting.chunks - 1), filling.sizes),

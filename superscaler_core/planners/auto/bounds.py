@@ -32,7 +32,8 @@ class Bounds:
     Memory: weights, gradients and optimizer states are on some device. When a microbatch ends its
     forward, all that its backward needs is on some device.
 
-    With measured times of ops (``DeviceProfile.op_secs``) the bound of time is only an estimate.
+    Measured times of ops (``DeviceProfile.op_secs``) follow no law of speeds: a library may compute
+    larger microbatches by another algorithm. There is no bound of time with them.
     """
 
     request: Request
@@ -62,9 +63,15 @@ class Bounds:
         first, second = samples[:2]
         return max(0.0, secs(second) - secs(first)) / (second - first)
 
-    def secs(self, setting: Setting) -> float:
-        """A lower bound of the seconds of a step."""
+    @property
+    def computing_secs(self) -> float:
+        """Seconds of a step in which all devices compute, each op once and at its highest speed."""
         return self._sample_secs * self.request.batch / len(self.request.devices)
+
+    @property
+    def secs(self) -> float:
+        """A lower bound of the seconds of a step; 0 if times of ops were measured."""
+        return 0.0 if self.request.profile.op_secs else self.computing_secs
 
     def least_bytes(self, setting: Setting) -> float:
         """A lower bound of the bytes on the fullest device."""

@@ -30,7 +30,6 @@ from superscaler_core.planners.auto.asked import SPENT, Asked, Remembered
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.change import NO_CHANGE, Change, Changed
 from superscaler_core.planners.auto.guess import AGAIN
-from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 
@@ -114,6 +113,7 @@ class Others:
         planners: the planners by name.
 
     Attributes:
+        bound_secs, computing_secs: ``Bounds.secs`` and ``computing_secs`` of the request.
         results: step time and memory of all trials that auto has seen.
     """
 
@@ -127,9 +127,9 @@ class Others:
         # sPrograms are sent to workers, which have the graphs already.
         self._request = replace(request, graph_of=_no_graph, captured=None)
         self._traits, self._planners = traits, planners
-        self.bound_secs = bounds.secs(Setting())
+        self.bound_secs, self.computing_secs = bounds.secs, bounds.computing_secs
         self._usual_secs = (
-            self.bound_secs * (AGAIN[Keep.BLOCK_INPUTS] if bounds.is_tight else 1.0) or 1.0
+            self.computing_secs * (AGAIN[Keep.BLOCK_INPUTS] if bounds.is_tight else 1.0) or 1.0
         )
         self.memory_bytes = request.memory_bytes
         self.search = f"{os.getpid()}.{next(_searches)}"
@@ -266,7 +266,7 @@ class _Row:
             more = [(each, dearer) for each in change.savings(is_far)]
         elif trial.fits and result not in results:
             is_near = trial.secs <= NEAR * min((secs for secs, _ in results), default=0.0)
-            near_secs = self._others.bound_secs
+            near_secs = self._others.computing_secs
             cheap, dear = (near_secs if is_near else trial.secs * f for f in (CHANGED, SHARDED))
             more = [(each, cheap if each.zero == change.zero else dear) for each in change.more()]
         else:

@@ -319,7 +319,7 @@ class _Looking:
         return self.best is None or secs < self.best.secs
 
     def _is_much_faster(self, secs: float) -> bool:
-        """Whether a step of ``secs`` seconds is worth a full look beyond the budget."""
+        """Whether a step of ``secs`` seconds would be much faster than the best so far."""
         return self._is_faster(secs / MUCH_FASTER)
 
     def _take(self, trial: Trial) -> None:
@@ -358,33 +358,30 @@ class _Looking:
         In another process a look may begin that is perhaps too long: nothing else is left to do,
         and when time is up, it is not waited for, unless its estimate is much faster.
         """
-        while self._rest_secs > 0 or self._is_owed:
+        while self._rest_secs > 0 or self._is_any_owed:
             is_in_time = self._left_secs > 0 or (self._rest_secs > 0 and self._workers.are_apart)
-            may_begin = bool(self._promising) and (is_in_time or self._is_next_owed)
+            may_begin = bool(self._promising) and (
+                is_in_time or self._is_owed(self._promising[0][0])
+            )
             if may_begin and self._workers.has_room:
                 self._begin_in_full()
             elif self.best is not None and not (may_begin or self._in_full):
                 return
-            ended = self._workers.wait(None if self._is_owed else self._rest_secs)
+            ended = self._workers.wait(None if self._is_any_owed else self._rest_secs)
             if ended is not None:
                 self._take(ended)
             elif not (self._promising and self.best is None):
                 return
 
     @property
-    def _is_next_owed(self) -> bool:
-        """Whether the best estimate is worth a full look beyond the budget."""
-        if self.best is not None and self._is_stopped:
-            return False
-        return bool(self._promising) and self._is_much_faster(self._promising[0][0])
+    def _is_any_owed(self) -> bool:
+        """Whether the search goes on beyond the budget."""
+        estimates = [*self._in_full.values(), *(secs for secs, _, _ in self._promising[:1])]
+        return self.best is None or any(map(self._is_owed, estimates))
 
-    @property
-    def _is_owed(self) -> bool:
-        """Whether any full look is worth to be waited for beyond the budget."""
-        if self.best is None:
-            return True
-        is_away = not self._is_stopped and any(map(self._is_much_faster, self._in_full.values()))
-        return is_away or self._is_next_owed
+    def _is_owed(self, secs: float) -> bool:
+        """Whether an estimate of ``secs`` seconds is worth a full look beyond the budget."""
+        return self.best is None or (not self._is_stopped and self._is_much_faster(secs))
 
     def settle(self) -> None:
         """Check the best plan on the captured graph, if its own graph was made by resizing.

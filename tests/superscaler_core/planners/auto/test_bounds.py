@@ -8,10 +8,9 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.cost.op_time import OpTimes, signature
 from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.cost.reach import Reach
-from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.search.request import Request
 from superscaler_core.simulator import PROFILES
@@ -48,5 +47,17 @@ def least_secs(profile: DeviceProfile, samples: int, pieces: int) -> float:
 def test_no_microbatch_size_is_faster_than_the_bound(name: str, samples: tuple[int, ...]) -> None:
     profile, topology = PROFILES_OF[name], rv.Topology.single_host(1, 5e-6, 20e9)
     bound = Bounds(Request(linears, samples, BATCH, (0,), topology, profile, 1 << 34))
-    secs = bound.secs(Setting())
+    secs = bound.secs
     assert 0 < secs <= min(least_secs(profile, n, p) for n in samples for p in (1, 2, 4))
+
+
+def test_bound_holds_if_a_library_computes_large_microbatches_by_a_faster_algorithm() -> None:
+    samples, secs = (64, 512, BATCH), {64: 1e-3, 512: 1.0, BATCH: 1e-2}
+    table = {
+        signature(ss.Part(op)): (secs[num], secs[num]) for num in samples for op in linears(num).ops
+    }
+    profile = replace(PROFILES["v100"], op_secs=table)
+    topology = rv.Topology.single_host(1, 5e-6, 20e9)
+    bounds = Bounds(Request(linears, samples, BATCH, (0,), topology, profile, 1 << 34))
+    least = least_secs(profile, BATCH, 1)
+    assert bounds.secs <= least < bounds.computing_secs

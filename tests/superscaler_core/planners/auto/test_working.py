@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cost.op_time import OpTimes
-from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.working import PASSES, Working
 from superscaler_core.planners.search.request import Request
@@ -64,4 +63,4 @@ def test_bound_holds_with_work_that_is_done_once_per_microbatch() -> None:
     least = min(BATCH // samples * secs_of(samples) for samples in REQUEST.samples)
     once = secs_of(1) - (secs_of(2) - secs_of(1))
     assert once > 0.3 * secs_of(1)
-    assert 0 < Bounds(REQUEST).secs(Setting()) <= least
+    assert 0 < Bounds(REQUEST).secs <= least
