@@ -47,7 +47,7 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> Lines:
 def _median_text(row: Mapping[str, Any], name: str) -> str:
     """The median step time of a competitor in ms; a dash if it cannot train the model."""
     seen = row["competitors"].get(name)
-    return f"{1e3 * median(seen['secs']):.3g}" if seen else "-"
+    return f"{1e3 * median(seen['secs']):.0f}" if seen else "-"
 
 
 def _sent(row: Mapping[str, Any], name: str) -> int:
