@@ -200,9 +200,8 @@ def distinct(trials: Iterable[Trial]) -> list[Planned]:
     in_full_last = sorted(trials, key=lambda trial: not trial.is_estimate)
     by_candidate = {trial.candidate: trial for trial in in_full_last}
     kept: dict[tuple[float, int], Planned] = {}
-    for of, trial in by_candidate.items():
-        if not trial.fits:
-            continue
+    for trial in filter(lambda trial: trial.fits, by_candidate.values()):
+        of = trial.candidate
         plan = Planned(of.name, of.samples, of.sprogram, trial.secs)
         kept.setdefault((trial.secs, trial.peak_bytes), plan)
     return sorted(kept.values(), key=lambda plan: plan.secs)

@@ -65,7 +65,10 @@ class Bounds:
 
     @property
     def computing_secs(self) -> float:
-        """Seconds of a step in which all devices compute, each op once and at its highest speed."""
+        """Seconds of a step in which all devices compute, each op once and at its highest speed.
+
+        A lower bound where speeds grow with the work, else an estimate.
+        """
         return self._sample_secs * self.request.batch / len(self.request.devices)
 
     @property
