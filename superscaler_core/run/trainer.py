@@ -187,7 +187,8 @@ class Trainer:
             foreach: whether to scale by torch's grouped kernels; if None, where they are fast.
 
         Returns:
-            The norm before scaling, the same on all ranks, as ``torch.nn.utils.clip_grad_norm_``.
+            The norm before scaling, on every rank, with the dtype that
+            ``torch.nn.utils.clip_grad_norm_`` returns for the whole model.
 
         Raises:
             RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set; on all ranks.
@@ -209,7 +210,7 @@ class Trainer:
                 "pass error_if_nonfinite=False."
             )
         nn.utils.clip_grads_with_norm_(stored.values(), max_norm, norm, foreach)
-        return norm
+        return norm.to(self._rank.device, self._rank.weights.trained_dtype)
 
     def grad_scaler(self, **options: Any) -> GradScaler:
         """A gradient scaler: from now on, steps leave gradients that are scaled by it.

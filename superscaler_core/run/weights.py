@@ -102,6 +102,13 @@ class WeightStore:
         """The dtype in which a parameter is stored."""
         return self._dtype or _dtype(self._tables.parameters[parameter].dtype)
 
+    @property
+    def trained_dtype(self) -> torch.dtype:
+        """The dtype that holds all stored dtypes of trained parameters, those of other ranks too."""
+        parameters = self._tables.parameters.items()
+        dtypes = [self.stored_dtype(name) for name, entry in parameters if entry.is_trained]
+        return reduce(torch.promote_types, dtypes) if dtypes else torch.get_default_dtype()
+
     def _made(self, name: str, weight: Weight) -> Tensor:
         """A copy without values, or one that shares memory with the stored parameter."""
         # Parameters that are read only under ``no_grad`` have no gradient, as in torch.

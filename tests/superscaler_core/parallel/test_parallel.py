@@ -285,25 +285,26 @@ def test_programs_of_all_shapes_use_the_autocast_of_their_creation() -> None:
 
 
 def test_gradients_of_several_steps_add_up() -> None:
-    def work(parallel: ss.Parallel) -> dict[str, Tensor]:
+    def work(parallel: ss.Parallel) -> tuple[Tensor, dict[str, Tensor]]:
         parallel.step(**named(4, 0))
         parallel.step(**named(3, 1))
-        parallel.clip_grad_norm_(0.5)
+        norm = parallel.clip_grad_norm_(0.5)
         with torch.no_grad():
             for parameter in parallel.parameters():
                 assert parameter.grad is not None
                 parameter -= parameter.grad
-        return parallel.state_dict()
+        return norm, parallel.state_dict()
 
     model = words()
     for batch_of_step in (named(4, 0), named(3, 1)):
         model(**batch_of_step)["loss"].backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    expected = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter -= parameter.grad
-    for state in on_threads(words(), named(4), 2, work, plan="megatron").values():
+    for norm, state in on_threads(words(), named(4), 2, work, plan="megatron").values():
+        torch.testing.assert_close(norm, expected)  # float32, as the weights
         torch.testing.assert_close(state, dict(model.state_dict()), rtol=0, atol=1e-8)
 
 
