@@ -11,9 +11,6 @@ Source: ``benchmark/alpa/suite_auto_gpt.py``, ``suite_auto_moe.py``, ``suite_wre
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +24,8 @@ from tqdm import tqdm
 import rvdcomm as rv
 import superscaler_core as ss
 from bench.cells.workload import captured
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 from bench.search.models import ALPA_MODELS, SearchModel
 from bench.tables import Lines, markdown
 from superscaler_core.cost import PROFILES
@@ -225,11 +223,7 @@ def lines(made: Sequence[Mapping[str, Any]]) -> Lines:
 
 def main(words: list[str]) -> int:
     """Compare, print the table, and write the result."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.alpa_plans",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("alpa_plans", __doc__)
     on_eight = [name for name, model in ALPA_MODELS.items() if model.num_gpus == PER_HOST]
     add = parser.add_argument
     add(
@@ -241,12 +235,10 @@ def main(words: list[str]) -> int:
     unknown = sorted({*args.models} - ALPA_MODELS.keys())
     if unknown:
         parser.error(f"{', '.join(unknown)}: there are {', '.join(ALPA_MODELS)}.")
-    result = environment(f"{parser.prog} {shlex.join(words)}".strip())
+    result = environment("alpa_plans", words)
     result["rows"] = [*tqdm(rows(args.models), total=2 * len(args.models), unit="plan")]
     print(markdown(lines(result["rows"])))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(args.out)
+    write(result, args.out)
     return 0
 
 

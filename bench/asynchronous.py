@@ -10,8 +10,6 @@ writes a JSON file and a plot.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plans.pieces.stages import stages_of_blocks
 from superscaler_core.schedules import SCHEDULES, on_one_worker
@@ -154,27 +153,26 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Train by every method; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.asynchronous", description=__doc__)
+    parser = parser_for("asynchronous", __doc__)
     parser.add_argument("--runs", type=int, default=15, help="(default: %(default)s)")
     parser.add_argument("--updates", type=int, default=40, help="of a run (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("bench/results/asynchronous.json"))
     parser.add_argument("--picture", type=Path, default=Path("docs/img/asynchronous.png"))
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(words)
     # Small products are fastest on one core, and the result does not depend on the number of cores.
     torch.set_num_threads(1)
     found = {}
     for name, method in methods(args.runs * args.updates).items():
         found[name] = losses(method, args.runs, args.updates)
         print(f"{name:30} first {found[name][0]:.3f}  last {found[name][-1]:.3f}", flush=True)
-    command = "python -m bench.asynchronous " + " ".join(sys.argv[1:] if argv is None else argv)
     result = {
-        **environment(command.strip()),
+        **environment("asynchronous", words),
         "title": f"GPT of {STAGES} stages, {SEQUENCES} sequences an update, Adam at {RATE:g}",
         "updates_per_run": args.updates,
         "losses": found,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    plot(result, args.picture)
+    write(result, args.out, partial(plot, result), args.picture)
     return 0
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 from rvdcomm import _C
 
 DESCRIPTION = """\
@@ -366,18 +366,14 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, print a table, and write a JSON file and a plot."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.copy",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("copy", DESCRIPTION, EPILOG)
     parser.add_argument("--mib", type=int, default=64, help="bytes written a row, in MiB (64)")
     parser.add_argument("--secs", type=float, default=1.0, help="time for a row (1 s)")
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides (1)")
     parser.add_argument("--only", help="kinds, comma separated, such as 'runs,pack'")
     parser.add_argument("--out", type=Path, default=Path("bench/results/scratch/copy.json"))
-    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(words)
     torch.set_num_threads(args.threads)
     bench = Bench(args.mib * MIB, args.secs, args.threads)
     kinds = {"runs": bench.runs, "gather": bench.gathers, "pack": bench.packs, "sum": bench.sums,
@@ -386,16 +382,9 @@ def main(argv: list[str] | None = None) -> int:
     for kind, measure in kinds.items():
         if args.only is None or kind in args.only.split(","):
             measure()
-    command = " ".join(["python -m bench.copy", *(sys.argv[1:] if argv is None else argv)])
     title = f"Copy programs, {args.mib} MiB a row, {args.threads} thread(s)"
-    result = {"title": title, **environment(command), "rows": bench.rows}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    try:
-        plot(result, args.out.with_suffix(".png"))
-        print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
-    except ImportError:
-        print(f"wrote {args.out}; install the extra `plot` for a picture of it")
+    result = {"title": title, **environment("copy", words), "rows": bench.rows}
+    write(result, args.out, partial(plot, result))
     return 0
 
 

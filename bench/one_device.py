@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +16,7 @@ from tqdm import tqdm
 
 import superscaler_core as ss
 from bench.command_line import parser_for
-from bench.environment import environment
+from bench.result import environment, write
 from bench.tables import grid
 from superscaler_core.models.gpt import GPT, GPTConfig, example_inputs
 
@@ -87,11 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines.append([str(row["width"]), row["dtype"], f"{row['parameters'] / 1e6:.0f} M",
                       f"{torchs:.2f}", f"{ours:.2f}", f"{ours / torchs:.3f}"])  # fmt: skip
     print(grid(lines))
-    command = shlex.join(["python", "-m", "bench.one_device", *given])
-    found = {"title": "Steps on one device, ours beside torch's", **environment(command)}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
-    print(f"wrote {args.out}")
+    found = {
+        "title": "Steps on one device, ours beside torch's",
+        **environment("one_device", given),
+    }
+    write({**found, "rows": rows}, args.out)
     return 0
 
 

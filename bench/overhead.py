@@ -22,7 +22,8 @@ from torch import Tensor
 
 import rvdcomm as rv
 from bench.cluster.ranks import Launch, run_ranks
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 
 DESCRIPTION = """\
 Measure the host overhead of one call of a compiled transition (rv.Redistributor), in microseconds.
@@ -67,17 +68,13 @@ Row = dict[str, Any]
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, print a table, and write a JSON file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.overhead",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("overhead", DESCRIPTION, EPILOG)
     parser.add_argument("--samples", type=int, default=200, help="of every way (default 200)")
     parser.add_argument("--only", choices=["copy", "dist", "peer"], help="leave out the others")
     parser.add_argument("--out", type=Path, default=Path("bench/results/overhead.json"))
     parser.add_argument("--worker", metavar="RESULTS", help=argparse.SUPPRESS)
-    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(words)
     torch.set_num_threads(1)
     if args.worker is not None:
         _work(Path(args.worker), args.samples, args.only)
@@ -86,10 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.only != "copy":
         rows += _start_ranks(args.samples, args.only)
     print(table(rows))
-    command = " ".join(["python -m bench.overhead", *(sys.argv[1:])])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({**environment(command), "rows": rows}, indent=1) + "\n")
-    print(f"\nwrote {args.out}")
+    write({**environment("overhead", words), "rows": rows}, args.out)
     return 0
 
 

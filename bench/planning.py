@@ -5,8 +5,6 @@ A sample is one `plan()` of a pair of layouts, or one lowering of one rank's pro
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import random
 import resource
@@ -14,13 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 from bench.rvd.cases import definitions
 from bench.weights.models import sides
 from rvdcomm import Layout, Link, Topology, native, plan_many
@@ -345,12 +344,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, print the tables, and write a JSON file and a plot."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.planning",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("planning", DESCRIPTION, EPILOG)
     parser.add_argument(
         "--ranks",
         default="8,16,32,64,128,256,512,1024,2048,4096,8192,16384",
@@ -363,7 +357,8 @@ def main(argv: list[str] | None = None) -> int:
         default=Path("bench/results/scratch/planning.json"),
         help="result file; the plot lies beside it (default: %(default)s)",
     )
-    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(words)
     print(
         f"{'':13}  {'':6}  {'':7} {'':6}  {'cold, ms':>9}  {'':8}  {'':8}  {'look-up, us':>10}\n"
         f"{'row':13}  {'ranks':>6}  {'search':7} {'pairs':>6}  {'median':>9}  {'95 %':>8}  "
@@ -394,12 +389,8 @@ def main(argv: list[str] | None = None) -> int:
         for result in bundles(model):
             models.append(result)
             print(bundle_line(result), flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python -m bench.planning", *(sys.argv[1:] if argv is None else argv)])
     found = {"rows": results, "lowering": lowering, "models": models}
-    args.out.write_text(json.dumps({**environment(command), **found}, indent=1) + "\n")
-    draw(results, args.out.with_suffix(".png"))
-    print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
+    write({**environment("planning", words), **found}, args.out, partial(draw, results))
     return 0
 
 

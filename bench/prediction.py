@@ -11,13 +11,14 @@ import argparse
 import json
 import sys
 import tempfile
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, scratch_path, write
 from bench.run import chosen, measure
 from bench.rvd.cases import IN_GROUP, cluster_groups
 from rvdcomm import Topology
@@ -35,12 +36,7 @@ examples:
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line; options shared with ``bench.run`` have the same names."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.prediction",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("prediction", __doc__, EPILOG)
     parser.add_argument("--cluster", metavar="HxR", default="2x4", help="(default: %(default)s)")
     parser.add_argument("--rate", default="200mbit", help="of a host's link (default %(default)s)")
     parser.add_argument(
@@ -58,21 +54,16 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     """Calibrate, measure, compare; returns the exit status."""
-    args = parse_args(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parse_args(words)
     try:
         result = _run(args)
     except ClusterUnavailableError as error:
         print(f"prediction: {error}", file=sys.stderr)
         return 2
-    out = args.out or Path("bench/results/scratch") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"\n{result['title']}\n\n{table(result)}\n\n{summary(result)}")
-    try:
-        plot(result, out.with_suffix(".png"))
-        print(f"wrote {out} and {out.with_suffix('.png')}")
-    except ImportError:
-        print(f"wrote {out}; install the extra `plot` for a picture of it")
+    result = {**environment("prediction", words), **result}
+    write(result, args.out or scratch_path(), partial(plot, result))
     return 0
 
 
@@ -101,7 +92,6 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "title": f"Predicted and measured: emulated cluster, {hosts} hosts x {ranks_per_host} "
         f"ranks, {args.rate}, gloo, executor {args.executor}",
-        **environment(" ".join(["python -m bench.prediction", *sys.argv[1:]])),
         "calibration": notes,
         "rows": [_compared(row, args.methods) for row in rows],
     }

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +21,8 @@ from typing import Any
 from bench.cluster import stream
 from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
 from bench.cluster.local import run_here
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, scratch_path, write
 from bench.rvd import report
 from bench.rvd.cases import Case, cluster_groups, local_groups, make_cases
 from rvdcomm import Layout, Link, Topology, plan
@@ -47,12 +48,7 @@ examples:
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.run",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("run", DESCRIPTION, EPILOG)
     parser.add_argument("--n", type=int, default=4, help="ranks of the smaller group (default 4)")
     parser.add_argument(
         "--sizes",
@@ -75,22 +71,17 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
-    args = parse_args(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parse_args(words)
     try:
         result = _on_cluster(args) if args.cluster else _on_this_machine(args)
     except ClusterUnavailableError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    out = args.out or Path("bench/results/scratch") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
     print(result["title"], end="\n\n")
     print(report.table(result), end="\n\n")
-    try:
-        report.plot(result, out.with_suffix(".png"))
-        print(f"wrote {out} and {out.with_suffix('.png')}")
-    except ImportError:
-        print(f"wrote {out}; install the extra `plot` for a picture of it")
+    result = {**environment("run", words), **result}
+    write(result, args.out or scratch_path(), partial(report.plot, result))
     return 0
 
 
@@ -203,10 +194,8 @@ def _progress(results: Path, total: int, done: threading.Event) -> None:
 def _result(
     args: argparse.Namespace, title: str, bytes_per_sec: float, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    command = " ".join(["python -m bench.run", *(sys.argv[1:])])
     return {
         "title": title,
-        **environment(command),
         "stream_bytes_per_sec": bytes_per_sec,
         "methods": args.methods,
         "rows": rows,

@@ -6,12 +6,10 @@ the busiest port over its bandwidth (``rvdcomm/cost/ports.py``).
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path as FilePath
@@ -20,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 from bench.rvd.cases import IN_GROUP, definitions, local_groups
 from bench.rvd.report import SHORT
 from bench.tables import grid
@@ -314,11 +313,7 @@ def plot(rows: list[dict[str, Any]], path: FilePath) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Model all cases, print a table, and write a JSON file and a plot."""
     words = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.scale",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("scale", DESCRIPTION)
     names = [world.name for world in WORLDS]
     parser.add_argument("--worlds", help=f"some of '{';'.join(names)}' (default: all)")
     parser.add_argument(
@@ -333,15 +328,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"the worlds are {';'.join(names)}")
     rows = [row for world in WORLDS if world.name in chosen for row in rows_of(world)]
     print(table(rows))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "-m", "bench.scale", *words])
-    result = {**environment(command), "shape": SHAPE, "dtype": DTYPE, "rows": rows}
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    try:
-        plot(rows, args.out.with_suffix(".png"))
-        print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
-    except ImportError:
-        print(f"wrote {args.out}; install the extra `plot` for a picture of it")
+    result = {**environment("scale", words), "shape": SHAPE, "dtype": DTYPE, "rows": rows}
+    write(result, args.out, partial(plot, rows))
     return 0
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -17,8 +15,9 @@ import superscaler_core as ss
 from bench.cells.cluster import PAPER
 from bench.cells.processes import side_by_side
 from bench.cells.workload import Workload, captured
-from bench.environment import environment
+from bench.command_line import parser_for
 from bench.pages.text import written
+from bench.result import environment, write
 from bench.studies.study import STUDIES
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.stages import (
@@ -274,12 +273,7 @@ def _scale_table(found: dict[str, Any]) -> Iterator[str]:
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.stage_planners",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("stage_planners", DESCRIPTION, EPILOG)
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     parser.add_argument("--no-scale", action="store_true", help="leave out the planners' times")
     parser.add_argument("--processes", type=int, default=2, help="at a time (default: 2)")
@@ -301,17 +295,13 @@ def main(argv: list[str] | None = None) -> int:
     """Cut the models, measure, and write a JSON file and the page's tables."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
-    result: dict[str, Any] = environment(
-        shlex.join(["python", "-m", "bench.stage_planners", *words])
-    )
+    result: dict[str, Any] = environment("stage_planners", words)
     names = args.models.split(",")
     result["models"] = dict(
         zip(names, side_by_side(cut_model, names, args.processes, "models"), strict=True)
     )
     if not args.no_scale:
         result["scale"] = measure_scale()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
     text = "\n\n".join(page(result))
     print(text)
     if args.page:
@@ -319,7 +309,7 @@ def main(argv: list[str] | None = None) -> int:
         path.write_text(
             written(path.read_text(encoding="utf-8"), "numbers", text), encoding="utf-8"
         )
-    print(f"wrote {args.out}")
+    write(result, args.out)
     return 0
 
 

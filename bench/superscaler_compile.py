@@ -8,19 +8,20 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import cycle
 from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 
 DESCRIPTION = """\
 Compile a GPT (GPT-3's form, width 5120, 40 heads, 2048 tokens; no memory is allocated for it) with
@@ -229,12 +230,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.superscaler_compile",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("superscaler_compile", DESCRIPTION, EPILOG)
     parser.add_argument("--layers", default="1,2,4,8,16,32,48", help="default: %(default)s")
     parser.add_argument(
         "--devices", default="1,2,4,8,16,32,64,128,256,512,1024",
@@ -265,16 +261,9 @@ def main(argv: list[str] | None = None) -> int:
     for num_layers, num_devices in points_of(*counts):
         rows.append(measure(num_layers, num_devices, args.repetitions))
         print(line_of(cells_of(rows[-1])), flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "-m", "bench.superscaler_compile", *words])
     sizes = {"width": WIDTH, "heads": HEADS, "sequence": SEQUENCE, "microbatch": MICROBATCH}
-    result = {**environment(command), "model": sizes, "rows": rows}
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    try:
-        plot(rows, args.out.with_suffix(".png"))
-        print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
-    except ImportError:
-        print(f"wrote {args.out}; install the extra `plot` for a picture of it")
+    result = {**environment("superscaler_compile", words), "model": sizes, "rows": rows}
+    write(result, args.out, partial(plot, rows))
     return 0
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +16,8 @@ import torch
 import rvdcomm as rv
 import superscaler_core as ss
 from bench import superscaler_compile
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost import PROFILES, CostModel
 from superscaler_core.models.gpt import GPT, GPTConfig
@@ -211,12 +210,7 @@ def _text(samples: Samples) -> str:
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.superscaler_cost",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("superscaler_cost", DESCRIPTION, EPILOG)
     parser.add_argument("--questions", type=int, default=1_000_000, help="default: %(default)s")
     parser.add_argument(
         "--repetitions", type=int, default=9, help="of candidates and changes (default %(default)s)"
@@ -243,9 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(words)
     parts = args.only.split(",")
     graph = gpt() if set(parts) - {"compile"} else None
-    result: dict[str, Any] = environment(
-        shlex.join(["python", "-m", "bench.superscaler_cost", *words])
-    )
+    result: dict[str, Any] = environment("superscaler_cost", words)
     if graph is not None and "candidate" in parts:
         result["candidate"] = measure_candidate(graph, args.repetitions)
     if graph is not None and "again" in parts:
@@ -254,10 +246,8 @@ def main(argv: list[str] | None = None) -> int:
         result["questions"] = measure_questions(graph, args.questions)
     if "compile" in parts:
         result["compile"] = measure_compile(3)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
     print("\n".join(lines_of(result)))
-    print(f"wrote {args.out}")
+    write(result, args.out)
     return 0
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +23,7 @@ from bench.cells.store import (
     restore,
     rows_of,
 )
-from bench.environment import environment
+from bench.result import environment, write
 
 PRICE = ("secs", "peak_bytes")
 """The figures of a row that are the price of its plan."""
@@ -39,7 +37,8 @@ def parse(
 ) -> argparse.Namespace:
     """Parse the options of a command over many cells.
 
-    ``command`` of the result is the call, ``start`` the time on the monotonic clock.
+    The result has the call as ``name`` and ``words``, and ``start``, the time on the monotonic
+    clock.
 
     Args:
         parser: a parser that has the options of this command only.
@@ -64,8 +63,8 @@ def parse(
     )  # fmt: skip
     add("--kept", action="store_true", help="compute nothing: show what is kept")
     add("--dirty", action="store_true", help="of code that is not committed; writes no result file")
-    command = f"{parser.prog} {shlex.join(words)}".strip()
-    parser.set_defaults(command=command, start=time.monotonic())
+    name = parser.prog.removeprefix("python -m bench.")
+    parser.set_defaults(name=name, words=words, start=time.monotonic())
     return parser.parse_args(words)
 
 
@@ -164,14 +163,9 @@ def save(
     if args.dirty or args.kept:
         print("no result file is written")
         return 0
-    path: Path = args.out
-    path.parent.mkdir(parents=True, exist_ok=True)
     wall_secs = {"wall_secs": round(time.monotonic() - args.start)}
-    result = {**environment(args.command), **wall_secs, **figures, "commits": origin}
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(path)
-    if draw is not None:
-        draw(path.with_suffix(".png"))
+    known = environment(args.name, args.words)
+    write({**known, **wall_secs, **figures, "commits": origin}, args.out, draw)
     return 0
 
 

@@ -21,6 +21,7 @@ from bench.cells.cluster import PAPER
 from bench.cells.searches import over, parse, run, save
 from bench.cells.store import Job, Row
 from bench.cells.workload import captured
+from bench.command_line import parser_for
 from bench.hidup.models import CLUSTERS, MODELS, SYSTEMS, num_gpus, topology_of, workload
 from bench.tables import Lines, grid
 from superscaler_core.cost import CostModel
@@ -212,12 +213,7 @@ def main(words: list[str]) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.hidup",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("hidup", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("--clusters", nargs="+", choices=CLUSTERS, default=[*CLUSTERS], help="default: all")
     add("--models", nargs="+", choices=MODELS, default=MODELS, help="default: all")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -11,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.command_line import parser_for
 from bench.pages import hidup, search, studies, training
 from bench.pages.text import Pictures, Result, Section, filled, link, written
 from bench.studies.study import STUDIES
@@ -67,11 +67,7 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
 
 def main(words: list[str]) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.pages",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("pages", DESCRIPTION)
     add = parser.add_argument
     add("--docs", type=Path, default=Path("docs"), help="folder of the pages")
     add("--results", type=Path, default=Path("bench/results"), help="folder of the JSON files")

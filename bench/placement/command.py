@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from bench.environment import environment
+from bench.command_line import parser_for
 from bench.placement.shapes import Machine, inception, nmt, rnnlm
+from bench.result import environment, write
 from superscaler_core.planners.placement import (
     PlacementProblem,
     by_patterns,
@@ -146,10 +146,7 @@ def draw(cases: dict[str, Any], path: Path) -> None:
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m bench.placement", description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_for("placement", DESCRIPTION)
     parser.add_argument("--out", type=Path, default=Path("bench/results/placement.json"))
     parser.add_argument("--image", type=Path, default=Path("docs/img/placement.png"))
     parser.add_argument("--updates", type=int, default=400, help="of 16 placements (%(default)s)")
@@ -160,16 +157,13 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
-    result = environment(shlex.join(["python", "-m", "bench.placement", *words]))
+    result = environment("placement", words)
     num_ticks = len(CASES) * (6 + args.updates * args.seeds)
     with tqdm(total=num_ticks, desc="placement", disable=None) as bar:
         result["cases"] = {
             name: place(make(), args.updates, args.seeds, bar.update)
             for name, make in CASES.items()
         }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    draw(result["cases"], args.image)
     print(table(result["cases"]))
-    print(f"wrote {args.out} and {args.image}")
+    write(result, args.out, partial(draw, result["cases"]), args.image)
     return 0

@@ -13,6 +13,7 @@ from bench.cells import dots
 from bench.cells.cell import Cell
 from bench.cells.searches import by_cell, equally_priced, over, parse, run, save
 from bench.cells.store import Job, Row
+from bench.command_line import parser_for
 from bench.search.catalogue import cells, compute
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.units import secs_text
@@ -167,12 +168,7 @@ def rows_of_jobs(args: argparse.Namespace, jobs: Sequence[Job]) -> tuple[list[Ro
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.search",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("search", DESCRIPTION, EPILOG)
     parser.add_argument("--cells", metavar="NAME,...", help="beginnings of cells' names")
     parser.add_argument("--planners", metavar="NAME,...", help="only these (default: all)")
     parser.add_argument(

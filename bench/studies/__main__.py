@@ -12,6 +12,7 @@ from bench.cells.cell import Cell
 from bench.cells.cluster import ASSUMPTIONS, GPUS
 from bench.cells.searches import parse, run, save
 from bench.cells.store import Job
+from bench.command_line import parser_for
 from bench.studies import one_gpu, report, transfers
 from bench.studies.report import Compared
 from bench.studies.study import COLUMNS, STUDIES, Study, budget_of, compute
@@ -107,12 +108,7 @@ def _show(study: Study, result: Mapping[str, Any]) -> None:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.studies",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("studies", DESCRIPTION, EPILOG)
     parser.add_argument(
         "studies", nargs="+", choices=[*STUDIES, MEMORY, "all"], metavar="STUDY",
         help="one of the above, or all",

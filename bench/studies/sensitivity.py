@@ -15,6 +15,7 @@ from bench.cells.cell import Cell
 from bench.cells.cluster import Cluster
 from bench.cells.searches import parse, run, save
 from bench.cells.store import Job, Row
+from bench.command_line import parser_for
 from bench.studies.report import Compared
 from bench.studies.study import STUDIES, TODAY, budget_of, cells
 from bench.tables import grid
@@ -163,11 +164,7 @@ def main(words: list[str]) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.studies.sensitivity",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("studies.sensitivity", DESCRIPTION)
     return parse(parser, words, out="bench/results/sensitivity.json", budget_secs=36.0)
 
 

@@ -13,6 +13,7 @@ from bench.cells.cell import PULLS, Cell
 from bench.cells.searches import parse, run, save
 from bench.cells.store import Job, Row
 from bench.cells.workload import Workload
+from bench.command_line import parser_for
 from bench.studies.report import COLOURS
 from bench.studies.systems import MEGATRON
 from bench.tables import Lines, grid
@@ -138,11 +139,7 @@ def main(words: list[str]) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.studies.strong_scaling",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("studies.strong_scaling", DESCRIPTION)
     parser.add_argument(
         "--gpus", type=lambda text: tuple(map(int, text.split(","))), default=NUM_GPUS,
         metavar="N,N", help="which numbers of GPUs (default: all)",

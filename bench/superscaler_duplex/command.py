@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
 from bench.command_line import parser_for
-from bench.environment import environment
+from bench.result import environment, write
 from bench.tables import grid
 
 DESCRIPTION = """\
@@ -76,16 +75,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     result = {
-        **environment(shlex.join(["python", "-m", "bench.superscaler_duplex", *words])),
+        **environment("superscaler_duplex", words),
         "cluster": args.cluster,
         "batch": args.batch,
         "layers": args.layers,
         "rows": rows,
     }
     print(table(result))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {args.out}")
+    write(result, args.out)
     return 0
 
 

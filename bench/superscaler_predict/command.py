@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.cluster.local import run_here
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 from bench.tables import grid
 
 DESCRIPTION = """\
@@ -79,12 +80,7 @@ profile contains this cost.
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.superscaler_predict",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("superscaler_predict", DESCRIPTION, EPILOG)
     parser.add_argument("--models", default=",".join(MODELS), help="default: all")
     parser.add_argument("--ranks", type=int, default=4, help="processes (default %(default)s)")
     parser.add_argument("--plans", type=int, default=24, help="of a model (default %(default)s)")
@@ -115,17 +111,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(words)
     known = json.loads(args.out.read_text())["models"] if args.out.exists() else {}
     left = {name: MODELS[name] for name in args.models if name not in known}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     for name, found in measure(args, left) if left else ():
         known[name] = found
-        command = shlex.join(["python", "-m", "bench.superscaler_predict", *words])
-        result = {**environment(command), "ranks": args.ranks, "models": known}
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        given = environment("superscaler_predict", words)
+        # Written after each model, because all of them take minutes.
+        write({**given, "ranks": args.ranks, "models": known}, args.out, partial(plot, known))
     for name in args.models:
         print(f"{name}\n{table(known[name]['rows'])}\n")
     print(summary({name: known[name] for name in args.models}))
-    plot(known, args.out.with_suffix(".png"))
-    print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
     return 0
 
 

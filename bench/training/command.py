@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import tempfile
 from argparse import Namespace
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
 from bench.cluster.local import run_here
 from bench.command_line import parser_for
-from bench.environment import environment
+from bench.result import environment, write
 from bench.tables import grid
 
 DESCRIPTION = """\
@@ -94,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print tables, and write a JSON file."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
-    result = environment(shlex.join(["python", "-m", "bench.training", *words]))
+    result = environment("training", words)
     rates = args.rates.split(",") if args.cluster else []
     worlds = [f"{args.cluster} at {rate}" for rate in rates] or args.ranks.split(",")
     cells = [
@@ -118,9 +117,8 @@ def main(argv: list[str] | None = None) -> int:
     except ClusterUnavailableError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n")
-    print(f"{summary(rows)}\nwrote {args.out}")
+    print(summary(rows))
+    write({**result, "rows": rows}, args.out)
     return 0
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from bench.cluster import stream
 from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
 from bench.cluster.local import run_here
-from bench.environment import environment
+from bench.command_line import parser_for
+from bench.result import environment, write
 from bench.run import ALPHA_SECS
 from bench.weights.models import MODELS, MOE_MODELS
 from rvdcomm import Topology
@@ -49,12 +50,7 @@ examples:
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.weights",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("weights", DESCRIPTION, EPILOG)
     parser.add_argument("--model", choices=[*MODELS, *MOE_MODELS], default="7b")
     parser.add_argument("--divisor", type=int, default=16, help="of the width (default 16)")
     parser.add_argument("--trainers", type=int, default=4, help="ranks that train (default 4)")
@@ -91,7 +87,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
-    args = parse_args(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parse_args(words)
     try:
         result = _on_cluster(args) if args.cluster else _here(args)
     except ClusterUnavailableError as error:
@@ -99,8 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print(table(result))
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"wrote {args.out}")
+        write({**environment("weights", words), **result}, args.out)
     return 0
 
 
@@ -179,9 +175,8 @@ def _result(
         f"Weight sync: {size}, {args.trainers} trainers -> "
         f"{args.readers} readers, {args.executor}; {where}"
     )
-    command = " ".join(["python -m bench.weights", *sys.argv[1:]])
     links = {level.name: asdict(level.link) for level in topology.levels}
-    return {"title": title, **environment(command), "links": links, "rows": rows}
+    return {"title": title, "links": links, "rows": rows}
 
 
 def table(result: dict[str, Any]) -> str:
