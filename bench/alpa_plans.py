@@ -28,6 +28,7 @@ from bench.command_line import parser_for
 from bench.result import environment, write
 from bench.search.models import ALPA_MODELS, SearchModel
 from bench.tables import Lines, markdown
+from rvdcomm.units import bytes_text, secs_text
 from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.hierarchical import (
@@ -38,7 +39,6 @@ from superscaler_core.planners.hierarchical import (
     price_ways,
 )
 from superscaler_core.simulator import simulate
-from superscaler_core.units import bytes_text, secs_text
 
 PER_HOST = 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rvdcomm.units import bytes_text, secs_text
+from rvdcomm.units import bytes_text, parse_bytes, secs_text
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,31 @@ def test_bytes_text_uses_the_largest_unit_not_above_the_number(num_bytes: int, t
 )
 def test_secs_text_uses_the_largest_unit_not_above_the_number(secs: float, text: str) -> None:
     assert secs_text(secs) == text
+
+
+@pytest.mark.parametrize(
+    "text, num_bytes",
+    [
+        ("4096", 4096),
+        ("64MiB", 64 << 20),
+        ("64 mib", 64 << 20),
+        ("1.5KiB", 1536),
+        ("2GB", 2 * 10**9),
+        ("1e6", 10**6),
+        ("7B", 7),
+        ("0", 0),
+    ],
+)
+def test_bytes_are_parsed_with_binary_and_decimal_units(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text, size", [("0", 0), ("12", 12), ("1 KiB", 1024), ("1.5MiB", 3 << 19)])
+def test_text_of_bytes_parses_back(text: str, size: int) -> None:
+    assert parse_bytes(text) == parse_bytes(bytes_text(size)) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "12 XB", "1,5 MiB", "nan", "-5", "inf MiB"])
+def test_invalid_text_of_bytes_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot parse bytes"):
+        parse_bytes(text)

@@ -24,6 +24,7 @@ from bench.cells.workload import captured
 from bench.command_line import parser_for
 from bench.hidup.models import CLUSTERS, MODELS, SYSTEMS, num_gpus, topology_of, workload
 from bench.tables import Lines, grid
+from rvdcomm.units import bytes_text
 from superscaler_core.cost import CostModel
 from superscaler_core.planners.hidup import (
     BEAM,
@@ -37,7 +38,6 @@ from superscaler_core.planners.hidup import (
     least_secs,
 )
 from superscaler_core.simulator import simulate
-from superscaler_core.units import bytes_text
 
 DESCRIPTION = """\
 HiDup's four models on its clusters: one machine of 4 V100s, two with 100 and with 30 Gbit/s between

@@ -12,7 +12,7 @@ from bench.cells.searches import by_cell
 from bench.pages.text import Pictures, Result
 from bench.search import command
 from bench.tables import Lines, markdown
-from superscaler_core.units import secs_text
+from rvdcomm.units import secs_text
 
 Cells = Mapping[str, Sequence[Mapping[str, Any]]]
 """Rows by the names of cells, cells with few GPUs first."""

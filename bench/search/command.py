@@ -15,8 +15,8 @@ from bench.cells.searches import by_cell, equally_priced, over, parse, run, save
 from bench.cells.store import Job, Row
 from bench.command_line import parser_for
 from bench.search.catalogue import cells, compute
+from rvdcomm.units import secs_text
 from superscaler_core.planners.table import PLANNERS
-from superscaler_core.units import secs_text
 
 DESCRIPTION = """\
 Search for a plan of every model by every planner, by shipped plans with the knobs that a person

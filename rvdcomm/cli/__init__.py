@@ -1,5 +1,15 @@
 """Command line: ``rvdcomm COMMAND``, one module a command; ``rvdcomm --help`` lists them."""
 
-from rvdcomm.cli.main import COMMANDS, main
+from rvdcomm.cli.arguments import num_bytes
+from rvdcomm.cli.command import FAILED, OK, Command, CommandLine, UsageError
+from rvdcomm.cli.main import main
 
-__all__ = ["COMMANDS", "main"]
+__all__ = [
+    "FAILED",
+    "OK",
+    "Command",
+    "CommandLine",
+    "UsageError",
+    "main",
+    "num_bytes",
+]

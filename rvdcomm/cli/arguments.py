@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import sys
 from collections.abc import Iterable
-from fractions import Fraction
-from typing import NoReturn
 
 from rvdcomm import RVD, Layout, LayoutError, Plan, Program, Topology, plan
+from rvdcomm.cli.command import UsageError
 from rvdcomm.json_file import read_bounded
 from rvdcomm.layout import CUT_RULES, PRESETS, parse_ranges
 from rvdcomm.plans import EXECUTORS
 from rvdcomm.program import MAX_CHARS
 from rvdcomm.text import quoted
+from rvdcomm.units import parse_bytes
 
 DEFAULT_PRESET = "dgx-h100"
 MAX_SECS = 1e9
 """Longest time that an option takes, as of ``rvdcomm.timeout``."""
-BYTE_UNITS = {"": 1, "B": 1} | {
-    prefix + infix + "B": base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for infix, base in (("", 1000), ("i", 1024))
-}
 
 PLAN_ARGUMENTS = (
     *("src", "dst", "shape", "dtype", "src_ranks", "dst_ranks", "cuts"),
@@ -46,23 +40,6 @@ in a printed plan:
   D(2,*4)         dim 1 is cut in strided pieces;  F(4): every piece is cut flat in 4
   2x(0:4)         2 groups of ranks communicate, of which the first is 0:4
 """
-
-
-class UsageError(ValueError):
-    """The command line cannot be understood, or names something that does not exist."""
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see '{self.prog} --help')")
-
-
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """A help formatter as wide as the terminal, or as ``COLUMNS`` says; at most 98 columns."""
-
-    def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size((100, 24)).columns - 2, 98)
-        super().__init__(prog, max_help_position=28, width=width)
 
 
 def add_transition(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +67,7 @@ def add_transition(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-limit",
         metavar="BYTES",
-        type=parse_bytes,
+        type=num_bytes,
         help="limit for all buffers of a rank together, such as 64MiB, 1e6 or 4096",
     )
     parser.add_argument(
@@ -111,31 +88,24 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(",") if size)
 
 
-def parse_bytes(text: str) -> int:
-    """Read a number of bytes.
-
-    >>> parse_bytes("64MiB"), parse_bytes("1.5 KB"), parse_bytes("1e6"), parse_bytes("4096")
-    (67108864, 1500, 1000000, 4096)
+def num_bytes(text: str) -> int:
+    """Read a number of bytes, as ``parse_bytes``.
 
     Raises:
         argparse.ArgumentTypeError: the text has another form.
     """
-    number = r"\d{1,30}(?:\.\d{1,30})?(?:[eE]\d{1,2})?"
-    found = re.fullmatch(rf"({number}) ?([A-Za-z]*)", text.strip())
-    units = {unit.lower(): size for unit, size in BYTE_UNITS.items()}
-    if found is None or found[2].lower() not in units:
-        raise argparse.ArgumentTypeError(
-            f"cannot parse bytes {quoted(text)}: expected a form such as '64MiB', '1e6' or '4096'"
-        )
-    return int(Fraction(found[1]) * units[found[2].lower()])
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_size(text: str) -> int:
-    """Read a number of bytes that is above 0; errors as of ``parse_bytes``."""
-    num_bytes = parse_bytes(text)
-    if num_bytes < 1:
+    """Read a number of bytes that is above 0; errors as of ``num_bytes``."""
+    found = num_bytes(text)
+    if found < 1:
         raise argparse.ArgumentTypeError(f"{text} is too little: expected at least 1 byte")
-    return num_bytes
+    return found
 
 
 def parse_secs(text: str) -> float:

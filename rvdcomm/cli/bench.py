@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path as FilePath
 
-from rvdcomm.cli.arguments import UsageError
-from rvdcomm.cli.command import Command
+from rvdcomm.cli.command import Command, UsageError
 
 
 def _bench(args: argparse.Namespace) -> int:

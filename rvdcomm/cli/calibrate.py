@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path as FilePath
 
 from rvdcomm import CommError, Topology
-from rvdcomm.cli.arguments import UsageError, parse_secs, parse_size
-from rvdcomm.cli.command import FAILED, OK, Command
+from rvdcomm.cli.arguments import parse_secs, parse_size
+from rvdcomm.cli.command import FAILED, OK, Command, UsageError
 from rvdcomm.plans import EXECUTORS
 
 BACKENDS = ("gloo", "nccl")

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 
 from rvdcomm import CheckpointError, LayoutError
 from rvdcomm.cli import bench, calibrate, plan, reshard, verify
-from rvdcomm.cli.arguments import NOTATION, Formatter, Parser, UsageError
-from rvdcomm.cli.command import BAD_REQUEST, INTERRUPTED, OK
+from rvdcomm.cli.arguments import NOTATION
+from rvdcomm.cli.command import CommandLine
 from rvdcomm.picture import PictureError
 
-COMMANDS = {
-    "plan": plan.COMMAND,
-    "reshard": reshard.COMMAND,
-    "verify": verify.COMMAND,
-    "bench": bench.COMMAND,
-    "calibrate": calibrate.COMMAND,
-}
+
+def _version() -> str:
+    try:
+        return metadata.version("rvdcomm")
+    except metadata.PackageNotFoundError:
+        return "from a source tree"
+
+
+COMMAND_LINE = CommandLine(
+    prog="rvdcomm",
+    description="Search for a low-cost communication program between two layouts of a "
+    "distributed tensor, prove it, and report its gap to a lower bound.",
+    epilog="example:\n  rvdcomm plan 'R(1)V(1)D(1,8)' 'R(1)V(1)D(8,1)' --shape 4096,4096 "
+    f"--hosts 2x4\n\n{NOTATION}",
+    version=_version(),
+    commands={
+        "plan": plan.COMMAND,
+        "reshard": reshard.COMMAND,
+        "verify": verify.COMMAND,
+        "bench": bench.COMMAND,
+        "calibrate": calibrate.COMMAND,
+    },
+    errors=(LayoutError, CheckpointError, PictureError),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,48 +53,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["bench"] and words[1:] not in (["-h"], ["--help"]):
         # The benchmark has options of its own; argparse would take them for ours.
         words, passed_on = words[:1], words[1:]
-    try:
-        args = _parser().parse_args(words, argparse.Namespace(passed_on=passed_on))
-        status = COMMANDS[args.command].run(args)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe; discard the rest of the output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except KeyboardInterrupt:
-        print("rvdcomm: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except (UsageError, LayoutError, CheckpointError, PictureError, OSError, UnicodeError) as error:
-        print(f"rvdcomm: error: {error}", file=sys.stderr)
-        return BAD_REQUEST
-
-
-def _version() -> str:
-    try:
-        return metadata.version("rvdcomm")
-    except metadata.PackageNotFoundError:
-        return "from a source tree"
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="rvdcomm",
-        description="Search for a low-cost communication program between two layouts of a "
-        "distributed tensor, prove it, and report its gap to a lower bound.",
-        epilog="example:\n  rvdcomm plan 'R(1)V(1)D(1,8)' 'R(1)V(1)D(8,1)' --shape 4096,4096 "
-        f"--hosts 2x4\n\n{NOTATION}",
-        formatter_class=Formatter,
-    )
-    parser.add_argument("--version", action="version", version=f"rvdcomm {_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        sub = commands.add_parser(
-            name,
-            help=command.summary,
-            description=command.summary[0].upper() + command.summary[1:] + ".",
-            epilog=command.epilog,
-            formatter_class=Formatter,
-        )
-        command.add_arguments(sub)
-    return parser
+    return COMMAND_LINE.run(words, passed_on=passed_on)

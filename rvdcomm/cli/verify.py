@@ -7,7 +7,7 @@ import sys
 
 from rvdcomm import Program, ProgramError
 from rvdcomm.cli.arguments import NOTATION, add_transition, program_of
-from rvdcomm.cli.command import NOT_PROVED, OK, Command
+from rvdcomm.cli.command import FAILED, OK, Command
 from rvdcomm.cli.report import print_json, program_counts, program_json, proof_text
 from rvdcomm.layout import dtype_name
 from rvdcomm.program import Proof, verify
@@ -22,7 +22,7 @@ def _verify(args: argparse.Namespace) -> int:
         if args.json:
             print_json({"proved": False, "error": str(error)})
         print(f"rvdcomm: not proved: {error}", file=sys.stderr)
-        return NOT_PROVED
+        return FAILED
     if args.json:
         counts = program_counts(program)
         apart = {"rounds_apart": proof.rounds_apart}

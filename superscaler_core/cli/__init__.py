@@ -1,5 +1,5 @@
 """Command line: ``superscaler COMMAND``, with one module per command."""
 
-from superscaler_core.cli.main import COMMANDS, main
+from superscaler_core.cli.main import main
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["main"]

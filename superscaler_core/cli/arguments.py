@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from textwrap import fill
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from superscaler_core.cli.command import USER_ERRORS, UsageError
+from rvdcomm.cli import UsageError, num_bytes
+from superscaler_core.cli.errors import USER_ERRORS
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.sources import Made, Source, model_source, plan_source, settings_of
 from superscaler_core.front_end import capture
@@ -24,7 +25,6 @@ from superscaler_core.models import MODELS
 from superscaler_core.parallel.knobs import SPROGRAMS, parse_plan
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.plan.overlap import BUCKET_BYTES
-from superscaler_core.units import parse_bytes
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -46,21 +46,6 @@ MODEL_NAMES = _names("MODEL", MODELS, _RETURNS) + "\n"
 NAMES = f"""\
 {MODEL_NAMES}{_names("PLAN", SPROGRAMS, _FILLS)}
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that raises ``UsageError`` instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse a command line."""
-        raise UsageError(f"{message} (see '{self.prog} --help')")
-
-
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Prints help texts without reflowing them."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=98)
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -171,14 +156,6 @@ def rate(text: str) -> float:
     if not 0 <= found < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text!r}")
     return found
-
-
-def num_bytes(text: str) -> int:
-    """Parse a number of bytes."""
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 # --- from arguments to values -------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from rvdcomm.cli import OK, Command
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
-from superscaler_core.cli.command import OK, Command
 from superscaler_core.cli.progress import phase
 from superscaler_core.compiled import compile
 from superscaler_core.program.events import stage_graph

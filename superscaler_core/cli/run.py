@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rvdcomm.cli import FAILED, OK, Command, UsageError
 from superscaler_core.cli.arguments import (
     NAMES,
     AskedProgram,
@@ -22,7 +23,6 @@ from superscaler_core.cli.arguments import (
     rate,
     seed,
 )
-from superscaler_core.cli.command import NOT_VALID, OK, Command, UsageError
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.training import Trained, Training, on_single_device
 from superscaler_core.compiled import compile
@@ -118,7 +118,7 @@ def _compared(
         f"{'same' if is_same else 'DIFFERENT'}  as {by} to {limit:g}: losses differ by at most "
         f"{losses:.2g}, parameters by {parameters:.2g} ({worst})"
     )
-    return OK if is_same else NOT_VALID
+    return OK if is_same else FAILED
 
 
 def _master_dtype(args: argparse.Namespace) -> torch.dtype | None:

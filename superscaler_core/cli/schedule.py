@@ -7,8 +7,8 @@ from fractions import Fraction
 from functools import partial
 from inspect import signature
 
+from rvdcomm.cli import OK, Command
 from superscaler_core.cli.arguments import count
-from superscaler_core.cli.command import OK, Command
 from superscaler_core.schedules import SCHEDULES, ActionKind, Timeline, generate, grid, timeline
 from superscaler_core.schedules.timeline import Time
 from superscaler_core.simulator import draw_grids

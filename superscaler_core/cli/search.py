@@ -10,8 +10,9 @@ import shlex
 from tqdm import tqdm
 
 import rvdcomm as rv
-from superscaler_core.cli.arguments import MODEL_NAMES, add_training, built, count, num_bytes
-from superscaler_core.cli.command import OK, Command
+from rvdcomm.cli import OK, Command, num_bytes
+from rvdcomm.units import bytes_text, secs_text
+from superscaler_core.cli.arguments import MODEL_NAMES, add_training, built, count
 from superscaler_core.cli.plan import decisions_file
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.simulate import add_machine, named_profile, named_topology
@@ -21,7 +22,6 @@ from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.request import Trial
 from superscaler_core.planners.search.search import search
 from superscaler_core.planners.table import PLANNERS
-from superscaler_core.units import bytes_text, secs_text
 
 _NO_PLAN = Source("search", {}, lambda: None)
 

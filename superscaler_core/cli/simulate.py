@@ -7,8 +7,8 @@ from math import prod
 from pathlib import Path
 
 import rvdcomm as rv
+from rvdcomm.cli import FAILED, OK, Command, UsageError
 from superscaler_core.cli.arguments import NAMES, add_program, program_of
-from superscaler_core.cli.command import NOT_VALID, OK, Command, UsageError
 from superscaler_core.cli.progress import phase
 from superscaler_core.compiled import compile
 from superscaler_core.cost.wire import METHODS
@@ -39,7 +39,7 @@ def _simulate(args: argparse.Namespace) -> int:
             with phase(f"write {path}"):
                 write(path)
             print(f"\nwrote {path}")
-    return OK if found.fits else NOT_VALID
+    return OK if found.fits else FAILED
 
 
 def named_profile(text: str) -> DeviceProfile:

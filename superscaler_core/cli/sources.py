@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from rvdcomm.cli import UsageError
 from superscaler_core.cli import options
-from superscaler_core.cli.command import UsageError
 from superscaler_core.errors import PlanError
 from superscaler_core.models import MODELS, config_of
 from superscaler_core.parallel import knobs as texts

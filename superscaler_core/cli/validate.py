@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from rvdcomm.cli import FAILED, OK, Command
+from rvdcomm.units import bytes_text
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
-from superscaler_core.cli.command import NOT_VALID, OK, Command
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import check_memory, memory_of
 from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
 from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.report import moves_of
 from superscaler_core.schedules import Action, ScheduleError
-from superscaler_core.units import bytes_text
 
 
 def _validate(args: argparse.Namespace) -> int:
@@ -22,7 +22,7 @@ def _validate(args: argparse.Namespace) -> int:
             print(f"ok      {name + ':':<14} {finding}", flush=True)
     except (PlanError, ScheduleError) as error:
         print(f"failed  {error}")
-        return NOT_VALID
+        return FAILED
     return OK
 
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from rvdcomm.units import bytes_text
 from superscaler_core.cost.reach import FULL, Reach
 from superscaler_core.errors import PlanError
-from superscaler_core.units import bytes_text
 
 FILE_VERSION = 2
 """Version of the JSON that ``DeviceProfile.save`` writes."""

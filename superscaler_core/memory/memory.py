@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from rvdcomm.units import bytes_text
 from superscaler_core.collector import paused_collector
 from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.graph.tensor import ITEM_BYTES
@@ -15,7 +16,6 @@ from superscaler_core.memory.step_peaks import StepPeaks
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.units import bytes_text
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """For each optimizer, its states per element, in the dtype of stored parameters."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import rvdcomm as rv
+from rvdcomm.units import parse_bytes
 from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import find_blocks
@@ -25,7 +26,6 @@ from superscaler_core.plans import PLANS
 from superscaler_core.plans.pieces.axial import Cut
 from superscaler_core.plans.pieces.mesh_layout import MeshLayout
 from superscaler_core.schedules import SCHEDULES
-from superscaler_core.units import parse_bytes
 
 SPROGRAMS: Mapping[str, Callable[..., None]] = {
     **PLANS,

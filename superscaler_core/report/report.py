@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import rvdcomm as rv
+from rvdcomm.units import bytes_text
 from superscaler_core.graph.opaque import opaque_notes
 from superscaler_core.memory.memory import DeviceMemory
 from superscaler_core.plan import Device
@@ -14,7 +15,6 @@ from superscaler_core.program.materialized import Materialized
 from superscaler_core.report.move import moves_of
 from superscaler_core.report.rows import HEADER, Row, rows_of
 from superscaler_core.report.table import numbers_text, table
-from superscaler_core.units import bytes_text
 
 _TITLES = {
     "forward": "activations, forward",

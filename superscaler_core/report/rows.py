@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import rvdcomm as rv
+from rvdcomm.units import bytes_text
 from superscaler_core.report.move import PricedMove
 from superscaler_core.report.table import NO_BREAK, numbers_text
-from superscaler_core.units import bytes_text
 
 MAX_NAMES = 3
 """Number of names that a row of many tensors shows."""

@@ -104,7 +104,7 @@ class WeightStore:
 
     @property
     def trained_dtype(self) -> torch.dtype:
-        """The dtype that holds all stored dtypes of trained parameters, those of other ranks too."""
+        """The dtype that holds the stored dtypes of all trained parameters, of all ranks."""
         parameters = self._tables.parameters.items()
         dtypes = [self.stored_dtype(name) for name, entry in parameters if entry.is_trained]
         return reduce(torch.promote_types, dtypes) if dtypes else torch.get_default_dtype()

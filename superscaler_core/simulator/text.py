@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from textwrap import fill
 
+from rvdcomm.units import bytes_text, secs_text
 from superscaler_core.cost.wire import HOST_NAME
 from superscaler_core.plan import Device
 from superscaler_core.report.table import numbers_text, table
 from superscaler_core.simulator.account import Account
-from superscaler_core.units import bytes_text, secs_text
 
 WIDTH = 98
 

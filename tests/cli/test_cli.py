@@ -12,8 +12,7 @@ import pytest
 
 import rvdcomm as rv
 import rvdcomm.cli.main
-from rvdcomm.cli import COMMANDS, main
-from rvdcomm.cli.arguments import parse_bytes
+from rvdcomm.cli.main import COMMAND_LINE, main
 from rvdcomm.layout import Topology
 
 COLUMNS, ROWS = "R(1)V(1)D(1,8)", "R(1)V(1)D(8,1)"
@@ -188,23 +187,6 @@ def test_memory_limit_bounds_the_peak_of_the_plan(capsys):
     assert found["cost"]["peak_bytes"] <= 12 * 1024
 
 
-@pytest.mark.parametrize(
-    "text, num_bytes",
-    [
-        ("4096", 4096),
-        ("64MiB", 64 << 20),
-        ("64 mib", 64 << 20),
-        ("1.5KiB", 1536),
-        ("2GB", 2 * 10**9),
-        ("1e6", 10**6),
-        ("7B", 7),
-        ("0", 0),
-    ],
-)
-def test_bytes_are_parsed_with_binary_and_decimal_units(text, num_bytes):
-    assert parse_bytes(text) == num_bytes
-
-
 @pytest.mark.parametrize("name", ["plan.svg", "plan.png"])
 def test_picture_is_written(capsys, tmp_path, name):
     pytest.importorskip("matplotlib")
@@ -305,7 +287,7 @@ def test_a_corrupted_program_is_not_proved(capsys, tmp_path, damage):
 # --- help and bench -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", COMMAND_LINE.commands)
 def test_help_shows_an_example(capsys, name):
     text = help_text(capsys, name)
     assert re.search(rf"^ +rvdcomm {name} ", text, re.MULTILINE)

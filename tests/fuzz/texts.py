@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import json
 import random
@@ -14,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 import rvdcomm as rv
-from rvdcomm.cli.arguments import parse_bytes
 from rvdcomm.errors import CommError, LayoutError, ProgramError
 from rvdcomm.layout import RVD, Box, parse_ranges, ranges_text
 from rvdcomm.plans.simulate import simulate_program
@@ -23,6 +21,7 @@ from rvdcomm.program.lower import lower
 from rvdcomm.program.verify import verify
 from rvdcomm.run.agree import read_post
 from rvdcomm.run.request import Request
+from rvdcomm.units import parse_bytes
 from tests.fuzz.draw import NUMPY_DTYPES, STORED_AS, draw
 from tests.oracle import data_faults, parts_of, shards_of
 from tests.program.test_verify import GOOD
@@ -197,7 +196,7 @@ TARGETS = {
     "rvd": Target(check_rvd, (LayoutError,), rvd_samples),
     "box": Target(check_box, (LayoutError,), box_samples),
     "ranges": Target(check_ranges, (LayoutError,), ranges_samples),
-    "bytes": Target(check_bytes, (argparse.ArgumentTypeError,), bytes_samples),
+    "bytes": Target(check_bytes, (ValueError,), bytes_samples),
     "program": Target(check_program, (ProgramError,), program_samples),
     "topology": Target(check_topology, (LayoutError,), topology_samples),
     "request": Target(check_request, (CommError, ValueError), request_samples),

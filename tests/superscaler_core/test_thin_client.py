@@ -9,6 +9,8 @@ import pytest
 
 import rvdcomm as rv
 import rvdcomm.checkpoint
+import rvdcomm.cli
+import rvdcomm.units
 import superscaler_core
 
 pytestmark = pytest.mark.every
@@ -16,6 +18,8 @@ FILES = sorted(Path(superscaler_core.__file__).parent.rglob("*.py"))
 PUBLIC = {
     "rvdcomm": {*rv.__all__, "__version__"},
     "rvdcomm.checkpoint": set(rvdcomm.checkpoint.__all__),
+    "rvdcomm.cli": set(rvdcomm.cli.__all__),
+    "rvdcomm.units": set(rvdcomm.units.__all__),
 }
 # Names that start and end a process group, and ask about its members.
 SETUP = {

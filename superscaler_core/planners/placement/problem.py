@@ -24,9 +24,9 @@ from math import inf
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rvdcomm.units import bytes_text
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.space import Array, Assignment, Solution
-from superscaler_core.units import bytes_text
 
 MAX_AT_ONCE = 4096
 """Placements that are simulated together; more would only take memory."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import rvdcomm as rv
+from rvdcomm.units import bytes_text
 from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.cost.wire import wires_on
@@ -24,7 +25,6 @@ from superscaler_core.planners.search.request import (
 from superscaler_core.planners.search.shortened import NotEvenError, Short, repeats_of
 from superscaler_core.schedules import ScheduleError
 from superscaler_core.simulator import Breakdown, Simulated, simulate
-from superscaler_core.units import bytes_text
 
 FAULTS = (PlanError, ScheduleError, rv.LayoutError, rv.MemoryLimitError)
 """Errors of plans that are not possible; any other exception is a defect of this package."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from rvdcomm.units import bytes_text, secs_text
 from superscaler_core.compiled import Compiled
 from superscaler_core.plan import Decisions, Plan
 from superscaler_core.planners.search.evaluate import compiled
 from superscaler_core.planners.search.picture import draw
 from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.planners.space.explained import explain_op
-from superscaler_core.units import bytes_text, secs_text
 
 WIDTH = 100
 """Columns of the table."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rvdcomm.units import bytes_text, secs_text
 from superscaler_core.planners.search.request import Request, Trial
 from superscaler_core.simulator.picture import COLOURS, new_figure
-from superscaler_core.units import bytes_text, secs_text
 
 TOO_LARGE = 2
 """Candidates that need more than this many times the memory limit are not shown."""

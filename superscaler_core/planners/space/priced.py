@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rvdcomm.units import bytes_text
 from superscaler_core.cost import CostModel
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Op
@@ -16,7 +17,6 @@ from superscaler_core.planners.space.groups import OpGroup
 from superscaler_core.planners.space.space import Space
 from superscaler_core.report.table import table
 from superscaler_core.schedules import one_f_one_b
-from superscaler_core.units import bytes_text
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ from math import inf, prod
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rvdcomm.units import bytes_text
 from superscaler_core.errors import PlanError
-from superscaler_core.units import bytes_text
 
 Array = NDArray[np.float64]
 

@@ -10,11 +10,11 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from rvdcomm.units import bytes_text
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.planners.stages.cut import PlacedStage, StageCut, devices_of_stages
 from superscaler_core.planners.stages.degrees import Degrees
-from superscaler_core.units import bytes_text
 
 Array = NDArray[np.float64]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import superscaler_core as ss
+from rvdcomm.cli import UsageError
 from superscaler_core.cli import options
-from superscaler_core.cli.command import UsageError
 from superscaler_core.cli.sources import Source, plan_source, settings_of
 from superscaler_core.parallel import SProgram
 from superscaler_core.parallel import knobs as texts

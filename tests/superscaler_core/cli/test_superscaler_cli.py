@@ -17,7 +17,7 @@ import torch
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.cli import COMMANDS, main
+from superscaler_core.cli.main import COMMAND_LINE, main
 from superscaler_core.cli.training import Trained
 from superscaler_core.models import MODELS
 from superscaler_core.planners.table import PLANNERS
@@ -87,7 +87,7 @@ def help_of(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMAND_LINE.commands)])
 def test_help_names_all_models_and_plans_and_shows_an_example(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,19 +102,17 @@ def test_help_names_all_models_and_plans_and_shows_an_example(
     assert max(map(len, text.splitlines())) <= 102
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", COMMAND_LINE.commands)
 def test_examples_in_the_help_are_valid_command_lines(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from superscaler_core.cli.main import _parser
-
-    lines = COMMANDS[name].epilog.replace("\\\n", " ").splitlines()
+    lines = COMMAND_LINE.commands[name].epilog.replace("\\\n", " ").splitlines()
     examples = [line.partition(f" {name} ")[2] for line in lines if f" {name} " in line]
     named = (*MODELS, *SCHEDULES, "mine.py:model")
     examples = [text for text in examples if text.split()[0] in named]
     assert len(examples) >= 2
     for text in examples:
-        assert _parser().parse_args([name, *shlex.split(text)]).command == name
+        assert COMMAND_LINE.parser().parse_args([name, *shlex.split(text)]).command == name
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -129,10 +127,10 @@ def test_version_option_prints_the_package_version(capsys: pytest.CaptureFixture
 def test_ctrl_c_ends_a_command_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(parser: object, words: Sequence[str]) -> None:
+    def interrupted(parser: object, words: Sequence[str], given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("superscaler_core.cli.arguments.Parser.parse_args", interrupted)
+    monkeypatch.setattr("rvdcomm.cli.command.Parser.parse_args", interrupted)
     assert main(["plan", "gpt", "megatron"]) == 130
     assert capsys.readouterr() == ("", "superscaler: interrupted\n")
 

@@ -23,7 +23,6 @@ from superscaler_core.report import PricedMove, explain_edge, explain_ops, moves
 from superscaler_core.report.table import numbers_text, table
 from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
-from superscaler_core.units import bytes_text, parse_bytes
 
 WIDTH = 100
 
@@ -266,14 +265,3 @@ def test_table_fits_its_width_and_keeps_all_words(width: int) -> None:
 )
 def test_consecutive_numbers_are_written_as_ranges(numbers: list[int], text: str) -> None:
     assert numbers_text(numbers) == text
-
-
-@pytest.mark.parametrize("text, size", [("0", 0), ("12", 12), ("1 KiB", 1024), ("1.5MiB", 3 << 19)])
-def test_text_of_bytes_parses_back(text: str, size: int) -> None:
-    assert parse_bytes(text) == parse_bytes(bytes_text(size)) == size
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "12 XB", "1,5 MiB", "nan", "-5", "inf MiB"])
-def test_invalid_text_of_bytes_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="cannot parse bytes"):
-        parse_bytes(text)
