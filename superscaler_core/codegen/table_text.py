@@ -25,7 +25,11 @@ def tables_text(
     """The assignment of ``TABLES`` for one device."""
     plan = made.plan
     buffers = {name: name in plan.graph.folded for name in plan.graph.buffers}
-    results = {edge.name: edge.result for edge in made.edges.all if edge.result}
+    results = {
+        edge.name: (edge.result, plan.dims.samples_dim(edge.tensor))
+        for edge in made.edges.all
+        if edge.result
+    }
     lines = [
         "TABLES = Tables(",
         f"    rank={device},",

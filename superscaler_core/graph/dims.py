@@ -74,6 +74,31 @@ class Dims:
         """The class of dim 0 of the first input."""
         return self.of(self.graph.inputs[0].name, 0)
 
+    def samples_dim(self, tensor: PTensor) -> int | None:
+        """The dim of an activation that has the samples of the batch; None if there is none.
+
+        It is tied to dim 0 of an input. If no dim is, because the batch is a single sample or an
+        opaque op ties none, it is the first dim that is not tied to another dim of an input or a
+        parameter, and is dim 0 or as long as the batch.
+        """
+        inputs = [t for t in self.graph.batch_inputs if t.shape]
+        batch = {self.of(t.name, 0) for t in inputs}
+        classes = [self._classes.get((tensor.name, dim)) for dim in range(len(tensor.shape))]
+        for dim, of in enumerate(classes):
+            if of in batch:
+                return dim
+        sizes = {t.shape[0] for t in inputs}
+        for dim, of in enumerate(classes):
+            is_free = of is None or of.tensor not in self._given
+            if is_free and (dim == 0 or tensor.shape[dim] in sizes):
+                return dim
+        return None
+
+    @cached_property
+    def _given(self) -> frozenset[str]:
+        """The names of inputs and parameters, which name all classes that they are in."""
+        return frozenset({*(t.name for t in self.graph.inputs), *self.graph.parameters})
+
     def of_tensor(self, tensor: PTensor) -> tuple[DimClass, ...]:
         """The distinct classes of a tensor's dims with more than one element."""
         found = self._of_tensors.get(tensor.name)

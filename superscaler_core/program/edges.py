@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import count
 
 import rvdcomm as rv
+from superscaler_core.errors import PlanError
 from superscaler_core.graph.form import OpForm, PartForm
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
@@ -205,8 +206,18 @@ def _recycling_edges(
 def _result_edges(
     plan: Plan, stage_of: Mapping[int, int], numbers: Iterator[int]
 ) -> Iterator[Edge]:
-    """The edges that bring each result whole to all devices."""
+    """The edges that bring each result whole to all devices.
+
+    Raises:
+        PlanError: there are several microbatches, and a result with dims has no samples.
+    """
     for tensor, names in plan.graph.results_of.items():
+        if plan.num_microbatches > 1 and tensor.shape and plan.dims.samples_dim(tensor) is None:
+            raise PlanError(
+                f"result {names[0]!r} {list(tensor.shape)} has no samples of the batch along any "
+                f"dim, so its {plan.num_microbatches} microbatches cannot be joined: return a sum "
+                "or mean of it as a scalar, a value for each sample, or plan one microbatch."
+            )
         op = plan.graph.producer[tensor]
         src = output_side(plan, op, op.outputs.index(tensor))
         stage, everyone = stage_of[op.index], Side.everyone(plan.devices, tensor.shape)

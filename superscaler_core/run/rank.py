@@ -138,14 +138,15 @@ class Rank(SegmentRunner):
         self._with_grad, self._turn = True, ()
 
     def _brought(self) -> dict[str, Tensor]:
-        """The results of a step: microbatches joined along dim 0, and scalars averaged."""
-        edges: dict[str, list[str]] = {}
-        for edge, name in self.tables.results.items():
-            edges.setdefault(name, []).append(edge)
+        """The results of a step: microbatches joined along their samples, and scalars averaged."""
+        edges: dict[tuple[str, int | None], list[str]] = {}
+        for edge, result in self.tables.results.items():
+            edges.setdefault(result, []).append(edge)
         found = {}
-        for name, mine in edges.items():
+        for (name, dim), mine in edges.items():
             values = [self._carrier.brought(mine, mb) for mb in range(self.tables.num_microbatches)]
-            found[name] = torch.cat(values) if values[0].dim() else _mean(values)
+            # A single microbatch may have a result without samples.
+            found[name] = torch.cat(values, dim or 0) if values[0].dim() else _mean(values)
         return found
 
     def _check(self, batch: Mapping[str, Tensor]) -> None:

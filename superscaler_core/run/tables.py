@@ -162,9 +162,10 @@ class Tables:
     The values of ``buffers`` are among the constants. Each entry tells whether the capture computed
     other constants from the buffer. Those in ``states`` change in a step, and have legs that bring
     them to all ranks. ``results`` has the edges that bring results out of the program, each with
-    the name of its result. ``microbatches_per_update`` is None if weights are updated after a step;
-    otherwise ``delays`` has the delay of the gradients of every trained parameter on this rank
-    (``Schedule.delays``), and ``one_version`` tells whether backwards read the newest weights.
+    the name of its result and the dim that has the samples. ``microbatches_per_update`` is None if
+    weights are updated after a step; otherwise ``delays`` has the delay of the gradients of every
+    trained parameter on this rank (``Schedule.delays``), and ``one_version`` tells whether
+    backwards read the newest weights.
     """
 
     rank: int
@@ -180,7 +181,7 @@ class Tables:
     recomputed: frozenset[str] = frozenset()
     swapped: frozenset[str] = frozenset()
     buffers: Mapping[str, bool] = field(default_factory=dict)
-    results: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
     states: Mapping[str, tuple[Leg, ...]] = field(default_factory=dict)
     microbatches_per_update: int | None = None
     delays: Mapping[str, float] = field(default_factory=dict)

@@ -110,8 +110,9 @@ class Trainer:
     def results(self) -> Mapping[str, Tensor]:
         """The last step's results that the model was captured to return beside the loss, by name.
 
-        Each is whole on every rank: microbatches follow each other along dim 0, as in the batch. A
-        scalar is the mean over microbatches, in float64 if it is an integer or a bool.
+        Each is whole on every rank: microbatches follow each other along the dim of the samples, as
+        in the batch. A scalar is the mean over microbatches, in float64 if it is an integer or a
+        bool.
         """
         return self._rank.results
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -415,6 +416,43 @@ def test_integer_and_bool_scalars_are_means_over_microbatches(
     parallel = ss.parallelize(Counting(), kwargs={"x": x}, plan=plan, results=("count", "all"))
     results = parallel.evaluate(x=x).results
     torch.testing.assert_close(dict(results), {"count": count, "all": all_above}, rtol=0, atol=0)
+
+
+class Steps(nn.Module):
+    """A recurrence over rows of time and samples, in different orders, and sums over both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 5, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        states = self.line(x.transpose(0, 1)).tanh()  # [time, samples, features]
+        return {"loss": states.square().mean(), "states": states, "sums": states.sum((0, 1))}
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+@pytest.mark.parametrize("plan", ["data_parallel", "accumulate"])
+def test_results_are_joined_along_the_dim_of_the_samples(plan: str, microbatches: int) -> None:
+    torch.manual_seed(0)
+    model, x = Steps(), torch.randn(4, 3, 6, dtype=torch.float64)
+
+    def work(parallel: ss.Parallel) -> Mapping[str, Tensor]:
+        return parallel.evaluate(x=x).results
+
+    knobs = {"microbatches": microbatches} if plan == "accumulate" else {}
+    found = on_threads(model, {"x": x}, 1, work, plan=plan, knobs=knobs, results=("states",))
+    torch.testing.assert_close(found[0]["states"], model(x)["states"], rtol=1e-12, atol=0)
+
+
+def test_result_without_samples_is_evaluated_in_a_single_microbatch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    model, x = Steps(), torch.randn(4, 3, 6, dtype=torch.float64)
+    plan = "accumulate:microbatches=2"
+    parallel = ss.parallelize(model, kwargs={"x": x}, plan=plan, results=("sums",))
+    torch.testing.assert_close(parallel.evaluate(x=x).results["sums"], model(x)["sums"])
+    assert re.search(r"result 'sums' \[5\] has no samples.*2 microbatches", caplog.text)
 
 
 def test_inactive_programs_hold_no_copies_of_weights() -> None:
