@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
-from weakref import WeakKeyDictionary
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
+from superscaler_core.graph.once import once_per_graph
+from superscaler_core.known import Known
 from superscaler_core.plan import Decisions, Plan
 from superscaler_core.planners.search.request import Request, SearchPlanner
 
@@ -17,10 +18,14 @@ SPENT = "proposes nothing more"
 
 MAX_ANSWERS = 64
 
-_answers: WeakKeyDictionary[Graph, dict[tuple[str, str], Decisions]] = WeakKeyDictionary()
-"""Decisions of planners in this process, by graph, search and candidate; the latest
-``MAX_ANSWERS`` of every graph. Decisions name pieces, so those of one graph suit no other.
-"""
+
+@once_per_graph
+def _answers(graph: Graph) -> Known[tuple[str, str], Decisions]:
+    """Decisions of planners in this process for a graph, by search and candidate.
+
+    Decisions name pieces, so those of one graph suit no other.
+    """
+    return Known(MAX_ANSWERS)
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,12 @@ class Remembered:
     sprogram: Callable[..., None]
 
     def __call__(self, plan: Plan) -> None:
-        known = _answers.setdefault(plan.graph, {})
+        known = _answers(plan.graph)
         key = self.search, self.name
         if key in known:
             plan.decide(known[key])
             return
         self.sprogram(plan)
-        if len(known) >= MAX_ANSWERS:
-            del known[next(iter(known))]
         known[key] = plan.decisions
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, combinations, pairwise
-from weakref import WeakKeyDictionary
 
 from superscaler_core.cost import DeviceProfile
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.once import once_per_graph
 from superscaler_core.graph.part import Part
 
 
@@ -32,7 +32,7 @@ def balanced_sizes(
         profile: profile of every device.
         blocks: blocks of the graph; found by its structure if None.
     """
-    known = _KNOWN.setdefault(graph, [])
+    known = _known(graph)
     costs = next((costs for other, costs in known if other is profile), None)
     if costs is None:
         costs = _block_secs(blocks or find_blocks(graph), profile)
@@ -40,8 +40,10 @@ def balanced_sizes(
     return tuple(partition(costs, num_stages)) if num_stages <= len(costs) else ()
 
 
-_KNOWN: WeakKeyDictionary[Graph, list[tuple[DeviceProfile, list[float]]]] = WeakKeyDictionary()
-"""Seconds of every block, by graph and profile."""
+@once_per_graph
+def _known(graph: Graph) -> list[tuple[DeviceProfile, list[float]]]:
+    """Seconds of every block of a graph, for the profiles that were asked for so far."""
+    return []
 
 
 def partition(costs: Sequence[float], num: int) -> list[int]:
