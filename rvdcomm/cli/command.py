@@ -8,7 +8,11 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any, NoReturn
+
+MAX_COLUMNS = 98
+"""Widest line of a help text."""
 
 OK, FAILED, BAD_REQUEST, INTERRUPTED = 0, 1, 2, 130
 """Exit statuses."""
@@ -30,7 +34,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     """A help formatter as wide as the terminal, or as ``COLUMNS`` says; at most 98 columns."""
 
     def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size((100, 24)).columns - 2, 98)
+        width = min(shutil.get_terminal_size((100, 24)).columns - 2, MAX_COLUMNS)
         super().__init__(prog, max_help_position=28, width=width)
 
 
@@ -91,7 +95,7 @@ class CommandLine:
         """The parser of all sub-commands; it has the name of the chosen one as ``command``."""
         parser = Parser(
             prog=self.prog,
-            description=self.description,
+            description=fill(self.description, MAX_COLUMNS),
             epilog=self.epilog,
             formatter_class=Formatter,
         )

@@ -298,6 +298,7 @@ def test_help_shows_an_example(capsys, name):
 def test_help_explains_the_notation(capsys, words):
     text = help_text(capsys, *words)
     assert "R(2)V(1)D(1,4)  2 replicas, 1 value part, dim 0 whole, dim 1 cut in 4" in text
+    assert max(map(len, text.splitlines())) <= MAX_COLUMNS
 
 
 def test_the_examples_of_the_help_run(capsys, tmp_path, monkeypatch):
