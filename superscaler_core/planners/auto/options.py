@@ -82,12 +82,13 @@ class Options:
         return Guess(self.request)
 
     def _with_defaults(self, setting: Setting) -> Setting:
-        """Turn on what saves memory and costs nearly nothing; moves may turn it off."""
+        """Turn on what saves memory or time and costs nearly nothing; moves may turn it off."""
         is_shared = setting.dp > 1 or setting.family in ("axial", "spatial")
         return replace(
             setting,
             zero=1 if is_shared and setting.family != "interlaced" else 0,
             vocabulary=self.traits.has_words and setting.tp > 1 and setting.family == "hybrid",
+            moves=_in_tensor_parallel(self, setting),
             experts=self.has_experts(setting),
         )
 

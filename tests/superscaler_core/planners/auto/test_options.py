@@ -40,6 +40,16 @@ def test_root_uses_sequence_parallelism_if_all_activations_fit_only_then() -> No
     assert [root.sequence for root in kept if root.family == "hybrid"] == [True]
 
 
+def test_search_begins_with_communication_of_tensor_parallel_hidden() -> None:
+    """Guesses do not know how much is hidden, and the trial of a root says what others gain."""
+    options = options_of(REQUEST)
+    hybrid = [root for root in options.roots() if root.family == "hybrid"]
+    assert {root.moves for root in hybrid if root.tp > 1} == {True}
+    assert {root.moves for root in hybrid if root.tp == 1} == {False}
+    root = next(root for root in hybrid if root.tp > 1)
+    assert replace(root, moves=False) in options.moves(root)
+
+
 @pytest.mark.parametrize("gib", [1, 4, 16])
 def test_root_is_guessed_to_fit_if_any_setting_of_its_layout_fits(gib: int) -> None:
     options = options_of(replace(REQUEST, memory_bytes=gib << 30))
