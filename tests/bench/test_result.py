@@ -9,6 +9,8 @@ import pytest
 
 from bench.result import environment, write
 
+RESULTS = sorted((Path(__file__).parents[2] / "bench" / "results").glob("*.json"))
+
 
 def test_a_result_has_the_command_as_one_can_type_it() -> None:
     found = environment("run", ["--sizes", "64 KiB", "--n", "4"])
@@ -34,3 +36,8 @@ def test_the_file_is_written_without_matplotlib(
     write({"rows": []}, tmp_path / "found.json", draw)
     assert json.loads((tmp_path / "found.json").read_text()) == {"rows": []}
     assert "install the extra `plot`" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_results_in_the_repository_are_of_clean_commits(path: Path) -> None:
+    assert "dirty" not in json.loads(path.read_text())["commit"]
