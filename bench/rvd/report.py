@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 from bench.tables import grid
@@ -114,7 +115,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
         axis.set_axisbelow(True)
     axes[0][0].invert_yaxis()
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(result["title"], fontsize=11)
+    columns = min(2 * len(sizes), 4)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    figure.suptitle(fill(result["title"], 60 * len(sizes)), fontsize=11)
     figure.savefig(path, dpi=110)
     plt.close(figure)
