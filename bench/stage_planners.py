@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import inf, log2
 from pathlib import Path
@@ -16,7 +16,6 @@ from bench.cells.cluster import PAPER
 from bench.cells.processes import side_by_side
 from bench.cells.workload import Workload, captured
 from bench.command_line import parser_for
-from bench.pages.text import written
 from bench.result import environment, write
 from bench.studies.study import STUDIES
 from superscaler_core.errors import PlanError
@@ -44,8 +43,8 @@ time for 96 layers on 64 devices, in seconds of the processor.
 
 EPILOG = """\
 examples:
-  python -m bench.stage_planners                        # all models, a JSON, and docs/stages.md
-  python -m bench.stage_planners --models gpt39b --no-scale --page ''
+  python -m bench.stage_planners                        # all models
+  python -m bench.stage_planners --models gpt39b --no-scale
 """
 
 SAMPLES = (1, 8)
@@ -203,15 +202,11 @@ def measure_scale() -> dict[str, dict[str, Any]]:
     return found
 
 
-# --- the page -----------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------
 
 
-def page(result: dict[str, Any]) -> Iterator[str]:
-    """The tables of the page."""
-    yield (
-        f"Commit `{result['commit']}`; `{result['command']}`. Seconds of a step; *best* is the "
-        "least simulated step of a row."
-    )
+def tables(result: Mapping[str, Any]) -> Iterator[str]:
+    """The cuts of every model, and the planners' times, as titles and Markdown tables."""
     for name, found in result["models"].items():
         workload, num_gpus = MODELS[name]
         yield (
@@ -277,7 +272,6 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     parser.add_argument("--no-scale", action="store_true", help="leave out the planners' times")
     parser.add_argument("--processes", type=int, default=2, help="at a time (default: 2)")
-    parser.add_argument("--page", default="docs/stages.md", help="page that gets the tables, or ''")
     parser.add_argument(
         "--out",
         type=Path,
@@ -292,7 +286,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Cut the models, measure, and write a JSON file and the page's tables."""
+    """Cut the models, measure, print the tables, and write a JSON file."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
     result: dict[str, Any] = environment("stage_planners", words)
@@ -302,13 +296,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     if not args.no_scale:
         result["scale"] = measure_scale()
-    text = "\n\n".join(page(result))
-    print(text)
-    if args.page:
-        path = Path(args.page)
-        path.write_text(
-            written(path.read_text(encoding="utf-8"), "numbers", text), encoding="utf-8"
-        )
+    print("\n\n".join(tables(result)))
     write(result, args.out)
     return 0
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.command_line import parser_for
-from bench.pages import hidup, search, studies, training
+from bench.pages import hidup, search, stages, studies, training
 from bench.pages.text import Pictures, Result, Section, filled, link, written
 from bench.studies.study import STUDIES
 
@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "search-large": "python -m bench.search --out bench/results/search-large.json",
     "alpa_plans": "python -m bench.alpa_plans",
     "training": "python -m bench.training",
+    "stage_planners": "python -m bench.stage_planners --out bench/results/stage_planners.json",
 }
 """The commands that write the results, by the names of the result files."""
 
@@ -61,6 +62,7 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
         "published": ("alpa_plans", search.beside_published),
     },
     "measured": {"training": ("training", training.beside_torch)},
+    "stages": {"numbers": ("stage_planners", stages.cuts)},
 }
 """The parts of every page, each with the name of its result and the section that describes it."""
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import fill
+from textwrap import fill, wrap
 from typing import Any, NoReturn
 
 MAX_COLUMNS = 98
@@ -34,8 +34,15 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     """A help formatter as wide as the terminal, or as ``COLUMNS`` says; at most 98 columns."""
 
     def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size((100, 24)).columns - 2, MAX_COLUMNS)
-        super().__init__(prog, max_help_position=28, width=width)
+        super().__init__(prog, max_help_position=28, width=_columns())
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        # Names with hyphens stay whole, so that they can be copied.
+        return wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def _columns() -> int:
+    return min(shutil.get_terminal_size((100, 24)).columns - 2, MAX_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class CommandLine:
         """The parser of all sub-commands; it has the name of the chosen one as ``command``."""
         parser = Parser(
             prog=self.prog,
-            description=fill(self.description, MAX_COLUMNS),
+            description=fill(self.description, _columns(), break_on_hyphens=False),
             epilog=self.epilog,
             formatter_class=Formatter,
         )

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bench.pages import command as pages
-from bench.pages.text import written
+from bench.pages import stages
+from bench.pages.text import Pictures, written
 from bench.studies import one_gpu, transfers
 from bench.studies.report import Compared
 from bench.studies.study import COLUMNS, PAPER, STUDIES
@@ -231,6 +232,13 @@ def test_published_plans_of_alpa_are_beside_ours(docs: Path) -> None:
     said = text_of((docs / "planners.md").read_text(), "published")
     assert "| gpt-2.6b | 8 | Alpa | plan of Alpa | 8 | 3 s | 3 GiB | 1.00 x |" in said
     assert "| gpt-2.6b | 8 | ours | plan of ours | 8 | 2 s | 3 GiB | 1.50 x |" in said
+
+
+def test_page_of_stage_planners_is_that_of_its_result() -> None:
+    path = DOCS.parent / "bench" / "results" / "stage_planners.json"
+    said = pages.paragraphs(stages.cuts, path, Pictures(DOCS / "img", DOCS))
+    written_there = text_of((DOCS / "stages.md").read_text(), "numbers")
+    assert written_there.strip() == "\n\n".join(said)
 
 
 def test_training_is_compared_with_the_fastest_torch_competitor(docs: Path) -> None:

@@ -87,10 +87,15 @@ def help_of(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMAND_LINE.commands)])
 def test_help_names_all_models_and_plans_and_shows_an_example(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    columns: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     text = help_of(words, capsys)
     said = text.replace("\n", " ")
     named = {"schedule": SCHEDULES, "search": (*MODELS, *PLANNERS)}.get(
