@@ -72,3 +72,25 @@ def test_unknown_dims_and_parameters_raise_plan_error() -> None:
         dims.of("x", 2)
     with pytest.raises(ss.PlanError, match=r"no parameter that fits 'layers\.\*'"):
         dims.of_params(("layers.*", 0))
+
+
+@pytest.mark.parametrize(
+    "annotation, shape, dim",
+    [
+        ("b s f -> s b f", (5, 6, 4), 1),  # time first
+        ("b s f -> b s f", (6, 5, 4), 0),
+        ("b s+ f+ -> b", (6,), 0),
+        ("b+ s f -> s f", (5, 4), None),  # a sum over samples
+        ("b+ s+ f+ -> x y", (7, 4), 0),  # nothing is said of its dims, as of an opaque op's
+        ("b+ s+ f -> f x", (4, 6), 1),  # only one dim can have the samples
+    ],
+)
+def test_samples_are_along_the_dim_that_is_tied_to_the_batch(
+    annotation: str, shape: tuple[int, ...], dim: int | None
+) -> None:
+    builder = ss.GraphBuilder("results")
+    x = builder.input("x", (6, 5, 4), "float64")
+    (y,) = builder.op("any", annotation, [x], [(shape, "float64")], "{x0}")
+    dims = " ".join(f"d{i}+" for i in range(len(shape)))
+    (loss,) = builder.op("sum", f"{dims} -> ()", [y], [((), "float64")], "{x0}.sum()")
+    assert ss.Plan(builder.build(loss), [0]).dims.samples_dim(y) == dim
