@@ -3,6 +3,11 @@ from typing import Literal, NoReturn
 
 from typing_extensions import Buffer
 
+# --- checksum (csrc/include/rvdcomm/crc32c.h) -----------------------------------------------------
+
+def crc32c(data: Buffer, value: int = 0) -> int:
+    """The CRC32C of contiguous bytes that follow those whose CRC32C is ``value``."""
+
 # An island is a shared-memory domain: ranks of one machine that map each other's memory.
 
 # --- signal: how the ranks of an island tell each other "done" (csrc/include/rvdcomm/signal.h) ----

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
+import uuid
 from contextlib import suppress
 from pathlib import Path as FilePath
 from typing import Any, NoReturn, TypeVar
 
 from rvdcomm.errors import LayoutError
+from rvdcomm.file_name import beside
 from rvdcomm.text import quoted
 
 _Type = TypeVar("_Type")
@@ -88,9 +89,9 @@ def write_json(path: str | FilePath, value: Any) -> None:
         path.write_text(text, encoding="utf-8")  # A device or a pipe cannot be replaced.
         return
     path = path.resolve()
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(beside(path.name, f".{uuid.uuid4().hex}.partial"))
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
         os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
         os.replace(temporary, path)

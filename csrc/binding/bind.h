@@ -5,6 +5,7 @@
 
 namespace rvdcomm {
 
+void bind_checksum(pybind11::module_& m);
 void bind_copy(pybind11::module_& m);
 void bind_signal(pybind11::module_& m);
 void bind_search(pybind11::module_& m);

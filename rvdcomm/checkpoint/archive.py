@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from rvdcomm.checkpoint.files import Folder
+from rvdcomm.checkpoint.folder import Folder
 from rvdcomm.checkpoint.inert import Global, Persistent, PickledCall, inert
-from rvdcomm.checkpoint.stored import Block
+from rvdcomm.checkpoint.stored import Extent
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.text import quoted
@@ -49,26 +49,26 @@ class Elements:
     order: tuple[int, ...]
 
 
-def locate(folder: Folder, block: Block, dtype: str) -> Elements:
+def locate(folder: Folder, extent: Extent, dtype: str) -> Elements:
     """Where the elements of the tensor in an archive lie.
 
     Args:
         folder: the folder of the archive's file.
-        block: the bytes of the file that are the archive, and the shape of its tensor.
+        extent: the bytes of the file that are the archive, and the shape of its tensor.
         dtype: the tensor's dtype.
 
     Raises:
         CheckpointError: the archive holds something else, or is damaged.
     """
-    start, end, shape = block.start, block.start + block.num_bytes, block.box.shape
-    with folder.open(block.file) as file:
-        view = _Region(file, start, block.num_bytes)
+    start, end, shape = extent.start, extent.start + extent.num_bytes, extent.shape
+    with folder.open(extent.file) as file:
+        view = _Region(file, start, extent.num_bytes)
         try:
             with zipfile.ZipFile(view) as archive:
                 return _located(archive, view, start, dtype, shape)
         except _DAMAGE as error:
             raise CheckpointError(
-                f"{folder.root / block.file}, bytes {start} to {end}: no tensor {dtype} "
+                f"{folder.root / extent.file}, bytes {start} to {end}: no tensor {dtype} "
                 f"{list(shape)} as torch.save writes it: {str(error).rstrip('.')}; copy the file "
                 "again."
             ) from None

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rvdcomm.checkpoint import dcp, journal, manifest
-from rvdcomm.checkpoint.files import Folder, check_file_name
-from rvdcomm.checkpoint.safetensors_file import Header, read_header
-from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor
+from rvdcomm.checkpoint.faults import as_checkpoint_error
+from rvdcomm.checkpoint.folder import Folder, check_file_name
+from rvdcomm.checkpoint.safetensors_file import Header, TensorEntry, read_header
+from rvdcomm.checkpoint.stored import Block, Catalog, Extent, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.json_file import entry
 from rvdcomm.layout import Box
@@ -40,11 +41,11 @@ def open_checkpoint(root: str | Path, *, follow_symlinks: bool = False) -> Catal
 
     Raises:
         CheckpointError: there is no checkpoint, or it was never committed, mixes two saves, is
-            damaged, has no tensors, or has a link out of the folder.
-        OSError: a file cannot be read.
+            damaged, has no tensors, has a link out of the folder, or a file cannot be read.
     """
-    folder = Folder(root, follow_symlinks=follow_symlinks)
-    catalog = _catalog(folder, folder.names())
+    with as_checkpoint_error(f"reading {root}", root, "read it again"):
+        folder = Folder(root, follow_symlinks=follow_symlinks)
+        catalog = _catalog(folder, folder.names())
     if not catalog.tensors:
         raise CheckpointError(f"{root} holds a {catalog.kind} checkpoint without any tensor.")
     return catalog
@@ -153,8 +154,12 @@ def _whole_tensor(root: Path, name: str, file: str, header: Header) -> StoredTen
         raise CheckpointError(
             f"{root / INDEX_NAME} says that {quoted(name)} is in {file}, which does not hold it."
         )
-    block = Block(file, found.start, found.num_bytes, Box.of_shape(found.shape))
+    block = Block.whole(_extent(file, found), Box.of_shape(found.shape))
     return StoredTensor(name, found.dtype, found.shape, (block,))
+
+
+def _extent(file: str, found: TensorEntry) -> Extent:
+    return Extent(file, found.start, found.num_bytes, found.shape)
 
 
 # --- shards of DCP in safetensors files ---------------------------------------------------------
@@ -173,7 +178,7 @@ def _dcp_safetensors(folder: Folder, headers: Mapping[str, Header]) -> Catalog:
                     f"{root}: shards of {quoted(name)} are {dtypes[name]} and {found.dtype}."
                 )
             box = Box(lo, tuple(a + n for a, n in zip(lo, found.shape, strict=True)))
-            blocks.setdefault(name, []).append(Block(file, found.start, found.num_bytes, box))
+            blocks.setdefault(name, []).append(Block.whole(_extent(file, found), box))
     tensors = {}
     for name, found_blocks in blocks.items():
         num_dims = {len(block.box.lo) for block in found_blocks}

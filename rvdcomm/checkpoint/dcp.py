@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rvdcomm.checkpoint.files import Folder, check_file_name
+from rvdcomm.checkpoint.folder import Folder, check_file_name
 from rvdcomm.checkpoint.inert import MAX_BYTES, Global, Pairs, PickledCall, inert
-from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor
+from rvdcomm.checkpoint.stored import Block, Catalog, Extent, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.layout import Box, dtype_name
 from rvdcomm.text import quoted
@@ -103,7 +103,7 @@ def _block(name: str, chunk: Any, places: dict[Any, Any]) -> Block:
         raise CheckpointError(f"the chunk of {quoted(name)} at {quoted(lo)} is in no file")
     file, start, length = places[name, lo]
     box = Box(lo, tuple(a + b for a, b in zip(lo, shape, strict=True)))
-    return Block(file, start, length, box, is_archive=True)
+    return Block.whole(Extent(file, start, length, shape, is_archive=True), box)
 
 
 def _fields(value: Any, name: str) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rvdcomm.checkpoint import journal
+from rvdcomm.checkpoint.faults import as_checkpoint_error
 from rvdcomm.checkpoint.files import PartFile, fault_of, sync_folder
 from rvdcomm.checkpoint.forms import FORMS, Form, Piece, pieces_of
 from rvdcomm.checkpoint.journal import Journal
@@ -36,6 +35,8 @@ from rvdcomm.units import bytes_text, secs_text
 
 PROGRESS_DELAY_SECS = 2.0
 """Runs shorter than this show no progress bar."""
+
+_THEN = "run the same again: files that are complete are kept"
 
 
 @dataclass(frozen=True)
@@ -127,25 +128,12 @@ def reshard(
     request = _request(plan)
     # The request decides every byte of the result, so its checksum identifies this save.
     form = FORMS[to](save=_sha256(request)[:32], metadata=plan.metadata)
-    try:
-        with closing(Journal(root, request)) as log:
-            num_files_kept = _run(plan, root, log, form, reader, verify, progress)
-    except OSError as error:
-        raise CheckpointError(_stopped(root, error)) from error
+    with (
+        as_checkpoint_error(f"resharding into {root}", root, _THEN),
+        closing(Journal(root, request)) as log,
+    ):
+        num_files_kept = _run(plan, root, log, form, reader, verify, progress)
     return Report(plan, num_files_kept, reader.num_bytes_read, time.monotonic() - start)
-
-
-def _stopped(root: Path, error: OSError) -> str:
-    """The message for an error of the operating system, with a remedy for the user."""
-    remedy = "remove the cause"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        folder = next(path for path in (root, *root.resolve().parents) if path.exists())
-        free = shutil.disk_usage(folder).free
-        remedy = f"make room ({bytes_text(free)} are free)"
-    return (
-        f"resharding into {root} stopped: {error}; {remedy} and run the same again: files that "
-        "are complete are kept."
-    )
 
 
 def _request(plan: ReshardPlan) -> dict[str, Any]:

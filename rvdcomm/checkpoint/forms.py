@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rvdcomm.checkpoint import dcp, manifest
 from rvdcomm.checkpoint.catalog import INDEX_NAME, SHARDING_KEY, WHOLE_NAME
+from rvdcomm.checkpoint.checksums import BlockSum, checksum_of
 from rvdcomm.checkpoint.files import PartFile, Written, write_file
 from rvdcomm.checkpoint.safetensors_file import header_bytes
 from rvdcomm.checkpoint.target import Target, TargetBatch
@@ -59,7 +59,7 @@ class Safetensors:
         self, is_whole: bool, save: str = "", metadata: Mapping[str, str] | None = None
     ) -> None:
         self.is_whole, self.save, self.metadata = is_whole, save, metadata or {}
-        self._hashes: dict[Holding, Any] = {}
+        self._sums: dict[Holding, BlockSum] = {}
 
     def file_name(self, rank: int, batch: int, num_batches: int) -> str:
         if not self.is_whole:
@@ -77,21 +77,21 @@ class Safetensors:
             mark = manifest.Mark(self.save, None if self.is_whole else rank)
             header = rank_header(tensors, rank, mark, self.metadata)
             file.append(header)
-            file.end_segment(hashlib.sha256(header).hexdigest())
+            file.end_segment(checksum_of(header))
 
     def put(self, piece: Piece, data: Tensor, files: Mapping[int, PartFile]) -> None:
         from rvdcomm.checkpoint.reader import bytes_of
 
         cell, view = piece[0], bytes_of(data)
-        self._hashes.setdefault(cell, hashlib.sha256()).update(view)
+        self._sums.setdefault(cell, BlockSum()).update(view)
         for rank in cell.ranks:
             files[rank].append(view)
 
     def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
         for cell in target.cells:
-            sha256 = self._hashes.pop(cell, hashlib.sha256()).hexdigest()
+            checksum = self._sums.pop(cell, BlockSum()).text()
             for rank in cell.ranks:
-                files[rank].end_segment(sha256)
+                files[rank].end_segment(checksum)
 
     def finish(self, root: Path, batches: Sequence[TargetBatch], done: Done) -> None:
         tensors = {}
@@ -179,11 +179,11 @@ class Dcp:
         import torch
 
         file = files[piece[0].ranks[0]]
-        stream: Any = _HashedStream(file)
+        stream: Any = _SummedStream(file)
         torch.save(data, stream)
         if stream.error is not None:
             raise stream.error
-        file.end_segment(stream.hash.hexdigest())
+        file.end_segment(stream.sum.text())
 
     def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
         pass
@@ -208,20 +208,20 @@ def _chunks(batch: TargetBatch, files: Mapping[str, Written]) -> Iterator[dcp.Ch
                 positions[file] += num_bytes
 
 
-class _HashedStream:
+class _SummedStream:
     """The stream to which ``torch.save`` writes.
 
     The first error is kept for the caller, because torch would raise another in its place.
     """
 
     def __init__(self, file: PartFile) -> None:
-        self.file, self.hash = file, hashlib.sha256()
+        self.file, self.sum = file, BlockSum()
         self.error: BaseException | None = None
 
     def write(self, data: Any) -> int:
         try:
             if self.error is None:
-                self.hash.update(data)
+                self.sum.update(data)
                 self.file.append(data)
         except BaseException as error:
             self.error = error

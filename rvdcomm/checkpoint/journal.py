@@ -15,12 +15,12 @@ from typing import Any
 
 from rvdcomm.checkpoint.files import (
     TEMPORARY_SUFFIX,
-    Folder,
     LogFile,
     Written,
     make_folder,
     remove_partial_files,
 )
+from rvdcomm.checkpoint.folder import Folder
 from rvdcomm.errors import CheckpointError
 from rvdcomm.text import quoted
 
@@ -123,7 +123,7 @@ def _batches(path: Path, lines: list[Any]) -> tuple[list[WrittenFiles], bool]:
     try:
         return [
             {
-                name: Written(tuple((int(size), str(sha256)) for size, sha256 in segments))
+                name: Written(tuple((int(size), str(checksum)) for size, checksum in segments))
                 for name, segments in line["files"].items()
             }
             for line in lines[1 : -1 if is_done else None]

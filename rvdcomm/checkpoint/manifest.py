@@ -10,29 +10,30 @@ folder is complete. docs/checkpoints.md describes the states of a folder.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rvdcomm.checkpoint.files import Folder, check_file_name
+from rvdcomm.checkpoint.checksums import check_checksum
+from rvdcomm.checkpoint.folder import Folder, check_file_name
 from rvdcomm.checkpoint.safetensors_file import Header, read_header
-from rvdcomm.checkpoint.stored import Block, StoredTensor
+from rvdcomm.checkpoint.stored import Block, Extent, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.json_file import entry, parse_json
 from rvdcomm.layout import Layout, dtype_name
 from rvdcomm.text import quoted
 
 FILE_NAME = "rvdcomm-manifest.json"
-FORMAT, VERSION = "rvdcomm-checkpoint", 2
+FORMAT, VERSION = "rvdcomm-checkpoint", 3
+_READ_VERSIONS = (2, 3)
+"""Checkpoints of version 2 have a sha256 of each shard, those of version 3 checksums of blocks."""
+
 MAX_BYTES = 256 << 20
 """Enough for three million shards: 700 tensors on 4,096 ranks."""
 
 KEY_PREFIX = "rvdcomm."
 MARK_KEY = KEY_PREFIX + "mark"
 """Key of the mark in the metadata of a file's header."""
-
-_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Shard:
     """A rank's shard of a tensor: the file that has it, and the checksum of its bytes."""
 
     file: str
-    sha256: str
+    checksum: str
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Manifest:
             name: {
                 "dtype": tensor.dtype,
                 "layout": str(tensor.layout),
-                "shards": [[number[s.file], s.sha256] for _, s in sorted(tensor.shards.items())],
+                "shards": [[number[s.file], s.checksum] for _, s in sorted(tensor.shards.items())],
             }
             for name, tensor in sorted(self.tensors.items())
         }
@@ -175,10 +176,11 @@ class Manifest:
         Raises:
             CheckpointError, LayoutError: the values have another form.
         """
-        if entry(values, "format", str) != FORMAT or entry(values, "version", int) != VERSION:
+        form, version = entry(values, "format", str), entry(values, "version", int)
+        if form != FORMAT or version not in _READ_VERSIONS:
             raise CheckpointError(
-                f"it is {quoted(values['format'])} version {quoted(values['version'])}; "
-                f"this reads {FORMAT} version {VERSION}"
+                f"it is {quoted(form)} version {quoted(version)}; this reads {FORMAT} versions "
+                f"{' and '.join(map(str, _READ_VERSIONS))}"
             )
         files = [check_file_name(file, "it") for file in entry(values, "files", list)]
         saves = entry(values, "saves", list)
@@ -217,12 +219,14 @@ def _shard(name: str, value: Any, files: list[str]) -> Shard:
         not isinstance(value, list)
         or [type(v) for v in value] != [int, str]
         or not 0 <= value[0] < len(files)
-        or not _SHA256.fullmatch(value[1])
     ):
         raise CheckpointError(
-            f"tensor {quoted(name)} has the shard {quoted(value)}; expected [file number, sha256]"
+            f"tensor {quoted(name)} has the shard {quoted(value)}; expected [file number, checksum]"
         )
-    return Shard(files[value[0]], value[1])
+    try:
+        return Shard(files[value[0]], check_checksum(value[1]))
+    except CheckpointError as error:
+        raise CheckpointError(f"tensor {quoted(name)}: {error}") from None
 
 
 def stored_tensors(
@@ -268,4 +272,11 @@ def _block(folder: Folder, name: str, tensor: ShardedTensor, rank: int, header: 
             f"tensor {name!r}, rank {rank}: {folder.root / FILE_NAME} says {tensor.dtype} "
             f"{cell.box.shape}, and {shard.file} {has}; one of the files is of another checkpoint."
         )
-    return Block(shard.file, found.start, found.num_bytes, cell.box, cell.part, sha256=shard.sha256)
+    try:
+        checksum = check_checksum(shard.checksum, found.num_bytes)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{folder.root / FILE_NAME}: tensor {quoted(name)}, rank {rank}: {error}."
+        ) from None
+    extent = Extent(shard.file, found.start, found.num_bytes, found.shape, checksum=checksum)
+    return Block.whole(extent, cell.box, cell.part)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rvdcomm.checkpoint.archive import locate
-from rvdcomm.checkpoint.files import Folder
-from rvdcomm.checkpoint.stored import Block, StoredTensor
+from rvdcomm.checkpoint.checked import Checked, Damage, checked
+from rvdcomm.checkpoint.faults import naming
+from rvdcomm.checkpoint.folder import Folder
+from rvdcomm.checkpoint.stored import Extent, StoredTensor
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import ITEM_BYTES, Box
 from rvdcomm.run import add_into
@@ -50,25 +50,21 @@ def runs(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
         yield first + sum(i * s for i, s in zip(index, strides, strict=False)), length
 
 
-@dataclass
-class _Digest:
-    """The checksum of the first ``position`` bytes of a block, which were read without gaps."""
-
-    position: int = 0
-    hash: Any = field(default_factory=hashlib.sha256)
-
-
 class Reader:
     """Reads boxes of the tensors of the checkpoint in a folder, and counts what it reads.
+
+    Args:
+        folder: the folder of the checkpoint.
+        verify: compare checksums (``checked``), which reads whole blocks.
 
     Attributes:
         num_bytes_read: bytes of tensors, by file. Headers and descriptions are not counted.
     """
 
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
+    def __init__(self, folder: Folder, *, verify: bool = True) -> None:
+        self.folder, self.verify = folder, verify
         self.num_bytes_read: dict[str, int] = {}
-        self._digests: dict[Block, _Digest] = {}
+        self._checked: dict[Extent, Checked] = {}
         self._elements = lru_cache(maxsize=1024)(partial(locate, folder))
 
     def gather(self, tensor: StoredTensor, box: Box, out: Tensor, scratch: memoryview) -> None:
@@ -84,84 +80,101 @@ class Reader:
             common = block.box.intersect(box)
             if common is None:
                 continue
-            order = self._order(tensor, block)
-            if common == box and block.part == 0 and order == sorted(order):
-                self._read(tensor, block, common, bytes_of(out))
+            extent, target = block.extent, out[common.slices_within(box)]
+            if extent is None:
+                if block.part == 0:
+                    target.zero_()
+                continue
+            order = self._order(extent, tensor.dtype)
+            dims = [d for s in order if (d := block.dims[s]) is not None]
+            stored = _permuted(block.stored(common), order)
+            if common == box and block.part == 0 and dims == sorted(dims):
+                self._read(tensor, extent, stored, bytes_of(out))
                 continue
             piece = scratch[: common.num_elements * out.itemsize]
-            self._read(tensor, block, common, piece)
-            stored = tensor_of(piece, out.dtype, tuple(common.shape[d] for d in order))
-            found = stored.permute([order.index(d) for d in range(len(order))])
-            target = out[common.slices_within(box)]
+            self._read(tensor, extent, stored, piece)
+            found = _in_dims(
+                tensor_of(piece, out.dtype, tuple(common.shape[d] for d in dims)), dims, common
+            )
             if block.part:
                 add_into(target, found)
             else:
                 target.copy_(found)
 
     def check(self, tensor: StoredTensor) -> None:
-        """Verify the checksums of those blocks of a tensor that were read from start to end.
+        """Verify the checksums of what was read of a tensor and is not yet verified.
 
         Raises:
-            CheckpointError: the bytes of a block are not those that were written.
+            CheckpointError: bytes are not those that were written.
         """
         for block in tensor.chosen:
-            digest = self._digests.pop(block, None)
-            if digest is None or digest.position != block.num_bytes:
-                continue
-            if digest.hash.hexdigest() != block.sha256:
-                raise CheckpointError(
-                    f"{self.folder.root / block.file}: the {block.num_bytes} bytes of tensor "
-                    f"{tensor.name!r} {block.box} are damaged: their sha256 is "
-                    f"{digest.hash.hexdigest()[:12]}..., it was {str(block.sha256)[:12]}... when "
-                    "they were written; copy the file again."
-                )
+            extent = block.extent
+            if extent is not None and (found := self._checked.pop(extent, None)) is not None:
+                with self._naming(tensor, extent), self.folder.open(extent.file) as file:
+                    found.finish(partial(self._fill, extent, file.fileno(), extent.start))
 
-    def _order(self, tensor: StoredTensor, block: Block) -> list[int]:
-        if not block.is_archive:
-            return list(range(len(block.box.lo)))
-        return list(self._elements(block, tensor.dtype).order)
+    def _order(self, extent: Extent, dtype: str) -> tuple[int, ...]:
+        """The dims of an array in the order of its file, outermost first."""
+        if not extent.is_archive:
+            return tuple(range(len(extent.shape)))
+        return self._elements(extent, dtype).order
 
-    def _read(self, tensor: StoredTensor, block: Block, box: Box, out: memoryview) -> None:
-        """Fill ``out`` with ``box`` in the order in which the block stores its elements."""
-        start, inner, outer = block.start, box, block.box
-        if block.is_archive:
-            elements = self._elements(block, tensor.dtype)
-            start, inner, outer = (
-                elements.start,
-                *(_permuted(b, elements.order) for b in (box, outer)),
-            )
+    def _read(self, tensor: StoredTensor, extent: Extent, box: Box, out: memoryview) -> None:
+        """Fill ``out`` with a box of the array, in the order in which the file has its elements."""
+        start = extent.start
+        if extent.is_archive:
+            start = self._elements(extent, tensor.dtype).start
+        outer = _permuted(Box.of_shape(extent.shape), self._order(extent, tensor.dtype))
         item_bytes = ITEM_BYTES[tensor.dtype]
-        filled = 0
-        with self.folder.open(block.file) as file:
-            for offset, length in runs(inner, outer):
+        checksum = extent.checksum if self.verify else None
+        found = self._checked.setdefault(extent, checked(checksum, extent.num_bytes))
+        with self._naming(tensor, extent), self.folder.open(extent.file) as file:
+            fill, filled = partial(self._fill, extent, file.fileno(), start), 0
+            for offset, length in runs(box, outer):
                 piece = out[filled : filled + length * item_bytes]
-                self._fill(block, file.fileno(), start + offset * item_bytes, piece)
-                self._feed(block, offset * item_bytes, piece)
+                found.read(offset * item_bytes, piece, fill)
                 filled += length * item_bytes
-        count = self.num_bytes_read.get(block.file, 0)
-        self.num_bytes_read[block.file] = count + filled
 
-    def _fill(self, block: Block, descriptor: int, start: int, out: memoryview) -> None:
+    @contextmanager
+    def _naming(self, tensor: StoredTensor, extent: Extent) -> Iterator[None]:
+        path = self.folder.root / extent.file
+        try:
+            with naming(path):
+                yield
+        except Damage as damage:
+            start = extent.start
+            raise CheckpointError(
+                f"{path}: bytes {start + damage.start} to {start + damage.end}, of tensor "
+                f"{tensor.name!r} {tensor.dtype} {list(tensor.shape)}, are damaged: their "
+                f"{damage.found}, it was {damage.expected} when they were written; copy the file "
+                "again."
+            ) from None
+
+    def _fill(
+        self, extent: Extent, descriptor: int, start: int, offset: int, out: memoryview
+    ) -> None:
+        """Read the bytes from ``start + offset`` of the file on."""
+        start += offset
+        count = self.num_bytes_read.get(extent.file, 0)
+        self.num_bytes_read[extent.file] = count + len(out)
         while out:
             num_bytes = os.preadv(descriptor, [out[:MAX_READ_BYTES]], start)
             if num_bytes == 0:
                 raise CheckpointError(
-                    f"{self.folder.root / block.file} ends at byte {start}, where {len(out)} more "
+                    f"{self.folder.root / extent.file} ends at byte {start}, where {len(out)} more "
                     "bytes were expected; it was cut off or changed while it was read."
                 )
             out, start = out[num_bytes:], start + num_bytes
 
-    def _feed(self, block: Block, offset: int, data: memoryview) -> None:
-        """Add data to the block's checksum if it directly follows the data added before."""
-        if block.sha256 is None:
-            return
-        digest = self._digests.setdefault(block, _Digest())
-        if digest.position == offset:
-            digest.hash.update(data)
-            digest.position += len(data)
+
+def _in_dims(stored: Tensor, dims: Sequence[int], box: Box) -> Tensor:
+    """A tensor whose dims are ``dims`` of a box, as a view ``[*box.shape]``."""
+    ordered = stored.permute([dims.index(d) for d in sorted(dims)])
+    # A dim that is not stored has one index.
+    return ordered[tuple(slice(None) if d in dims else None for d in range(len(box.shape)))]
 
 
-def _permuted(box: Box, order: tuple[int, ...]) -> Box:
+def _permuted(box: Box, order: Sequence[int]) -> Box:
     return Box(tuple(box.lo[d] for d in order), tuple(box.hi[d] for d in order))
 
 

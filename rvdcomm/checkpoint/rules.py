@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from rvdcomm.checkpoint.files import read_file
+from rvdcomm.checkpoint.folder import read_file
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, parse_ranges
 from rvdcomm.text import quoted

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from rvdcomm.checkpoint.files import Folder
+from rvdcomm.checkpoint.faults import naming
+from rvdcomm.checkpoint.folder import Folder
 from rvdcomm.checkpoint.stored import check_shape
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import ITEM_BYTES
@@ -64,7 +65,7 @@ def read_header(folder: Folder, name: str) -> Header:
         OSError: the file cannot be read.
     """
     path = folder.root / name
-    with folder.open(name) as file:
+    with folder.open(name) as file, naming(path):
         size, _ = folder.version(name)
         length = int.from_bytes(file.read(8), "little")
         try:

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from rvdcomm.checkpoint.files import Folder
+from rvdcomm.checkpoint.folder import Folder
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import ITEM_BYTES, MAX_DIMS, Box
 from rvdcomm.text import MAX_INTEGER, quoted
@@ -24,20 +24,59 @@ tensor grows with the square of their number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A stored box: ``box`` of value part ``part``, in ``num_bytes`` bytes from ``start`` on.
+class Extent:
+    """A stored array ``[*shape]``, in ``num_bytes`` bytes of ``file`` from ``start`` on.
 
-    The bytes of ``file`` are the elements in row-major order or, if ``is_archive``, a file within
-    the file, as ``torch.save`` writes it. ``sha256`` is their checksum, if the checkpoint has one.
+    The bytes are the elements in row-major order or, if ``is_archive``, a file within the file, as
+    ``torch.save`` writes it. ``checksum`` is that of the bytes, if the checkpoint has one.
     """
 
     file: str
     start: int
     num_bytes: int
-    box: Box
-    part: int = 0
+    shape: tuple[int, ...]
     is_archive: bool = False
-    sha256: str | None = None
+    checksum: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The elements of a box of a tensor: a box of a stored array, or zeros.
+
+    Attributes:
+        box: the box of the tensor.
+        extent: the stored array; None for zeros.
+        part: the value part of which these are elements.
+        dims: for each dim of the array, the tensor's dim that it is, or None if the block takes one
+            index of it. A dim of the tensor that is no dim of the array has one index in ``box``.
+        at: the index in the array of the first element of the box.
+    """
+
+    box: Box
+    extent: Extent | None
+    part: int = 0
+    dims: tuple[int | None, ...] = ()
+    at: tuple[int, ...] = ()
+
+    @classmethod
+    def whole(cls, extent: Extent, box: Box, part: int = 0) -> Block:
+        """The block of a whole array, which has the shape of the box."""
+        return cls(box, extent, part, tuple(range(len(extent.shape))), (0,) * len(extent.shape))
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the array has the elements in the order of the tensor."""
+        dims = [d for d in self.dims if d is not None]
+        return self.extent is not None and not self.extent.is_archive and dims == sorted(dims)
+
+    def stored(self, box: Box) -> Box:
+        """The box of the array that has the elements of ``box``, a box inside of ``self.box``."""
+        lo, hi = list(self.at), [a + 1 for a in self.at]
+        for s, d in enumerate(self.dims):
+            if d is not None:
+                lo[s] += box.lo[d] - self.box.lo[d]
+                hi[s] = lo[s] + box.hi[d] - box.lo[d]
+        return Box(tuple(lo), tuple(hi))
 
 
 @dataclass(frozen=True)
@@ -99,8 +138,7 @@ class StoredTensor:
                 replicas.setdefault((block.part, block.box), []).append(block)
         turn = crc32(self.name.encode("utf-8", "surrogatepass"))
         return tuple(
-            sorted(replicas[key], key=lambda b: (b.file, b.start))[turn % len(replicas[key])]
-            for key in sorted(replicas)
+            sorted(replicas[key], key=_place)[turn % len(replicas[key])] for key in sorted(replicas)
         )
 
 
@@ -125,7 +163,12 @@ class Catalog:
     @cached_property
     def files(self) -> tuple[str, ...]:
         """Names of the files that hold tensors, sorted."""
-        return tuple(sorted({b.file for t in self.tensors.values() for b in t.blocks}))
+        extents = (b.extent for t in self.tensors.values() for b in t.blocks)
+        return tuple(sorted({extent.file for extent in extents if extent is not None}))
+
+
+def _place(block: Block) -> tuple[str, int]:
+    return ("", 0) if block.extent is None else (block.extent.file, block.extent.start)
 
 
 def are_disjoint(boxes: Iterable[Box]) -> bool:

@@ -48,7 +48,7 @@ class Target:
         """Bytes per element in each buffer: window, scratch, converted, packed; 0 if unused."""
         src, dst = ITEM_BYTES[self.source.dtype], ITEM_BYTES[self.dtype]
         blocks = self.source.chosen
-        is_joined = len(blocks) > 1 or any(block.is_archive for block in blocks)
+        is_joined = len(blocks) > 1 or any(not block.is_in_order for block in blocks)
         is_cut = len(self.cells) > 1
         return (
             src,

@@ -187,7 +187,7 @@ def write(
             save_shards(shards, mine, layouts, rank, save_id=save_id)
     with _failing_together(model):
         if first:
-            commit_shards(shards, writers)
+            commit_shards(shards, writers, save_id=save_id)
             if form == "dcp":
                 made = _beside(folder, "dcp")
                 reshard(shards, made, to="dcp")

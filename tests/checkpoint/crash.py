@@ -10,7 +10,7 @@ import pytest
 
 from rvdcomm.checkpoint import files
 
-CHANGES = frozenset({"makedirs", "open", "write", "fsync", "ftruncate", "replace", "unlink"})
+CHANGES = frozenset({"mkdir", "open", "write", "fsync", "ftruncate", "link", "replace", "unlink"})
 """Functions of ``os`` that change the disk in ``files``; ``open`` counts if it creates a file."""
 
 

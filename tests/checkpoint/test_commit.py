@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import combinations, repeat
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from rvdcomm.checkpoint import (
     save_shards,
 )
 from tests.checkpoint.crash import changes_until
-from tests.checkpoint.models import RULES, are_equal, load_whole, make, model
+from tests.checkpoint.models import RULES, are_equal, files_of, load_whole, make, model
 
 LAYOUTS = {
     "sum": rv.Layout((4,), "R(1)V(2)D(1)"),
@@ -200,11 +202,47 @@ def test_save_id_distinguishes_two_saves(tmp_path: Path) -> None:
     save(tmp_path, 0, 1.0, "first")
     save(tmp_path, 1, 1.0, "first")
     save(tmp_path, 0, 10.0, "second")
-    with pytest.raises(rv.CheckpointError, match=r"ranks 0 and 1 .*: save_id is 'second' and 'fir"):
+    with pytest.raises(rv.CheckpointError, match=r"2 saves, with save_id \['first', 'second'\]; s"):
         commit_shards(tmp_path, range(2))
+    with pytest.raises(
+        rv.CheckpointError, match=r"rank 1 has saved no shards as .* save_shards on"
+    ):
+        commit_shards(tmp_path, range(2), save_id="second")
     save(tmp_path, 1, 10.0, "second")
-    commit_shards(tmp_path, range(2))
+    commit_shards(tmp_path, range(2), save_id="second")
     assert load(tmp_path) == values(10.0)
+
+
+@pytest.mark.parametrize("first", list(combinations(range(6), 3)))
+def test_of_two_jobs_in_one_folder_one_is_told_saved_and_its_data_are_there(
+    first: tuple[int, ...], tmp_path: Path
+) -> None:
+    def job(scale: float) -> Iterator[float | None]:
+        """Its calls, one a turn; last it says what was saved."""
+        for rank in range(2):
+            try:
+                save(tmp_path, rank, scale, str(scale))
+            except rv.CheckpointError:
+                yield from repeat(None)
+            yield None
+        try:
+            commit_shards(tmp_path, range(2), save_id=str(scale))
+        except rv.CheckpointError:
+            yield from repeat(None)
+        yield scale
+
+    jobs = job(1.0), job(10.0)
+    told = [scale for turn in range(6) if (scale := next(jobs[turn not in first])) is not None]
+    assert len(told) == 1
+    assert load(tmp_path) == values(told[0])
+    assert len(files_of(tmp_path)) == 3
+    assert set(load_whole(tmp_path, {})) == set(LAYOUTS)
+
+
+def test_two_jobs_without_save_id_are_not_both_told_saved(tmp_path: Path) -> None:
+    save(tmp_path, 0, 1.0)
+    with pytest.raises(rv.CheckpointError, match="rank 0 saved before with save_id=''"):
+        save(tmp_path, 0, 10.0)
 
 
 def test_commit_of_ranks_with_different_layouts_is_rejected(tmp_path: Path) -> None:
@@ -254,7 +292,7 @@ def test_save_interrupted_at_any_disk_change_is_rejected_or_complete(
     def second(root: Path) -> None:
         for rank in range(2):
             save(root, rank, 10.0, "second")
-        commit_shards(root, range(2))
+        commit_shards(root, range(2), save_id="second")
 
     seen, point, made = [], 0, 0
     while made == point:
@@ -267,14 +305,64 @@ def test_save_interrupted_at_any_disk_change_is_rejected_or_complete(
         if seen[-1] is None:
             # A commit of the files that the crash left gives one complete save, or an error.
             with suppress(rv.CheckpointError):
-                commit_shards(root, range(2))
-            expected = (values(10.0), values(1.0), None) if has_first else (values(10.0), None)
+                commit_shards(root, range(2), save_id="second")
+            expected = (values(10.0), None)
             assert not root.exists() or try_to_load(root) in expected
     # Nothing can be loaded before the manifest is renamed, and everything can after that.
     assert point > 25
     assert set(map(str, seen)) == {str(None), str(values(10.0))}
     first = seen.index(values(10.0))
     assert None not in seen[first:]
+
+
+@pytest.mark.parametrize("step", ["save", "commit"])
+def test_failing_disk_raises_a_checkpoint_error_that_names_the_file(
+    step: str, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def do(root: Path) -> None:
+        if step == "save":
+            save(root / "made/shards", 0, 1.0)
+        else:
+            commit_shards(root, range(2))
+
+    def folder(name: str) -> Path:
+        root = tmp_path / name
+        for rank in range(2 if step == "commit" else 0):
+            save(root, rank, 1.0)
+        return root
+
+    counted = folder("count")
+    total = changes_until(None, lambda: do(counted))
+    for point in range(1, total + 1):
+        root = folder(str(point))
+        what = rf"(saving shards of rank 0 into|committing) {root}.* stopped: "
+        message = rf"{what}.*Input/output error: '{tmp_path}.*; remove the cause"
+        with pytest.raises(rv.CheckpointError, match=message):
+            changes_until(point, lambda root=root: do(root), fail)  # type: ignore[misc]
+    assert total > 5
+
+
+def test_file_in_place_of_the_folder_is_a_checkpoint_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(rv.CheckpointError, match=r"saving shards of rank 0 into .*File exists"):
+        save(tmp_path / "file", 0, 1.0)
+    with pytest.raises(rv.CheckpointError, match="is no folder with a checkpoint"):
+        commit_shards(tmp_path / "file", range(2))
+
+
+def test_parents_of_a_new_folder_are_synced(tmp_path: Path) -> None:
+    from tests.checkpoint import crash
+
+    disk = crash.Disk()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rvdcomm.checkpoint.files.os", disk)
+        save(tmp_path / "a/b", 0, 1.0)
+    kinds = [change.split()[0] for change in disk.changes]
+    assert kinds[:4] == ["mkdir", "fsync", "mkdir", "fsync"]
+    assert kinds[-1] == "fsync"
 
 
 @pytest.mark.parametrize("to", ["sharded", "whole", "dcp"])

@@ -170,15 +170,26 @@ def changed(root: Path, change: Callable[[Any], Any]) -> Path:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda m: m.update(format="zip"), "it is 'zip' version 2; this reads rvdcomm-checkpoint"),
-        (lambda m: m.update(version=1), "version 1; this reads rvdcomm-checkpoint version 2"),
+        (lambda m: m.update(format="zip"), "it is 'zip' version 3; this reads rvdcomm-checkpoint"),
+        (
+            lambda m: m.update(version=1),
+            "version 1; this reads rvdcomm-checkpoint versions 2 and 3",
+        ),
         (lambda m: m.pop("tensors"), "'tensors' is missing"),
         (lambda m: m["files"].append("../x"), "it names the file '../x'"),
         (lambda m: m["tensors"]["ids"].update(dtype="int63"), "dtype 'int63' is unknown"),
         (lambda m: m["tensors"]["ids"].update(dtype="int32"), "one of the files is of another"),
         (lambda m: m["tensors"]["ids"]["shards"].pop(), "'ids' has 5 shards and the layout"),
-        (lambda m: m["tensors"]["ids"]["shards"][0].pop(), r"expected \[file number, sha256\]"),
+        (lambda m: m["tensors"]["ids"]["shards"][0].pop(), r"expected \[file number, checksum\]"),
         (lambda m: m["tensors"]["ids"]["shards"].__setitem__(0, [99, "0" * 64]), "file number"),
+        (
+            lambda m: m["tensors"]["ids"]["shards"][0].__setitem__(1, "crc32c/0:"),
+            "'ids': it has the checksum 'crc32c/0:'; known are a sha256 and crc32c/1048576:",
+        ),
+        (
+            lambda m: m["tensors"]["ids"]["shards"][0].__setitem__(1, "crc32c/8:" + "0" * 8),
+            "1 checksums of blocks of 8 bytes are no checksums of 16 bytes",
+        ),
         (lambda m: m["tensors"].update(x=m["tensors"]["ids"]), "'x', rank 0: .* does not hold it"),
         (
             lambda m: m["tensors"]["ids"].update(layout="R(1)V(1)D(6) shape(12)"),

@@ -13,8 +13,10 @@ import torch
 
 import rvdcomm as rv
 from rvdcomm.checkpoint import load_shards, open_checkpoint, reshard
-from rvdcomm.checkpoint.files import Folder, PartFile
+from rvdcomm.checkpoint.files import TEMPORARY_SUFFIX, PartFile
+from rvdcomm.checkpoint.folder import Folder
 from rvdcomm.cli import main
+from rvdcomm.file_name import beside
 from tests.checkpoint.models import are_equal, files_of, load_whole, make, model
 
 FILES = {
@@ -184,7 +186,7 @@ def test_link_created_while_a_file_is_opened_is_not_followed(
         (src / swapped).symlink_to(secrets if swapped == "deeper" else secrets / "file")
         return found
 
-    monkeypatch.setattr("rvdcomm.checkpoint.files.os.path.realpath", resolved_then_swapped)
+    monkeypatch.setattr("rvdcomm.checkpoint.folder.os.path.realpath", resolved_then_swapped)
     with pytest.raises(rv.CheckpointError, match="was changed while it was opened"):
         folder.open("name")
 
@@ -221,7 +223,7 @@ def test_links_in_the_destination_are_replaced_and_not_written_through(tmp_path:
     (tmp_path / "dst").mkdir()
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "dst/name").symlink_to(tmp_path / "mine")
-    (tmp_path / "dst/name.rvdcomm-partial").symlink_to(tmp_path / "mine")
+    (tmp_path / "dst" / beside("name", TEMPORARY_SUFFIX)).symlink_to(tmp_path / "mine")
     part = PartFile(tmp_path / "dst", "name")
     part.append(b"new")
     part.commit()

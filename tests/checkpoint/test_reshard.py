@@ -154,7 +154,7 @@ def test_elements_are_aligned_in_files(tmp_path: Path) -> None:
     reshard(make("whole", tmp_path), tmp_path / "dst", RULES)
     for tensor in open_checkpoint(tmp_path / "dst").tensors.values():
         item_bytes = getattr(torch, tensor.dtype).itemsize
-        assert all(block.start % item_bytes == 0 for block in tensor.blocks)
+        assert all(block.extent.start % item_bytes == 0 for block in tensor.blocks)
 
 
 # --- reads --------------------------------------------------------------------------------------
@@ -323,12 +323,13 @@ def test_value_parts_of_a_dtype_without_sum_are_rejected(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["embed.weight", "scale", "ids", "layers.0.fp8"])
 def test_flipped_bit_of_the_source_is_detected(name: str, tmp_path: Path) -> None:
     src = make("sharded", tmp_path)
-    block = open_checkpoint(src).tensors[name].chosen[-1]
+    block = open_checkpoint(src).tensors[name].chosen[-1].extent
     data = bytearray((src / block.file).read_bytes())
     data[block.start + block.num_bytes - 1] ^= 4
     (src / block.file).write_bytes(data)
     with pytest.raises(
-        rv.CheckpointError, match=f"{block.file}: .* tensor '{name}' .* are damaged"
+        rv.CheckpointError,
+        match=rf"{block.file}: bytes \d+ to \d+, of tensor '{name}' .* are damaged",
     ):
         reshard(src, tmp_path / "dst", RULES)
     # No file of the damaged batch was written, and the folder is not a checkpoint.

@@ -215,7 +215,10 @@ def test_full_disk_raises_checkpoint_error_and_a_rerun_succeeds(
     tensors = {f"w{i}": torch.arange(10_000) + i for i in range(6)}  # 80 kB each
     src = make("whole", tmp_path, tensors)
     options: dict[str, Any] = {"to": to, "max_file_bytes": 100_000}
-    with pytest.raises(rv.CheckpointError, match=r"No space left on device; make room \(.* free"):
+    with pytest.raises(
+        rv.CheckpointError,
+        match=r"No space left on device: .*; make room \(.* free\) and run the same",
+    ):
         reshard(src, small_disk / "dst", **options)
     # Incomplete files were removed, and complete files were kept.
     kept = [name for name in files_of(small_disk / "dst") if name != FILE_NAME]

@@ -7,7 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import rvdcomm as rv
-from rvdcomm.checkpoint.files import Folder
+from rvdcomm.checkpoint.folder import Folder
 from rvdcomm.checkpoint.safetensors_file import DTYPES, header_bytes, read_header
 from rvdcomm.layout import ITEM_BYTES
 from tests.checkpoint.models import bits, model

@@ -56,7 +56,10 @@ def test_rank_reads_only_the_bytes_of_its_shard(
 def test_checkpoint_is_complete_only_after_its_commit(tmp_path: Path) -> None:
     layout = rv.Layout((5,), "R(1)V(1)D(2)")
     save_shards(tmp_path, {"w": torch.ones(3)}, {"w": layout}, 0)
-    with pytest.raises(rv.CheckpointError, match="rank 1 has saved no shards; call save_shards"):
+    with pytest.raises(
+        rv.CheckpointError,
+        match=r"rank 1 has saved no shards as rank-00001.safetensors \('rank-00000.*; call save",
+    ):
         commit_shards(tmp_path, [0, 1])
     save_shards(tmp_path, {"w": torch.zeros(2)}, {"w": layout}, 1)
     commit_shards(tmp_path, [0, 1])

@@ -6,12 +6,13 @@ import time
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.checkpoint.stored import MAX_BOXES, Block, StoredTensor, are_disjoint
+from rvdcomm.checkpoint.stored import MAX_BOXES, Block, Extent, StoredTensor, are_disjoint
 from rvdcomm.layout import Box
 
 
 def block(text: str, part: int = 0, file: str = "a") -> Block:
-    return Block(file, 0, 0, Box.parse(text), part)
+    box = Box.parse(text)
+    return Block.whole(Extent(file, 0, 0, box.shape), box, part)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +57,16 @@ def test_every_value_part_must_tile_the_shape() -> None:
         StoredTensor("w", "float32", (4,), halves[:2], num_parts=2)
 
 
+def block_file(blocks: tuple[Block, ...]) -> str:
+    assert blocks[0].extent is not None
+    return blocks[0].extent.file
+
+
 def test_reads_of_many_tensors_are_spread_over_replicas() -> None:
     replicas = tuple(block("[0:4]", file=file) for file in "abcd")
     chosen = [StoredTensor(f"w{i}", "int8", (4,), replicas).chosen for i in range(400)]
     assert {len(blocks) for blocks in chosen} == {1}
-    counts = [sum(blocks[0].file == file for blocks in chosen) for file in "abcd"]
+    counts = [sum(block_file(blocks) == file for blocks in chosen) for file in "abcd"]
     assert min(counts) > 60
 
 
