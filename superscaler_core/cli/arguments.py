@@ -186,7 +186,8 @@ class AskedProgram:
         """Inputs of ``size`` samples by name; examples of one fixed size are repeated."""
         made = self.make(size)
         names = [t.name for t in self.graph.inputs]
-        given = dict(zip(names, made.args, strict=False)) | dict(made.kwargs)
+        named = {self.graph.arguments.get(name, name): x for name, x in made.kwargs.items()}
+        given = dict(zip(names, made.args, strict=False)) | named
         return {
             name: x.repeat(-(-size // len(x)), *[1] * (x.dim() - 1))[:size] if x.shape else x
             for name, x in given.items()

@@ -16,6 +16,7 @@ from superscaler_core.program.events import schedule_of
 from superscaler_core.program.instruction import Event, Woven
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.step_program import Block, pair_of
+from superscaler_core.quoted import commented, literal, quoted
 from superscaler_core.schedules import Action, ActionKind
 
 _HEAD = '''"""{name}: what rank {device} of {num_devices} runs.
@@ -69,7 +70,7 @@ def _rank_file(made: Materialized, device: Device, known: dict[Hashable, _Functi
 
 
 def _functions(made: Materialized, device: Device, stages: Sequence[int]) -> _Functions:
-    names = Names()
+    names = Names(_imports(made))
     writers = [StageWriter(made, stage, device, names) for stage in stages]
     return _Functions(
         [
@@ -82,16 +83,20 @@ def _functions(made: Materialized, device: Device, stages: Sequence[int]) -> _Fu
 
 
 def _head(made: Materialized, device: Device) -> str:
-    modules = sorted({module for op in made.plan.graph.ops for module in op.imports})
-    notes = "".join(f"\n\nNot what the model says: {note}." for note in made.plan.notes)
+    notes = "".join(f"\n\nNot what the model says: {commented(note)}." for note in made.plan.notes)
     return _HEAD.format(
-        name=made.plan.graph.name,
+        name=commented(made.plan.graph.name),
         device=device,
         num_devices=len(made.plan.devices),
-        schedule=schedule_of(made.plan).name,
+        schedule=commented(schedule_of(made.plan).name),
         notes=notes,
-        imports="".join(f"import {module}\n" for module in modules),
+        imports="".join(f"import {module}\n" for module in _imports(made)),
     )
+
+
+def _imports(made: Materialized) -> list[str]:
+    """The Python modules whose functions the ops call."""
+    return sorted({module for op in made.plan.graph.ops for module in op.imports})
 
 
 def _updates(made: Materialized, device: Device) -> Iterator[str]:
@@ -138,7 +143,7 @@ def _event(made: Materialized, event: Event, device: Device) -> str:
             if use.owner is not None and device in use.side.shards
         }
         if version or any(borrowed.values()) or (is_back and made.has_one_version):
-            more = f", borrowed={borrowed}" if borrowed else ""
+            more = f", borrowed={literal(borrowed)}" if borrowed else ""
             call = "reads_back" if is_back else "reads"
             return f"run.{call}({name}, {mb}, version={version}{more})"
         return f"{name}(run, {mb})"
@@ -147,4 +152,4 @@ def _event(made: Materialized, event: Event, device: Device) -> str:
             f"{pair_name(pair_of(event))}(run, {event.first.microbatch}, {event.second.microbatch})"
         )
     which = "carry_back" if event.is_back else "carry"
-    return f'run.{which}("{event.edge.name}", {event.microbatch})'
+    return f"run.{which}({quoted(event.edge.name)}, {event.microbatch})"

@@ -21,6 +21,7 @@ from superscaler_core.program.instruction import Phase, StepInstruction, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
+from superscaler_core.quoted import quoted
 from superscaler_core.schedules import ActionKind
 
 _BACK = {Verb.BACKWARD: "backward", Verb.BACKWARD_INPUTS: "backward_inputs"}
@@ -58,7 +59,7 @@ class RunWriter:
         for edge in self._made.crossing_to(self._stage):
             if self._device in edge.dst.shards:
                 which = "receive" if edge.recycles is None else "recycled"
-                call = Expression(f'run.{which}("{edge.name}", {self._mb})')
+                call = Expression(f"run.{which}({quoted(edge.name)}, {self._mb})")
                 lines.append(Statement.assign(self.values.of_edge(edge).name, call))
         return lines
 
@@ -69,7 +70,7 @@ class RunWriter:
             if self._device in edge.src.shards:
                 shard = self._packed(edge)
                 which = "result" if edge.result else "recycle" if edge.recycles else "send"
-                call = f'run.{which}("{edge.name}", {self._mb}, {shard})'
+                call = f"run.{which}({quoted(edge.name)}, {self._mb}, {shard})"
                 lines.append(Statement.call(call, shard))
         return lines
 
@@ -80,7 +81,7 @@ class RunWriter:
         for edge in self._made.crossing_from(self._stage):
             if self._device in edge.src.shards and edge.backward:
                 grad = self._grad_name(edge, edge.tensor.name)
-                call = Expression(f'run.receive_grad("{edge.name}", {self._mb})')
+                call = Expression(f"run.receive_grad({quoted(edge.name)}, {self._mb})")
                 lines.append(Statement.assign(grad, call))
                 lines += self._unpack_grad(edge, grad)
         return lines
@@ -91,7 +92,7 @@ class RunWriter:
         for edge in self._made.crossing_to(self._stage):
             if self._device in edge.dst.shards and edge.backward:
                 given = self._sum(self.values.of_edge(edge).name)
-                call = f'run.send_grad("{edge.name}", {self._mb}, {given})'
+                call = f"run.send_grad({quoted(edge.name)}, {self._mb}, {given})"
                 lines.append(Statement.call(call, given))
         return lines
 
@@ -145,7 +146,7 @@ class RunWriter:
         for name in () if again else self.flow.loss_names(segment):
             lines.append(Statement(f"run.add_loss({name})", reads=(name,)))
         for buffer, name in () if again else self.flow.state_names(segment).items():
-            lines.append(Statement(f'run.keep_state("{buffer}", {name})', reads=(name,)))
+            lines.append(Statement(f"run.keep_state({quoted(buffer)}, {name})", reads=(name,)))
         return lines
 
     def _with_args(self, call: str, segment: Segment, outs: tuple[str, ...] = ()) -> Statement:
@@ -170,10 +171,12 @@ class RunWriter:
 
     def _move(self, edge: Edge, phase: Phase) -> list[Statement]:
         if phase is Phase.WAIT:
-            call, comment = Expression(f'run.wait_move("{edge.name}")'), ""
+            call, comment = Expression(f"run.wait_move({quoted(edge.name)})"), ""
         else:
             shard, comment = self._packed(edge), self._comment(edge.forward)
-            call = Expression(f'run.{prefix_of(phase)}move("{edge.name}", {shard})', shard.reads)
+            call = Expression(
+                f"run.{prefix_of(phase)}move({quoted(edge.name)}, {shard})", shard.reads
+            )
             if phase is Phase.WHOLE and len(edge.forward) == 1 and edge.forward[0].is_idle:
                 call, comment = shard, ""
         if phase is Phase.START or self._device not in edge.dst.shards:
@@ -214,13 +217,15 @@ class RunWriter:
 
     def _move_back(self, edge: Edge, phase: Phase) -> list[Statement]:
         if phase is Phase.WAIT:
-            call, comment = Expression(f'run.wait_move_back("{edge.name}")'), ""
+            call, comment = Expression(f"run.wait_move_back({quoted(edge.name)})"), ""
         else:
             grad = NONE
             if self._device in edge.dst.shards:
                 grad = self._sum(self.values.of_edge(edge).name)
             comment = self._comment(edge.backward)
-            call = Expression(f'run.{prefix_of(phase)}move_back("{edge.name}", {grad})', grad.reads)
+            call = Expression(
+                f"run.{prefix_of(phase)}move_back({quoted(edge.name)}, {grad})", grad.reads
+            )
             is_idle = len(edge.backward) == 1 and edge.backward[0].is_idle
             if phase is Phase.WHOLE and is_idle and grad is not NONE:
                 call, comment = grad, ""

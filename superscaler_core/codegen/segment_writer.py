@@ -16,6 +16,7 @@ from superscaler_core.codegen.values import Value, Values, combined
 from superscaler_core.graph.part import Part
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
+from superscaler_core.quoted import commented
 
 
 class SegmentWriter:
@@ -40,7 +41,9 @@ class SegmentWriter:
                 continue
             if part.op.module != module:
                 module = part.op.module
-                lines.append(Statement(f"# {module or self._made.plan.graph.name}", is_last=True))
+                lines.append(
+                    Statement(f"# {commented(module or self._made.plan.graph.name)}", is_last=True)
+                )
             lines.append(self._statement(part, sums.get(part)))
         value = tuple_expression(Expression.of(result.name) for result in results)
         lines.append(Statement(f"return {value}", reads=value.reads, is_last=True))

@@ -15,6 +15,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.instruction import OF_WEIGHTS, StepInstruction, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
+from superscaler_core.quoted import quoted
 from superscaler_core.schedules import ActionKind
 
 _CALLS = {
@@ -73,7 +74,7 @@ def weights_call(made: Materialized, instruction: StepInstruction, device: Devic
                 if device in use.storage.shards or device in use.side.shards
             ]
     call = f"run.{prefix_of(instruction.phase)}{_CALLS[instruction.kind]}"
-    return f"{call}([{', '.join(map(repr, names))}]{more})"
+    return f"{call}([{', '.join(map(quoted, names))}]{more})"
 
 
 def only_for(

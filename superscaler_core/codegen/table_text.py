@@ -14,6 +14,7 @@ from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
+from superscaler_core.quoted import commented, literal, quoted
 
 MAX_TEXTS = 1 << 14
 """Bound on cached texts of transfers and parameters; most devices share them."""
@@ -30,6 +31,7 @@ def tables_text(
         for edge in made.edges.all
         if edge.result
     }
+    arguments = dict(plan.graph.arguments)
     lines = [
         "TABLES = Tables(",
         f"    rank={device},",
@@ -37,7 +39,10 @@ def tables_text(
         f"    num_microbatches={plan.num_microbatches},",
         *_delay_lines(made, device),
         "    inputs={",
-        *(f"        {t.name!r}: ({t.shape!r}, {t.dtype!r})," for t in plan.graph.batch_inputs),
+        *(
+            f"        {quoted(t.name)}: ({t.shape!r}, {t.dtype!r}),"
+            for t in plan.graph.batch_inputs
+        ),
         "    },",
         f"    loss_dtype={plan.graph.loss.dtype!r},",
         f"    loss={_legs(made.loss, device)},",
@@ -50,11 +55,12 @@ def tables_text(
         "    parameters={",
         *_parameter_lines(made, device),
         "    },",
-        f"    aliases={dict(plan.graph.aliases)!r},",
+        f"    aliases={literal(dict(plan.graph.aliases))},",
         f"    recomputed=frozenset({sorted(recomputed)!r}),",
         *([f"    swapped=frozenset({sorted(swapped)!r}),"] if swapped else []),
-        *([f"    buffers={buffers!r},"] if buffers else []),
-        *([f"    results={results!r},"] if results else []),
+        *([f"    buffers={literal(buffers)},"] if buffers else []),
+        *([f"    results={literal(results)},"] if results else []),
+        *([f"    arguments={literal(arguments)},"] if arguments else []),
         *_state_lines(made, device),
         ")",
     ]
@@ -71,7 +77,7 @@ def _delay_lines(made: Materialized, device: Device) -> Iterator[str]:
     uses = _uses_on(made, device)
     for name in dict.fromkeys(name for use in uses for name in (use.tensor.name, use.name)):
         if name in made.delays:
-            yield f"        {name!r}: {made.delays[name]!r},"
+            yield f"        {quoted(name)}: {made.delays[name]!r},"
     yield "    },"
     yield f"    one_version={made.has_one_version!r},"
 
@@ -80,7 +86,7 @@ def _state_lines(made: Materialized, device: Device) -> Iterator[str]:
     if made.states:
         yield "    states={"
         for tensor, legs in made.states.items():
-            yield f"        {tensor.name!r}: {_legs(legs, device)},"
+            yield f"        {quoted(tensor.name)}: {_legs(legs, device)},"
         yield "    },"
 
 
@@ -94,8 +100,8 @@ def _uses_on(made: Materialized, device: Device) -> list[Use]:
 
 def _edge_lines(edge: Edge, device: Device) -> list[str]:
     return [
-        f"# {edge.tensor}: {_route(edge)}",
-        f"{edge.name!r}: RankEdge(",
+        f"# {commented(f'{edge.tensor}: {_route(edge)}')}",
+        f"{quoted(edge.name)}: RankEdge(",
         f"    src={_box(edge.src, device)},",
         f"    dst={_box(edge.dst, device)},",
         f"    dtype={edge.tensor.dtype!r},",
@@ -125,9 +131,9 @@ def _layouts(legs: Sequence[Transfer]) -> str:
 def _weight_lines(use: Use, device: Device) -> list[str]:
     windowed = "" if use.window is None else "gather" if use.window.gathers else "reduce"
     return [
-        f"# {use.tensor}: gradient {_layouts(use.reduce)}",
-        f"{use.name!r}: Weight(",
-        f"    name={use.tensor.name!r},",
+        f"# {commented(str(use.tensor))}: gradient {_layouts(use.reduce)}",
+        f"{quoted(use.name)}: Weight(",
+        f"    name={quoted(use.tensor.name)},",
         f"    box={_box(use.side, device)},",
         f"    dtype={use.tensor.dtype!r},",
         f"    fetch={_legs(use.fetch, device)},",
@@ -163,7 +169,7 @@ def _stored_text(
 ) -> str:
     """The lines of one parameter."""
     lines = [
-        f"{tensor.name!r}: Stored(",
+        f"{quoted(tensor.name)}: Stored(",
         f"    shape={tensor.shape!r},",
         f"    dtype={tensor.dtype!r},",
         f"    box={None if box is None else repr(str(box))},",

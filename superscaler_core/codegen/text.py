@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from textwrap import fill
 
 import rvdcomm as rv
 
@@ -36,20 +35,17 @@ def assigned(names: Iterable[str]) -> str:
 
 
 def wrapped(head: str, items: Sequence[str], tail: str, indent: str = "") -> str:
-    """A call or signature, broken into lines if it is too long; ``indent`` is around it."""
+    """A call or signature, broken between items if it is too long; ``indent`` is around it."""
     line = f"{head}{', '.join(items)}{tail}"
     if len(indent + line) <= WIDTH or not items:
         return line
-    inner = 2 * INDENT
-    body = fill(
-        ", ".join(items) + ",",
-        WIDTH,
-        initial_indent=inner,
-        subsequent_indent=inner,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return f"{head}\n{body}\n{indent}{tail.lstrip(',')}"
+    body = [2 * INDENT]
+    for item in items:
+        # No line ends inside an item, which may contain a text with spaces.
+        if body[-1].strip() and len(body[-1]) + len(item) + 2 > WIDTH:
+            body.append(2 * INDENT)
+        body[-1] += f" {item}," if body[-1].strip() else f"{item},"
+    return "\n".join([head, *body, f"{indent}{tail.lstrip(',')}"])
 
 
 def function(head: str, lines: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from superscaler_core.graph.tensor import CONSTANT, INPUT, PARAMETER, VTensor
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
+from superscaler_core.quoted import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +75,18 @@ class Values:
             return [self.of_edge(edge)]
         if tensor.kind == INPUT:
             name = self._names.of((tensor, view.box), tensor.name)
-            text = f'run.input("{tensor.name}", {self._mb}, "{view.box}")'
+            text = f'run.input({quoted(tensor.name)}, {self._mb}, "{view.box}")'
             return [Value(name, view.box, False, text)]
         if tensor.kind == CONSTANT:
             name = self._names.of(tensor, tensor.name)
             changes = tensor in self._made.plan.graph.state
-            call = (
-                f'state("{tensor.name}", {self._mb})' if changes else f'constant("{tensor.name}")'
-            )
+            key = quoted(tensor.name)
+            call = f"state({key}, {self._mb})" if changes else f"constant({key})"
             return [Value(name, tensor.box, False, f"run.{call}")]
         if tensor.kind == PARAMETER:
             use = self._made.weights.of_reader[part.op, position]
             name, box = self._names.of(use, tensor.name), use.side.shards[self._device].box
-            return [Value(name, box, False, f'run.use("{use.name}")')]
+            return [Value(name, box, False, f"run.use({quoted(use.name)})")]
         return self.writers(view)
 
     def writers(self, view: VTensor) -> list[Value]:

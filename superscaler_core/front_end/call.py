@@ -17,6 +17,7 @@ from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, PTensor
+from superscaler_core.quoted import literal as source_of
 
 _KEPT_ANYWAY = (PARAMETER, CONSTANT)
 
@@ -191,13 +192,9 @@ def literal(value: Any, inputs: Sequence[PTensor]) -> str:
     if isinstance(value, PTensor):
         position = next(i for i, t in enumerate(inputs) if t is value)
         return f"{{x{position}}}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(literal(v, inputs) for v in value) + "]"
-    if isinstance(value, float) and value - value != 0:
-        return f'float("{value}")'
-    if isinstance(value, str):
-        return f'"{value}"'
-    return repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(literal(v, inputs) for v in value)}]"
+    return source_of(value)
 
 
 def names(rank: int) -> list[str]:

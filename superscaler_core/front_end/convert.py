@@ -102,9 +102,11 @@ class _Conversion:
         self.storages = Storages(self)
 
     def graph(self, recycled: Mapping[str, int], results: Sequence[str]) -> Graph:
+        # State dicts have the names of weights, so that these names come first.
+        self._add_parameters()
+        self.builder.reserve(self.program.buffers.values())
         for name, value in self.program.inputs:
             self.values[Ref(name)] = self.builder.input(name, value.shape, value.dtype)
-        self._add_parameters()
         self._add_constants()
         for node in self.program.nodes:
             try:

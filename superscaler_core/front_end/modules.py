@@ -23,6 +23,7 @@ from superscaler_core.front_end.calls import TracedCall, called_as_op, is_litera
 from superscaler_core.front_end.probe import NotOneOpError, Probed, outside_of_tracing, probe
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.ops.modules import ModuleCall, Slot, enter, skeleton_of, state_of
+from superscaler_core.quoted import quoted
 
 REGISTERED_MODULES: dict[str, str] = {}
 """Annotations of modules that are one op, by the path of their class, which may contain ``*``."""
@@ -238,7 +239,8 @@ class OneModule(TracedCall):
 
     def code(self, words: Sequence[str]) -> str:
         shapes = "".join(f"{{out{i}.shape}}, " for i in range(len(self.known.results)))
-        return f'ops.call_module("{self.modules[0]}", ({", ".join(words)},), ({shapes.rstrip()}))'
+        key = quoted(self.modules[0])
+        return f"ops.call_module({key}, ({', '.join(words)},), ({shapes.rstrip()}))"
 
     def shapes_only(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in self.known.results]

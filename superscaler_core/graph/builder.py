@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,9 @@ from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
+
+_TENSOR = "tensor "
+"""What names of tensors begin with among all names."""
 
 
 @dataclass
@@ -26,13 +29,25 @@ class GraphBuilder:
     _aliases: dict[str, str] = field(default_factory=dict)
     _constants: dict[str, Any] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
+    _reserved: set[str] = field(default_factory=set)
+    _arguments: dict[str, str] = field(default_factory=dict)
     _notes: list[str] = field(default_factory=list)
     _casts: dict[PTensor, PTensor] = field(default_factory=dict)
     _marks: dict[str, ShardSpec] = field(default_factory=dict)
 
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep the names of buffers for the constants that they may become."""
+        self._reserved.update(names)
+
     def input(self, name: str, shape: Sequence[int], dtype: str) -> PTensor:
-        """Add an argument of the model, with the shape of one microbatch."""
+        """Add an argument of the model, with the shape of one microbatch.
+
+        A weight keeps its name, which state dicts have. An argument with the name of a weight
+        that was added before is an input of another name.
+        """
         self._inputs.append(PTensor(self._unique(name), tuple(shape), dtype, "input", False))
+        if self._inputs[-1].name != name:
+            self._arguments[name] = self._inputs[-1].name
         return self._inputs[-1]
 
     def parameter(
@@ -49,6 +64,7 @@ class GraphBuilder:
 
     def constant(self, name: str, value: Any, shape: Sequence[int], dtype: str) -> PTensor:
         """Add a value that depends on no input and is not trained."""
+        self._reserved.discard(name)
         made = PTensor(self._unique(name), tuple(shape), dtype, "constant", False)
         self._constants[made.name] = value
         return made
@@ -229,12 +245,13 @@ class GraphBuilder:
             dict(recycled),
             results=dict(results or {}),
             marks=dict(self._marks),
+            arguments=dict(self._arguments),
             **fields,
         )
 
-    def _unique(self, name: str, among: str = "tensor ") -> str:
+    def _unique(self, name: str, among: str = _TENSOR) -> str:
         found, count = name, 1
-        while among + found in self._names:
+        while among + found in self._names or (among == _TENSOR and found in self._reserved):
             count += 1
             found = f"{name}_{count}"
         self._names.add(among + found)

@@ -157,6 +157,7 @@ class Graph:
         marks: how the model asks for tensors to be cut (``shard``), by tensor name; a parameter's
             dims are those that it has in the model.
         slices: how the sequence was cut, if ``token_slices`` made this graph; else None.
+        arguments: arguments of the model that have the name of a weight, each with its input.
     """
 
     name: str
@@ -179,6 +180,7 @@ class Graph:
     more_results: tuple[tuple[str, PTensor], ...] = ()
     marks: Mapping[str, ShardSpec] = field(default_factory=dict)
     slices: TokenSlices | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def known(self) -> dict[Any, Any]:

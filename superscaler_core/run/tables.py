@@ -165,7 +165,8 @@ class Tables:
     the name of its result and the dim that has the samples. ``microbatches_per_update`` is None if
     weights are updated after a step; otherwise ``delays`` has the delay of the gradients of every
     trained parameter on this rank (``Schedule.delays``), and ``one_version`` tells whether
-    backwards read the newest weights.
+    backwards read the newest weights. ``arguments`` has the arguments of the model whose input has
+    another name, because a weight has theirs.
     """
 
     rank: int
@@ -186,3 +187,4 @@ class Tables:
     microbatches_per_update: int | None = None
     delays: Mapping[str, float] = field(default_factory=dict)
     one_version: bool = False
+    arguments: Mapping[str, str] = field(default_factory=dict)

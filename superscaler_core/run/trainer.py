@@ -93,7 +93,8 @@ class Trainer:
                 "this program updates weights between microbatches: tell it by update_with how to "
                 "make its optimizers, and step none after trainer.step."
             )
-        names = list(self._rank.tables.inputs)
+        names, arguments = list(self._rank.tables.inputs), self._rank.tables.arguments
+        named = {arguments.get(name, name): tensor for name, tensor in named.items()}
         if len(batch) > len(names):
             raise ValueError(
                 f"step takes {len(names)} inputs ({', '.join(names)}), got {len(batch)}."

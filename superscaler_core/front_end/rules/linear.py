@@ -14,6 +14,7 @@ from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import PARAMETER, PTensor
+from superscaler_core.quoted import quoted
 
 
 @rule("aten.linear.default")
@@ -153,7 +154,7 @@ def einsum(call: Call) -> PTensor:
     fields = ", ".join(f"{{x{i}}}" for i in range(len(operands)))
     return call.op(
         "einsum", f"{', '.join(marked)} -> {text(right)}", operands,
-        f'torch.einsum("{equation}", {fields})',
+        f"torch.einsum({quoted(equation)}, {fields})",
         flops=max(flops_of_products(call), largest([t.shape for t in operands], [call.shape])),
     )  # fmt: skip
 

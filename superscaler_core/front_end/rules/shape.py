@@ -366,7 +366,7 @@ def pad(call: Call) -> PTensor:
     touched = [rank - 1 - i // 2 for i, amount in enumerate(amounts) if amount]
     dims = names(rank)
     out = [f"o{i}^" if i in touched else d for i, d in enumerate(dims)]
-    more = [f'"{call["mode"]}"'] if call.get("mode", "constant") != "constant" else []
+    more = [literal(call["mode"], ())] if call.get("mode", "constant") != "constant" else []
     more += [f"value={literal(call['value'], ())}"] if call["value"] else []
     code = f"F.pad({', '.join(['{x0}', str(amounts), *more])})"
     return move(call, f"{text(fixed(dims, touched))} -> {text(out)}", (x,), code)
