@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import uuid
 from contextlib import suppress
 from pathlib import Path as FilePath
 from typing import Any, NoReturn, TypeVar
 
 from rvdcomm.errors import LayoutError
-from rvdcomm.file_name import beside
 from rvdcomm.text import quoted
+from rvdcomm.whole_file import write_whole
 
 _Type = TypeVar("_Type")
 
@@ -80,25 +79,11 @@ def write_json(path: str | FilePath, value: Any) -> None:
         LayoutError: the value has a NaN or an infinity, which JSON cannot express.
         OSError: the file cannot be written; a file that was there is as before.
     """
-    path = FilePath(path)
     try:
         text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     except ValueError as error:
         raise LayoutError(f"{path} cannot be written: {error}.") from None
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")  # A device or a pipe cannot be replaced.
-        return
-    path = path.resolve()
-    temporary = path.with_name(beside(path.name, f".{uuid.uuid4().hex}.partial"))
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    write_whole(path, text)
 
 
 def entry(values: Any, name: str, kind: type[_Type]) -> _Type:
@@ -131,10 +116,3 @@ def _at_once(path: str, flags: int) -> int:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number")
-
-
-def _umask() -> int:
-    # There is no way to ask without setting it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

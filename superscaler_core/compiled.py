@@ -27,6 +27,7 @@ from superscaler_core.program.step_program import StepProgram
 from superscaler_core.report import Report, report_of
 from superscaler_core.run.checkpoint import save_weights
 from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, save_constants
+from superscaler_core.run.program_folder import saving
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +109,8 @@ class Compiled:
     def save(self, folder: str | Path, *, weights: bool = True) -> Path:
         """Write ``rank_0.py``, ..., the model's constants and the topology; return the folder.
 
+        A program that is in the folder is replaced as a whole or, if the save fails, not at all.
+
         Args:
             folder: created if missing.
             weights: whether to write the captured model's parameters too, with their present
@@ -116,25 +119,19 @@ class Compiled:
 
         Raises:
             PlanError: a buffer that the model reads was on the meta device, so it has no value.
+            OSError: a file cannot be written.
         """
-        values = self.values
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        # A rank file left over from a program with more ranks would be taken for a part of this
-        # one.
-        for old in path.glob("rank_*.py"):
-            old.unlink()
-        for device, text in self.files.items():
-            (path / f"rank_{device}.py").write_text(text)
-        graph = self.plan.graph
-        save_constants(path, values)
-        has_values = weights and graph.weights
-        save_weights(path / WEIGHTS, {**graph.weights, **graph.buffers} if has_values else {})
-        save_modules(path, {key for op in graph.ops for key in op.modules})
-        (path / TOPOLOGY).unlink(missing_ok=True)
-        if self.materialized.topology is not None:
-            self.materialized.topology.save(path / TOPOLOGY)
-        return path
+        values, files, graph = self.values, self.files, self.plan.graph
+        with saving(folder) as new:
+            for device, text in files.items():
+                (new / f"rank_{device}.py").write_text(text)
+            save_constants(new, values)
+            if weights and graph.weights:
+                save_weights(new / WEIGHTS, {**graph.weights, **graph.buffers})
+            save_modules(new, {key for op in graph.ops for key in op.modules})
+            if self.materialized.topology is not None:
+                self.materialized.topology.save(new / TOPOLOGY)
+        return Path(folder)
 
 
 @paused_collector()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rvdcomm as rv
-from rvdcomm import json_file
+from rvdcomm import whole_file
 from rvdcomm.json_file import entry, read_json, write_json
 
 
@@ -54,7 +54,7 @@ def test_failed_write_leaves_the_file_unchanged_and_no_temporary_file(
         raise OSError(28, "No space left on device")
 
     write_json(tmp_path / "file", "before")
-    monkeypatch.setattr(json_file.os, "replace", full)
+    monkeypatch.setattr(whole_file.os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         write_json(tmp_path / "file", "after")
     assert read_json(tmp_path / "file", 1000) == "before"

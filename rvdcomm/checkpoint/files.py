@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rvdcomm import whole_file
 from rvdcomm.checkpoint.checksums import sum_like
 from rvdcomm.checkpoint.faults import naming
-from rvdcomm.checkpoint.folder import FOLDER, READ, opened, read_bounded
+from rvdcomm.checkpoint.folder import READ, opened, read_bounded
 from rvdcomm.errors import CheckpointError
 from rvdcomm.file_name import beside
 
@@ -202,11 +203,7 @@ def make_folder(root: str | Path) -> Path:
 def sync_folder(root: Path) -> None:
     """Put a folder's entries on the disk, so that the names of its files survive a crash."""
     with naming(root):
-        descriptor = os.open(root, FOLDER)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        whole_file.sync_folder(root)
 
 
 def write_file(root: Path, name: str, data: bytes) -> None:

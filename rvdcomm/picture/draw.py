@@ -7,6 +7,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from rvdcomm import Plan
+from rvdcomm.whole_file import write_whole
 
 STYLE: list[Any] = [
     "default",
@@ -45,7 +46,7 @@ def draw(plan: Plan, file: str | FilePath) -> None:
     file = FilePath(file)
     if file.suffix not in (".svg", ".png"):
         raise PictureError(f"cannot draw to {str(file)!r}: use a name in .svg or .png.")
-    file.write_bytes(_written(plan, file.suffix[1:]))
+    write_whole(file, _written(plan, file.suffix[1:]))
 
 
 def _written(plan: Plan, kind: str) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rvdcomm.units import bytes_text
+from rvdcomm.whole_file import write_whole
 from superscaler_core.cost.reach import FULL, Reach
 from superscaler_core.errors import PlanError
 
@@ -210,7 +211,7 @@ class DeviceProfile:
             text = json.dumps({"version": FILE_VERSION, **asdict(self)}, indent=1, allow_nan=False)
         except ValueError:
             raise PlanError(f"profile {self.name}: an infinite figure cannot be saved.") from None
-        Path(path).write_text(text + "\n")
+        write_whole(path, text + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> DeviceProfile:

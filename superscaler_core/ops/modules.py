@@ -99,6 +99,9 @@ _numbers = count()
 MODULES: dict[str, ModuleCall] = {}
 """Calls of modules in this process, by their keys."""
 
+_pickled: dict[str, bytes] = {}
+"""Calls in the folders of programs that this process loaded, by their keys."""
+
 
 def call_module(
     key: str, tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]
@@ -108,13 +111,7 @@ def call_module(
     Raises:
         PlanError: the module is not in this process.
     """
-    if key not in MODULES:
-        raise PlanError(
-            f"module {key} is not in the program's folder: it could not be pickled where the model "
-            "was captured. Define its class, and the functions that it holds, at the top of a "
-            "module."
-        )
-    found = MODULES[key](tensors, shapes)
+    found = module_call(key)(tensors, shapes)
     return found[0] if len(found) == 1 else found
 
 
@@ -130,17 +127,30 @@ def enter(call: ModuleCall) -> str:
 def save_modules(folder: Path, keys: Iterable[str]) -> None:
     """Write the modules of a program to its folder; those that cannot be pickled stay here."""
     texts = {key: text for key in keys if (text := pickled(MODULES[key]))}
-    (folder / FILE).unlink(missing_ok=True)
     if texts:
         torch.save(texts, folder / FILE)
 
 
-def load_modules(folder: Path) -> None:
-    """Enter what ``save_modules`` wrote."""
-    if (folder / FILE).exists():
-        for key, text in torch.load(folder / FILE).items():
-            if key not in MODULES:
-                MODULES[key] = pickle.loads(text)
+def load_modules(data: bytes) -> None:
+    """Enter what ``save_modules`` wrote; a module is unpickled when a program calls it first."""
+    _pickled.update(torch.load(io.BytesIO(data), weights_only=True))
+
+
+def module_call(key: str) -> ModuleCall:
+    """The call of a module with this key.
+
+    Raises:
+        PlanError: the module is not in this process.
+    """
+    if key not in MODULES and key in _pickled:
+        MODULES[key] = pickle.loads(_pickled[key])
+    if key not in MODULES:
+        raise PlanError(
+            f"module {key} is not in the program's folder: it could not be pickled where the model "
+            "was captured. Define its class, and the functions that it holds, at the top of a "
+            "module."
+        )
+    return MODULES[key]
 
 
 def tensors_of(result: Any) -> tuple[Tensor, ...]:

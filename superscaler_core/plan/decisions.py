@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rvdcomm.whole_file import write_whole
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import TokenSlices
 from superscaler_core.graph.part import Piece
@@ -165,7 +166,7 @@ class Decisions:
 
     def save(self, path: str | Path) -> None:
         """Write the text to a file."""
-        Path(path).write_text(f"{self}\n")
+        write_whole(path, f"{self}\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Decisions:

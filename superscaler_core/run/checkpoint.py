@@ -222,11 +222,9 @@ def _beside(folder: Path, what: str) -> Path:
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Replace the parameters saved in ``folder`` by these whole ones; no parameters delete it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if weights:
-        save_shards(folder, dict(weights), {n: on_rank(0, t.shape) for n, t in weights.items()}, 0)
-        commit_shards(folder, [0])
+    """Save whole parameters in a new folder."""
+    save_shards(folder, dict(weights), {n: on_rank(0, t.shape) for n, t in weights.items()}, 0)
+    commit_shards(folder, [0])
 
 
 def on_rank(rank: int, shape: Sequence[int]) -> rv.Layout:

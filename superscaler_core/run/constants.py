@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,10 +34,10 @@ def save_constants(folder: Path, constants: Mapping[str, Tensor]) -> None:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def load_constants(folder: Path) -> dict[str, Tensor]:
-    """Read what ``save_constants`` wrote."""
+def load_constants(data: bytes) -> dict[str, Tensor]:
+    """Read the file that ``save_constants`` wrote."""
     found = {}
-    with np.load(folder / FILE, allow_pickle=False) as arrays:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         for key in arrays.files:
             dtype, _, name = key.partition(":")
             found[name] = torch.from_numpy(arrays[key]).to(getattr(torch, dtype))

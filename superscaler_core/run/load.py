@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import linecache
 from pathlib import Path
@@ -13,11 +12,16 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
+from superscaler_core.ops.modules import FILE as MODULES
 from superscaler_core.ops.modules import load_modules
+from superscaler_core.run.constants import FILE as CONSTANTS
 from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, load_constants
+from superscaler_core.run.program_folder import ProgramFolder
 from superscaler_core.run.rank import Rank
+from superscaler_core.run.tables import Tables
+from superscaler_core.run.together import ranks_of, texts_of_all
 from superscaler_core.run.trainer import Trainer
-from superscaler_core.run.transport import DistTransport
+from superscaler_core.run.transport import DistTransport, Transport
 
 
 def load(
@@ -36,38 +40,57 @@ def load(
             float32 gives a model in bfloat16 master weights); ``device``.
 
     Raises:
-        PlanError: the program has no such rank, or has more ranks than the group.
+        PlanError: the program has no such rank, or has more ranks than the group; its folder is
+            incomplete or mixes two programs; or ranks read different programs.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    module = module_of(folder, rank)
+    program = ProgramFolder.open(folder)
+    module = module_of(program, rank)
     if size < module.TABLES.num_ranks:
         raise PlanError(
             f"{folder} is a program of {module.TABLES.num_ranks} ranks and the group has {size}: "
             "start as many processes as the plan has devices."
         )
-    saved = Path(folder) / TOPOLOGY
-    if topology is None and saved.exists():
-        topology = rv.Topology.load(saved)
+    if topology is None and TOPOLOGY in program:
+        topology = rv.Topology.load(program.checked(TOPOLOGY))
     transport = DistTransport(rank, group, topology)
-    made = Rank(module, transport, load_constants(Path(folder)), **options)
-    return started(Trainer(made, transport), folder)
+    check_same(program, module.TABLES, transport)
+    made = Rank(module, transport, load_constants(program.read(CONSTANTS)), **options)
+    return started(Trainer(made, transport), program)
 
 
-def started(trainer: Trainer, folder: str | Path) -> Trainer:
+def started(trainer: Trainer, program: ProgramFolder) -> Trainer:
     """The trainer, with the weights that were saved with its program, if any."""
-    weights = Path(folder) / WEIGHTS
-    if weights.exists():
-        trainer.load(weights)
+    if WEIGHTS in program:
+        trainer.load(program.checked(WEIGHTS))
     return trainer
+
+
+def check_same(program: ProgramFolder, tables: Tables, transport: Transport) -> None:
+    """Check that all ranks read one program; collective.
+
+    Raises:
+        PlanError: two ranks read different programs; on all ranks.
+    """
+    found = texts_of_all(program.identity, tables, transport)
+    for rank, identity in zip(ranks_of(tables), found, strict=True):
+        if identity != found[0]:
+            raise PlanError(
+                f"{program.root} has another program on rank {rank} than on rank "
+                f"{ranks_of(tables)[0]}: give all ranks the folder of one save."
+            )
 
 
 def module_from(text: str, rank: int) -> ModuleType:
     """Import the generated text of one rank."""
-    name = f"superscaler_program.rank_{rank}"
-    place = f"<{name} {next(_numbers)}>"
-    module = ModuleType(name)
+    place = f"<superscaler_program.rank_{rank} {next(_numbers)}>"
     # Tracebacks and debuggers look source lines up here.
     linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
+    return _run(text, rank, place)
+
+
+def _run(text: str, rank: int, place: str) -> ModuleType:
+    module = ModuleType(f"superscaler_program.rank_{rank}")
     exec(compile(text, place, "exec"), module.__dict__)
     return module
 
@@ -76,23 +99,21 @@ _numbers = itertools.count()
 """Numbers of texts that were imported, so that each has a name of its own."""
 
 
-def module_of(folder: str | Path, rank: int) -> ModuleType:
-    """Import the generated file of one rank, and the modules of the model that it calls.
+def module_of(program: ProgramFolder, rank: int) -> ModuleType:
+    """Import the generated file of one rank, and enter the modules of the model that it may call.
+
+    The file's text is run as it was read. Python's own import would run its cached bytecode, which
+    it takes for that of any file of the same size and time.
 
     Raises:
-        PlanError: the program has no such rank.
+        PlanError: the program has no such rank, or its files are not those that were saved.
     """
-    path = Path(folder) / f"rank_{rank}.py"
-    load_modules(Path(folder))
-    if not path.exists():
-        have = sorted(int(p.stem[5:]) for p in Path(folder).glob("rank_*.py"))
+    if rank not in program.ranks:
         raise PlanError(
-            f"{folder} has no program for rank {rank}; it has ranks {have}: start as many "
-            "processes as the plan has devices."
+            f"{program.root} has no program for rank {rank}; it has ranks {program.ranks}: start "
+            "as many processes as the plan has devices."
         )
-    spec = importlib.util.spec_from_file_location(f"superscaler_program.rank_{rank}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if MODULES in program:
+        load_modules(program.read(MODULES))
+    name = f"rank_{rank}.py"
+    return _run(program.read(name).decode(), rank, str(program.path(name)))

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from superscaler_core.run.constants import FILE as CONSTANTS
 from superscaler_core.run.constants import load_constants
 from superscaler_core.run.load import module_of, started
+from superscaler_core.run.program_folder import ProgramFolder
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import Board, ThreadTransport
@@ -43,12 +45,13 @@ def run_threads(
     # Read once, outside the threads: numpy parses headers with `ast`, whose recursion depth CPython
     # 3.11 and 3.12 count per interpreter, so two threads in it raise SystemError. Every rank has a
     # copy, because loading a state changes the values.
-    constants = load_constants(Path(folder))
+    program = ProgramFolder.open(folder)
+    constants = load_constants(program.read(CONSTANTS))
 
     def serve(transport: ThreadTransport) -> T:
         own = {name: value.clone() for name, value in constants.items()}
-        made = Rank(module_of(folder, transport.rank), transport, own, **options)
-        return work(started(Trainer(made, transport), folder))
+        made = Rank(module_of(program, transport.rank), transport, own, **options)
+        return work(started(Trainer(made, transport), program))
 
     return in_threads(serve, ranks, timeout_secs=timeout_secs)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rvdcomm.whole_file import replacing
 from superscaler_core.schedules import ActionKind, Span, Timeline
 from superscaler_core.schedules.grid import title
 from superscaler_core.simulator.picture import COLOURS, KINDS, MAX_LABELS, new_figure
@@ -36,7 +37,8 @@ def draw_grids(timelines: Sequence[Timeline], path: str | Path) -> None:
     names = [name for name in COLOURS if name in shown]
     figure.legend(boxes, names, loc="outside lower center", ncols=len(names), frameon=False,
                   fontsize=9)  # fmt: skip
-    figure.savefig(Path(path))
+    with replacing(path) as file:
+        figure.savefig(file)
 
 
 def _panel(axes: Any, times: Timeline) -> None:

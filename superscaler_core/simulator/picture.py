@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rvdcomm.whole_file import replacing
 from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
@@ -62,7 +63,8 @@ def draw(account: Account, path: str | Path) -> None:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[max(height, 1.4), 2.2])
     _gantt(above, account, rows)
     _memory(below, account)
-    figure.savefig(Path(path))
+    with replacing(path) as file:
+        figure.savefig(file)
 
 
 def new_figure(path: str | Path, inches: tuple[float, float]) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rvdcomm.whole_file import replacing
 from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.program.instruction import Carry
 from superscaler_core.schedules import Action, ActionKind
@@ -31,7 +32,7 @@ def save_trace(account: Account, path: str | Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with Path(path).open("w") as file:
+    with replacing(path) as name, name.open("w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         file.write(",\n".join(map(json.dumps, events(account))))
         file.write("\n]}\n")

@@ -11,6 +11,7 @@ import rvdcomm as rv
 import rvdcomm.checkpoint
 import rvdcomm.cli
 import rvdcomm.units
+import rvdcomm.whole_file
 import superscaler_core
 
 pytestmark = pytest.mark.every
@@ -20,6 +21,7 @@ PUBLIC = {
     "rvdcomm.checkpoint": set(rvdcomm.checkpoint.__all__),
     "rvdcomm.cli": set(rvdcomm.cli.__all__),
     "rvdcomm.units": set(rvdcomm.units.__all__),
+    "rvdcomm.whole_file": set(rvdcomm.whole_file.__all__),
 }
 # Names that start and end a process group, and ask about its members.
 SETUP = {

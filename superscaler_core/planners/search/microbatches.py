@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rvdcomm.whole_file import write_whole
 from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.model_call import ModelCall
@@ -169,8 +170,5 @@ def _kept(path: Path | None, make: Callable[[], Graph]) -> Graph:
             assert isinstance(graph, Graph)
             return graph
         graph = make()
-        # Renamed when complete, because this process may die while it writes.
-        part = path.with_suffix(".part")
-        part.write_bytes(pickle.dumps(graph))
-        part.rename(path)
+        write_whole(path, pickle.dumps(graph))
         return graph

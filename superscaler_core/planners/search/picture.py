@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rvdcomm.units import bytes_text, secs_text
+from rvdcomm.whole_file import replacing
 from superscaler_core.planners.search.request import Request, Trial
 from superscaler_core.simulator.picture import COLOURS, new_figure
 
@@ -54,4 +55,5 @@ def draw(request: Request, tried: Sequence[Trial], best: Trial, path: str | Path
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.savefig(Path(path))
+    with replacing(path) as file:
+        figure.savefig(file)
