@@ -157,6 +157,8 @@ class Graph:
         marks: how the model asks for tensors to be cut (``shard``), by tensor name; a parameter's
             dims are those that it has in the model.
         slices: how the sequence was cut, if ``token_slices`` made this graph; else None.
+        samples: the dim of inputs that has the samples, by name, where it is not dim 0; None for an
+            input that belongs to all samples.
     """
 
     name: str
@@ -179,6 +181,11 @@ class Graph:
     more_results: tuple[tuple[str, PTensor], ...] = ()
     marks: Mapping[str, ShardSpec] = field(default_factory=dict)
     slices: TokenSlices | None = None
+    samples: Mapping[str, int | None] = field(default_factory=dict)
+
+    def samples_dim(self, given: PTensor) -> int | None:
+        """The dim of an input that has the samples; None if none has."""
+        return self.samples.get(given.name, 0 if given.shape else None)
 
     @cached_property
     def known(self) -> dict[Any, Any]:
