@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from superscaler_core.simulator import DeviceProfile, simulate
 
 _LAZY = {
+    "Batch": "superscaler_core.parallel",
     "CostModel": "superscaler_core.cost",
     "DeviceProfile": "superscaler_core.simulator",
     "Found": "superscaler_core.planners.search.found",
@@ -86,6 +87,7 @@ __all__ = [
     "Annotation",
     "AnnotationError",
     "Axis",
+    "Batch",
     "Blocks",
     "CaptureError",
     "Compiled",

@@ -71,23 +71,26 @@ class Dims:
 
     @cached_property
     def batch(self) -> DimClass:
-        """The class of dim 0 of the first input."""
-        return self.of(self.graph.inputs[0].name, 0)
+        """The class of the samples of the first input that has any."""
+        found = ((t.name, self.graph.samples_dim(t)) for t in self.graph.inputs)
+        name, dim = next((x for x in found if x[1] is not None), (self.graph.inputs[0].name, 0))
+        return self.of(name, dim or 0)
 
     def samples_dim(self, tensor: PTensor) -> int | None:
         """The dim of an activation that has the samples of the batch; None if there is none.
 
-        It is tied to dim 0 of an input. If no dim is, because the batch is a single sample or an
-        opaque op ties none, it is the first dim that is not tied to another dim of an input or a
+        It is tied to the samples of an input. If no dim is, because the batch is a single sample or
+        an opaque op ties none, it is the first dim that is not tied to another dim of an input or a
         parameter, and is dim 0 or as long as the batch.
         """
-        inputs = [t for t in self.graph.batch_inputs if t.shape]
-        batch = {self.of(t.name, 0) for t in inputs}
+        of_inputs = ((t, self.graph.samples_dim(t)) for t in self.graph.batch_inputs)
+        inputs = [(t, dim) for t, dim in of_inputs if dim is not None]
+        batch = {self.of(t.name, dim) for t, dim in inputs}
         classes = [self._classes.get((tensor.name, dim)) for dim in range(len(tensor.shape))]
         for dim, of in enumerate(classes):
             if of in batch:
                 return dim
-        sizes = {t.shape[0] for t in inputs}
+        sizes = {t.shape[dim] for t, dim in inputs}
         for dim, of in enumerate(classes):
             is_free = of is None or of.tensor not in self._given
             if is_free and (dim == 0 or tensor.shape[dim] in sizes):

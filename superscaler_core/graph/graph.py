@@ -158,6 +158,8 @@ class Graph:
             dims are those that it has in the model.
         slices: how the sequence was cut, if ``token_slices`` made this graph; else None.
         arguments: arguments of the model that have the name of a weight, each with its input.
+        samples: the dim of inputs that has the samples, by name, where it is not dim 0; None for an
+            input that belongs to all samples.
     """
 
     name: str
@@ -181,6 +183,11 @@ class Graph:
     marks: Mapping[str, ShardSpec] = field(default_factory=dict)
     slices: TokenSlices | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, int | None] = field(default_factory=dict)
+
+    def samples_dim(self, given: PTensor) -> int | None:
+        """The dim of an input that has the samples; None if none has."""
+        return self.samples.get(given.name, 0 if given.shape else None)
 
     @cached_property
     def known(self) -> dict[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from superscaler_core.compiled import Compiled
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.parallel.programs import Programs
+from superscaler_core.parallel.programs import Programs, shape_of
+from superscaler_core.parallel.same_batch import check_same
 from superscaler_core.run.first_values import take_first_values
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.load import module_from
@@ -57,6 +58,7 @@ class Parallel:
         take_first_values(weights, stored, self._first.tables, transport, self._first.device)
         self._ranks: dict[Compiled, Rank] = {compiled: self._first}
         self._last = self._first
+        self._compared: set[Hashable] = set()  # forms of calls whose values ranks have compared
         self.trainer = Trainer(self._first, transport)
         """The trainer of the example's shape, whose parameters all programs share."""
 
@@ -102,6 +104,7 @@ class Parallel:
     ) -> tuple[Rank, dict[str, Tensor]]:
         """This rank of the program for a call, ready for a step, and the inputs by name."""
         call = self._programs.call(args, kwargs)
+        self._compare(call)
         # What is made here outlives this call, and a later one may compute without inference mode.
         with torch.inference_mode(False):
             compiled = self._programs.of(call, trains=trains)
@@ -116,6 +119,15 @@ class Parallel:
             self._last = chosen
         chosen.draws, chosen.grad_scale = self._first.draws, self._first.grad_scale
         return chosen, dict(zip(chosen.tables.inputs, call.tensors, strict=True))
+
+    def _compare(self, call: ModelCall) -> None:
+        """Compare a batch with those of the other ranks, as often as ``Batch.check`` says."""
+        check, key = self._programs.batch.check, shape_of(call)
+        if check == "never" or (check == "first" and key in self._compared):
+            return
+        inputs = self._programs.inputs(call)
+        check_same(call, inputs, self._first.tables, self._transport)
+        self._compared.add(key)
 
     def _rank(self, compiled: Compiled, shares: Rank | None = None) -> Rank:
         rank = self._transport.rank

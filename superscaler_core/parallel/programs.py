@@ -27,6 +27,7 @@ from superscaler_core.front_end import capture
 from superscaler_core.front_end.autocast import active, entered
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.graph.graph import Graph
+from superscaler_core.parallel.batch import Batch, Inputs
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.plan import Device, PlacedPart, Plan
 from superscaler_core.program.side import Side
@@ -49,6 +50,7 @@ class Programs:
         model: the model; it is captured once per shape, in its present modes and autocasts.
         sprogram: fills the plans.
         num_devices: number of devices of every plan.
+        batch: where the samples of the inputs are.
         results: what evaluation keeps beside the loss, as in ``capture``.
         is_silent: whether it logs for debugging only, because another rank logs the same.
         options: options of ``compile``.
@@ -60,11 +62,12 @@ class Programs:
         sprogram: SProgram,
         num_devices: int,
         *,
+        batch: Batch | None = None,
         results: Sequence[str | int] = (),
         is_silent: bool = False,
         **options: Any,
     ) -> None:
-        self.model, self.num_devices = model, num_devices
+        self.model, self.num_devices, self.batch = model, num_devices, batch or Batch()
         self._sprogram, self._results, self._options = sprogram, tuple(results), options
         self._modes = {name: module.training for name, module in model.named_modules()}
         self._autocasts = active()
@@ -80,6 +83,10 @@ class Programs:
     ) -> ModelCall:
         """A call of the model, as in ``ModelCall.of``."""
         return ModelCall.of(self.model, args, kwargs)
+
+    def inputs(self, call: ModelCall) -> Inputs:
+        """The tensors of a call, and where their samples are."""
+        return Inputs.of(self.batch, self.model, call)
 
     def first(self, call: ModelCall) -> Compiled:
         """The program that trains on the example, which decides where parameters are stored.
@@ -125,16 +132,18 @@ class Programs:
 
     def _graph(self, call: ModelCall, num_microbatches: int, trains: bool) -> Graph:
         """The graph of one microbatch."""
-        part = _cut(call, num_microbatches)
+        inputs = self.inputs(call)
+        part = inputs.microbatch(call, num_microbatches)
         casts = entered(self._autocasts)
         with self._in_mode(trains), casts, warnings.catch_warnings():
             if self._first is not None:
                 # The capture of the example has warned of opaque ops already.
                 warnings.simplefilter("ignore", OpaqueWarning)
             results = () if trains else self._results
-            return capture(
+            graph = capture(
                 self.model, part.args, part.kwargs, results=results, changing=self._changing
             )
+        return replace(graph, samples=_samples(graph, inputs))
 
     @property
     def _changing(self) -> frozenset[str]:
@@ -221,8 +230,9 @@ class Programs:
     def _candidates(self, call: ModelCall, trains: bool) -> Iterator[Callable[[], Plan]]:
         """Plans for a batch, the one that uses most microbatches and devices first."""
         assert self._first is not None
+        inputs = self.inputs(call)
         for num in range(self._first.plan.num_microbatches, 0, -1):
-            if _can_cut(call, num):
+            if inputs.can_cut(num):
                 graph = self._graph(call, num, trains)
                 for devices in range(self.num_devices, 0, -1):
                     yield partial(self._filled, graph, devices, num)
@@ -261,32 +271,10 @@ def _text(call: ModelCall) -> str:
     return ", ".join(str(list(tensor.shape)) for tensor in call.tensors)
 
 
-# --- microbatches -------------------------------------------------------------------------------
-
-
-def _can_cut(call: ModelCall, num_microbatches: int) -> bool:
-    """Whether every tensor has the same number of samples along dim 0, which can be cut."""
-    if num_microbatches == 1:
-        return True
-    sizes = {tensor.shape[0] for tensor in call.tensors if tensor.dim()}
-    return len(sizes) == 1 and sizes.pop() % num_microbatches == 0
-
-
-def _cut(call: ModelCall, num_microbatches: int) -> ModelCall:
-    """The call of the first microbatch.
-
-    Raises:
-        PlanError: the batch cannot be cut.
-    """
-    if not _can_cut(call, num_microbatches):
-        raise PlanError(
-            f"the plan cuts a step into {num_microbatches} microbatches, and the batch has tensors "
-            f"{_text(call)}: every tensor has to have the same number of samples along dim 0, a "
-            f"multiple of {num_microbatches}."
-        )
-    if num_microbatches == 1:
-        return call
-    return call.map(lambda x: x[: len(x) // num_microbatches] if x.dim() else x)
+def _samples(graph: Graph, inputs: Inputs) -> dict[str, int | None]:
+    """The dims of samples that are not dim 0, by the names of the graph's inputs."""
+    dims = dict(zip(graph.batch_inputs, inputs.dims, strict=True))
+    return {t.name: dim for t, dim in dims.items() if dim != (0 if t.shape else None)}
 
 
 # --- decisions ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch import nn
 import rvdcomm as rv
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.automatic import AUTO, searched
+from superscaler_core.parallel.batch import Batch
 from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.sprogram import SProgram
@@ -26,6 +27,7 @@ def parallelize(
     *,
     plan: str | Callable[..., None] = "data_parallel",
     knobs: Mapping[str, Any] | None = None,
+    batch: Batch | None = None,
     results: Sequence[str | int] = (),
     group: Any = None,
     topology: rv.Topology | None = None,
@@ -45,14 +47,16 @@ def parallelize(
         model: as in ``capture``; on the CPU, a GPU, or the meta device (then ``load`` or
             ``load_state_dict`` gives it values).
         args, kwargs: an example of a whole batch of one step, by position and by name (``args`` may
-            be a mapping too); of tensors only shapes and dtypes matter. A plan with microbatches
-            cuts it along dim 0.
+            be a mapping too); of tensors only shapes and dtypes matter.
         plan: name of a plan (``docs/plans.md``), which options may follow as a text, such as
             ``"hybrid:tp=2,pp=2"``; or a function that fills a ``Plan``; or ``"auto"``: the first
             rank searches for one (``docs/planners.md``), and its ``knobs`` are ``profile``,
             ``budget_secs`` and ``max_tried`` of ``search``.
         knobs: options of the plan as values, by name, such as ``{"tp": 2, "pp": 2}``; they take
             precedence over those in the text.
+        batch: which dims of the inputs have the samples, along which a plan cuts the batch, and
+            whether every rank passes the whole batch or samples of its own; if None, dim 0 of
+            every input has them, and every rank passes the whole batch.
         results: what ``evaluate`` returns beside the loss, as in ``capture``.
         group: process group; if None the default group, which is created as torchrun asks if there
             is none. A process that torchrun did not start trains alone.
@@ -89,6 +93,7 @@ def parallelize(
         model,
         sprogram,
         world.num_ranks,
+        batch=batch,
         results=results,
         is_silent=world.rank > 0,
         topology=topology,

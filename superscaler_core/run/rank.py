@@ -105,7 +105,8 @@ class Rank(SegmentRunner):
         """Run forward and backward of a global batch; returns the loss, the same on all ranks.
 
         Args:
-            batch: every input, whole: ``num_microbatches`` times the captured batch along dim 0.
+            batch: every input, whole: ``num_microbatches`` times the captured batch along the dim
+                of the samples.
         """
         self._check(batch)
         self.weights.check_given()
@@ -162,14 +163,16 @@ class Rank(SegmentRunner):
                     "of its model alone: detach it, or make what computes it a part of the model."
                 )
         for name, (shape, dtype) in self.tables.inputs.items():
-            want = (shape[0] * self.tables.num_microbatches, *shape[1:]) if shape else ()
+            num, dim = self.tables.num_microbatches, self.tables.samples_dim(name)
+            want = tuple(size * num if i == dim else size for i, size in enumerate(shape))
             given = batch.get(name)
             form = None if given is None else (tuple(given.shape), _name(given.dtype))
             if form != (want, dtype):
                 got = "nothing" if form is None else f"{list(form[0])} {form[1]}"
+                cut = f"{num} microbatches of {list(shape)} along dim {dim}"
                 raise ValueError(
                     f"input {name!r} got {got}; a step takes {list(want)} {dtype}: "
-                    f"{self.tables.num_microbatches} microbatches of {list(shape)} along dim 0."
+                    f"{'the same for all microbatches' if dim is None else cut}."
                 )
 
     def begin(self) -> None:
@@ -240,7 +243,8 @@ class Rank(SegmentRunner):
         """This rank's box of a microbatch's input."""
         shape, _ = self.tables.inputs[name]
         whole = self._batch[name]
-        part = whole[mb * shape[0] : (mb + 1) * shape[0]] if shape else whole
+        dim = self.tables.samples_dim(name)
+        part = whole if dim is None else whole.narrow(dim, mb * shape[dim], shape[dim])
         cut = part[box_of(box).slices_within(rv.Box.of_shape(shape))]
         return cut.to(self.device)
 

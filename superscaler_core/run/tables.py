@@ -162,7 +162,8 @@ class Tables:
     The values of ``buffers`` are among the constants. Each entry tells whether the capture computed
     other constants from the buffer. Those in ``states`` change in a step, and have legs that bring
     them to all ranks. ``results`` has the edges that bring results out of the program, each with
-    the name of its result and the dim that has the samples. ``microbatches_per_update`` is None if
+    the name of its result and the dim that has the samples. ``samples`` has the dim of each input
+    that has the samples, if it is not dim 0. ``microbatches_per_update`` is None if
     weights are updated after a step; otherwise ``delays`` has the delay of the gradients of every
     trained parameter on this rank (``Schedule.delays``), and ``one_version`` tells whether
     backwards read the newest weights. ``arguments`` has the arguments of the model whose input has
@@ -188,3 +189,9 @@ class Tables:
     delays: Mapping[str, float] = field(default_factory=dict)
     one_version: bool = False
     arguments: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, int | None] = field(default_factory=dict)
+
+    def samples_dim(self, name: str) -> int | None:
+        """The dim of an input that has the samples; None if it belongs to all microbatches."""
+        shape, _ = self.inputs[name]
+        return self.samples.get(name, 0 if shape else None)
