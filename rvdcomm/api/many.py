@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from rvdcomm.api.float8 import Scale, dequantized, quantized
 from rvdcomm.api.inspect import has_agreed
-from rvdcomm.api.many_request import ManyRequest, agree
+from rvdcomm.api.many_request import Agreed, ManyRequest, agree
 from rvdcomm.api.pending import drain, submit
 from rvdcomm.api.tensors import resolved, written
 from rvdcomm.layout import Layout, Topology
@@ -59,8 +60,9 @@ def redistribute_many(
             their ``shape(...)``.
         names: function from a name in ``src`` to the name in ``dst``; names stay the same if None.
         out: tensors for the results by the names of ``dst``, maybe strided; results without an
-            entry are allocated. A tensor may be the part of its own ``out`` that keeps its values,
-            as of ``redistribute``; then it may share memory with no other ``out``.
+            entry are allocated. Outs may not overlap, except that tied tensors (one memory on every
+            rank, with equal layouts) may have one ``out``. A tensor may be the part of its own
+            ``out`` that keeps its values, as of ``redistribute``, and share memory with no other.
         dst_dtype: the dtype of results: one for all floating-point tensors, or some by the names of
             ``dst``. Value parts are summed before they are rounded, and values travel in the
             narrower dtype.
@@ -142,7 +144,8 @@ class _Slot:
 class _Mover:
     """A bundle compiled for this rank; construction is collective over its ranks."""
 
-    def __init__(self, request: ManyRequest, dtypes: Mapping[str, str], world: World) -> None:
+    def __init__(self, request: ManyRequest, agreed: Agreed, world: World) -> None:
+        dtypes, self._tied = agreed
         self._bundle = request.bundle(dtypes)
         self._device = world.device
         self._rank = world.rank
@@ -152,6 +155,8 @@ class _Mover:
         }
         self._scaled = {name for s, name in request.pairs if request.is_scaled(name, dtypes[s])}
         self._dst_of = dict(request.pairs)
+        # Places of the last calls, two of them for outs that take turns.
+        self._places: deque[Any] = deque(maxlen=2)
         self._batches = [
             (program, [self._slot(batch, program, name) for name in program.names])
             for batch, program in compiled_many(self._bundle, world)
@@ -177,11 +182,23 @@ class _Mover:
             and all(name in dst and dst[name] == t.shape for name, t in out.items())
             and all(self._becomes[name] == t.dtype for name, t in out.items())
             and not request.misused(self._rank)
+            and self._is_apart(request)
         )
+
+    def _is_apart(self, request: ManyRequest) -> bool:
+        """Whether nothing shares memory that may not; quick if all lies where it lay before."""
+        if not (request.out or self._tied.sharing):
+            return True
+        places = request.memory.places
+        if places not in self._places:
+            if request.overwritten(self._rank, self._tied):
+                return False
+            self._places.append(places)
+        return True
 
     def refuse(self, request: ManyRequest) -> NoReturn:
         """Raise, on this rank alone, for tensors that do not fit."""
-        request.check(self._rank)
+        request.check(self._rank, self._tied)
         request.check_out_dtypes(
             self._rank, {n: t.dtype for n, t in request.out.items()}, self._becomes
         )
@@ -224,9 +241,15 @@ class _Mover:
     def _shard(self, slot: _Slot, request: ManyRequest, device: torch.device) -> Tensor:
         """The memory that the program reads or writes."""
         if not slot.is_src:
+            # An out of several names is written by one of them. The others write equal values
+            # later, as parts that were added to one memory twice would count twice.
             out = request.out.get(slot.name)
-            fits = out is not None and out.dtype == slot.dtype
-            if out is not None and fits and (out.is_contiguous() or not slot.is_direct):
+            if (
+                out is not None
+                and out.dtype == slot.dtype
+                and (out.is_contiguous() or not slot.is_direct)
+                and slot.name not in request.memory.followers
+            ):
                 return out
             return pool.empty(slot.shape, slot.dtype, device)
         tensor = request.tensors[slot.name]

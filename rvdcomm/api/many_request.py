@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, fault_of_scale, fits, has_device, is_float8
 from rvdcomm.api.inspect import misuse_of_types
-from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, num_sharing, place_within
+from rvdcomm.api.many_memory import Groups, ManyMemory, Tied, group_of, overlap_text
+from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.bundle import Bundle
@@ -221,8 +222,11 @@ class ManyRequest:
         for fault in self.faults:
             raise LayoutError(f"{WHAT}: rank {rank}: {fault}")
 
-    def check(self, rank: int) -> None:
-        """Raise for tensors that are not what the layouts give ``rank``."""
+    def check(self, rank: int, tied: Tied | None = None) -> None:
+        """Raise for tensors that are not what the layouts give ``rank``.
+
+        ``tied`` is what ranks told each other about tied names; None before they did.
+        """
         self.check_usable(rank)
         src, dst = self.layouts
         for noun, given, side in (
@@ -247,21 +251,69 @@ class ManyRequest:
                 )
         for name, out in self.out.items():
             _check_shape(name, rank, "out", out, dst[name])
-        for name, misuse in self.misused(rank).items():
+        for name, misuse in (self.misused(rank) or self.overwritten(rank, tied)).items():
             raise LayoutError(f"{WHAT}: tensor {name!r}: rank {rank}: {misuse}")
 
     def misused(self, rank: int) -> dict[str, str]:
-        """The errors of tensors that lose a gradient, are overwritten or misscaled, by name."""
+        """The errors of tensors that lose a gradient or are misscaled, by name."""
         found = self._misscaled(rank)
         if torch.is_grad_enabled():
             found |= {name: NO_GRADIENT for name, t in self.tensors.items() if t.requires_grad}
-        shared = num_sharing(self.tensors, self.out)
-        own = dict(self.pairs) if shared else {}
-        return found | {
-            name: SHARES_MEMORY
-            for name, num_outs in shared.items()
-            if num_outs > 1 or not self._is_kept(name, own[name], rank)
-        }
+        return found
+
+    @cached_property
+    def memory(self) -> ManyMemory:
+        """Where everything that this rank passed lies."""
+        by_name = self.scale if isinstance(self.scale, Mapping) else {"": self.scale}
+        scales = {name: scale for name, scale in by_name.items() if scale is not None}
+        return ManyMemory(self.tensors, self.out, scales)
+
+    @cached_property
+    def src_of(self) -> dict[str, str]:
+        """The name in src, by the name in dst."""
+        return {name: src_name for src_name, name in self.pairs}
+
+    def overwritten(self, rank: int, tied: Tied | None) -> dict[str, str]:
+        """The errors of tensors, outs and scales that share memory and may not, by name.
+
+        ``tied`` is what ranks told each other about tied names; None before they did.
+        """
+        memory = self.memory
+        found: dict[str, str] = {}
+        for noun, name, outs in memory.sharing():
+            if noun == "scale":
+                found[name or outs[0]] = "its scale shares memory with an out; give another out."
+            elif not (memory.are_one_out(outs) and self._is_kept(name, outs, rank)):
+                found[name] = SHARES_MEMORY
+        pair = memory.overlap(lambda a, b: tied is None or self._are_tied(a, b, tied))
+        if pair is None and tied is not None:
+            pair = self._parted(rank, tied)
+        return found or ({} if pair is None else {pair[0]: overlap_text(pair[1])})
+
+    @cached_property
+    def _group_of(self) -> dict[str, int]:
+        """By name in src of tensors that are one memory with others here: which memory."""
+        return group_of(self.memory.tensors_in_one(self.src_of))
+
+    def _are_tied(self, a: str, b: str, tied: Tied) -> bool:
+        """Whether two names of dst are tied, as far as this rank knows in a later call."""
+        (src, dst), src_of = self.layouts, self.src_of
+        one, other = src_of[a], src_of[b]
+        if (src[one], dst[a]) != (src[other], dst[b]):
+            return False
+        if one not in self.tensors:
+            return tied.has(a, b)
+        return one in self._group_of and self._group_of[one] == self._group_of.get(other)
+
+    def _parted(self, rank: int, tied: Tied) -> tuple[str, str] | None:
+        """Two names that have one out on other ranks alone, and are not tied here any more."""
+        dst, src_of = self.layouts[1], self.src_of
+        for name in tied.sharing:
+            first = tied.first.get(name, name)
+            is_held = src_of[name] in self.tensors and rank not in dst[name]
+            if is_held and name != first and not self._are_tied(first, name, tied):
+                return first, name
+        return None
 
     def _misscaled(self, rank: int) -> dict[str, str]:
         """The errors of scales that do not broadcast to the shard that they scale, by name."""
@@ -290,9 +342,12 @@ class ManyRequest:
         is_from_float8 = becomes is not None and not is_float8(becomes)
         return dst[name] if is_from_float8 and isinstance(self.scale, Mapping) else None
 
-    def _is_kept(self, src_name: str, name: str, rank: int) -> bool:
-        """Whether a tensor is the part of its own ``out`` that keeps its values."""
-        place = place_within(self.tensors[src_name], self.out.get(name))
+    def _is_kept(self, src_name: str, outs: Sequence[str], rank: int) -> bool:
+        """Whether a tensor is the part of its own out, one of ``outs``, that keeps its values."""
+        name = next((name for name in outs if self.src_of[name] == src_name), None)
+        if name is None:
+            return False
+        place = place_within(self.tensors[src_name], self.out[name])
         src, dst = self.layouts
         return place is not None and place == kept_place(src[src_name], dst[name], rank)
 
@@ -319,8 +374,15 @@ class ManyRequest:
         return tuple(sorted({rank for layout in found for rank in layout.ranks}))
 
 
-def agree(world: World, request: ManyRequest) -> dict[str, str]:
-    """Compare the requests of all ranks; returns the dtypes of all tensors, by name in src.
+class Agreed(NamedTuple):
+    """What follows from what ranks tell each other: dtypes by name in src, and tied names."""
+
+    dtypes: Mapping[str, str]
+    tied: Tied
+
+
+def agree(world: World, request: ManyRequest) -> Agreed:
+    """Compare the requests of all ranks.
 
     Raises:
         LayoutError, ShapeMismatchError: ranks disagree, or some rank's request is illegal; the same
@@ -333,17 +395,23 @@ def agree(world: World, request: ManyRequest) -> dict[str, str]:
         raise LayoutError(f"{WHAT}: rank {world.rank} called it but is in none of the layouts.")
     fault: Exception | None = None
     asked: dict[str, Any] = {}
+    in_one: tuple[Groups, Groups] = ((), ())
     try:
         request.check_usable(world.rank)
         asked = request.asked()
         request.check(world.rank)
+        memory = request.memory
+        in_one = memory.tensors_in_one(request.src_of), memory.outs_in_one
     except (LayoutError, ShapeMismatchError) as error:
         fault = error
     said = {name: dtype for name in request.src if (dtype := request.asked_dtype(name))}
     has = said | {name: _name(tensor.dtype) for name, tensor in request.tensors.items()}
     out = {name: _name(tensor.dtype) for name, tensor in request.out.items()}
-    posts = compare_requests(world, members, asked, WHAT, fault=fault, tensors=has, out=out)
-    return _dtypes(request, posts)
+    own = {"tensors": has, "out": out, "in_one": in_one}
+    posts = compare_requests(world, members, asked, WHAT, fault=fault, **own)
+    dtypes = _dtypes(request, posts)
+    groups = {rank: post["in_one"] for rank, post in posts.items()}
+    return Agreed(dtypes, Tied.of(groups, request.src_of, *request.layouts))
 
 
 def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:

@@ -7,8 +7,7 @@ first.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter, is_lazy
 
+from rvdcomm.api.overlap import Region
 from rvdcomm.run.request import SHARES_MEMORY
 
 _PLAIN = frozenset({Tensor, Parameter})
@@ -69,9 +69,10 @@ def place_within(tensor: Tensor | None, out: Tensor | None) -> tuple[int, ...] |
 
 
 def _shares(tensor: Tensor, out: Tensor) -> bool:
-    """Whether the address ranges of two tensors overlap, gaps between elements included."""
+    """Whether two tensors have memory in common."""
     (start, end), (out_start, out_end) = _span(tensor), _span(out)
-    return start < out_end and out_start < end and start < end and out_start < out_end
+    is_near = start < out_end and out_start < end
+    return is_near and Region.of(tensor).meets(Region.of(out))
 
 
 def fault_of(tensor: Any) -> str | None:
@@ -114,22 +115,6 @@ def fault_of_mode() -> str | None:
     return (
         "a mode is active in which new tensors have no memory (as FakeTensorMode); call it outside."
     )
-
-
-def num_sharing(tensors: Mapping[str, Tensor], outs: Mapping[str, Tensor]) -> dict[str, int]:
-    """How many of ``outs`` a tensor shares memory with, by the names of the tensors that do."""
-    spans = [_span(out) for out in outs.values() if out.numel()]
-    if not spans:
-        return {}
-    starts, ends = (sorted(each) for each in zip(*spans, strict=True))
-    found = {}
-    for name, tensor in tensors.items():
-        start, end = _span(tensor)
-        # Those that begin before its end, without those that end before its start.
-        num = bisect_left(starts, end) - bisect_right(ends, start) if start < end else 0
-        if num:
-            found[name] = num
-    return found
 
 
 def written(out: Tensor) -> Tensor:
