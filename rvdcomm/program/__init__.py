@@ -1,5 +1,6 @@
 """Programs: the instructions of all ranks as values, their text, and lowering from a path."""
 
+from rvdcomm.program.arena import ALIGN_BYTES, Arena, aligned
 from rvdcomm.program.instructions import (
     NO_BUFFER,
     Buffer,
@@ -11,7 +12,7 @@ from rvdcomm.program.instructions import (
     Message,
     Zero,
 )
-from rvdcomm.program.program import ALIGN_BYTES, Arena, Program, aligned
+from rvdcomm.program.program import Program
 from rvdcomm.program.shards import DST, SRC, Transition, is_shard, is_src, shard_index
 from rvdcomm.program.text import MAX_CHARS
 from rvdcomm.program.traffic import Islands

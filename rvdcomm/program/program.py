@@ -9,14 +9,12 @@ buffer, never a shard, which is private to its rank.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from typing import NamedTuple
 
 from rvdcomm.layout import ITEM_BYTES, Box, Layout, ranges_text
+from rvdcomm.program.arena import Arena, Staged
 from rvdcomm.program.instructions import (
     NO_BUFFER,
     Buffer,
@@ -35,65 +33,6 @@ from rvdcomm.program.shards import (
     shard_name,
 )
 from rvdcomm.program.text import TextReader
-
-ALIGN_BYTES = 64
-"""Staging buffers start at multiples of a cache line, which suits every dtype and vector load."""
-
-MAX_SORTED_BY_SIZE = 1024
-"""With more staging buffers, the second placement (by size) is skipped: it takes quadratic time."""
-
-
-def aligned(num_bytes: int) -> int:
-    """Round up to a multiple of ``ALIGN_BYTES``, an offset or size that suits every dtype."""
-    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Arena:
-    """One block of memory for all staging buffers of a rank: byte offsets by buffer name."""
-
-    offsets: dict[str, int]
-    num_bytes: int
-
-
-class _Staged(NamedTuple):
-    """A staging buffer: the first and last instruction that uses it, its name and size."""
-
-    first: int
-    last: int
-    name: str
-    num_bytes: int
-
-
-def _first_fit(staged: Sequence[_Staged], *, is_by_birth: bool) -> Arena:
-    """The arena in which each buffer, one after another, gets the lowest place that is free.
-
-    A place is free if no buffer there is alive in the lifetime of the new one.
-    """
-    placed: list[tuple[int, int, _Staged]] = []
-    offsets: dict[str, int] = {}
-    num_bytes = 0
-    for mine in staged:
-        if is_by_birth:
-            # Buffers whose last use is before this birth no longer take space.
-            placed = [other for other in placed if other[2].last >= mine.first]
-        start = 0
-        for low, end, other in placed:
-            is_alive = other.first <= mine.last and mine.first <= other.last
-            if is_alive and low < start + mine.num_bytes and start < end:
-                start = aligned(end)
-        offsets[mine.name] = start
-        insort(placed, (start, start + mine.num_bytes, mine))
-        num_bytes = max(num_bytes, start + mine.num_bytes)
-    return Arena(offsets, num_bytes)
-
-
-def _most_alive(staged: Sequence[_Staged]) -> int:
-    """The most bytes of aligned buffers that are alive at once; a larger arena has holes."""
-    sizes = [-(-x.num_bytes // ALIGN_BYTES) * ALIGN_BYTES for x in staged]
-    changes = [(x.first, size) for x, size in zip(staged, sizes, strict=True)]
-    changes += [(x.last + 1, -size) for x, size in zip(staged, sizes, strict=True)]
-    return max(accumulate((change for _, change in sorted(changes)), initial=0))
 
 
 @dataclass(frozen=True)
@@ -233,20 +172,13 @@ class Program:
     def arena(self, rank: int) -> Arena:
         """Where the staging buffers of ``rank`` lie; buffers alive at once never overlap.
 
-        First fit in the order of birth. If that leaves holes, first fit by descending size is tried
-        too, and the smaller arena is taken. Offsets are in bytes and aligned for any vector load.
+        Offsets are in bytes and aligned for any vector load.
         """
         if rank not in self._arenas:
-            staged = [
-                _Staged(*lifetime, name, self.buffer[name, rank].num_elements * self.item_bytes)
+            self._arenas[rank] = Arena.of(
+                Staged(*lifetime, name, self.buffer[name, rank].num_elements * self.item_bytes)
                 for name, lifetime in self.lifetimes(rank).items()
-            ]
-            found = _first_fit(sorted(staged), is_by_birth=True)
-            if len(staged) <= MAX_SORTED_BY_SIZE and found.num_bytes > _most_alive(staged):
-                largest_first = sorted(staged, key=lambda x: (-x.num_bytes, x))
-                again = _first_fit(largest_first, is_by_birth=False)
-                found = min(found, again, key=lambda arena: arena.num_bytes)
-            self._arenas[rank] = found
+            )
         return self._arenas[rank]
 
     @cached_property

@@ -13,9 +13,9 @@ its own events before it waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from rvdcomm.layout import Box
 from rvdcomm.program import (
@@ -109,11 +109,11 @@ class _Access:
 
 
 def _src_boxes(entries: Iterable[Entry]) -> tuple[tuple[int, Box], ...]:
-    return tuple((e.src_piece, e.box) for e in entries)
+    return tuple([(e.src_piece, e.box) for e in entries])
 
 
 def _dst_boxes(entries: Iterable[Entry]) -> tuple[tuple[int, Box], ...]:
-    return tuple((e.dst_piece, e.box) for e in entries)
+    return tuple([(e.dst_piece, e.box) for e in entries])
 
 
 def _accesses(instruction: Instruction, rank: int) -> Iterator[_Access]:
@@ -133,35 +133,79 @@ def _accesses(instruction: Instruction, rank: int) -> Iterator[_Access]:
         yield _Access(instruction.dst, True, _dst_boxes(instruction.entries))
 
 
-@dataclass(frozen=True)
-class _MemorySpans:
-    """The byte ranges of the staging buffers of one rank."""
+def _written(instruction: Instruction, rank: int) -> str | None:
+    """The buffer of ``rank`` that ``instruction`` writes; None if there is none."""
+    if isinstance(instruction, Collective):
+        name = instruction.dst[instruction.ranks.index(rank)]
+        return None if name == NO_BUFFER else name
+    return instruction.dst if instruction.rank == rank else None
 
-    program: Program
-    rank: int
 
-    @cached_property
-    def _spans(self) -> dict[str, tuple[int, int]]:
-        item = self.program.item_bytes
-        return {
-            name: (start, start + self.program.buffer[name, self.rank].num_elements * item)
-            for name, start in self.program.arena(self.rank).offsets.items()
+class _Held:
+    """The boxes of one buffer that a collective in flight reads, and those that it writes."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[tuple[bool, int], list[Box]] = {}
+
+    def add(self, access: _Access) -> None:
+        """Record an access of the collective."""
+        for piece, box in access.boxes:
+            self._boxes.setdefault((access.is_write, piece), []).append(box)
+
+    def conflicts(self, access: _Access) -> bool:
+        """Whether the order of the collective and of another access to the buffer matters."""
+        kinds = (True, False) if access.is_write else (True,)
+        return any(
+            box.overlaps(other)
+            for piece, box in access.boxes
+            for is_write in kinds
+            for other in self._boxes.get((is_write, piece), ())
+        )
+
+
+class _Occupants:
+    """Which staging buffer every byte of a rank's arena belongs to, as the program goes on.
+
+    A buffer takes over its bytes from the buffers that had them before, which nobody uses any more.
+    Invariant: the intervals ascend and are disjoint.
+    """
+
+    def __init__(self, program: Program, rank: int) -> None:
+        self._offsets = program.arena(rank).offsets
+        self._size = {
+            name: program.buffer[name, rank].num_elements * program.item_bytes
+            for name in self._offsets
         }
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._names: list[str] = []
 
-    def overlap(self, a: str, b: str) -> bool:
-        """Whether two buffers share bytes."""
-        if a == b or is_shard(a) or is_shard(b):
-            return a == b
-        (a_start, a_end), (b_start, b_end) = self._spans[a], self._spans[b]
-        return a_start < b_end and b_start < a_end
+    def take(self, name: str) -> list[str]:
+        """Give buffer ``name`` its bytes, when it is first written; returns those that lose some.
 
-    def conflict(self, a: _Access, b: _Access) -> bool:
-        """Whether the order of two accesses matters."""
-        if not (a.is_write or b.is_write) or not self.overlap(a.buffer, b.buffer):
-            return False
-        if a.buffer != b.buffer:
-            return True
-        return any(i == j and box.overlaps(other) for i, box in a.boxes for j, other in b.boxes)
+        An interval is lost once, so all calls together take time proportional to the buffers.
+        """
+        start = self._offsets[name]
+        end = start + self._size.pop(name)
+        if start == end:
+            return []
+        first = bisect_right(self._ends, start)
+        last = bisect_left(self._starts, end, first)
+        lost = self._names[first:last]
+        kept = [(start, end, name)]
+        if lost and self._starts[first] < start:
+            kept.insert(0, (self._starts[first], start, lost[0]))
+        if lost and self._ends[last - 1] > end:
+            kept.append((end, self._ends[last - 1], lost[-1]))
+        for column, values in zip(
+            (self._starts, self._ends, self._names), zip(*kept, strict=True), strict=True
+        ):
+            column[first:last] = values
+        return lost
+
+    def is_new(self, name: str) -> bool:
+        """Whether a staging buffer was not written yet."""
+        return name in self._size
 
 
 # --- what waits for what ------------------------------------------------------------------------
@@ -171,23 +215,33 @@ _ActionKey = tuple[int, int]
 
 
 class _Scheduler:
-    """Makes the schedules of the ranks of one island together, since they depend on each other."""
+    """Makes the schedules of the ranks of one island together, since they depend on each other.
+
+    The time is proportional to the program: an instruction looks only at the buffers that it names,
+    and a buffer, when it is first written, at those whose memory it takes over.
+    """
 
     def __init__(self, program: Program, group: tuple[int, ...]) -> None:
         self.program, self.group = program, group
-        self.memory = {rank: _MemorySpans(program, rank) for rank in group}
         self.actions: dict[int, list[Do | Start | Finish]] = {rank: [] for rank in group}
         # For every action, the actions of other ranks that must come first.
         self.needs: dict[_ActionKey, set[_ActionKey]] = {}
-        self._pending: dict[int, list[Collective]] = {rank: [] for rank in group}
+        self._occupants = {rank: _Occupants(program, rank) for rank in group}
+        # By rank: collectives in flight, in their order, and what they hold of every buffer.
+        self._pending: dict[int, dict[int, Collective]] = {rank: {} for rank in group}
+        self._held: dict[int, dict[str, dict[int, _Held]]] = {rank: {} for rank in group}
         self._last_write: dict[tuple[int, str], _ActionKey] = {}
         self._readers: dict[tuple[int, str], dict[int, _ActionKey]] = {}
         for instruction in program.instructions:
             self._place(instruction)
         for rank in group:
-            for collective in self._pending[rank]:
+            for collective in self._pending[rank].values():
                 self._add(rank, Finish(collective))
         self._first_write = {rank: self._first_arena_write(rank) for rank in group}
+        self._awaited: dict[int, set[int]] = {rank: set() for rank in group}
+        for needs in self.needs.values():
+            for rank, i in needs:
+                self._awaited[rank].add(i)
         self.counts = {rank: self._count_events(rank) for rank in group}
 
     def schedule(self, rank: int) -> Schedule:
@@ -220,55 +274,75 @@ class _Scheduler:
 
     def _place(self, instruction: Instruction) -> None:
         """Append an instruction to the actions of its ranks, after the collectives it waits for."""
-        for rank in self.group:
-            if rank in instruction.ranks:
-                self._finish_conflicting(rank, instruction)
+        ranks = [rank for rank in instruction.ranks if rank in self.actions]
+        lost = {rank: self._taken(rank, instruction) for rank in ranks}
+        for rank in ranks:
+            self._finish_conflicting(rank, instruction, lost[rank])
         if isinstance(instruction, Collective):
-            for rank in self.group:
-                if rank in instruction.ranks:
-                    self._pending[rank].append(instruction)
-                    self._act(rank, Start(instruction), instruction)
-        elif instruction.rank in self.memory:
-            self._act(instruction.rank, Do(instruction), instruction)
+            for rank in ranks:
+                self._act(rank, Start(instruction), instruction, lost[rank])
+                self._hold(rank, instruction)
+        elif instruction.rank in self.actions:
+            rank = instruction.rank
+            self._act(rank, Do(instruction), instruction, lost[rank])
 
-    def _finish_conflicting(self, rank: int, instruction: Instruction) -> None:
-        memory, wanted = self.memory[rank], list(_accesses(instruction, rank))
-        for collective in list(self._pending[rank]):
-            held = list(_accesses(collective, rank))
-            if any(memory.conflict(a, b) for a in held for b in wanted):
-                self._pending[rank].remove(collective)
-                point = self._add(rank, Finish(collective))
-                for access in held:
-                    if access.is_write:
-                        self._last_write[rank, access.buffer] = point
+    def _taken(self, rank: int, instruction: Instruction) -> list[str]:
+        """The buffers of ``rank`` whose memory the instruction is the first to use for another."""
+        name, occupants = _written(instruction, rank), self._occupants[rank]
+        return occupants.take(name) if name is not None and occupants.is_new(name) else []
 
-    def _act(self, rank: int, action: Do | Start, instruction: Instruction) -> None:
+    def _hold(self, rank: int, collective: Collective) -> None:
+        self._pending[rank][id(collective)] = collective
+        for access in _accesses(collective, rank):
+            holders = self._held[rank].setdefault(access.buffer, {})
+            holders.setdefault(id(collective), _Held()).add(access)
+
+    def _finish_conflicting(self, rank: int, instruction: Instruction, lost: Sequence[str]) -> None:
+        held = self._held[rank]
+        if not held:
+            return
+        found = {number for name in lost for number in held.get(name, ())}
+        for access in _accesses(instruction, rank):
+            for number, mine in held.get(access.buffer, {}).items():
+                if number not in found and mine.conflicts(access):
+                    found.add(number)
+        # In the order of their starts, which is the same on all ranks of a group.
+        for number in [number for number in self._pending[rank] if number in found]:
+            self._finish(rank, number)
+
+    def _finish(self, rank: int, number: int) -> None:
+        collective = self._pending[rank].pop(number)
+        point = self._add(rank, Finish(collective))
+        for name in collective.buffers_of(rank) - {NO_BUFFER}:
+            holders = self._held[rank][name]
+            del holders[number]
+            if not holders:
+                del self._held[rank][name]
+        written = _written(collective, rank)
+        if written is not None:
+            self._last_write[rank, written] = point
+
+    def _act(
+        self, rank: int, action: Do | Start, instruction: Instruction, lost: Sequence[str]
+    ) -> None:
         needs: set[_ActionKey] = set()
-        if isinstance(instruction, Copy) and instruction.is_remote:
+        is_remote = isinstance(instruction, Copy) and instruction.is_remote
+        if isinstance(instruction, Copy) and is_remote:
             written = self._last_write.get((instruction.src_rank, instruction.src))
             needs |= {written} if written is not None else set()
-        for access in _accesses(instruction, rank):
-            if access.is_write:
-                needs |= self._readers_of(rank, access.buffer)
+        name = _written(instruction, rank)
+        if name is not None:
+            # The last reads by other ranks of memory that the instruction changes.
+            for other in (name, *lost):
+                needs.update(self._readers.get((rank, other), {}).values())
         point = self._add(rank, action)
         if needs:
             self.needs[point] = needs
-        for access in _accesses(instruction, rank):
-            if access.is_write:
-                self._last_write[rank, access.buffer] = point
-        if isinstance(instruction, Copy) and instruction.is_remote:
+        if name is not None:
+            self._last_write[rank, name] = point
+        if isinstance(instruction, Copy) and is_remote:
             key = instruction.src_rank, instruction.src
             self._readers.setdefault(key, {})[rank] = point
-
-    def _readers_of(self, rank: int, buffer: str) -> set[_ActionKey]:
-        """The last reads by other ranks of memory that writes to ``buffer`` of ``rank`` change."""
-        memory = self.memory[rank]
-        return {
-            point
-            for (owner, other), points in self._readers.items()
-            if owner == rank and memory.overlap(buffer, other)
-            for point in points.values()
-        }
 
     def _add(self, rank: int, action: Do | Start | Finish) -> _ActionKey:
         self.actions[rank].append(action)
@@ -280,13 +354,13 @@ class _Scheduler:
             if isinstance(action, Finish):
                 continue
             what = action.instruction if isinstance(action, Do) else action.collective
-            if any(a.is_write and not is_shard(a.buffer) for a in _accesses(what, rank)):
+            name = _written(what, rank)
+            if name is not None and not is_shard(name):
                 return i
         return None
 
     def _count_events(self, rank: int) -> _Events:
         """Place an event after every awaited action, just before this rank may next block."""
-        awaited = {i for needs in self.needs.values() for r, i in needs if r == rank}
         reads = [
             i
             for i, action in enumerate(self.actions[rank])
@@ -295,7 +369,7 @@ class _Scheduler:
             and action.instruction.is_remote
         ]
         # The last remote read is awaited too: the next call overwrites the memory that it reads.
-        awaited |= set(reads[-1:])
+        awaited = self._awaited[rank].union(reads[-1:])
         before: list[int] = []
         total, is_due = 0, False
         for i, action in enumerate(self.actions[rank]):
