@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, fault_of_scale, fits, has_device, is_float8
-from rvdcomm.api.inspect import misuse_of_types
+from rvdcomm.api.inspect import device_type_of, misuse_of_types
 from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, num_sharing, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout, Topology
@@ -19,7 +19,13 @@ from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import matched, plan_many
 from rvdcomm.run.agree import compare_requests
 from rvdcomm.run.choice import executor_name
-from rvdcomm.run.request import SHARES_MEMORY, check_in_group, kept_place, shard_shape
+from rvdcomm.run.request import (
+    SHARES_MEMORY,
+    check_in_group,
+    common_device,
+    kept_place,
+    shard_shape,
+)
 from rvdcomm.run.world import World
 from rvdcomm.text import quoted
 
@@ -319,8 +325,11 @@ class ManyRequest:
         return tuple(sorted({rank for layout in found for rank in layout.ranks}))
 
 
-def agree(world: World, request: ManyRequest) -> dict[str, str]:
-    """Compare the requests of all ranks; returns the dtypes of all tensors, by name in src.
+def agree(world: World, request: ManyRequest) -> tuple[dict[str, str], str]:
+    """Compare the requests of all ranks.
+
+    Returns:
+        The dtypes of all tensors, by name in src, and the type of the device that they are on.
 
     Raises:
         LayoutError, ShapeMismatchError: ranks disagree, or some rank's request is illegal; the same
@@ -342,8 +351,13 @@ def agree(world: World, request: ManyRequest) -> dict[str, str]:
     said = {name: dtype for name in request.src if (dtype := request.asked_dtype(name))}
     has = said | {name: _name(tensor.dtype) for name, tensor in request.tensors.items()}
     out = {name: _name(tensor.dtype) for name, tensor in request.out.items()}
-    posts = compare_requests(world, members, asked, WHAT, fault=fault, tensors=has, out=out)
-    return _dtypes(request, posts)
+    device = device_type_of(*request.tensors.values(), *request.out.values())
+    posts = compare_requests(
+        world, members, asked, WHAT, fault=fault, tensors=has, out=out, device=device
+    )
+    devices = {rank: post["device"] for rank, post in posts.items()}
+    common = common_device(devices, world.member, WHAT)
+    return _dtypes(request, posts), common or world.device.type
 
 
 def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:
