@@ -78,7 +78,22 @@ def request_of(
         asks_grad=bool(requires_grad),
         replica_grads=replica_grads,
         place=place_within(tensor, out),
+        device=device_type_of(tensor, out),
     )
+
+
+def device_type_of(*tensors: Tensor | None) -> str | None:
+    """The type of the device of the first tensor that is given; None if none is."""
+    return next((tensor.device.type for tensor in tensors if tensor is not None), None)
+
+
+def backend_of(world: World, *tensors: Tensor | None) -> str | None:
+    """Which backend of a group with several moves these tensors; None if none is given.
+
+    Calls that only differ in it are different calls.
+    """
+    device = device_type_of(*tensors)
+    return None if device is None else world.member.serving(device)
 
 
 def grad_flows(tensor: Tensor | None, requires_grad: bool | None) -> bool | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rvdcomm.api.float8 import Scale, dequantized, quantized
-from rvdcomm.api.inspect import has_agreed
+from rvdcomm.api.inspect import backend_of, has_agreed
 from rvdcomm.api.many_request import Agreed, ManyRequest, agree
 from rvdcomm.api.pending import drain, submit
 from rvdcomm.api.tensors import resolved, written
@@ -104,11 +104,12 @@ def redistribute_many(
     )
     if request.faults and has_agreed(world, request.transition):
         request.check(world.rank)
-    mover = _agreed_before(world, request)
+    key = request.key
+    if not world.has_one_backend:
+        key = *key, backend_of(world, *request.tensors.values(), *request.out.values())
+    mover = _agreed_before(world, key)
     if mover is None:
-        # Ranks agree, connect and share memory now, which is work in one order too.
-        drain()
-        mover = world.agreed[request.key] = _Mover(request, agree(world, request), world)
+        mover = _agreed(world, request, key)
     elif not mover.fits(request):
         mover.refuse(request)
     if async_op:
@@ -121,13 +122,25 @@ def redistribute_many(
     return mover.run(request, progress)
 
 
-def _agreed_before(world: World, request: ManyRequest) -> _Mover | None:
+def _agreed_before(world: World, key: tuple[Any, ...]) -> _Mover | None:
     """The compiled bundle of the call, if ranks agreed on an equal call before; else None."""
     try:
-        found: _Mover | None = world.agreed.get(request.key)
+        found: _Mover | None = world.agreed.get(key)
     except TypeError:  # An argument of a wrong type has no hash; the request reports it.
         return None
     return found
+
+
+def _agreed(world: World, request: ManyRequest, key: tuple[Any, ...]) -> _Mover:
+    """The compiled bundle that all ranks agree on; collective."""
+    with world.alone():
+        # Another thread may have made the same call meanwhile.
+        mover = _agreed_before(world, key)
+        if mover is None:
+            with world.together(request.ranks(world.size)):
+                found = agree(world, request)
+                mover = world.agreed[key] = _Mover(request, found, world.on(found.device))
+    return mover
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,7 @@ class _Mover:
     """A bundle compiled for this rank; construction is collective over its ranks."""
 
     def __init__(self, request: ManyRequest, agreed: Agreed, world: World) -> None:
-        dtypes, self._tied = agreed
+        dtypes, self._tied = agreed.dtypes, agreed.tied
         self._bundle = request.bundle(dtypes)
         self._device = world.device
         self._rank = world.rank

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, fault_of_scale, fits, has_device, is_float8
-from rvdcomm.api.inspect import misuse_of_types
+from rvdcomm.api.inspect import device_type_of, misuse_of_types
 from rvdcomm.api.many_memory import Groups, ManyMemory, Tied, group_of, overlap_text
 from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
@@ -20,7 +20,13 @@ from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import matched, plan_many
 from rvdcomm.run.agree import compare_requests
 from rvdcomm.run.choice import executor_name
-from rvdcomm.run.request import SHARES_MEMORY, check_in_group, kept_place, shard_shape
+from rvdcomm.run.request import (
+    SHARES_MEMORY,
+    check_in_group,
+    common_device,
+    kept_place,
+    shard_shape,
+)
 from rvdcomm.run.world import World
 from rvdcomm.text import quoted
 
@@ -375,10 +381,17 @@ class ManyRequest:
 
 
 class Agreed(NamedTuple):
-    """What follows from what ranks tell each other: dtypes by name in src, and tied names."""
+    """What follows from what ranks tell each other.
+
+    Attributes:
+        dtypes: those of all tensors, by name in src.
+        tied: the names that are tied to others.
+        device: the type of the device that the tensors are on.
+    """
 
     dtypes: Mapping[str, str]
     tied: Tied
+    device: str
 
 
 def agree(world: World, request: ManyRequest) -> Agreed:
@@ -407,11 +420,15 @@ def agree(world: World, request: ManyRequest) -> Agreed:
     said = {name: dtype for name in request.src if (dtype := request.asked_dtype(name))}
     has = said | {name: _name(tensor.dtype) for name, tensor in request.tensors.items()}
     out = {name: _name(tensor.dtype) for name, tensor in request.out.items()}
-    own = {"tensors": has, "out": out, "in_one": in_one}
+    device = device_type_of(*request.tensors.values(), *request.out.values())
+    own = {"tensors": has, "out": out, "in_one": in_one, "device": device}
     posts = compare_requests(world, members, asked, WHAT, fault=fault, **own)
     dtypes = _dtypes(request, posts)
     groups = {rank: post["in_one"] for rank, post in posts.items()}
-    return Agreed(dtypes, Tied.of(groups, request.src_of, *request.layouts))
+    tied = Tied.of(groups, request.src_of, *request.layouts)
+    devices = {rank: post["device"] for rank, post in posts.items()}
+    common = common_device(devices, world.member, WHAT)
+    return Agreed(dtypes, tied, common or world.device.type)
 
 
 def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:

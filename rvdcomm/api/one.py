@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from rvdcomm.api.inspect import grad_flows, has_agreed, request_of
+from rvdcomm.api.inspect import backend_of, grad_flows, has_agreed, request_of
 from rvdcomm.api.redistributor import Redistributor
 from rvdcomm.api.tensors import misuse_of
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Topology, ranges_text
 from rvdcomm.run.agree import exchange_posts
-from rvdcomm.run.request import Request, known_shape, needs_grad, resolve
+from rvdcomm.run.request import Request, common_device, needs_grad, resolve
 from rvdcomm.run.world import World
 
 
@@ -40,8 +40,9 @@ def redistribute(
 
     Collective over the ranks of ``src`` and ``dst``. The first call of a transition plans it and
     lets all ranks compare what they were asked for; later calls only run it, and trust that all
-    ranks make the same calls in the same order. Where the global shape has to be inferred, every
-    call compares.
+    ranks make the same calls in the same order. A global shape that has to be inferred is inferred
+    in the first call with a shard of that shape; if the shapes of shards change later, they have to
+    change on all ranks at once, or ``shape`` is given.
 
     Args:
         tensor: this rank's shard, ``[*src.cell(rank).box.shape]``, maybe strided; never modified.
@@ -105,7 +106,8 @@ def redistribute(
     grad = None if misuse else grad_flows(tensor, requires_grad)
     # All that one rank knows of the call: ranks that agreed on a key once compare nothing again.
     asked = (dtype, executor, memory_limit, requires_grad, replica_grads)
-    key = (*transition, *_signature(None if misuse else tensor), grad, asked)
+    backend = None if misuse or world.has_one_backend else backend_of(world, tensor, out)
+    key = (*transition, *_signature(None if misuse else tensor), grad, backend, asked)
     redistributor, grad = _agreed_before(world, key)
     if redistributor is None or misuse:
         request = request_of(
@@ -122,10 +124,7 @@ def redistribute(
             replica_grads=replica_grads,
             misuse=misuse,
         )
-        redistributor, grad = _agreed(request, src, dst, topology, group)
-        # A shape that is inferred depends on other ranks' shards, which this rank does not know.
-        if known_shape(src, dst, shape) is not None:
-            world.agreed[key] = redistributor, grad
+        redistributor, grad = _agreed(world, request, key, src, dst, topology, group)
     else:
         redistributor.check_shards(tensor, out)
         if grad:
@@ -147,27 +146,58 @@ def _agreed_before(world: World, key: tuple[Any, ...]) -> tuple[Redistributor | 
 
 
 def _agreed(
-    request: Request, src: Layout | str, dst: Layout | str, topology: Topology | None, group: Any
+    world: World,
+    request: Request,
+    key: tuple[Any, ...],
+    src: Layout | str,
+    dst: Layout | str,
+    topology: Topology | None,
+    group: Any,
 ) -> tuple[Redistributor, bool]:
-    """Compare the requests of all ranks; returns the compiled plan and whether a gradient flows.
-
-    The adjoint is compiled here too, because all ranks take part in this call.
-    """
-    world = World.of(group)
+    """The plan that all ranks agree on, and whether a gradient flows back; collective."""
     joined = _members(src, dst, world)
     if world.rank not in joined:
         raise LayoutError(
             f"{request}: rank {world.rank} called it but is in neither layout, which have "
             f"ranks {ranges_text(joined)}."
         )
+    with world.alone():
+        # Another thread may have made the same call meanwhile.
+        found, grad = _agreed_before(world, key)
+        if found is None or request.misuse is not None:
+            with world.together(joined):
+                found, grad = _compared(world, request, joined, src, dst, topology, group)
+            world.agreed[key] = found, grad
+    return found, grad
+
+
+def _compared(
+    world: World,
+    request: Request,
+    joined: tuple[int, ...],
+    src: Layout | str,
+    dst: Layout | str,
+    topology: Topology | None,
+    group: Any,
+) -> tuple[Redistributor, bool]:
+    """Compare the requests of all ranks; returns the compiled plan and whether a gradient flows.
+
+    The adjoint is compiled here too, because all ranks take part in this call.
+    """
     posts = exchange_posts(world, joined, request.to_json(), str(request))
     requests = {rank: Request.from_json(post) for rank, post in posts.items()}
     made = resolve(requests, src, dst, topology, world.size)
     grad = needs_grad(requests, made)
-    key = made, request.executor, request.replica_grads
+    devices = {rank: request.device for rank, request in requests.items()}
+    device = common_device(devices, world.member, str(request)) or world.device.type
+    key = made, request.executor, request.replica_grads, world.on(device).backend
     if key not in world.compiled:
         world.compiled[key] = Redistributor(
-            made, group, executor=request.executor, replica_grads=request.replica_grads
+            made,
+            group,
+            executor=request.executor,
+            replica_grads=request.replica_grads,
+            device=device,
         )
     found: Redistributor = world.compiled[key]
     if grad:

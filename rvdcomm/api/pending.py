@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rvdcomm.errors import LayoutError
+from rvdcomm.run.world import World
 
 Result = Any
 """This rank's shard or None; for ``redistribute_many``, a dict of these by name."""
@@ -195,6 +196,9 @@ def drain() -> None:
         _THREAD.drain()
         for side in _SIDES.values():
             side.drain()
+
+
+World.settlers.append(drain)
 
 
 def _as_here(job: Job) -> Job:

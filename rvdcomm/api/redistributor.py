@@ -44,6 +44,8 @@ class Redistributor:
             again for what is possible here; the attribute ``plan`` is the one that runs.
         group, executor, memory_limit, replica_grads: as of ``redistribute``; the executor and the
             limit are those of the plan if None is given.
+        device: where the tensors of all ranks will be. It matters in a group with several backends
+            (``cpu:gloo,cuda:nccl``); the default there is this process's GPU.
 
     Attributes:
         peak_bytes: bytes that the last call held on this rank: its shards and all buffers.
@@ -62,12 +64,15 @@ class Redistributor:
         executor: str | None = None,
         memory_limit: int | None = None,
         replica_grads: str = "parts",
+        device: str | torch.device | None = None,
     ) -> None:
         self.what = f"redistribute {plan.src.rvd} -> {plan.dst.rvd}"
         self.dtype: torch.dtype = getattr(torch, plan.dtype)
         self.group, self.replica_grads = group, replica_grads
         self.executor = executor_name(executor, plan.executor)
         self._world = World.of(group)
+        if device is not None:
+            self._world = self._world.on(torch.device(device).type)
         self._device = self._world.device
         self._rank = self._world.rank
         check_replica_grads(replica_grads)
@@ -77,11 +82,10 @@ class Redistributor:
         self._src_shape = shard_shape(plan.src, self._rank)
         self._dst_shape = shard_shape(plan.dst, self._rank)
         self._kept_place = kept_place(plan.src, plan.dst, self._rank)
-        # Ranks agree, connect and share memory now, which is work in one order too.
-        drain()
-        plan = plan_with(plan, memory_limit=memory_limit)
-        self.plan = plan_here(plan, self._world, self.executor)
-        self._program = _compiled(self.plan, self._world)
+        self._asked = plan_with(plan, memory_limit=memory_limit)
+        with self._world.together(plan.path.ranks):
+            self.plan = plan_here(self._asked, self._world, self.executor)
+            self._program = _compiled(self.plan, self._world)
         self._programs: dict[torch.device, RankProgram] = {}
         self._may_post = self._world.has_tags
         self.peak_bytes = 0
@@ -140,6 +144,7 @@ class Redistributor:
             self.group,
             executor=self.executor,
             replica_grads=self.replica_grads,
+            device=self._device,
         )
         made.adjoint, made.spans_groups = self, self.spans_groups
         return made
@@ -305,9 +310,18 @@ class Redistributor:
         return self._device if given is None else given.device
 
     def _program_on(self, device: torch.device) -> RankProgram:
-        """The program for a device; one of messages alone if its memory is not shared."""
-        is_shared = device == self._device or not self.plan.islands
-        found = self._programs[device] = self._program if is_shared else self._messages
+        """The program for a device; one of messages alone if its memory is not shared.
+
+        Collective if another backend of the group moves its tensors.
+        """
+        world = self._world.on(device.type)
+        with world.lock:
+            if world is not self._world:
+                found = _compiled(plan_here(self._asked, world, self.executor), world)
+            else:
+                is_shared = device == self._device or not self.plan.islands
+                found = self._program if is_shared else self._messages
+            self._programs[device] = found
         return found
 
     @cached_property

@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
 from threading import Thread
@@ -36,13 +37,15 @@ Members = tuple[int, ...]
 class Group(Protocol):
     """The interface of a process group that an agreement needs; a ``World`` implements it.
 
-    ``generations`` and ``num_agreements`` are state of the agreements, kept as long as the group.
+    ``prefix`` is what the group's keys in the store begin with. ``generations``,
+    ``num_agreements`` and ``num_partings`` are state of the agreements, kept as long as the group.
     """
 
-    name: str
+    prefix: str
     rank: int
     generations: dict[Members, str]
     num_agreements: dict[Members, int]
+    num_partings: dict[Members, int]
 
     @property
     def timeout(self) -> timedelta:
@@ -61,6 +64,9 @@ class Group(Protocol):
     def watch(self, members: Members, what: str, is_done: Callable[[], bool]) -> None:
         """Raise a CommError if a member is known to be lost before ``is_done``."""
 
+    def gone(self, ranks: Iterable[int]) -> set[int]:
+        """Those of ``ranks`` that are known to have ended."""
+
 
 _Result = TypeVar("_Result")
 
@@ -70,6 +76,9 @@ _FAULTS = {error.__name__: error for error in (LayoutError, ShapeMismatchError)}
 FIRST_PAUSE_SECS = 1e-4
 MAX_PAUSE_SECS_PER_RANK = 1e-3
 """Pauses between polls of the store grow with the number of ranks, to limit the store's load."""
+
+PROBE_SECS = 0.25
+"""Seconds between two looks at whether ranks that are waited for still live."""
 
 GRACE_SECS = 1.0
 """Seconds that a store which still works may need to answer, beyond the group's timeout."""
@@ -170,6 +179,46 @@ def generation_of(world: Group, members: Members, what: str) -> str:
         raise
 
 
+def part(world: Group, members: Members) -> None:
+    """Wait until ``members`` have all that they need of this rank, which may then end.
+
+    Collective over ``members``, after they agreed, connected and shared memory. A rank waits for
+    courtesy only: at most for the timeout, not for the dead, not after a failure, and without the
+    store, which a rank that served it may have taken along. So this raises nothing.
+    """
+    generation = world.generations.get(members)
+    if generation is not None:
+        with suppress(TimeoutError, RuntimeError):
+            secs = world.timeout.total_seconds()
+            bounded(lambda: _part(world, members, generation, secs), secs + GRACE_SECS)
+
+
+def _part(world: Group, members: Members, generation: str, timeout_secs: float) -> None:
+    store, number = world.store, world.num_partings.get(members, 0)
+    world.num_partings[members] = number + 1
+
+    def key(rank: int, number: int) -> str:
+        return f"{generation}/parted/{number}/{rank}"
+
+    store.set(key(world.rank, number), "")
+    deadline, pause, probe = time.monotonic() + timeout_secs, FIRST_PAUSE_SECS, 0.0
+    while not store.check([key(rank, number) for rank in members]):
+        now = time.monotonic()
+        if now > deadline or store.check([_failed(generation)]):
+            return
+        if now > probe:
+            missing = [rank for rank in members if not store.check([key(rank, number)])]
+            if world.gone(missing) == set(missing):
+                return
+            probe = now + PROBE_SECS
+        # Short pauses: a rank that serves the store may end as soon as it has seen all keys.
+        time.sleep(pause)
+        pause = min(2e-3, _longer(pause, members))
+    if number:
+        # All members have come here, so all have seen the keys of the parting before.
+        store.delete_key(key(world.rank, number - 1))
+
+
 def tell_failure(world: Group, text: str) -> None:
     """Make members that wait for this rank in an agreement, now or later, raise ``text``."""
     keys = [_failed(generation) for generation in world.generations.values()]
@@ -207,7 +256,7 @@ class _Agreement:
         self.world, self.members, self.what = world, members, what
         self.timeout_secs = num_timeouts * world.timeout.total_seconds()
         self.deadline = time.monotonic() + self.timeout_secs
-        self.prefix = f"rvdcomm/posts/{world.name}/{ranges_text(members)}"
+        self.prefix = f"{world.prefix}/{ranges_text(members)}"
 
     def generation(self) -> str:
         return self._bounded(self._generation)
@@ -324,7 +373,7 @@ class _Agreement:
                     return
                 raise
             time.sleep(pause)
-            pause = min(1.5 * pause, 0.01 + MAX_PAUSE_SECS_PER_RANK * len(self.members))
+            pause = _longer(pause, self.members)
 
     def _check_failed(self, generation: str) -> None:
         if self.world.store.check([_failed(generation)]):
@@ -336,6 +385,11 @@ class _Agreement:
             f"{self.what}: ranks {ranks} did not join within {self.timeout_secs:g} s. They may be "
             "in another call, or think that this transition has other ranks."
         )
+
+
+def _longer(pause_secs: float, members: Members) -> float:
+    """The next pause between two polls of the store."""
+    return min(1.5 * pause_secs, 0.01 + MAX_PAUSE_SECS_PER_RANK * len(members))
 
 
 def _failed(generation: str) -> str:

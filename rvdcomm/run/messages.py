@@ -13,8 +13,9 @@ from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.program import NO_BUFFER, Collective, Entry, Program
 from rvdcomm.run.call_memory import CallMemory
+from rvdcomm.run.communicator import LANE_SHIFT, MAX_TAG
 from rvdcomm.run.local import call_offset
-from rvdcomm.run.world import LANE_SHIFT, MAX_TAG, World
+from rvdcomm.run.world import World
 
 ElementRun = tuple[str, int, int]
 """A contiguous run of memory: (buffer, first element in its block, number of elements)."""

@@ -125,15 +125,17 @@ class RankProgram:
         self.peak_bytes = self._held_bytes
         if strides != self._contiguous:
             self.peak_bytes += self._copied_bytes(strides)
-        # Before ``begin``: a group that is destroyed refuses calls before it releases its memory.
-        memory = self._staging.memory
-        self._tag = self._world.begin(self._members, self._identity)
-        way = self._ways.get(device) or self._way(device)
-        try:
-            way(shards, strides, device, memory)
-        except BaseException as error:
-            self._fail(error)
-            raise
+        # The memory before ``begin``: a group that is destroyed refuses calls before it releases
+        # its memory.
+        with self._world.lock:
+            memory = self._staging.memory
+            self._tag = self._world.begin(self._members, self._identity)
+            way = self._ways.get(device) or self._way(device)
+            try:
+                way(shards, strides, device, memory)
+            except BaseException as error:
+                self._fail(error)
+                raise
 
     def prepare_post(self) -> None:
         """Prepare ``post``; collective over the ranks of every group that the program uses."""
@@ -154,8 +156,9 @@ class RankProgram:
         """
         starts, finishes = self._messages
         self._world.check()
-        self._num_posted += 1
-        tag = hash((self._identity, self._num_posted))
+        with self._world.lock:
+            self._num_posted += 1
+            tag = hash((self._identity, self._num_posted))
         memory = dict(zip(self.names, shards, strict=True))
         # The arena is empty, but a backend takes only tensors on the device that it serves.
         nothing = torch.empty(0, dtype=torch.uint8, device=self._world.device)

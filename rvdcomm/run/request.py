@@ -18,6 +18,7 @@ from rvdcomm.layout import RVD, Layout, Topology, dtype_name
 from rvdcomm.plans.adjoint import check_replica_grads
 from rvdcomm.plans.planner import Plan, plan
 from rvdcomm.run.agree import check_equal
+from rvdcomm.run.process_group import Membership
 from rvdcomm.text import quoted
 
 SHARES_MEMORY = (
@@ -33,7 +34,8 @@ class Request:
     ``requires_grad`` says whether a gradient flows back; None leaves the answer to the other ranks.
     ``asks_grad`` says that the caller passed ``requires_grad=True``, and so expects a scalar to
     call ``backward`` on if this rank gets no result. ``place`` is the position of the shard in
-    ``out``, if the shard is a part of ``out``. ``misuse`` describes an argument that cannot be used
+    ``out``, if the shard is a part of ``out``. ``device`` is the type of the device of the tensors,
+    None if there are none. ``misuse`` describes an argument that cannot be used
     at all; if it is not None, only src and dst count besides it.
     """
 
@@ -51,6 +53,7 @@ class Request:
     replica_grads: str = "parts"
     memory_limit: int | None = None
     place: tuple[int, ...] | None = None
+    device: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The request as plain values."""
@@ -157,6 +160,32 @@ def _resolved(
     for rank, request in sorted(requests.items()):
         check_tensors(made, rank, request)
     return made
+
+
+def common_device(devices: Mapping[int, str | None], member: Membership, what: str) -> str | None:
+    """The type of the devices whose tensors a call moves; None if no rank passes any.
+
+    Args:
+        devices: by rank, the type of the device of its tensors, None if it passes none.
+        member: the group, whose backends serve the devices.
+        what: names the call in errors.
+
+    Raises:
+        LayoutError: the group has no backend for a device, or two backends would have to move the
+            tensors of one call.
+    """
+    found = {rank: device for rank, device in sorted(devices.items()) if device is not None}
+    if not found:
+        return None
+    first = next(iter(found))
+    for rank, device in found.items():
+        if member.serving(device) != member.serving(found[first]):
+            raise LayoutError(
+                f"{what}: the tensor of rank {first} is on {found[first]} and that of rank {rank} "
+                f"on {device}, which {member.serving(found[first])} and {member.serving(device)} "
+                "of the group serve; use one device."
+            )
+    return found[first]
 
 
 def needs_grad(requests: Mapping[int, Request], made: Plan) -> bool:

@@ -9,20 +9,24 @@ what failed first and how to go on. So no call can meet messages or events of a 
 from __future__ import annotations
 
 import os
+import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
+from threading import RLock
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
-from rvdcomm.run.agree import GRACE_SECS, bounded, generation_of, tell_failure
+from rvdcomm.run.agree import GRACE_SECS, PROBE_SECS, bounded, generation_of, part, tell_failure
+from rvdcomm.run.communicator import MAKERS, MAX_TAG, Subgroup
+from rvdcomm.run.process_group import Membership, membership_of
 from rvdcomm.run.torch_version import warn_of_untried
 from rvdcomm.run.waiting import of_block
 
@@ -39,30 +43,46 @@ _FORKED = (
 
 
 class World:
-    """One process group, with the subgroups that programs need; ``of`` makes one per group.
+    """One process group on one of its backends, with the communicators that programs need.
+
+    ``of`` makes one per group. Ranks compare their requests in this one; ``on`` gives the world of
+    the backend that moves the tensors. Worlds of one group fail and end together.
 
     A world holds no reference to its group. It is closed when the group is dropped. If the group is
     still held after ``destroy_process_group``, it is closed when the next world is made.
     """
 
-    _known: ClassVar[weakref.WeakKeyDictionary[Any, World]] = weakref.WeakKeyDictionary()
-    _inherited: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
-    """Groups of the process that this one was forked from."""
+    _known: ClassVar[dict[int, World]] = {}
+    """By the id of the group: groups of other libraries may have no hash."""
+    _inherited: ClassVar[dict[int, weakref.ref[Any]]] = {}
+    """Groups of the process that this one was forked from, by their id."""
 
-    def __init__(self, group: Any) -> None:
-        self.rank: int = dist.get_rank(group)
-        self.size: int = dist.get_world_size(group)
-        self.name: str = group.group_name
-        self.backend: str = _backend_name(group)
-        self.group_timeout: timedelta = _timeout(group)
+    settlers: ClassVar[list[Callable[[], None]]] = []
+    """Functions that wait for the calls that this process makes in the background."""
+
+    def __init__(
+        self, member: Membership, backend: str, family: dict[str, World] | None = None
+    ) -> None:
+        self.member = member
+        self.rank, self.size, self.name = member.rank, member.size, member.name
+        self.backend = backend
+        self.group_timeout = member.timeout
         self.failure = ""
         self.is_closed = False
+        # The worlds of the group's backends, this one among them, by backend.
+        self._family: dict[str, World] = {} if family is None else family
+        self.prefix = "rvdcomm/posts" + (f"/{backend}" if self._family else "")
+        # Threads take turns: one lock for all backends, because one failure breaks them all.
+        self.lock = next(iter(self._family.values())).lock if self._family else RLock()
+        self._is_together = False
+        self._family[backend] = self
         # Compiled transitions by request. Entries are never dropped: a rank that had dropped one
         # would start an agreement that the other ranks do not join.
         self.agreed: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}
         self.num_agreements: dict[tuple[int, ...], int] = {}
         self.generations: dict[tuple[int, ...], str] = {}
+        self.num_partings: dict[tuple[int, ...], int] = {}
         self._histories: dict[tuple[int, ...], int] = {}
         self.islands: weakref.WeakSet[Any] = weakref.WeakSet()
         self._made: dict[tuple[Any, ...], Any] = {}
@@ -70,43 +90,65 @@ class World:
         self._subgroups: dict[tuple[tuple[int, ...], int], Subgroup] = {}
         # The gloo devices of the first communicator. All others share them, and so their thread.
         self.gloo_devices: list[Any] = []
+        self._next_probe = 0.0
+        self.has_one_backend = len(set(member.backends.values())) == 1
 
     @classmethod
     def of(cls, group: Any = None) -> World:
         """The world of ``group``, or of the default group.
 
         Raises:
-            CommError: torch.distributed is not initialized, this rank is not in the group, or this
-                process was forked from one that is.
+            CommError: torch.distributed is not initialized and no group is given, this rank is not
+                in the group, no backend of it is supported, or this process was forked from one
+                that is in it.
         """
-        if not dist.is_initialized():
-            raise CommError(
-                "torch.distributed is not initialized; call init_process_group first "
-                "(rvdcomm.simulate needs no processes)."
-            )
-        group = group if group is not None else dist.group.WORLD
-        if group == dist.GroupMember.NON_GROUP_MEMBER:
-            raise CommError("this rank is not a member of the group that was given.")
-        known = cls._known.get(group)
+        if group is None:
+            if not dist.is_initialized():
+                raise CommError(
+                    "torch.distributed is not initialized; call init_process_group first "
+                    "(rvdcomm.simulate needs no processes)."
+                )
+            group = dist.group.WORLD
+        known = cls._known.get(id(group))
         return cls._make(group) if known is None else known
 
     @classmethod
     def _make(cls, group: Any) -> World:
-        if group in cls._inherited:
+        inherited = cls._inherited.get(id(group))
+        if inherited is not None and inherited() is group:
             raise CommError(_FORKED)
-        for other, world in list(cls._known.items()):
-            if other not in dist.distributed_c10d._world.pg_map:
+        for world in list(cls._known.values()):
+            if world.member.is_destroyed():
                 world.close()
-        made = cls._known[group] = cls(group)
+        member = membership_of(group)
+        made = cls._known[id(group)] = cls(member, member.default_backend)
         # Also at the end of the interpreter: a backend that outlives the interpreter is destroyed
         # while its threads run, which aborts the process.
-        weakref.finalize(group, made.close)
+        weakref.finalize(group, cls._end, id(group), made)
         return made
+
+    @classmethod
+    def _end(cls, number: int, world: World) -> None:
+        cls._known.pop(number, None)
+        world.close()
+
+    def on(self, device_type: str) -> World:
+        """The world of the backend that moves tensors on devices of a type; maybe this one.
+
+        Raises:
+            LayoutError: the group has no such backend.
+        """
+        backend = self.member.serving(device_type)
+        found = self._family.get(backend)
+        if found is None:
+            self.check()
+            found = World(self.member, backend, self._family)
+        return found
 
     @property
     def device(self) -> torch.device:
         """The device whose tensors the backend serves: this process's GPU, or the CPU."""
-        if "nccl" in self.backend:
+        if self.backend == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
@@ -117,15 +159,54 @@ class World:
 
     @cached_property
     def store(self) -> Any:
-        """The key-value store of the job, over a connection of this group's own.
+        """The key-value store of the group, over a connection of this world's own.
 
-        On torch's own connection, one operation blocks those of all other threads until it ends.
+        On the group's own connection, one operation blocks those of all other threads until it
+        ends.
         """
-        shared: Any = dist.distributed_c10d._get_default_store()
         try:
-            return shared.clone()
+            return self.member.store.clone()
         except RuntimeError:  # No descriptor is left, or the store cannot do it.
-            return shared
+            return self.member.store
+
+    # --- turns ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the group for work that all ranks do in one order; other threads wait.
+
+        Calls in the background end first, because they need the group too.
+        """
+        if not self.lock._is_owned():  # type: ignore[attr-defined]
+            for settle in self.settlers:
+                settle()
+        with self.lock:
+            yield
+
+    @contextmanager
+    def together(self, members: tuple[int, ...]) -> Iterator[None]:
+        """Hold the group while ``members`` agree, connect and share memory; collective over them.
+
+        On return, or if all of them raise the same error, no member needs this rank for that any
+        more: its process may end. A block inside of another one adds nothing.
+        """
+        with self.alone():
+            if self._is_together:
+                yield
+                return
+            self._is_together = True
+            try:
+                yield
+            except Exception:
+                self._part(members)
+                raise
+            finally:
+                self._is_together = False
+            self._part(members)
+
+    def _part(self, members: tuple[int, ...]) -> None:
+        if not self.failure:
+            part(self, members)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -152,21 +233,45 @@ class World:
             subgroup.close()
         with suppress(TimeoutError, RuntimeError):
             tell_failure(self, text)
+        for world in list(self._family.values()):
+            world.fail(error)
 
     def watch(self, members: Iterable[int], what: str, is_done: Callable[[], bool]) -> None:
-        """Raise a CommError if a member that shares memory here is lost before ``is_done``."""
+        """Raise a CommError if a member is known to be lost before ``is_done``.
+
+        Members that share memory here are known by their wires, at every call. All others are known
+        by the connections of the group itself, where it has any; these are asked now and then.
+        """
         for island in list(self.islands):
             island.watch(members, what, is_done)
+        now = time.monotonic()
+        if now < self._next_probe:
+            return
+        self._next_probe = now + PROBE_SECS
+        gone = self.member.first_gone(members)
+        # A rank that is gone may already have done everything that this rank waits for.
+        if gone is not None and not is_done():
+            raise CommError(
+                f"{what}, rank {self.rank}: rank {gone} is gone (its process ended, or it "
+                "destroyed the process group)."
+            )
+
+    def gone(self, ranks: Iterable[int]) -> set[int]:
+        """Those of ``ranks`` that are known to have ended, or to have destroyed the group."""
+        known = {rank for island in list(self.islands) for rank in island.hung_up()}
+        return {rank for rank in ranks if rank in known or self.member.first_gone([rank]) == rank}
 
     def close(self) -> None:
         """Release all communicators; transitions compiled for this group cannot run any more.
 
         A call that runs in another thread raises an error. It holds the memory in which it works.
         """
+        if self.is_closed:
+            return
         self.is_closed = True
         self.failure = self.failure or f"process group {self.name!r} was destroyed. {FORM_AGAIN}"
-        for group in [group for group, world in list(self._known.items()) if world is self]:
-            self._known.pop(group, None)
+        for world in list(self._family.values()):
+            world.close()
         # Item by item, because two threads may close this world at the same time.
         for table in (self._subgroups, self._made):
             with suppress(KeyError):
@@ -177,6 +282,8 @@ class World:
         self.agreed.clear()
         self.compiled.clear()
         self.gloo_devices.clear()
+        # A rank that serves the store stops to do so when the group is gone.
+        self.member = replace(self.member, store=None)
         self.__dict__.pop("store", None)
 
     def disown(self) -> None:
@@ -185,7 +292,11 @@ class World:
         The destructors of backends, and of process groups that compiled calls hold, would wait for
         threads that the child does not have. So the child keeps these objects.
         """
+        if self.failure == _FORKED:
+            return
         self.failure = _FORKED
+        for world in self._family.values():
+            world.disown()
         _not_ours.append(dict(self.__dict__))
         self.__dict__.pop("store", None)
         self._subgroups, self._made, self.agreed, self.compiled = {}, {}, {}, {}
@@ -207,7 +318,9 @@ class World:
     def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """The result of ``make``, called once per ``key``; closed with this world if it can be."""
         if key not in self._made:
-            self._made[key] = make()
+            with self.alone():
+                if key not in self._made:
+                    self._made[key] = make()
         return self._made[key]
 
     def subgroup(self, ranks: tuple[int, ...], identity: int = 0) -> Subgroup:
@@ -220,9 +333,6 @@ class World:
         """
         key = ranks, identity
         if key not in self._subgroups:
-            if self.backend not in _BACKENDS:
-                known = ", ".join(sorted(_BACKENDS))
-                raise CommError(f"backend {self.backend!r} is not supported; use one of {known}.")
             try:
                 # gloo's own all_gather sends around a ring, through a second buffer as large as
                 # dst. Its all_to_all makes ranks wait for each other that exchange no data.
@@ -257,7 +367,7 @@ class World:
         generation = generation_of(self, ranks, what)
         prefix = f"{generation}/{self.backend}" + (f"/{identity}" if identity else "")
         store = dist.distributed_c10d.PrefixStore(prefix, self.store)
-        make = _BACKENDS[self.backend]
+        make = MAKERS[self.backend]
         secs = self.timeout.total_seconds()
         try:
             return bounded(
@@ -270,132 +380,17 @@ class World:
             ) from None
 
 
-MAX_TAG = (1 << 30) - 1
-"""Largest tag of calls that are not posted. Tags of gloo have 31 bits; the top bit marks posted
-calls."""
-
-LANE_SHIFT, NUM_LANES = 20, 1 << 10
-"""In the tag of a posted call, the lowest ``LANE_SHIFT`` bits count and the bits above hold the
-lane; lane numbers are used again after ``NUM_LANES``."""
-
 _not_ours: list[Any] = []
 
 
 def _after_fork() -> None:
-    for group in dist.distributed_c10d._world.pg_map:
-        World._inherited.add(group)
+    groups = [world.member.group() for world in World._known.values()]
+    for group in [*dist.distributed_c10d._world.pg_map, *groups]:
+        if group is not None:
+            World._inherited[id(group)] = weakref.ref(group)
     for world in list(World._known.values()):
         world.disown()
     World._known.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class Subgroup:
-    """A communicator of some ranks of a group, known to its members alone.
-
-    ``torch.distributed.new_group`` must be called by every rank of the job, also by those that take
-    no part in a transition; with ``use_local_synchronization`` its ranks deadlock as soon as they
-    are in unequal numbers of groups (pytorch#189073). So the backend is made here, from the store.
-
-    Ranks are numbered within the subgroup, and every operation returns a work object for ``wait``.
-    ``sends_best`` says that single sends and receives are the fastest way to do an all_to_all and
-    an all_gather.
-    """
-
-    def __init__(self, backend: Any, *, sends_best: bool) -> None:
-        self._backend = backend
-        self.sends_best = sends_best
-        self._num_lanes = 0
-
-    def lane(self) -> int:
-        """The lane of the next compiled collective; all ranks of the group ask in one order."""
-        self._num_lanes += 1
-        return (self._num_lanes - 1) % NUM_LANES
-
-    def close(self) -> None:
-        """Drop the backend, which joins its threads."""
-        self._backend = None
-
-    def wait(self, work: Any) -> None:
-        """Wait for the work that an operation of this communicator returned."""
-        limit = of_block() if self.sends_best else None
-        if limit is None:
-            work.wait()
-        else:
-            work.wait(limit)
-
-    def send(self, tensor: Tensor, rank: int, tag: int) -> Any:
-        """Send a contiguous tensor of any dtype."""
-        return self._backend.send([tensor], rank, tag)
-
-    def recv(self, tensor: Tensor, rank: int, tag: int) -> Any:
-        """Receive into a contiguous tensor of any dtype."""
-        return self._backend.recv([tensor], rank, tag)
-
-    def all_to_all(
-        self, dst: Tensor, src: Tensor, dst_splits: list[int], src_splits: list[int]
-    ) -> Any:
-        """Send ``src_splits[i]`` elements of ``src`` to the i-th rank, receive from it likewise."""
-        return self._backend.alltoall_base(dst, src, dst_splits, src_splits)
-
-    def all_gather(self, dst: Tensor, src: Tensor) -> Any:
-        """Concatenate all ranks' ``src`` in ``dst``."""
-        return self._backend._allgather_base(dst, src)
-
-    def all_reduce(self, tensor: Tensor) -> Any:
-        """Replace ``tensor`` by the sum over all ranks."""
-        options = dist.AllreduceOptions()
-        limit = of_block()
-        if limit is not None:
-            # Without it the backend's thread would go on adding after the call has given up, in
-            # memory that the caller uses again.
-            options.timeout = limit
-        return self._backend.allreduce([tensor], options)
-
-
-def _make_gloo(world: World, store: Any, rank: int, size: int) -> Any:
-    """A gloo backend; all communicators of a world share one thread that waits for messages.
-
-    With a thread per communicator, these threads would take time from the cores that compute.
-    """
-    if not world.gloo_devices:
-        # torch knows which interfaces the user asked for.
-        made: Any = dist.ProcessGroupGloo(store, rank, size, world.group_timeout)
-        world.gloo_devices = list(made.options._devices)
-        return made
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
-    options._devices, options._timeout = world.gloo_devices, world.group_timeout
-    return gloo(store, rank, size, options)
-
-
-def _make_nccl(world: World, store: Any, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = world.group_timeout
-    return dist.ProcessGroupNCCL(store, rank, size, options)
-
-
-_BACKENDS: dict[str, Callable[[World, Any, int, int], Any]] = {
-    "gloo": _make_gloo,
-    "nccl": _make_nccl,
-}
-
-
-def _backend_name(group: Any) -> str:
-    """The backend that serves tensors; NCCL if the group has several (cpu:gloo,cuda:nccl)."""
-    name: str = dist.get_backend(group)
-    return "nccl" if "nccl" in name else name
-
-
-def _timeout(group: Any) -> timedelta:
-    """The timeout that the group was made with."""
-    for device in ("cpu", "cuda"):
-        try:
-            found = group._get_backend(torch.device(device)).options._timeout
-        except (RuntimeError, AttributeError):
-            continue
-        if isinstance(found, timedelta):
-            return found
-    return dist.default_pg_timeout

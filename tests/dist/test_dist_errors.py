@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
+from rvdcomm.run.communicator import Subgroup
 from rvdcomm.run.request import SHARES_MEMORY
-from rvdcomm.run.world import Subgroup
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import ProcessWorld, Worlds
 

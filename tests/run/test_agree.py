@@ -49,7 +49,7 @@ class PairOfRanks:
     """Rank 0 of a pair of ranks; rank 1 gives up, after or before it has posted."""
 
     posts_first: bool
-    name: str = "pair"
+    prefix: str = "pair"
     rank: int = 0
     timeout: timedelta = timedelta(seconds=5)
     store: Any = field(default_factory=HashStore)

@@ -163,7 +163,7 @@ def _move_or_reason(shard: Tensor, src: Any, dst: Any, options: Options) -> DTen
 
     key = ("dtensor", private.key_of(src), private.key_of(dst), shard.dtype, options)
     try:
-        found: DTensorMove | str = World.of().once(key, make)
+        found: DTensorMove | str = World.of(options.group).once(key, make)
     except ShapeMismatchError as error:
         # Not kept: the shards of the next call may fit, and all ranks compare them again.
         return str(error)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Placement
 import rvdcomm
 from rvdcomm import RVD, Layout, LayoutError
 from rvdcomm.interop.dtensor import private
+from rvdcomm.interop.dtensor.numbering import Numbering, numbering_of
 from rvdcomm.interop.dtensor.placements import layout_of, layout_of_dtensor, normalized
 from rvdcomm.interop.dtensor.redistribute import Placed, dtensor_of
 from rvdcomm.run import World, compare_requests
@@ -28,11 +29,12 @@ def redistribute_many(
     dst: Mapping[str, Target],
     *,
     src: Mapping[str, Layout | str] | None = None,
+    group: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Redistribute a state dict whose tensors may be DTensors, as one call.
 
-    Collective over the default group. Every rank passes the tensors that it has; a rank may lack
+    Collective over ``group``. Every rank passes the tensors that it has; a rank may lack
     some, as a pipeline stage does. Ranks tell each other where their tensors are. If ranks have one
     tensor on different meshes (as norms are, on one submesh per tensor-parallel rank), these are
     its replicas: their values must be equal, which is not checked.
@@ -43,6 +45,9 @@ def redistribute_many(
         dst: where tensors are to be, by name; for all tensors, or for those that this rank gets. A
             tensor that has no entry on any rank is an error.
         src: layouts of the tensors that are no DTensors.
+        group: the process group, the default group if None. It may join ranks of several jobs.
+            Layouts number ranks as the group does; the ranks of meshes are those of the default
+            group of each job, and are translated.
         options: as of ``rvdcomm.redistribute_many``: ``dst_dtype``, ``memory_limit``,
             ``topology``, ``executor``, ``progress``.
 
@@ -54,12 +59,12 @@ def redistribute_many(
         LayoutError: a tensor has no layout, or ranks disagree about it; the same on all ranks.
         ShapeMismatchError, MemoryLimitError, CommError: as of ``rvdcomm.redistribute_many``.
     """
-    world = World.of()
+    world, numbering = World.of(group), numbering_of(group)
     fault: LayoutError | None = None
     own: dict[str, dict[str, str]] = {"src": {}, "dst": {}}
     try:
-        sources = _sources(tensors, src or {})
-        own = {"src": sources, "dst": _targets(sources, dst)}
+        sources = _sources(tensors, src or {}, numbering)
+        own = {"src": sources, "dst": _targets(sources, dst, numbering)}
     except LayoutError as error:
         fault = LayoutError(f"{WHAT}: rank {world.rank}: {error}")
     everybody = tuple(range(world.size))
@@ -69,33 +74,38 @@ def redistribute_many(
     locals_ = {name: _local(t) for name, t in tensors.items() if name in before and _is_here(t)}
     if not locals_ and not any(world.rank in x for x in (*before.values(), *after.values())):
         return dict.fromkeys(after)
-    moved = rvdcomm.redistribute_many(locals_, before, after, **options)
+    moved = rvdcomm.redistribute_many(locals_, before, after, group=group, **options)
     return {name: _placed(moved[name], dst.get(name), after[name]) for name in after}
 
 
-def _sources(tensors: Mapping[str, Tensor], src: Mapping[str, Layout | str]) -> dict[str, str]:
+def _sources(
+    tensors: Mapping[str, Tensor], src: Mapping[str, Layout | str], numbering: Numbering
+) -> dict[str, str]:
     found = {name: str(layout) for name, layout in src.items()}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             if _is_here(tensor):
-                found[name] = str(layout_of_dtensor(tensor))
+                found[name] = str(layout_of_dtensor(tensor, numbering))
         elif name not in found:
             raise LayoutError(f"{name!r} is no DTensor; give its layout in src.")
     return found
 
 
-def _targets(sources: Mapping[str, str], dst: Mapping[str, Target]) -> dict[str, str]:
+def _targets(
+    sources: Mapping[str, str], dst: Mapping[str, Target], numbering: Numbering
+) -> dict[str, str]:
     found = {}
     for name, target in dst.items():
         if isinstance(target, DTensor):
-            found[name] = str(layout_of_dtensor(target))
+            found[name] = str(layout_of_dtensor(target, numbering))
         elif isinstance(target, tuple):
             if name not in sources:
                 raise LayoutError(
                     f"{name!r} is not on this rank, so a mesh and placements do not say its shape; "
                     "give a Layout or a DTensor."
                 )
-            found[name] = str(layout_of(*target, Layout.parse(sources[name]).shape))
+            shape = Layout.parse(sources[name]).shape
+            found[name] = str(layout_of(*target, shape, numbering))
         else:
             found[name] = str(target)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,25 +16,34 @@ from rvdcomm import (
     Topology,
     plan,
 )
+from rvdcomm.interop.dtensor.numbering import numbering_of
 from rvdcomm.interop.dtensor.slabs import slices_of
 from rvdcomm.interop.dtensor.transition import PlacementChange, shard_shape, transition_of
 from rvdcomm.layout import dtype_name
 from rvdcomm.run import World, compare_requests, executor_name
-
-_SERVED = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
-"""Devices whose tensors a backend of the default group moves."""
-
 
 Slices = tuple[slice, ...] | None
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of ``rvdcomm.redistribute``, and the most slabs that a transition may have."""
+    """Options of ``rvdcomm.redistribute``, and the most slabs that a transition may have.
+
+    Options of one group are compared; those of different groups are kept apart by their worlds.
+    """
 
     topology: Topology | None = None
     executor: str | None = None
     max_slabs: int | None = None
+    group: Any = field(default=None, compare=False)
+
+    def world(self, src: Any) -> World:
+        """The world that moves the tensors of a mesh.
+
+        Raises:
+            LayoutError: no backend of the group serves its devices.
+        """
+        return World.of(self.group).on(src.device_mesh.device_type)
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Draft:
     plans: tuple[Plan, ...]
     dtype: torch.dtype
     options: Options
+    device_type: str
 
     @classmethod
     def of(cls, src: Any, dst: Any, dtype: torch.dtype, options: Options) -> Draft:
@@ -52,16 +62,14 @@ class Draft:
 
         Args:
             src, dst: DTensorSpecs, or other objects with a mesh, placements and a shape; of one
-                shape. The ranks of a mesh are ranks of the default group.
+                shape. The ranks of a mesh are ranks of the default group; those of the plans are
+                ranks of the group in ``options``.
 
         Raises:
             LayoutError: there is no such transition.
         """
-        world = World.of()
-        device = src.device_mesh.device_type
-        if device not in _SERVED.get(world.backend, ()):
-            raise LayoutError(f"backend {world.backend!r} moves no tensors of a {device} mesh.")
-        transition = transition_of(src, dst, dtype, world.rank)
+        rank, numbering = options.world(src).rank, numbering_of(options.group)
+        transition = transition_of(src, dst, dtype, rank, numbering)
         if options.max_slabs is not None and len(transition.slabs) > options.max_slabs:
             raise LayoutError(
                 f"{transition} takes {len(transition.slabs)} slabs, more than {options.max_slabs}."
@@ -75,7 +83,7 @@ class Draft:
             )
             for slab in transition.slabs
         )
-        return cls(transition, plans, dtype, options)
+        return cls(transition, plans, dtype, options, src.device_mesh.device_type)
 
 
 class DTensorMove:
@@ -96,7 +104,7 @@ class DTensorMove:
     """
 
     def __init__(self, draft: Draft, shape: tuple[int, ...]) -> None:
-        world = World.of()
+        world = World.of(draft.options.group)
         src, dst = draft.transition.src, draft.transition.dst
         self._divisor = draft.transition.divisor
         self._has_src = world.rank in src.ranks
@@ -106,7 +114,7 @@ class DTensorMove:
             _agree(world, draft, shape)
             for slab, made in zip(draft.transition.slabs, draft.plans, strict=True):
                 src_slices, dst_slices = (slices_of(s, world.rank, slab) for s in (src, dst))
-                step = _compiled(world, made, draft.options), src_slices, dst_slices
+                step = _compiled(world, made, draft), src_slices, dst_slices
                 self._steps.append(step)
 
     def __call__(self, shard: Tensor) -> Tensor:
@@ -133,10 +141,15 @@ class DTensorMove:
         return result
 
 
-def _compiled(world: World, made: Plan, options: Options) -> Redistributor:
+def _compiled(world: World, made: Plan, draft: Draft) -> Redistributor:
     """The compiled plan; transitions with the same layouts share it."""
-    key = ("dtensor", made.src, made.dst, made.dtype, options)
-    found: Redistributor = world.once(key, lambda: Redistributor(made, executor=options.executor))
+    options, device = draft.options, draft.device_type
+    key = ("dtensor", made.src, made.dst, made.dtype, options, device)
+
+    def make() -> Redistributor:
+        return Redistributor(made, options.group, executor=options.executor, device=device)
+
+    found: Redistributor = world.once(key, make)
     return found
 
 

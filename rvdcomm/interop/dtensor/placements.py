@@ -20,8 +20,15 @@ Mesh = DeviceMesh | Sequence[Any] | np.ndarray[Any, Any]
 """A DeviceMesh, or its global ranks as nested lists: then no process group is needed."""
 
 
-def layout_of(mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int]) -> Layout:
+def layout_of(
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    numbering: Mapping[int, int] | None = None,
+) -> Layout:
     """The layout of a DTensor of ``shape``, in elements; partial placements become value parts.
+
+    ``numbering`` gives the rank in the layout for every rank in the mesh; they are equal if None.
 
     Law (tests/interop/test_dtensor_layouts.py): every rank's cell is what DTensor's
     ``compute_local_shape_and_global_offset`` says.
@@ -34,13 +41,13 @@ def layout_of(mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int])
             a reduction that is not a sum, or a strided shard that leaves gaps.
     """
     _check_sums(placements)
-    return sharding_of(mesh, placements, shape).layout()
+    return sharding_of(mesh, placements, shape).renumbered(numbering).layout()
 
 
-def layout_of_dtensor(dtensor: Any) -> Layout:
+def layout_of_dtensor(dtensor: Any, numbering: Mapping[int, int] | None = None) -> Layout:
     """The layout of a DTensor; arguments and errors of ``layout_of``."""
     _check_sums(dtensor.placements)
-    return sharding_of_dtensor(dtensor).layout()
+    return sharding_of_dtensor(dtensor).renumbered(numbering).layout()
 
 
 def placements_of(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:

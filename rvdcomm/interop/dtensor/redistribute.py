@@ -34,6 +34,7 @@ def redistribute(
     *,
     topology: Topology | None = None,
     executor: str | None = None,
+    group: Any = None,
 ) -> DTensor:
     """Return ``dtensor`` on ``placements`` of ``device_mesh``, which may have other ranks.
 
@@ -49,9 +50,11 @@ def redistribute(
         dtensor: a DTensor of any placements, also strided and uneven ones; not modified. Its parts
             must be summed or averaged, or stay as they are.
         device_mesh: a mesh of the same device type; that of ``dtensor`` if None. Its ranks are
-            ranks of the default group.
+            ranks of the default group of this job.
         placements: one for every dim of ``device_mesh``; replicated if None.
-        topology, executor: as of ``rvdcomm.redistribute``.
+        topology, executor: as of ``rvdcomm.redistribute``; a topology numbers ranks as ``group``.
+        group: the process group whose connections are used, which holds all ranks of both meshes;
+            the default group if None.
 
     Raises:
         LayoutError: there is no such transition, or ranks disagree about it.
@@ -67,7 +70,7 @@ def redistribute(
     mesh = dtensor.device_mesh if device_mesh is None else device_mesh
     wanted = [Replicate()] * mesh.ndim if placements is None else placements
     dst = Placed(mesh, normalized(wanted, mesh.shape, dtensor.ndim), dtensor.shape)
-    options = Options(topology, executor)
+    options = Options(topology, executor, group=group)
     return _applied(dtensor, private.spec_of(dtensor), dst, options)
 
 
@@ -105,7 +108,7 @@ def move_of(src: Any, dst: Any, shard: Tensor, options: Options) -> DTensorMove:
         return DTensorMove(Draft.of(src, dst, shard.dtype, options), tuple(shard.shape))
 
     key = ("dtensor", private.key_of(src), private.key_of(dst), shard.dtype, options)
-    made: DTensorMove = World.of().once(key, make)
+    made: DTensorMove = World.of(options.group).once(key, make)
     return made
 
 

@@ -6,7 +6,8 @@ A layout is one grid of boxes. So is a sharding, unless strided cuts leave a ran
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -61,6 +62,22 @@ class Sharding:
                 index = index * self.mesh[m] + int(coordinate[m])
             found.append(runs[index])
         return tuple(found)
+
+    def renumbered(self, numbering: Mapping[int, int] | None) -> Sharding:
+        """The same sharding, with ranks as another group numbers them.
+
+        Raises:
+            LayoutError: the group lacks a rank of the mesh.
+        """
+        if numbering is None:
+            return self
+        outside = [rank for rank in self.ranks if rank not in numbering]
+        if outside:
+            raise LayoutError(
+                f"{self}: the group that was given has no ranks {outside} of the mesh; give a "
+                "group that holds all ranks of the meshes."
+            )
+        return replace(self, ranks=tuple(numbering[rank] for rank in self.ranks))
 
     def layout(self, slab: Box | None = None) -> Layout:
         """The layout of the tensor, or of a slab as a tensor of its own.

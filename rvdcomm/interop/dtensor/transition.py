@@ -23,6 +23,7 @@ import torch
 from torch.distributed.tensor import Partial
 
 from rvdcomm import LayoutError
+from rvdcomm.interop.dtensor.numbering import Numbering
 from rvdcomm.interop.dtensor.placements import is_masked, is_sum, sharding_of_dtensor
 from rvdcomm.interop.dtensor.runs import length
 from rvdcomm.interop.dtensor.sharding import Sharding
@@ -56,13 +57,16 @@ class PlacementChange:
         return f"redistribute {self.src} -> {self.dst}"
 
 
-def transition_of(src: Any, dst: Any, dtype: torch.dtype, rank: int) -> PlacementChange:
+def transition_of(
+    src: Any, dst: Any, dtype: torch.dtype, rank: int, numbering: Numbering = None
+) -> PlacementChange:
     """The transition from ``src`` to ``dst`` that ``rank`` takes part in.
 
     Args:
         src, dst: DTensors or DTensorSpecs, of one shape.
         dtype: of the tensor.
-        rank: in the default group.
+        rank: in the group.
+        numbering: of the ranks of meshes in the group.
 
     Raises:
         LayoutError: the meshes do not fit each other, or a reduction cannot be planned.
@@ -74,7 +78,7 @@ def transition_of(src: Any, dst: Any, dtype: torch.dtype, rank: int) -> Placemen
         )
     kept = _kept(src, dst)
     src_sharding, dst_sharding = (
-        _sliced(sharding_of_dtensor(side), kept, rank) for side in (src, dst)
+        _sliced(sharding_of_dtensor(side).renumbered(numbering), kept, rank) for side in (src, dst)
     )
     averaged = _not_summed(src.placements, src_sharding.parts, _AVERAGES, "to sum and divide")
     if averaged and not (dtype.is_floating_point or dtype.is_complex):

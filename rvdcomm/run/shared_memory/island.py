@@ -234,11 +234,15 @@ class Island:
         """
         try:
             self.signals.check()
-            for rank in self._wires.keys() & set(members):
-                if self._wires[rank].is_hung_up() and not is_done():
+            for rank in self.hung_up() & set(members):
+                if not is_done():
                     self.signals.blame("dead", self.ranks.index(rank))
         except _C.PeerError as error:
             raise CommError(f"{what}, rank {self.rank}: {self._reason(error)}.") from None
+
+    def hung_up(self) -> set[int]:
+        """Ranks whose process ended, or that closed their island."""
+        return {rank for rank, wire in list(self._wires.items()) if wire.is_hung_up()}
 
     @property
     def timeout_secs(self) -> float:
