@@ -6,11 +6,13 @@ from rvdcomm.api.one import redistribute
 from rvdcomm.api.pending import Pending, drain
 from rvdcomm.api.redistributor import Redistributor
 from rvdcomm.api.tensors import fault_of, fault_of_mode, resolved
+from rvdcomm.api.traced import breaks_graph
 from rvdcomm.run.waiting import timeout
 
 __all__ = [
     "Pending",
     "Redistributor",
+    "breaks_graph",
     "drain",
     "empty",
     "empty_cache",

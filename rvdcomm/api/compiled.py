@@ -25,6 +25,7 @@ from rvdcomm.errors import CommError, LayoutError
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.adjoint import adjoint
 from rvdcomm.plans.planner import Plan
+from rvdcomm.run.process_group import real_group
 from rvdcomm.run.request import known_shape, layout_meant
 from rvdcomm.run.world import World
 
@@ -143,7 +144,7 @@ def call(
         )
     if operator is not None:
         return _placed(tensor, operator, requires_grad)
-    return _eager(
+    return eager(
         redistribute,
         tensor,
         src,
@@ -174,7 +175,7 @@ def call_redistributor(
         operator = _operator_of_redistributor(redistributor)
     if operator is not None:
         return _placed(tensor, operator, requires_grad)
-    return _eager(redistributor, tensor, out=out, async_op=async_op, requires_grad=requires_grad)
+    return eager(redistributor, tensor, out=out, async_op=async_op, requires_grad=requires_grad)
 
 
 def _fits(
@@ -207,6 +208,7 @@ def _operator_of(
 ) -> Operator | None:
     """The arguments of the operator, from what this rank knows; None if the call cannot be one."""
     try:
+        group = real_group(group)
         size = World.of(group).size
         known = known_shape(src, dst, shape)
         if known is None:
@@ -262,5 +264,6 @@ def _known(ask: Ask) -> Operator | None:
 
 
 @torch.compiler.disable(reason="a call of rvdcomm that is not one operator")  # type: ignore
-def _eager(function: Any, *args: Any, **kwargs: Any) -> Any:
+def eager(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that breaks the graph."""
     return function(*args, **kwargs)

@@ -18,6 +18,7 @@ from rvdcomm.api.inspect import backend_of, has_agreed
 from rvdcomm.api.many_request import Agreed, ManyRequest, agree
 from rvdcomm.api.pending import drain, submit
 from rvdcomm.api.tensors import resolved, written
+from rvdcomm.api.traced import breaks_graph
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.fill import Batch
 from rvdcomm.program import is_src, shard_index
@@ -27,6 +28,7 @@ from rvdcomm.run.rank_program import RankProgram
 from rvdcomm.run.world import World
 
 
+@breaks_graph
 def redistribute_many(
     tensors: Mapping[str, Tensor | None],
     src: Mapping[str, Layout | str],
@@ -133,13 +135,9 @@ def _agreed_before(world: World, key: tuple[Any, ...]) -> _Mover | None:
 
 def _agreed(world: World, request: ManyRequest, key: tuple[Any, ...]) -> _Mover:
     """The compiled bundle that all ranks agree on; collective."""
-    with world.alone():
-        # Another thread may have made the same call meanwhile.
-        mover = _agreed_before(world, key)
-        if mover is None:
-            with world.together(request.ranks(world.size)):
-                found = agree(world, request)
-                mover = world.agreed[key] = _Mover(request, found, world.on(found.device))
+    with world.together(request.ranks(world.size)):
+        found = agree(world, request)
+        mover = world.agreed[key] = _Mover(request, found, world.on(found.device))
     return mover
 
 

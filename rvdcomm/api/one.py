@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from rvdcomm.api.tensors import misuse_of
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Topology, ranges_text
-from rvdcomm.run.agree import exchange_posts
-from rvdcomm.run.request import Request, common_device, needs_grad, resolve
+from rvdcomm.run.agree import Post, exchange_posts
+from rvdcomm.run.request import Request, common_device, known_shape, needs_grad, resolve
 from rvdcomm.run.world import World
 
 
@@ -40,9 +41,9 @@ def redistribute(
 
     Collective over the ranks of ``src`` and ``dst``. The first call of a transition plans it and
     lets all ranks compare what they were asked for; later calls only run it, and trust that all
-    ranks make the same calls in the same order. A global shape that has to be inferred is inferred
-    in the first call with a shard of that shape; if the shapes of shards change later, they have to
-    change on all ranks at once, or ``shape`` is given.
+    ranks make the same calls in the same order. Where the global shape has to be inferred (both
+    layouts are texts without a shape, and ``shape`` is not given), every call compares: the shards
+    of other ranks may have changed.
 
     Args:
         tensor: this rank's shard, ``[*src.cell(rank).box.shape]``, maybe strided; never modified.
@@ -162,29 +163,34 @@ def _agreed(
             f"ranks {ranges_text(joined)}."
         )
     with world.alone():
-        # Another thread may have made the same call meanwhile.
-        found, grad = _agreed_before(world, key)
-        if found is None or request.misuse is not None:
-            with world.together(joined):
-                found, grad = _compared(world, request, joined, src, dst, topology, group)
-            world.agreed[key] = found, grad
-    return found, grad
+        posts = exchange_posts(world, joined, request.to_json(), str(request))
+        # A shape that is inferred depends on the shards of other ranks, so every call compares.
+        # Mostly nothing has changed since the last one.
+        known = world.compiled.get(key) if request.misuse is None else None
+        if known is not None and known[0] == posts:
+            return known[1]
+        with world.together(joined):
+            made = _compiled(world, request, posts, src, dst, topology, group)
+    if known_shape(src, dst, request.shape) is None:
+        world.compiled[key] = posts, made
+    else:
+        world.agreed[key] = made
+    return made
 
 
-def _compared(
+def _compiled(
     world: World,
     request: Request,
-    joined: tuple[int, ...],
+    posts: Mapping[int, Post],
     src: Layout | str,
     dst: Layout | str,
     topology: Topology | None,
     group: Any,
 ) -> tuple[Redistributor, bool]:
-    """Compare the requests of all ranks; returns the compiled plan and whether a gradient flows.
+    """The compiled plan that all ranks asked for, and whether a gradient flows back; collective.
 
     The adjoint is compiled here too, because all ranks take part in this call.
     """
-    posts = exchange_posts(world, joined, request.to_json(), str(request))
     requests = {rank: Request.from_json(post) for rank, post in posts.items()}
     made = resolve(requests, src, dst, topology, world.size)
     grad = needs_grad(requests, made)

@@ -14,7 +14,7 @@ from rvdcomm.api.gradient import with_grad
 from rvdcomm.api.inspect import grad_flows, request_of
 from rvdcomm.api.pending import drain, posted, submit
 from rvdcomm.api.tensors import fault_of_mode, misuse_of, place_within, resolved, written
-from rvdcomm.api.traced import runs_whole
+from rvdcomm.api.traced import breaks_graph, runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.plans import planner
 from rvdcomm.plans.adjoint import adjoint, check_replica_grads
@@ -56,6 +56,7 @@ class Redistributor:
         CommError: a rank did not join, or ``executor="peer"`` is not possible here.
     """
 
+    @breaks_graph
     def __init__(
         self,
         plan: Plan,
@@ -315,7 +316,7 @@ class Redistributor:
         Collective if another backend of the group moves its tensors.
         """
         world = self._world.on(device.type)
-        with world.lock:
+        with world.held():
             if world is not self._world:
                 found = _compiled(plan_here(self._asked, world, self.executor), world)
             else:

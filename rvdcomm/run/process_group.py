@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._library.fake_class_registry import FakeScriptObject
 
 from rvdcomm.errors import CommError, LayoutError
 from rvdcomm.run.communicator import MAKERS
@@ -88,6 +89,13 @@ class Membership:
     def is_destroyed(self) -> bool:
         """Whether torch's table had the group, and has it no more."""
         return self.is_registered and self.group() not in dist.distributed_c10d._world.pg_map
+
+
+def real_group(group: Any) -> Any:
+    """The group itself, if ``torch.compile`` passes a stand-in for it while it traces."""
+    if isinstance(group, FakeScriptObject):
+        return object.__getattribute__(group, "real_obj")
+    return group
 
 
 def membership_of(group: Any) -> Membership:

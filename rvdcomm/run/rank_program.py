@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from hashlib import sha256
-from itertools import compress
+from itertools import compress, count
 from typing import Any
 
 import torch
@@ -63,7 +63,8 @@ class RankProgram:
         self.sent_bytes = 0
         # A digest, because ranks compare it in every call.
         self._identity = int.from_bytes(sha256(identity.encode()).digest()[:8], "little")
-        self._tag = self._num_posted = 0
+        self._tag = 0
+        self._posts = count(1)
         self._dtype: torch.dtype = getattr(torch, program.dtype)
         self._members = program.ranks
         self.names = program.shard_names(world.rank)
@@ -127,15 +128,21 @@ class RankProgram:
             self.peak_bytes += self._copied_bytes(strides)
         # The memory before ``begin``: a group that is destroyed refuses calls before it releases
         # its memory.
-        with self._world.lock:
+        world = self._world
+        world.acquire()
+        try:
             memory = self._staging.memory
-            self._tag = self._world.begin(self._members, self._identity)
+            self._tag = world.begin(self._members, self._identity)
             way = self._ways.get(device) or self._way(device)
             try:
                 way(shards, strides, device, memory)
             except BaseException as error:
                 self._fail(error)
                 raise
+            if world.failure:  # Another thread broke the group meanwhile.
+                world.check()
+        finally:
+            world.release()
 
     def prepare_post(self) -> None:
         """Prepare ``post``; collective over the ranks of every group that the program uses."""
@@ -156,9 +163,7 @@ class RankProgram:
         """
         starts, finishes = self._messages
         self._world.check()
-        with self._world.lock:
-            self._num_posted += 1
-            tag = hash((self._identity, self._num_posted))
+        tag = hash((self._identity, next(self._posts)))
         memory = dict(zip(self.names, shards, strict=True))
         # The arena is empty, but a backend takes only tensors on the device that it serves.
         nothing = torch.empty(0, dtype=torch.uint8, device=self._world.device)
@@ -206,8 +211,9 @@ class RankProgram:
         """
         if isinstance(error, _PEER_ERROR):
             error = self._staging.island.comm_error(error, "a peer step")
+        is_broken = bool(self._world.failure)
         self._world.fail(error)
-        if self._world.is_closed and isinstance(error, Exception):
+        if is_broken and isinstance(error, Exception):
             # A call may meet any error where another thread has released what it uses.
             raise CommError(self._world.failure) from None
         if isinstance(error, CommError):

@@ -26,7 +26,7 @@ from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.run.agree import GRACE_SECS, PROBE_SECS, bounded, generation_of, part, tell_failure
 from rvdcomm.run.communicator import MAKERS, MAX_TAG, Subgroup
-from rvdcomm.run.process_group import Membership, membership_of
+from rvdcomm.run.process_group import Membership, membership_of, real_group
 from rvdcomm.run.torch_version import warn_of_untried
 from rvdcomm.run.waiting import of_block
 
@@ -72,8 +72,8 @@ class World:
         # The worlds of the group's backends, this one among them, by backend.
         self._family: dict[str, World] = {} if family is None else family
         self.prefix = "rvdcomm/posts" + (f"/{backend}" if self._family else "")
-        # Threads take turns: one lock for all backends, because one failure breaks them all.
-        self.lock = next(iter(self._family.values())).lock if self._family else RLock()
+        # One for all backends, because one failure breaks them all.
+        self._lock = next(iter(self._family.values()))._lock if self._family else RLock()
         self._is_together = False
         self._family[backend] = self
         # Compiled transitions by request. Entries are never dropped: a rank that had dropped one
@@ -114,6 +114,9 @@ class World:
 
     @classmethod
     def _make(cls, group: Any) -> World:
+        given, group = group, real_group(group)
+        if group is not given:
+            return cls.of(group)
         inherited = cls._inherited.get(id(group))
         if inherited is not None and inherited() is group:
             raise CommError(_FORKED)
@@ -171,17 +174,47 @@ class World:
 
     # --- turns ----------------------------------------------------------------------------------
 
+    def acquire(self) -> None:
+        """Hold the group for a call of this thread, until ``release``; may be nested.
+
+        Ranks match calls by their order alone. If two threads call at once, ranks cannot tell which
+        calls belong together, and a thread would get the data of another one. So the group breaks.
+
+        Raises:
+            CommError: another thread is in a call.
+        """
+        if not self._lock.acquire(blocking=False):
+            error = CommError(
+                f"process group {self.name!r}: two threads call it at once, and ranks cannot tell "
+                "whose data belong together; give each thread a group of its own (new_group)."
+            )
+            self.fail(error)
+            raise error
+
+    def release(self) -> None:
+        """End what ``acquire`` began."""
+        self._lock.release()
+
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the group for work that all ranks do in one order; other threads wait.
+        """Hold the group for work that all ranks do in one order.
 
         Calls in the background end first, because they need the group too.
         """
-        if not self.lock._is_owned():  # type: ignore[attr-defined]
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
             for settle in self.settlers:
                 settle()
-        with self.lock:
+        with self.held():
             yield
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the group in the block; as of ``acquire``."""
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
 
     @contextmanager
     def together(self, members: tuple[int, ...]) -> Iterator[None]:

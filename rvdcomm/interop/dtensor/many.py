@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 import rvdcomm
 from rvdcomm import RVD, Layout, LayoutError
+from rvdcomm.api import breaks_graph
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.numbering import Numbering, numbering_of
 from rvdcomm.interop.dtensor.placements import layout_of, layout_of_dtensor, normalized
@@ -24,6 +25,7 @@ Target = Layout | str | DTensor | tuple[DeviceMesh, Sequence[Placement]]
 WHAT = "redistribute_many of DTensors"
 
 
+@breaks_graph
 def redistribute_many(
     tensors: Mapping[str, Tensor],
     dst: Mapping[str, Target],

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from rvdcomm import LayoutError, Topology
+from rvdcomm.api import breaks_graph
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.move import Draft, DTensorMove, Options
 from rvdcomm.interop.dtensor.placements import normalized, sharding_of_dtensor
@@ -27,6 +28,7 @@ class Placed:
     shape: tuple[int, ...]
 
 
+@breaks_graph
 def redistribute(
     dtensor: DTensor,
     device_mesh: DeviceMesh | None = None,
