@@ -12,9 +12,9 @@ dist.init_process_group("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
 whole = torch.arange(60.0 * n * n).view(6 * n, 10 * n)
 
-# Rows to columns. A text means a layout over all ranks; the shape comes from the shards.
+# Rows to columns. A text means a layout over all ranks, of a tensor of this shape.
 rows = whole.chunk(n, dim=0)[rank]
-columns = rv.redistribute(rows, f"R(1)V(1)D({n},1)", f"R(1)V(1)D(1,{n})")
+columns = rv.redistribute(rows, f"R(1)V(1)D({n},1)", f"R(1)V(1)D(1,{n})", shape=whole.shape)
 assert torch.equal(columns, whole.chunk(n, dim=1)[rank])
 
 # One summand per rank to rows of the sum: a reduce-scatter.
