@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -151,6 +152,16 @@ class Inputs:
 
         return call if num == 1 else call.map(cut)
 
+    def repeated(self, call: ModelCall, num: int) -> ModelCall:
+        """A call with two microbatches' samples in every one of ``num``; values do not matter."""
+        dims = iter(self.dims)
+
+        def twice(tensor: Tensor) -> Tensor:
+            dim = next(dims)
+            return tensor if dim is None else torch.cat([tensor, tensor], dim)
+
+        return call.map(twice)
+
     def __str__(self) -> str:
         return ", ".join(
             f"{name} {list(tensor.shape)}"
@@ -181,7 +192,7 @@ def _key(entry: object) -> str:
 
 
 def _said(dims: Mapping[str, int | None], name: str) -> tuple[str, int | None] | None:
-    """The entry of ``dims`` for an input: of itself, or of the innermost structure that it is in."""
+    """The entry of ``dims`` for an input, or for the innermost structure that it is in."""
     path = name.split(".")
     keys = (".".join(path[:i]) for i in range(len(path), 0, -1))
     return next(((key, dims[key]) for key in keys if key in dims), None)

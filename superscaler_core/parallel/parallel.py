@@ -118,7 +118,7 @@ class Parallel:
             self._last.share_states()
             self._last = chosen
         chosen.draws, chosen.grad_scale = self._first.draws, self._first.grad_scale
-        return chosen, dict(zip(chosen.tables.inputs, call.tensors, strict=True))
+        return chosen, self._programs.batch_of(compiled, call)
 
     def _compare(self, call: ModelCall) -> None:
         """Compare a batch with those of the other ranks, as often as ``Batch.check`` says."""
