@@ -281,15 +281,16 @@ class _Pass:
         """The result of an op that divides a sum over samples by another one."""
         if not (inputs[1].is_total or inputs[1].is_whole):
             return Extent(Kind.TOTAL, inputs[0].degree - inputs[1].degree)
-        if not self._learns(op, 1, inputs[1], divides=True):
+        divides = inputs[0].degree == 0
+        if not self._learns(op, 1, inputs[1], divides=divides):
             return mixed(f"{op.name} divides by {op.inputs[1].name}, which parameters change")
-        return Extent(Kind.TOTAL, inputs[0].degree - 1)
+        return Extent(Kind.TOTAL, inputs[0].degree - int(divides))
 
     def _of_totals(self, op: Op, inputs: list[Extent]) -> Extent:
         """The result of an op that reads sums over samples, and what is the same for all."""
         if op.kind == "div" and len(inputs) == 2 and (inputs[1].is_total or inputs[1].is_whole):
             # A sum that is divided by 1/n of another one is a mean.
-            divides = inputs[0].is_total
+            divides = inputs[0].is_total and inputs[0].degree == 0
             if not self._learns(op, 1, inputs[1], divides=divides):
                 return mixed(f"{op.name} divides by {op.inputs[1].name}, which parameters change")
             inputs[1] = replace(SAME, degree=int(divides))

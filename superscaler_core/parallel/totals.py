@@ -81,8 +81,9 @@ def with_totals(graph: Graph, flow: Flow, num: int) -> Graph:
     made = {op: _patched(op, flow, num) for op in graph.ops}
     if flow.loss.is_total and flow.loss.degree != -1:
         op = graph.producer[graph.loss]
-        factor = float(num) ** (flow.loss.degree + 1)
-        made[op] = replace(made[op], computes=f"({made[op].code}) * {factor:g}")
+        power = flow.loss.degree + 1
+        factor = f"* {num**power}" if power > 0 else f"/ {num**-power}"
+        made[op] = replace(made[op], computes=f"({made[op].code}) {factor}")
     totals: list[Total] = []
     inputs: list[PTensor] = []
     for op in graph.ops:
@@ -111,11 +112,13 @@ def _patched(op: Op, flow: Flow, num: int) -> Op:
     """The op with the inputs divided or multiplied by the number of microbatches that need it."""
     computes = op.computes
     for position in range(len(op.inputs)):
-        sign = "/" if (op.name, position) in flow.shares else ""
-        sign = "*" if (op.name, position) in flow.scaled else sign
-        if sign:
-            field = f"{{x{position}}}"
-            change = field, f"({field} {sign} {num})"
+        is_share = (op.name, position) in flow.shares
+        if is_share or (op.name, position) in flow.scaled:
+            # Whole numbers are not divided, as their quotient would be of torch's default dtype:
+            # the numerator, input 0, is multiplied in their place.
+            is_divided = is_share and op.inputs[position].dtype.startswith(("float", "bfloat"))
+            field = f"{{x{position if is_divided or not is_share else 0}}}"
+            change = field, f"({field} {'/' if is_divided else '*'} {num})"
             is_call = isinstance(computes, Invocation)
             computes = computes.replacing(*change) if is_call else computes.replace(*change)
     return op if computes is op.computes else replace(op, computes=computes)
