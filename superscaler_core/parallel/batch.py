@@ -162,6 +162,28 @@ class Inputs:
 
         return call.map(twice)
 
+    def of_size(self, call: ModelCall, size: int) -> ModelCall:
+        """The call with another number of samples, whose values are missing."""
+        dims = iter(self.dims)
+
+        def sized(tensor: Tensor) -> Tensor:
+            dim = next(dims)
+            if dim is None:
+                return tensor
+            shape = (*tensor.shape[:dim], size, *tensor.shape[dim + 1 :])
+            return tensor.new_empty(()).expand(shape)
+
+        return call.map(sized)
+
+    @property
+    def without_sizes(self) -> str:
+        """As ``str``, without the number of samples."""
+        shapes = (
+            ["*" if i == dim else size for i, size in enumerate(tensor.shape)]
+            for tensor, dim in zip(self.tensors, self.dims, strict=True)
+        )
+        return ", ".join(f"{name} {shape}" for name, shape in zip(self.names, shapes, strict=True))
+
     def __str__(self) -> str:
         return ", ".join(
             f"{name} {list(tensor.shape)}"

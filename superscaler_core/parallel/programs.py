@@ -28,9 +28,10 @@ from superscaler_core.front_end.autocast import active, entered
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.parallel.batch import Batch, Inputs
+from superscaler_core.parallel.routes import groups_of
 from superscaler_core.parallel.sample_flow import flow_of
 from superscaler_core.parallel.sprogram import SProgram
-from superscaler_core.parallel.totals import totals_of, with_totals
+from superscaler_core.parallel.totals import with_totals
 from superscaler_core.plan import Device, PlacedPart, Plan
 from superscaler_core.program.side import Side
 from superscaler_core.schedules import ScheduleError
@@ -98,9 +99,24 @@ class Programs:
         """
         with self._lock:
             if self._first is None:
+                if self.batch.is_local:
+                    call = self._whole_example(call)
                 self._first = compile(self._plan_of_example(call), **self._options)
                 self._made[shape_of(call), True] = self._first
             return self._first
+
+    def _whole_example(self, call: ModelCall) -> ModelCall:
+        """The whole batch if every group of ranks passes as many samples as this example has."""
+        inputs = self.inputs(call)
+        size = next(iter(inputs.sizes.values()), 1)
+        num = self.num_devices
+        while True:
+            # A plan is asked with samples for all devices first: it may need as many.
+            whole = inputs.of_size(call, num * size)
+            found = len(groups_of(self._plan_of_example(whole)))
+            if found == num:
+                return whole
+            num = found
 
     def of(self, call: ModelCall, *, trains: bool) -> Compiled:
         """The program for a batch of this shape.
@@ -193,12 +209,6 @@ class Programs:
         graph = self._first.plan.graph
         loaded = graph.buffers.keys() - graph.folded
         return frozenset(loaded | {buffer.name for buffer in graph.state})
-
-    def batch_of(self, compiled: Compiled, call: ModelCall) -> dict[str, Tensor]:
-        """The inputs of a program: the tensors of a call, and totals of the whole batch."""
-        graph, num = compiled.plan.graph, compiled.plan.num_microbatches
-        given = dict(zip((t.name for t in graph.batch_inputs), call.tensors, strict=False))
-        return {**given, **totals_of(graph, given, num)} if graph.totals else given
 
     @property
     def kept(self) -> frozenset[Compiled]:

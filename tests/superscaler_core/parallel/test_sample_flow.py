@@ -242,5 +242,5 @@ def test_batch_norm_of_microbatches_is_noted(
 
 
 def test_synchronised_batch_norm_of_microbatches_is_refused() -> None:
-    with pytest.raises(ss.PlanError, match="computes single samples with norm.mean"):
+    with pytest.raises(ss.PlanError, match=r"computes single samples with norm\.mean"):
         graph_of(Normed(nn.SyncBatchNorm(6)), {"x": torch.randn(8, 4)}, 2)
