@@ -44,7 +44,7 @@ def tables_text(
             for t in plan.graph.batch_inputs
         ),
         "    },",
-        *([f"    samples={dict(plan.graph.samples)!r},"] if plan.graph.samples else []),
+        *([f"    samples={literal(dict(plan.graph.samples))},"] if plan.graph.samples else []),
         f"    loss_dtype={plan.graph.loss.dtype!r},",
         f"    loss={_legs(made.loss, device)},",
         "    edges={",

@@ -125,6 +125,23 @@ class TokenSlices:
 
 
 @dataclass(frozen=True, eq=False)
+class Total:
+    """An input of a graph that is a sum or mean over the whole batch, such as a number of labels.
+
+    Attributes:
+        given: the input, which has the value of the whole batch in every microbatch.
+        ops: the ops that compute the value of a microbatch from the batch, in their order.
+        result: what the last of them writes.
+        is_mean: whether the value is the mean of those of microbatches, and not their sum.
+    """
+
+    given: PTensor
+    ops: tuple[Op, ...]
+    result: PTensor
+    is_mean: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Graph:
     """A captured model: the computation of one microbatch, from inputs to a scalar loss.
 
@@ -160,6 +177,8 @@ class Graph:
         arguments: arguments of the model that have the name of a weight, each with its input.
         samples: the dim of inputs that has the samples, by name, where it is not dim 0; None for an
             input that belongs to all samples.
+        totals: inputs that are not given, but found from the whole batch before a step; each may
+            read those before it.
     """
 
     name: str
@@ -184,6 +203,7 @@ class Graph:
     slices: TokenSlices | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int | None] = field(default_factory=dict)
+    totals: tuple[Total, ...] = ()
 
     def samples_dim(self, given: PTensor) -> int | None:
         """The dim of an input that has the samples; None if none has."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -151,6 +152,38 @@ class Inputs:
 
         return call if num == 1 else call.map(cut)
 
+    def repeated(self, call: ModelCall, num: int) -> ModelCall:
+        """A call with two microbatches' samples in every one of ``num``; values do not matter."""
+        dims = iter(self.dims)
+
+        def twice(tensor: Tensor) -> Tensor:
+            dim = next(dims)
+            return tensor if dim is None else torch.cat([tensor, tensor], dim)
+
+        return call.map(twice)
+
+    def of_size(self, call: ModelCall, size: int) -> ModelCall:
+        """The call with another number of samples, whose values are missing."""
+        dims = iter(self.dims)
+
+        def sized(tensor: Tensor) -> Tensor:
+            dim = next(dims)
+            if dim is None:
+                return tensor
+            shape = (*tensor.shape[:dim], size, *tensor.shape[dim + 1 :])
+            return tensor.new_empty(()).expand(shape)
+
+        return call.map(sized)
+
+    @property
+    def without_sizes(self) -> str:
+        """As ``str``, without the number of samples."""
+        shapes = (
+            ["*" if i == dim else size for i, size in enumerate(tensor.shape)]
+            for tensor, dim in zip(self.tensors, self.dims, strict=True)
+        )
+        return ", ".join(f"{name} {shape}" for name, shape in zip(self.names, shapes, strict=True))
+
     def __str__(self) -> str:
         return ", ".join(
             f"{name} {list(tensor.shape)}"
@@ -181,7 +214,7 @@ def _key(entry: object) -> str:
 
 
 def _said(dims: Mapping[str, int | None], name: str) -> tuple[str, int | None] | None:
-    """The entry of ``dims`` for an input: of itself, or of the innermost structure that it is in."""
+    """The entry of ``dims`` for an input, or for the innermost structure that it is in."""
     path = name.split(".")
     keys = (".".join(path[:i]) for i in range(len(path), 0, -1))
     return next(((key, dims[key]) for key in keys if key in dims), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from superscaler_core.compiled import Compiled
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.parallel.programs import Programs, shape_of
-from superscaler_core.parallel.same_batch import check_same
+from superscaler_core.parallel.batches import agreed_example, batches_of
+from superscaler_core.parallel.programs import Programs
 from superscaler_core.run.first_values import take_first_values
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.load import module_from
+from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.trainer import IncompatibleKeys, Trainer
 from superscaler_core.run.training_state import Saved
@@ -52,13 +53,13 @@ class Parallel:
         self, programs: Programs, call: ModelCall, transport: Transport, **options: Any
     ) -> None:
         self._programs, self._transport, self._options = programs, transport, options
-        compiled = programs.first(call)
+        compiled = programs.first(agreed_example(programs, call, transport))
         self._first = self._rank(compiled)
         weights, stored = compiled.plan.graph.weights, self._first.weights.stored
         take_first_values(weights, stored, self._first.tables, transport, self._first.device)
         self._ranks: dict[Compiled, Rank] = {compiled: self._first}
         self._last = self._first
-        self._compared: set[Hashable] = set()  # forms of calls whose values ranks have compared
+        self._batches = batches_of(programs, compiled, transport, self._first.device)
         self.trainer = Trainer(self._first, transport)
         """The trainer of the example's shape, whose parameters all programs share."""
 
@@ -81,7 +82,7 @@ class Parallel:
             The loss of the whole batch, the same on all ranks: with several microbatches, the mean
             of theirs.
         """
-        rank, batch = self._chosen(args, kwargs, trains=True)
+        _, rank, batch = self._chosen(args, kwargs, trains=True)
         loss = rank.step(batch)
         self._first.draws = rank.draws
         return loss
@@ -95,19 +96,22 @@ class Parallel:
         Returns:
             The loss; with ``results`` of ``parallelize``, the loss and these, whole on all ranks.
         """
-        rank, batch = self._chosen(args, kwargs, trains=False)
-        loss = rank.step({name: tensor.detach() for name, tensor in batch.items()})
-        return Evaluated(loss, rank.results) if rank.results else loss
+        compiled, rank, batch = self._chosen(args, kwargs, trains=False)
+        loss = rank.step(batch)
+        if not rank.results:
+            return loss
+        return Evaluated(loss, self._batches.results(compiled, rank.results))
 
     def _chosen(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, trains: bool
-    ) -> tuple[Rank, dict[str, Tensor]]:
-        """This rank of the program for a call, ready for a step, and the inputs by name."""
+    ) -> tuple[Compiled, Rank, dict[str, Tensor | OwnSamples]]:
+        """The program for a call, this rank of it, ready for a step, and the inputs by name."""
         call = self._programs.call(args, kwargs)
-        self._compare(call)
+        call = call if trains else call.map(Tensor.detach)
         # What is made here outlives this call, and a later one may compute without inference mode.
         with torch.inference_mode(False):
-            compiled = self._programs.of(call, trains=trains)
+            whole = self._batches.whole(call)
+            compiled = self._programs.of(whole, trains=trains)
             if compiled not in self._ranks:
                 kept = self._programs.kept
                 self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
@@ -118,16 +122,7 @@ class Parallel:
             self._last.share_states()
             self._last = chosen
         chosen.draws, chosen.grad_scale = self._first.draws, self._first.grad_scale
-        return chosen, dict(zip(chosen.tables.inputs, call.tensors, strict=True))
-
-    def _compare(self, call: ModelCall) -> None:
-        """Compare a batch with those of the other ranks, as often as ``Batch.check`` says."""
-        check, key = self._programs.batch.check, shape_of(call)
-        if check == "never" or (check == "first" and key in self._compared):
-            return
-        inputs = self._programs.inputs(call)
-        check_same(call, inputs, self._first.tables, self._transport)
-        self._compared.add(key)
+        return compiled, chosen, self._batches.given(compiled, call)
 
     def _rank(self, compiled: Compiled, shares: Rank | None = None) -> Rank:
         rank = self._transport.rank

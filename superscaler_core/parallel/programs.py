@@ -26,9 +26,12 @@ from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.autocast import active, entered
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.graph.graph import Graph
+from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.parallel.batch import Batch, Inputs
+from superscaler_core.parallel.routes import groups_of
+from superscaler_core.parallel.sample_flow import flow_of
 from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.parallel.totals import with_totals
 from superscaler_core.plan import Device, PlacedPart, Plan
 from superscaler_core.program.side import Side
 from superscaler_core.schedules import ScheduleError
@@ -96,9 +99,24 @@ class Programs:
         """
         with self._lock:
             if self._first is None:
+                if self.batch.is_local:
+                    call = self._whole_example(call)
                 self._first = compile(self._plan_of_example(call), **self._options)
                 self._made[shape_of(call), True] = self._first
             return self._first
+
+    def _whole_example(self, call: ModelCall) -> ModelCall:
+        """The whole batch if every group of ranks passes as many samples as this example has."""
+        inputs = self.inputs(call)
+        size = next(iter(inputs.sizes.values()), 1)
+        num = self.num_devices
+        while True:
+            # A plan is asked with samples for all devices first: it may need as many.
+            whole = inputs.of_size(call, num * size)
+            found = len(groups_of(self._plan_of_example(whole)))
+            if found == num:
+                return whole
+            num = found
 
     def of(self, call: ModelCall, *, trains: bool) -> Compiled:
         """The program for a batch of this shape.
@@ -131,7 +149,42 @@ class Programs:
                 module.training = mode
 
     def _graph(self, call: ModelCall, num_microbatches: int, trains: bool) -> Graph:
-        """The graph of one microbatch."""
+        """The graph of one microbatch, whose mean over microbatches is the whole batch's loss.
+
+        Raises:
+            PlanError: the batch cannot be cut, or the loss of the whole is no sum of microbatches.
+        """
+        narrow = self._captured(call, num_microbatches, trains)
+        if num_microbatches == 1:
+            return narrow
+        # Any two sizes would do: they tell which numbers in the graph grow with the samples.
+        inputs = self.inputs(call)
+        wide = self._captured(inputs.repeated(call, num_microbatches), num_microbatches, trains)
+        num = 2 * next(iter(inputs.sizes.values())) // num_microbatches
+        flow = flow_of(narrow, wide, num, self._note_of)
+        if flow.loss.is_mixed:
+            raise PlanError(
+                f"the plan cuts a step into {num_microbatches} microbatches, and the loss of the "
+                f"whole batch is no sum over them: {flow.loss.why} (of "
+                f"{', '.join(sorted(flow.loss.given))}). Use a plan without microbatches; or, if "
+                "an input has its samples along another dim than 0, or belongs to all samples, "
+                'say so, such as batch=ss.Batch(dims={"x": 1, "table": None}).'
+            )
+        for note in flow.notes:
+            self._say(logging.WARNING, f"{num_microbatches} microbatches: {note}")
+        return with_totals(narrow, flow, num_microbatches)
+
+    def _note_of(self, op: Op) -> str:
+        """A note about statistics that a microbatch may have of its own."""
+        module = self.model.get_submodule(op.module)
+        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if not is_norm or isinstance(module, nn.SyncBatchNorm):
+            return ""
+        return (
+            f"{type(module).__name__} {op.module} normalizes every microbatch by its own statistics"
+        )
+
+    def _captured(self, call: ModelCall, num_microbatches: int, trains: bool) -> Graph:
         inputs = self.inputs(call)
         part = inputs.microbatch(call, num_microbatches)
         casts = entered(self._autocasts)
@@ -233,7 +286,11 @@ class Programs:
         inputs = self.inputs(call)
         for num in range(self._first.plan.num_microbatches, 0, -1):
             if inputs.can_cut(num):
-                graph = self._graph(call, num, trains)
+                try:
+                    graph = self._graph(call, num, trains)
+                except PlanError as error:
+                    yield partial(_refuse, error)
+                    continue
                 for devices in range(self.num_devices, 0, -1):
                     yield partial(self._filled, graph, devices, num)
         yield lambda: _on_one_device(self._graph(call, 1, trains))
@@ -269,6 +326,10 @@ def shape_of(call: ModelCall) -> Hashable:
 
 def _text(call: ModelCall) -> str:
     return ", ".join(str(list(tensor.shape)) for tensor in call.tensors)
+
+
+def _refuse(error: PlanError) -> Plan:
+    raise error
 
 
 def _samples(graph: Graph, inputs: Inputs) -> dict[str, int | None]:

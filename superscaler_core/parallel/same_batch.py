@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -11,62 +12,107 @@ from torch.utils import _pytree as pytree
 
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batch import Inputs
-from superscaler_core.run.tables import Tables
-from superscaler_core.run.together import ranks_of, rows_of_all, texts_of_all
+from superscaler_core.run.together import rows_of, texts_of
 from superscaler_core.run.transport import Transport
 
-LOCAL = 'If every rank is to pass samples of its own, say batch=ss.Batch(kind="local").'
+Ranks = tuple[int, ...]
+
+_WHOLE = (
+    "Every rank passes the same whole batch, and uses its part of it. If every rank is to pass "
+    'samples of its own, say batch=ss.Batch(kind="local").'
+)
 
 
-def check_same(call: ModelCall, inputs: Inputs, tables: Tables, transport: Transport) -> None:
+def check_same(
+    call: ModelCall, inputs: Inputs, ranks: Ranks, transport: Transport, *, values: bool = True
+) -> None:
     """Compare shapes and values of a batch on all ranks; collective.
+
+    Args:
+        call: the call of the model.
+        inputs: its tensors.
+        ranks: all ranks.
+        transport: brings the ranks' hashes together.
+        values: whether to compare the values of tensors too.
 
     Raises:
         ValueError: on all ranks, if a rank passes other shapes or other values.
     """
-    ranks = ranks_of(tables)
     if len(ranks) == 1:
         return
     form = form_of(call, inputs)
-    values = [digest_of(tensor) for tensor in inputs.tensors]
-    row = torch.tensor([number_of(form), number_of(*values)])
-    found = rows_of_all(row, tables, transport)
-    if odd := _odd(found[:, 0].tolist()):
-        raise other_shapes(ranks, texts_of_all(form, tables, transport), odd)
-    if _odd(found[:, 1].tolist()):
-        rows = rows_of_all(torch.tensor([*map(number_of, values)]), tables, transport)
-        raise _other_values(inputs.names, ranks, rows)
+    digests = [digest_of(tensor) for tensor in inputs.tensors] if values else []
+    found = rows_of(torch.tensor([number_of(form), number_of(*digests)]), ranks, transport)
+    if odd := first_odd(found[:, 0].tolist()):
+        refuse_shapes(form, ranks, odd, transport)
+    if first_odd(found[:, 1].tolist()):
+        refuse_values(inputs.names, digests, ranks, transport)
 
 
-def other_shapes(ranks: Sequence[int], forms: Sequence[str], odd: int) -> ValueError:
-    """The error of ranks whose calls have other forms; ``odd`` is the place of one of them."""
-    return ValueError(
+def refuse_shapes(
+    form: str, ranks: Ranks, odd: int, transport: Transport, hint: str = _WHOLE
+) -> NoReturn:
+    """Raise the error of ranks whose calls have other forms; collective.
+
+    Args:
+        form: of this rank's call.
+        ranks: all ranks.
+        odd: the place of one whose form is not that of the first.
+        transport: brings the ranks' forms together.
+        hint: what would be right.
+    """
+    forms = texts_of(form, ranks, transport)
+    raise ValueError(
         f"ranks pass other shapes: rank {ranks[0]} passes {forms[0]}, and rank {ranks[odd]} passes "
-        f"{forms[odd]}. All ranks take a step together, and pass the same whole batch. {LOCAL}"
+        f"{forms[odd]}. {hint}"
     )
 
 
-def _other_values(names: Sequence[str], ranks: Sequence[int], rows: Tensor) -> ValueError:
-    """The error of ranks whose batches have other values; ``rows`` has a number per input."""
-    columns = {name: _odd(rows[:, i].tolist()) for i, name in enumerate(names)}
-    name, odd = next((name, odd) for name, odd in columns.items() if odd)
-    return ValueError(
-        f"input {name!r} has other values on rank {ranks[odd]} than on rank {ranks[0]}: every rank "
-        f"passes the same whole batch, and uses its part of it. {LOCAL}"
-    )
+def refuse_values(
+    names: Sequence[str],
+    digests: Sequence[bytes],
+    ranks: Ranks,
+    transport: Transport,
+    among: Sequence[Ranks] = (),
+    hint: str = _WHOLE,
+) -> NoReturn:
+    """Raise the error of ranks whose batches have other values; collective.
+
+    Args:
+        names, digests: of this rank's tensors.
+        ranks: all ranks.
+        transport: brings the ranks' hashes together.
+        among: the groups of ranks whose batches have to be equal; all ranks if empty.
+        hint: what would be right.
+    """
+    rows = rows_of(torch.tensor([*map(number_of, digests)]), ranks, transport)
+    for group in among or (ranks,):
+        for name, column in zip(names, rows[list(group)].T.tolist(), strict=True):
+            if odd := first_odd(column):
+                raise ValueError(
+                    f"input {name!r} has other values on rank {group[odd]} than on rank "
+                    f"{group[0]}. {hint}"
+                )
+    raise AssertionError("a rank's hash differs")
 
 
-def form_of(call: ModelCall, inputs: Inputs) -> str:
-    """The arguments of a call without the values of its tensors, as a text that ranks compare."""
+def form_of(call: ModelCall, inputs: Inputs, *, counts_samples: bool = True) -> str:
+    """The arguments of a call without the values of its tensors, as a text that ranks compare.
+
+    Args:
+        call: the call.
+        inputs: its tensors.
+        counts_samples: whether the number of samples is in the text.
+    """
     leaves = pytree.tree_leaves((call.args, call.kwargs))
     plain = [
-        repr(leaf) if isinstance(leaf, bool | int | float | complex | str | None) else
-        type(leaf).__name__
+        repr(leaf) if isinstance(leaf, bool | int | float | complex | str | None)
+        else type(leaf).__name__
         for leaf in leaves if not isinstance(leaf, Tensor)
     ]  # fmt: skip
-    dtypes = ", ".join(dict.fromkeys(_dtype(tensor) for tensor in inputs.tensors))
+    dtypes = ", ".join(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in inputs.tensors))
     more = f" with {', '.join(plain)}" if plain else ""
-    return f"{inputs} ({dtypes}){more}"
+    return f"{inputs if counts_samples else inputs.without_sizes} ({dtypes}){more}"
 
 
 def digest_of(tensor: Tensor) -> bytes:
@@ -85,11 +131,7 @@ def number_of(*parts: str | bytes) -> int:
     return int.from_bytes(made.digest(), "big", signed=True)
 
 
-def _odd(values: Iterable[object]) -> int:
+def first_odd(values: Iterable[object]) -> int:
     """The place of the first value that is not the first one; 0 if all are equal."""
     first, *rest = values
     return next((i for i, value in enumerate(rest, 1) if value != first), 0)
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

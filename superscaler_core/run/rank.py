@@ -15,6 +15,7 @@ from superscaler_core.ops import mix
 from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.host import Host
 from superscaler_core.run.moves import move_many
+from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.pipemare import Discrepancy
 from superscaler_core.run.segment_runner import SegmentRunner
 from superscaler_core.run.tables import Leg, Tables, box_of
@@ -80,7 +81,7 @@ class Rank(SegmentRunner):
         self.loss_grad = self._grad_share
         self.discrepancy: Discrepancy | None = None
         self.grad_scale: Callable[[], float] | None = None
-        self._batch: Mapping[str, Tensor] = {}
+        self._batch: Mapping[str, Tensor | OwnSamples] = {}
         self._loss: Tensor | None = None
         self._total = torch.zeros((), dtype=loss_dtype, device=device)
         self.results: Mapping[str, Tensor] = {}
@@ -101,12 +102,12 @@ class Rank(SegmentRunner):
 
     # --- a step ---------------------------------------------------------------------------------
 
-    def step(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def step(self, batch: Mapping[str, Tensor | OwnSamples]) -> Tensor:
         """Run forward and backward of a global batch; returns the loss, the same on all ranks.
 
         Args:
             batch: every input, whole: ``num_microbatches`` times the captured batch along the dim
-                of the samples.
+                of the samples; or the part of it that this rank reads.
         """
         self._check(batch)
         self.weights.check_given()
@@ -150,14 +151,14 @@ class Rank(SegmentRunner):
             found[name] = torch.cat(values, dim or 0) if values[0].dim() else _mean(values)
         return found
 
-    def _check(self, batch: Mapping[str, Tensor]) -> None:
+    def _check(self, batch: Mapping[str, Tensor | OwnSamples]) -> None:
         if torch.is_autocast_enabled(self.device.type):
             raise PlanError(
                 "a step runs under torch.autocast, and its program casts what the capture says: "
                 "capture or parallelize the model under torch.autocast, and step outside of it."
             )
         for name, value in batch.items():
-            if value.requires_grad:
+            if isinstance(value, Tensor) and value.requires_grad:
                 raise ValueError(
                     f"input {name!r} requires a gradient, and a step gives gradients to parameters "
                     "of its model alone: detach it, or make what computes it a part of the model."
@@ -166,6 +167,8 @@ class Rank(SegmentRunner):
             num, dim = self.tables.num_microbatches, self.tables.samples_dim(name)
             want = tuple(size * num if i == dim else size for i, size in enumerate(shape))
             given = batch.get(name)
+            if isinstance(given, OwnSamples):
+                continue
             form = None if given is None else (tuple(given.shape), _name(given.dtype))
             if form != (want, dtype):
                 got = "nothing" if form is None else f"{list(form[0])} {form[1]}"
@@ -243,6 +246,8 @@ class Rank(SegmentRunner):
         """This rank's box of a microbatch's input."""
         shape, _ = self.tables.inputs[name]
         whole = self._batch[name]
+        if isinstance(whole, OwnSamples):
+            return whole.of(mb, box_of(box)).to(self.device)
         dim = self.tables.samples_dim(name)
         part = whole if dim is None else whole.narrow(dim, mb * shape[dim], shape[dim])
         cut = part[box_of(box).slices_within(rv.Box.of_shape(shape))]

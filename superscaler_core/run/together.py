@@ -31,7 +31,11 @@ def sum_of_all(value: Tensor, tables: Tables, transport: Transport) -> Tensor:
 
 def rows_of_all(row: Tensor, tables: Tables, transport: Transport) -> Tensor:
     """Every rank's row, ``[elements]``, as rows in the order of ``ranks_of``; collective."""
-    ranks = ranks_of(tables)
+    return rows_of(row, ranks_of(tables), transport)
+
+
+def rows_of(row: Tensor, ranks: tuple[int, ...], transport: Transport) -> Tensor:
+    """The row of each of these ranks, ``[ranks, elements]``; collective over them."""
     if len(ranks) == 1:
         return row[None]
     form = f"shape({len(ranks)},{len(row)}) ranks({','.join(map(str, ranks))})"
@@ -44,12 +48,17 @@ def rows_of_all(row: Tensor, tables: Tables, transport: Transport) -> Tensor:
 
 def texts_of_all(text: str, tables: Tables, transport: Transport) -> list[str]:
     """Every rank's text, on every rank, in the order of ``ranks_of``; collective."""
+    return texts_of(text, ranks_of(tables), transport)
+
+
+def texts_of(text: str, ranks: tuple[int, ...], transport: Transport) -> list[str]:
+    """The text of each of these ranks; collective over them."""
     data = text.encode()
-    lengths = rows_of_all(torch.tensor([len(data)]), tables, transport)[:, 0].tolist()
+    lengths = rows_of(torch.tensor([len(data)]), ranks, transport)[:, 0].tolist()
     # Widths are powers of two, so that few transitions are planned.
     row = torch.zeros(1 << max(lengths).bit_length(), dtype=torch.uint8)
     row[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-    rows = rows_of_all(row, tables, transport)
+    rows = rows_of(row, ranks, transport)
     return [
         row[:length].numpy().tobytes().decode() for row, length in zip(rows, lengths, strict=True)
     ]

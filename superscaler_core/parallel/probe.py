@@ -1,0 +1,100 @@
+"""Probe: which rows of an op's results depend on which sample, found by changing one sample.
+
+For ops whose annotation says nothing about the dim of the samples: ops that no rule covers, and
+those that keep the dim whole, such as ``torch.cat`` along it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import PTensor
+from superscaler_core.parallel.extent import SAME, Extent, Kind, Place, mixed
+from superscaler_core.run.evaluate import run_part
+
+MAX_TRIED = 4
+"""Number of samples that are changed, the first and the last among them."""
+
+
+def probed(
+    op: Op, extents: Sequence[Extent], num: int, values: Mapping[str, Tensor]
+) -> list[Extent]:
+    """The extents of an op's results, found by running it on random numbers.
+
+    Args:
+        op: an op of a graph of ``num`` samples.
+        extents: those of its inputs: Rows and Same, of degree 0.
+        num: number of samples.
+        values: values of constants, by name.
+    """
+    random = torch.Generator().manual_seed(op.index)
+    inputs = [_value(t, values, random) for t in op.inputs]
+    tried = sorted({0, num - 1, *range(1, num - 1, max(1, num // (MAX_TRIED - 1)))})
+    try:
+        before = _run(op, inputs)
+        after = {k: _run(op, _changed(inputs, extents, k, num)) for k in tried}
+    except Exception as error:
+        why = (
+            f"{op.name} has no rule that says which samples its results depend on, and cannot be "
+            f"run on random numbers ({type(error).__name__})"
+        )
+        return [mixed(why)] * len(op.outputs)
+    return [
+        _extent(op, before[i], {k: results[i] for k, results in after.items()}, num)
+        for i in range(len(op.outputs))
+    ]
+
+
+def _run(op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        return run_part(Part(op), [x.clone() for x in inputs])
+
+
+def _value(tensor: PTensor, values: Mapping[str, Tensor], random: torch.Generator) -> Tensor:
+    known = values.get(tensor.name)
+    if known is not None and not known.is_meta:
+        return known
+    dtype = getattr(torch, tensor.dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(tensor.shape, generator=random, dtype=torch.float64).to(dtype)
+    return torch.randint(2, tensor.shape, generator=random).to(dtype)
+
+
+def _changed(
+    inputs: Sequence[Tensor], extents: Sequence[Extent], sample: int, num: int
+) -> list[Tensor]:
+    """The inputs with another value of one sample."""
+    made = []
+    for x, extent in zip(inputs, extents, strict=True):
+        if not extent.is_rows:
+            made.append(x)
+            continue
+        at = [i for i in range(x.shape[extent.dim]) if extent.place.sample_of(i, num) == sample]
+        rows = x.index_select(extent.dim, torch.tensor(at))
+        is_number = x.is_floating_point() or x.is_complex()
+        other = 2 * rows + 1 if is_number else (1 - rows.long()).to(x.dtype)
+        made.append(x.index_copy(extent.dim, torch.tensor(at), other))
+    return made
+
+
+def _extent(op: Op, before: Tensor, after: Mapping[int, Tensor], num: int) -> Extent:
+    """The extent of a result, given its values after changes of samples."""
+    changed = {k: (x != before) & ~(x.isnan() & before.isnan()) for k, x in after.items()}
+    if not any(mask.any() for mask in changed.values()):
+        return SAME
+    for dim, size in enumerate(before.shape):
+        others = [d for d in range(before.dim()) if d != dim]
+        rows = {k: (m.any(dim=others) if others else m).tolist() for k, m in changed.items()}
+        for inner in (i for i in range(1, size // num + 1) if size % (i * num) == 0):
+            place = Place(size // (inner * num), inner)
+            if all(
+                place.sample_of(i, num) == k
+                for k, mask in rows.items() for i, is_changed in enumerate(mask) if is_changed
+            ):  # fmt: skip
+                return Extent(Kind.ROWS, dim=dim, place=place)
+    return mixed(f"{op.name} computes results of several samples together")

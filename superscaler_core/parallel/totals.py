@@ -1,0 +1,152 @@
+"""Totals: sums over the whole batch that a step's microbatches read, such as the number of labels.
+
+A mean over labels is a sum over samples divided by another sum. No mean of microbatches' means is
+that, if labels are spread unevenly. So the divisor is found before the step, from the whole batch,
+and is an input of the graph; then a microbatch's loss is its share in the loss of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from superscaler_core.graph.annotation import Annotation
+from superscaler_core.graph.graph import Graph, Op, Total
+from superscaler_core.graph.invocation import Invocation
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import ACTIVATION, CONSTANT, INPUT, PTensor
+from superscaler_core.parallel.sample_flow import Flow
+from superscaler_core.run.evaluate import code_names
+
+
+def totals_of(graph: Graph, batch: Mapping[str, Tensor], num: int) -> dict[str, Tensor]:
+    """The totals of a whole batch, by the names of the graph's inputs.
+
+    Args:
+        graph: the graph of a microbatch.
+        batch: the whole batch, by the names of the other inputs.
+        num: number of microbatches.
+    """
+    found: dict[str, Tensor] = {}
+    for total in graph.totals:
+        given = {**batch, **found}
+        with torch.no_grad():
+            parts = [_of_microbatch(graph, total, given, mb) for mb in range(num)]
+        whole = torch.stack(parts).sum(0, dtype=parts[0].dtype)
+        found[total.given.name] = whole / num if total.is_mean else whole
+    return found
+
+
+def _of_microbatch(graph: Graph, total: Total, given: Mapping[str, Tensor], mb: int) -> Tensor:
+    """The value of a total for one microbatch."""
+    device = next(iter(given.values())).device
+    values: dict[PTensor, Tensor] = {}
+
+    def read(tensor: PTensor) -> Tensor:
+        if tensor.kind == ACTIVATION:
+            return values[tensor]
+        if tensor.kind == CONSTANT:
+            constant: Tensor = graph.constants[tensor.name]
+            return constant.to(device)
+        whole, dim = given[tensor.name], graph.samples_dim(tensor)
+        if dim is None:
+            return whole
+        return whole.narrow(dim, mb * tensor.shape[dim], tensor.shape[dim])
+
+    for op in total.ops:
+        values |= dict(zip(op.outputs, _run(op, [read(t) for t in op.inputs]), strict=True))
+    return values[total.result]
+
+
+def _run(op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    fields = [f"x{i}" for i in range(len(inputs))]
+    result = eval(Part(op).call(fields), code_names(op) | dict(zip(fields, inputs, strict=True)))
+    return tuple(result) if len(op.outputs) > 1 else (result,)
+
+
+def with_totals(graph: Graph, flow: Flow, num: int) -> Graph:
+    """The graph of a microbatch whose mean over ``num`` microbatches is the whole batch's loss.
+
+    An op that computes a total reads it from an input instead. If the flow found nothing to change,
+    the graph is the one that was given.
+
+    Args:
+        graph: the graph of a microbatch.
+        flow: what ``flow_of`` found about it.
+        num: number of microbatches.
+    """
+    made = {op: _patched(op, flow, num) for op in graph.ops}
+    if flow.loss.is_total and flow.loss.degree != -1:
+        op = graph.producer[graph.loss]
+        power = flow.loss.degree + 1
+        factor = f"* {num**power}" if power > 0 else f"/ {num**-power}"
+        made[op] = replace(made[op], computes=f"({made[op].code}) {factor}")
+    totals: list[Total] = []
+    inputs: list[PTensor] = []
+    for op in graph.ops:
+        if op.outputs[0].name not in flow.known:
+            continue
+        (result,) = op.outputs
+        given = replace(result, name=f"{result.name}.whole", kind=INPUT, requires_grad=False)
+        is_mean = flow.known[result.name].degree == -1
+        totals.append(
+            Total(given, _before([made[o] for o in graph.ops], made[op]), result, is_mean)
+        )
+        made[op] = _reading(op, given)
+        inputs.append(given)
+    if all(op is made[op] for op in graph.ops):
+        return graph
+    return replace(
+        graph,
+        ops=tuple(made[op] for op in graph.ops),
+        inputs=(*graph.inputs, *inputs),
+        samples={**graph.samples, **{t.name: None for t in inputs if t.shape}},
+        totals=tuple(totals),
+    )
+
+
+def _patched(op: Op, flow: Flow, num: int) -> Op:
+    """The op with the inputs divided or multiplied by the number of microbatches that need it."""
+    computes = op.computes
+    for position in range(len(op.inputs)):
+        is_share = (op.name, position) in flow.shares
+        if is_share or (op.name, position) in flow.scaled:
+            # Whole numbers are not divided, as their quotient would be of torch's default dtype:
+            # the numerator, input 0, is multiplied in their place.
+            is_divided = is_share and op.inputs[position].dtype.startswith(("float", "bfloat"))
+            field = f"{{x{position if is_divided or not is_share else 0}}}"
+            change = field, f"({field} {'/' if is_divided else '*'} {num})"
+            is_call = isinstance(computes, Invocation)
+            computes = computes.replacing(*change) if is_call else computes.replace(*change)
+    return op if computes is op.computes else replace(op, computes=computes)
+
+
+def _reading(op: Op, given: PTensor) -> Op:
+    """An op at the place of another one that reads its result from an input."""
+    dims = " ".join(f"d{i}" for i in range(len(given.shape))) or "()"
+    return replace(
+        op,
+        kind="whole",
+        annotation=Annotation.parse(f"{dims} -> {dims}"),
+        sizes={f"d{i}": size for i, size in enumerate(given.shape)},
+        inputs=(given,),
+        computes="{x0}.clone()",
+        saves=(),
+        flops=0.0,
+        imports=(),
+        hint="",
+        modules=(),
+    )
+
+
+def _before(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:
+    """An op, and all those before it on which it depends, in their order."""
+    needed, found = set(last.inputs), [last]
+    for op in reversed(ops[: last.index]):
+        if needed.intersection(op.outputs):
+            needed.update(op.inputs)
+            found.append(op)
+    return tuple(reversed(found))
