@@ -53,9 +53,10 @@ if TYPE_CHECKING:
     from superscaler_core.run.live_bytes import LiveBytes
     from superscaler_core.run.load import load
     from superscaler_core.run.pipemare import PipeMare
+    from superscaler_core.run.resume import latest, load_run
     from superscaler_core.run.threads import run_threads
     from superscaler_core.run.trainer import Trainer
-    from superscaler_core.run.training_state import latest, load_run, save_run
+    from superscaler_core.run.training_state import save_run
     from superscaler_core.simulator import DeviceProfile, simulate
 
 _LAZY = {
@@ -68,9 +69,9 @@ _LAZY = {
     "PipeMare": "superscaler_core.run.pipemare",
     "Trainer": "superscaler_core.run.trainer",
     "capture": "superscaler_core.front_end",
-    "latest": "superscaler_core.run.training_state",
+    "latest": "superscaler_core.run.resume",
     "load": "superscaler_core.run.load",
-    "load_run": "superscaler_core.run.training_state",
+    "load_run": "superscaler_core.run.resume",
     "parallelize": "superscaler_core.parallel",
     "register_module": "superscaler_core.front_end.modules",
     "register_op": "superscaler_core.front_end.register",

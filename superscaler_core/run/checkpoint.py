@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 
 import rvdcomm as rv
 from rvdcomm.checkpoint import commit_shards, load_shards, reshard, save_shards
+from rvdcomm.whole_file import sync_folder
+from superscaler_core.run.agreed import Told, agreed
 from superscaler_core.run.tables import Stored, Tables
 from superscaler_core.run.together import ranks_of, texts_of_all
 from superscaler_core.run.transport import Transport
@@ -94,6 +98,10 @@ class StoredModel:
             0, (0,), parameters, buffers, homes, lambda text: [text],
             lambda name, tensor, dtype: parameters[name] if tensor is None else tensor, dtypes,
         )  # fmt: skip
+
+    def agreed(self, what: str) -> AbstractContextManager[Told]:
+        """A block that fails on all ranks, with a CheckpointError, if it fails on one."""
+        return agreed(what, self.ranks, self.texts_of_all)
 
     @property
     def written(self) -> dict[str, rv.Layout]:
@@ -178,37 +186,33 @@ def write(
     Raises:
         CheckpointError: a rank could not write; raised on all ranks.
     """
-    rank, first = model.rank, model.rank == model.ranks[0]
+    first = model.rank == model.ranks[0]
     writers = sorted({r for layout in layouts.values() for r in layout.ranks})
     shards = folder if form == "safetensors" else _beside(folder, "shards")
-    with _failing_together(model):
-        if rank in writers:
-            mine = {name: tensors[name] for name, layout in layouts.items() if rank in layout}
-            save_shards(shards, mine, layouts, rank, save_id=save_id)
-    with _failing_together(model):
+    with model.agreed(f"save {folder}"):
+        if model.rank in writers:
+            mine = {name: tensors[name] for name, layout in layouts.items() if model.rank in layout}
+            save_shards(shards, mine, layouts, model.rank, save_id=save_id)
+    with model.agreed(f"save {folder}"):
         if first:
             commit_shards(shards, writers, save_id=save_id)
             if form == "dcp":
-                made = _beside(folder, "dcp")
-                reshard(shards, made, to="dcp")
-                made.rename(folder)
-                shutil.rmtree(shards)
+                _convert(shards, folder)
 
 
-@contextmanager
-def _failing_together(model: StoredModel) -> Iterator[None]:
-    """A block that ends on all ranks together, and that fails on all if it fails on one."""
-    fault: Exception | None = None
+def _convert(shards: Path, folder: Path) -> None:
+    """Make a checkpoint in the form "dcp" of one in our own, which is removed."""
+    made = _beside(folder, "dcp")
     try:
-        yield
-    except Exception as error:
-        fault = error
-    texts = model.texts_of_all("" if fault is None else f"{type(fault).__name__}: {fault}")
-    if fault is not None:
-        raise fault
-    for rank, text in zip(model.ranks, texts, strict=True):
-        if text:
-            raise rv.CheckpointError(f"save: rank {rank}: {text}")
+        reshard(shards, made, to="dcp")
+    except rv.CheckpointError as error:
+        # Its remedy is to go on from files that are complete, which this save removes.
+        raise rv.CheckpointError(
+            f"it cannot be converted to DCP ({error.__cause__ or error}); no file is kept."
+        ) from error
+    made.rename(folder)
+    sync_folder(folder.absolute().parent)
+    shutil.rmtree(shards)
 
 
 def clear_left_over(folder: Path) -> None:
@@ -218,7 +222,9 @@ def clear_left_over(folder: Path) -> None:
 
 
 def _beside(folder: Path, what: str) -> Path:
-    return folder.with_name(f".{folder.name}.{what}")
+    """A hidden folder beside; named by a digest, because a longer name may be too long."""
+    digest = hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:16]
+    return folder.with_name(f".{digest}.{what}")
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
@@ -238,7 +244,8 @@ def _copies(ranks: Sequence[int], shape: Sequence[int]) -> rv.Layout:
 
 
 def copy_into(stored: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Give stored tensors the values that were read for them."""
+    """Give stored tensors the values that were read for them; others are not theirs."""
     with torch.no_grad():
-        for name, value in found.items():
-            stored[name].copy_(value)
+        for name, tensor in stored.items():
+            if name in found:
+                tensor.copy_(found[name])

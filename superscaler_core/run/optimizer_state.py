@@ -35,6 +35,19 @@ class Entry:
     values: Mapping[str, Any]
     tensors: Mapping[str, str]
 
+    @classmethod
+    def of_plain(cls, value: list[Any]) -> Self:
+        """An entry of the list of its attributes.
+
+        Raises:
+            ValueError, TypeError: the value has another form.
+        """
+        values, tensors = value
+        dtypes = [getattr(torch, dtype, None) for dtype in dict(tensors).values()]
+        if not isinstance(values, dict) or not all(isinstance(d, torch.dtype) for d in dtypes):
+            raise TypeError(f"a state of an optimizer is {value!r:.80}")
+        return cls(values, tensors)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -52,9 +65,15 @@ class Group:
 
     @classmethod
     def of_plain(cls, value: list[Any]) -> Self:
-        """The inverse of ``plain``."""
+        """The inverse of ``plain``.
+
+        Raises:
+            ValueError, TypeError: the value has another form.
+        """
         kind, options, entries = value
-        return cls(kind, options, {name: Entry(*entry) for name, entry in entries.items()})
+        if not isinstance(kind, str) or not isinstance(options, dict):
+            raise TypeError(f"a group of an optimizer is {kind!r:.40} with {options!r:.40}")
+        return cls(kind, options, {name: Entry.of_plain(e) for name, e in dict(entries).items()})
 
 
 def groups_of(optimizers: Iterable[Optimizer], stored: Mapping[str, Tensor]) -> list[Group]:

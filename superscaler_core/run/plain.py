@@ -10,6 +10,7 @@ import base64
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor
 
 from superscaler_core.errors import PlanError
+
+MAX_DEPTH = 100
+"""Most values in which a value may be nested; readers in Python need a stack frame for each."""
 
 
 def text_of(value: Any, what: str) -> str:
@@ -30,9 +34,10 @@ def text_of(value: Any, what: str) -> str:
         what: the name of the value in messages.
 
     Raises:
-        PlanError: a part of the value is of another type; the message says which part.
+        PlanError: a part of the value is of another type; the message says which part. Or it is
+            nested in more than ``MAX_DEPTH`` values, as one that contains itself is.
     """
-    return json.dumps(_packed(value, what))
+    return json.dumps(_packed(value, what, MAX_DEPTH))
 
 
 def value_of(text: str) -> Any:
@@ -41,19 +46,34 @@ def value_of(text: str) -> Any:
     Raises:
         ValueError: the text has another form.
     """
-    return _unpacked(json.loads(text))
+    try:
+        return _unpacked(json.loads(text))
+    except _OTHER_FORM as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def _packed(value: Any, what: str) -> Any:
+_OTHER_FORM = (
+    ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError,
+)  # fmt: skip
+"""What a text of another form may raise; a RecursionError is a RuntimeError."""
+
+
+def _packed(value: Any, what: str, depth: int) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
+    if not depth:
+        raise PlanError(
+            f"{what} is nested in {MAX_DEPTH} values: a saved value is not deeper, and does not "
+            "contain itself."
+        )
+    inner = partial(_packed, depth=depth - 1)
     if kind is list:
-        return [_packed(v, f"{what}[{i}]") for i, v in enumerate(value)]
+        return [inner(v, f"{what}[{i}]") for i, v in enumerate(value)]
     if kind is tuple:
-        return {"tuple": _packed(list(value), what)}
+        return {"tuple": [inner(v, f"{what}[{i}]") for i, v in enumerate(value)]}
     if kind in _MAPPINGS.values():
-        pairs = [[_packed(k, what), _packed(v, f"{what}[{k!r}]")] for k, v in value.items()]
+        pairs = [[inner(k, what), inner(v, f"{what}[{k!r}]")] for k, v in value.items()]
         return {kind.__name__: pairs}
     if isinstance(value, np.generic):
         value = np.asarray(value)
@@ -86,8 +106,11 @@ def _unpacked(value: Any) -> Any:
 
 def _tensor(content: Any) -> Tensor:
     dtype, shape, data = content
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype):
+        raise TypeError(f"{dtype!r} is no dtype")
     flat = torch.from_numpy(np.frombuffer(_decoded(data), dtype=np.uint8))
-    return flat.view(getattr(torch, dtype)).reshape(shape)
+    return flat.view(kind).reshape(shape)
 
 
 def _array(content: Any) -> Any:

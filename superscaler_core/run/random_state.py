@@ -21,6 +21,23 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return state
 
 
+def check_random_state(state: dict[str, Any]) -> None:
+    """Check that generators can take a state, with generators that nothing else uses.
+
+    Raises:
+        ValueError, TypeError, KeyError: the state has another form.
+    """
+    random.Random().setstate(state["python"])
+    np.random.RandomState().set_state(state["numpy"])
+    for name in {"torch", "cuda"} & {*state, "torch"}:
+        if not isinstance(state[name], torch.Tensor) or state[name].dtype != torch.uint8:
+            raise TypeError(f"the state of {name} is no tensor of bytes")
+    try:
+        torch.Generator().set_state(state["torch"])
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     """Let all generators continue from a state, with the GPU's generator if the state has it."""
     random.setstate(state["python"])

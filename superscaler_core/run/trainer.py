@@ -13,14 +13,15 @@ from torch import Tensor, nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.ops import mix
-from superscaler_core.run import training_state
+from superscaler_core.run import resume, training_state
 from superscaler_core.run.checkpoint import FORMATS, StoredModel
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.pipemare import Discrepancy, PipeMare, scaled_rates
 from superscaler_core.run.rank import Rank
+from superscaler_core.run.resume import Resumed
 from superscaler_core.run.together import norm_of_grads, sum_of_all
-from superscaler_core.run.training_state import Resumed, Run, Saved
+from superscaler_core.run.training_state import Run, Saved
 from superscaler_core.run.transport import Transport
 
 _SCALED_UPDATES = (
@@ -340,9 +341,8 @@ class Trainer:
             format: "safetensors", or "dcp" for the files of ``torch.distributed.checkpoint``.
 
         Raises:
-            PlanError: a state cannot be saved; the message names it.
-            CheckpointError: the folder holds a checkpoint already, or a rank could not write; on
-                all ranks.
+            CheckpointError: a state cannot be saved, the folder holds a checkpoint already, or a
+                rank could not write; the same on all ranks, whichever has the fault.
         """
         run = self._run(optimizer, scheduler, scaler=scaler, step=step, extra=extra)
         training_state.save(folder, self._model, run, format)
@@ -359,7 +359,8 @@ class Trainer:
 
         With an optimizer, or after ``update_with``, the run is resumed: also on another plan and
         another number of ranks, it continues as it would have without a break. Otherwise only
-        parameters and buffers are read.
+        parameters and buffers are read. All ranks take what one save has, or no rank changes
+        anything.
 
         Args:
             folder: a folder that ``save`` or ``save_run`` wrote; any checkpoint of the model if no
@@ -370,15 +371,15 @@ class Trainer:
             The ``step`` and ``extra`` that were saved with the run.
 
         Raises:
-            CheckpointError: a parameter or a buffer is missing or has another shape.
-            PlanError: the checkpoint has no state of the run, or one of another optimizer or other
-                groups; or a buffer differs from the value from which the capture computed
-                constants.
+            CheckpointError: a tensor is missing, damaged or has another shape; the checkpoint has
+                no state of the run, or one of another optimizer, other groups or another scheduler;
+                a buffer differs from the value from which the capture computed constants; or ranks
+                read different saves. The same on all ranks, whichever has the fault.
         """
         run = self._run(optimizer, scheduler, scaler=scaler)
-        resume = self._makes_optimizers or not run.is_empty
-        resumed = training_state.load(folder, self._model, run, resume=resume)
-        if resume:
+        is_resumed = self._makes_optimizers or not run.is_empty
+        resumed = resume.load(folder, self._model, run, resume=is_resumed)
+        if is_resumed:
             self._resumed = resumed
             self._rank.draws = resumed.dropout or self._rank.draws
         return resumed.saved

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import superscaler_core as ss
 from superscaler_core.front_end import convert
 from superscaler_core.plans import PLANS
-from superscaler_core.run.training_state import load_run, save_run
+from superscaler_core.run.resume import load_run
+from superscaler_core.run.training_state import save_run
 from tests.superscaler_core.packed import Conv1D, Model, models
 
 WIDTH = 12
