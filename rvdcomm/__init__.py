@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from rvdcomm.api import (
         Pending,
         Redistributor,
+        abort,
         empty,
         empty_cache,
         redistribute,
         redistribute_many,
+        restart,
         timeout,
     )
 
@@ -41,7 +43,7 @@ __version__ = "0.1.0"
 _NEEDS_TORCH = frozenset(
     {
         *("Pending", "Redistributor", "empty", "empty_cache"),
-        *("redistribute", "redistribute_many", "timeout"),
+        *("abort", "redistribute", "redistribute_many", "restart", "timeout"),
     }
 )
 
@@ -67,6 +69,7 @@ __all__ = [
     "ShapeMismatchError",
     "SimulationResult",
     "Topology",
+    "abort",
     "best_ranks",
     "empty",
     "empty_cache",
@@ -74,6 +77,7 @@ __all__ = [
     "plan_many",
     "redistribute",
     "redistribute_many",
+    "restart",
     "simulate",
     "timeout",
 ]

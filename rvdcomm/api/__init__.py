@@ -5,6 +5,7 @@ from rvdcomm.api.memory import empty, empty_cache
 from rvdcomm.api.one import redistribute
 from rvdcomm.api.pending import Pending, drain
 from rvdcomm.api.redistributor import Redistributor
+from rvdcomm.api.restart import abort, restart
 from rvdcomm.api.tensors import fault_of, fault_of_mode, resolved
 from rvdcomm.api.traced import breaks_graph
 from rvdcomm.run.waiting import timeout
@@ -12,6 +13,7 @@ from rvdcomm.run.waiting import timeout
 __all__ = [
     "Pending",
     "Redistributor",
+    "abort",
     "breaks_graph",
     "drain",
     "empty",
@@ -21,5 +23,6 @@ __all__ = [
     "redistribute",
     "redistribute_many",
     "resolved",
+    "restart",
     "timeout",
 ]

@@ -93,13 +93,18 @@ class Posted(Pending):
     Args:
         finish: waits for the messages, and returns the result.
         join: called with the result in every ``wait``.
+        world: the world of the messages.
     """
 
-    __slots__ = ("_error", "_finish", "_future", "_join", "_lock", "_result")
+    __slots__ = ("_error", "_finish", "_future", "_join", "_lock", "_result", "_world")
 
     def __init__(
-        self, finish: Callable[[], Result], join: Callable[[Result], None] | None = None
+        self,
+        finish: Callable[[], Result],
+        join: Callable[[Result], None] | None = None,
+        world: World | None = None,
     ) -> None:
+        self._world = world
         self._finish: Job | None = _as_here(finish)
         self._join = join
         self._result: Result = None
@@ -140,10 +145,12 @@ class Posted(Pending):
         return self._result
 
 
-def posted(finish: Callable[[], Result], device: torch.device) -> Posted:
+def posted(
+    finish: Callable[[], Result], device: torch.device, world: World | None = None
+) -> Posted:
     """A call whose messages ``finish`` waits for; on a GPU it lets a stream wait for them."""
     if device.type != "cuda":
-        return Posted(finish)
+        return Posted(finish, world=world)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def finish_on_stream() -> Result:
@@ -152,7 +159,7 @@ def posted(finish: Callable[[], Result], device: torch.device) -> Posted:
         done.record(torch.cuda.current_stream(device))
         return result
 
-    return Posted(finish_on_stream, partial(join_stream, device, done))
+    return Posted(finish_on_stream, partial(join_stream, device, done), world)
 
 
 def join_stream(device: torch.device, done: torch.cuda.Event, result: Result) -> None:
@@ -169,6 +176,19 @@ MOST_POSTED = 64
 so that a dropped handle does not keep its tensors forever."""
 
 _POSTED: dict[int, Posted] = {}
+
+
+def _forget_posted(world: World) -> None:
+    """Drop the posted calls of a world that failed.
+
+    They hold its connections, and the other ranks learn of the failure when these close.
+    """
+    for call in list(_POSTED.values()):
+        if call._world is world:
+            call.forget()
+
+
+World.at_failure.append(_forget_posted)
 
 
 def submit(job: Job, device: torch.device, tensors: Sequence[Tensor | None]) -> Pending:

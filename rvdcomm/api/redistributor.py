@@ -199,7 +199,7 @@ class Redistributor:
         if async_op:
             device = self._device_of(tensor if tensor is not None else out)
             if self.is_posted and device.type == self._device.type:
-                return posted(self._post(tensor, out, device), device)
+                return posted(self._post(tensor, out, device), device, self._world)
             return submit(partial(self._run, tensor, out), device, (tensor, out))
         drain()
         return self._run(tensor, out)

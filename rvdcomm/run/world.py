@@ -33,8 +33,8 @@ from rvdcomm.run.waiting import of_block
 warn_of_untried(torch.__version__)
 
 FORM_AGAIN = (
-    "Form the group again on all of its ranks: destroy_process_group and init_process_group, or "
-    "new_group."
+    "Form the group again on all of its ranks: rvdcomm.restart, or destroy_process_group and "
+    "init_process_group, or new_group."
 )
 _FORKED = (
     "this process was forked from one that is in the process group, and is no rank of it. Call "
@@ -56,6 +56,8 @@ class World:
     """By the id of the group: groups of other libraries may have no hash."""
     _inherited: ClassVar[dict[int, weakref.ref[Any]]] = {}
     """Groups of the process that this one was forked from, by their id."""
+    at_failure: ClassVar[list[Callable[[World], None]]] = []
+    """Functions that drop what this process holds of a world that failed."""
 
     settlers: ClassVar[list[Callable[[], None]]] = []
     """Functions that wait for the calls that this process makes in the background."""
@@ -134,6 +136,14 @@ class World:
     def _end(cls, number: int, world: World) -> None:
         cls._known.pop(number, None)
         world.close()
+
+    @classmethod
+    def renewed(cls, group: Any = None) -> World:
+        """A new world of a group, in place of one that failed; what the old one holds is closed."""
+        old = cls.of(group)
+        old.close()
+        cls._known = {number: world for number, world in cls._known.items() if world is not old}
+        return cls.of(group)
 
     def on(self, device_type: str) -> World:
         """The world of the backend that moves tensors on devices of a type; maybe this one.
@@ -264,6 +274,8 @@ class World:
             island.fail(lost)
         for subgroup in list(self._subgroups.values()):
             subgroup.close()
+        for drop in self.at_failure:
+            drop(self)
         with suppress(TimeoutError, RuntimeError):
             tell_failure(self, text)
         for world in list(self._family.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.load import module_from
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
+from superscaler_core.run.step_guard import StepGuard
 from superscaler_core.run.trainer import IncompatibleKeys, Trainer
 from superscaler_core.run.training_state import Saved
 from superscaler_core.run.transport import Transport
@@ -101,6 +103,14 @@ class Parallel:
         if not rank.results:
             return loss
         return Evaluated(loss, self._batches.results(compiled, rank.results))
+
+    def step_guard(self) -> AbstractContextManager[StepGuard]:
+        """A block that succeeds on all ranks or that all skip, as ``Trainer.step_guard``."""
+        return self.trainer.guard_of([self._first, *self._ranks.values()])
+
+    def recover(self) -> None:
+        """Form the connections again after a step that failed, as ``Trainer.recover``."""
+        self.trainer.recover_from(self._last)
 
     def _chosen(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, trains: bool

@@ -125,8 +125,11 @@ class Rank(SegmentRunner):
             self.weights.end_versions()
             self.results = self._brought()
             self._carrier.finish()
-        except BaseException:
+        except BaseException as error:
             self._forget()
+            # The others count on the rest of this step.
+            if self.tables.num_ranks > 1:
+                self._transport.fail(error)
             raise
         self._states.clear()
         return self._total
@@ -256,6 +259,12 @@ class Rank(SegmentRunner):
     def constant(self, name: str) -> Tensor:
         """A value of the model that depends on no input."""
         return self._constants[name]
+
+    @property
+    def changing(self) -> Mapping[str, Tensor]:
+        """The buffers that a step may replace the values of."""
+        names = {*self.tables.buffers, *self.tables.states}
+        return {name: self._constants[name] for name in names if name in self._constants}
 
     def state(self, name: str, mb: int) -> Tensor:
         """The value of a buffer for a microbatch; a recomputation gets the same value."""

@@ -72,7 +72,7 @@ def in_threads(
     Raises:
         Exception: the exception of the first rank that failed.
     """
-    board = Board(timeout_secs)
+    board = Board(timeout_secs, len(ranks))
     results: dict[int, T] = {}
 
     def serve(rank: int) -> None:

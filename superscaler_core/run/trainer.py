@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,13 @@ from superscaler_core.errors import PlanError
 from superscaler_core.ops import mix
 from superscaler_core.run import resume, training_state
 from superscaler_core.run.checkpoint import FORMATS, StoredModel
+from superscaler_core.run.first_values import share_buffers
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.pipemare import Discrepancy, PipeMare, scaled_rates
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.resume import Resumed
+from superscaler_core.run.step_guard import StepGuard, guarded
 from superscaler_core.run.together import norm_of_grads, sum_of_all
 from superscaler_core.run.training_state import Run, Saved
 from superscaler_core.run.transport import Transport
@@ -107,6 +110,59 @@ class Trainer:
                 f"takes {', '.join(free) or 'none'}."
             )
         return self._rank.step({**dict(zip(names, batch, strict=False)), **named})
+
+    def step_guard(self) -> AbstractContextManager[StepGuard]:
+        """A block of steps that succeeds on all ranks, or that all ranks skip together.
+
+        If the block raises on a rank, no rank raises: gradients, buffers and the counts of random
+        draws are as they were before the block on all of them, connections are formed again, all
+        ranks warn, and ``skipped`` says so. An interrupt is raised, and a rank that is lost is a
+        ``CommError`` as ever. A block that succeeds costs two exchanges of a number, and a copy of
+        the gradients that were there before. All ranks of the process group take part.
+
+        >>> # with trainer.step_guard() as guard:
+        >>> #     loss = trainer.step(tokens, targets)
+        >>> # if guard.skipped:
+        >>> #     continue                                      # with the next batch
+        >>> # optimizer.step(); optimizer.zero_grad()
+
+        Raises:
+            PlanError: steps update weights themselves, so a step cannot be undone.
+        """
+        return self.guard_of([self._rank])
+
+    def guard_of(self, ranks: Sequence[Rank]) -> AbstractContextManager[StepGuard]:
+        """``step_guard`` of a model that several programs share, by this rank of each."""
+        if self._makes_optimizers or self.is_asynchronous:
+            raise PlanError(
+                "step_guard: steps of this trainer update weights themselves (update_with), so a "
+                "step that failed cannot be undone; load the latest checkpoint after recover()."
+            )
+        return guarded(ranks, self._transport)
+
+    def recover(self) -> None:
+        """Form the connections again after a step that failed on some rank; collective.
+
+        Without ``step_guard`` the failed step is half done. Its gradients are dropped here on all
+        ranks, and all get the first rank's buffers, which may have seen the batch. Parameters are
+        as before, unless steps update them (``update_with``); ``load`` restores everything. All
+        ranks of the process group take part.
+
+        Raises:
+            CommError: a rank did not come within the group's timeout.
+        """
+        self.recover_from(self._rank)
+
+    def recover_from(self, last: Rank) -> None:
+        """``recover`` of a model that several programs share, by this rank of the last that ran."""
+        tables, (seed, num) = self._rank.tables, self._rank.draws
+        self._transport.fail(RuntimeError("the trainer recovers"))
+        counts = self._transport.restart(str(num))
+        self._rank.draws = seed, max(map(int, counts))
+        for parameter in self.parameters():
+            parameter.grad = None
+        last.share_states()
+        share_buffers(last.changing, tables.num_ranks, self._transport, last.device)
 
     @property
     def results(self) -> Mapping[str, Tensor]:

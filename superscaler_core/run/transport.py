@@ -64,6 +64,19 @@ class Transport(Protocol):
     def start_many(self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]) -> ManyHandle:
         """Move tensors by name in the background."""
 
+    def fail(self, error: BaseException) -> None:
+        """Let all ranks raise, at the latest in their next move: this one does not go on.
+
+        Law (tests/dist/test_step_faults.py): no rank gets a value of another step than its own.
+        """
+
+    def restart(self, text: str) -> list[str]:
+        """Let ranks move tensors again after ``fail``; collective over all ranks.
+
+        Returns:
+            What every rank gave as ``text``, in the order of ranks.
+        """
+
 
 class DistTransport:
     """Moves tensors with ``rvdcomm`` over ``torch.distributed``, on one rank of a process group."""
@@ -102,21 +115,53 @@ class DistTransport:
         key = Leg("", leg.src, leg.dst, leg.dtype)
         if key not in self._calls:
             plan = rv.plan(*leg.layouts, leg.dtype, self._topology)
-            redistributor = rv.Redistributor(plan, self._group)
-            redistributor.prepare_post()
-            self._calls[key] = DistCall(redistributor)
+            self._calls[key] = DistCall(plan, self._group)
         return self._calls[key]
 
+    def fail(self, error: BaseException) -> None:
+        rv.abort(error, self._group)
 
-@dataclass(frozen=True)
+    def restart(self, text: str) -> list[str]:
+        texts: list[str] = rv.restart(self._group, text=text)
+        for call in self._calls.values():
+            call.disconnect()
+        return texts
+
+
 class DistCall:
     """A transition compiled for one rank.
 
     Law (tests/dist/test_superscaler.py): ``start`` returns the same with and without ``expect``.
+
+    Args:
+        plan: the transition.
+        group: process group; the default group if None.
     """
 
-    redistributor: rv.Redistributor
-    _expected: deque[rv.Pending] = field(default_factory=deque)
+    def __init__(self, plan: rv.Plan, group: Any) -> None:
+        self._plan, self._group = plan, group
+        self._expected: deque[rv.Pending] = deque()
+        self._connected: rv.Redistributor | None = None
+        self._connect()
+
+    @property
+    def redistributor(self) -> rv.Redistributor:
+        """The transition on connections that work; collective when first read after a restart."""
+        return self._connected or self._connect()
+
+    def _connect(self) -> rv.Redistributor:
+        self._connected = rv.Redistributor(self._plan, self._group)
+        self._connected.prepare_post()
+        return self._connected
+
+    def disconnect(self) -> None:
+        """Drop connections that are broken; the next move makes new ones.
+
+        Moves are in one order on all ranks, so no rank connects for one while another rank connects
+        for a later one.
+        """
+        self._connected = None
+        self._expected.clear()
 
     def move(self, tensor: Tensor | None) -> Tensor | None:
         result: Tensor | None = self.redistributor(tensor, requires_grad=False)
@@ -152,8 +197,10 @@ class _Meeting:
 class Board:
     """The shared state through which the ranks of a ``ThreadTransport`` communicate."""
 
-    def __init__(self, timeout_secs: float = 60.0) -> None:
+    def __init__(self, timeout_secs: float = 60.0, num_ranks: int = 1) -> None:
         self.timeout_secs = timeout_secs
+        self.restarted = threading.Barrier(num_ranks, self.forget, timeout_secs)
+        self.texts: dict[int, str] = {}
         self.changed = threading.Condition()
         self.meetings: dict[tuple[Leg, int], _Meeting] = defaultdict(_Meeting)
         self.error: BaseException | None = None
@@ -163,6 +210,11 @@ class Board:
         with self.changed:
             self.error = self.error or error
             self.changed.notify_all()
+
+    def forget(self) -> None:
+        """Drop the failure, and all moves that ranks had begun."""
+        self.meetings.clear()
+        self.error = None
 
 
 class ThreadTransport:
@@ -175,6 +227,16 @@ class ThreadTransport:
         self.rank, self._board = rank, board
         self._counts: dict[Leg, int] = defaultdict(int)
         self.sent_bytes = 0
+
+    def fail(self, error: BaseException) -> None:
+        self._board.fail(error)
+
+    def restart(self, text: str) -> list[str]:
+        board = self._board
+        board.texts[self.rank] = text
+        board.restarted.wait()
+        self._counts.clear()
+        return [text for _, text in sorted(board.texts.items())]
 
     def call(self, leg: Leg) -> ThreadCall:
         return ThreadCall(self, leg)
