@@ -8,9 +8,10 @@ name or by position.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -97,6 +98,15 @@ class ModelCall:
         """The tensors among the arguments: the inputs of the graph, in their order."""
         leaves = pytree.tree_leaves((self.args, self.kwargs))
         return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+    @cached_property
+    def form(self) -> Hashable:
+        """A key that is equal for calls that one program can do: only values of tensors differ."""
+        leaves, form = pytree.tree_flatten((self.args, self.kwargs))
+        return str(form), tuple(
+            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), leaf)
+            for leaf in leaves
+        )
 
     @contextmanager
     def returning_loss(self, model: nn.Module) -> Iterator[None]:

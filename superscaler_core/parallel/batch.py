@@ -32,7 +32,8 @@ class Batch:
             own, and the whole batch is their concatenation in rank order. Ranks that share the work
             on the same samples, as in tensor parallelism, pass equal ones.
         check: when ranks compare a hash of what has to be equal: at the "first" call of each shape,
-            at "every" call, or "never".
+            at "every" call, or "never". Shapes are compared at every call too, unless it is
+            "never", or programs compute on GPUs and it is "first".
 
     >>> Batch(dims={"x": 1, "positions": None})
     Batch(dims={'x': 1, 'positions': None}, kind='whole', check='first')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,13 +11,14 @@ from torch import Tensor
 from superscaler_core.compiled import Compiled
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batch import Inputs
-from superscaler_core.parallel.programs import Programs, shape_of
+from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.routes import Routes, groups_of, whole_of
 from superscaler_core.parallel.same_batch import (
     check_same,
     digest_of,
     first_odd,
     form_of,
+    is_odd,
     number_of,
     refuse_shapes,
     refuse_values,
@@ -61,16 +62,25 @@ class WholeBatches:
         transport: compares batches.
     """
 
-    def __init__(self, programs: Programs, transport: Transport) -> None:
+    def __init__(self, programs: Programs, transport: Transport, device: torch.device) -> None:
         self._programs, self._transport = programs, transport
         self._ranks = tuple(range(programs.num_devices))
         self._compared = _Compared(programs.batch.check)
+        # On a GPU a rank would wait for all that its device has still to do.
+        self._compares_shapes = device.type == "cpu" and programs.batch.check != "never"
 
     def whole(self, call: ModelCall) -> ModelCall:
+        if len(self._ranks) == 1:
+            return call
         if self._compared.is_due(call):
             inputs = self._programs.inputs(call)
             check_same(call, inputs, self._ranks, self._transport)
-            self._compared.add(call)
+            self._compared.add(call, number_of(form_of(call, inputs)))
+        elif self._compares_shapes:
+            known = self._compared.number_of(call)
+            if is_odd(known, self._ranks, self._transport):
+                text = form_of(call, self._programs.inputs(call))
+                refuse_shapes(text, self._ranks, self._transport)
         return call
 
     def given(self, compiled: Compiled, call: ModelCall) -> dict[str, Tensor | OwnSamples]:
@@ -106,7 +116,7 @@ class LocalBatches:
         inputs = self._programs.inputs(call)
         sizes = self._agreed(call, inputs)
         self._sizes = tuple(sizes[group[0]] for group in self._groups)
-        self._compared.add(call)
+        self._compared.add(call, 0)
         return inputs.of_size(call, sum(self._sizes))
 
     def given(self, compiled: Compiled, call: ModelCall) -> dict[str, Tensor | OwnSamples]:
@@ -137,8 +147,8 @@ class LocalBatches:
         common = [d for d, dim in zip(digests, inputs.dims, strict=False) if dim is None]
         row = [number_of(form), size, number_of(*digests), number_of(*common)]
         rows = rows_of(torch.tensor(row), self._ranks, self._transport)
-        if odd := first_odd(rows[:, 0].tolist()):
-            refuse_shapes(form, self._ranks, odd, self._transport, _LOCAL)
+        if first_odd(rows[:, 0].tolist()):
+            refuse_shapes(form, self._ranks, self._transport, _LOCAL)
         if -2 in rows[:, 1]:
             raise ValueError(
                 f"an input of rank {rows[:, 1].tolist().index(-2)} requires a gradient, and a step "
@@ -149,9 +159,9 @@ class LocalBatches:
             text = texts_of(form_of(call, inputs), self._ranks, self._transport)[odd]
             raise ValueError(f"inputs of rank {odd} differ in their number of samples: {text}.")
         for group in self._groups:
-            if odd := first_odd(rows[list(group), 1].tolist()):
+            if first_odd(rows[list(group), 1].tolist()):
                 said = form_of(call, inputs)
-                refuse_shapes(said, self._ranks, group[odd], self._transport, self._hint)
+                refuse_shapes(said, self._ranks, self._transport, self._hint, group)
         if any(first_odd(rows[list(group), 2].tolist()) for group in self._groups):
             among = self._groups
             refuse_values(inputs.names, digests, self._ranks, self._transport, among, self._hint)
@@ -176,21 +186,24 @@ class LocalBatches:
 
 
 class _Compared:
-    """The forms of calls whose values ranks have compared."""
+    """The forms of calls whose values ranks have compared, each with a number that is its hash."""
 
     def __init__(self, check: str) -> None:
-        self._check, self._forms = check, set[Hashable]()
+        self._check, self._forms = check, dict[Hashable, int]()
 
     def is_due(self, call: ModelCall) -> bool:
         """Whether a call is to be compared."""
         if self._check == "first":
-            return shape_of(call) not in self._forms
+            return call.form not in self._forms
         return self._check == "every"
 
-    def add(self, call: ModelCall) -> None:
+    def add(self, call: ModelCall, number: int) -> None:
         """Note that a call was compared."""
-        if self._check == "first":
-            self._forms.add(shape_of(call))
+        self._forms[call.form] = number
+
+    def number_of(self, call: ModelCall) -> int:
+        """The number of a call that was compared."""
+        return self._forms[call.form]
 
 
 def agreed_example(programs: Programs, call: ModelCall, transport: Transport) -> ModelCall:
@@ -207,15 +220,15 @@ def agreed_example(programs: Programs, call: ModelCall, transport: Transport) ->
     form = form_of(call, inputs, counts_samples=False)
     row = torch.tensor([number_of(form), next(iter(inputs.sizes.values()), 0)])
     rows = rows_of(row, ranks, transport)
-    if odd := first_odd(rows[:, 0].tolist()):
-        refuse_shapes(form, ranks, odd, transport, _LOCAL)
+    if first_odd(rows[:, 0].tolist()):
+        refuse_shapes(form, ranks, transport, _LOCAL)
     return inputs.of_size(call, int(rows[0, 1]))
 
 
 def batches_of(
-    programs: Programs, compiled: Compiled, transport: Transport, device: Any
+    programs: Programs, compiled: Compiled, transport: Transport, device: torch.device
 ) -> Batches:
     """What ranks pass, as ``Batch.kind`` says."""
     if programs.batch.is_local:
-        return LocalBatches(programs, compiled, transport, torch.device(device))
-    return WholeBatches(programs, transport)
+        return LocalBatches(programs, compiled, transport, device)
+    return WholeBatches(programs, transport, device)

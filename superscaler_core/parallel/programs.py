@@ -17,8 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 import rvdcomm as rv
 from superscaler_core.compiled import Compiled, compile
@@ -102,7 +101,7 @@ class Programs:
                 if self.batch.is_local:
                     call = self._whole_example(call)
                 self._first = compile(self._plan_of_example(call), **self._options)
-                self._made[shape_of(call), True] = self._first
+                self._made[call.form, True] = self._first
             return self._first
 
     def _whole_example(self, call: ModelCall) -> ModelCall:
@@ -125,7 +124,7 @@ class Programs:
             call: the call that a single device would make.
             trains: whether it trains, or evaluates.
         """
-        key = shape_of(call), trains
+        key = call.form, trains
         with self._lock:
             if key not in self._made:
                 self._made[key] = self._compiled(call, trains)
@@ -313,15 +312,6 @@ class Programs:
             )
         )
         return made if trains else made.without_grad()
-
-
-def shape_of(call: ModelCall) -> Hashable:
-    """A key that is equal for calls that one program can do: only values of tensors differ."""
-    leaves, form = pytree.tree_flatten((call.args, call.kwargs))
-    return str(form), tuple(
-        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), leaf)
-        for leaf in leaves
-    )
 
 
 def _text(call: ModelCall) -> str:

@@ -42,28 +42,37 @@ def check_same(
         return
     form = form_of(call, inputs)
     digests = [digest_of(tensor) for tensor in inputs.tensors] if values else []
-    found = rows_of(torch.tensor([number_of(form), number_of(*digests)]), ranks, transport)
-    if odd := first_odd(found[:, 0].tolist()):
-        refuse_shapes(form, ranks, odd, transport)
-    if first_odd(found[:, 1].tolist()):
+    row = torch.tensor([number_of(form), number_of(*digests)])
+    forms, batches = zip(*rows_of(row, ranks, transport).tolist(), strict=True)
+    if first_odd(forms):
+        refuse_shapes(form, ranks, transport)
+    if first_odd(batches):
         refuse_values(inputs.names, digests, ranks, transport)
 
 
+def is_odd(number: int, ranks: Ranks, transport: Transport) -> bool:
+    """Whether the forms of ranks have different numbers; collective, also with ``check_same``."""
+    found = rows_of(torch.tensor([number, 0]), ranks, transport)
+    return bool(first_odd(found[:, 0].tolist()))
+
+
 def refuse_shapes(
-    form: str, ranks: Ranks, odd: int, transport: Transport, hint: str = _WHOLE
+    form: str, ranks: Ranks, transport: Transport, hint: str = _WHOLE, among: Ranks = ()
 ) -> NoReturn:
     """Raise the error of ranks whose calls have other forms; collective.
 
     Args:
         form: of this rank's call.
         ranks: all ranks.
-        odd: the place of one whose form is not that of the first.
         transport: brings the ranks' forms together.
         hint: what would be right.
+        among: ranks whose forms have to be equal; all ranks if empty.
     """
     forms = texts_of(form, ranks, transport)
+    first, *others = among or ranks
+    odd = next(rank for rank in others if forms[rank] != forms[first])
     raise ValueError(
-        f"ranks pass other shapes: rank {ranks[0]} passes {forms[0]}, and rank {ranks[odd]} passes "
+        f"ranks pass other shapes: rank {first} passes {forms[first]}, and rank {odd} passes "
         f"{forms[odd]}. {hint}"
     )
 

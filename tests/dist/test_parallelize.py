@@ -76,6 +76,30 @@ def alone() -> Found:
     return torch.stack(losses).detach(), dict(model.state_dict()), wanted["loss"], wanted["logits"]
 
 
+def of_own(rank: int) -> tuple[list[str], float]:
+    """Refusals of batches that differ between ranks, and the loss of samples of this rank's own."""
+    parallel = ss.parallelize(words(), kwargs=named(4, 0), plan="zero3")
+    parallel.step(**named(4, 0))
+    refusals = []
+    for batch in (named(4 + 2 * rank, 0), named(6, rank)):
+        with pytest.raises(ValueError, match="other") as error:
+            parallel.step(**batch)
+        refusals.append(str(error.value))
+    parallel.step(**named(6, 0))
+    own = ss.parallelize(words(), kwargs=named(2, 0), batch=ss.Batch(kind="local"))
+    both = named(5, 3)
+    mine = {name: x[:2] if rank == 0 else x[2:] for name, x in both.items()}
+    return refusals, own.step(**mine).item()
+
+
+def test_ranks_learn_that_others_pass_other_batches_or_join_them(worlds: Worlds) -> None:
+    wanted = words()(**named(5, 3))["loss"].item()
+    for (shapes, values), loss in worlds(2).run(of_own):
+        assert shapes.startswith("ranks pass other shapes: rank 0 passes tokens [4, 6]")
+        assert values.startswith("input 'tokens' has other values on rank 1 than on rank 0")
+        assert loss == pytest.approx(wanted, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     "num_ranks, plan, knobs",
     [

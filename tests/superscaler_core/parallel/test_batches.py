@@ -56,6 +56,17 @@ def test_other_shapes_on_one_rank_are_refused_on_all_ranks() -> None:
     )
 
 
+@pytest.mark.parametrize("known", [[], [2], [2, 3]])
+def test_other_shapes_are_refused_however_many_ranks_know_theirs(known: list[int]) -> None:
+    def work(parallel: ss.Parallel) -> None:
+        for size in known:
+            parallel.step(**named(size))
+        parallel.step(**named(2 + parallel.trainer.rank))
+
+    (found,) = refusals(work)
+    assert "ranks pass other shapes" in found
+
+
 @pytest.mark.parametrize(
     "check, is_refused",
     [("first", [False, False]), ("every", [False, True]), ("never", [False] * 2)],
