@@ -75,6 +75,7 @@ def reshard(
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     tensors_only: bool = False,
+    index: str | None = None,
     follow_symlinks: bool = False,
     verify: bool = False,
     progress: bool = False,
@@ -96,8 +97,10 @@ def reshard(
         max_file_bytes: begin new files when a rank's file would exceed this many bytes of tensors.
             Files that are incomplete after a crash are written again, so smaller files lose less.
         tensors_only: leave out data that the result cannot hold, instead of raising an error. Such
-            data are entries of a DCP checkpoint that are no tensors, and ``__metadata__`` of
-            safetensors if ``to="dcp"`` or if files have different texts.
+            data are entries of a DCP checkpoint that are no tensors, tensors that the index of a
+            Hugging Face-style checkpoint does not name, and ``__metadata__`` of safetensors if
+            ``to="dcp"`` or if files have different texts.
+        index: the index or file to read, if the folder holds several (``open_checkpoint``).
         follow_symlinks: also follow links of the source to files outside of its folder.
         verify: read all files in ``dst_dir`` again at the end and compare the checksums.
         progress: show a bar on stderr after two seconds, if stderr is a terminal.
@@ -119,6 +122,7 @@ def reshard(
         memory_limit=memory_limit,
         max_file_bytes=max_file_bytes,
         tensors_only=tensors_only,
+        index=index,
         follow_symlinks=follow_symlinks,
     )
     root = Path(dst_dir)

@@ -79,6 +79,7 @@ class ReshardPlan:
         for what, names in (
             ("rules that match no tensor", self.unused_patterns),
             ("left out, no tensors", self._left_out()),
+            ("left out, not in the index", self.source.unnamed),
         ):
             if names:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -125,13 +126,16 @@ def plan_reshard(
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     tensors_only: bool = False,
+    index: str | None = None,
     follow_symlinks: bool = False,
 ) -> ReshardPlan:
     """Plan a reshard. Nothing is written; only the descriptions of the source are read.
 
     Args and errors are those of ``reshard``.
     """
-    source = open_checkpoint(src_dir, follow_symlinks=follow_symlinks)
+    source = open_checkpoint(
+        src_dir, index=index, tensors_only=tensors_only, follow_symlinks=follow_symlinks
+    )
     rules = rules or Rules()
     if to not in FORMS:
         raise CheckpointError(f"to={to!r} is no kind of checkpoint; use {', '.join(FORMS)}.")
