@@ -21,7 +21,7 @@ PIECE_BYTES = 1 << 20
 """Bytes that are read and then summed at once: they are still in the processor's cache."""
 
 AHEAD_BYTES = 128 << 10
-"""Bytes that are read at once where a gap is read; each array that has gaps takes so much memory."""
+"""Bytes that are read at once where a gap is read; so much memory takes each array with gaps."""
 
 
 class Damage(Exception):  # noqa: N818

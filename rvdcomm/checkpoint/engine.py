@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rvdcomm.checkpoint import journal
+from rvdcomm.checkpoint.carried import carry
 from rvdcomm.checkpoint.faults import as_checkpoint_error
 from rvdcomm.checkpoint.files import PartFile, fault_of, sync_folder
 from rvdcomm.checkpoint.forms import FORMS, Form, Piece, pieces_of
@@ -90,8 +91,9 @@ def reshard(
         src_dir: a folder in a form that ``open_checkpoint`` knows; not modified.
         dst_dir: a folder that is new, empty, or left by an earlier run of the same call.
         rules: layouts and names; by default all tensors are on rank 0 and keep their names.
-        to: ``"sharded"`` (one file per rank, with a manifest), ``"whole"`` (Hugging Face's form) or
-            ``"dcp"`` (the form of ``torch.distributed.checkpoint``).
+        to: ``"sharded"`` (one file per rank, with a manifest), ``"whole"`` (Hugging Face's form,
+            with the config, the tokenizer and other small files of the source) or ``"dcp"`` (the
+            form of ``torch.distributed.checkpoint``).
         dtype: convert tensors of ``CONVERTED`` dtypes to this one.
         memory_limit: the most bytes that buffers of tensors take at once.
         max_file_bytes: begin new files when a rank's file would exceed this many bytes of tensors.
@@ -146,7 +148,9 @@ def _request(plan: ReshardPlan) -> dict[str, Any]:
     homes = [sorted(batch.files.items()) for batch in plan.batches for _ in batch.targets]
     # Each window becomes a chunk of a DCP checkpoint, so the window sizes decide its bytes.
     windows = [target.window_elements for target in plan.targets] if plan.to == "dcp" else []
+    others = {"files carried along": _sha256([(n, *folder.version(n)) for n in plan.carried])}
     return {
+        **(others if plan.carried else {}),
         "to": plan.to,
         "dtypes": sorted({target.dtype for target in plan.targets}),
         "ranks": sorted({rank for batch in plan.batches for rank in batch.files}),
@@ -202,6 +206,7 @@ def _run(
                 log.record(written)
     if verify:
         _verify(root, log)
+    carry(plan.source.folder, plan.carried, root)
     # The journal is read back, so that a resumed run ends with the bytes of an uninterrupted one.
     form.finish(root, plan.batches, zip(plan.batches, log.recorded(), strict=True))
     log.finish()

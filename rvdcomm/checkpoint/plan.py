@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rvdcomm.checkpoint.carried import carried
 from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.forms import FORMS
 from rvdcomm.checkpoint.rules import Rules
@@ -33,7 +34,7 @@ class ReshardPlan:
     to: str
     batches: tuple[TargetBatch, ...]
     metadata: Mapping[str, str]
-    unused_patterns: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
 
     @property
     def targets(self) -> list[Target]:
@@ -77,7 +78,7 @@ class ReshardPlan:
         cells = ((_shortened(name, widths[0]), *rest) for name, *rest in rows)
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         for what, names in (
-            ("rules that match no tensor", self.unused_patterns),
+            ("carried along", self.carried),
             ("left out, no tensors", self._left_out()),
             ("left out, not in the index", self.source.unnamed),
         ):
@@ -153,9 +154,8 @@ def plan_reshard(
         )
     metadata = _metadata(source, to, tensors_only)
     targets = _targets(source, rules, to, dtype, memory_limit)
-    used = {rules.pattern(target.name) for target in targets}
-    unused = tuple(glob for glob, _ in rules.layouts if glob not in used)
-    return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), metadata, unused)
+    others = carried(source.folder, source.folder.names()) if to == "whole" else ()
+    return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), metadata, others)
 
 
 def _metadata(source: Catalog, to: str, tensors_only: bool) -> dict[str, str]:
@@ -180,6 +180,7 @@ def _targets(
 ) -> list[Target]:
     targets: dict[str, Target] = {}
     names = rules.names(source.tensors)
+    rules.check_used(names.values())
     for tensor in source.tensors.values():
         name = names[tensor.name]
         if name in targets:

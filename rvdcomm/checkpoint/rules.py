@@ -109,8 +109,9 @@ class Rules:
         """The names that tensors of the source get in the result, by their names in the source.
 
         Raises:
-            LayoutError: a pattern takes longer than ``RENAME_SECS``, as a regular expression such
-                as ``(a+)+$`` does on some names, or makes names longer than ``MAX_NAME_LENGTH``.
+            LayoutError: a pattern matches no name, takes longer than ``RENAME_SECS``, as a regular
+                expression such as ``(a+)+$`` does on some names, or makes names longer than
+                ``MAX_NAME_LENGTH``.
         """
         before = list(source_names)
         after = before
@@ -121,6 +122,15 @@ class Rules:
     def pattern(self, name: str) -> str | None:
         """The first glob that matches a name of the result; None if no glob matches."""
         return next((glob for glob, _ in self.layouts if fnmatchcase(name, glob)), None)
+
+    def check_used(self, names: Iterable[str]) -> None:
+        """Raise a LayoutError if a glob of a layout matches none of the names of the result."""
+        known = list(names)
+        unused = [
+            glob for glob, _ in self.layouts if not any(fnmatchcase(name, glob) for name in known)
+        ]
+        if unused:
+            raise _no_match("layouts", unused, known)
 
     def layout(self, name: str, shape: tuple[int, ...]) -> Layout:
         """The layout of the tensor that has this name in the result.
@@ -155,12 +165,14 @@ class Rules:
 _RENAME = """
 import json, re, sys
 pattern, replacement, names, most = json.load(sys.stdin)
-renamed = []
+renamed, num_matches = [], 0
 for name in names:
-    renamed.append(re.sub(pattern, replacement, name))
-    if len(renamed[-1]) > most:
+    text, count = re.subn(pattern, replacement, name)
+    renamed.append(text)
+    num_matches += count
+    if len(text) > most:
         sys.exit(3)
-json.dump(renamed, sys.stdout)
+json.dump([num_matches, renamed], sys.stdout)
 """
 _TOO_LONG = 3
 
@@ -184,5 +196,17 @@ def _renamed(pattern: str, replacement: str, names: list[str]) -> list[str]:
         )
     if done.returncode:
         raise LayoutError(f"renaming by {pattern!r} failed: {quoted(done.stderr[-160:])}.")
-    renamed: list[str] = json.loads(done.stdout)
+    num_matches: int
+    renamed: list[str]
+    num_matches, renamed = json.loads(done.stdout)
+    if names and not num_matches:
+        raise _no_match("rename", [pattern], names)
     return renamed
+
+
+def _no_match(table: str, patterns: list[str], names: list[str]) -> LayoutError:
+    what = "pattern" if len(patterns) == 1 else "patterns"
+    return LayoutError(
+        f"[{table}] has the {what} {quoted(patterns)[1:-1]}, which no tensor matches; the "
+        f"{len(names)} tensors have names such as {quoted(sorted(names)[:3])[1:-1]}."
+    )

@@ -68,7 +68,8 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
         "--tensors-only",
         action="store_true",
         help="leave out what the result cannot hold: entries of a DCP source that are no tensors, "
-        "tensors that the index of SRC_DIR does not name, and __metadata__ of safetensors with --to dcp or if files have different texts",
+        "tensors that the index of SRC_DIR does not name, and __metadata__ of safetensors with "
+        "--to dcp or if files have different texts",
     )
     parser.add_argument(
         "--index",
