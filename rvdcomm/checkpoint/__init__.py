@@ -7,12 +7,20 @@ from rvdcomm.checkpoint.manifest import Manifest
 from rvdcomm.checkpoint.plan import ReshardPlan, plan_reshard
 from rvdcomm.checkpoint.rules import Rules
 from rvdcomm.checkpoint.shards import commit_shards, save_shards
+from rvdcomm.checkpoint.steps import Concat, Crop, Pad, Split, Stack, Transpose, Unstack
 
 __all__ = [
+    "Concat",
+    "Crop",
     "Manifest",
+    "Pad",
     "Report",
     "ReshardPlan",
     "Rules",
+    "Split",
+    "Stack",
+    "Transpose",
+    "Unstack",
     "commit_shards",
     "load_shards",
     "open_checkpoint",

@@ -148,9 +148,14 @@ def _request(plan: ReshardPlan) -> dict[str, Any]:
     homes = [sorted(batch.files.items()) for batch in plan.batches for _ in batch.targets]
     # Each window becomes a chunk of a DCP checkpoint, so the window sizes decide its bytes.
     windows = [target.window_elements for target in plan.targets] if plan.to == "dcp" else []
-    others = {"files carried along": _sha256([(n, *folder.version(n)) for n in plan.carried])}
+    # Requests without these are as those of earlier versions, whose runs can be resumed.
+    others: dict[str, Any] = {}
+    if plan.carried:
+        others["files carried along"] = _sha256([(n, *folder.version(n)) for n in plan.carried])
+    if plan.steps:
+        others["steps"] = plan.steps
     return {
-        **(others if plan.carried else {}),
+        **others,
         "to": plan.to,
         "dtypes": sorted({target.dtype for target in plan.targets}),
         "ranks": sorted({rank for batch in plan.batches for rank in batch.files}),

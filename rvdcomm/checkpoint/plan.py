@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rvdcomm.checkpoint.carried import carried
@@ -35,6 +35,7 @@ class ReshardPlan:
     batches: tuple[TargetBatch, ...]
     metadata: Mapping[str, str]
     carried: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
     @property
     def targets(self) -> list[Target]:
@@ -155,7 +156,8 @@ def plan_reshard(
     metadata = _metadata(source, to, tensors_only)
     targets = _targets(source, rules, to, dtype, memory_limit)
     others = carried(source.folder, source.folder.names()) if to == "whole" else ()
-    return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), metadata, others)
+    steps = tuple(map(str, rules.steps))
+    return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), metadata, others, steps)
 
 
 def _metadata(source: Catalog, to: str, tensors_only: bool) -> dict[str, str]:
@@ -179,15 +181,9 @@ def _targets(
     source: Catalog, rules: Rules, to: str, dtype: str | None, memory_limit: int
 ) -> list[Target]:
     targets: dict[str, Target] = {}
-    names = rules.names(source.tensors)
-    rules.check_used(names.values())
-    for tensor in source.tensors.values():
-        name = names[tensor.name]
-        if name in targets:
-            raise LayoutError(
-                f"rename gives {tensor.name!r} and {targets[name].source.name!r} the same name, "
-                f"{name!r}."
-            )
+    tensors = _stepped(source, rules)
+    rules.check_used(tensors)
+    for name, tensor in tensors.items():
         layout = rules.layout(name, tensor.shape)
         wanted = _dtype(tensor, dtype)
         if tensor.num_parts > 1 and tensor.dtype in NOT_SUMMED:
@@ -203,6 +199,23 @@ def _targets(
             )
         targets[name] = Target(name, tensor, wanted, layout, memory_limit)
     return [targets[name] for name in sorted(targets)]
+
+
+def _stepped(source: Catalog, rules: Rules) -> dict[str, StoredTensor]:
+    """The tensors of the source by their names in the result, after all steps."""
+    tensors: dict[str, StoredTensor] = {}
+    names = rules.names(source.tensors)
+    for tensor in source.tensors.values():
+        if (before := tensors.setdefault(names[tensor.name], tensor)) is not tensor:
+            raise LayoutError(
+                f"rename gives {tensor.name!r} and {before.name!r} the same name, "
+                f"{names[tensor.name]!r}."
+            )
+    if rules.steps:  # Steps and their errors use the names after rename.
+        tensors = {name: replace(tensor, name=name) for name, tensor in tensors.items()}
+    for step in rules.steps:
+        tensors = step.apply(tensors)
+    return tensors
 
 
 def _dtype(tensor: StoredTensor, dtype: str | None) -> str:
