@@ -39,7 +39,8 @@ int main() {
   CHECK(crc32c(7, nullptr, 0) == 7);
   const std::vector<uint8_t> bytes = some_bytes(100'003);
   // Around the ends of one and of three lanes, short and long.
-  for (const size_t size : {0, 1, 7, 8, 9, 255, 767, 768, 769, 777, 24575, 24576, 24577, 25345}) {
+  for (const size_t size : {0, 1, 7, 8, 9, 255, 767, 768, 769, 777, 1023, 1024, 1279, 1280, 24575,
+                            24576, 24577, 25345}) {
     for (const size_t start : {0, 1, 5}) {
       const uint32_t expected = defined(5, bytes.data() + start, size);
       CHECK(crc32c(5, bytes.data() + start, size) == expected);

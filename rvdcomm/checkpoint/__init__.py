@@ -2,16 +2,25 @@
 
 from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.engine import Report, reshard
+from rvdcomm.checkpoint.load import load_shards
 from rvdcomm.checkpoint.manifest import Manifest
 from rvdcomm.checkpoint.plan import ReshardPlan, plan_reshard
 from rvdcomm.checkpoint.rules import Rules
-from rvdcomm.checkpoint.shards import commit_shards, load_shards, save_shards
+from rvdcomm.checkpoint.shards import commit_shards, save_shards
+from rvdcomm.checkpoint.steps import Concat, Crop, Pad, Split, Stack, Transpose, Unstack
 
 __all__ = [
+    "Concat",
+    "Crop",
     "Manifest",
+    "Pad",
     "Report",
     "ReshardPlan",
     "Rules",
+    "Split",
+    "Stack",
+    "Transpose",
+    "Unstack",
     "commit_shards",
     "load_shards",
     "open_checkpoint",

@@ -6,6 +6,7 @@ An archive is a zip file whose entries are not compressed: ``data.pkl`` says sha
 
 from __future__ import annotations
 
+import hashlib
 import io
 import struct
 import zipfile
@@ -22,6 +23,8 @@ from rvdcomm.text import quoted
 
 MAX_READ_BYTES = 4 << 20
 """Most bytes read of an archive's directory and description; a tensor's take less than 2 KiB."""
+
+_PIECE_BYTES = 1 << 20
 
 _STORAGE_DTYPES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
@@ -42,11 +45,12 @@ class Elements:
     """Where the elements of a tensor lie in a file: from byte ``start`` on, in dim order ``order``.
 
     ``order`` lists the dims, outermost first. It is ``(0, 1)`` for a matrix in row-major order and
-    ``(1, 0)`` for a transposed one.
+    ``(1, 0)`` for a transposed one. ``crc`` is the checksum of the memory in the archive.
     """
 
     start: int
     order: tuple[int, ...]
+    crc: int
 
 
 def locate(folder: Folder, extent: Extent, dtype: str) -> Elements:
@@ -72,6 +76,24 @@ def locate(folder: Folder, extent: Extent, dtype: str) -> Elements:
                 f"{list(shape)} as torch.save writes it: {str(error).rstrip('.')}; copy the file "
                 "again."
             ) from None
+
+
+def digest(folder: Folder, extent: Extent, dtype: str) -> object:
+    """A value that is equal for two arrays if their elements are equal, and else differs.
+
+    An archive has a checksum of its data in its directory; other data are read.
+    """
+    if extent.is_archive:
+        elements = locate(folder, extent, dtype)
+        return elements.order, elements.crc
+    found = hashlib.sha256()
+    with folder.open(extent.file) as file:
+        file.seek(extent.start)
+        left = extent.num_bytes
+        while left and (data := file.read(min(left, _PIECE_BYTES))):
+            found.update(data)
+            left -= len(data)
+    return found.hexdigest()
 
 
 def _located(
@@ -102,7 +124,7 @@ def _located(
     data_start = data.header_offset + 30 + sum(lengths)
     if data_start + data.file_size > view.num_bytes:
         raise CheckpointError("its data ends outside of it")
-    return Elements(start + data_start + first, order)
+    return Elements(start + data_start + first, order, data.CRC)
 
 
 def _described(pickle: bytes) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from rvdcomm.checkpoint import dcp, journal, manifest
 from rvdcomm.checkpoint.faults import as_checkpoint_error
-from rvdcomm.checkpoint.folder import Folder, check_file_name
-from rvdcomm.checkpoint.safetensors_file import Header, TensorEntry, read_header
-from rvdcomm.checkpoint.stored import Block, Catalog, Extent, StoredTensor
-from rvdcomm.errors import CheckpointError, LayoutError
+from rvdcomm.checkpoint.folder import Folder
+from rvdcomm.checkpoint.hugging_face import (
+    check_numbers,
+    chosen,
+    extent_of,
+    is_weights,
+    read_files,
+    read_indexed,
+)
+from rvdcomm.checkpoint.safetensors_file import Header, read_header
+from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor
+from rvdcomm.errors import CheckpointError
 from rvdcomm.json_file import entry
 from rvdcomm.layout import Box
 from rvdcomm.text import MAX_INTEGER, quoted
-
-INDEX_NAME = "model.safetensors.index.json"
-WHOLE_NAME = "model.safetensors"
-MAX_INDEX_BYTES = 256 << 20
 
 SHARDING_KEY = "DCP_SHARDING_INFO"
 """Key in a file's header under which ``HuggingFaceStorageWriter`` notes the offsets of shards."""
@@ -27,16 +30,24 @@ SHARDING_KEY = "DCP_SHARDING_INFO"
 _FILE_KEYS = (SHARDING_KEY, "DCP_VERSION", manifest.KEY_PREFIX)
 """Beginnings of the keys in ``__metadata__`` that describe a file, not the model."""
 
-_NUMBERED = re.compile(r"(.*?)-?(\d{5})-of-(\d{5})\.safetensors")
 
-
-def open_checkpoint(root: str | Path, *, follow_symlinks: bool = False) -> Catalog:
+def open_checkpoint(
+    root: str | Path,
+    *,
+    index: str | None = None,
+    tensors_only: bool = False,
+    follow_symlinks: bool = False,
+) -> Catalog:
     """List the checkpoint in a folder: sharded (with our manifest), DCP or Hugging Face-style.
 
     Only names, shapes and positions of tensors are read, not their elements.
 
     Args:
         root: the folder.
+        index: the index or safetensors file to read, if the folder holds several Hugging
+            Face-style checkpoints (variants such as fp16, other names of the same weights). By
+            default ``model.*`` is read, or the only one that is no variant.
+        tensors_only: leave out tensors that the index does not name, instead of raising an error.
         follow_symlinks: also follow links to files outside of the folder (``Folder``).
 
     Raises:
@@ -45,13 +56,13 @@ def open_checkpoint(root: str | Path, *, follow_symlinks: bool = False) -> Catal
     """
     with as_checkpoint_error(f"reading {root}", root, "read it again"):
         folder = Folder(root, follow_symlinks=follow_symlinks)
-        catalog = _catalog(folder, folder.names())
+        catalog = _catalog(folder, folder.names(), index, tensors_only)
     if not catalog.tensors:
         raise CheckpointError(f"{root} holds a {catalog.kind} checkpoint without any tensor.")
     return catalog
 
 
-def _catalog(folder: Folder, names: list[str]) -> Catalog:
+def _catalog(folder: Folder, names: list[str], index: str | None, tensors_only: bool) -> Catalog:
     if journal.FILE_NAME in names and not journal.is_finished(folder):
         raise CheckpointError(
             f"{folder.root} is the destination of a reshard that has not finished; run that again "
@@ -60,18 +71,24 @@ def _catalog(folder: Folder, names: list[str]) -> Catalog:
     if manifest.FILE_NAME in names:
         tensors, headers = manifest.stored_tensors(folder, manifest.Manifest.load(folder))
         return Catalog(folder, "sharded", tensors, metadata=_metadata(headers))
-    if dcp.FILE_NAME in names:
-        return dcp.read_dcp(folder)
-    files = [name for name in names if name.endswith(".safetensors")]
-    if INDEX_NAME in names:
-        return _indexed(folder)
-    if not files:
+    if dcp.is_dcp(names):
+        return dcp.read_dcp(folder, names)
+    if not any(map(is_weights, names)):
         raise CheckpointError(
             f"{folder.root} holds no checkpoint: neither {manifest.FILE_NAME} nor {dcp.FILE_NAME} "
             "nor any .safetensors file. One of these is written last, so a save may have stopped "
             "before its end."
         )
-    return _unindexed(folder, [WHOLE_NAME] if WHOLE_NAME in files else files)
+    files = chosen(folder, names, index)
+    if isinstance(files, str):
+        tensors, headers, left_out = read_indexed(folder, files, tensors_only)
+        return Catalog(folder, "whole", tensors, unnamed=left_out, metadata=_metadata(headers))
+    headers = {file: read_header(folder, file) for file in files}
+    manifest.check_committed(folder, headers)
+    if any(SHARDING_KEY in header.metadata for header in headers.values()):
+        check_numbers(folder, files, needs_index=False)
+        return _dcp_safetensors(folder, headers)
+    return Catalog(folder, "whole", read_files(folder, headers), metadata=_metadata(headers))
 
 
 def _metadata(headers: Mapping[str, Header]) -> dict[str, tuple[str, ...]]:
@@ -84,82 +101,6 @@ def _metadata(headers: Mapping[str, Header]) -> dict[str, tuple[str, ...]]:
             if text not in found.setdefault(key, (text,)):
                 found[key] += (text,)
     return found
-
-
-def _indexed(folder: Folder) -> Catalog:
-    """A Hugging Face-style checkpoint whose index says which file has which tensor."""
-    path = folder.root / INDEX_NAME
-    try:
-        homes = entry(folder.read_json(INDEX_NAME, MAX_INDEX_BYTES), "weight_map", dict)
-    except (CheckpointError, LayoutError) as error:
-        raise CheckpointError(f"{path} is no index: {str(error).rstrip('.')}.") from None
-    files = sorted({check_file_name(file, str(path)) for file in homes.values()})
-    headers = {file: read_header(folder, file) for file in files}
-    manifest.check_committed(folder, headers, of_one_save=True)
-    for file, header in headers.items():
-        if odd := [name for name in header.entries if name not in homes]:
-            raise CheckpointError(
-                f"{path} leaves out tensor {quoted(odd[0])}, which {file} holds; add it to the "
-                "index, or remove it from the file."
-            )
-    return _whole(folder, homes, headers)
-
-
-def _unindexed(folder: Folder, files: list[str]) -> Catalog:
-    """Files of whole tensors, or shards of DCP; the headers tell which they are."""
-    headers = {file: read_header(folder, file) for file in files}
-    manifest.check_committed(folder, headers)
-    if any(SHARDING_KEY in header.metadata for header in headers.values()):
-        _check_numbers(folder, files, needs_index=False)
-        return _dcp_safetensors(folder, headers)
-    _check_numbers(folder, files, needs_index=True)
-    return _whole(folder, _homes(folder.root, headers), headers)
-
-
-def _check_numbers(folder: Folder, files: Iterable[str], *, needs_index: bool) -> None:
-    """Refuse files such as ``model-00001-of-00003`` whose other files or index are missing."""
-    numbered = {file: match for file in files if (match := _NUMBERED.fullmatch(file))}
-    for file, match in numbered.items():
-        prefix, total = match[1], int(match[3])
-        found = {int(m[2]) for m in numbered.values() if (m[1], m[3]) == (prefix, match[3])}
-        if len(found) < total or (needs_index and total > 1):
-            missing = f"{INDEX_NAME} is missing" if needs_index else f"{len(found)} are there"
-            raise CheckpointError(
-                f"{folder.root}: {file} is one of {total} files, and {missing}; copy all files "
-                "of the checkpoint."
-            )
-
-
-def _whole(folder: Folder, homes: Mapping[str, str], headers: Mapping[str, Header]) -> Catalog:
-    tensors = {n: _whole_tensor(folder.root, n, file, headers[file]) for n, file in homes.items()}
-    return Catalog(folder, "whole", tensors, metadata=_metadata(headers))
-
-
-def _homes(root: Path, headers: Mapping[str, Header]) -> dict[str, str]:
-    homes: dict[str, str] = {}
-    for file, header in headers.items():
-        for name in header.entries:
-            if name in homes:
-                raise CheckpointError(
-                    f"{root}: tensor {quoted(name)} is in {homes[name]} and in {file}, and no "
-                    f"{INDEX_NAME} says which one counts; remove one of the files."
-                )
-            homes[name] = file
-    return homes
-
-
-def _whole_tensor(root: Path, name: str, file: str, header: Header) -> StoredTensor:
-    found = header.entries.get(name)
-    if found is None:
-        raise CheckpointError(
-            f"{root / INDEX_NAME} says that {quoted(name)} is in {file}, which does not hold it."
-        )
-    block = Block.whole(_extent(file, found), Box.of_shape(found.shape))
-    return StoredTensor(name, found.dtype, found.shape, (block,))
-
-
-def _extent(file: str, found: TensorEntry) -> Extent:
-    return Extent(file, found.start, found.num_bytes, found.shape)
 
 
 # --- shards of DCP in safetensors files ---------------------------------------------------------
@@ -178,7 +119,7 @@ def _dcp_safetensors(folder: Folder, headers: Mapping[str, Header]) -> Catalog:
                     f"{root}: shards of {quoted(name)} are {dtypes[name]} and {found.dtype}."
                 )
             box = Box(lo, tuple(a + n for a, n in zip(lo, found.shape, strict=True)))
-            blocks.setdefault(name, []).append(Block.whole(_extent(file, found), box))
+            blocks.setdefault(name, []).append(Block.whole(extent_of(file, found), box))
     tensors = {}
     for name, found_blocks in blocks.items():
         num_dims = {len(block.box.lo) for block in found_blocks}

@@ -17,8 +17,11 @@ from rvdcomm.checkpoint.crc32c import crc32c
 Fill = Callable[[int, memoryview], None]
 """Reads the bytes of the array from an offset on into the whole of a memory."""
 
-PIECE_BYTES = 128 << 10
+PIECE_BYTES = 1 << 20
 """Bytes that are read and then summed at once: they are still in the processor's cache."""
+
+AHEAD_BYTES = 128 << 10
+"""Bytes that are read at once where a gap is read; so much memory takes each array with gaps."""
 
 
 class Damage(Exception):  # noqa: N818
@@ -120,8 +123,8 @@ class _Blocks:
                 return
 
     def _read_ahead(self, fill: Fill) -> None:
-        room = self.ahead.obj if isinstance(self.ahead.obj, bytearray) else bytearray(PIECE_BYTES)
-        piece = memoryview(room)[: min(PIECE_BYTES, self._block_end() - self.position)]
+        room = self.ahead.obj if isinstance(self.ahead.obj, bytearray) else bytearray(AHEAD_BYTES)
+        piece = memoryview(room)[: min(AHEAD_BYTES, self._block_end() - self.position)]
         fill(self.position, piece)
         self.ahead, self.ahead_start = piece, self.position
         self._sum(piece)

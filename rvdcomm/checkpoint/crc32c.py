@@ -79,9 +79,9 @@ def _appended(register: int, num_bytes: int) -> int:
 @lru_cache(maxsize=1)
 def _table() -> _Words:
     """The register after one byte, by byte."""
-    table = np.arange(256, dtype=np.uint32)
+    table: _Words = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = (table >> 1) ^ np.where(table & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
+        table = (table >> 1) ^ (table & 1) * np.uint32(_POLYNOMIAL)
     return table
 
 
@@ -91,10 +91,12 @@ def _operator(log2_bytes: int) -> _Words:
     if log2_bytes:
         half = _operator(log2_bytes - 1)
         return _applied(half, half)
-    words = np.arange(256, dtype=np.uint32) << np.arange(0, 32, 8, dtype=np.uint32)[:, None]
-    return _table()[words & 255] ^ (words >> 8)
+    words: _Words = np.arange(256, dtype=np.uint32) << np.arange(0, 32, 8, dtype=np.uint32)[:, None]
+    shifted: _Words = _table()[words & 255] ^ (words >> 8)
+    return shifted
 
 
 def _applied(operator: _Words, words: _Words) -> _Words:
-    found = operator[0][words & 255] ^ operator[1][words >> 8 & 255]
-    return found ^ operator[2][words >> 16 & 255] ^ operator[3][words >> 24]
+    low: _Words = operator[0][words & 255] ^ operator[1][words >> 8 & 255]
+    high: _Words = operator[2][words >> 16 & 255] ^ operator[3][words >> 24]
+    return low ^ high

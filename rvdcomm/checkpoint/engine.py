@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rvdcomm.checkpoint import journal
+from rvdcomm.checkpoint.carried import carry
 from rvdcomm.checkpoint.faults import as_checkpoint_error
 from rvdcomm.checkpoint.files import PartFile, fault_of, sync_folder
 from rvdcomm.checkpoint.forms import FORMS, Form, Piece, pieces_of
@@ -75,6 +76,7 @@ def reshard(
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     tensors_only: bool = False,
+    index: str | None = None,
     follow_symlinks: bool = False,
     verify: bool = False,
     progress: bool = False,
@@ -89,15 +91,18 @@ def reshard(
         src_dir: a folder in a form that ``open_checkpoint`` knows; not modified.
         dst_dir: a folder that is new, empty, or left by an earlier run of the same call.
         rules: layouts and names; by default all tensors are on rank 0 and keep their names.
-        to: ``"sharded"`` (one file per rank, with a manifest), ``"whole"`` (Hugging Face's form) or
-            ``"dcp"`` (the form of ``torch.distributed.checkpoint``).
+        to: ``"sharded"`` (one file per rank, with a manifest), ``"whole"`` (Hugging Face's form,
+            with the config, the tokenizer and other small files of the source) or ``"dcp"`` (the
+            form of ``torch.distributed.checkpoint``).
         dtype: convert tensors of ``CONVERTED`` dtypes to this one.
         memory_limit: the most bytes that buffers of tensors take at once.
         max_file_bytes: begin new files when a rank's file would exceed this many bytes of tensors.
             Files that are incomplete after a crash are written again, so smaller files lose less.
         tensors_only: leave out data that the result cannot hold, instead of raising an error. Such
-            data are entries of a DCP checkpoint that are no tensors, and ``__metadata__`` of
-            safetensors if ``to="dcp"`` or if files have different texts.
+            data are entries of a DCP checkpoint that are no tensors, tensors that the index of a
+            Hugging Face-style checkpoint does not name, and ``__metadata__`` of safetensors if
+            ``to="dcp"`` or if files have different texts.
+        index: the index or file to read, if the folder holds several (``open_checkpoint``).
         follow_symlinks: also follow links of the source to files outside of its folder.
         verify: read all files in ``dst_dir`` again at the end and compare the checksums.
         progress: show a bar on stderr after two seconds, if stderr is a terminal.
@@ -119,6 +124,7 @@ def reshard(
         memory_limit=memory_limit,
         max_file_bytes=max_file_bytes,
         tensors_only=tensors_only,
+        index=index,
         follow_symlinks=follow_symlinks,
     )
     root = Path(dst_dir)
@@ -142,7 +148,14 @@ def _request(plan: ReshardPlan) -> dict[str, Any]:
     homes = [sorted(batch.files.items()) for batch in plan.batches for _ in batch.targets]
     # Each window becomes a chunk of a DCP checkpoint, so the window sizes decide its bytes.
     windows = [target.window_elements for target in plan.targets] if plan.to == "dcp" else []
+    # Requests without these are as those of earlier versions, whose runs can be resumed.
+    others: dict[str, Any] = {}
+    if plan.carried:
+        others["files carried along"] = _sha256([(n, *folder.version(n)) for n in plan.carried])
+    if plan.steps:
+        others["steps"] = plan.steps
     return {
+        **others,
         "to": plan.to,
         "dtypes": sorted({target.dtype for target in plan.targets}),
         "ranks": sorted({rank for batch in plan.batches for rank in batch.files}),
@@ -198,6 +211,7 @@ def _run(
                 log.record(written)
     if verify:
         _verify(root, log)
+    carry(plan.source.folder, plan.carried, root)
     # The journal is read back, so that a resumed run ends with the bytes of an uninterrupted one.
     form.finish(root, plan.batches, zip(plan.batches, log.recorded(), strict=True))
     log.finish()

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rvdcomm.checkpoint import dcp, manifest
-from rvdcomm.checkpoint.catalog import INDEX_NAME, SHARDING_KEY, WHOLE_NAME
+from rvdcomm.checkpoint.catalog import SHARDING_KEY
 from rvdcomm.checkpoint.checksums import BlockSum, checksum_of
 from rvdcomm.checkpoint.files import PartFile, Written, write_file
+from rvdcomm.checkpoint.hugging_face import INDEX_NAME, WHOLE_NAME
 from rvdcomm.checkpoint.safetensors_file import header_bytes
 from rvdcomm.checkpoint.target import Target, TargetBatch
 from rvdcomm.layout import Box, Holding, Layout

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rvdcomm.checkpoint.carried import carried
 from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.forms import FORMS
 from rvdcomm.checkpoint.rules import Rules
@@ -33,7 +34,8 @@ class ReshardPlan:
     to: str
     batches: tuple[TargetBatch, ...]
     metadata: Mapping[str, str]
-    unused_patterns: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
     @property
     def targets(self) -> list[Target]:
@@ -77,8 +79,9 @@ class ReshardPlan:
         cells = ((_shortened(name, widths[0]), *rest) for name, *rest in rows)
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         for what, names in (
-            ("rules that match no tensor", self.unused_patterns),
+            ("carried along", self.carried),
             ("left out, no tensors", self._left_out()),
+            ("left out, not in the index", self.source.unnamed),
         ):
             if names:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -125,13 +128,16 @@ def plan_reshard(
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     tensors_only: bool = False,
+    index: str | None = None,
     follow_symlinks: bool = False,
 ) -> ReshardPlan:
     """Plan a reshard. Nothing is written; only the descriptions of the source are read.
 
     Args and errors are those of ``reshard``.
     """
-    source = open_checkpoint(src_dir, follow_symlinks=follow_symlinks)
+    source = open_checkpoint(
+        src_dir, index=index, tensors_only=tensors_only, follow_symlinks=follow_symlinks
+    )
     rules = rules or Rules()
     if to not in FORMS:
         raise CheckpointError(f"to={to!r} is no kind of checkpoint; use {', '.join(FORMS)}.")
@@ -149,9 +155,9 @@ def plan_reshard(
         )
     metadata = _metadata(source, to, tensors_only)
     targets = _targets(source, rules, to, dtype, memory_limit)
-    used = {rules.pattern(target.name) for target in targets}
-    unused = tuple(glob for glob, _ in rules.layouts if glob not in used)
-    return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), metadata, unused)
+    others = carried(source.folder, source.folder.names()) if to == "whole" else ()
+    steps = tuple(map(str, rules.steps))
+    return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), metadata, others, steps)
 
 
 def _metadata(source: Catalog, to: str, tensors_only: bool) -> dict[str, str]:
@@ -175,14 +181,9 @@ def _targets(
     source: Catalog, rules: Rules, to: str, dtype: str | None, memory_limit: int
 ) -> list[Target]:
     targets: dict[str, Target] = {}
-    names = rules.names(source.tensors)
-    for tensor in source.tensors.values():
-        name = names[tensor.name]
-        if name in targets:
-            raise LayoutError(
-                f"rename gives {tensor.name!r} and {targets[name].source.name!r} the same name, "
-                f"{name!r}."
-            )
+    tensors = _stepped(source, rules)
+    rules.check_used(tensors)
+    for name, tensor in tensors.items():
         layout = rules.layout(name, tensor.shape)
         wanted = _dtype(tensor, dtype)
         if tensor.num_parts > 1 and tensor.dtype in NOT_SUMMED:
@@ -198,6 +199,23 @@ def _targets(
             )
         targets[name] = Target(name, tensor, wanted, layout, memory_limit)
     return [targets[name] for name in sorted(targets)]
+
+
+def _stepped(source: Catalog, rules: Rules) -> dict[str, StoredTensor]:
+    """The tensors of the source by their names in the result, after all steps."""
+    tensors: dict[str, StoredTensor] = {}
+    names = rules.names(source.tensors)
+    for tensor in source.tensors.values():
+        if (before := tensors.setdefault(names[tensor.name], tensor)) is not tensor:
+            raise LayoutError(
+                f"rename gives {tensor.name!r} and {before.name!r} the same name, "
+                f"{names[tensor.name]!r}."
+            )
+    if rules.steps:  # Steps and their errors use the names after rename.
+        tensors = {name: replace(tensor, name=name) for name, tensor in tensors.items()}
+    for step in rules.steps:
+        tensors = step.apply(tensors)
+    return tensors
 
 
 def _dtype(tensor: StoredTensor, dtype: str | None) -> str:

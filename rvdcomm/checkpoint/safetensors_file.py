@@ -56,8 +56,8 @@ class Header:
     metadata: dict[str, str]
 
 
-def read_header(folder: Folder, name: str) -> Header:
-    """The header of a file, checked against the file's size.
+def read_header(folder: Folder, name: str, start: int = 0) -> Header:
+    """The header of a file that begins at byte ``start``, checked against the file's size.
 
     Raises:
         CheckpointError: the file is no safetensors file, is cut off or damaged, or has a dtype
@@ -67,6 +67,8 @@ def read_header(folder: Folder, name: str) -> Header:
     path = folder.root / name
     with folder.open(name) as file, naming(path):
         size, _ = folder.version(name)
+        size -= start
+        file.seek(start)
         length = int.from_bytes(file.read(8), "little")
         try:
             if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
@@ -74,7 +76,7 @@ def read_header(folder: Folder, name: str) -> Header:
                     f"its header would take {length} bytes, the file has {size} bytes and up to "
                     f"{MAX_HEADER_BYTES} of header are read"
                 )
-            return _parsed(file.read(length), data_start=8 + length, size=size)
+            return _parsed(file.read(length), start + 8 + length, start + size)
         except _UnknownDtypeError as error:
             raise CheckpointError(f"{path}: {error}.") from None
         except CheckpointError as error:

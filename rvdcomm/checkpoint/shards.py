@@ -1,4 +1,4 @@
-"""Shards: each rank of a training job writes and reads its own shards, without a process group."""
+"""Shards: each rank of a training job writes its own shards, without a process group."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from rvdcomm.api import fault_of, fault_of_mode, resolved
 from rvdcomm.checkpoint import dcp, journal
-from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.checksums import check_checksum, checksum_of, placeholder
 from rvdcomm.checkpoint.faults import as_checkpoint_error
 from rvdcomm.checkpoint.files import (
@@ -37,11 +35,11 @@ from rvdcomm.checkpoint.manifest import (
     Shard,
     ShardedTensor,
 )
-from rvdcomm.checkpoint.reader import Reader, bytes_of
+from rvdcomm.checkpoint.reader import bytes_of
 from rvdcomm.checkpoint.safetensors_file import read_header
 from rvdcomm.errors import CheckpointError, LayoutError, ShapeMismatchError
 from rvdcomm.json_file import entry, parse_json
-from rvdcomm.layout import ITEM_BYTES, Layout, dtype_name, parse_ranges, ranges_text
+from rvdcomm.layout import Layout, dtype_name, parse_ranges, ranges_text
 from rvdcomm.text import quoted
 
 SAVED_KEY = KEY_PREFIX + "saved"
@@ -334,53 +332,6 @@ def _saved(folder: Folder, rank: int, owner: str) -> tuple[Mark, Saved, dict[str
 
 def _is_texts(values: tuple[object, ...]) -> bool:
     return len(values) == 2 and all(isinstance(value, str) for value in values)
-
-
-def load_shards(
-    src_dir: str | Path,
-    layouts: Mapping[str, Layout],
-    rank: int,
-    *,
-    follow_symlinks: bool = False,
-) -> dict[str, Tensor]:
-    """Read this rank's shards from a checkpoint of any kind that was saved in any layouts.
-
-    Only the bytes of the boxes are read. Shards that are read as a whole are checked against their
-    checksums.
-
-    Args:
-        src_dir: a folder in a form that ``open_checkpoint`` knows.
-        layouts: the layouts of the tensors to read, by name.
-        rank: this process's number in the layouts; tensors of layouts without it are left out.
-        follow_symlinks: also follow links to files outside of the folder.
-
-    Returns:
-        By name, tensors ``[*layouts[name].cell(rank).box.shape]`` on the CPU. If a layout has
-        several value parts, part 0 holds the values and the others are zeros.
-
-    Raises:
-        CheckpointError: the checkpoint was never committed, is damaged or lacks a tensor.
-        LayoutError: a layout has another shape than the tensor.
-    """
-    source = open_checkpoint(src_dir, follow_symlinks=follow_symlinks)
-    reader = Reader(source.folder)
-    out = {}
-    for name, layout in layouts.items():
-        tensor = source.tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(f"{src_dir} holds no tensor {name!r}.")
-        if tensor.shape != layout.shape:
-            raise LayoutError(f"tensor {name!r} has shape {tensor.shape}, its layout is {layout}.")
-        if rank not in layout:
-            continue
-        cell = layout.cell(rank)
-        shard = torch.zeros(cell.box.shape, dtype=getattr(torch, tensor.dtype))
-        if cell.part == 0 and not cell.box.is_empty:
-            scratch = memoryview(bytearray(cell.box.num_elements * ITEM_BYTES[tensor.dtype]))
-            reader.gather(tensor, cell.box, shard, scratch)
-            reader.check(tensor)
-        out[name] = shard
-    return out
 
 
 def _file_name(rank: int, save_id: str) -> str:

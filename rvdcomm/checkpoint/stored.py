@@ -150,6 +150,7 @@ class Catalog:
         kind: the form of the checkpoint.
         others: names of entries that are no tensors (a step count, say). They are pickles, so
             nothing here reads them.
+        unnamed: names of tensors that are in the files and not in the index, and are left out.
         metadata: texts about the model in the headers of safetensors files: by key, the different
             texts of all files.
     """
@@ -158,6 +159,7 @@ class Catalog:
     kind: str
     tensors: dict[str, StoredTensor]
     others: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
     metadata: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property

@@ -17,7 +17,8 @@ def _reshard(args: argparse.Namespace) -> int:
     options = {
         name: value
         for name in (
-            *("to", "dtype", "memory_limit", "max_file_bytes", "tensors_only", "follow_symlinks"),
+            *("to", "dtype", "memory_limit", "max_file_bytes", "tensors_only", "index"),
+            "follow_symlinks",
         )
         if (value := getattr(args, name)) is not None
     }
@@ -67,7 +68,14 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
         "--tensors-only",
         action="store_true",
         help="leave out what the result cannot hold: entries of a DCP source that are no tensors, "
-        "and __metadata__ of safetensors with --to dcp or if files have different texts",
+        "tensors that the index of SRC_DIR does not name, and __metadata__ of safetensors with "
+        "--to dcp or if files have different texts",
+    )
+    parser.add_argument(
+        "--index",
+        metavar="NAME",
+        help="the index or safetensors file to read if SRC_DIR holds several checkpoints, such as "
+        "model.safetensors.index.fp16.json (default: model.*, or the only one)",
     )
     parser.add_argument(
         "--follow-symlinks",

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rvdcomm as rv
-from rvdcomm.checkpoint import Rules
+from rvdcomm.checkpoint import Rules, Split, Transpose
 
 TOML = """
 ranks = "0:4"
@@ -47,6 +50,27 @@ def test_toml_and_json_give_equal_rules(tmp_path: Path) -> None:
     assert Rules.load(tmp_path / "rules.toml") == Rules.load(tmp_path / "rules.json") == expected
 
 
+@given(
+    st.dictionaries(st.text(max_size=6), st.text(max_size=6), max_size=3),
+    st.lists(st.integers(0, 9), min_size=1, max_size=5),
+)
+def test_rules_survive_a_round_trip_of_their_text(
+    layouts: dict[str, str], ranks: list[int]
+) -> None:
+    rename = {re.escape(key): key.replace("\\", "") for key in layouts}
+    rules = Rules(layouts, rename, ranks, [Transpose("b", (1, 0)), Split("*", ("a*", "b*"))])
+    assert Rules.parse(str(rules)) == rules
+    assert [step.kind for step in rules.steps] == ["split", "transpose"]
+
+
+@pytest.mark.parametrize("rules", [{"layouts": {"layers.9.*": "x"}}, {"rename": {"^modul": ""}}])
+def test_patterns_that_match_nothing_are_rejected(rules: dict[str, dict[str, str]]) -> None:
+    names = [f"model.{i}" for i in range(9)]
+    message = r"has the pattern '.*', which no .*; the 9 tensors have names such as 'model.0', 'mod"
+    with pytest.raises(rv.LayoutError, match=message):
+        Rules(**rules).check_used(Rules(**rules).names(names).values())
+
+
 def test_renames_are_applied_one_after_another() -> None:
     rules = Rules(rename={r"^model\.": "", r"^layers\.(\d+)": r"h.\1", "h": "H"})
     assert rules.name("model.layers.12.up") == "H.12.up"
@@ -58,7 +82,11 @@ def test_renames_are_applied_one_after_another() -> None:
         ("r.toml", "ranks = 4", "'ranks' is 4; expected ranks = '0:4'"),
         ("r.toml", "layouts = 4", "'layouts' is 4; expected"),
         ("r.toml", "[layouts]\na = 4", "'layouts' is .*; expected"),
-        ("r.toml", "layout = 4", r"expected ranks, layouts, rename, got \['layout'\]"),
+        (
+            "r.toml",
+            "layout = 4",
+            r"expected ranks, layouts, rename, split, .*, stack, got \['layout'\]",
+        ),
         ("r.toml", "ranks = '0:'", "cannot parse ranks '0:'"),
         ("r.toml", "ranks = '3:3'", "rules need at least one rank"),
         ("r.toml", "[rename]\n'(' = 'a'", r"cannot rename '\(' to 'a'"),

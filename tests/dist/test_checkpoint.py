@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -31,9 +33,23 @@ def sharded_state() -> dict[str, torch.Tensor]:
     return {n: distribute_tensor(t, mesh, [PLACEMENTS[n]]) for n, t in WHOLE.items()}
 
 
-def save_by_torch(rank: int, folder: str, is_safetensors: bool) -> None:
-    writer = dcp.HuggingFaceStorageWriter(folder, save_distributed=True) if is_safetensors else None
-    dcp.save(sharded_state(), checkpoint_id=folder, storage_writer=writer)
+def save_by_torch(rank: int, folder: str, kind: str) -> None:
+    state: dict[str, Any] = dict(sharded_state())
+    options: dict[str, Any] = {"use_collectives": "alone" not in kind}
+    if kind == "stages":  # Each rank saves the whole tensors of its pipeline stage.
+        names = list(WHOLE)
+        state = {names[rank]: WHOLE[names[rank]]}
+        options["storage_writer"] = dcp.HuggingFaceStorageWriter(
+            folder, {name: i + 1 for i, name in enumerate(names)}, save_distributed=True
+        )
+    elif kind == "hugging face":
+        options["storage_writer"] = dcp.HuggingFaceStorageWriter(folder, save_distributed=True)
+    elif "safetensors" in kind:
+        form = SerializationFormat.SAFETENSORS
+        options["storage_writer"] = dcp.FileSystemWriter(folder, serialization_format=form)
+    if "counter" in kind:
+        state["counter"] = torch.tensor(rank)
+    dcp.save(state, checkpoint_id=folder, **options)
 
 
 def load_by_torch(rank: int, folder: str) -> bool:
@@ -67,14 +83,31 @@ def assert_whole(folder: Path) -> None:
     assert all(torch.equal(found[name], WHOLE[name]) for name in WHOLE)
 
 
-@pytest.mark.parametrize("is_safetensors", [False, True])
+KINDS = ("dcp", "hugging face", "stages", "alone", "safetensors", "safetensors alone")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_checkpoint_that_ranks_save_by_torch_is_read(
-    is_safetensors: bool, worlds: Worlds, tmp_path: Path
+    kind: str, worlds: Worlds, tmp_path: Path
 ) -> None:
-    worlds(3).run(save_by_torch, str(tmp_path / "src"), is_safetensors)
-    assert len(open_checkpoint(tmp_path / "src").tensors["columns"].blocks) == 3
+    worlds(3).run(save_by_torch, str(tmp_path / "src"), kind)
+    num_blocks = 1 if kind == "stages" else 3
+    assert len(open_checkpoint(tmp_path / "src").tensors["columns"].blocks) == num_blocks
     reshard(tmp_path / "src", tmp_path / "dst", to="whole", verify=True)
     assert_whole(tmp_path / "dst")
+
+
+@pytest.mark.parametrize("kind", ["alone, a counter", "safetensors alone, a counter"])
+def test_different_values_of_ranks_under_one_name_are_rejected(
+    kind: str, worlds: Worlds, tmp_path: Path
+) -> None:
+    worlds(3).run(save_by_torch, str(tmp_path / "src"), kind)
+    message = r"__0_0.distcp and __1_0.distcp have different values of 'counter' \[\], so each"
+    with pytest.raises(rv.CheckpointError, match=message):
+        open_checkpoint(tmp_path / "src")
+    (tmp_path / "src/__0.metadata").unlink()
+    with pytest.raises(rv.CheckpointError, match=r"__2.metadata is there and __0.metadata is mis"):
+        open_checkpoint(tmp_path / "src")
 
 
 def test_checkpoint_that_rvdcomm_writes_is_loaded_by_torch(worlds: Worlds, tmp_path: Path) -> None:

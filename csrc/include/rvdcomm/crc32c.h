@@ -6,8 +6,8 @@
 
 namespace rvdcomm {
 
-/// The CRC32C of `num_bytes` bytes that follow those whose CRC32C is `value`, by the instructions of
-/// the processor where it has them (SSE4.2, ARMv8 CRC), else by tables.
+/// The CRC32C of `num_bytes` bytes that follow those whose CRC32C is `value`, by the instructions
+/// of the processor where it has them (AVX-512 with VPCLMULQDQ, SSE4.2, ARMv8 CRC), else by tables.
 /// @post crc32c(crc32c(0, a), b) == crc32c(0, a + b)
 uint32_t crc32c(uint32_t value, const void* data, size_t num_bytes);
 
