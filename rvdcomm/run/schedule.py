@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rvdcomm.collector import paused_collector
 from rvdcomm.layout import Box
 from rvdcomm.program import (
     NO_BUFFER,
@@ -79,6 +80,7 @@ class Schedule:
     totals: dict[int, int]
 
 
+@paused_collector()
 def schedule(program: Program, rank: int) -> Schedule:
     """The schedule of ``rank``."""
     group = next((group for group in program.peer_groups if rank in group), (rank,))
