@@ -110,17 +110,15 @@ void run_share(const void* context, int i) {
 
 CpuProgram cpu_program(const std::vector<PlanOp>& ops, bool wide) {
   CpuProgram program;
-  size_t first = 0;
-  for (size_t i = 0; i < ops.size(); ++i) {
-    const bool is_free = std::all_of(ops.begin() + static_cast<ptrdiff_t>(first),
-                                     ops.begin() + static_cast<ptrdiff_t>(i),
-                                     [&](const PlanOp& op) { return independent(op, ops[i]); });
-    if (i == 0 || !is_free) {
+  OpIndex in_phase;
+  for (const PlanOp& op : ops) {
+    if (program.phases.empty() || !in_phase.all_independent_of(op)) {
       program.phases.push_back({{}, 0});
-      first = i;
+      in_phase = {};
     }
+    in_phase.add(op);
     Phase& phase = program.phases.back();
-    CpuStep step = step_from_op(ops[i], wide);
+    CpuStep step = step_from_op(op, wide);
     step.first_byte = phase.num_bytes;
     phase.num_bytes += step.num_bytes;
     phase.steps.push_back(std::move(step));

@@ -56,6 +56,13 @@ bool apart_in_a_dim(const PlanOp& a, const PlanSide& x, const PlanOp& b, const P
   return is_apart;
 }
 
+/// The number of bits of a positive number.
+int num_bits(int64_t number) {
+  int bits = 0;
+  for (; number > 0; number >>= 1) ++bits;
+  return bits;
+}
+
 bool overlap(const PlanOp& a, const PlanSide& x, const PlanOp& b, const PlanSide& y) {
   if (x.buffer != y.buffer) return false;
   const auto [low_a, high_a] = extent(a, x);
@@ -74,6 +81,38 @@ bool independent(const PlanOp& earlier, const PlanOp& later) {
     if (overlap(earlier, src, later, later.dst)) return false;
   }
   return true;
+}
+
+void OpIndex::add(const PlanOp& op) {
+  add(writes_, op, op.dst);
+  for (const PlanSide& src : op.srcs) add(reads_, op, src);
+}
+
+void OpIndex::add(std::unordered_map<int32_t, Sides>& uses, const PlanOp& op,
+                  const PlanSide& side) {
+  const auto [low, high] = extent(op, side);
+  uses[side.buffer][num_bits(high - low)].emplace(low, Use(&op, &side));
+}
+
+bool OpIndex::all_independent_of(const PlanOp& later) const {
+  if (meets(writes_, later, later.dst) || meets(reads_, later, later.dst)) return false;
+  return std::none_of(later.srcs.begin(), later.srcs.end(),
+                      [&](const PlanSide& src) { return meets(writes_, later, src); });
+}
+
+bool OpIndex::meets(const std::unordered_map<int32_t, Sides>& uses, const PlanOp& op,
+                    const PlanSide& side) {
+  const auto found = uses.find(side.buffer);
+  if (found == uses.end()) return false;
+  const auto [low, high] = extent(op, side);
+  for (const auto& [bits, sides] : found->second) {
+    // Sides of this class are shorter than 2^bits bytes.
+    for (auto i = sides.lower_bound(low - (int64_t{1} << bits) + 1);
+         i != sides.end() && i->first < high; ++i) {
+      if (overlap(*i->second.first, *i->second.second, op, side)) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace rvdcomm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from math import prod
+from operator import sub
 from typing import NamedTuple
 
 from rvdcomm.errors import LayoutError
@@ -33,7 +34,7 @@ class Box(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         """Extent along every dim, in elements."""
-        return tuple(h - low for low, h in zip(self.lo, self.hi, strict=True))
+        return tuple(map(sub, self.hi, self.lo))
 
     @property
     def num_elements(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
+from rvdcomm.collector import paused_collector
 from rvdcomm.cost import Cost, StepCost, port_secs, total_cost
 from rvdcomm.errors import MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Topology
@@ -156,6 +157,7 @@ class Bundle:
     def _programs(self) -> dict[tuple[int, ...], tuple[Program, ...]]:
         return {}
 
+    @paused_collector()
     def _joined(
         self, batches: tuple[Batch, ...], ranks: tuple[int, ...] | None
     ) -> tuple[Program, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rvdcomm.collector import paused_collector
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.native import core
@@ -309,6 +310,7 @@ class RankProgram:
     def _call(self, shards: Shards, arena: Tensor) -> CallMemory:
         return CallMemory(dict(zip(self.names, shards, strict=True)), arena, self._tag)
 
+    @paused_collector()
     def _compile(self, strides: ShardStrides, in_place: tuple[bool, ...]) -> _NativeSteps:
         members = self._staging.ranks
         copies: Copies = frozenset()

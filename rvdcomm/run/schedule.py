@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rvdcomm.collector import paused_collector
 from rvdcomm.layout import Box
 from rvdcomm.program import (
     NO_BUFFER,
@@ -79,10 +80,11 @@ class Schedule:
     totals: dict[int, int]
 
 
+@paused_collector()
 def schedule(program: Program, rank: int) -> Schedule:
     """The schedule of ``rank``."""
     group = next((group for group in program.peer_groups if rank in group), (rank,))
-    return _Scheduler(program, group).schedule(rank)
+    return _Scheduler(program, group).schedules()[rank]
 
 
 def schedules(program: Program) -> dict[int, Schedule]:
@@ -91,8 +93,7 @@ def schedules(program: Program) -> dict[int, Schedule]:
     for rank in program.ranks:
         if rank not in out:
             group = next((group for group in program.peer_groups if rank in group), (rank,))
-            scheduler = _Scheduler(program, group)
-            out |= {member: scheduler.schedule(member) for member in group}
+            out |= _Scheduler(program, group).schedules()
     return out
 
 
@@ -224,8 +225,11 @@ class _Scheduler:
     def __init__(self, program: Program, group: tuple[int, ...]) -> None:
         self.program, self.group = program, group
         self.actions: dict[int, list[Do | Start | Finish]] = {rank: [] for rank in group}
-        # For every action, the actions of other ranks that must come first.
+        # The actions of all ranks, in the global order.
+        self.order: list[_ActionKey] = []
+        # For every action, the actions of other ranks that must come first; and all of these.
         self.needs: dict[_ActionKey, set[_ActionKey]] = {}
+        self._needed: dict[int, set[int]] = {rank: set() for rank in group}
         self._occupants = {rank: _Occupants(program, rank) for rank in group}
         # By rank: collectives in flight, in their order, and what they hold of every buffer.
         self._pending: dict[int, dict[int, Collective]] = {rank: {} for rank in group}
@@ -237,38 +241,24 @@ class _Scheduler:
         for rank in group:
             for collective in self._pending[rank].values():
                 self._add(rank, Finish(collective))
-        self._first_write = {rank: self._first_arena_write(rank) for rank in group}
-        self._awaited: dict[int, set[int]] = {rank: set() for rank in group}
-        for needs in self.needs.values():
-            for rank, i in needs:
-                self._awaited[rank].add(i)
-        self.counts = {rank: self._count_events(rank) for rank in group}
 
-    def schedule(self, rank: int) -> Schedule:
-        """Actions of ``rank``, with the counts to wait for."""
-        out: list[Action] = []
-        known = dict.fromkeys(self.group, -1)
-        counts = self.counts[rank]
-        done = 0
-        for i, action in enumerate(self.actions[rank]):
-            if counts.before[i] > done:
-                done = counts.before[i]
-                out.append(Advance())
-            for peer, count in self._waits(rank, i):
-                if count > known[peer]:
-                    known[peer] = count
-                    out.append(Await(peer, count))
-            out.append(action)
-        if counts.total > done:
-            out.append(Advance())
-        return Schedule(tuple(out), {r: self.counts[r].total for r in self.group})
+    def schedules(self) -> dict[int, Schedule]:
+        """The schedules of all ranks of the island.
 
-    def _waits(self, rank: int, index: int) -> list[tuple[int, int]]:
-        needs = self.needs.get((rank, index), set())
-        waits = {(peer, self.counts[peer].after(i)) for peer, i in needs}
-        if index == self._first_write[rank]:
-            waits |= {(peer, 0) for peer in self.group if peer != rank}
-        return sorted(waits)
+        A rank counts an event after an awaited action, just before it next blocks. It blocks in a
+        transfer, or where it waits for a count that it has not seen yet.
+        """
+        events = {rank: _Events(self.group, self._awaited(rank)) for rank in self.group}
+        first_write = {rank: self._first_arena_write(rank) for rank in self.group}
+        for rank, i in self.order:
+            waits = [(peer, events[peer].after(j)) for peer, j in self.needs.get((rank, i), ())]
+            if i == first_write[rank]:
+                waits += [(peer, 0) for peer in self.group if peer != rank]
+            events[rank].add(self.actions[rank][i], waits)
+        for each in events.values():
+            each.advance()
+        totals = {rank: each.total for rank, each in events.items()}
+        return {rank: Schedule(tuple(each.actions), totals) for rank, each in events.items()}
 
     # --- building -------------------------------------------------------------------------------
 
@@ -338,6 +328,8 @@ class _Scheduler:
         point = self._add(rank, action)
         if needs:
             self.needs[point] = needs
+            for peer, i in needs:
+                self._needed[peer].add(i)
         if name is not None:
             self._last_write[rank, name] = point
         if isinstance(instruction, Copy) and is_remote:
@@ -345,8 +337,10 @@ class _Scheduler:
             self._readers.setdefault(key, {})[rank] = point
 
     def _add(self, rank: int, action: Do | Start | Finish) -> _ActionKey:
+        point = rank, len(self.actions[rank])
         self.actions[rank].append(action)
-        return rank, len(self.actions[rank]) - 1
+        self.order.append(point)
+        return point
 
     def _first_arena_write(self, rank: int) -> int | None:
         """Index of the first write to memory that other ranks may still read for earlier calls."""
@@ -359,8 +353,8 @@ class _Scheduler:
                 return i
         return None
 
-    def _count_events(self, rank: int) -> _Events:
-        """Place an event after every awaited action, just before this rank may next block."""
+    def _awaited(self, rank: int) -> frozenset[int]:
+        """The actions of ``rank`` that other ranks wait for, in this call or in the next."""
         reads = [
             i
             for i, action in enumerate(self.actions[rank])
@@ -369,29 +363,39 @@ class _Scheduler:
             and action.instruction.is_remote
         ]
         # The last remote read is awaited too: the next call overwrites the memory that it reads.
-        awaited = self._awaited[rank].union(reads[-1:])
-        before: list[int] = []
-        total, is_due = 0, False
-        for i, action in enumerate(self.actions[rank]):
-            may_block = (
-                not isinstance(action, Do)
-                or (rank, i) in self.needs
-                or i == self._first_write[rank]
-            )
-            if is_due and may_block:
-                total, is_due = total + 1, False
-            before.append(total)
-            is_due |= i in awaited
-        return _Events(tuple(before), total + is_due)
+        return frozenset(self._needed[rank].union(reads[-1:]))
 
 
-@dataclass(frozen=True, slots=True)
 class _Events:
-    """The events of one rank: it counts ``before[i]`` before action i, and ``total`` in all."""
+    """The schedule of one rank in the making: its actions, and the events that it counts."""
 
-    before: tuple[int, ...]
-    total: int
+    def __init__(self, group: Sequence[int], awaited: frozenset[int]) -> None:
+        self.actions: list[Action] = []
+        self.total = 0
+        self._awaited = awaited
+        self._is_due = False
+        # By action, the events before it. By rank, the largest count that was waited for.
+        self._before: list[int] = []
+        self._known = dict.fromkeys(group, -1)
 
     def after(self, index: int) -> int:
         """The count that tells that an awaited action is done."""
-        return self.before[index] + 1
+        return self._before[index] + 1
+
+    def add(self, action: Do | Start | Finish, waits: Iterable[tuple[int, int]]) -> None:
+        """Append an action, which needs these counts of other ranks."""
+        new = {peer: count for peer, count in sorted(waits) if count > self._known[peer]}
+        if new or not isinstance(action, Do):
+            self.advance()
+        self._is_due |= len(self._before) in self._awaited
+        self._before.append(self.total)
+        self.actions += [Await(peer, count) for peer, count in new.items()]
+        self._known |= new
+        self.actions.append(action)
+
+    def advance(self) -> None:
+        """Count an event, if an action since the last one is awaited."""
+        if self._is_due:
+            self.total += 1
+            self.actions.append(Advance())
+        self._is_due = False

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
+from operator import mul, sub
 from typing import Any
 
 from rvdcomm.layout import Box
@@ -162,9 +163,11 @@ class _Memory:
         """Offset and strides of a box in a buffer, in elements; without ``strides``, contiguous."""
         buffer = self.program.buffer[name, owner]
         outer = buffer.pieces[piece]
-        strides = strides or tuple(prod(outer.shape[d + 1 :]) for d in range(len(outer.shape)))
-        inner = (s.start * step for s, step in zip(box.slices_within(outer), strides, strict=True))
-        return buffer.offset(piece) + sum(inner), strides
+        strides = strides or _contiguous(outer.shape)
+        start = buffer.offset(piece)
+        if box.lo != outer.lo:
+            start += sum(map(mul, map(sub, box.lo, outer.lo), strides))
+        return start, strides
 
     def _dims_of(self, name: str, strides: Strides | None) -> Strides | None:
         """The strides of a tensor, converted to the dims of the program."""
@@ -178,14 +181,21 @@ class _Memory:
         return (0, *strides, *(0,) * (self.program.num_dims - 1 - len(strides)))
 
 
+# Tensors of few shapes, and programs of many tensors: every entry of an instruction asks for it.
+@lru_cache(maxsize=1 << 10)
+def _contiguous(shape: tuple[int, ...]) -> Strides:
+    """The strides of a row-major box."""
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
 @dataclass
 class _CopyOps:
     """Ops of one copy program."""
 
     memory: _Memory
     ops: list[tuple[tuple[int, ...], StridedRun, list[StridedRun]]] = field(default_factory=list)
-    # For every buffer that this batch writes: piece, box and index of each op, in order.
-    written: dict[str, list[tuple[int, Box, int]]] = field(default_factory=dict)
+    # For every buffer that this batch writes, and every piece: box and index of each op, in order.
+    written: dict[str, dict[int, list[tuple[Box, int]]]] = field(default_factory=dict)
     # For every own buffer that this batch reads: the index of the last op that reads it.
     last_read: dict[str, int] = field(default_factory=dict)
 
@@ -210,7 +220,8 @@ class _CopyOps:
 
     def _append(self, target: tuple[str, int, Box], op: Any) -> None:
         name, piece, box = target
-        self.written.setdefault(name, []).append((piece, box, len(self.ops)))
+        pieces = self.written.setdefault(name, {})
+        pieces.setdefault(piece, []).append((box, len(self.ops)))
         self.ops.append(op)
 
     def _op_to_join(self, target: tuple[str, int, Box], instruction: Copy) -> int | None:
@@ -222,8 +233,8 @@ class _CopyOps:
         name, piece, box = target
         if not instruction.is_remote and instruction.src in self.written:
             return None
-        for other_piece, other, index in reversed(self.written.get(name, [])):
-            if other_piece == piece and other.overlaps(box):
+        for other, index in reversed(self.written.get(name, {}).get(piece, [])):
+            if other.overlaps(box):
                 is_same = other == box and bool(self.ops[index][2])
                 return index if is_same and self.last_read.get(name, -1) <= index else None
         return None

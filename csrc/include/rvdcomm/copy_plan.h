@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "rvdcomm/copy_program.h"
@@ -59,5 +62,29 @@ std::vector<PlanOp> join_progressions(std::vector<PlanOp> ops);
 /// Whether `later` may run at the same time as `earlier`.
 /// @post true only if neither writes what the other reads or writes
 bool independent(const PlanOp& earlier, const PlanOp& later);
+
+/// Ops by the memory that they use: finds those that a later op depends on without a scan.
+class OpIndex {
+ public:
+  /// @pre `op` outlives the index
+  void add(const PlanOp& op);
+
+  /// @post equals `independent(earlier, later)` for all ops that were added
+  bool all_independent_of(const PlanOp& later) const;
+
+ private:
+  using Use = std::pair<const PlanOp*, const PlanSide*>;
+
+  /// The sides that write to one buffer, or those that read it. By the number of bits of the bytes
+  /// that a side spans, then by the first of these bytes: with a bound on their length, the sides
+  /// that reach a byte are next to each other.
+  using Sides = std::map<int, std::multimap<int64_t, Use>>;
+
+  void add(std::unordered_map<int32_t, Sides>& uses, const PlanOp& op, const PlanSide& side);
+  static bool meets(const std::unordered_map<int32_t, Sides>& uses, const PlanOp& op,
+                    const PlanSide& side);
+
+  std::unordered_map<int32_t, Sides> reads_, writes_;
+};
 
 }  // namespace rvdcomm
