@@ -23,6 +23,8 @@ from hashlib import sha256
 from threading import Thread
 from typing import Any, Protocol, TypeVar
 
+from torch.distributed import DistError
+
 from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
 from rvdcomm.layout import ranges_text
 from rvdcomm.text import quoted
@@ -32,6 +34,10 @@ Post = dict[str, Any]
 
 Members = tuple[int, ...]
 """Ranks of a group that agree among themselves."""
+
+
+class _StoreLostError(CommError):
+    """The store of a group does not answer any more: its host ended."""
 
 
 class Group(Protocol):
@@ -100,10 +106,14 @@ def exchange_posts(
     Raises:
         CommError: a member did not post in time, is dead, gave up, is in another call, or its post
             cannot be read. The group cannot be used any more.
+        CommError: the store is lost, for all members. The group can be used for what its ranks
+            agreed on before.
     """
     world.check()
     try:
         return _Agreement(world, members, what, num_timeouts).posts(post)
+    except _StoreLostError as lost:
+        raise CommError(str(lost)) from None
     except BaseException as error:
         world.fail(error)
         raise
@@ -174,6 +184,8 @@ def generation_of(world: Group, members: Members, what: str) -> str:
     """
     try:
         return _Agreement(world, members, what).generation()
+    except _StoreLostError as lost:
+        raise CommError(str(lost)) from None
     except BaseException as error:
         world.fail(error)
         raise
@@ -196,27 +208,40 @@ def part(world: Group, members: Members) -> None:
 def _part(world: Group, members: Members, generation: str, timeout_secs: float) -> None:
     store, number = world.store, world.num_partings.get(members, 0)
     world.num_partings[members] = number + 1
+    deadline, own = time.monotonic() + timeout_secs, world.rank
 
-    def key(rank: int, number: int) -> str:
-        return f"{generation}/parted/{number}/{rank}"
+    def keys(word: str, number: int, ranks: Iterable[int]) -> list[str]:
+        return [f"{generation}/{word}/{number}/{rank}" for rank in ranks]
 
-    store.set(key(world.rank, number), "")
-    deadline, pause, probe = time.monotonic() + timeout_secs, FIRST_PAUSE_SECS, 0.0
-    while not store.check([key(rank, number) for rank in members]):
-        now = time.monotonic()
-        if now > deadline or store.check([_failed(generation)]):
+    def wait_for(word: str) -> bool:
+        """Wait until all members have posted a word; False if there is no need to wait longer."""
+        pause, next_look = FIRST_PAUSE_SECS, 0.0
+        while not store.check(keys(word, number, members)):
+            now = time.monotonic()
+            if now > deadline or store.check([_failed(generation)]):
+                return False
+            if now > next_look:
+                missing = [r for r in members if not store.check(keys(word, number, [r]))]
+                if world.gone(missing) == set(missing):
+                    return False
+                next_look = now + PROBE_SECS
+            time.sleep(pause)
+            pause = _longer(pause, members)
+        return True
+
+    store.set(*keys("ready", number, [own]), "")
+    is_met = wait_for("ready")
+    store.set(*keys("parts", number, [own]), "")
+    # The lowest rank often serves the store, so it leaves last.
+    if is_met and own == members[0]:
+        wait_for("parts")
+    if is_met and number:
+        # All members are ready, so all have parted before and look at those keys no more.
+        store.delete_key(*keys("ready", number - 1, [own]))
+        if own != members[0]:
             return
-        if now > probe:
-            missing = [rank for rank in members if not store.check([key(rank, number)])]
-            if world.gone(missing) == set(missing):
-                return
-            probe = now + PROBE_SECS
-        # Short pauses: a rank that serves the store may end as soon as it has seen all keys.
-        time.sleep(pause)
-        pause = min(2e-3, _longer(pause, members))
-    if number:
-        # All members have come here, so all have seen the keys of the parting before.
-        store.delete_key(key(world.rank, number - 1))
+        for key in keys("parts", number - 1, members):
+            store.delete_key(key)
 
 
 def tell_failure(world: Group, text: str) -> None:
@@ -226,10 +251,29 @@ def tell_failure(world: Group, text: str) -> None:
         bounded(lambda: [world.store.set(key, text) for key in keys], GRACE_SECS)
 
 
-def bounded(function: Callable[[], _Result], timeout_secs: float) -> _Result:
+def gone_error(what: str, rank: int, gone: int) -> CommError:
+    """The error of ``rank``, which waits for a rank that is ``gone``."""
+    return CommError(
+        f"{what}, rank {rank}: rank {gone} is gone (its process ended, or it destroyed the process "
+        "group)."
+    )
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, as a sentence, without the C++ stack that torch adds."""
+    text = str(error).partition("\nException raised from")[0].strip() or type(error).__name__
+    return text if text.endswith(".") else f"{text}."
+
+
+def bounded(
+    function: Callable[[], _Result],
+    timeout_secs: float,
+    watch: Callable[[Callable[[], bool]], None] | None = None,
+) -> _Result:
     """Run ``function`` in a thread of its own and return its result.
 
-    If the function takes too long, its thread is left running.
+    If the function takes too long, its thread is left running. The same holds if ``watch`` raises.
+    It is called again and again meanwhile, with a function that says whether the result is there.
 
     Raises:
         TimeoutError: the function took longer than ``timeout_secs``.
@@ -243,10 +287,13 @@ def bounded(function: Callable[[], _Result], timeout_secs: float) -> _Result:
             done.set_exception(error)
 
     Thread(target=run, name="rvdcomm-store", daemon=True).start()
-    try:
-        return done.result(timeout_secs)
-    except FutureTimeoutError:
-        raise TimeoutError(f"no answer within {timeout_secs:g} s") from None
+    deadline = time.monotonic() + timeout_secs
+    while (left := deadline - time.monotonic()) > 0:
+        with suppress(FutureTimeoutError):
+            return done.result(left if watch is None else min(left, PROBE_SECS))
+        if watch is not None:
+            watch(done.done)
+    raise TimeoutError(f"no answer within {timeout_secs:g} s")
 
 
 class _Agreement:
@@ -255,7 +302,8 @@ class _Agreement:
     def __init__(self, world: Group, members: Members, what: str, num_timeouts: int = 1) -> None:
         self.world, self.members, self.what = world, members, what
         self.timeout_secs = num_timeouts * world.timeout.total_seconds()
-        self.deadline = time.monotonic() + self.timeout_secs
+        self.last_look = time.monotonic()
+        self.deadline = self.last_look + self.timeout_secs
         self.prefix = f"{world.prefix}/{ranges_text(members)}"
 
     def generation(self) -> str:
@@ -283,11 +331,32 @@ class _Agreement:
 
     def _bounded(self, function: Callable[[], _Result]) -> _Result:
         try:
-            return bounded(function, self.timeout_secs + GRACE_SECS)
-        except (TimeoutError, RuntimeError) as error:
-            if isinstance(error, CommError):
-                raise
+            return bounded(function, self.timeout_secs + GRACE_SECS, self._watch_stuck)
+        except CommError:
+            raise
+        except TimeoutError:
             raise self._absent("that serve the store, or others,") from None
+        except DistError as error:
+            for rank in sorted(self.world.gone(self.members)):
+                raise gone_error(self.what, self.world.rank, rank) from None
+            raise _StoreLostError(
+                f"{self.what}: the store of the process group is lost: {text_of(error)} Calls that "
+                "all ranks have made before still run, but nothing new can be agreed on; for that, "
+                "form the group again on all of its ranks, with a store that lives."
+            ) from None
+        except (RuntimeError, OSError, MemoryError) as error:
+            raise CommError(
+                f"{self.what}, rank {self.world.rank}: {type(error).__name__}: {text_of(error)}"
+            ) from None
+
+    def _watch_stuck(self, is_done: Callable[[], bool]) -> None:
+        """Raise a CommError if a member is lost while the thread waits for the store alone.
+
+        The thread itself looks between two operations. One may take long: it connects to a store
+        whose rank has died.
+        """
+        if time.monotonic() - self.last_look > 2 * PROBE_SECS:
+            self.world.watch(self.members, self.what, is_done)
 
     # --- in the thread --------------------------------------------------------------------------
 
@@ -360,6 +429,7 @@ class _Agreement:
         """Poll until ``is_met``; no lock of the store is held between two polls."""
         pause = FIRST_PAUSE_SECS
         while not is_met():
+            self.last_look = time.monotonic()
             if time.monotonic() > self.deadline:
                 raise self._absent(absent())
             try:

@@ -137,6 +137,8 @@ class RankProgram:
             way = self._ways.get(device) or self._way(device)
             try:
                 way(shards, strides, device, memory)
+                if self._staging.island is not None:
+                    self._staging.island.check_all_began()
             except BaseException as error:
                 self._fail(error)
                 raise

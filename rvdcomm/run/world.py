@@ -24,7 +24,16 @@ import torch.distributed as dist
 
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
-from rvdcomm.run.agree import GRACE_SECS, PROBE_SECS, bounded, generation_of, part, tell_failure
+from rvdcomm.run.agree import (
+    GRACE_SECS,
+    PROBE_SECS,
+    bounded,
+    generation_of,
+    gone_error,
+    part,
+    tell_failure,
+    text_of,
+)
 from rvdcomm.run.communicator import MAKERS, MAX_TAG, Subgroup
 from rvdcomm.run.process_group import Membership, membership_of, real_group
 from rvdcomm.run.torch_version import warn_of_untried
@@ -296,10 +305,7 @@ class World:
         gone = self.member.first_gone(members)
         # A rank that is gone may already have done everything that this rank waits for.
         if gone is not None and not is_done():
-            raise CommError(
-                f"{what}, rank {self.rank}: rank {gone} is gone (its process ended, or it "
-                "destroyed the process group)."
-            )
+            raise gone_error(what, self.rank, gone)
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Those of ``ranks`` that are known to have ended, or to have destroyed the group."""
@@ -378,10 +384,14 @@ class World:
         """
         key = ranks, identity
         if key not in self._subgroups:
+            what = f"{self.backend}: rank {self.rank} connects to ranks ({ranges_text(ranks)})"
+            generation = generation_of(self, ranks, what)
             try:
                 # gloo's own all_gather sends around a ring, through a second buffer as large as
                 # dst. Its all_to_all makes ranks wait for each other that exchange no data.
-                made = Subgroup(self._connected(ranks, identity), sends_best=self.has_tags)
+                made = Subgroup(
+                    self._connected(generation, ranks, identity), sends_best=self.has_tags
+                )
                 if identity:
                     self._meet(made, ranks)
             except BaseException as error:
@@ -407,21 +417,24 @@ class World:
         """Whether messages carry tags, so that they may be issued in any order."""
         return self.backend == "gloo"
 
-    def _connected(self, ranks: tuple[int, ...], identity: int) -> Any:
+    def _connected(self, generation: str, ranks: tuple[int, ...], identity: int) -> Any:
         what = f"{self.backend}: rank {self.rank} connects to ranks ({ranges_text(ranks)})"
-        generation = generation_of(self, ranks, what)
         prefix = f"{generation}/{self.backend}" + (f"/{identity}" if identity else "")
         store = dist.distributed_c10d.PrefixStore(prefix, self.store)
         make = MAKERS[self.backend]
         secs = self.timeout.total_seconds()
         try:
             return bounded(
-                lambda: make(self, store, ranks.index(self.rank), len(ranks)), secs + GRACE_SECS
+                lambda: make(self, store, ranks.index(self.rank), len(ranks)),
+                secs + GRACE_SECS,
+                lambda is_done: self.watch(ranks, what, is_done),
             )
         except (TimeoutError, RuntimeError) as error:
+            if isinstance(error, CommError):
+                raise
             raise CommError(
                 f"{self.backend}: rank {self.rank} cannot connect to ranks "
-                f"({ranges_text(ranks)}): {error}"
+                f"({ranges_text(ranks)}): {text_of(error)}"
             ) from None
 
 

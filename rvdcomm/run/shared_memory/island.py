@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -61,6 +62,10 @@ class Island:
         lifelines = [wires[r].socket.fileno() if r != world.rank else -1 for r in ranks]
         headers = [segments[r].header for r in ranks]
         self.signals = _C.Signals(ranks.index(world.rank), headers, lifelines)
+        self._ends = {wire.socket.fileno(): ranks.index(rank) for rank, wire in wires.items()}
+        self._poller = select.poll()
+        for end in self._ends:
+            self._poller.register(end, select.POLLRDHUP)
         self.memory = self._mapped()
         _open_islands.add(self)
         world.islands.add(self)
@@ -244,6 +249,15 @@ class Island:
         """Ranks whose process ended, or that closed their island."""
         return {rank for rank, wire in list(self._wires.items()) if wire.is_hung_up()}
 
+    def check_all_began(self) -> None:
+        """Raise a PeerError if a rank left before it began the present call.
+
+        A rank that only sends waits for no other sender, so it would not notice.
+        """
+        for end, _ in self._poller.poll(0):
+            # Raises if the rank is dead, and has not begun the call.
+            self.signals.location(self._ends[end], self.timeout_secs)
+
     @property
     def timeout_secs(self) -> float:
         """How long a call waits for another rank."""
@@ -283,6 +297,7 @@ class Island:
         # First: a run that finds no memory must find closed signals.
         self.signals.close()
         self.memory = StagingMemory.none(len(self.ranks))
+        self._poller = select.poll()
         for wire in self._wires.values():
             wire.close()
         for segment in self._segments.values():
