@@ -38,8 +38,9 @@ class Parallel:
     A call stands for the same call of the model on a single device: every rank passes the *whole*
     batch and uses its part, and every rank gets the loss of the whole batch. So what a call does
     depends neither on the plan nor on the number of ranks. If ``Batch.kind`` is "local", ranks pass
-    samples of their own, and the call is that of all their samples. All calls but ``parameters`` and
-    ``named_parameters`` are collective.
+    samples of their own, and the call is that of all their samples.
+
+    All calls but ``parameters`` and ``named_parameters`` are collective.
 
     A batch of another shape than the example gets a program of its own when it first comes. Making
     it takes as long as making the first one; a bounded number of programs is kept. All programs
