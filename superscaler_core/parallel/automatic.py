@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -36,6 +36,7 @@ def searched(
     profile: DeviceProfile | None = None,
     budget_secs: float = 60.0,
     max_tried: int = 0,
+    can_cut: Callable[[int], bool] = lambda num: True,
 ) -> SProgram:
     """The plan that the first rank finds for a whole batch; collective over all ranks.
 
@@ -48,6 +49,8 @@ def searched(
         master_dtype: as in ``compile``.
         profile: profile of every device; if None, the preset of this rank's GPU, or else a V100's.
         budget_secs, max_tried: as in ``search``.
+        can_cut: whether the loss of a batch is a sum over so many microbatches; called on the first
+            rank.
 
     Raises:
         PlanError: nothing that was tried fits.
@@ -71,6 +74,7 @@ def searched(
                 memory_bytes=memory_limit,
                 budget_secs=budget_secs,
                 max_tried=max_tried,
+                samples=() if batch == 1 or can_cut(_least_factor(batch)) else (batch,),
                 profile=chosen,
                 devices=range(num_ranks),
                 master_dtype=master_dtype,
@@ -92,6 +96,10 @@ def searched(
     setting = Setting.parse(text)
     num = batch // setting.microbatch
     return SProgram(Filling(setting, chosen, 0, num), {"microbatches": num})
+
+
+def _least_factor(number: int) -> int:
+    return next(i for i in range(2, number + 1) if number % i == 0)
 
 
 def _kind(fault: Exception | None) -> str:

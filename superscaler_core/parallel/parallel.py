@@ -37,8 +37,10 @@ class Parallel:
 
     A call stands for the same call of the model on a single device: every rank passes the *whole*
     batch and uses its part, and every rank gets the loss of the whole batch. So what a call does
-    depends neither on the plan nor on the number of ranks. All calls but ``parameters`` and
-    ``named_parameters`` are collective.
+    depends neither on the plan nor on the number of ranks. If ``Batch.kind`` is "local", ranks pass
+    samples of their own, and the call is that of all their samples.
+
+    All calls but ``parameters`` and ``named_parameters`` are collective.
 
     A batch of another shape than the example gets a program of its own when it first comes. Making
     it takes as long as making the first one; a bounded number of programs is kept. All programs
@@ -78,11 +80,15 @@ class Parallel:
         Several steps before ``optimizer.step()`` accumulate gradients, as in torch.
 
         Args:
-            args, kwargs: arguments of the model's forward, the same whole batch on every rank.
+            args, kwargs: arguments of the model's forward: the same whole batch on every rank, or
+                samples of the rank's own, as ``Batch.kind`` says.
 
         Returns:
-            The loss of the whole batch, the same on all ranks: with several microbatches, the mean
-            of theirs.
+            The loss of the whole batch, the same on all ranks.
+
+        Raises:
+            ValueError: on all ranks, if ranks pass other shapes or values where they have to be
+                equal.
         """
         _, rank, batch = self._chosen(args, kwargs, trains=True)
         loss = rank.step(batch)

@@ -173,6 +173,14 @@ class Programs:
             self._say(logging.WARNING, f"{num_microbatches} microbatches: {note}")
         return with_totals(narrow, flow, num_microbatches)
 
+    def can_cut(self, call: ModelCall, num_microbatches: int) -> bool:
+        """Whether the loss of a batch is a sum over microbatches."""
+        try:
+            self._graph(call, num_microbatches, trains=True)
+        except PlanError:
+            return False
+        return True
+
     def _note_of(self, op: Op) -> str:
         """A note about statistics that a microbatch may have of its own."""
         module = self.model.get_submodule(op.module)

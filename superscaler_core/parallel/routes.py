@@ -42,7 +42,7 @@ def groups_of(plan: Plan) -> Groups:
         groups.setdefault(samples[device], []).append(device)
     ranges = sorted(groups)
     tiles = all(a[1] == b[0] for a, b in pairwise(ranges))
-    if not tiles or (ranges[0][0], ranges[-1][1]) != (0, 1):
+    if not tiles or ranges[0][0] != 0 or ranges[-1][1] != 1:
         return (tuple(sorted(samples)),)
     return tuple(map(tuple, groups.values()))
 
@@ -56,8 +56,7 @@ def _samples_by_device(plan: Plan, op: Op) -> dict[Device, tuple[Fraction, Fract
             if part.device is None:
                 continue
             pieces = {name: (lo, hi) for name, lo, hi in part.pieces}
-            lo, hi = pieces.get(loop, (0, size))
-            lo, hi = Fraction(lo, size), Fraction(hi, size)
+            lo, hi = (Fraction(end, size) for end in pieces.get(loop, (0, size)))
             old = found.get(part.device, (lo, hi))
             found[part.device] = min(old[0], lo), max(old[1], hi)
     return found
@@ -133,7 +132,8 @@ class Routes:
         """
         if not self._is_dealt or self.num == 1 or len(self._groups) == 1:
             return result
-        apart = result.unflatten(dim, (self.num, len(self._groups), -1))
+        size = self.num, len(self._groups), -1
+        apart = result.reshape(*result.shape[:dim], *size, *result.shape[dim + 1 :])
         return apart.transpose(dim, dim + 1).flatten(dim, dim + 2)
 
     # --- one input ------------------------------------------------------------------------------
@@ -153,7 +153,8 @@ class Routes:
     def _numbered(self, tensor: PTensor, value: Tensor) -> Tensor:
         """This rank's samples, ``[..., microbatches, samples, ...]``."""
         dim, num = self._dim(tensor), 1 if self._is_whole else self.num
-        return value.detach().unflatten(dim, (num, value.shape[dim] // num))
+        size = num, value.shape[dim] // num
+        return value.detach().reshape(*value.shape[:dim], *size, *value.shape[dim + 1 :])
 
     def _route(self, plan: Plan, tensor: PTensor) -> _Route:
         src = dict(self._brought(tensor))

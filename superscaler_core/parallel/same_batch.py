@@ -129,7 +129,7 @@ def digest_of(tensor: Tensor) -> bytes:
     if tensor.layout != torch.strided:
         return b""
     here = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return hashlib.blake2b(here.view(torch.uint8).numpy(), digest_size=8).digest()
+    return hashlib.blake2b(here.view(torch.uint8).numpy().data, digest_size=8).digest()
 
 
 def number_of(*parts: str | bytes) -> int:

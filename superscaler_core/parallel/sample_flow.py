@@ -143,10 +143,10 @@ class _Pass:
         if tensor.kind in (PARAMETER, INPUT) or tensor in self.wide.state:
             return UNKNOWN
         # A constant: the number of samples may be in its value.
-        values = [graph.constants.get(tensor.name) for graph in (self.narrow, self.wide)]
-        if any(value is None or value.is_meta for value in values):
+        narrow, wide = (graph.constants.get(tensor.name) for graph in (self.narrow, self.wide))
+        if narrow is None or wide is None or narrow.is_meta or wide.is_meta:
             return SAME
-        degree = _degree_of_tensors(*values)
+        degree = _degree_of_tensors(narrow, wide)
         if degree is None:
             return mixed(f"{tensor.name} has other values for another number of samples")
         return replace(SAME, degree=degree)

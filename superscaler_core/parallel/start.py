@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 import rvdcomm as rv
+from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.automatic import AUTO, searched
 from superscaler_core.parallel.batch import Batch
@@ -81,11 +83,18 @@ def parallelize(
     share_buffers(dict(model.named_buffers()), world.num_ranks, transport, where)
     master_dtype = None if dtype is None else str(dtype).removeprefix("torch.")
     if plan == AUTO:
+        said = batch or Batch()
+        if said.dims or said.is_local:
+            raise PlanError(
+                f"plan={AUTO!r} searches for whole batches whose samples are along dim 0, not for "
+                f"{said}: name a plan."
+            )
         example = ModelCall.of(model, args, kwargs)
+        trial = Programs(model, SProgram.of("data_parallel"), world.num_ranks, is_silent=True)
         sprogram = searched(
             model, example, world.num_ranks, transport, where,
             topology=topology, memory_limit=memory_limit, master_dtype=master_dtype,
-            **(knobs or {}),
+            can_cut=partial(trial.can_cut, example), **(knobs or {}),
         )  # fmt: skip
     else:
         sprogram = SProgram.of(plan, knobs)

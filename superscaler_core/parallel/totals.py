@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from types import CodeType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,9 +65,16 @@ def _of_microbatch(graph: Graph, total: Total, given: Mapping[str, Tensor], mb: 
 
 
 def _run(op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    fields = [f"x{i}" for i in range(len(inputs))]
-    result = eval(Part(op).call(fields), code_names(op) | dict(zip(fields, inputs, strict=True)))
+    code, names = _code_of(op)
+    result = eval(code, {**names, **{f"x{i}": x for i, x in enumerate(inputs)}})
     return tuple(result) if len(op.outputs) > 1 else (result,)
+
+
+@lru_cache(maxsize=1 << 10)
+def _code_of(op: Op) -> tuple[CodeType, dict[str, Any]]:
+    """An op's expression, which every step evaluates, with the names in it."""
+    text = Part(op).call([f"x{i}" for i in range(len(op.inputs))])
+    return compile(text, op.name, "eval"), code_names(op)
 
 
 def with_totals(graph: Graph, flow: Flow, num: int) -> Graph:
@@ -119,8 +129,10 @@ def _patched(op: Op, flow: Flow, num: int) -> Op:
             is_divided = is_share and op.inputs[position].dtype.startswith(("float", "bfloat"))
             field = f"{{x{position if is_divided or not is_share else 0}}}"
             change = field, f"({field} {'/' if is_divided else '*'} {num})"
-            is_call = isinstance(computes, Invocation)
-            computes = computes.replacing(*change) if is_call else computes.replace(*change)
+            if isinstance(computes, Invocation):
+                computes = computes.replacing(*change)
+            else:
+                computes = computes.replace(*change)
     return op if computes is op.computes else replace(op, computes=computes)
 
 

@@ -81,9 +81,9 @@ def of_own(rank: int) -> tuple[list[str], float]:
     parallel = ss.parallelize(words(), kwargs=named(4, 0), plan="zero3")
     parallel.step(**named(4, 0))
     refusals = []
-    for batch in (named(4 + 2 * rank, 0), named(6, rank)):
+    for odd in (named(4 + 2 * rank, 0), named(6, rank)):
         with pytest.raises(ValueError, match="other") as error:
-            parallel.step(**batch)
+            parallel.step(**odd)
         refusals.append(str(error.value))
     parallel.step(**named(6, 0))
     own = ss.parallelize(words(), kwargs=named(2, 0), batch=ss.Batch(kind="local"))

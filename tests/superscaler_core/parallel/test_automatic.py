@@ -14,6 +14,7 @@ from superscaler_core.parallel import SProgram, automatic
 from superscaler_core.parallel.automatic import searched
 from superscaler_core.run.threads import in_threads
 from superscaler_core.run.transport import Transport
+from tests.superscaler_core.parallel.test_sample_flow import batch, model
 from tests.superscaler_core.parallel.threads import on_threads
 from tests.superscaler_core.training import Case
 
@@ -71,3 +72,15 @@ def test_loss_under_the_searched_plan_equals_that_of_one_device() -> None:
 
     losses = on_threads(model, example, 4, step, plan=sprogram.function, knobs=sprogram.knobs)
     assert list(losses.values()) == pytest.approx([model(**example).item()] * 4)
+
+
+def test_loss_that_mixes_samples_gets_a_plan_without_microbatches() -> None:
+    module, given = model("pairs"), batch()
+    found = ss.parallelize(module, kwargs=given, plan="auto", knobs={"max_tried": 2})
+    assert found.compiled.plan.num_microbatches == 1
+    assert found.step(**given).item() == pytest.approx(module(**given).item(), rel=1e-12)
+
+
+def test_samples_of_a_ranks_own_need_a_named_plan() -> None:
+    with pytest.raises(ss.PlanError, match="name a plan"):
+        ss.parallelize(model("mean"), kwargs=batch(), plan="auto", batch=ss.Batch(kind="local"))
