@@ -81,7 +81,8 @@ def _table() -> _Words:
     """The register after one byte, by byte."""
     table: _Words = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = (table >> 1) ^ (table & 1) * np.uint32(_POLYNOMIAL)
+        odd = table & np.uint32(1)
+        table = (table >> np.uint32(1)) ^ odd * np.uint32(_POLYNOMIAL)
     return table
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rvdcomm.checkpoint.stored import Block, StoredTensor
 from rvdcomm.checkpoint.template import Template
+from rvdcomm.checkpoint.views import moved, permuted, with_dim, with_value, without_dim
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Box
 from rvdcomm.text import quoted
@@ -136,8 +137,8 @@ class Split(Step):
             size = share * unit
             starts = [(g * sum(shares) + before) * unit for g in range(self.groups)]
             pieces = [(start, start + size, g * size) for g, start in enumerate(starts)]
-            shape = _with(tensor.shape, dim, size * self.groups)
-            blocks = _moved(tensor.blocks, dim, pieces)
+            shape = with_value(tensor.shape, dim, size * self.groups)
+            blocks = moved(tensor.blocks, dim, pieces)
             made.append(_tensor(Template(part).filled(found), shape, blocks, tensor))
             before += share
         return made
@@ -177,7 +178,7 @@ class Concat(Step):
 
     def _joined(self, parts: list[StoredTensor], name: str) -> StoredTensor:
         dim = self._dim(parts[0], self.dim)
-        _check_alike(self, parts, [_with(part.shape, dim, 0) for part in parts])
+        _check_alike(self, parts, [with_value(part.shape, dim, 0) for part in parts])
         sizes = [part.shape[dim] for part in parts]
         if odd := [p for p in parts if p.shape[dim] % self.groups]:
             raise LayoutError(
@@ -191,8 +192,8 @@ class Concat(Step):
                 (g * size, (g + 1) * size, g * group + before // self.groups)
                 for g in range(self.groups)
             ]
-            blocks += _moved(part.blocks, dim, pieces)
-        return _tensor(name, _with(parts[0].shape, dim, sum(sizes)), blocks, parts[0])
+            blocks += moved(part.blocks, dim, pieces)
+        return _tensor(name, with_value(parts[0].shape, dim, sum(sizes)), blocks, parts[0])
 
 
 @dataclass(frozen=True)
@@ -221,8 +222,8 @@ class Unstack(Step):
         made = []
         for i in range(tensor.shape[dim]):
             name = part.filled((*found[:at], str(i), *found[at:]))
-            pieces = _moved(tensor.blocks, dim, [(i, i + 1, 0)])
-            made.append(_tensor(name, shape, [_without_dim(b, dim) for b in pieces], tensor))
+            pieces = moved(tensor.blocks, dim, [(i, i + 1, 0)])
+            made.append(_tensor(name, shape, [without_dim(b, dim) for b in pieces], tensor))
         return made
 
 
@@ -270,7 +271,7 @@ class Stack(Step):
         if not 0 <= dim <= len(shape):
             raise LayoutError(f"{self}: {parts[0].name!r} {list(shape)} gets no dim {dim}.")
         _check_alike(self, parts, [part.shape for part in parts])
-        blocks = [_with_dim(b, dim, i) for i, part in enumerate(parts) for b in part.blocks]
+        blocks = [with_dim(b, dim, i) for i, part in enumerate(parts) for b in part.blocks]
         return _tensor(name, (*shape[:dim], len(parts), *shape[dim:]), blocks, parts[0])
 
 
@@ -292,16 +293,7 @@ class Transpose(Step):
             raise LayoutError(
                 f"{self}: {tensor.name!r} {list(tensor.shape)} has {len(tensor.shape)} dims."
             )
-        blocks = [
-            replace(
-                block,
-                box=Box(
-                    *(tuple(ends[d] for d in self.dims) for ends in (block.box.lo, block.box.hi))
-                ),
-                dims=tuple(None if d is None else self.dims.index(d) for d in block.dims),
-            )
-            for block in tensor.blocks
-        ]
+        blocks = [permuted(block, self.dims) for block in tensor.blocks]
         shape = tuple(tensor.shape[d] for d in self.dims)
         return [_tensor(tensor.name, shape, blocks, tensor)]
 
@@ -322,8 +314,8 @@ class Crop(Step):
             raise LayoutError(
                 f"{self}: dim {dim} of {tensor.name!r} {list(tensor.shape)} has fewer elements."
             )
-        blocks = _moved(tensor.blocks, dim, [(0, self.size, 0)])
-        return [_tensor(tensor.name, _with(tensor.shape, dim, self.size), blocks, tensor)]
+        blocks = moved(tensor.blocks, dim, [(0, self.size, 0)])
+        return [_tensor(tensor.name, with_value(tensor.shape, dim, self.size), blocks, tensor)]
 
 
 @dataclass(frozen=True)
@@ -350,8 +342,8 @@ class Pad(Step):
                 f"{self}: dim {dim} of {tensor.name!r} {list(tensor.shape)} has more elements; "
                 "[crop] makes a tensor smaller."
             )
-        shape = _with(tensor.shape, dim, size)
-        zeros = Box(_with((0,) * len(shape), dim, before), shape)
+        shape = with_value(tensor.shape, dim, size)
+        zeros = Box(with_value((0,) * len(shape), dim, before), shape)
         added = [] if zeros.is_empty else [Block(zeros, None, p) for p in range(tensor.num_parts)]
         return [_tensor(tensor.name, shape, [*tensor.blocks, *added], tensor)]
 
@@ -362,47 +354,7 @@ KINDS: dict[str, type[Step]] = {
 """The kinds of steps, by the names of their tables, in the order in which steps are applied."""
 
 
-# --- blocks -------------------------------------------------------------------------------------
-
-
-def _moved(
-    blocks: Iterable[Block], dim: int, pieces: Iterable[tuple[int, int, int]]
-) -> list[Block]:
-    """Blocks of the ranges ``[lo, hi)`` of a dim, each moved so that it begins at ``to``."""
-    return [
-        found
-        for lo, hi, to in pieces
-        for block in blocks
-        if (found := _ranged(block, dim, lo, hi, to - lo)) is not None
-    ]
-
-
-def _ranged(block: Block, dim: int, lo: int, hi: int, by: int) -> Block | None:
-    lo, hi = max(block.box.lo[dim], lo), min(block.box.hi[dim], hi)
-    if lo >= hi:
-        return None
-    inner = Box(_with(block.box.lo, dim, lo), _with(block.box.hi, dim, hi))
-    box = Box(_with(inner.lo, dim, lo + by), _with(inner.hi, dim, hi + by))
-    return replace(block, box=box, at=block.stored(inner).lo)
-
-
-def _without_dim(block: Block, dim: int) -> Block:
-    """A block that has one index of a dim, without this dim."""
-    lo, hi = block.box.lo, block.box.hi
-    dims = tuple(None if d is None or d == dim else d - (d > dim) for d in block.dims)
-    return replace(block, box=Box(lo[:dim] + lo[dim + 1 :], hi[:dim] + hi[dim + 1 :]), dims=dims)
-
-
-def _with_dim(block: Block, dim: int, i: int) -> Block:
-    """A block with a new dim, of which it has index ``i``."""
-    lo, hi = block.box.lo, block.box.hi
-    dims = tuple(None if d is None else d + (d >= dim) for d in block.dims)
-    box = Box((*lo[:dim], i, *lo[dim:]), (*hi[:dim], i + 1, *hi[dim:]))
-    return replace(block, box=box, dims=dims)
-
-
-def _with(values: tuple[int, ...], dim: int, value: int) -> tuple[int, ...]:
-    return (*values[:dim], value, *values[dim + 1 :])
+# --- checks --------------------------------------------------------------------------------------
 
 
 def _tensor(

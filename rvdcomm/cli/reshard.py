@@ -98,6 +98,7 @@ COMMAND = Command(
   Hugging Face-style safetensors: one file, or several with their index; results of --to;
   shards of save_shards after commit_shards; checkpoints of torch.distributed.checkpoint, in
   .distcp or safetensors files. Nothing is unpickled. Incomplete checkpoints are refused.
+  --to whole carries along config, tokenizer and other small files.
 rules:
   ranks = "0:4"                          the ranks of the result; by default rank 0 alone
   [layouts]                              a glob on names = a layout; the first that matches counts
@@ -107,6 +108,15 @@ rules:
   [rename]                               regular expression = replacement, applied in this order;
                                          each has 20 seconds for all names
   '^model\\.' = ""
+  tables that make tensors of others; * is any text, # a number, dim is 0 by default:
+  [split]      "*.qkv.*" = {parts = ["*.q.*", "*.k.*", "*.v.*"], sizes = [4, 1, 1], groups = 8}
+  [unstack]    "*.experts.up" = {parts = "*.experts.#.up", dim = 0}
+  [transpose]  "*.c_attn.weight" = [1, 0]
+  [crop]       "embed.weight" = {size = 50257}
+  [pad]        "embed.weight" = {multiple = 128}
+  [concat]     "*.gate_up" = {parts = ["*.gate", "*.up"]}
+  [stack]      "*.experts.up" = {parts = "*.experts.#.up"}
+  A glob or an expression that matches nothing is an error.
 examples:
   Print the plan, then run it:
     rvdcomm reshard llama tp4 --rules tp4.toml --dry-run
