@@ -133,7 +133,12 @@ def search_request(
         if request.captured is not None:
             request.captured.begin()
         looking = _Looking(request, workers, start, budget_secs, max_tried, progress)
-        for phase in (partial(looking.run, planner), looking.confirm, looking.go_on, looking.settle):
+        for phase in (
+            partial(looking.run, planner),
+            looking.confirm,
+            looking.go_on,
+            looking.settle,
+        ):
             try:
                 phase()
             except KeyboardInterrupt:
