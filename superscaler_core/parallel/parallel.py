@@ -26,7 +26,6 @@ from superscaler_core.run.trainer import IncompatibleKeys, Trainer
 from superscaler_core.run.training_state import Saved
 from superscaler_core.run.transport import Transport
 
-
 Batch = dict[str, Tensor | OwnSamples]
 """The inputs of a program by name."""
 
@@ -160,9 +159,7 @@ class Parallel:
         chosen.draws, chosen.grad_scale = self._first.draws, self._first.grad_scale
         return made.compiled, chosen, batch or batches.given(made.compiled, call)
 
-    def _found(
-        self, request: Request, whole: ModelCall, trains: bool
-    ) -> tuple[Made, Batch] | None:
+    def _found(self, request: Request, whole: ModelCall, trains: bool) -> tuple[Made, Batch] | None:
         """The program for a whole batch if there is one already, and its inputs if known."""
         trained = self.trainer.trained.names if trains else None
         found = self._programs.find(whole, trained)

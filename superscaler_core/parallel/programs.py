@@ -213,7 +213,9 @@ class Programs:
             for parameter, flag in flags.items():
                 parameter.requires_grad_(flag)
 
-    def _graph(self, call: ModelCall, num_microbatches: int, trained: frozenset[str] | None) -> Graph:
+    def _graph(
+        self, call: ModelCall, num_microbatches: int, trained: frozenset[str] | None
+    ) -> Graph:
         """The graph of one microbatch, whose mean over microbatches is the whole batch's loss.
 
         Raises:
@@ -249,7 +251,9 @@ class Programs:
             f"{type(module).__name__} {op.module} normalizes every microbatch by its own statistics"
         )
 
-    def _captured(self, call: ModelCall, num_microbatches: int, trained: frozenset[str] | None) -> Graph:
+    def _captured(
+        self, call: ModelCall, num_microbatches: int, trained: frozenset[str] | None
+    ) -> Graph:
         inputs = self.inputs(call)
         part = inputs.microbatch(call, num_microbatches)
         casts = entered(self._autocasts)

@@ -101,7 +101,13 @@ class SameCall:
 
     def _compare(self, call: str, request: Request, fault: Exception | None) -> None:
         # A rank that failed may not know what is equal: it asks for the texts.
-        own = [_digest(request.equal), fault is not None, request.asks, request.form, *self.digests()]
+        own = [
+            _digest(request.equal),
+            fault is not None,
+            request.asks,
+            request.form,
+            *self.digests(),
+        ]
         rows = self._transport.rows(torch.tensor(own, dtype=torch.int64), self.ranks).tolist()
         if all(row == own for row in rows) and fault is None:
             return
@@ -111,7 +117,9 @@ class SameCall:
         request.asks = reduce(or_, (row[2] for row in rows))
         request.is_one_form = all(row[3] == own[3] for row in rows)
         if any(row[0] != own[0] for row in rows):
-            said = {r: json.loads(text) for r, text in self.texts(json.dumps(request.equal)).items()}
+            said = {
+                r: json.loads(text) for r, text in self.texts(json.dumps(request.equal)).items()
+            }
             # What else differs may follow from the forms, which the caller looks at.
             names = None if request.is_one_form else ("call",)
             check_equal(said, call, names)
