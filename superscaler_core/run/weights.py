@@ -47,6 +47,8 @@ class WeightStore:
         host: Host | None = None,
         stored: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
+        if dtype is not None and not dtype.is_floating_point:
+            raise PlanError(f"parameters are stored in a floating-point dtype, not in {dtype}.")
         self._tables, self._transport, self._dtype = tables, transport, dtype
         self._device, self.versions = device, Versions()
         self._host = host or Host(device)
