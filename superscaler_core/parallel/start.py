@@ -85,9 +85,11 @@ def parallelize(
     with calls.prepared("parallelize") as request:
         master_dtype = None if dtype is None else master_name(dtype)
         example = ModelCall.of(model, args, kwargs)
-        chosen = AutoOptions.of(knobs) if plan == AUTO else SProgram.of(plan, knobs)
+        chosen: AutoOptions | SProgram = (
+            AutoOptions.of(knobs) if plan == AUTO else SProgram.of(plan, knobs)
+        )
         request.equal |= {
-            "the plan": plan if isinstance(plan, str) else chosen.name,
+            "the plan": plan if isinstance(plan, str) else getattr(plan, "__name__", "a function"),
             "its knobs": _text(knobs or {}),
             "results": str(tuple(results)),
             "dtype": str(master_dtype),
@@ -97,15 +99,14 @@ def parallelize(
             ),
         }
     share_buffers(buffers, world.num_ranks, transport, where)
-    sprogram = chosen
     if isinstance(chosen, AutoOptions):
-        sprogram = searched(
+        chosen = searched(
             model, example, world.num_ranks, transport, where, options=chosen,
             topology=topology, memory_limit=memory_limit, master_dtype=master_dtype,
         )  # fmt: skip
     programs = Programs(
         model,
-        sprogram,
+        chosen,
         world.num_ranks,
         batch=batch,
         results=results,
