@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 import rvdcomm as rv
@@ -17,6 +18,7 @@ from superscaler_core.memory import (
     DeviceMemory,
     StepPeaks,
     check_memory,
+    check_states,
     memory_of,
     step_peaks_of,
 )
@@ -141,7 +143,7 @@ def compile(
     topology: rv.Topology | None = None,
     memory_limit: int | None = None,
     optimizer: str = "adam",
-    master_dtype: str | None = None,
+    master_dtype: torch.dtype | str | None = None,
 ) -> Compiled:
     """Validate and materialize a plan.
 
@@ -154,16 +156,17 @@ def compile(
         master_dtype: dtype of stored parameters, as in ``load``; that of the model if None.
 
     Raises:
-        PlanError: a part has no device, the partial sums on devices do not add up to a value, or
-            groups that are recomputed overlap.
+        PlanError: a part has no device, the partial sums on devices do not add up to a value,
+            groups that are recomputed overlap, or the optimizer or the dtype is not known.
         CoverageError: the parts of an op leave out work, or do some of it twice.
         OrderError: the orders of the plan form a cycle.
         DeviceMemoryError: a device needs more than the limit.
     """
+    master = check_states(optimizer, master_dtype)
     check_assigned(plan)
     check_placement(plan)
     check_coverage(plan)
     made = materialize(plan, topology)
     if memory_limit is not None:
-        check_memory(made, memory_limit, optimizer=optimizer, master_dtype=master_dtype)
-    return Compiled(made, optimizer, master_dtype)
+        check_memory(made, memory_limit, optimizer=optimizer, master_dtype=master)
+    return Compiled(made, optimizer, master)

@@ -5,6 +5,7 @@ from superscaler_core.memory.memory import (
     DeviceMemory,
     check_memory,
     check_states,
+    master_name,
     memory_of,
     step_peaks_of,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "StepPeaks",
     "check_memory",
     "check_states",
+    "master_name",
     "memory_of",
     "step_peaks_of",
 ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from rvdcomm.units import bytes_text
 from superscaler_core.collector import paused_collector
 from superscaler_core.errors import DeviceMemoryError, PlanError
-from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.held import tensors_in_flight
 from superscaler_core.memory.step_memory import StepMemory
 from superscaler_core.memory.step_peaks import StepPeaks
@@ -19,6 +18,9 @@ from superscaler_core.program.materialized import Materialized
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """For each optimizer, its states per element, in the dtype of stored parameters."""
+
+_UPDATED = ("float16", "bfloat16", "float32", "float64")
+"""Dtypes of stored parameters: those that optimizers update."""
 
 _ADVICE = {
     "weights": "cut weights over more devices (tensor parallel), make more stages, or gather them "
@@ -151,15 +153,31 @@ def check_memory(
     )
 
 
-def check_states(optimizer: str, master_dtype: str | None) -> None:
+def check_states(optimizer: str, master_dtype: object) -> str | None:
     """Refuse an unknown optimizer, or an unknown dtype of stored parameters.
+
+    Returns:
+        The name of the dtype.
 
     Raises:
         PlanError: the optimizer or the dtype is not known.
     """
     _check_known("optimizer", optimizer, STATES)
-    if master_dtype is not None:
-        _check_known("dtype", master_dtype, ITEM_BYTES)
+    return None if master_dtype is None else master_name(master_dtype)
+
+
+def master_name(dtype: object) -> str:
+    """The name of a dtype of stored parameters, which is given as torch's or by its name.
+
+    >>> master_name(torch.float32)
+    'float32'
+
+    Raises:
+        PlanError: it is no dtype that optimizers update.
+    """
+    name = str(dtype).removeprefix("torch.")
+    _check_known("dtype", name, _UPDATED)
+    return name
 
 
 class _Account:
@@ -207,7 +225,7 @@ class _Account:
         return self._num_states * self._stored.trained_bytes(device)
 
 
-def _check_known(what: str, given: str, known: Mapping[str, object]) -> None:
+def _check_known(what: str, given: str, known: Collection[str]) -> None:
     if given not in known:
         near = get_close_matches(given, known, 3, 0.3) or list(known)
         raise PlanError(f"{what} {given!r} is not known; there are {', '.join(near)}.")

@@ -3,24 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import torch
 
 import rvdcomm as rv
 from superscaler_core.cost import PROFILES, DeviceProfile
-from superscaler_core.errors import CaptureError, PlanError
+from superscaler_core.cost.presets import profile_of
+from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.planners.auto import Setting, auto
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.search.search import search
-from superscaler_core.run.first_values import share_buffers
+from superscaler_core.run.same_call import SameCall
 from superscaler_core.run.transport import Transport
 
 AUTO = "auto"
 
-_ERRORS: Mapping[str, type[Exception]] = {"PlanError": PlanError, "CaptureError": CaptureError}
-"""Errors of the caller, by name; all ranks raise them."""
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """The knobs of ``plan="auto"``.
+
+    Attributes:
+        profile: profile of every device, or the name of a preset; if None, the preset of this
+            rank's GPU, or else a V100's.
+        budget_secs, max_tried: as in ``search``.
+    """
+
+    profile: DeviceProfile | str | None = None
+    budget_secs: float = 60.0
+    max_tried: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.profile, str):
+            object.__setattr__(self, "profile", profile_of(self.profile))
+        for name, least in (("budget_secs", 0), ("max_tried", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+                raise PlanError(f"auto takes {name} as a number from {least}, not {value!r}.")
+        if not isinstance(self.profile, DeviceProfile | None):
+            raise PlanError(
+                "auto takes profile as a DeviceProfile or the name of one "
+                f"({', '.join(PROFILES)}), not {self.profile!r}."
+            )
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, Any] | None) -> Self:
+        """Options by name.
+
+        Raises:
+            PlanError: a name or a value is not known.
+        """
+        names = [field.name for field in fields(cls)]
+        if odd := [name for name in knobs or {} if name not in names]:
+            raise PlanError(f"auto takes no {', '.join(odd)}; it takes {', '.join(names)}.")
+        return cls(**(knobs or {}))
 
 
 def searched(
@@ -33,9 +73,7 @@ def searched(
     topology: rv.Topology | None = None,
     memory_limit: int | None = None,
     master_dtype: str | None = None,
-    profile: DeviceProfile | None = None,
-    budget_secs: float = 60.0,
-    max_tried: int = 0,
+    options: AutoOptions = AutoOptions(),
     can_cut: Callable[[int], bool] = lambda num: True,
 ) -> SProgram:
     """The plan that the first rank finds for a whole batch; collective over all ranks.
@@ -47,8 +85,7 @@ def searched(
         transport: shares the plan that was found.
         device: where this rank computes.
         master_dtype: as in ``compile``.
-        profile: profile of every device; if None, the preset of this rank's GPU, or else a V100's.
-        budget_secs, max_tried: as in ``search``.
+        options: what the caller chose.
         can_cut: whether the loss of a batch is a sum over so many microbatches; called on the first
             rank.
 
@@ -58,11 +95,13 @@ def searched(
         RuntimeError: the search failed for another reason on the first rank, which raises its own
             error; so no rank waits for one that failed.
     """
-    chosen = profile or _profile_of(device)
+    calls = SameCall(tuple(range(num_ranks)), transport)
+    assert not isinstance(options.profile, str), "names become profiles"
+    chosen = options.profile or _profile_of(device)
     batch = next((len(x) for x in example.tensors if x.dim()), 1)
     text = ""
-    fault: Exception | None = None
-    try:
+    # The other ranks wait for this text, and learn of an error of the first rank.
+    with calls.prepared("the search for a plan"):
         if transport.rank == 0:
             found = search(
                 model,
@@ -72,8 +111,8 @@ def searched(
                 # Without other planners: a setting also fills the plans of other batches.
                 planner=auto,
                 memory_bytes=memory_limit,
-                budget_secs=budget_secs,
-                max_tried=max_tried,
+                budget_secs=options.budget_secs,
+                max_tried=int(options.max_tried),
                 samples=() if batch == 1 or can_cut(_least_factor(batch)) else (batch,),
                 profile=chosen,
                 devices=range(num_ranks),
@@ -82,17 +121,7 @@ def searched(
             sprogram = found.best.candidate.sprogram
             assert isinstance(sprogram, Filling)
             text = str(sprogram.setting)
-    except Exception as error:
-        fault = error
-    # The other ranks wait for this text, so the first rank sends one in any case.
-    sent = f"{_kind(fault)}\n{fault or text}"
-    kind, _, text = _shared(sent, num_ranks, transport, device).partition("\n")
-    if fault is not None:
-        raise fault
-    if kind in _ERRORS:
-        raise _ERRORS[kind](text)
-    if kind:
-        raise RuntimeError(f"the search for a plan failed on rank 0: {kind}: {text}")
+    text = calls.texts(text)[0]
     setting = Setting.parse(text)
     num = batch // setting.microbatch
     return SProgram(Filling(setting, chosen, 0, num), {"microbatches": num})
@@ -102,23 +131,6 @@ def _least_factor(number: int) -> int:
     return next(i for i in range(2, number + 1) if number % i == 0)
 
 
-def _kind(fault: Exception | None) -> str:
-    """The name of an error's class in ``_ERRORS``, or else its own; empty if there is no error."""
-    if fault is None:
-        return ""
-    return next((n for n, kind in _ERRORS.items() if isinstance(fault, kind)), type(fault).__name__)
-
-
 def _profile_of(device: torch.device) -> DeviceProfile:
     name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
     return next((PROFILES[each] for each in PROFILES if each in name), PROFILES["v100"])
-
-
-def _shared(text: str, num_ranks: int, transport: Transport, device: torch.device) -> str:
-    """The first rank's text, on all ranks."""
-    data = list(text.encode())
-    size = torch.tensor([len(data)])
-    share_buffers({"size": size}, num_ranks, transport, device)
-    letters = torch.tensor(data if transport.rank == 0 else [0] * int(size), dtype=torch.uint8)
-    share_buffers({"text": letters}, num_ranks, transport, device)
-    return bytes(letters.tolist()).decode()

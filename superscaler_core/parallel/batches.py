@@ -18,7 +18,6 @@ from superscaler_core.parallel.same_batch import (
     digest_of,
     first_odd,
     form_of,
-    is_odd,
     number_of,
     refuse_shapes,
     refuse_values,
@@ -38,7 +37,19 @@ _LOCAL = (
 
 
 class Batches(Protocol):
-    """What ranks pass to a step."""
+    """What ranks pass to a step.
+
+    Attributes:
+        is_local: whether the whole batch is known only after ranks compared theirs.
+    """
+
+    is_local: bool
+
+    def is_due(self, call: ModelCall) -> bool:
+        """Whether ranks have to compare their batches before this call."""
+
+    def form(self, call: ModelCall) -> int:
+        """A number that is equal for calls whose batches need no comparison."""
 
     def whole(self, call: ModelCall) -> ModelCall:
         """The call of the whole batch, whose values may be missing; collective.
@@ -62,25 +73,24 @@ class WholeBatches:
         transport: compares batches.
     """
 
-    def __init__(self, programs: Programs, transport: Transport, device: torch.device) -> None:
+    def __init__(self, programs: Programs, transport: Transport) -> None:
         self._programs, self._transport = programs, transport
         self._ranks = tuple(range(programs.num_devices))
         self._compared = _Compared(programs.batch.check)
-        # On a GPU a rank would wait for all that its device has still to do.
-        self._compares_shapes = device.type == "cpu" and programs.batch.check != "never"
+        self._forms: dict[Hashable, int] = {}
+        self.is_local = False
+
+    def is_due(self, call: ModelCall) -> bool:
+        return len(self._ranks) > 1 and self._compared.is_due(call)
+
+    def form(self, call: ModelCall) -> int:
+        if call.form not in self._forms:
+            self._forms[call.form] = number_of(form_of(call, self._programs.inputs(call)))
+        return self._forms[call.form]
 
     def whole(self, call: ModelCall) -> ModelCall:
-        if len(self._ranks) == 1:
-            return call
-        if self._compared.is_due(call):
-            inputs = self._programs.inputs(call)
-            check_same(call, inputs, self._ranks, self._transport)
-            self._compared.add(call, number_of(form_of(call, inputs)))
-        elif self._compares_shapes:
-            known = self._compared.number_of(call)
-            if is_odd(known, self._ranks, self._transport):
-                text = form_of(call, self._programs.inputs(call))
-                refuse_shapes(text, self._ranks, self._transport)
+        check_same(call, self._programs.inputs(call), self._ranks, self._transport)
+        self._compared.add(call, self.form(call))
         return call
 
     def given(self, compiled: Compiled, call: ModelCall) -> dict[str, Tensor | OwnSamples]:
@@ -111,6 +121,13 @@ class LocalBatches:
         self._compared = _Compared(programs.batch.check)
         self._sizes: tuple[int, ...] = ()
         self._routes: dict[tuple[Compiled, tuple[int, ...]], Routes] = {}
+        self.is_local = True
+
+    def is_due(self, call: ModelCall) -> bool:
+        return True
+
+    def form(self, call: ModelCall) -> int:
+        return 0
 
     def whole(self, call: ModelCall) -> ModelCall:
         inputs = self._programs.inputs(call)
@@ -231,4 +248,4 @@ def batches_of(
     """What ranks pass, as ``Batch.kind`` says."""
     if programs.batch.is_local:
         return LocalBatches(programs, compiled, transport, device)
-    return WholeBatches(programs, transport, device)
+    return WholeBatches(programs, transport)

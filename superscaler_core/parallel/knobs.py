@@ -62,9 +62,26 @@ def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
                 f"{text}: expected {name}:KNOB=VALUE,KNOB=VALUE, not {word.strip()!r}; {name} "
                 f"takes {', '.join(defaults) or 'nothing'}, and every plan {', '.join(PARTS)}."
             )
-        reader = {**READERS, **PARTS}.get(knob) or reader_of(defaults[knob])
-        found[knob] = read(f"{name}:{knob}={value}", value, reader)
+        found[knob] = value_of(name, knob, value)
     return name, found
+
+
+def value_of(plan: str, knob: str, value: Any) -> Any:
+    """The value of a knob of a shipped plan; a text is read as one that follows the plan's name.
+
+    >>> value_of("hybrid", "tp", "2"), value_of("hybrid", "tp", 2)
+    (2, 2)
+
+    Raises:
+        PlanError: the text has another form than such values.
+    """
+    if not isinstance(value, str):
+        return value
+    takes = inspect.signature(SPROGRAMS[plan]).parameters
+    reader = {**READERS, **PARTS}.get(knob)
+    if reader is None and knob in takes:
+        reader = reader_of(takes[knob].default)
+    return value if reader is None else read(f"{plan}:{knob}={value}", value, reader)
 
 
 def counts(text: str) -> tuple[int, ...]:

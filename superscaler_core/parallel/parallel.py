@@ -11,18 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from superscaler_core.compiled import Compiled
+from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batches import agreed_example, batches_of
-from superscaler_core.parallel.programs import Programs
+from superscaler_core.parallel.programs import Made, Programs, fingerprint_of
 from superscaler_core.run.first_values import take_first_values
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.load import module_from
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
+from superscaler_core.run.same_call import Request, SameCall
 from superscaler_core.run.step_guard import StepGuard
 from superscaler_core.run.trainer import IncompatibleKeys, Trainer
 from superscaler_core.run.training_state import Saved
 from superscaler_core.run.transport import Transport
+
+Batch = dict[str, Tensor | OwnSamples]
+"""The inputs of a program by name."""
+
+_FREEZES, _COMPARES = 1, 2
+"""What a rank may ask all for: to agree on what is trained, and to compare batches."""
 
 
 class Evaluated(NamedTuple):
@@ -57,15 +65,21 @@ class Parallel:
         self, programs: Programs, call: ModelCall, transport: Transport, **options: Any
     ) -> None:
         self._programs, self._transport, self._options = programs, transport, options
-        compiled = programs.first(agreed_example(programs, call, transport))
+        calls = SameCall(tuple(range(programs.num_devices)), transport)
+        example = agreed_example(programs, call, transport)
+        with calls.prepared("parallelize", seed=str(options.get("seed", 0))) as request:
+            compiled = programs.first(example)
+            request.equal |= fingerprint_of(compiled)
         self._first = self._rank(compiled)
         weights, stored = compiled.plan.graph.weights, self._first.weights.stored
         take_first_values(weights, stored, self._first.tables, transport, self._first.device)
         self._ranks: dict[Compiled, Rank] = {compiled: self._first}
         self._last = self._first
         self._batches = batches_of(programs, compiled, transport, self._first.device)
-        self.trainer = Trainer(self._first, transport)
+        self.trainer = Trainer(self._first, transport, programs.parameters)
         """The trainer of the example's shape, whose parameters all programs share."""
+        # The trainer itself knows only where the first program leaves the buffers.
+        self.trainer.share_states = lambda: self._last.share_states()
 
     @property
     def compiled(self) -> Compiled:
@@ -90,7 +104,7 @@ class Parallel:
             ValueError: on all ranks, if ranks pass other shapes or values where they have to be
                 equal.
         """
-        _, rank, batch = self._chosen(args, kwargs, trains=True)
+        _, rank, batch = self._chosen("step", args, kwargs)
         loss = rank.step(batch)
         self._first.draws = rank.draws
         return loss
@@ -104,7 +118,7 @@ class Parallel:
         Returns:
             The loss; with ``results`` of ``parallelize``, the loss and these, whole on all ranks.
         """
-        compiled, rank, batch = self._chosen(args, kwargs, trains=False)
+        compiled, rank, batch = self._chosen("evaluate", args, kwargs)
         loss = rank.step(batch)
         if not rank.results:
             return loss
@@ -119,26 +133,91 @@ class Parallel:
         self.trainer.recover_from(self._last)
 
     def _chosen(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, trains: bool
-    ) -> tuple[Compiled, Rank, dict[str, Tensor | OwnSamples]]:
-        """The program for a call, this rank of it, ready for a step, and the inputs by name."""
-        call = self._programs.call(args, kwargs)
-        call = call if trains else call.map(Tensor.detach)
-        # What is made here outlives this call, and a later one may compute without inference mode.
-        with torch.inference_mode(False):
-            whole = self._batches.whole(call)
-            compiled = self._programs.of(whole, trains=trains)
-            if compiled not in self._ranks:
-                kept = self._programs.kept
-                self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
-                self._ranks[compiled] = self._rank(compiled, shares=self._first)
-        chosen = self._ranks[compiled]
-        if chosen is not self._last:
-            self._last.weights.rest()
-            self._last.share_states()
-            self._last = chosen
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Compiled, Rank, Batch]:
+        """The program for a call, this rank of it, ready for a step, and its inputs by name."""
+        calls, batches, trained = self.trainer.calls, self._batches, self.trainer.trained
+        trains = name == "step"
+        while True:
+            with calls.prepared(name) as request:
+                self._first.check_ready(trains=trains)
+                self._check_originals()
+                call = self._programs.call(args, kwargs)
+                call = call if trains else call.map(Tensor.detach)
+                request.asks = _COMPARES * batches.is_due(call)
+                request.asks |= _FREEZES * (trains and trained.is_changed)
+                request.form = batches.form(call)
+                found = None if batches.is_local else self._found(request, call, trains)
+            if not request.asks & _FREEZES:
+                break
+            trained.agree(calls)
+        whole = call
+        if request.asks & _COMPARES or not request.is_one_form:
+            # What is made here outlives this call.
+            with torch.inference_mode(False):
+                whole = batches.whole(call)
+        if batches.is_local:
+            with calls.prepared(name) as request:
+                found = self._found(request, whole, trains)
+        made, batch = found or self._made(name, whole, trains)
+        chosen = self._ranks[made.compiled]
+        self._switch(made.compiled, chosen)
         chosen.draws, chosen.grad_scale = self._first.draws, self._first.grad_scale
-        return compiled, chosen, self._batches.given(compiled, call)
+        return made.compiled, chosen, batch or batches.given(made.compiled, call)
+
+    def _found(self, request: Request, whole: ModelCall, trains: bool) -> tuple[Made, Batch] | None:
+        """The program for a whole batch if there is one already, and its inputs if known."""
+        trained = self.trainer.trained.names if trains else None
+        found = self._programs.find(whole, trained)
+        if found is None:
+            change = self._programs.change(whole, trained) or "its shape is new"
+            request.equal["the program"] = f"one to be made, because {change}"
+            return None
+        request.equal["the program"] = f"number {found.number}"
+        return found, self._inputs(found.compiled, whole)
+
+    def _made(self, name: str, whole: ModelCall, trains: bool) -> tuple[Made, Batch]:
+        """A new program, and its inputs if known; collective."""
+        trained = self.trainer.trained.names if trains else None
+        # What is made here outlives this call, and a later one may compute without inference mode.
+        with torch.inference_mode(False), self.trainer.calls.prepared(name) as request:
+            made = self._programs.of(whole, trained)
+            request.equal |= fingerprint_of(made.compiled)
+        kept = self._programs.kept
+        self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
+        with torch.inference_mode(False):
+            self._ranks[made.compiled] = self._rank(made.compiled, shares=self._first)
+        with self.trainer.calls.prepared(name):
+            batch = self._inputs(made.compiled, whole)
+        return made, batch
+
+    def _inputs(self, compiled: Compiled, whole: ModelCall) -> Batch:
+        """The inputs of a program, if every rank passes the whole batch; else nothing yet."""
+        if self._batches.is_local:
+            return {}
+        batch = self._batches.given(compiled, whole)
+        self._ranks[compiled].check_inputs(batch)
+        return batch
+
+    def _switch(self, compiled: Compiled, chosen: Rank) -> None:
+        """Let a program follow the one that ran last; collective if it is another one."""
+        if chosen is self._last:
+            return
+        self._last.weights.rest()
+        self._last.share_states()
+        self._last = chosen
+        graph = compiled.plan.graph
+        # Programs share buffers, and this one was captured with these values of them.
+        chosen.take_buffers({name: graph.buffers[name] for name in graph.folded & {*graph.buffers}})
+
+    def _check_originals(self) -> None:
+        if changed := self._programs.originals.changed():
+            raise PlanError(
+                f"{changed!r} of the model that was captured got other values or was replaced, and "
+                "its own values are no longer read: load them by parallel.load_state_dict(...) or "
+                "parallel.load. To use the model alone, work with a copy.deepcopy of it; to train "
+                "other parameters, call parallelize again."
+            )
 
     def _rank(self, compiled: Compiled, shares: Rank | None = None) -> Rank:
         rank = self._transport.rank
@@ -167,24 +246,20 @@ class Parallel:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters and buffers, whole, on every rank, by their single-device names."""
-        return self._with_states().state_dict()
+        return self.trainer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
         """Take this rank's boxes of whole parameters, as ``Trainer.load_state_dict``."""
-        return self.trainer.load_state_dict(state, strict)
+        found = self.trainer.load_state_dict(state, strict)
+        self._programs.originals.accept()
+        return found
 
     def save(self, folder: str | Path, **state: Any) -> None:
         """Write a checkpoint that any plan and number of ranks can load, as ``Trainer.save``."""
-        self._with_states().save(folder, **state)
+        self.trainer.save(folder, **state)
 
     def load(self, folder: str | Path, **state: Any) -> Saved:
         """Read a checkpoint of any plan and number of ranks, as ``Trainer.load``."""
-        return self._with_states().load(folder, **state)
-
-    def _with_states(self) -> Trainer:
-        """The trainer, after all ranks got the buffers that the last step changed; collective.
-
-        The trainer itself knows only where the first program leaves these.
-        """
-        self._last.share_states()
-        return self.trainer
+        found = self.trainer.load(folder, **state)
+        self._programs.originals.accept()
+        return found

@@ -1,7 +1,8 @@
 """Programs: a program for every shape of batch on which one model is trained or evaluated.
 
 All programs store parameters alike, so that they share them. The first one decides how: it is the
-program of the batch that the user gave as an example.
+program of the batch that the user gave as an example. A shape has several programs if the set of
+trained parameters changes, or what the capture read of the model.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,14 +32,31 @@ from superscaler_core.parallel.routes import groups_of
 from superscaler_core.parallel.sample_flow import flow_of
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.parallel.totals import with_totals
+from superscaler_core.parallel.watched import Originals, Reads, Watched
 from superscaler_core.plan import Device, PlacedPart, Plan
 from superscaler_core.program.side import Side
+from superscaler_core.run.checksum import checksum
 from superscaler_core.schedules import ScheduleError
 
 MAX_PROGRAMS = 16
 """Bound on kept programs besides the first; the least recently used one is dropped."""
 
 _log = logging.getLogger("superscaler_core")
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A program, and what its capture read.
+
+    Attributes:
+        compiled: the program.
+        watched: the values of the model that it depends on.
+        number: the number of programs that were made before; all ranks make the same ones.
+    """
+
+    compiled: Compiled
+    watched: Watched
+    number: int
 
 
 class Programs:
@@ -49,7 +67,8 @@ class Programs:
     as the plan can use for it, and gives the same loss and gradients.
 
     Args:
-        model: the model; it is captured once per shape, in its present modes and autocasts.
+        model: the model; it is captured once per shape, in its present autocasts, and again if
+            what the capture read changed.
         sprogram: fills the plans.
         num_devices: number of devices of every plan.
         batch: where the samples of the inputs are.
@@ -71,12 +90,14 @@ class Programs:
     ) -> None:
         self.model, self.num_devices, self.batch = model, num_devices, batch or Batch()
         self._sprogram, self._results, self._options = sprogram, tuple(results), options
-        self._modes = {name: module.training for name, module in model.named_modules()}
         self._autocasts = active()
         self._is_silent = is_silent
         self._num_halves = 1  # of a microbatch of the schedule, see ``Overlap.duplex``
         self._first: Compiled | None = None
-        self._made: OrderedDict[Hashable, Compiled] = OrderedDict()
+        self._made: OrderedDict[Hashable, list[Made]] = OrderedDict()
+        self._num_made = 0
+        self._watched = Watched()  # of the last capture
+        self._trained: frozenset[str] = frozenset()
         # Ranks that are threads of one process share the programs.
         self._lock = threading.Lock()
 
@@ -100,8 +121,11 @@ class Programs:
             if self._first is None:
                 if self.batch.is_local:
                     call = self._whole_example(call)
-                self._first = compile(self._plan_of_example(call), **self._options)
-                self._made[call.form, True] = self._first
+                made = compile(self._plan_of_example(call), **self._options)
+                self._first = made
+                self._trained = frozenset(n for n, p in self.parameters.items() if p.requires_grad)
+                self._keep(self._key(call, self._trained), made)
+                self.originals = Originals(self.model, self._changing)
             return self._first
 
     def _whole_example(self, call: ModelCall) -> ModelCall:
@@ -117,48 +141,92 @@ class Programs:
                 return whole
             num = found
 
-    def of(self, call: ModelCall, *, trains: bool) -> Compiled:
-        """The program for a batch of this shape.
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The model's own parameters, by the names that programs give them."""
+        assert self._first is not None, "its names are known"
+        named, names = dict(self.model.named_parameters()), self._first.plan.graph.parameters
+        return {name: named[name] for name in names if name in named}
+
+    def find(self, call: ModelCall, trained: frozenset[str] | None) -> Made | None:
+        """The program for a call if there is one already, and the model is as it was captured.
 
         Args:
             call: the call that a single device would make.
-            trains: whether it trains, or evaluates.
+            trained: the names of parameters that a step trains; None to evaluate.
         """
-        key = call.form, trains
         with self._lock:
-            if key not in self._made:
-                self._made[key] = self._compiled(call, trains)
-                if len(self._made) > MAX_PROGRAMS:
-                    self._made.popitem(last=False)
+            made = self._made.get(self._key(call, trained), ())
+            return next((each for each in made if each.watched.holds()), None)
+
+    def change(self, call: ModelCall, trained: frozenset[str] | None) -> str:
+        """What changed in the model since it was captured for such a call; empty if nothing."""
+        made = self._made.get(self._key(call, trained), ())
+        return made[-1].watched.difference() if made else ""
+
+    def of(self, call: ModelCall, trained: frozenset[str] | None) -> Made:
+        """The program for a call, which is made if there is none; arguments as of ``find``."""
+        found = self.find(call, trained)
+        with self._lock:
+            key = self._key(call, trained)
+            if found is None:
+                # Another thread may have made it.
+                made = self._made.get(key, ())
+                found = next((each for each in made if each.watched.holds()), None)
+            if found is None:
+                if change := self.change(call, trained):
+                    self._say(logging.INFO, f"captures the model again, because {change}")
+                found = self._keep(key, self._compiled(call, trained))
             self._made.move_to_end(key)
-            return self._made[key]
+            return found
+
+    def _key(self, call: ModelCall, trained: frozenset[str] | None) -> Hashable:
+        return call.form, trained
+
+    def _keep(self, key: Hashable, compiled: Compiled) -> Made:
+        found = Made(compiled, self._watched, self._num_made)
+        self._num_made += 1
+        self._made.setdefault(key, []).append(found)
+        self._made.move_to_end(key)
+        if sum(map(len, self._made.values())) > MAX_PROGRAMS:
+            oldest = next(iter(self._made))
+            del self._made[oldest][0]
+            if not self._made[oldest]:
+                del self._made[oldest]
+        return found
 
     @contextmanager
-    def _in_mode(self, trains: bool) -> Iterator[None]:
-        """Inside this context the model trains as it did at first, or evaluates."""
-        before = {module: module.training for module in self.model.modules()}
-        if not trains:
+    def _in_mode(self, trained: frozenset[str] | None) -> Iterator[None]:
+        """Inside this context the model trains these parameters, or evaluates if it is None."""
+        modes = {module: module.training for module in self.model.modules()}
+        flags = {p: p.requires_grad for p in self.model.parameters()}
+        if trained is None:
             self.model.eval()
-        for name, module in self.model.named_modules() if trains else ():
-            module.training = self._modes[name]
+        if self._first is not None:
+            for name, parameter in self.parameters.items():
+                parameter.requires_grad_(name in (self._trained if trained is None else trained))
         try:
             yield
         finally:
-            for module, mode in before.items():
+            for module, mode in modes.items():
                 module.training = mode
+            for parameter, flag in flags.items():
+                parameter.requires_grad_(flag)
 
-    def _graph(self, call: ModelCall, num_microbatches: int, trains: bool) -> Graph:
+    def _graph(
+        self, call: ModelCall, num_microbatches: int, trained: frozenset[str] | None
+    ) -> Graph:
         """The graph of one microbatch, whose mean over microbatches is the whole batch's loss.
 
         Raises:
             PlanError: the batch cannot be cut, or the loss of the whole is no sum of microbatches.
         """
-        narrow = self._captured(call, num_microbatches, trains)
+        narrow = self._captured(call, num_microbatches, trained)
         if num_microbatches == 1:
             return narrow
         # Any two sizes would do: they tell which numbers in the graph grow with the samples.
         inputs = self.inputs(call)
-        wide = self._captured(inputs.repeated(call, num_microbatches), num_microbatches, trains)
+        wide = self._captured(inputs.repeated(call, num_microbatches), num_microbatches, trained)
         num = 2 * next(iter(inputs.sizes.values())) // num_microbatches
         flow = flow_of(narrow, wide, num, self._note_of)
         if flow.loss.is_mixed:
@@ -176,7 +244,7 @@ class Programs:
     def can_cut(self, call: ModelCall, num_microbatches: int) -> bool:
         """Whether the loss of a batch is a sum over microbatches."""
         try:
-            self._graph(call, num_microbatches, trains=True)
+            self._graph(call, num_microbatches, frozenset())
         except PlanError:
             return False
         return True
@@ -191,18 +259,24 @@ class Programs:
             f"{type(module).__name__} {op.module} normalizes every microbatch by its own statistics"
         )
 
-    def _captured(self, call: ModelCall, num_microbatches: int, trains: bool) -> Graph:
+    def _captured(
+        self, call: ModelCall, num_microbatches: int, trained: frozenset[str] | None
+    ) -> Graph:
         inputs = self.inputs(call)
         part = inputs.microbatch(call, num_microbatches)
         casts = entered(self._autocasts)
-        with self._in_mode(trains), casts, warnings.catch_warnings():
+        with self._in_mode(trained), casts, warnings.catch_warnings():
             if self._first is not None:
                 # The capture of the example has warned of opaque ops already.
                 warnings.simplefilter("ignore", OpaqueWarning)
-            results = () if trains else self._results
-            graph = capture(
-                self.model, part.args, part.kwargs, results=results, changing=self._changing
-            )
+            results = self._results if trained is None else ()
+            with Reads(self.model) as reads:
+                graph = capture(
+                    self.model, part.args, part.kwargs, results=results, changing=self._changing
+                )
+        changing = self._changing if self._first is not None else changing_in(graph)
+        # Evaluation is in one mode, whatever that of the model is.
+        self._watched = reads.watched({*changing, *(["training"] if trained is None else [])})
         return replace(graph, samples=_samples(graph, inputs))
 
     @property
@@ -211,23 +285,20 @@ class Programs:
 
         The model is the caller's, and keeps the values with which the training started.
         """
-        if self._first is None:
-            return frozenset()
-        graph = self._first.plan.graph
-        loaded = graph.buffers.keys() - graph.folded
-        return frozenset(loaded | {buffer.name for buffer in graph.state})
+        return frozenset() if self._first is None else changing_in(self._first.plan.graph)
 
     @property
     def kept(self) -> frozenset[Compiled]:
         """The programs that are kept."""
         with self._lock:
-            return frozenset([*self._made.values(), *filter(None, [self._first])])
+            made = [each.compiled for found in self._made.values() for each in found]
+            return frozenset([*made, *filter(None, [self._first])])
 
     # --- plans ----------------------------------------------------------------------------------
 
     def _plan_of_example(self, call: ModelCall) -> Plan:
         num = self._sprogram.num_microbatches
-        plan = Plan(self._graph(call, num, trains=True), range(self.num_devices))
+        plan = Plan(self._graph(call, num, frozenset()), range(self.num_devices))
         self._sprogram(plan, num)
         if plan.schedule is not None and plan.schedule.weights is not None:
             raise PlanError(
@@ -237,7 +308,7 @@ class Programs:
         if plan.num_microbatches == num:
             return plan
         num, self._num_halves = plan.num_microbatches, plan.overlap.num_halves
-        return self._filled(self._graph(call, num, trains=True), self.num_devices, num)
+        return self._filled(self._graph(call, num, frozenset()), self.num_devices, num)
 
     def _filled(self, graph: Graph, num_devices: int, num_microbatches: int) -> Plan:
         plan = Plan(graph, range(num_devices))
@@ -261,11 +332,12 @@ class Programs:
             )
         return plan
 
-    def _compiled(self, call: ModelCall, trains: bool) -> Compiled:
+    def _compiled(self, call: ModelCall, trained: frozenset[str] | None) -> Compiled:
         """A program that stores parameters as the first one does."""
+        trains = trained is not None
         start = time.perf_counter()
         fault: Exception | None = None
-        for make in self._candidates(call, trains):
+        for make in self._candidates(call, trained):
             try:
                 made = compile(self._at_home(make(), trains), **self._options)
             except (PlanError, ScheduleError) as error:
@@ -287,20 +359,22 @@ class Programs:
     def _say(self, level: int, text: str) -> None:
         _log.log(logging.DEBUG if self._is_silent else level, "%s", text)
 
-    def _candidates(self, call: ModelCall, trains: bool) -> Iterator[Callable[[], Plan]]:
+    def _candidates(
+        self, call: ModelCall, trained: frozenset[str] | None
+    ) -> Iterator[Callable[[], Plan]]:
         """Plans for a batch, the one that uses most microbatches and devices first."""
         assert self._first is not None
         inputs = self.inputs(call)
         for num in range(self._first.plan.num_microbatches, 0, -1):
             if inputs.can_cut(num):
                 try:
-                    graph = self._graph(call, num, trains)
+                    graph = self._graph(call, num, trained)
                 except PlanError as error:
                     yield partial(_refuse, error)
                     continue
                 for devices in range(self.num_devices, 0, -1):
                     yield partial(self._filled, graph, devices, num)
-        yield lambda: _on_one_device(self._graph(call, 1, trains))
+        yield lambda: _on_one_device(self._graph(call, 1, trained))
 
     def _at_home(self, plan: Plan, trains: bool) -> Plan:
         """The same decisions among all devices, with parameters stored as in the first program."""
@@ -320,6 +394,30 @@ class Programs:
             )
         )
         return made if trains else made.without_grad()
+
+
+def changing_in(graph: Graph) -> frozenset[str]:
+    """The buffers of a graph whose values a step or a state dict may change."""
+    loaded = graph.buffers.keys() - graph.folded
+    return frozenset(loaded | {buffer.name for buffer in graph.state})
+
+
+def fingerprint_of(compiled: Compiled) -> dict[str, str]:
+    """What has to be equal of a program on all ranks, by names that errors use."""
+    plan = compiled.plan
+    graph = plan.graph
+    ops = [f"{op.name}: {op.code}" for op in graph.ops]
+    parameters = [
+        f"{t.name} {list(t.shape)} {t.dtype} requires_grad={t.requires_grad}"
+        for t in graph.parameters.values()
+    ]
+    constants = [f"{name}: {checksum(value)}" for name, value in sorted(graph.constants.items())]
+    return {
+        "the parameters of the model": "\n".join(parameters),
+        "the ops of the model": "\n".join(ops),
+        "constants of the model": "\n".join(constants),
+        "the plan": str(plan.decisions),
+    }
 
 
 def _text(call: ModelCall) -> str:

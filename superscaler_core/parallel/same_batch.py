@@ -50,12 +50,6 @@ def check_same(
         refuse_values(inputs.names, digests, ranks, transport)
 
 
-def is_odd(number: int, ranks: Ranks, transport: Transport) -> bool:
-    """Whether the forms of ranks have different numbers; collective, also with ``check_same``."""
-    found = rows_of(torch.tensor([number, 0]), ranks, transport)
-    return bool(first_odd(found[:, 0].tolist()))
-
-
 def refuse_shapes(
     form: str, ranks: Ranks, transport: Transport, hint: str = _WHOLE, among: Ranks = ()
 ) -> NoReturn:

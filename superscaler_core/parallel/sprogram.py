@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from superscaler_core.errors import PlanError
-from superscaler_core.parallel.knobs import PARTS, SPROGRAMS, parse_plan, with_parts
+from superscaler_core.parallel.knobs import PARTS, SPROGRAMS, parse_plan, value_of, with_parts
 from superscaler_core.plan import Plan
 
 _MICROBATCHES = "microbatches"
@@ -42,6 +42,8 @@ class SProgram:
             near = get_close_matches(plan, SPROGRAMS, 3)
             hint = f" Is it {' or '.join(near)}?" if near else ""
             raise PlanError(f"there is no plan {plan!r}; there are {', '.join(SPROGRAMS)}.{hint}")
+        if isinstance(plan, str):
+            knobs = {name: value_of(plan, name, value) for name, value in (knobs or {}).items()}
         made = cls(SPROGRAMS[plan] if isinstance(plan, str) else plan, {**said, **(knobs or {})})
         known = {*made._takes, *PARTS}
         unknown = [name for name in made.knobs if name not in known and not made._takes_any]

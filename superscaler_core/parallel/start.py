@@ -12,12 +12,14 @@ from torch import nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.parallel.automatic import AUTO, searched
+from superscaler_core.memory import master_name
+from superscaler_core.parallel.automatic import AUTO, AutoOptions, searched
 from superscaler_core.parallel.batch import Batch
 from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.run.first_values import share_buffers
+from superscaler_core.run.same_call import SameCall
 from superscaler_core.run.transport import DistTransport
 from superscaler_core.run.world import join_world, local_device
 
@@ -80,37 +82,59 @@ def parallelize(
     where = torch.device(device) if device is not None else _device_of(model)
     world = join_world(where, group)
     transport = DistTransport(world.rank, world.group, topology)
-    share_buffers(dict(model.named_buffers()), world.num_ranks, transport, where)
-    master_dtype = None if dtype is None else str(dtype).removeprefix("torch.")
-    if plan == AUTO:
-        said = batch or Batch()
-        if said.dims or said.is_local:
+    said, buffers = batch or Batch(), dict(model.named_buffers())
+    calls = SameCall(tuple(range(world.num_ranks)), transport)
+    with calls.prepared("parallelize") as request:
+        master_dtype = None if dtype is None else master_name(dtype)
+        example = ModelCall.of(model, args, kwargs)
+        chosen: AutoOptions | SProgram = (
+            AutoOptions.of(knobs) if plan == AUTO else SProgram.of(plan, knobs)
+        )
+        if plan == AUTO and (said.dims or said.is_local):
             raise PlanError(
                 f"plan={AUTO!r} searches for whole batches whose samples are along dim 0, not for "
                 f"{said}: name a plan."
             )
-        example = ModelCall.of(model, args, kwargs)
+        request.equal |= {
+            "the plan": plan if isinstance(plan, str) else getattr(plan, "__name__", "a function"),
+            "its knobs": _text(knobs or {}),
+            "what a batch is": str(said),
+            "results": str(tuple(results)),
+            "dtype": str(master_dtype),
+            "memory_limit": str(memory_limit),
+            "the buffers of the model": "\n".join(
+                f"{name} {list(buffer.shape)} {buffer.dtype}" for name, buffer in buffers.items()
+            ),
+        }
+    share_buffers(buffers, world.num_ranks, transport, where)
+    if isinstance(chosen, AutoOptions):
         trial = Programs(model, SProgram.of("data_parallel"), world.num_ranks, is_silent=True)
-        sprogram = searched(
-            model, example, world.num_ranks, transport, where,
+        chosen = searched(
+            model, example, world.num_ranks, transport, where, options=chosen,
             topology=topology, memory_limit=memory_limit, master_dtype=master_dtype,
-            can_cut=partial(trial.can_cut, example), **(knobs or {}),
+            can_cut=partial(trial.can_cut, example),
         )  # fmt: skip
-    else:
-        sprogram = SProgram.of(plan, knobs)
     programs = Programs(
         model,
-        sprogram,
+        chosen,
         world.num_ranks,
-        batch=batch,
+        batch=said,
         results=results,
         is_silent=world.rank > 0,
         topology=topology,
         memory_limit=memory_limit,
         master_dtype=master_dtype,
     )
-    call = programs.call(args, kwargs)
-    return Parallel(programs, call, transport, seed=seed, dtype=dtype, device=where)
+    return Parallel(programs, example, transport, seed=seed, dtype=dtype, device=where)
+
+
+def _text(knobs: Mapping[str, Any]) -> str:
+    """Knobs as a text that is equal on all ranks; of other values than plain ones, their class."""
+    return ", ".join(
+        f"{name}={value!r}" if isinstance(value, bool | int | float | str | tuple | None)
+        else f"{name}={type(value).__name__}"
+        for name, value in sorted(knobs.items())
+    )  # fmt: skip
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -71,6 +71,7 @@ class Rank(SegmentRunner):
             names = {*self.tables.buffers, *self.tables.states, *shares.tables.states}
             self._constants |= {n: v for n, v in shares._constants.items() if n in names}
         self._seed, self._num_steps = seed, 0
+        self.trains = any(weight.reduce for weight in self.tables.weights.values())
         loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
         num = self.tables.num_microbatches
         per_update = self.tables.microbatches_per_update or num
@@ -107,10 +108,8 @@ class Rank(SegmentRunner):
 
         Args:
             batch: every input, whole: ``num_microbatches`` times the captured batch along the dim
-                of the samples; or the part of it that this rank reads.
+                of the samples; or the part of it that this rank reads. The checks below accept it.
         """
-        self._check(batch)
-        self.weights.check_given()
         self._batch = batch
         self._loss = None
         if self.grad_scale is not None:
@@ -154,12 +153,32 @@ class Rank(SegmentRunner):
             found[name] = torch.cat(values, dim or 0) if values[0].dim() else _mean(values)
         return found
 
-    def _check(self, batch: Mapping[str, Tensor | OwnSamples]) -> None:
+    def check_ready(self, *, trains: bool) -> None:
+        """Refuse a step that cannot run whatever its batch, before any rank communicates.
+
+        Raises:
+            RuntimeError: gradients are switched off where a step trains, as of torch's backward.
+            PlanError: parameters have no values yet; or the step runs under ``torch.autocast``.
+        """
+        if trains and not (torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
+            raise RuntimeError(
+                "element 0 of tensors does not require grad and does not have a grad_fn: a step "
+                "runs the backward of its loss, and it is called under torch.no_grad() or "
+                "torch.inference_mode(); call it outside of them (evaluate needs no gradients)."
+            )
         if torch.is_autocast_enabled(self.device.type):
             raise PlanError(
                 "a step runs under torch.autocast, and its program casts what the capture says: "
                 "capture or parallelize the model under torch.autocast, and step outside of it."
             )
+        self.weights.check_given()
+
+    def check_inputs(self, batch: Mapping[str, Tensor | OwnSamples]) -> None:
+        """Refuse a batch that does not fit the program, before any rank communicates.
+
+        Raises:
+            ValueError: an input has another shape or dtype, or requires a gradient.
+        """
         for name, value in batch.items():
             if isinstance(value, Tensor) and value.requires_grad:
                 raise ValueError(
@@ -301,6 +320,11 @@ class Rank(SegmentRunner):
         aliases = {alias: parameters[name] for alias, name in self.tables.aliases.items()}
         buffers = {name: tuple(self._constants[name].shape) for name in self.tables.buffers}
         return {**parameters, **aliases, **buffers}
+
+    def take_buffers(self, values: Mapping[str, Tensor]) -> None:
+        """Give buffers the values from which the capture computed constants."""
+        for name, value in values.items():
+            self._constants[name].copy_(value)
 
     def buffer_faults(self, state: Mapping[str, Tensor]) -> list[str]:
         """Reasons why buffers cannot take the values in ``state``."""

@@ -36,14 +36,7 @@ def rows_of_all(row: Tensor, tables: Tables, transport: Transport) -> Tensor:
 
 def rows_of(row: Tensor, ranks: tuple[int, ...], transport: Transport) -> Tensor:
     """The row of each of these ranks, ``[ranks, elements]``; collective over them."""
-    if len(ranks) == 1:
-        return row[None]
-    form = f"shape({len(ranks)},{len(row)}) ranks({','.join(map(str, ranks))})"
-    src, dst = f"R(1)V(1)D({len(ranks)},1) {form}", f"R({len(ranks)})V(1)D(1,1) {form}"
-    leg = Leg("[]", src, dst, str(row.dtype).removeprefix("torch."))
-    found = transport.call(leg).move(row[None])
-    assert found is not None
-    return found
+    return row[None] if len(ranks) == 1 else transport.rows(row, ranks)
 
 
 def texts_of_all(text: str, tables: Tables, transport: Transport) -> list[str]:
@@ -52,13 +45,15 @@ def texts_of_all(text: str, tables: Tables, transport: Transport) -> list[str]:
 
 
 def texts_of(text: str, ranks: tuple[int, ...], transport: Transport) -> list[str]:
-    """The text of each of these ranks; collective over them."""
+    """The text of each of these ranks, on each of them; collective over them."""
+    if len(ranks) == 1:
+        return [text]
     data = text.encode()
-    lengths = rows_of(torch.tensor([len(data)]), ranks, transport)[:, 0].tolist()
+    lengths = transport.rows(torch.tensor([len(data)]), ranks)[:, 0].tolist()
     # Widths are powers of two, so that few transitions are planned.
     row = torch.zeros(1 << max(lengths).bit_length(), dtype=torch.uint8)
     row[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-    rows = rows_of(row, ranks, transport)
+    rows = transport.rows(row, ranks)
     return [
         row[:length].numpy().tobytes().decode() for row, length in zip(rows, lengths, strict=True)
     ]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,17 +17,22 @@ from superscaler_core.errors import PlanError
 from superscaler_core.ops import mix
 from superscaler_core.run import resume, training_state
 from superscaler_core.run.checkpoint import FORMATS, StoredModel
+from superscaler_core.run.checksum import checksum
 from superscaler_core.run.first_values import share_buffers
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.pipemare import Discrepancy, PipeMare, scaled_rates
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.resume import Resumed
+from superscaler_core.run.same_call import SameCall
 from superscaler_core.run.step_guard import StepGuard, guarded
-from superscaler_core.run.together import norm_of_grads, sum_of_all
+from superscaler_core.run.stepped import Stepped
+from superscaler_core.run.together import norm_of_grads, ranks_of, sum_of_all
+from superscaler_core.run.trained import Trained
 from superscaler_core.run.training_state import Run, Saved
 from superscaler_core.run.transport import Transport
 
+_NO_TENSOR = torch.empty(0)  # in place of one that a state dict does not have
 _SCALED_UPDATES = (
     "a step that updates weights itself (update_with) cannot skip an update whose scaled gradients "
     "overflow: step an optimizer after trainer.step, or compute in bfloat16, which needs no scaler."
@@ -45,14 +51,35 @@ class Trainer:
 
     All calls but ``parameters`` are collective over the program's ranks.
 
+    Args:
+        rank: runs the program on this rank.
+        transport: moves tensors between ranks.
+        originals: the parameters of the model that was captured, if it is kept, by name.
+
     >>> # trainer = superscaler_core.load("program")          # under torchrun
     >>> # optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
     >>> # loss = trainer.step(tokens, targets)
     >>> # optimizer.step(); optimizer.zero_grad()
     """
 
-    def __init__(self, rank: Rank, transport: Transport) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        transport: Transport,
+        originals: Mapping[str, nn.Parameter] = MappingProxyType({}),
+    ) -> None:
         self._rank, self._transport = rank, transport
+        tables, stored = rank.tables, rank.weights.stored
+        self.calls = SameCall(ranks_of(tables), transport)
+        """Compares the calls of all ranks."""
+        self.stepped = Stepped(tables, stored, originals)
+        """The optimizers that step these parameters."""
+        self.calls.digests = self.stepped.digests
+        first = {name: entry.is_trained for name, entry in tables.parameters.items()}
+        self.trained = Trained(first, stored, originals)
+        """The parameters that are trained now."""
+        self.share_states: Callable[[], None] = rank.share_states
+        """Brings buffers that steps changed to all ranks; collective."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         """The optimizers that ``update_with`` made, by the first parameter of each."""
         self._makes_optimizers = False
@@ -89,9 +116,33 @@ class Trainer:
         Raises:
             ValueError: an input is missing, unknown, or given twice; or it has another shape or
                 dtype, or requires a gradient.
+            RuntimeError: gradients are switched off (``torch.no_grad``), as of torch's backward.
             PlanError: parameters have no values yet; or the program updates weights between
-                microbatches, and has no optimizer (``update_with``).
+                microbatches, and has no optimizer (``update_with``); or ranks make other calls.
         """
+        while True:
+            with self.calls.prepared("step") as request:
+                request.asks = self.trained.is_changed
+                inputs = self._inputs(batch, named)
+                self._check_trained()
+                self._rank.check_ready(trains=self._rank.trains)
+                self._rank.check_inputs(inputs)
+            if not request.asks:
+                return self._rank.step(inputs)
+            self.trained.agree(self.calls)
+
+    def _check_trained(self) -> None:
+        """Refuse to train a parameter that was frozen when the program was made."""
+        parameters = self._rank.tables.parameters
+        if new := [name for name in self.trained.names if not parameters[name].is_trained]:
+            raise PlanError(
+                f"requires_grad of {min(new)!r} was set to True, and the program was made for a "
+                "frozen parameter, so it has no gradient: capture and compile the model again, or "
+                "use parallelize, which makes a program for every set of trained parameters."
+            )
+
+    def _inputs(self, batch: Sequence[Tensor], named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inputs of a step by name."""
         if self.is_asynchronous and not self._makes_optimizers:
             raise PlanError(
                 "this program updates weights between microbatches: tell it by update_with how to "
@@ -109,7 +160,7 @@ class Trainer:
                 f"step got {', '.join(odd)} by name; after {len(batch)} inputs by position it "
                 f"takes {', '.join(free) or 'none'}."
             )
-        return self._rank.step({**dict(zip(names, batch, strict=False)), **named})
+        return {**dict(zip(names, batch, strict=False)), **named}
 
     def step_guard(self) -> AbstractContextManager[StepGuard]:
         """A block of steps that succeeds on all ranks, or that all ranks skip together.
@@ -253,13 +304,16 @@ class Trainer:
             RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set; on all ranks.
             PlanError: the program updates weights between microbatches.
         """
-        if self.is_asynchronous:
-            raise PlanError(
-                "clip_grad_norm_: stages of this program update at different times, so gradients "
-                "of the whole model do not exist at one time; clip in the optimizers' step."
-            )
-        if not norm_type > 0:
-            raise ValueError(f"clip_grad_norm_ takes a norm_type above zero, got {norm_type}.")
+        with self.calls.prepared("clip_grad_norm_") as request:
+            request.equal |= {"max_norm": str(float(max_norm)), "norm_type": str(float(norm_type))}
+            if self.is_asynchronous:
+                raise PlanError(
+                    "clip_grad_norm_: stages of this program update at different times, so "
+                    "gradients of the whole model do not exist at one time; clip in the "
+                    "optimizers' step."
+                )
+            if not norm_type > 0:
+                raise ValueError(f"clip_grad_norm_ takes a norm_type above zero, got {norm_type}.")
         stored = self._rank.weights.stored
         grads = {name: w.grad for name, w in stored.items() if w.grad is not None}
         norm = norm_of_grads(grads, norm_type, self._rank.tables, self._transport)
@@ -292,9 +346,13 @@ class Trainer:
         if self._makes_optimizers or self.is_asynchronous:
             raise PlanError(_SCALED_UPDATES)
         tables, transport = self._rank.tables, self._transport
-        scaler = GradScaler(
-            self._rank.device, lambda value: sum_of_all(value, tables, transport), **options
-        )
+
+        def total(value: Tensor) -> Tensor:
+            with self.calls.prepared("unscale_"):
+                pass
+            return sum_of_all(value, tables, transport)
+
+        scaler = GradScaler(self._rank.device, total, **options)
         self._rank.grad_scale = scaler.get_scale
         return scaler
 
@@ -320,12 +378,36 @@ class Trainer:
 
         Raises:
             PlanError: a tensor is missing, unexpected (if strict) or has another shape; or a buffer
-                differs from the value from which the capture computed constants.
+                differs from the value from which the capture computed constants; or ranks were
+                given other values. On all ranks, and nothing is changed.
         """
-        tables = self._rank.tables
-        shapes = self._rank.shapes
+        tables, shapes = self._rank.tables, self._rank.shapes
         missing = [name for name in shapes if name not in state]
         unexpected = [name for name in state if name not in shapes]
+        with self.calls.prepared("load_state_dict", strict=str(strict)) as request:
+            self._check_state(state, missing, unexpected, strict=strict)
+            if len(self.calls.ranks) > 1:
+                request.equal["the state dict"] = _lines_of(state)
+        for name in filter(state.__contains__, shapes):
+            if name in tables.buffers:
+                self._rank.constant(name).copy_(state[name])
+            else:
+                self._take(tables.aliases.get(name, name), state[name])
+        self.stepped.restart()
+        return IncompatibleKeys(missing, unexpected)
+
+    def _check_state(
+        self,
+        state: Mapping[str, Any],
+        missing: Sequence[str],
+        unexpected: Sequence[str],
+        *,
+        strict: bool,
+    ) -> None:
+        shapes = self._rank.shapes
+        if odd := [name for name in shapes if not isinstance(state.get(name, _NO_TENSOR), Tensor)]:
+            kind = type(state[odd[0]]).__name__.removesuffix("Type")
+            raise PlanError(f"load_state_dict: {odd[0]!r} is {kind}, not a tensor.")
         faults = [
             f"size mismatch for {name}: copying a param with shape {list(state[name].shape)} from "
             f"checkpoint, the shape in current model is {list(shape)}"
@@ -339,27 +421,35 @@ class Trainer:
         faults += self._rank.buffer_faults(state)
         if faults:
             raise PlanError(f"load_state_dict: {'; '.join(faults)}.")
-        for name in filter(state.__contains__, shapes):
-            if name in tables.buffers:
-                self._rank.constant(name).copy_(state[name])
-            else:
-                self._take(tables.aliases.get(name, name), state[name])
-        return IncompatibleKeys(missing, unexpected)
 
     def init_weights(self, init: Callable[[str, Tensor], object], seed: int = 0) -> None:
         """Give every parameter its first values, the same as on a single device.
 
         Args:
-            init: fills a whole parameter, given its name; every rank must call it with equal
-                effect.
+            init: fills a whole parameter, given its name.
             seed: seed of torch's random numbers in ``init``; every parameter gets its own.
+
+        Raises:
+            PlanError: ``init`` made other values on some rank, for example with random numbers that
+                are not torch's; on all ranks, and nothing is changed.
         """
-        for number, (name, entry) in enumerate(self._rank.tables.parameters.items()):
-            whole = torch.empty(entry.model_shape, dtype=getattr(torch, entry.dtype))
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.manual_seed(mix(seed, number))
-                init(name, whole)
-            self._take(name, whole)
+        boxes: dict[str, Tensor] = {}
+        with self.calls.prepared("init_weights", seed=str(seed)) as request:
+            lines = []
+            for number, (name, entry) in enumerate(self._rank.tables.parameters.items()):
+                whole = torch.empty(entry.model_shape, dtype=getattr(torch, entry.dtype))
+                with torch.random.fork_rng(devices=[]), torch.no_grad():
+                    torch.manual_seed(mix(seed, number))
+                    init(name, whole)
+                lines.append(f"{name}: {checksum(whole)}")
+                if entry.box is not None:
+                    # A copy, because a view would keep the memory of the whole parameter.
+                    boxes[name] = entry.taken(whole).clone()
+            request.equal["the values"] = "\n".join(lines)
+        with torch.no_grad():
+            for name, box in boxes.items():
+                self._rank.weights.stored[name].copy_(box)
+        self.stepped.restart()
 
     def _take(self, name: str, whole: Tensor) -> None:
         """Store this rank's box of a parameter."""
@@ -400,7 +490,8 @@ class Trainer:
             CheckpointError: a state cannot be saved, the folder holds a checkpoint already, or a
                 rank could not write; the same on all ranks, whichever has the fault.
         """
-        run = self._run(optimizer, scheduler, scaler=scaler, step=step, extra=extra)
+        with self.calls.prepared("save"):
+            run = self._run(optimizer, scheduler, scaler=scaler, step=step, extra=extra)
         training_state.save(folder, self._model, run, format)
 
     def load(
@@ -432,9 +523,11 @@ class Trainer:
                 a buffer differs from the value from which the capture computed constants; or ranks
                 read different saves. The same on all ranks, whichever has the fault.
         """
-        run = self._run(optimizer, scheduler, scaler=scaler)
+        with self.calls.prepared("load"):
+            run = self._run(optimizer, scheduler, scaler=scaler)
         is_resumed = self._makes_optimizers or not run.is_empty
         resumed = resume.load(folder, self._model, run, resume=is_resumed)
+        self.stepped.restart()
         if is_resumed:
             self._resumed = resumed
             self._rank.draws = resumed.dropout or self._rank.draws
@@ -449,7 +542,7 @@ class Trainer:
     @property
     def _model(self) -> StoredModel:
         tables = self._rank.tables
-        self._rank.share_states()
+        self.share_states()
         buffers = {name: self._rank.constant(name) for name in tables.buffers}
         faults = self._rank.buffer_faults
         return StoredModel.of_program(tables, self._rank.weights, buffers, faults, self._transport)
@@ -457,6 +550,8 @@ class Trainer:
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters and buffers, whole, on every rank, by their single-device names."""
         tables = self._rank.tables
+        with self.calls.prepared("state_dict"):
+            pass
         moves = {
             name: (entry.whole, self._rank.weights.shard(name))
             for name, entry in tables.parameters.items()
@@ -466,10 +561,19 @@ class Trainer:
             whole = found.setdefault(name, tensor.new_empty(tables.parameters[name].shape))
             whole[box.slices_within(rv.Box.of_shape(whole.shape))] = tensor
         found = {name: tables.parameters[name].unpacked(whole) for name, whole in found.items()}
-        self._rank.share_states()
+        self.share_states()
         buffers = {name: self._rank.constant(name).clone() for name in tables.buffers}
         return {**found, **{a: found[name] for a, name in tables.aliases.items()}, **buffers}
 
 
 def _quoted(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
+
+
+def _lines_of(state: Mapping[str, Any]) -> str:
+    """A line for every tensor of a state dict, by name; equal for equal values."""
+    return "\n".join(
+        f"{name} {list(value.shape)} {value.dtype} with checksum {checksum(value):x}"
+        for name, value in sorted(state.items())
+        if isinstance(value, Tensor)
+    )

@@ -77,6 +77,12 @@ class Transport(Protocol):
             What every rank gave as ``text``, in the order of ranks.
         """
 
+    def rows(self, row: Tensor, ranks: tuple[int, ...]) -> Tensor:
+        """The rows of ranks, ``[elements]`` each, as ``[ranks, elements]``; collective over them.
+
+        It is for the few numbers by which ranks agree, which are no data of a program.
+        """
+
 
 class DistTransport:
     """Moves tensors with ``rvdcomm`` over ``torch.distributed``, on one rank of a process group."""
@@ -84,6 +90,19 @@ class DistTransport:
     def __init__(self, rank: int, group: Any = None, topology: rv.Topology | None = None) -> None:
         self.rank, self._group, self._topology = rank, group, topology
         self._calls: dict[Leg, DistCall] = {}
+        self._rows: dict[tuple[tuple[int, ...], int, torch.dtype], DistCall] = {}
+
+    def rows(self, row: Tensor, ranks: tuple[int, ...]) -> Tensor:
+        key = ranks, len(row), row.dtype
+        if key not in self._rows:
+            num = len(ranks)
+            form = f"shape({num},{len(row)}) ranks({','.join(map(str, ranks))})"
+            src, dst = f"R(1)V(1)D({num},1) {form}", f"R({num})V(1)D(1,1) {form}"
+            leg = Leg("[]", src, dst, str(row.dtype).removeprefix("torch."))
+            self._rows[key] = self.call(leg)
+        found = self._rows[key].move(row[None])
+        assert found is not None, "every rank gets the rows"
+        return found
 
     def move_many(
         self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
@@ -203,6 +222,7 @@ class Board:
         self.texts: dict[int, str] = {}
         self.changed = threading.Condition()
         self.meetings: dict[tuple[Leg, int], _Meeting] = defaultdict(_Meeting)
+        self.rows: dict[tuple[tuple[int, ...], int], dict[int, Tensor]] = defaultdict(dict)
         self.error: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -214,6 +234,7 @@ class Board:
     def forget(self) -> None:
         """Drop the failure, and all moves that ranks had begun."""
         self.meetings.clear()
+        self.rows.clear()
         self.error = None
 
 
@@ -226,6 +247,7 @@ class ThreadTransport:
     def __init__(self, rank: int, board: Board) -> None:
         self.rank, self._board = rank, board
         self._counts: dict[Leg, int] = defaultdict(int)
+        self._num_rows: dict[tuple[int, ...], int] = defaultdict(int)
         self.sent_bytes = 0
 
     def fail(self, error: BaseException) -> None:
@@ -236,7 +258,27 @@ class ThreadTransport:
         board.texts[self.rank] = text
         board.restarted.wait()
         self._counts.clear()
+        self._num_rows.clear()
         return [text for _, text in sorted(board.texts.items())]
+
+    def rows(self, row: Tensor, ranks: tuple[int, ...]) -> Tensor:
+        board, number = self._board, self._num_rows[ranks]
+        self._num_rows[ranks] += 1
+        with board.changed:
+            found = board.rows[ranks, number]
+            found[self.rank] = row
+            # All ranks have posted the rows before these, so all have taken those before them.
+            board.rows.pop((ranks, number - 2), None)
+            board.changed.notify_all()
+            board.changed.wait_for(
+                lambda: len(found) == len(ranks) or board.error is not None, board.timeout_secs
+            )
+        if len(found) < len(ranks):
+            raise TimeoutError(
+                f"rank {self.rank} waits to agree with ranks {ranks}: {len(found)} of {len(ranks)} "
+                f"came ({board.error or 'the others are late'})."
+            )
+        return torch.stack([found[rank] for rank in ranks])
 
     def call(self, leg: Leg) -> ThreadCall:
         return ThreadCall(self, leg)

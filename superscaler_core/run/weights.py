@@ -47,6 +47,8 @@ class WeightStore:
         host: Host | None = None,
         stored: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
+        if dtype is not None and not dtype.is_floating_point:
+            raise PlanError(f"parameters are stored in a floating-point dtype, not in {dtype}.")
         self._tables, self._transport, self._dtype = tables, transport, dtype
         self._device, self.versions = device, Versions()
         self._host = host or Host(device)
@@ -357,15 +359,18 @@ class WeightStore:
     def settle(self, parameters: Sequence[str]) -> None:
         """Add gradients of parameters to the ``.grad`` that the optimizer reads.
 
-        A gradient that no instruction reduces is complete on this rank, and is used as it is.
+        A gradient that no instruction reduces is complete on this rank, and is used as it is. Hooks
+        of parameters see it here, once, as those of the leaves of a backward do; a parameter that
+        was frozen meanwhile gets none.
         """
         mine, weights = set(parameters), self._tables.weights
         self.reduce([name for name in self._unreduced if weights[name].name in mine])
         self._settle()
-        for name in mine.intersection(self._totals):
+        for name in [name for name in self._totals if name in mine]:
             stored = self.stored[name]
             total = self._tables.parameters[name].unpacked(self._totals.pop(name))
-            stored.grad = total if stored.grad is None else stored.grad + total
+            if stored.requires_grad:
+                accumulate(stored, total)
 
     # --- updates between microbatches -----------------------------------------------------------
 
@@ -436,6 +441,22 @@ class WeightStore:
             kept.clear()
         for waiting in self._handed.values():
             waiting.clear()
+
+
+@torch.no_grad()
+def accumulate(parameter: nn.Parameter, grad: Tensor) -> None:
+    """Add a complete gradient to a parameter's ``.grad``, and call the parameter's hooks.
+
+    Hooks of ``register_hook`` may replace the gradient; those of
+    ``register_post_accumulate_grad_hook`` see the parameter with its ``.grad``, which an optimizer
+    in them may step and clear.
+    """
+    for hook in [*(parameter._backward_hooks or {}).values()]:
+        changed = hook(grad)
+        grad = grad if changed is None else changed
+    parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+    for hook in [*(getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()]:
+        hook(parameter)
 
 
 @cache

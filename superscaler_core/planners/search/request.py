@@ -70,7 +70,8 @@ class Request:
             )
         if self.memory_bytes < 1:
             raise PlanError(f"memory of {self.memory_bytes} bytes: a device has 1 or more.")
-        check_states(self.optimizer, self.master_dtype)
+        name = check_states(self.optimizer, self.master_dtype)
+        object.__setattr__(self, "master_dtype", name)
 
     @property
     def as_captured(self) -> Request:

@@ -79,8 +79,8 @@ def search(
             at the best estimate, and the capture of the graph on which the chosen plan is checked:
             no other look begins when less time is left than these may take. A look in another
             process that is under way in the end is abandoned. The search goes on beyond the budget
-            until one plan was looked at in full and no estimate is 3 % faster than it, and if this
-            plan's graph differs from the captured one.
+            until one plan was looked at in full and fits, or no candidate is left, and no estimate
+            is 3 % faster than it, and if this plan's graph differs from the captured one.
         max_tried: the largest number of trials, besides the full looks at the best estimates in the
             end; 0 is no limit. With one process, and if the budget suffices, two searches with the
             same arguments find the same plan.
@@ -133,7 +133,12 @@ def search_request(
         if request.captured is not None:
             request.captured.begin()
         looking = _Looking(request, workers, start, budget_secs, max_tried, progress)
-        for phase in (partial(looking.run, planner), looking.confirm, looking.settle):
+        for phase in (
+            partial(looking.run, planner),
+            looking.confirm,
+            looking.go_on,
+            looking.settle,
+        ):
             try:
                 phase()
             except KeyboardInterrupt:
@@ -215,6 +220,22 @@ class _Looking:
             for candidate in self._given:
                 self._push(candidate)
             self._given = ()
+        self._look_on()
+
+    def go_on(self) -> None:
+        """While no plan fits, look at further candidates, beyond the budget too."""
+        is_new = True
+        while self.best is None and is_new and not (self._is_stopped or self._is_at_limit):
+            num_before = len(self._tried)
+            self._look_on()
+            self.confirm()
+            is_new = len(self._tried) > num_before
+
+    @property
+    def _is_at_limit(self) -> bool:
+        return 0 < self._max_tried <= len(self._tried)
+
+    def _look_on(self) -> None:
         while not self._is_over:
             while self._workers.has_room and not self._is_over:
                 for candidate in islice(self._given, 1):
@@ -222,7 +243,7 @@ class _Looking:
                 if not (self._waiting or self._promising):
                     break
                 self._begin()
-            ended = self._workers.wait(self._left_secs if self._tried else None)
+            ended = self._workers.wait(self._left_secs if self._has_hope else None)
             if ended is not None:
                 self._take(ended)
             elif not (self._waiting or self._promising):
@@ -253,8 +274,13 @@ class _Looking:
 
     @property
     def _is_over(self) -> bool:
-        is_late = self._left_secs <= 0 and bool(self._tried)
-        return is_late or 0 < self._max_tried <= len(self._tried)
+        is_late = self._left_secs <= 0 and self._has_hope
+        return is_late or self._is_at_limit
+
+    @property
+    def _has_hope(self) -> bool:
+        """Whether a plan fits, or may fit as its estimate does."""
+        return self.best is not None or bool(self._promising or self._in_full)
 
     @property
     def _left_secs(self) -> float:
@@ -424,9 +450,9 @@ def _nothing(request: Request, tried: Iterable[Trial], num_left: int) -> str:
     least = min((t.peak_bytes for t in whys if t.lacks_memory), default=0)
     other = next((t.problem for t in whys if not t.lacks_memory), "")
     said = f"the smallest {lack(least, request)}" if least else other.rstrip(".")
-    left = f" and {num_left} were left when the budget was spent" if num_left else ""
+    left = f" and {num_left} were left when max_tried was reached" if num_left else ""
     return (
         f"no plan was found for {len(request.devices)} devices: {len(whys)} were tried{left}; "
         f"{said or 'the planner proposes none'}. Use more devices, smaller microbatches, another "
-        "planner or a larger budget."
+        f"planner{' or a larger max_tried' if num_left else ''}."
     )

@@ -77,6 +77,14 @@ def _check(plan: Plan, dim: DimClass, num: int) -> None:
     degrees = [n for n in range(1, max(sizes) + 1) if plan.dims.can_cut(dim, n)]
     right = f"at most {min(sizes)}" if len(sizes) == 1 else ", ".join(map(str, degrees))
     raise PlanError(
-        f"{plan.graph.name}: dim {dim.dim} of {dim.tensor} cannot be cut into {num} parts: its "
-        f"size is {counts}, so it can be cut into {right}."
+        f"{plan.graph.name}: {_heads(plan, dim, num)}dim {dim.dim} of {dim.tensor} cannot be cut "
+        f"into {num} parts: its size is {counts}, so it can be cut into {right}."
     )
+
+
+def _heads(plan: Plan, dim: DimClass, num: int) -> str:
+    """What a reader knows of a dim that has the heads of an attention; else empty."""
+    for op in plan.graph.ops:
+        if op.kind == "attention" and "h" in plan.dims.ids(op, dim):
+            return f"{op.sizes['h']} heads of {op.name} do not divide among {num}: "
+    return ""

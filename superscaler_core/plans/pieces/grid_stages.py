@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from superscaler_core.errors import PlanError
 from superscaler_core.plan import Placement, Plan
 from superscaler_core.plans.pieces.along import shares
 from superscaler_core.plans.pieces.stages import stages_of_blocks
@@ -40,8 +41,10 @@ def grid_stages(
         sizes: as in ``stages_of_blocks``.
 
     Raises:
-        PlanError: ``tp`` times the workers does not divide the devices.
+        PlanError: ``tp`` times the workers does not divide the devices, or a stage of the schedule
+            runs on several workers at once.
     """
+    _check_stages(schedule)
     shares(plan, tp=tp, pp=schedule.num_workers)
     placement = Placement.even(plan.devices, schedule.num_workers)
     splits = {"sequence": sequence, "vocabulary": vocabulary, "experts": experts}
@@ -51,3 +54,17 @@ def grid_stages(
     plan.op_order(schedule, placement)
     if zero1:
         shard_storage(plan)
+
+
+def _check_stages(schedule: Schedule) -> None:
+    """Refuse a schedule with stages that are cut among several workers."""
+    for stage in range(schedule.num_stages):
+        workers = schedule.workers_of(stage, 0)
+        if len(workers) > 1:
+            raise PlanError(
+                f"schedule {schedule.name} runs stage {stage} on workers "
+                f"{', '.join(map(str, workers))} at once: it is for a stage that is cut among all "
+                "of them, such as the look-up of a large embedding, with stages of blocks on one "
+                "worker each behind it. Here all stages are blocks on one worker; use the plan "
+                "'interlaced', which makes such stages, or another schedule."
+            )

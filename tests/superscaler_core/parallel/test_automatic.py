@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import superscaler_core as ss
+from superscaler_core.cost import PROFILES
 from superscaler_core.errors import CoverageError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel import SProgram, automatic
-from superscaler_core.parallel.automatic import searched
+from superscaler_core.parallel.automatic import AutoOptions, searched
 from superscaler_core.run.threads import in_threads
 from superscaler_core.run.transport import Transport
 from tests.superscaler_core.parallel.test_sample_flow import batch, model
@@ -21,12 +22,15 @@ from tests.superscaler_core.training import Case
 CASE = Case("data_parallel", 4, model="mlp", batch=8)
 
 
-def on_ranks(num: int, **options: int) -> dict[int, SProgram]:
+def on_ranks(num: int, *, memory_limit: int | None = None, **options: int) -> dict[int, SProgram]:
     call = ModelCall.of(CASE.new_model(), CASE.inputs(0))
 
     def search(transport: Transport) -> SProgram:
         device = torch.device("cpu")
-        return searched(CASE.new_model(), call, num, transport, device, **options)
+        limit, chosen = memory_limit, AutoOptions(**options)
+        return searched(
+            CASE.new_model(), call, num, transport, device, memory_limit=limit, options=chosen
+        )
 
     return in_threads(search, range(num))
 
@@ -43,7 +47,7 @@ def test_infeasible_memory_limit_raises_plan_error_without_deadlock() -> None:
 
 @pytest.mark.parametrize(
     "error, of_others",
-    [(CoverageError("why"), ss.PlanError), (KeyError("why"), RuntimeError)],
+    [(CoverageError("why"), CoverageError), (KeyError("why"), KeyError)],
 )
 def test_error_of_the_search_is_raised_on_all_ranks(
     error: Exception, of_others: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -84,3 +88,22 @@ def test_loss_that_mixes_samples_gets_a_plan_without_microbatches() -> None:
 def test_samples_of_a_ranks_own_need_a_named_plan() -> None:
     with pytest.raises(ss.PlanError, match="name a plan"):
         ss.parallelize(model("mean"), kwargs=batch(), plan="auto", batch=ss.Batch(kind="local"))
+
+
+@pytest.mark.parametrize(
+    "knobs, match",
+    [
+        ({"profile": "a1000"}, "there is no profile 'a1000'; there are .*a100"),
+        ({"profile": 3}, "auto takes profile as a DeviceProfile or the name of one"),
+        ({"tp": 2}, "auto takes no tp; it takes profile, budget_secs, max_tried"),
+        ({"budget_secs": "5"}, "auto takes budget_secs as a number from 0, not '5'"),
+        ({"max_tried": -1}, "auto takes max_tried as a number from 0, not -1"),
+    ],
+)
+def test_options_that_are_not_known_raise_plan_error(knobs: dict[str, Any], match: str) -> None:
+    with pytest.raises(ss.PlanError, match=match):
+        ss.parallelize(CASE.new_model(), CASE.inputs(0), plan="auto", knobs=knobs)
+
+
+def test_profile_may_be_the_name_of_a_preset() -> None:
+    assert AutoOptions(profile="a100").profile is PROFILES["a100"]

@@ -99,11 +99,13 @@ def test_batch_too_small_for_all_devices_uses_fewer_devices(
     programs = Programs(words(), SProgram.of("data_parallel"), 4)
     programs.first(programs.call((), named(4)))
     with caplog.at_level(logging.INFO, "superscaler_core"):
-        made = programs.of(programs.call((), named(3)), trains=True)
+        made = programs.of(programs.call((), named(3)), frozenset(programs.parameters)).compiled
     used = {d for op in made.plan.graph.ops for d in made.plan.op_split(op).devices}
     assert used == {0, 1, 2}
     assert "uses devices [0, 1, 2] alone" in caplog.text
-    assert programs.of(programs.call((), named(3, 7)), trains=True) is made
+    assert (
+        programs.of(programs.call((), named(3, 7)), frozenset(programs.parameters)).compiled is made
+    )
 
 
 def test_plan_function_that_fails_on_fewer_devices_leaves_the_batch_to_one(
@@ -118,7 +120,7 @@ def test_plan_function_that_fails_on_fewer_devices_leaves_the_batch_to_one(
 
     programs = Programs(words(), SProgram.of(two), 2)
     programs.first(programs.call((), named(4)))
-    made = programs.of(programs.call((), named(3)), trains=True)
+    made = programs.of(programs.call((), named(3)), frozenset(programs.parameters)).compiled
     assert {d for op in made.plan.graph.ops for d in made.plan.op_split(op).devices} == {0}
     assert "uses devices [0] alone" in caplog.text
 
@@ -127,7 +129,7 @@ def test_number_of_kept_programs_is_bounded() -> None:
     programs = Programs(words(), SProgram.of("data_parallel"), 2)
     first = programs.first(programs.call((), named(2)))
     made = [
-        programs.of(programs.call((), named(2, 0, 6 + i)), trains=True)
+        programs.of(programs.call((), named(2, 0, 6 + i)), frozenset(programs.parameters)).compiled
         for i in range(MAX_PROGRAMS + 2)
     ]
     assert made[0] is first
@@ -343,6 +345,24 @@ def test_programs_made_in_inference_mode_run_outside_of_it(plan: str) -> None:
     wanted = [words()(**named(size))["loss"].item() for size in (2, 4, 2)]
     for losses in on_threads(words(), named(4), 2, work, plan=plan, results=("best",)).values():
         assert losses == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_step_without_gradients_raises_as_backward_does_on_every_rank(mode: Any) -> None:
+    def work(parallel: ss.Parallel) -> tuple[float, float]:
+        of_rank = mode if parallel.trainer.rank == 0 else torch.enable_grad
+        with pytest.raises(RuntimeError, match="does not require grad"), mode():
+            parallel.step(**named(4))
+        # Ranks that compute gradients learn of a rank that does not.
+        with pytest.raises(RuntimeError, match="does not require grad"), of_rank():
+            parallel.step(**named(4))
+        with mode():
+            evaluated = parallel.evaluate(**named(4))
+        return parallel.step(**named(4)).item(), evaluated.item()
+
+    wanted = words()(**named(4))["loss"].item()
+    for found in on_threads(words(), named(4), 2, work).values():
+        assert found == pytest.approx((wanted, wanted), rel=1e-12)
 
 
 def test_step_reads_parameters_whose_data_was_replaced() -> None:

@@ -102,7 +102,7 @@ def model(how: str) -> Loss:
 
 def graph_of(module: nn.Module, given: dict[str, Tensor], num: int, **options: Any) -> Graph:
     programs = Programs(module, SProgram.of("accumulate"), 1, **options)
-    return programs._graph(programs.call((), given), num, trains=True)
+    return programs._graph(programs.call((), given), num, frozenset())
 
 
 @pytest.mark.parametrize("num", [2, 3, 12])

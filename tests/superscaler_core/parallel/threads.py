@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import superscaler_core as ss
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel import Programs, SProgram
+from superscaler_core.parallel.programs import Made
 from superscaler_core.run.threads import in_threads
 
 T = TypeVar("T")
@@ -24,9 +25,9 @@ class ProgramsOfThreads(Programs):
         super().__init__(*args, **kwargs)
         self._barrier = threading.Barrier(self.num_devices, timeout=60)
 
-    def of(self, call: ModelCall, *, trains: bool) -> ss.Compiled:
+    def of(self, call: ModelCall, trained: frozenset[str] | None) -> Made:
         self._barrier.wait()
-        found = super().of(call, trains=trains)
+        found = super().of(call, trained)
         self._barrier.wait()
         return found
 

@@ -214,6 +214,23 @@ def test_a_budget_ends_a_search() -> None:
     assert "not looked at" in str(found)
 
 
+def test_search_goes_on_beyond_its_budget_until_a_plan_fits() -> None:
+    asked = request()
+    fat = [
+        Candidate(f"fat {i}", 4, PLANS["data_parallel"], guess_secs=i, least_bytes=1e15)
+        for i in range(5)
+    ]
+    fits = Candidate("fits", 4, PLANS["data_parallel"], guess_secs=9)
+    assert search_request(asked, lambda _: [*fat, fits], budget_secs=0).name == "fits"
+
+
+def test_search_without_a_plan_that_fits_tries_all_whatever_its_budget() -> None:
+    asked = replace(request(), memory_bytes=100)
+    given = [Candidate(str(i), 4, PLANS["data_parallel"], guess_secs=i) for i in range(5)]
+    with pytest.raises(ss.PlanError, match="2 devices: 5 were tried; the smallest"):
+        search_request(asked, lambda _: given, budget_secs=0)
+
+
 def test_two_processes_find_the_same_optimum_as_one(few_moves: None) -> None:
     asked = replace(request(), samples=(4,))
     one, two = (search_request(asked, auto, num_processes=n) for n in (1, 2))

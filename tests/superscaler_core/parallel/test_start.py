@@ -1,0 +1,46 @@
+"""``parallelize`` validates what it is given before any rank works on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import superscaler_core as ss
+from superscaler_core.parallel import SProgram
+from tests.superscaler_core.parallel.small_nets import batch, net
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"dtype": torch.int8}, "dtype 'int8' is not known"),
+        ({"plan": "hybrid", "knobs": {"tp": "two"}}, "hybrid:tp=two: expected a whole number"),
+        ({"plan": "stages", "knobs": {"profile": "a1000"}}, "stages:profile=a1000: expected one"),
+    ],
+)
+def test_values_that_are_not_known_raise_plan_error(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ss.PlanError, match=match):
+        ss.parallelize(net(), kwargs={"x": batch()}, **options)
+
+
+def test_knob_given_as_a_text_is_read_as_in_the_text_of_the_plan() -> None:
+    texts = SProgram.of("hybrid", {"tp": "2", "sizes": "3,1", "keep": "block_inputs"})
+    assert texts.knobs == SProgram.of("hybrid:tp=2,sizes=3,1,keep=block_inputs").knobs
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"optimizer": "adamm"}, "optimizer 'adamm' is not known; there are adam"),
+        ({"master_dtype": "int8"}, "dtype 'int8' is not known"),
+    ],
+)
+def test_compile_refuses_unknown_optimizers_and_dtypes(options: dict[str, Any], match: str) -> None:
+    plan = ss.Plan(ss.capture(net(), (batch(),)), [0])
+    for op in plan.graph.ops:
+        plan.op_assign(op, 0)
+    with pytest.raises(ss.PlanError, match=match):
+        ss.compile(plan, **options)
+    assert ss.compile(plan, master_dtype=torch.float32).master_dtype == "float32"
