@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Protocol
 
 import torch
@@ -141,10 +143,18 @@ class DistTransport:
         rv.abort(error, self._group)
 
     def restart(self, text: str) -> list[str]:
-        texts: list[str] = rv.restart(self._group, text=text)
+        known = {sha256(str(leg).encode()).hexdigest()[:16]: leg for leg in self._calls}
+        said = rv.restart(self._group, text=json.dumps([text, [*known]]))
+        texts, names = zip(*map(json.loads, said), strict=True)
+        of_ranks = [set(each) for each in names]
         for call in self._calls.values():
             call.disconnect()
-        return texts
+        # In one order on all ranks, as at first: in a step some ranks use legs in another order
+        # than others. A rank that failed early may not know a leg yet; its first use connects it.
+        for name, leg in sorted(known.items()):
+            if all(name in of_ranks[rank] for rank in leg.ranks):
+                self._calls[leg].connect()
+        return list(texts)
 
 
 class DistCall:
@@ -161,24 +171,21 @@ class DistCall:
         self._plan, self._group = plan, group
         self._expected: deque[rv.Pending] = deque()
         self._connected: rv.Redistributor | None = None
-        self._connect()
+        self.connect()
 
     @property
     def redistributor(self) -> rv.Redistributor:
         """The transition on connections that work; collective when first read after a restart."""
-        return self._connected or self._connect()
+        return self._connected or self.connect()
 
-    def _connect(self) -> rv.Redistributor:
+    def connect(self) -> rv.Redistributor:
+        """Make the connections; collective over the ranks of the transition."""
         self._connected = rv.Redistributor(self._plan, self._group)
         self._connected.prepare_post()
         return self._connected
 
     def disconnect(self) -> None:
-        """Drop connections that are broken; the next move makes new ones.
-
-        Moves are in one order on all ranks, so no rank connects for one while another rank connects
-        for a later one.
-        """
+        """Drop connections that are broken."""
         self._connected = None
         self._expected.clear()
 

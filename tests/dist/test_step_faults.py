@@ -30,7 +30,9 @@ def skip_the_bad_batch(rank: int, plan: str, executor: str) -> dict[str, Any]:
     """The habit of DDP users: catch the error, go on with the next batch. Then recover, go on."""
     os.environ["RVDCOMM_EXECUTOR"] = executor
     group = dist.new_group()
-    parallel = ss.parallelize(model(), kwargs=batch(0), plan=plan, knobs=PLANS[plan], group=group)
+    parallel = ss.parallelize(
+        model(), kwargs=batch(0), plan=plan, knobs=(PLANS | HYBRID)[plan], group=group
+    )
     optimizer = sgd(parallel)
     parallel.step(**batch(0))
     # A call may fail on a rank that is in it still when another one fails in the next call.
@@ -46,20 +48,24 @@ def skip_the_bad_batch(rank: int, plan: str, executor: str) -> dict[str, Any]:
     return {"errors": errors, "secs": secs, "loss": loss, "guarded": guarded}
 
 
+HYBRID = {"hybrid": {"pp": 2, "microbatches": 2}}
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("plan", "num_ranks"), [*((plan, 2) for plan in PLANS), ("hybrid", 4)])
 def test_failed_step_fails_on_all_processes_at_once(
-    worlds: Worlds, plan: str, executor: str
+    worlds: Worlds, plan: str, num_ranks: int, executor: str
 ) -> None:
-    found = worlds(2, TIMEOUT_SECS).run(in_silence, plan, executor)
+    found = worlds(num_ranks, TIMEOUT_SECS).run(in_silence, plan, executor)
     for each in found:
         assert all(error.startswith(("IndexError", "CommError")) for error in each["errors"])
         assert "failed in an earlier call" in each["errors"][1]
         assert each["secs"] < AT_ONCE_SECS
-    assert found[0]["loss"] == found[1]["loss"]
+    assert len({each["loss"] for each in found}) == 1
     losses, reasons, state = found[0]["guarded"]
-    torch.testing.assert_close((losses, state), found[1]["guarded"][::2], rtol=0, atol=0)
-    assert reasons == found[1]["guarded"][1]
+    for each in found:
+        torch.testing.assert_close((losses, state), each["guarded"][::2], rtol=0, atol=0)
+        assert each["guarded"][1] == reasons
     assert [reason.partition(": ")[2] for reason in reasons] == [
         "IndexError: index out of range in self"
     ]
