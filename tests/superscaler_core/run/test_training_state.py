@@ -230,7 +230,7 @@ def test_optimizer_states_are_saved_once_in_the_layout_of_their_parameters(tmp_p
         assert {b.box for b in tensors[state].blocks} == {b.box for b in tensors[name].blocks}
     # Every tensor is written once, and the replicas share the writing.
     assert all(len(tensor.blocks) == 1 for tensor in tensors.values())
-    assert len({block.file for t in tensors.values() for block in t.blocks}) == 2
+    assert len({block.extent.file for t in tensors.values() for block in t.blocks}) == 2
 
 
 def test_checkpoint_without_options_has_only_the_model(tmp_path: Path) -> None:
