@@ -16,7 +16,14 @@ from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Topology, ranges_text
 from rvdcomm.run.agree import Post, exchange_posts
-from rvdcomm.run.request import Request, common_device, known_shape, needs_grad, resolve
+from rvdcomm.run.request import (
+    Request,
+    check_in_group,
+    common_device,
+    known_shape,
+    needs_grad,
+    resolve,
+)
 from rvdcomm.run.world import World
 
 
@@ -158,6 +165,8 @@ def _agreed(
     """The plan that all ranks agree on, and whether a gradient flows back; collective."""
     joined = _members(src, dst, world)
     if world.rank not in joined:
+        named = [rank for side in (src, dst) if isinstance(side, Layout) for rank in side.ranks]
+        check_in_group(tuple(named), world.size, str(request))
         raise LayoutError(
             f"{request}: rank {world.rank} called it but is in neither layout, which have "
             f"ranks {ranges_text(joined)}."

@@ -278,6 +278,11 @@ def _level_of(values: Any) -> Level:
 
 
 def _check_level(level: Level) -> None:
+    if not isinstance(level.link, Link):
+        raise LayoutError(
+            f"{level.name} of the topology has the link {quoted(level.link)}; give a "
+            "Link(alpha_secs, bytes_per_sec)."
+        )
     ranks = sorted(rank for group in level.groups for rank in group)
     if len(set(ranks)) != len(ranks):
         raise LayoutError(f"topology names a rank twice: {quoted(ranks)}.")

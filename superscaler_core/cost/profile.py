@@ -16,6 +16,9 @@ from superscaler_core.errors import PlanError
 FILE_VERSION = 2
 """Version of the JSON that ``DeviceProfile.save`` writes."""
 
+MAX_FILE_BYTES = 1 << 20
+"""A measured profile takes some KiB."""
+
 FUSED = "attention"
 """The kind of ops with shares of their own: attention in one kernel, which writes no scores."""
 
@@ -222,12 +225,23 @@ class DeviceProfile:
             OSError: the file cannot be read.
         """
         try:
-            values = json.loads(Path(path).read_text())
+            values = json.loads(_read(Path(path)))
             if not isinstance(values, dict) or values.pop("version", None) != FILE_VERSION:
                 raise TypeError(f"it is no JSON object of version {FILE_VERSION}")
             return cls(**_checked(values))
+        except RecursionError:
+            raise PlanError(f"{path} is not a device profile: it is nested too deeply.") from None
         except (ValueError, TypeError, PlanError) as error:
             raise PlanError(f"{path} is not a device profile: {str(error).rstrip('.')}.") from None
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a file that may hold a profile."""
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"it is longer than {MAX_FILE_BYTES} bytes")
+    return data
 
 
 def _shares(what: str, reach: Reach) -> str:

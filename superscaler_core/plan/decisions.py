@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,9 @@ class Chosen:
 
 
 ChosenGroup = tuple[Chosen, ...]
+
+Draft = dict[str, Any]
+"""The fields of a ``Decisions`` that is being read, with lists for tuples."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Decisions:
         head = _HEAD.fullmatch(lines[0][1]) if lines else None
         if head is None:
             raise PlanError("a plan's text begins with 'plan of MODEL on DEVICE,DEVICE,...'.")
-        found = cls(head[1], tuple(map(int, head[2].split(","))))
+        found: Draft = {"model": head[1], "devices": tuple(map(int, head[2].split(",")))}
         rows: list[str] = []
         for number, line in lines[1:]:
             word, _, rest = line.partition(" ")
@@ -153,7 +156,7 @@ class Decisions:
                 if word == "schedule" or (word == "worker" and rows):
                     rows.append(line.removeprefix("schedule "))
                 elif word in _READ:
-                    found = _READ[word](found, rest)
+                    _READ[word](found, rest)
                 else:
                     raise PlanError(f"a line begins with {', '.join([*_READ, 'schedule'])}.")
             except (PlanError, ValueError) as error:
@@ -162,7 +165,8 @@ class Decisions:
             schedule = Schedule.parse("\n".join(rows)) if rows else None
         except ScheduleError as error:
             raise PlanError(f"the schedule of a plan: {error}") from None
-        return replace(found, schedule=schedule)
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        return cls(**values, schedule=schedule)
 
     def save(self, path: str | Path) -> None:
         """Write the text to a file."""
@@ -230,50 +234,49 @@ def _placed(text: str) -> PlacedPart:
     return PlacedPart(pieces, replica, None if where == "-" else int(where))
 
 
-def _with_op(found: Decisions, rest: str) -> Decisions:
+def _with_op(found: Draft, rest: str) -> None:
     op, separator, parts = rest.partition(": ")
-    if not separator or op in found.parts:
+    known = found.setdefault("parts", {})
+    if not separator or op in known:
         raise PlanError("an op has one line, 'op NAME: DEVICE PART; DEVICE PART; ...'.")
-    placed = tuple(map(_placed, parts.split("; ")))
-    return replace(found, parts={**found.parts, op: placed})
+    known[op] = tuple(map(_placed, parts.split("; ")))
 
 
-def _with_stage(found: Decisions, rest: str) -> Decisions:
-    return _with(found, "stages", rest.removeprefix("at "))
+def _with_stage(found: Draft, rest: str) -> None:
+    _with(found, "stages", rest.removeprefix("at "))
 
 
-def _with_place(found: Decisions, rest: str) -> Decisions:
-    return replace(found, placement=Placement.parse(rest))
+def _with_place(found: Draft, rest: str) -> None:
+    found["placement"] = Placement.parse(rest)
 
 
-def _with_order(found: Decisions, rest: str) -> Decisions:
+def _with_order(found: Draft, rest: str) -> None:
     first, arrow, then = rest.partition(" -> ")
     if not arrow:
         raise PlanError("an order is 'order FIRST -> THEN'.")
-    return _with(found, "orders", (_chosen(first), _chosen(then)))
+    _with(found, "orders", (_chosen(first), _chosen(then)))
 
 
-def _with(found: Decisions, attribute: str, value: Any) -> Decisions:
-    """Append one value to an attribute that is a tuple."""
-    changes: dict[str, Any] = {attribute: (*getattr(found, attribute), value)}
-    return replace(found, **changes)
+def _with(found: Draft, attribute: str, value: Any) -> None:
+    """Append one value to an attribute that becomes a tuple."""
+    found.setdefault(attribute, []).append(value)
 
 
-def _with_overlap(found: Decisions, rest: str) -> Decisions:
-    return replace(found, overlap=Overlap.parse(rest))
+def _with_overlap(found: Draft, rest: str) -> None:
+    found["overlap"] = Overlap.parse(rest)
 
 
-def _with_slices(found: Decisions, rest: str) -> Decisions:
+def _with_slices(found: Draft, rest: str) -> None:
     lengths, _, stages = rest.partition(" at ")
     if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", lengths):
         raise PlanError("slices are 'slices LENGTH,LENGTH,... at OP, OP'.")
     names = tuple(stages.split(", ")) if stages else ()
-    return replace(found, slices=TokenSlices(tuple(map(int, lengths.split(","))), names))
+    found["slices"] = TokenSlices(tuple(map(int, lengths.split(","))), names)
 
 
-def _with_name(attribute: str) -> Callable[[Decisions, str], Decisions]:
-    def read(found: Decisions, rest: str) -> Decisions:
-        return _with(found, attribute, rest)
+def _with_name(attribute: str) -> Callable[[Draft, str], None]:
+    def read(found: Draft, rest: str) -> None:
+        _with(found, attribute, rest)
 
     return read
 
@@ -282,21 +285,21 @@ def _group(text: str) -> ChosenGroup:
     return tuple(map(_chosen, text.split(", ")))
 
 
-def _with_window(gathers: bool) -> Callable[[Decisions, str], Decisions]:
-    def read(found: Decisions, rest: str) -> Decisions:
-        return _with(found, "windows", (_group(rest), gathers))
+def _with_window(gathers: bool) -> Callable[[Draft, str], None]:
+    def read(found: Draft, rest: str) -> None:
+        _with(found, "windows", (_group(rest), gathers))
 
     return read
 
 
-def _with_group(attribute: str) -> Callable[[Decisions, str], Decisions]:
-    def read(found: Decisions, rest: str) -> Decisions:
-        return _with(found, attribute, _group(rest))
+def _with_group(attribute: str) -> Callable[[Draft, str], None]:
+    def read(found: Draft, rest: str) -> None:
+        _with(found, attribute, _group(rest))
 
     return read
 
 
-_READ: Mapping[str, Callable[[Decisions, str], Decisions]] = {
+_READ: Mapping[str, Callable[[Draft, str], None]] = {
     "op": _with_op,
     "stage": _with_stage,
     "order": _with_order,

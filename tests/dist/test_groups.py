@@ -1,0 +1,363 @@
+"""Groups of every making: backends by device, joint groups of separate jobs, who dies, who leaves.
+
+Ranks of one job have a default group; here two jobs of two ranks each are joined by one more group,
+on a store of its own, as frameworks of reinforcement learning do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import rvdcomm as rv
+import rvdcomm.interop.dtensor as rd
+from rvdcomm import native
+from rvdcomm.run import process_group
+from rvdcomm.run.rank_program import RankProgram
+from tests.dist.shards import error_of, faults_of, shard_of
+from tests.dist.world import Worlds
+
+pytestmark = [
+    pytest.mark.dist,
+    pytest.mark.skipif(native.core is None, reason="the extension is not built, or not wanted"),
+]
+
+EXECUTORS = ("dist", "auto")
+SHAPE = (6, 10)
+SRC, DST = rv.Layout(SHAPE, "R(1)V(1)D(2,1)", [0, 1]), rv.Layout(SHAPE, "R(1)V(1)D(1,2)", [2, 3])
+ALL = rv.Layout(SHAPE, "R(1)V(1)D(4,1)"), rv.Layout(SHAPE, "R(1)V(1)D(1,4)")
+
+
+def moved(rank: int, pair: Any, group: Any = None, **options: Any) -> Any:
+    src, dst = pair
+    found = rv.redistribute(
+        shard_of(rank, src), src, dst, group=group, dtype=torch.float32, **options
+    )
+    return None if found is None else found.numpy()
+
+
+# --- backends -----------------------------------------------------------------------------------
+
+
+def call_on(rank: int, folder: str, backend: str | None, is_mesh: bool, executor: str) -> Any:
+    """A call on a default group of a backend, or on the group of a mesh of it."""
+    size = dist.get_world_size()
+    dist.destroy_process_group()
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    group = init_device_mesh("cpu", (size,)).get_group() if is_mesh else None
+    return moved(rank, ALL, group, executor=executor)
+
+
+@pytest.mark.parametrize(
+    "backend, is_mesh, executor",
+    [
+        (None, False, "dist"),
+        (None, True, "auto"),
+        ("cpu:gloo,cuda:gloo", False, "dist"),
+    ],
+)
+def test_a_group_moves_tensors_by_the_backend_of_their_device(
+    worlds: Worlds, tmp_path: Any, backend: str | None, is_mesh: bool, executor: str
+) -> None:
+    world = worlds(4)
+    results = world.run(call_on, str(tmp_path), backend, is_mesh, executor)
+    world.stop()
+    assert faults_of(results, *ALL) == []
+
+
+def as_with_nccl(rank: int, executor: str) -> Any:
+    """Calls with tensors on the CPU, in a group that says that NCCL serves its GPUs."""
+    made = process_group._of_torch
+    backends = {"cpu": "gloo", "cuda": "nccl"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_group, "_of_torch", lambda g: replace(made(g), backends=backends))
+        group = dist.new_group(list(range(dist.get_world_size())))
+        one = moved(rank, ALL, group, executor=executor)
+        tensors = {"w": shard_of(rank, ALL[0])}
+        many = rv.redistribute_many(tensors, {"w": ALL[0]}, {"w": ALL[1]}, group=group)
+        made_before = rv.Redistributor(rv.plan(*ALL), group, device="cpu")
+        return one, many["w"].numpy(), made_before(shard_of(rank, ALL[0])).numpy()
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_tensors_on_the_cpu_move_by_gloo_in_a_group_that_has_nccl_too(
+    worlds: Worlds, executor: str
+) -> None:
+    for results in zip(*worlds(4).run(as_with_nccl, executor), strict=True):
+        assert faults_of(results, *ALL) == []
+
+
+# --- joint groups of separate jobs --------------------------------------------------------------
+
+
+@dataclass
+class StatelessProcessGroup:
+    """What vLLM's class of this name has besides its methods."""
+
+    rank: int
+    world_size: int
+    store: Any
+    socket: Any = None
+
+
+def joint_group(kind: str, rank: int, store: Any) -> Any:
+    if kind.startswith("stateless"):
+        return StatelessProcessGroup(rank, 4, store)
+    if kind == "registered":
+        made, _ = dist.distributed_c10d._new_process_group_helper(
+            4, rank, [], "gloo", store, group_name="weights", timeout=timedelta(seconds=20)
+        )
+        return made
+    made = dist.ProcessGroup(dist.PrefixStore("joint/", store), rank, 4)
+    gloo: Any = dist.ProcessGroupGloo
+    made._register_backend(
+        torch.device("cpu"),
+        dist.ProcessGroup.BackendType.GLOO,
+        gloo(dist.PrefixStore("gloo/", store), rank, 4, timedelta(seconds=20)),
+    )
+    return made
+
+
+def enter_job(rank: int, folder: str, kind: str) -> Any:
+    """Leave the default group for that of a job of two ranks; returns the joint group of both."""
+    dist.destroy_process_group()
+    job, number = divmod(rank, 2)
+    if kind != "stateless, no default group":
+        store = dist.FileStore(f"{folder}/job{job}", 2)
+        dist.init_process_group("gloo", store=store, rank=number, world_size=2)
+        # The jobs have made different numbers of groups, so torch would name the next differently.
+        [dist.new_group([0, 1]) for _ in range(job)]
+    return joint_group(kind, rank, dist.FileStore(f"{folder}/joint", 4))
+
+
+def send_to_other_job(rank: int, folder: str, kind: str) -> Any:
+    group = enter_job(rank, folder, kind)
+    return [moved(rank, (SRC, DST), group, executor=executor) for executor in EXECUTORS]
+
+
+KINDS = ("registered", "unregistered", "stateless", "stateless, no default group")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_separate_jobs_redistribute_over_a_joint_group(
+    worlds: Worlds, tmp_path: Any, kind: str
+) -> None:
+    world = worlds(4)
+    of_ranks = world.run(send_to_other_job, str(tmp_path), kind)
+    world.stop()
+    for results in zip(*of_ranks, strict=True):
+        assert faults_of(results, SRC, DST) == []
+
+
+def send_dtensors_to_other_job(rank: int, folder: str) -> Any:
+    """Both jobs have a mesh of ranks 0 and 1; the first has the tensor, the second gets it."""
+    group = enter_job(rank, folder, "registered")
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(60.0).view(SHAPE)
+    if rank < 2:
+        tensor = distribute_tensor(whole, mesh, [Shard(0)])
+        assert rd.redistribute_many({"w": tensor}, {}, group=group) == {"w": None}
+        return None
+    target = distribute_tensor(torch.zeros(SHAPE), mesh, [Shard(1)])
+    found = rd.redistribute_many({}, {"w": target}, group=group)["w"]
+    return bool((found.full_tensor() == whole).all())
+
+
+def test_dtensors_of_one_job_go_to_meshes_of_another(worlds: Worlds, tmp_path: Any) -> None:
+    world = worlds(4)
+    found = world.run(send_dtensors_to_other_job, str(tmp_path))
+    world.stop()
+    assert found == [None, None, True, True]
+
+
+def redistribute_dtensor_in_group(rank: int) -> Any:
+    """A mesh of ranks 2 and 3, in a group of ranks 1 to 3, which numbers them 1 and 2."""
+    group = dist.new_group([1, 2, 3])
+    meshes = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])]
+    mesh = meshes[rank // 2]
+    if rank == 0:
+        return None
+    whole = torch.arange(60.0).view(SHAPE)
+    if rank == 1:
+        outside = distribute_tensor(whole, meshes[0], [Replicate()], src_data_rank=None)
+        return error_of(partial(rd.redistribute, outside, meshes[0], [Shard(0)], group=group))
+    tensor = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+    found = rd.redistribute(tensor, mesh, [Shard(1)], group=group)
+    return bool((found.to_local() == whole.chunk(2, 1)[rank - 2]).all())
+
+
+def test_ranks_of_a_mesh_are_renumbered_for_the_group(worlds: Worlds) -> None:
+    nothing, error, *found = worlds(4).run(redistribute_dtensor_in_group)
+    assert nothing is None
+    assert error.startswith("LayoutError: ")
+    assert "the group that was given has no ranks [0] of the mesh" in error
+    assert found == [True, True]
+
+
+def name_global_ranks(rank: int) -> str:
+    """The layout names ranks of the default group, in a group of ranks 2 and 3."""
+    group = dist.new_group([2, 3])
+    layout = rv.Layout((8,), "R(1)V(1)D(2)", [2, 3])
+    call = partial(rv.redistribute, torch.zeros(4), layout, layout, group=group)
+    return error_of(call) if rank >= 2 else ""
+
+
+def test_global_ranks_in_a_subgroup_are_told_to_be_outside_of_it(worlds: Worlds) -> None:
+    for error in worlds(4).run(name_global_ranks)[2:]:
+        assert error.endswith("ranks [2, 3] are outside the group, which has ranks 0 to 1.")
+
+
+# --- ranks that die or leave --------------------------------------------------------------------
+
+
+def die_before_the_first_call(rank: int, executor: str) -> str:
+    dist.barrier()
+    if rank == 2:
+        os._exit(0)
+    error = error_of(partial(moved, rank, ALL, executor=executor))
+    # This rank is not to be gone before the others look.
+    time.sleep(1.0)
+    return error
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_rank_that_dies_before_the_first_call_is_named(worlds: Worlds, executor: str) -> None:
+    # The default timeout of worlds is much longer than it takes.
+    found = worlds(4).run(die_before_the_first_call, executor, dying=[2])
+    for rank in (0, 1, 3):
+        assert found[rank].startswith("CommError: ")
+        assert "rank 2 is gone (its process ended" in found[rank]
+
+
+def leave_after_the_first_call(rank: int, executor: str) -> Any:
+    """Ranks 0 and 2 end as soon as their first call has returned; rank 1 connects slowly."""
+    made = RankProgram.__init__
+
+    def slow(self: Any, *args: Any) -> None:
+        made(self, *args)
+        time.sleep(0.5)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(RankProgram, "__init__", slow)
+        # Rank 0 serves the store.
+        found = moved(rank, ALL, executor=executor)
+    if rank in (0, 2):
+        os._exit(0)
+    return found
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_ranks_that_end_after_their_first_call_cost_the_others_nothing(
+    worlds: Worlds, executor: str
+) -> None:
+    found = worlds(4).run(leave_after_the_first_call, executor, dying=[0, 2])
+    for rank in (1, 3):
+        assert np.array_equal(found[rank], shard_of(rank, ALL[1]).numpy())
+
+
+def leave_before_a_call(rank: int) -> str:
+    """Ranks 0 and 1 send to rank 2; rank 0 has left when the others call."""
+    dst = rv.Layout(SHAPE, "R(1)V(1)D(1,1)", [2])
+    call = partial(moved, rank, (SRC, dst), executor="peer")
+    if rank < 3:
+        call()
+    dist.barrier()
+    if rank == 0:
+        os._exit(0)
+    time.sleep(0.5)
+    return error_of(call) if rank < 3 else ""
+
+
+def test_a_rank_that_only_sends_learns_that_another_sender_left(worlds: Worlds) -> None:
+    found = worlds(4).run(leave_before_a_call, dying=[0])
+    for rank in (1, 2):
+        assert found[rank].startswith("CommError: ")
+        assert "rank 0 died" in found[rank]
+
+
+def lose_the_store(rank: int, folder: str, executor: str) -> Any:
+    """Rank 3 serves the store of the others, and ends after their first call."""
+    dist.destroy_process_group()
+    ports = dist.FileStore(f"{folder}/port", 4)
+    if rank == 3:
+        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        ports.set("port", str(store.port))
+        ports.wait(["done/0", "done/1", "done/2"])
+        os._exit(0)
+    store = dist.TCPStore("127.0.0.1", int(ports.get("port")), None, False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    pair = rv.Layout(SHAPE, "R(1)V(1)D(3,1)"), rv.Layout(SHAPE, "R(1)V(1)D(1,3)")
+    moved(rank, pair, executor=executor)
+    ports.set(f"done/{rank}", "")
+    time.sleep(1.0)
+    error = error_of(partial(moved, rank, pair[::-1], executor=executor))
+    return error, moved(rank, pair, executor=executor)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_known_calls_go_on_when_the_store_is_lost(
+    worlds: Worlds, tmp_path: Any, executor: str
+) -> None:
+    world = worlds(4)
+    found = world.run(lose_the_store, str(tmp_path), executor, dying=[3])
+    errors, results = zip(*found[:3], strict=True)
+    for error in errors:
+        assert error.startswith("CommError: ")
+        assert "the store of the process group is lost" in error
+        assert "frame #" not in error
+    pair = rv.Layout(SHAPE, "R(1)V(1)D(3,1)"), rv.Layout(SHAPE, "R(1)V(1)D(1,3)")
+    assert faults_of(results, *pair) == []
+
+
+# --- threads ------------------------------------------------------------------------------------
+
+
+def call_one_group_in_threads(rank: int, executor: str) -> list[Any]:
+    """Two threads make calls of one transition with values of their own."""
+    group = dist.new_group(list(range(dist.get_world_size())))
+    found: list[Any] = [None, None]
+
+    def use(i: int) -> None:
+        for _ in range(30):
+            src, dst = ALL
+            shard = shard_of(rank, src, i)
+            try:
+                made = rv.redistribute(shard, src, dst, group=group, executor=executor)
+                found[i] = made.numpy()
+            except rv.CommError as error:
+                found[i] = str(error)
+                return
+
+    threads = [threading.Thread(target=use, args=(i,)) for i in (0, 1)]
+    for thread in threads if rank % 2 else threads[::-1]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_two_threads_that_call_one_group_at_once_both_get_an_error(
+    worlds: Worlds, executor: str
+) -> None:
+    world = worlds(4)
+    of_ranks = world.run(call_one_group_in_threads, executor)
+    world.stop()
+    for of_rank in of_ranks:
+        assert [type(found) for found in of_rank] == [str, str]
+    assert any("two threads call it at once" in found for of_rank in of_ranks for found in of_rank)
