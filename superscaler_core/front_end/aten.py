@@ -34,11 +34,17 @@ def overload_with(base: str, names: Sequence[str]) -> str:
     return next((target for target in found if arguments(target) == list(names)), "")
 
 
-def arguments(target: str) -> list[str]:
-    """Names of an op's arguments."""
+def schema(target: str) -> Sequence[Any]:
+    """An op's arguments, as torch describes them."""
     op = overload(target)
     assert op is not None, target
-    return [a.name for a in op._schema.arguments]
+    made: Sequence[Any] = op._schema.arguments
+    return made
+
+
+def arguments(target: str) -> list[str]:
+    """Names of an op's arguments."""
+    return [a.name for a in schema(target)]
 
 
 def takes_same(target: str, other: str) -> bool:

@@ -72,6 +72,9 @@ class _Conversion:
         by_memory: constants of the graph, by the memory, dtype and shape of their value.
         kept: buffers, and other tensors that the model keeps, as they were at the capture.
         state: buffers that the program writes, by the ref of their first value.
+        written: the memory that the program writes, by the ref of its first value.
+        averages: frozen parameters that are state, like buffers, because the program writes them
+            (an average of other parameters, as in BYOL and MoCo), by name.
         changing: names of buffers whose values change later; the graph reads them as they are then.
         folded: names of the kept tensors from which a constant was computed.
         without_value: constants on the meta device, with the names of the kept tensors that they
@@ -99,12 +102,14 @@ class _Conversion:
         self.without_value: dict[Ref, tuple[str, ...]] = {}
         self.valueless: set[str] = set()
         self.state: dict[Ref, PTensor] = {}
+        self.written = written(program.nodes)
+        self.averages = self._find_averages()
         self.storages = Storages(self)
 
     def graph(self, recycled: Mapping[str, int], results: Sequence[str]) -> Graph:
         # State dicts have the names of weights, so that these names come first.
         self._add_parameters()
-        self.builder.reserve(self.program.buffers.values())
+        self.builder.reserve([*self.program.buffers.values(), *self.averages])
         for name, value in self.program.inputs:
             self.values[Ref(name)] = self.builder.input(name, value.shape, value.dtype)
         self._add_constants()
@@ -152,7 +157,8 @@ class _Conversion:
 
     def _weights(self) -> dict[str, Tensor]:
         """The model's own parameters, if they have values."""
-        found: dict[str, Tensor] = dict(self.model.named_parameters())
+        named = self.model.named_parameters()
+        found: dict[str, Tensor] = {n: p for n, p in named if n not in self.averages}
         return {} if any(tensor.is_meta for tensor in found.values()) else found
 
     def _buffers(self) -> dict[str, Tensor]:
@@ -164,13 +170,34 @@ class _Conversion:
             if buffer is not None and key not in module._non_persistent_buffers_set
             for name in [f"{path}.{key}".lstrip(".")]
             for value in [self.kept.get(name, buffer.detach())]
+        } | {
+            name: torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value
+            for name, parameter in self.averages.items()
+            for value in [self.kept.get(name, parameter.detach())]
         }
+
+    def _find_averages(self) -> dict[str, Tensor]:
+        places = {ref.name for ref in self.written}
+        names = {n for place, n in self.program.parameters.items() if place in places}
+        given = dict(self.model.named_parameters(remove_duplicate=False))
+        is_state = {n for n in names | {*self.changing} if n in given}
+        found = {n: given[n] for n in sorted(is_state) if not given[n].requires_grad}
+        for name, parameter in found.items():
+            if also := [n for n, p in given.items() if p is parameter and n != name]:
+                raise CaptureError(
+                    f"{type(self.model).__name__} writes parameter {name!r}, which is also "
+                    f"{', '.join(map(repr, also))}; keep the copy that is written in a parameter "
+                    "of its own."
+                )
+        return found
 
     def _add_parameters(self) -> None:
         """Every parameter of the model under its first name, tied ones as aliases of it."""
         first: dict[int, str] = {}
         made: dict[str, PTensor] = {}
         for name, tensor in self.model.named_parameters(remove_duplicate=False):
+            if name in self.averages:
+                continue
             of = first.setdefault(id(tensor), name)
             if of == name:
                 made[name] = self._parameter(name, tensor)
@@ -178,7 +205,8 @@ class _Conversion:
                 made[name] = made[of]
                 self.builder.alias(name, of)
         for place, name in self.program.parameters.items():
-            self.values[Ref(place)] = made[name]
+            if name not in self.averages:
+                self.values[Ref(place)] = made[name]
 
     def _parameter(self, name: str, tensor: Tensor) -> PTensor:
         """A parameter, in the shape that it has in the model."""
@@ -193,6 +221,11 @@ class _Conversion:
 
     def _add_constants(self) -> None:
         given = {place: (n, self.model.get_buffer(n)) for place, n in self.program.buffers.items()}
+        given |= {
+            place: (name, self.averages[name])
+            for place, name in self.program.parameters.items()
+            if name in self.averages
+        }
         for place, (name, value) in {**given, **self.program.constants}.items():
             if value.requires_grad:
                 raise CaptureError(
@@ -203,10 +236,9 @@ class _Conversion:
             if value.is_meta:
                 self.without_value[Ref(place)] = (name,)
         check_apart(dict(self.model.named_parameters()), dict(self.program.constants.values()))
-        changed = written(self.program.nodes)
         for place, (name, value) in given.items():
             ref = Ref(place)
-            if ref in changed:
+            if ref in self.written:
                 self.state[ref] = self.values[ref] = self._constant(ref, self.kept[name])
             elif name in self.changing and not value.is_meta:
                 self.values[ref] = self._constant(ref, self.kept[name])
@@ -230,8 +262,8 @@ class _Conversion:
                 raise self._changes(node, name)
         if isinstance(found, PTensor) and found.kind == PARAMETER:
             raise CaptureError(
-                f"{node.target} in {node.place} writes parameter {found.name!r} in place; use the "
-                "form that returns a new tensor."
+                f"{node.target} in {node.place} writes parameter {found.name!r} in place, which is "
+                "trained; use the form that returns a new tensor, or freeze the parameter."
             )
 
     def add(self, node: Node) -> None:
@@ -301,7 +333,8 @@ class _Conversion:
     def _is_known(self, tensor: PTensor, has_property: Callable[[Tensor], bool]) -> bool:
         """``Call.is_known``; the values of buffers that change are not known."""
         value = self.builder.value_of(tensor)
-        changes = any(self.values[Ref(place)] is tensor for place in self.program.buffers)
+        places = (*self.program.buffers, *self.program.parameters)
+        changes = any(self.values[Ref(place)] is tensor for place in places)
         if value is None or value.is_meta or changes or not has_property(value):
             return False
         self.folded |= {tensor.name} & self.kept.keys()
@@ -340,7 +373,8 @@ class _Conversion:
         """The name of a constant: its name in the model, if it has one."""
         if ref.name in self.program.constants:
             return self.program.constants[ref.name][0]
-        return self.program.buffers.get(ref.name, f"constant.{ref.name}")
+        named = {**self.program.parameters, **self.program.buffers}
+        return named.get(ref.name, f"constant.{ref.name}")
 
     def _constant(self, ref: Ref, value: Tensor) -> PTensor:
         dtype = str(value.dtype).removeprefix("torch.")

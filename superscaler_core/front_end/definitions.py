@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
+from torch.distributions import Dirichlet, Distribution, Gamma
 
 from superscaler_core.front_end.register import register_op
 
@@ -25,6 +26,9 @@ def definitions() -> Iterator[None]:
     with ExitStack() as stack:
         for function in (ctc_loss, gaussian_nll_loss):
             stack.enter_context(patch.object(F, function.__name__, function))
+        stack.enter_context(patch.object(Distribution, "_validate_args", False))
+        stack.enter_context(patch.object(Gamma, "rsample", _rsample_of_gamma))
+        stack.enter_context(patch.object(Dirichlet, "rsample", _rsample_of_dirichlet))
         yield
 
 
@@ -89,6 +93,23 @@ def ctc_losses_of_one_list(
 ) -> Tensor:  # fmt: skip
     """The CTC losses of texts that follow one another in a vector."""
     made: Tensor = _torchs(log_probs, targets, inputs, lengths, blank, "none", zero_infinity)
+    return made
+
+
+def _rsample_of_gamma(self: Gamma, sample_shape: Sequence[int] = ()) -> Tensor:
+    """``Gamma.rsample``, which raises what is rounded to 0 without a change of the gradient."""
+    shape = self._extended_shape(torch.Size(sample_shape))
+    drawn = torch._standard_gamma(self.concentration.expand(shape)) / self.rate.expand(shape)
+    raised = drawn.clamp(min=torch.finfo(drawn.dtype).tiny)
+    return drawn + (raised - drawn).detach()
+
+
+def _rsample_of_dirichlet(self: Dirichlet, sample_shape: Sequence[int] = ()) -> Tensor:
+    """``Dirichlet.rsample``, from gammas: also a path to the parameters, of the same mean."""
+    shape = self._extended_shape(torch.Size(sample_shape))
+    concentration = self.concentration.expand(shape)
+    drawn = Gamma(concentration, torch.ones_like(concentration)).rsample()
+    made: Tensor = drawn / drawn.sum(-1, keepdim=True)
     return made
 
 

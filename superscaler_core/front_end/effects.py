@@ -24,7 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.rewrites import DATA, rewritten
 from superscaler_core.front_end.shared_memory import check_apart
+from superscaler_core.front_end.toggled import SETTERS, Toggled
 
 _INSTEAD = "write what it does as a torch.autograd.Function, which is captured with its backward"
 _LOOK = "look at, or change, gradients of Trainer.parameters() after a step, and remove it"
@@ -32,10 +34,8 @@ _LOOK = "look at, or change, gradients of Trainer.parameters() after a step, and
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _MODULE_HOOKS = {"_backward_hooks": "a backward hook", "_backward_pre_hooks": "a backward pre-hook"}
 
-# At run time these are descriptors, which their declared types do not say.
-_DATA: Any = Tensor.data
+# At run time this is a descriptor, which its declared type does not say.
 _NODE: Any = Tensor.grad_fn
-_REQUIRES_GRAD: Any = Tensor.requires_grad
 
 _CALLS: Mapping[Callable[..., Any], str] = {
     Tensor.register_hook: f"it registers a hook on a tensor; {_INSTEAD}",
@@ -43,14 +43,11 @@ _CALLS: Mapping[Callable[..., Any], str] = {
     torch.autograd.grad: "it asks for a gradient (torch.autograd.grad); put what does so into a "
     "function under @register_op",
     Tensor.backward: "it runs a backward; put what does so into a function under @register_op",
-    _DATA.__set__: "it replaces the data of a tensor; compute a new tensor",
     _NODE.__get__: f"it looks at the node of autograd behind a tensor (grad_fn); {_INSTEAD}",
 }
 """Functions that a forward may not call, each with the reason and a remedy."""
 
 _PACK: Any = torch._C._VariableFunctions._pack_padded_sequence
-
-_SETS_GRAD = (Tensor.requires_grad_, _REQUIRES_GRAD.__set__)
 
 _BLOCKS: Mapping[type[Any], str] = {
     graph.saved_tensors_hooks: "it changes what autograd keeps (saved_tensors_hooks); plans say "
@@ -100,12 +97,12 @@ def check_model(model: nn.Module) -> None:
 
 
 @contextmanager
-def watched(found: list[str], hints: list[str]) -> Iterator[None]:
+def watched(model: nn.Module, found: list[str]) -> Iterator[None]:
     """Inside this context, in which a model is traced, refuse effects that the program would lose.
 
     Args:
+        model: the model.
         found: receives the reasons, because the model may catch the errors that are raised here.
-        hints: receives possible reasons for a failure of the tracing.
     """
 
     def refuse(why: str) -> None:
@@ -118,8 +115,9 @@ def watched(found: list[str], hints: list[str]) -> Iterator[None]:
             stack.enter_context(_refusing(block, partial(refuse, why)))
         # In a process group, this module would communicate.
         stack.enter_context(patch.object(nn.SyncBatchNorm, "forward", _BatchNorm.forward))
-        stack.enter_context(_Calls(refuse, hints))
+        stack.enter_context(_Calls(refuse, toggled := Toggled(model)))
         yield
+        toggled.check()
     if _seeds() != seeds:
         found.append(
             "it draws random numbers of Python or numpy, and a program would have those of the "
@@ -142,11 +140,11 @@ def _refusing(block: type[Any], refuse: Callable[[], None]) -> Iterator[None]:
 
 
 class _Calls(TorchFunctionMode):
-    """Refuses calls of ``_CALLS``, and parameters that are frozen for a part of the forward."""
+    """Refuses calls of ``_CALLS``, and lets others have what they mean in a traced program."""
 
-    def __init__(self, refuse: Callable[[str], None], hints: list[str]) -> None:
+    def __init__(self, refuse: Callable[[str], None], toggled: Toggled) -> None:
         super().__init__()
-        self._refuse, self._hints = refuse, hints
+        self._refuse, self._toggled = refuse, toggled
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _CALLS:
@@ -157,13 +155,20 @@ class _Calls(TorchFunctionMode):
                 "the sizes of packed sequences depend on values; pack and unpack them in a module "
                 "of their own, which returns pad_packed_sequence(..., total_length=...)."
             )
-        if func == _DATA.__get__:
-            self._hints.append("it reads Tensor.data, which is not traced; use detach()")
-        if func in _SETS_GRAD and isinstance(args[0], nn.Parameter):
-            wanted = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
-            if wanted != args[0].requires_grad:
-                self._refuse("it changes whether a parameter needs a gradient; use detach()")
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in SETTERS and isinstance(args[0], nn.Parameter):
+            return self._toggled.set(func, args[0], args[1:], kwargs)
+        if func == DATA.__set__:
+            return self._set_data(*args)
+        args, kwargs = self._toggled.read((args, kwargs))
+        return rewritten(func, args, kwargs)
+
+    def _set_data(self, tensor: Tensor, value: Tensor) -> None:
+        """A frozen parameter gets other values: it is state, like a buffer."""
+        if tensor.requires_grad or not isinstance(tensor, nn.Parameter):
+            self._refuse("it replaces the data of a tensor; compute a new tensor")
+        with torch.no_grad():
+            tensor.copy_(value)
 
 
 def _seeds() -> tuple[Any, str]:

@@ -71,12 +71,11 @@ def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedPr
 
 def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
     refused: list[str] = []
-    hints: list[str] = []
     try:
         # Export warns of attributes that a forward sets; `State` checks these more exactly.
         with (
             warnings.catch_warnings(),
-            watched(refused, hints),
+            watched(model, refused),
             torch.enable_grad(),
             _stack_traces(lines),
             call.returning_loss(model),
@@ -86,7 +85,7 @@ def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, call.args, call.kwargs, strict=False)
     except Exception as error:
-        raise _reason(model, error, [*refused, *hints]) from None
+        raise _reason(model, error, refused) from None
     if refused:
         raise CaptureError(f"{type(model).__name__}: {refused[0]}.")
     return exported
@@ -237,6 +236,13 @@ class _Reader:
             a.name: self._read(given[a.name]) if a.name in given else a.default_value
             for a in schema
         }
+        if isinstance(args.get("generator"), Ref):
+            raise _refused(
+                node,
+                f"{node.target} in {_where(node)} draws from a torch.Generator of its own, whose "
+                "state no program has; leave generator= out, so that the numbers come from the "
+                "program's seed and step, or draw them before the step and pass them as an input.",
+            )
         made = node.meta["val"]
         returns_list = isinstance(made, list | tuple)
         name = self.prefix + node.name

@@ -157,9 +157,13 @@ class Storages:
         # Both forms have the same arguments, but some have other names.
         if len(aten.arguments(target)) < len(args):
             args = {name: value for name, value in args.items() if name not in node.writes}
-        named = zip(aten.arguments(target), args.items(), strict=True)
+        named = zip(aten.schema(target), args.items(), strict=True)
         passed = {name for name, _ in node.given}
-        given = {name: value for name, (before, value) in named if before in passed}
+        given = {
+            argument.name: value
+            for argument, (before, value) in named
+            if before in passed or not argument.has_default_value()
+        }
         outputs = node.outputs if target == node.target else self._outputs(target, given)
         self.values.add(aten.call(node, node.name, target, given, *outputs))
         for name, number in node.writes.items():

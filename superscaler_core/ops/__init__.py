@@ -9,11 +9,20 @@ from superscaler_core.ops.modules import call_module
 from superscaler_core.ops.norm import batch_norm
 from superscaler_core.ops.pieces import linear_of_pieces, matmul_of_pieces
 from superscaler_core.ops.random import dropout, mix, normal, uniform, uniform_bits
+from superscaler_core.ops.samples import (
+    binomial,
+    integers,
+    multinomial,
+    permutation,
+    poisson,
+    standard_gamma,
+)
 
 __all__ = [
     "attention",
     "avg_pool",
     "batch_norm",
+    "binomial",
     "call_module",
     "conv",
     "count_labels",
@@ -21,14 +30,19 @@ __all__ = [
     "dropout",
     "embedding",
     "embedding_bag",
+    "integers",
     "join",
     "linear_of_pieces",
     "matmul_of_pieces",
     "max_pool",
     "mean_of_labels",
     "mix",
+    "multinomial",
     "nll_loss",
     "normal",
+    "permutation",
+    "poisson",
+    "standard_gamma",
     "uniform",
     "uniform_bits",
 ]

@@ -46,6 +46,12 @@ def uniform_bits(seed: int, lo: Sequence[int], extent: Sequence[int], shape: Seq
     Returns:
         int64 ``[*extent]``, uniform in ``[0, 2**53)``.
     """
+    return _shifted(words(seed, lo, extent, shape, device), 11)
+
+
+def words(seed: int, lo: Sequence[int], extent: Sequence[int], shape: Sequence[int],
+          device: torch.device | str = "cpu") -> Tensor:  # fmt: skip
+    """64 random bits for every element of a box, as int64; the arguments are as above."""
     places = torch.zeros((), dtype=torch.int64, device=device)
     for low, size, whole in zip(lo, extent, shape, strict=True):
         index = torch.arange(low, low + size, device=device)
@@ -53,7 +59,7 @@ def uniform_bits(seed: int, lo: Sequence[int], extent: Sequence[int], shape: Seq
     state = places.reshape(tuple(extent)) * _signed(_GOLDEN) + _signed(mix(seed))
     for shift, factor in _FACTORS:
         state = (state ^ _shifted(state, shift)) * _signed(factor)
-    return _shifted(state ^ _shifted(state, 31), 11)
+    return state ^ _shifted(state, 31)
 
 
 def dropout(x: Tensor, p: float, seed: int, *, lo: Sequence[int], shape: Sequence[int]) -> Tensor:

@@ -15,7 +15,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batches import agreed_example, batches_of
 from superscaler_core.parallel.programs import Made, Programs, fingerprint_of
-from superscaler_core.run.first_values import take_first_values
+from superscaler_core.run.first_values import share_buffers, take_first_values
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.load import module_from
 from superscaler_core.run.own_samples import OwnSamples
@@ -70,6 +70,7 @@ class Parallel:
         with calls.prepared("parallelize", seed=str(options.get("seed", 0))) as request:
             compiled = programs.first(example)
             request.equal |= fingerprint_of(compiled)
+        self._share_averages(compiled)
         self._first = self._rank(compiled)
         weights, stored = compiled.plan.graph.weights, self._first.weights.stored
         take_first_values(weights, stored, self._first.tables, transport, self._first.device)
@@ -218,6 +219,13 @@ class Parallel:
                 "parallel.load. To use the model alone, work with a copy.deepcopy of it; to train "
                 "other parameters, call parallelize again."
             )
+
+    def _share_averages(self, compiled: Compiled) -> None:
+        """Give every rank the first rank's values of frozen parameters that a forward changes."""
+        buffers = compiled.plan.graph.buffers
+        own = {n: buffers[n] for n, _ in self._programs.model.named_parameters() if n in buffers}
+        device = torch.device(self._options.get("device", "cpu"))
+        share_buffers(own, len(compiled.plan.devices), self._transport, device)
 
     def _rank(self, compiled: Compiled, shares: Rank | None = None) -> Rank:
         rank = self._transport.rank

@@ -305,7 +305,7 @@ FEATURES: dict[str, Feature] = {
     "op of a library": Feature(lambda b, h: functions.tripled(h, [b.other(h), h], 0.5)),
     "opaque without gradient": Feature(lambda b, h: h * no_grad(torch.linalg.qr, h)[0]),
     "random op without a rule": Feature(
-        lambda b, h: F.rrelu(h, training=True), refused="it draws random numbers"
+        lambda b, h: torch.native_dropout(h, 0.5, True)[0], refused="it draws random numbers"
     ),
     # Hooks.
     "tensor hook": Feature(hooked, refused="registers a hook on a tensor.*torch.autograd.Function"),
@@ -375,7 +375,7 @@ FEATURES: dict[str, Feature] = {
         lambda b: setattr(b, "turned", b.line.weight.detach().t()), "share memory but are two ten",
     ),
     "shared memory": Feature(prepare=shared_memory, refused="share memory but are two tensors"),
-    "frozen for a while": Feature(frozen_for_a_while, refused="whether a parameter needs a grad"),
+    "frozen for a while": Feature(frozen_for_a_while),
     "hidden parameter": Feature(
         lambda b, h: h * b.hidden[0], hidden_parameter, "needs a gradient but is no parameter"
     ),
@@ -397,7 +397,7 @@ FEATURES: dict[str, Feature] = {
         lambda b, h: h + within(b, torch.inference_mode(), lambda: b.other(h)),
         refused="torch.inference_mode.*torch.no_grad",
     ),
-    "data": Feature(lambda b, h: h * h.data, refused="reads Tensor.data.*detach"),
+    "data": Feature(lambda b, h: h * h.data),
     "own gradient": Feature(own_gradient, refused="torch.autograd.grad.*register_op"),
     "own backward": Feature(own_backward, refused="runs a backward.*register_op"),
     # Modes, buffers, attributes.
@@ -437,7 +437,8 @@ FEATURES: dict[str, Feature] = {
     ),
     # Random numbers, values, dtypes, aliases.
     "random numbers": Feature(
-        lambda b, h: h[torch.randperm(len(h))], refused="randperm.* random numbers"
+        lambda b, h: h[torch.randperm(len(h), generator=torch.Generator())],
+        refused="randperm.* a torch.Generator of its own",
     ),
     "random numbers of Python": Feature(
         lambda b, h: h * random.random(), refused="random numbers of Python or numpy"

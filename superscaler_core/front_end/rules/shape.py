@@ -190,9 +190,7 @@ def expanded(call: Call, x: PTensor) -> PTensor:
 
 @rule("aten.broadcast_tensors")
 def broadcast_tensors(call: Call) -> list[PTensor]:
-    if any(t.shape != call.shape for t in call.tensors):
-        raise call.error("expand the tensors to one shape first.")
-    return call.tensors
+    return [expanded(call, x) for x in call.tensors]
 
 
 @rule("aten.repeat")

@@ -341,7 +341,10 @@ class Branch(nn.Module):
         (Net(lambda net, x: net.line(x[x[:, 0].nonzero()[:, 0]]).sum()), "depends on values"),
         (Net(lambda net, x: {"scores": net.line(x).sum()}), "dict without a loss; .* given labels"),
         (Net(lambda net, x: torch.ones(())), "returns a value that no op computes"),
-        (Net(lambda net, x: net.line(x[torch.randperm(4)]).sum()), "randperm.* random numbers"),
+        (
+            Net(lambda net, x: net.line(x[torch.randperm(4, generator=torch.Generator())]).sum()),
+            "randperm.* a torch.Generator of its own",
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::UserWarning")
