@@ -14,6 +14,7 @@ import rvdcomm as rv
 from superscaler_core.codegen import rank_files, rank_text
 from superscaler_core.collector import paused_collector
 from superscaler_core.errors import PlanError
+from superscaler_core.graph.without_grad import check_loss
 from superscaler_core.memory import (
     DeviceMemory,
     StepPeaks,
@@ -157,12 +158,15 @@ def compile(
 
     Raises:
         PlanError: a part has no device, the partial sums on devices do not add up to a value,
-            groups that are recomputed overlap, or the optimizer or the dtype is not known.
+            groups that are recomputed overlap, the loss has no gradient for what is trained, or the
+            optimizer or the dtype is not known.
         CoverageError: the parts of an op leave out work, or do some of it twice.
         OrderError: the orders of the plan form a cycle.
         DeviceMemoryError: a device needs more than the limit.
     """
     master = check_states(optimizer, master_dtype)
+    if any(tensor.requires_grad for tensor in plan.graph.parameters.values()):
+        check_loss(plan.graph)
     check_assigned(plan)
     check_placement(plan)
     check_coverage(plan)

@@ -12,6 +12,7 @@ from superscaler_core.collector import paused_collector
 from superscaler_core.errors import CaptureError, OpaqueWarning
 from superscaler_core.front_end.autocast import no_autocast
 from superscaler_core.front_end.convert import graph_of
+from superscaler_core.front_end.dense import check_dense
 from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
 from superscaler_core.front_end.model_call import ModelCall
@@ -78,6 +79,7 @@ def capture(
     num_results = max((recycled or {}).values(), default=0)
     kept = tuple(dict.fromkeys(results))
     called = ModelCall.of(model, args, kwargs, num_results=num_results, results=kept)
+    check_dense("input", called.named)
     called = called.copied(model)
 
     def call() -> tuple[TracedProgram, Graph]:

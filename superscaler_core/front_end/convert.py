@@ -12,6 +12,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end.call import Call, NoRuleError, broadcast_to, names, text
+from superscaler_core.front_end.dense import check_dense
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 from superscaler_core.front_end.rules import opaque, rule_of
 from superscaler_core.front_end.rules.shape import view_of
@@ -235,6 +237,7 @@ class _Conversion:
             self.kept[name] = self.values[Ref(place)] = value.detach().clone()
             if value.is_meta:
                 self.without_value[Ref(place)] = (name,)
+        check_dense("tensor", dict(self.program.constants.values()))
         check_apart(dict(self.model.named_parameters()), dict(self.program.constants.values()))
         for place, (name, value) in given.items():
             ref = Ref(place)
@@ -279,7 +282,12 @@ class _Conversion:
         read = [self.values[ref] for ref in refs]
         constants = [value for value in read if isinstance(value, Tensor)]
         results: list[PTensor | Tensor] = []
-        if node.is_autocast and isinstance(read[0], PTensor):
+        if node.outputs and not node.returns_list and not any(prod(v.shape) for v in node.outputs):
+            # What has no elements, as the result of nn.Linear(8, 0), depends on nothing.
+            dtypes = (getattr(torch, value.dtype) for value in node.outputs)
+            pairs = zip(node.outputs, dtypes, strict=True)
+            results += [torch.zeros(value.shape, dtype=dtype) for value, dtype in pairs]
+        elif node.is_autocast and isinstance(read[0], PTensor):
             results.append(self.builder.cast(read[0], node.outputs[0].dtype))
         elif not node.is_random and len(constants) == len(read) and is_folded(node, constants):
             results += self._folded(node)

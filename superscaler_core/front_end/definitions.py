@@ -26,6 +26,7 @@ def definitions() -> Iterator[None]:
     with ExitStack() as stack:
         for function in (ctc_loss, gaussian_nll_loss):
             stack.enter_context(patch.object(F, function.__name__, function))
+        stack.enter_context(patch.object(torch, "from_numpy", _from_numpy))
         stack.enter_context(patch.object(Distribution, "_validate_args", False))
         stack.enter_context(patch.object(Gamma, "rsample", _rsample_of_gamma))
         stack.enter_context(patch.object(Dirichlet, "rsample", _rsample_of_dirichlet))
@@ -94,6 +95,14 @@ def ctc_losses_of_one_list(
     """The CTC losses of texts that follow one another in a vector."""
     made: Tensor = _torchs(log_probs, targets, inputs, lengths, blank, "none", zero_infinity)
     return made
+
+
+_of_numpy = torch.from_numpy
+
+
+def _from_numpy(array: Any) -> Tensor:
+    """``torch.from_numpy``; arrays among the arguments of the model are tensors already."""
+    return array if isinstance(array, Tensor) else _of_numpy(array)
 
 
 def _rsample_of_gamma(self: Gamma, sample_shape: Sequence[int] = ()) -> Tensor:

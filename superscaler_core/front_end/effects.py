@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from torch.autograd import grad_mode, graph
 from torch.nn.modules import module as modules_of_torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.dense import check_dense
 from superscaler_core.front_end.rewrites import DATA, rewritten
 from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.front_end.toggled import SETTERS, Toggled
@@ -63,7 +65,7 @@ def check_model(model: nn.Module) -> None:
 
     Raises:
         CaptureError: a hook would not be called, a factor of a batch norm depends on the number of
-            calls, or a parameter shares memory with another tensor.
+            calls, a tensor is sparse, or a parameter shares memory with another tensor.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("a ScriptModule is not traced; capture the module that it was made of.")
@@ -93,7 +95,10 @@ def check_model(model: nn.Module) -> None:
                     f"{place} has {what} ({which}), which would not be called; {_INSTEAD}, or "
                     "remove it (handle.remove())."
                 )
-    check_apart(dict(model.named_parameters()), dict(model.named_buffers()))
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    check_dense("parameter", {n: p for n, p in parameters.items() if not is_lazy(p)})
+    check_dense("buffer", buffers)
+    check_apart(parameters, buffers)
 
 
 @contextmanager

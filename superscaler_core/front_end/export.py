@@ -27,6 +27,7 @@ from superscaler_core.front_end.autocast import MARK, Autocast, entered, is_cast
 from superscaler_core.front_end.calls import TARGET, TracedCall, recorded
 from superscaler_core.front_end.composites import composed
 from superscaler_core.front_end.definitions import definitions
+from superscaler_core.front_end.dense import is_dense
 from superscaler_core.front_end.effects import watched
 from superscaler_core.front_end.functions import functions_as_ops
 from superscaler_core.front_end.model_call import ModelCall
@@ -329,6 +330,13 @@ class _Reader:
                 node,
                 f"{node.target} in {_where(node)} makes a number or a shape that depends on "
                 "values; put what calls it into a function under @register_op.",
+                UntraceableError(_module(node)[0]),
+            )
+        if not all(map(is_dense, tensors)):
+            raise _refused(
+                node,
+                f"{node.target} in {_where(node)} makes a sparse or nested tensor, which no plan "
+                "can cut or move; put what makes and reads it into a function under @register_op.",
                 UntraceableError(_module(node)[0]),
             )
         if str(node.target) in _KEEPS_STATISTICS:

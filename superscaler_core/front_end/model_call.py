@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.autocast import Autocast, active
+from superscaler_core.front_end.containers import check_arguments, closed, opened
 
 _OFF = {"use_cache": False}
 """Arguments of a forward that request values for generation alone, with the values that decline."""
@@ -34,6 +35,8 @@ class ModelCall:
             tuple of the loss and these results.
         results: further values to keep: keys or fields of the output, or positions in a tuple.
         autocasts: the autocasts that are on where the model is called.
+        given: the arguments as they were given, where ``args`` and ``kwargs`` have plain containers
+            in place of dataclasses and mappings (``containers``).
     """
 
     args: tuple[Any, ...]
@@ -41,6 +44,7 @@ class ModelCall:
     num_results: int = 0
     results: tuple[str | int, ...] = ()
     autocasts: tuple[Autocast, ...] = ()
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     @classmethod
     def of(
@@ -58,7 +62,7 @@ class ModelCall:
             kept: the other attributes.
 
         Raises:
-            CaptureError: the forward does not take the arguments.
+            CaptureError: the forward does not take the arguments, or tracing cannot.
         """
         named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
         placed = () if isinstance(args, Mapping) else tuple(args)
@@ -76,7 +80,9 @@ class ModelCall:
                 f"{type(model).__name__}.forward does not take {names}: {error}."
             ) from None
         given = dict(sorted(given.items(), key=lambda item: _place(order, item[0])))
-        return cls(placed, given, autocasts=active(), **kept)
+        args, named = opened(placed), opened(given)
+        check_arguments({**{f"{i}": value for i, value in enumerate(args)}, **named})
+        return cls(args, named, autocasts=active(), given=(placed, given), **kept)
 
     def copied(self, model: nn.Module) -> ModelCall:
         """The same call with copies of its tensors, on the device of the model."""
@@ -108,18 +114,43 @@ class ModelCall:
             for leaf in leaves
         )
 
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments by position and by name, in the containers in which they were given."""
+        placed, named = self.given or (self.args, self.kwargs)
+        return closed(self.args, placed), closed(self.kwargs, named)
+
+    @property
+    def named(self) -> Mapping[str, Tensor]:
+        """The same tensors by the paths of the arguments, for messages."""
+        placed = {f"argument {i}": value for i, value in enumerate(self.args)}
+        leaves, _ = pytree.tree_flatten_with_path({**placed, **self.kwargs})
+        return {
+            f"{path[0].key}{pytree.keystr(path[1:])}": leaf
+            for path, leaf in leaves
+            if isinstance(leaf, Tensor)
+        }
+
     @contextmanager
     def returning_loss(self, model: nn.Module) -> Iterator[None]:
-        """Inside this context, the model returns the tuple of its loss and the kept results."""
+        """Inside this context, the model returns the tuple of its loss and the kept results.
+
+        It gets its arguments in the containers in which they were given.
+        """
+
+        def as_given(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            return replace(self, args=args, kwargs=kwargs).arguments
 
         def only(module: nn.Module, args: Any, output: Any) -> tuple[Any, ...]:
             return self._kept(model, output)
 
-        handle = model.register_forward_hook(only)
+        before = model.register_forward_pre_hook(as_given, prepend=True, with_kwargs=True)
+        after = model.register_forward_hook(only)
         try:
             yield
         finally:
-            handle.remove()
+            before.remove()
+            after.remove()
 
     def _kept(self, model: nn.Module, output: Any) -> tuple[Any, ...]:
         if self.num_results:

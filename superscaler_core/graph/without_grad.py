@@ -1,11 +1,26 @@
-"""Without grad: a graph for evaluation, in which no tensor needs a gradient."""
+"""Without grad: graphs whose loss needs no gradient, which are for evaluation alone."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import PTensor
+
+
+def check_loss(graph: Graph) -> None:
+    """Refuse to train on a loss without gradient, as torch's ``backward`` does.
+
+    Raises:
+        PlanError: the loss has none.
+    """
+    if not graph.loss.requires_grad:
+        raise PlanError(
+            f"{graph.name} cannot be trained: element 0 of tensors does not require grad (the loss "
+            "is an integer, or is detached, or nothing that it depends on is trained). To evaluate "
+            "only, use Plan.without_grad, or evaluate instead of step."
+        )
 
 
 def without_grad(graph: Graph) -> Graph:

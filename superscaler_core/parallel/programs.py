@@ -27,6 +27,7 @@ from superscaler_core.front_end import capture
 from superscaler_core.front_end.autocast import active, entered
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.without_grad import check_loss
 from superscaler_core.parallel.batch import Batch, Inputs
 from superscaler_core.parallel.routes import groups_of
 from superscaler_core.parallel.sample_flow import flow_of
@@ -272,8 +273,10 @@ class Programs:
             results = self._results if trained is None else ()
             with Reads(self.model) as reads:
                 graph = capture(
-                    self.model, part.args, part.kwargs, results=results, changing=self._changing
+                    self.model, *part.arguments, results=results, changing=self._changing
                 )
+        if trained is not None:
+            check_loss(graph)
         changing = self._changing if self._first is not None else changing_in(graph)
         # Evaluation is in one mode, whatever that of the model is.
         self._watched = reads.watched({*changing, *(["training"] if trained is None else [])})

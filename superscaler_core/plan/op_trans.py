@@ -55,7 +55,7 @@ class Split:
                 f"{', '.join(free) or 'none of its loops'} can."
             )
         lo, hi = part.range(self.identifier)
-        if not self.cuts and not 1 <= self.num <= hi - lo:
+        if not self.cuts and not 1 <= self.num <= max(hi - lo, 1):
             raise PlanError(
                 f"{self} of {part}: a loop of {hi - lo} iterations makes at most as many "
                 f"pieces, and at least one."
@@ -93,7 +93,8 @@ class Pieces:
             for identifier, lo, hi in ranges:
                 Split(identifier, 1)._check(part)
                 start, stop = part.range(identifier)
-                if not start <= lo < hi <= stop:
+                # The only piece of a loop without iterations is the loop.
+                if not start <= lo < hi <= stop and (lo, hi) != (start, stop):
                     raise PlanError(
                         f"piece {identifier}[{lo}:{hi}] of {part}: the loop runs from {start} to "
                         f"{stop}."

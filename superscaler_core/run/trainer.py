@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -556,7 +557,12 @@ class Trainer:
             name: (entry.whole, self._rank.weights.shard(name))
             for name, entry in tables.parameters.items()
         }
-        found: dict[str, Tensor] = {}
+        # Nothing moves for a parameter without elements.
+        found = {
+            name: torch.empty(entry.shape, dtype=self._rank.weights.stored_dtype(name))
+            for name, entry in tables.parameters.items()
+            if not math.prod(entry.shape)
+        }
         for name, box, tensor in move_many(self._transport, moves):
             whole = found.setdefault(name, tensor.new_empty(tables.parameters[name].shape))
             whole[box.slices_within(rv.Box.of_shape(whole.shape))] = tensor

@@ -259,6 +259,11 @@ def hidden_parameter(block: Any) -> None:
     block.hidden = [nn.Parameter(torch.ones(WIDTH, dtype=DTYPE) * 2).mul(3)]
 
 
+def without_elements(block: Any) -> None:
+    block.none, block.of_none = nn.Linear(WIDTH, 0, dtype=DTYPE), nn.Linear(0, WIDTH, dtype=DTYPE)
+    block.rest = nn.Parameter(torch.zeros(0, 3, dtype=DTYPE))
+
+
 def shared_memory(block: Any) -> None:
     block.other.weight = nn.Parameter(block.line.weight.data)
 
@@ -383,6 +388,34 @@ FEATURES: dict[str, Feature] = {
         lambda b, h: h * no_grad(b.other.weight.mul_, 0.9)[0],
         refused=r"writes parameter 'blocks.\d.other.weight' in place",
     ),
+    "no elements": Feature(
+        lambda b, h: torch.cat([h, b.none(h)], 1) + b.of_none(b.none(h)) + b.rest.sum(),
+        without_elements,
+    ),
+    "sparse gradient": Feature(
+        lambda b, h: h + b.rows(torch.arange(len(h))),
+        lambda b: setattr(b, "rows", nn.Embedding(9, WIDTH, sparse=True, dtype=DTYPE)),
+        r"gradient of 'blocks.\d.rows.weight' would be sparse.*sparse=False",
+    ),
+    "sparse buffer": Feature(
+        lambda b, h: torch.sparse.mm(b.eye, h),
+        lambda b: b.register_buffer("eye", torch.eye(8, dtype=DTYPE).to_sparse()),
+        r"buffer 'blocks.\d.eye' is sparse_coo.*to_dense",
+    ),
+    "sparse parameter": Feature(
+        lambda b, h: torch.sparse.mm(b.eye, h),
+        lambda b: setattr(b, "eye", nn.Parameter(torch.eye(8, dtype=DTYPE).to_sparse())),
+        r"parameter 'blocks.\d.eye' is sparse_coo",
+    ),
+    "sparse attribute": Feature(
+        lambda b, h: torch.sparse.mm(b.eye, h),
+        lambda b: setattr(b, "eye", torch.eye(8, dtype=DTYPE).to_sparse()),
+        r"tensor 'blocks.\d.eye' is sparse_coo",
+    ),
+    "sparse tensor of the forward": Feature(
+        lambda b, h: torch.sparse.mm(h.detach().T.to_sparse(), h),
+        refused="aten.to_sparse.* makes a sparse or nested tensor.*register_op",
+    ),
     # Parts without gradient.
     "no_grad": Feature(lambda b, h: h * no_grad(b.other, h)),
     "no_grad that changes nothing": Feature(lambda b, h: h * no_grad(torch.clone, h)),
@@ -466,6 +499,11 @@ FEATURES: dict[str, Feature] = {
     ),
     "cast": Feature(lambda b, h: h + (h * 4).to(torch.int32).to(h.dtype) + h.float().double()),
     "in place": Feature(lambda b, h: h.mul_(2).relu_()),
+    "diagonal in place": Feature(lambda b, h: (h * 1).fill_diagonal_(3.0, wrap=True)),
+    "diagonal of a cube": Feature(
+        lambda b, h: h + (h[:6, :, None] * h[0]).fill_diagonal_(3.0).sum((1, 2))[0]
+    ),
+    "list in place": Feature(lambda b, h: (torch._foreach_mul_([h := h * 1], 2.0), h)[1]),
     "view in place": Feature(lambda b, h: h.view(-1).mul_(2).view(h.shape)),
     "pieces in place": Feature(pieces_in_place),
     "view in place without gradient": Feature(

@@ -163,8 +163,9 @@ def einsum(call: Call) -> PTensor:
 def embedding(call: Call) -> PTensor:
     """Look up rows; a part with some of the rows gives zeros for the others; parts are summed."""
     rows, ids = call["weight"], call["indices"]
-    if call["scale_grad_by_freq"] or call["sparse"]:
-        raise call.error("scale_grad_by_freq and sparse are not supported.")
+    _check_gradient(call, rows)
+    if call["scale_grad_by_freq"]:
+        raise call.error("scale_grad_by_freq is not supported.")
     dims = text(names(len(ids.shape)))
     padding = f", padding_idx={call['padding_idx']}" if call["padding_idx"] >= 0 else ""
     where = "" if dims == "()" else f"{dims} "
@@ -176,13 +177,23 @@ def embedding(call: Call) -> PTensor:
     )  # fmt: skip
 
 
+def _check_gradient(call: Call, rows: PTensor) -> None:
+    """Refuse rows whose gradient would be sparse."""
+    if call["sparse"] and rows.requires_grad and call.node.with_grad:
+        raise call.refusal(
+            f"the gradient of {call.builder.uncast(rows).name!r} would be sparse, and plans cut "
+            "and move dense tensors; make the embedding with sparse=False."
+        )
+
+
 @rule("aten.embedding_bag")
 def embedding_bag(call: Call) -> tuple[PTensor, ...]:
     """Sums or means of rows over bags of one size; other bags and maxima are opaque ops."""
     rows, ids, weights = call["weight"], call["indices"], call["per_sample_weights"]
     num_bags = call.shape[0]
     size = ids.shape[0] // max(num_bags, 1)
-    if call["scale_grad_by_freq"] or call["sparse"] or call["include_last_offset"]:
+    _check_gradient(call, rows)
+    if call["scale_grad_by_freq"] or call["include_last_offset"]:
         raise call.error("options of gradients and offsets are not supported.")
     starts = [*range(0, num_bags * size, size or 1)]
     is_even = num_bags * size == ids.shape[0] and call["mode"] in (0, 1)

@@ -146,7 +146,7 @@ class Captures:
             if self._made:
                 # The first capture has warned of the opaque ops.
                 warnings.simplefilter("ignore", OpaqueWarning)
-            return capture(self._model, call.args, call.kwargs, recycled=self._recycled or None)
+            return capture(self._model, *call.arguments, recycled=self._recycled or None)
 
 
 def _same(graph: Graph) -> Graph:

@@ -64,8 +64,8 @@ def _ranges(box: rv.Box) -> dict[str, tuple[int, int]]:
 
 def _how(box: rv.Box, num: int) -> Transformation:
     """Cut the first dim that ``num`` divides, else the largest; replicate if that is too small."""
-    sizes = box.shape
-    even = [dim for dim, size in enumerate(sizes) if size > 0 and size % num == 0]
+    sizes = box.shape if box.num_elements else ()
+    even = [dim for dim, size in enumerate(sizes) if size % num == 0]
     dims = even or sorted(range(len(sizes)), key=lambda dim: -sizes[dim])
     if not dims or sizes[dims[0]] < num:
         return replicate(num)

@@ -16,6 +16,7 @@ from superscaler_core.front_end.export import trace
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.records import Ref
 from superscaler_core.models import build, config_of, example_inputs
+from superscaler_core.parallel import Programs, SProgram
 from superscaler_core.plan import Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.run.evaluate import evaluate
@@ -351,6 +352,30 @@ class Branch(nn.Module):
 def test_model_that_cannot_be_captured_raises_capture_error(model, message):
     with pytest.raises(CaptureError, match=message):
         capture(model.double(), (X,))
+
+
+@pytest.mark.parametrize(
+    "body, is_frozen",
+    [
+        (lambda net, x: net.line(x).sum().detach(), False),
+        (lambda net, x: net.line(x).long().sum(), False),
+        (lambda net, x: net.line(x).sum(), True),
+    ],
+    ids=["detached", "integer", "frozen"],
+)
+def test_training_on_a_loss_without_gradient_raises_as_backward_does(body, is_frozen):
+    model = Net(body).requires_grad_(not is_frozen).double()
+    programs = Programs(model, SProgram.of("data_parallel", None), 2)
+    with pytest.raises(PlanError, match="Net cannot be trained: element 0 of tensors does not req"):
+        programs.first(programs.call((X,), None))
+    plan = Plan(capture(model, (X,)), range(2))
+    PLANS["data_parallel"](plan)
+    assert compile(plan.without_grad()).summary()
+
+
+def test_sparse_input_raises_capture_error():
+    with pytest.raises(CaptureError, match=r"input 'x' is sparse_coo.*pass what is dense"):
+        capture(Net(lambda net, x: net.line(x.to_dense()).sum()), kwargs={"x": X.to_sparse()})
 
 
 def test_non_scalar_loss_raises_plan_error():
