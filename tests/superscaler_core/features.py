@@ -260,8 +260,10 @@ def hidden_parameter(block: Any) -> None:
 
 
 def without_elements(block: Any) -> None:
-    block.none, block.of_none = nn.Linear(WIDTH, 0, dtype=DTYPE), nn.Linear(0, WIDTH, dtype=DTYPE)
-    block.rest = nn.Parameter(torch.zeros(0, 3, dtype=DTYPE))
+    # torch warns of the initialization of what has no elements.
+    block.none = nn.utils.skip_init(nn.Linear, WIDTH, 0, dtype=DTYPE)
+    block.wide = nn.Parameter(torch.zeros(WIDTH, 0, dtype=DTYPE))
+    block.unread = nn.Parameter(torch.zeros(0, 3, dtype=DTYPE))
 
 
 def shared_memory(block: Any) -> None:
@@ -389,7 +391,7 @@ FEATURES: dict[str, Feature] = {
         refused=r"writes parameter 'blocks.\d.other.weight' in place",
     ),
     "no elements": Feature(
-        lambda b, h: torch.cat([h, b.none(h)], 1) + b.of_none(b.none(h)) + b.rest.sum(),
+        lambda b, h: torch.cat([h, b.none(h)], 1) + F.linear(b.none(h), b.wide),
         without_elements,
     ),
     "sparse gradient": Feature(
@@ -413,7 +415,7 @@ FEATURES: dict[str, Feature] = {
         r"tensor 'blocks.\d.eye' is sparse_coo",
     ),
     "sparse tensor of the forward": Feature(
-        lambda b, h: torch.sparse.mm(h.detach().T.to_sparse(), h),
+        lambda b, h: torch.sparse.mm((h @ h.T).detach().to_sparse(), h),
         refused="aten.to_sparse.* makes a sparse or nested tensor.*register_op",
     ),
     # Parts without gradient.
