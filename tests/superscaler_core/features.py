@@ -260,8 +260,8 @@ def hidden_parameter(block: Any) -> None:
 
 
 def without_elements(block: Any) -> None:
-    # torch warns of the initialization of what has no elements.
-    block.none = nn.utils.skip_init(nn.Linear, WIDTH, 0, dtype=DTYPE)
+    # As those of nn.Linear(WIDTH, 0), whose initialization warns.
+    block.none = nn.Parameter(torch.zeros(0, WIDTH, dtype=DTYPE))
     block.wide = nn.Parameter(torch.zeros(WIDTH, 0, dtype=DTYPE))
     block.unread = nn.Parameter(torch.zeros(0, 3, dtype=DTYPE))
 
@@ -391,7 +391,7 @@ FEATURES: dict[str, Feature] = {
         refused=r"writes parameter 'blocks.\d.other.weight' in place",
     ),
     "no elements": Feature(
-        lambda b, h: torch.cat([h, b.none(h)], 1) + F.linear(b.none(h), b.wide),
+        lambda b, h: torch.cat([h, F.linear(h, b.none)], 1) + F.linear(F.linear(h, b.none), b.wide),
         without_elements,
     ),
     "sparse gradient": Feature(
