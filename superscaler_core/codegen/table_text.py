@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import rvdcomm as rv
+from superscaler_core.errors import PlanError
 from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device
@@ -15,6 +17,7 @@ from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.quoted import commented, literal, quoted
+from superscaler_core.run.plain import text_of
 
 MAX_TEXTS = 1 << 14
 """Bound on cached texts of transfers and parameters; most devices share them."""
@@ -61,11 +64,24 @@ def tables_text(
         *([f"    swapped=frozenset({sorted(swapped)!r}),"] if swapped else []),
         *([f"    buffers={literal(buffers)},"] if buffers else []),
         *([f"    results={literal(results)},"] if results else []),
+        *_extra_lines(plan.graph.extra),
         *([f"    arguments={literal(arguments)},"] if arguments else []),
         *_state_lines(made, device),
         ")",
     ]
     return "\n".join(lines)
+
+
+def _extra_lines(extra: Mapping[str, Any]) -> Iterator[str]:
+    """What modules add to the state dict, as texts of plain values."""
+    texts = {}
+    for name, value in extra.items():
+        try:
+            texts[name] = text_of(value, name)
+        except PlanError as error:
+            yield f"    # {commented(str(error))} It is left out of state dicts."
+    if texts:
+        yield f"    extra={literal(texts)},"
 
 
 def _delay_lines(made: Materialized, device: Device) -> Iterator[str]:

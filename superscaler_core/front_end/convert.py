@@ -28,6 +28,7 @@ from superscaler_core.front_end.rules.table import LIKE
 from superscaler_core.front_end.shard import TARGET as SHARD
 from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.front_end.small_constants import compact, is_folded, run_small
+from superscaler_core.front_end.state_names import StateNames
 from superscaler_core.front_end.storage import Storages, written
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
@@ -75,6 +76,7 @@ class _Conversion:
         kept: buffers, and other tensors that the model keeps, as they were at the capture.
         state: buffers that the program writes, by the ref of their first value.
         written: the memory that the program writes, by the ref of its first value.
+        names: the names of parameters and buffers.
         averages: frozen parameters that are state, like buffers, because the program writes them
             (an average of other parameters, as in BYOL and MoCo), by name.
         changing: names of buffers whose values change later; the graph reads them as they are then.
@@ -93,7 +95,13 @@ class _Conversion:
         changing: Collection[str] = (),
         packings: Mapping[str, Packing] | None = None,
     ) -> None:
-        self.program, self.model, self.changing = program, model, changing
+        self.model, self.changing = model, changing
+        self.names = names = StateNames.of(model)
+        self.program = replace(
+            program,
+            parameters={at: names.of_path[path] for at, path in program.parameters.items()},
+            buffers={at: names.of_path[path] for at, path in program.buffers.items()},
+        )
         self.packings = packings or {}
         self.builder = GraphBuilder(name)
         self.values: dict[Ref, PTensor | Tensor] = {}
@@ -130,6 +138,7 @@ class _Conversion:
             weights=self._weights(),
             buffers=self._buffers(),
             packed=self.packings,
+            extra=self.names.extra,
             folded=frozenset(self.folded),
             valueless=frozenset(self.valueless),
             results={
@@ -159,29 +168,23 @@ class _Conversion:
 
     def _weights(self) -> dict[str, Tensor]:
         """The model's own parameters, if they have values."""
-        named = self.model.named_parameters()
+        named = ((self.names.of_path[path], p) for path, p in self.model.named_parameters())
         found: dict[str, Tensor] = {n: p for n, p in named if n not in self.averages}
         return {} if any(tensor.is_meta for tensor in found.values()) else found
 
     def _buffers(self) -> dict[str, Tensor]:
         """The entries of the model's ``state_dict`` beside parameters; zeros if without value."""
+        saved = {n: value for n, value in self.names.buffers.items() if n in self.names.saved}
         return {
             name: torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value
-            for path, module in self.model.named_modules(remove_duplicate=False)
-            for key, buffer in module._buffers.items()
-            if buffer is not None and key not in module._non_persistent_buffers_set
-            for name in [f"{path}.{key}".lstrip(".")]
+            for name, buffer in {**saved, **self.averages}.items()
             for value in [self.kept.get(name, buffer.detach())]
-        } | {
-            name: torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value
-            for name, parameter in self.averages.items()
-            for value in [self.kept.get(name, parameter.detach())]
         }
 
     def _find_averages(self) -> dict[str, Tensor]:
         places = {ref.name for ref in self.written}
         names = {n for place, n in self.program.parameters.items() if place in places}
-        given = dict(self.model.named_parameters(remove_duplicate=False))
+        given = self.names.parameters
         is_state = {n for n in names | {*self.changing} if n in given}
         found = {n: given[n] for n in sorted(is_state) if not given[n].requires_grad}
         for name, parameter in found.items():
@@ -197,7 +200,7 @@ class _Conversion:
         """Every parameter of the model under its first name, tied ones as aliases of it."""
         first: dict[int, str] = {}
         made: dict[str, PTensor] = {}
-        for name, tensor in self.model.named_parameters(remove_duplicate=False):
+        for name, tensor in self.names.parameters.items():
             if name in self.averages:
                 continue
             of = first.setdefault(id(tensor), name)
@@ -222,7 +225,8 @@ class _Conversion:
         return view_of(self.builder, made, shape)
 
     def _add_constants(self) -> None:
-        given = {place: (n, self.model.get_buffer(n)) for place, n in self.program.buffers.items()}
+        buffers = self.names.buffers
+        given = {place: (name, buffers[name]) for place, name in self.program.buffers.items()}
         given |= {
             place: (name, self.averages[name])
             for place, name in self.program.parameters.items()

@@ -174,6 +174,8 @@ class Graph:
         marks: how the model asks for tensors to be cut (``shard``), by tensor name; a parameter's
             dims are those that it has in the model.
         slices: how the sequence was cut, if ``token_slices`` made this graph; else None.
+        extra: what the model's ``state_dict`` has beside tensors of the model, by name, as at the
+            capture (``get_extra_state``).
         arguments: arguments of the model that have the name of a weight, each with its input.
         samples: the dim of inputs that has the samples, by name, where it is not dim 0; None for an
             input that belongs to all samples.
@@ -201,6 +203,7 @@ class Graph:
     more_results: tuple[tuple[str, PTensor], ...] = ()
     marks: Mapping[str, ShardSpec] = field(default_factory=dict)
     slices: TokenSlices | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int | None] = field(default_factory=dict)
     totals: tuple[Total, ...] = ()

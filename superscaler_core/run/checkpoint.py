@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import rvdcomm as rv
 from rvdcomm.checkpoint import commit_shards, load_shards, reshard, save_shards
 from rvdcomm.whole_file import sync_folder
+from superscaler_core.front_end.state_names import StateNames
 from superscaler_core.run.agreed import Told, agreed
 from superscaler_core.run.tables import Stored, Tables
 from superscaler_core.run.together import ranks_of, texts_of_all
@@ -89,9 +90,10 @@ class StoredModel:
     @classmethod
     def alone(cls, model: nn.Module) -> StoredModel:
         """A model on a single device, as rank 0 of one rank."""
-        parameters = dict(model.named_parameters())
-        tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        buffers = {name: value for name, value in model.state_dict().items() if name not in tied}
+        names = StateNames.of(model)
+        parameters = {names.of_path[path]: p for path, p in model.named_parameters()}
+        others = {*names.parameters, *names.extra}
+        buffers = {name: value for name, value in model.state_dict().items() if name not in others}
         homes: dict[str, Home] = {n: (on_rank(0, p.shape), None) for n, p in parameters.items()}
         dtypes = {name: parameter.dtype for name, parameter in parameters.items()}
         return cls(

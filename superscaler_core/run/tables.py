@@ -166,8 +166,9 @@ class Tables:
     that has the samples, if it is not dim 0. ``microbatches_per_update`` is None if
     weights are updated after a step; otherwise ``delays`` has the delay of the gradients of every
     trained parameter on this rank (``Schedule.delays``), and ``one_version`` tells whether
-    backwards read the newest weights. ``arguments`` has the arguments of the model whose input has
-    another name, because a weight has theirs.
+    backwards read the newest weights. ``extra`` has what modules add to a state dict, as texts of
+    plain values. ``arguments`` has the arguments of the model whose input has another name, because
+    a weight has theirs.
     """
 
     rank: int
@@ -188,6 +189,7 @@ class Tables:
     microbatches_per_update: int | None = None
     delays: Mapping[str, float] = field(default_factory=dict)
     one_version: bool = False
+    extra: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int | None] = field(default_factory=dict)
 

@@ -23,6 +23,7 @@ from superscaler_core.run.first_values import share_buffers
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.pipemare import Discrepancy, PipeMare, scaled_rates
+from superscaler_core.run.plain import value_of
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.resume import Resumed
 from superscaler_core.run.same_call import SameCall
@@ -384,7 +385,7 @@ class Trainer:
         """
         tables, shapes = self._rank.tables, self._rank.shapes
         missing = [name for name in shapes if name not in state]
-        unexpected = [name for name in state if name not in shapes]
+        unexpected = [n for n in state if n not in shapes and n not in tables.extra]
         with self.calls.prepared("load_state_dict", strict=str(strict)) as request:
             self._check_state(state, missing, unexpected, strict=strict)
             if len(self.calls.ranks) > 1:
@@ -569,7 +570,10 @@ class Trainer:
         found = {name: tables.parameters[name].unpacked(whole) for name, whole in found.items()}
         self.share_states()
         buffers = {name: self._rank.constant(name).clone() for name in tables.buffers}
-        return {**found, **{a: found[name] for a, name in tables.aliases.items()}, **buffers}
+        # What modules add (get_extra_state) is as it was at the capture.
+        extra = {name: value_of(text) for name, text in tables.extra.items()}
+        aliases = {alias: found[name] for alias, name in tables.aliases.items()}
+        return {**found, **aliases, **buffers, **extra}
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -1,0 +1,67 @@
+"""State names: parameters and buffers by the names that ``model.state_dict()`` has for them.
+
+They differ from the paths of modules if a hook renames them, as that of ``checkpoint_wrapper``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+_EXTRA = "_extra_state"
+
+
+@dataclass(frozen=True)
+class StateNames:
+    """The tensors of a model by the names of its state dict.
+
+    Attributes:
+        of_path: the name of every parameter and buffer by its path; the path itself for a tensor
+            that the state dict lacks.
+        extra: what modules add by ``get_extra_state``, by name.
+        parameters: every parameter under each of its names.
+        buffers: every buffer under each of its names.
+        saved: the names of buffers that the state dict has.
+    """
+
+    of_path: Mapping[str, str]
+    extra: Mapping[str, Any]
+    parameters: Mapping[str, nn.Parameter]
+    buffers: Mapping[str, Tensor]
+    saved: frozenset[str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> StateNames:
+        """The names of a model."""
+        state = model.state_dict(keep_vars=True)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        names = _paired({**parameters, **buffers}, state)
+        return cls(
+            names,
+            {name: value for name, value in state.items() if name.endswith(_EXTRA)},
+            {names[path]: parameter for path, parameter in parameters.items()},
+            {names[path]: buffer for path, buffer in buffers.items()},
+            frozenset(names[path] for path in buffers if names[path] in state),
+        )
+
+
+def _paired(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, str]:
+    """The name of each path. A tensor of several paths has several names, in the same order."""
+    names = _by_tensor((name, value) for name, value in state.items() if name not in tensors)
+    found = {}
+    for path, tensor in tensors.items():
+        is_own = state.get(path) is tensor
+        left = [] if is_own else names.get(id(tensor), [])
+        found[path] = left.pop(0) if left else path
+    return found
+
+
+def _by_tensor(pairs: Iterable[tuple[str, Any]]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(id(value), []).append(name)
+    return found
