@@ -8,15 +8,18 @@ and refused.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import grad_mode, graph
 from torch.nn.modules import module as modules_of_torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -48,6 +51,17 @@ _CALLS: Mapping[Callable[..., Any], str] = {
     _NODE.__get__: f"it looks at the node of autograd behind a tensor (grad_fn); {_INSTEAD}",
 }
 """Functions that a forward may not call, each with the reason and a remedy."""
+
+_REGISTERED = (
+    "put modules that are in a list, a dict or a closure into nn.ModuleList, nn.ModuleDict or an "
+    "attribute, make a tensor a registered nn.Parameter, or detach it"
+)
+
+_SEEDING = tuple((m, name) for m in (torch, torch.random) for name in ("manual_seed", "seed"))
+_SEEDS = (
+    "it seeds torch's random numbers, and a program draws others in every step; draw what is to "
+    "stay the same once, and register it as a buffer"
+)
 
 _PACK: Any = torch._C._VariableFunctions._pack_padded_sequence
 
@@ -118,9 +132,11 @@ def watched(model: nn.Module, found: list[str]) -> Iterator[None]:
     with ExitStack() as stack:
         for block, why in _BLOCKS.items():
             stack.enter_context(_refusing(block, partial(refuse, why)))
+        for owner, name in _SEEDING:
+            stack.enter_context(patch.object(owner, name, lambda *_: refuse(_SEEDS)))
         # In a process group, this module would communicate.
         stack.enter_context(patch.object(nn.SyncBatchNorm, "forward", _BatchNorm.forward))
-        stack.enter_context(_Calls(refuse, toggled := Toggled(model)))
+        stack.enter_context(_Calls(refuse, model, toggled := Toggled(model)))
         yield
         toggled.check()
     if _seeds() != seeds:
@@ -147,12 +163,15 @@ def _refusing(block: type[Any], refuse: Callable[[], None]) -> Iterator[None]:
 class _Calls(TorchFunctionMode):
     """Refuses calls of ``_CALLS``, and lets others have what they mean in a traced program."""
 
-    def __init__(self, refuse: Callable[[str], None], toggled: Toggled) -> None:
+    def __init__(self, refuse: Callable[[str], None], model: nn.Module, toggled: Toggled) -> None:
         super().__init__()
         self._refuse, self._toggled = refuse, toggled
+        # Before it calls the model, the tracer reads these.
+        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _CALLS:
+        # Torch's own code may look at the nodes of autograd.
+        if func in _CALLS and not (func == _NODE.__get__ and _is_of_torch(sys._getframe(1))):
             self._refuse(_CALLS[func])
         if func is _PACK:
             # A module that packs sequences and returns tensors of fixed shapes can be one op.
@@ -165,8 +184,18 @@ class _Calls(TorchFunctionMode):
             return self._toggled.set(func, args[0], args[1:], kwargs)
         if func == DATA.__set__:
             return self._set_data(*args)
+        for value in filter(self._is_unknown, _leaves((*args, *kwargs.values()))):
+            self._refuse(
+                f"it reads a tensor {list(value.shape)} that needs a gradient but is no parameter "
+                f"of the model; {_REGISTERED}"
+            )
         args, kwargs = self._toggled.read((args, kwargs))
         return rewritten(func, args, kwargs)
+
+    def _is_unknown(self, value: Any) -> bool:
+        """Whether a value is a trained tensor that is not of the model, nor of the tracing."""
+        is_tensor = type(value) in (Tensor, nn.Parameter) and id(value) not in self._own
+        return is_tensor and value.requires_grad and not is_fake(value)
 
     def _set_data(self, tensor: Tensor, value: Tensor) -> None:
         """A frozen parameter gets other values: it is state, like a buffer."""
@@ -174,6 +203,18 @@ class _Calls(TorchFunctionMode):
             self._refuse("it replaces the data of a tensor; compute a new tensor")
         with torch.no_grad():
             tensor.copy_(value)
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def _is_of_torch(frame: FrameType | None) -> bool:
+    """Whether torch's own code makes the call that has come to this frame through modes."""
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__", "")).startswith("torch.")
 
 
 def _seeds() -> tuple[Any, str]:

@@ -197,8 +197,8 @@ class _Reader:
             else:
                 raise _refused(
                     node,
-                    f"{node.target} in {_where(node)} holds a program of its own, which is not "
-                    "supported; call what it does directly, or put it behind @register_op.",
+                    f"{getattr(node.target, '__name__', node.target)} in {_where(node)} is no op; "
+                    "call what it does directly, or put it into a function under @register_op.",
                     UntraceableError(_module(node)[0]),
                 )
 
@@ -434,6 +434,23 @@ def _where(node: fx.Node) -> str:
     return place_of(*_module(node))
 
 
+_NO_CONTROL_FLOW = (
+    "whose branches and bodies are not traced; compute both branches and choose by torch.where, "
+    "write a loop of fixed length in Python, or put it into a function under @register_op."
+)
+
+
+def _control_flow(error: Exception) -> str:
+    """The function of torch for branches and loops in which an error was raised; else empty."""
+    at = error.__traceback__
+    while at is not None:
+        module = str(at.tb_frame.f_globals.get("__name__"))
+        if module.startswith("torch._higher_order_ops."):
+            return at.tb_frame.f_code.co_name
+        at = at.tb_next
+    return ""
+
+
 def _reason(model: nn.Module, error: Exception, known: Sequence[str]) -> CaptureError:
     """Why tracing failed, in which module, and at which line of the user's code.
 
@@ -451,6 +468,9 @@ def _reason(model: nn.Module, error: Exception, known: Sequence[str]) -> Capture
     if known or isinstance(error, CaptureError):
         return CaptureError(f"{place}: {known[0] if known else error}".rstrip(".") + f".{line}")
     reason = next((text for text in str(error).splitlines() if text.strip()), repr(error)).strip()
+    if control := _control_flow(error):
+        why = f"{place} calls torch.{control}, {_NO_CONTROL_FLOW}{line}"
+        return UntraceableError(path, why)
     if isinstance(error, GuardOnDataDependentSymNode):
         reason = (
             "what it does depends on the values of tensors; put that into a function under "

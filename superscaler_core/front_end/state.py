@@ -89,7 +89,7 @@ class State:
             raise CaptureError(
                 f"{type(self._model).__name__} keeps something from one call to the next in "
                 f"{', '.join(sorted(self.changed))}, which a program does not; make it an input, "
-                "or keep it out of the loss."
+                "keep it out of the loss, or make a tensor of it a buffer that is written in place."
             )
 
     def _is_same(self, graph: Graph, again: Graph) -> bool:

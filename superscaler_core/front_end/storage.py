@@ -149,7 +149,11 @@ class Storages:
     def _write(self, node: Node) -> None:
         args, target = self._read(node.args), _without_writes(node)
         if -1 in node.writes.values() or not target:
-            raise _error(node, "has no form that returns a new tensor")
+            raise CaptureError(
+                f"{node.target} in {node.place} has no form that returns a new tensor; compute the "
+                "new tensor by other ops, such as torch.where, or put what writes in place into a "
+                "function under @register_op."
+            )
         for name, number in node.writes.items():
             self.places[Ref(node.name, number)] = self.place(node.args[name])
         if node.base == "aten.copy_" and args["self"] == args["src"]:

@@ -274,6 +274,19 @@ def tied(block: Any) -> None:
     block.other.weight = block.line.weight
 
 
+CLOSED_LAYER = nn.Linear(WIDTH, WIDTH, dtype=DTYPE)
+
+
+def closed_layer(block: Any, h: Tensor) -> Tensor:
+    made: Tensor = CLOSED_LAYER(h)
+    return made
+
+
+def seeded(block: Any, h: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return h + torch.randn(h.shape, dtype=DTYPE)
+
+
 FEATURES: dict[str, Feature] = {
     # autograd Functions, which define their own backward.
     "reversal": Feature(lambda b, h: functions.Reverse.apply(h, 0.5)),
@@ -386,6 +399,14 @@ FEATURES: dict[str, Feature] = {
     "hidden parameter": Feature(
         lambda b, h: h * b.hidden[0], hidden_parameter, "needs a gradient but is no parameter"
     ),
+    "layers in a list": Feature(
+        lambda b, h: b.layers[0](h),
+        lambda b: setattr(b, "layers", [nn.Linear(WIDTH, WIDTH, dtype=DTYPE)]),
+        r"reads a tensor \[6, 6\] that needs a gradient but is no parameter.* nn.ModuleList",
+    ),
+    "layer in a closure": Feature(
+        closed_layer, refused="that needs a gradient but .* closure into nn.ModuleList"
+    ),
     "written parameter": Feature(
         lambda b, h: h * no_grad(b.other.weight.mul_, 0.9)[0],
         refused=r"writes parameter 'blocks.\d.other.weight' in place",
@@ -475,6 +496,7 @@ FEATURES: dict[str, Feature] = {
         lambda b, h: h[torch.randperm(len(h), generator=torch.Generator())],
         refused="randperm.* a torch.Generator of its own",
     ),
+    "seeded random numbers": Feature(seeded, refused="seeds torch's random numbers.*a buffer"),
     "random numbers of Python": Feature(
         lambda b, h: h * random.random(), refused="random numbers of Python or numpy"
     ),

@@ -340,6 +340,14 @@ class Branch(nn.Module):
     [
         (Branch(), r"cannot follow the model itself: .* @register_op"),
         (Net(lambda net, x: net.line(x[x[:, 0].nonzero()[:, 0]]).sum()), "depends on values"),
+        (
+            Net(lambda net, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (net.line(x),)).sum()),
+            r"the model itself calls torch.cond, .* choose by torch.where.* @register_op",
+        ),
+        (
+            Net(lambda net, x: (net.line(x) * 1).transpose_(0, 1).sum()),
+            r"transpose_.* has no form that returns a new tensor; compute .* by other ops",
+        ),
         (Net(lambda net, x: {"scores": net.line(x).sum()}), "dict without a loss; .* given labels"),
         (Net(lambda net, x: torch.ones(())), "returns a value that no op computes"),
         (
