@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
 from torch.distributions import Dirichlet, Distribution, Gamma
+from torch.nn.modules import transformer
 
 from superscaler_core.front_end.register import register_op
 
@@ -26,6 +27,7 @@ def definitions() -> Iterator[None]:
     with ExitStack() as stack:
         for function in (ctc_loss, gaussian_nll_loss):
             stack.enter_context(patch.object(F, function.__name__, function))
+        stack.enter_context(patch.object(transformer, "_detect_is_causal_mask", _is_causal))
         stack.enter_context(patch.object(torch, "from_numpy", _from_numpy))
         stack.enter_context(patch.object(Distribution, "_validate_args", False))
         stack.enter_context(patch.object(Gamma, "rsample", _rsample_of_gamma))
@@ -95,6 +97,11 @@ def ctc_losses_of_one_list(
     """The CTC losses of texts that follow one another in a vector."""
     made: Tensor = _torchs(log_probs, targets, inputs, lengths, blank, "none", zero_infinity)
     return made
+
+
+def _is_causal(mask: Tensor | None, is_causal: bool | None = None, *_: Any, **__: Any) -> bool:
+    """Whether a mask is said to be causal: a hint, without which attention reads the mask."""
+    return bool(is_causal)
 
 
 _of_numpy = torch.from_numpy
