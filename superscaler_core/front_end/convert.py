@@ -139,6 +139,7 @@ class _Conversion:
             buffers=self._buffers(),
             packed=self.packings,
             extra=self.names.extra,
+            averages=frozenset(self.averages),
             folded=frozenset(self.folded),
             valueless=frozenset(self.valueless),
             results={
@@ -184,7 +185,7 @@ class _Conversion:
     def _find_averages(self) -> dict[str, Tensor]:
         places = {ref.name for ref in self.written}
         names = {n for place, n in self.program.parameters.items() if place in places}
-        given = self.names.parameters
+        given: Mapping[str, Tensor] = self.names.parameters
         is_state = {n for n in names | {*self.changing} if n in given}
         found = {n: given[n] for n in sorted(is_state) if not given[n].requires_grad}
         for name, parameter in found.items():

@@ -80,9 +80,10 @@ class ModelCall:
                 f"{type(model).__name__}.forward does not take {names}: {error}."
             ) from None
         given = dict(sorted(given.items(), key=lambda item: _place(order, item[0])))
-        args, named = opened(placed), opened(given)
-        check_arguments({**{f"{i}": value for i, value in enumerate(args)}, **named})
-        return cls(args, named, autocasts=active(), given=(placed, given), **kept)
+        own: tuple[Any, ...] = opened(placed)
+        keywords: dict[str, Any] = opened(given)
+        check_arguments({**{f"{i}": value for i, value in enumerate(own)}, **keywords})
+        return cls(own, keywords, autocasts=active(), given=(placed, given), **kept)
 
     def copied(self, model: nn.Module) -> ModelCall:
         """The same call with copies of its tensors, on the device of the model."""
@@ -124,10 +125,10 @@ class ModelCall:
     def named(self) -> Mapping[str, Tensor]:
         """The same tensors by the paths of the arguments, for messages."""
         placed = {f"argument {i}": value for i, value in enumerate(self.args)}
-        leaves, _ = pytree.tree_flatten_with_path({**placed, **self.kwargs})
         return {
-            f"{path[0].key}{pytree.keystr(path[1:])}": leaf
-            for path, leaf in leaves
+            f"{name}{pytree.keystr(path)}": leaf
+            for name, value in {**placed, **self.kwargs}.items()
+            for path, leaf in pytree.tree_flatten_with_path(value)[0]
             if isinstance(leaf, Tensor)
         }
 

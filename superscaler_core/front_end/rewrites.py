@@ -23,7 +23,8 @@ def _data(x: Tensor, _: type[Any] | None = None) -> Tensor:
 
 def _random(x: Tensor, *bounds: int, **named: Any) -> Tensor:
     """``x.random_(from, to)``; torch writes the name ``from`` into a program, which is no name."""
-    low, high = [*bounds, *(named.pop(name) for name in ("from", "to") if name in named)]
+    bounds = (*bounds, *(named.pop(name) for name in ("from", "to") if name in named))
+    low, high = bounds[0], bounds[1]
     return x.random_(high - low, **named).add_(low)
 
 

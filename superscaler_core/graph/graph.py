@@ -176,6 +176,7 @@ class Graph:
         slices: how the sequence was cut, if ``token_slices`` made this graph; else None.
         extra: what the model's ``state_dict`` has beside tensors of the model, by name, as at the
             capture (``get_extra_state``).
+        averages: the buffers that are frozen parameters of the model, which a forward changes.
         arguments: arguments of the model that have the name of a weight, each with its input.
         samples: the dim of inputs that has the samples, by name, where it is not dim 0; None for an
             input that belongs to all samples.
@@ -204,6 +205,7 @@ class Graph:
     marks: Mapping[str, ShardSpec] = field(default_factory=dict)
     slices: TokenSlices | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    averages: frozenset[str] = frozenset()
     arguments: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int | None] = field(default_factory=dict)
     totals: tuple[Total, ...] = ()

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.front_end.state_names import StateNames
 from superscaler_core.parallel.batches import agreed_example, batches_of
 from superscaler_core.parallel.programs import Made, Programs, fingerprint_of
 from superscaler_core.run.first_values import share_buffers, take_first_values
@@ -223,9 +222,8 @@ class Parallel:
 
     def _share_averages(self, compiled: Compiled) -> None:
         """Give every rank the first rank's values of frozen parameters that a forward changes."""
-        buffers = compiled.plan.graph.buffers
-        names = StateNames.of(self._programs.model).parameters
-        own = {name: value for name, value in buffers.items() if name in names}
+        graph = compiled.plan.graph
+        own = {name: graph.buffers[name] for name in sorted(graph.averages)}
         device = torch.device(self._options.get("device", "cpu"))
         share_buffers(own, len(compiled.plan.devices), self._transport, device)
 

@@ -26,6 +26,7 @@ from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.autocast import active, entered
 from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.front_end.state_names import StateNames
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.without_grad import check_loss
 from superscaler_core.parallel.batch import Batch, Inputs
@@ -146,7 +147,8 @@ class Programs:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The model's own parameters, by the names that programs give them."""
         assert self._first is not None, "its names are known"
-        named, names = dict(self.model.named_parameters()), self._first.plan.graph.parameters
+        named = StateNames.of(self.model).parameters
+        names = self._first.plan.graph.parameters
         return {name: named[name] for name in names if name in named}
 
     def find(self, call: ModelCall, trained: frozenset[str] | None) -> Made | None:
@@ -414,7 +416,9 @@ def fingerprint_of(compiled: Compiled) -> dict[str, str]:
         f"{t.name} {list(t.shape)} {t.dtype} requires_grad={t.requires_grad}"
         for t in graph.parameters.values()
     ]
-    constants = [f"{name}: {checksum(value)}" for name, value in sorted(graph.constants.items())]
+    # The first rank's values of parameters count, also of those that are state.
+    own = ((name, v) for name, v in sorted(graph.constants.items()) if name not in graph.averages)
+    constants = [f"{name}: {checksum(value)}" for name, value in own]
     return {
         "the parameters of the model": "\n".join(parameters),
         "the ops of the model": "\n".join(ops),
