@@ -198,10 +198,9 @@ class _Occupants:
             kept.insert(0, (self._starts[first], start, lost[0]))
         if lost and self._ends[last - 1] > end:
             kept.append((end, self._ends[last - 1], lost[-1]))
-        for column, values in zip(
-            (self._starts, self._ends, self._names), zip(*kept, strict=True), strict=True
-        ):
-            column[first:last] = values
+        self._starts[first:last] = [start for start, _, _ in kept]
+        self._ends[first:last] = [end for _, end, _ in kept]
+        self._names[first:last] = [name for _, _, name in kept]
         return lost
 
     def is_new(self, name: str) -> bool:
