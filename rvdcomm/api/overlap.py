@@ -189,7 +189,7 @@ def _overlap_of_runs(cluster: Sequence[Region]) -> tuple[str, str] | None:
     found = np.flatnonzero((ends[:-1] > starts[1:]) & (owners[:-1] != owners[1:]))
     if not len(found):
         return None
-    first, second = sorted(owners[found[0] : found[0] + 2].tolist())
+    first, second = sorted(int(owner) for owner in owners[found[0] : found[0] + 2])
     return cluster[first].name, cluster[second].name
 
 
