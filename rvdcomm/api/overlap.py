@@ -128,7 +128,7 @@ class RegionIndex:
         # Clusters lie apart, so their starts and their ends have one order.
         first = np.searchsorted(self._ends, starts, side="right")
         last = np.searchsorted(self._starts, ends, side="left")
-        for i in np.flatnonzero(first < last):
+        for i in np.flatnonzero(first < last).tolist():
             region = regions[i]
             near = self._clusters[first[i] : last[i]]
             names = [each.name for cluster in near for each in cluster if region.meets(each)]
