@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "check.h"
+#include "rvdcomm/copy_plan.h"
 #include "rvdcomm/copy_program.h"
 #include "rvdcomm/grid_tile.h"
 
@@ -332,6 +333,37 @@ void many_units_along_short_dims_are_split() {
   CHECK(planned_bytes(op) == num_elements);
 }
 
+/// Random sides of few buffers and sizes, so that some ops overlap, some interleave, some are
+/// apart.
+void an_index_finds_the_ops_that_a_scan_finds() {
+  std::mt19937 random(11);
+  const auto below = [&](int64_t end) { return static_cast<int64_t>(random()) % end; };
+  int num_dependent = 0;
+  for (int round = 0; round < 50; ++round) {
+    const int64_t columns = 4 + below(40), width = 1 + below(3);
+    const auto side = [&] {
+      const Side block{static_cast<int32_t>(below(3)), DType::k_int16, below(3000), {columns, 1}};
+      return block;
+    };
+    std::vector<PlanOp> ops;
+    OpIndex index;
+    for (size_t i = 0; i < 60; ++i) {
+      CopyOp op{2, {1 + below(5), width}, side(), {side()}};
+      const PlanOp later = normalize(op, i);
+      const bool is_free = std::all_of(ops.begin(), ops.end(), [&](const PlanOp& earlier) {
+        return independent(earlier, later);
+      });
+      CHECK(index.all_independent_of(later) == is_free);
+      num_dependent += !is_free;
+      ops.push_back(later);
+      // The index points to its ops, so it is built anew where they have moved.
+      index = {};
+      for (const PlanOp& known : ops) index.add(known);
+    }
+  }
+  CHECK(num_dependent > 100);
+}
+
 void errors_name_the_op() {
   const Side side{0, DType::k_float32, 0, {0}};
   try {
@@ -356,5 +388,6 @@ int main() {
   an_op_of_too_many_buffers_throws();
   more_units_than_31_bits_are_split();
   many_units_along_short_dims_are_split();
+  an_index_finds_the_ops_that_a_scan_finds();
   errors_name_the_op();
 }

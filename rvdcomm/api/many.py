@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from rvdcomm.api.float8 import Scale, dequantized, quantized
 from rvdcomm.api.inspect import backend_of, has_agreed
-from rvdcomm.api.many_request import Agreed, ManyRequest, agree
+from rvdcomm.api.many_agree import Agreed, agree
+from rvdcomm.api.many_request import ManyRequest
 from rvdcomm.api.pending import drain, submit
 from rvdcomm.api.tensors import resolved, written
 from rvdcomm.api.traced import breaks_graph
@@ -25,6 +26,7 @@ from rvdcomm.program import is_src, shard_index
 from rvdcomm.run import pool
 from rvdcomm.run.choice import compiled_many
 from rvdcomm.run.rank_program import RankProgram
+from rvdcomm.run.request import shard_shape
 from rvdcomm.run.world import World
 
 
@@ -141,7 +143,7 @@ def _agreed(world: World, request: ManyRequest, key: tuple[Any, ...]) -> _Mover:
     return mover
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Slot:
     """A buffer of a batch that is a tensor of the call, and which tensor it is."""
 
@@ -241,10 +243,12 @@ class _Mover:
     def _slot(self, batch: Batch, program: RankProgram, buffer: str) -> _Slot:
         member = self._bundle.members[batch.members[shard_index(buffer)]]
         transition = program.program.transition(buffer)
+        shape = shard_shape(transition.layout(buffer), self._rank)
+        assert shape is not None, "the buffers of a rank are its shards"
         return _Slot(
             is_src(buffer),
             member.src_name if is_src(buffer) else member.name,
-            transition.layout(buffer).cell(self._rank).box.shape,
+            shape,
             getattr(torch, transition.dtype(buffer)),
             buffer in program.direct,
         )

@@ -1,33 +1,25 @@
-"""ManyRequest: the arguments of ``redistribute_many`` on one rank, and what ranks must agree on."""
+"""ManyRequest: the arguments of ``redistribute_many`` on one rank, and what is wrong with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, fault_of_scale, fits, has_device, is_float8
-from rvdcomm.api.inspect import device_type_of, misuse_of_types
-from rvdcomm.api.many_memory import Groups, ManyMemory, Tied, group_of, overlap_text
+from rvdcomm.api.inspect import misuse_of_types
+from rvdcomm.api.many_memory import ManyMemory, Tied, group_of, overlap_text
 from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import matched, plan_many
-from rvdcomm.run.agree import compare_requests
 from rvdcomm.run.choice import executor_name
-from rvdcomm.run.request import (
-    SHARES_MEMORY,
-    check_in_group,
-    common_device,
-    kept_place,
-    shard_shape,
-)
-from rvdcomm.run.world import World
+from rvdcomm.run.request import SHARES_MEMORY, kept_place, shard_shape
 from rvdcomm.text import quoted
 
 WHAT = "redistribute_many"
@@ -152,11 +144,13 @@ class ManyRequest:
     def asked(self) -> dict[str, Any]:
         """The values that must be equal on all ranks, the order of tensors included."""
         src, dst = self.layouts
+        # Many tensors have one layout, whose text takes longer than the rest.
+        texts = {layout: str(layout) for layout in {*src.values(), *dst.values()}}
         found = {}
         for i, (src_name, name) in enumerate(self.pairs):
             to = self.asked_dst_dtype(name)
             found[f"tensor {i}"] = (
-                f"{src_name!r}: {src[src_name]} -> {name!r}: {dst[name]}"
+                f"{src_name!r}: {texts[src[src_name]]} -> {name!r}: {texts[dst[name]]}"
                 + (f" as {to}" if to else "")
                 + (" with a scale" if self.scale_of(name) is not None else "")
             )
@@ -180,6 +174,8 @@ class ManyRequest:
 
         A single ``dst_dtype`` for all tensors applies to floating-point tensors only.
         """
+        if self.dst_dtype is None:
+            return dtype
         asked = self.asked_dst_dtype(name)
         is_for_all = not isinstance(self.dst_dtype, Mapping)
         if asked is None or (is_for_all and not getattr(torch, dtype).is_floating_point):
@@ -249,9 +245,9 @@ class ManyRequest:
             _check_shape(name, rank, "shard", self.tensors.get(name), layout)
         for name, tensor in self.tensors.items():
             asked = self.asked_dtype(name)
-            if asked not in (None, _name(tensor.dtype)):
+            if asked not in (None, name_of(tensor.dtype)):
                 raise LayoutError(
-                    f"{WHAT}: tensor {name!r}: rank {rank} passed {_name(tensor.dtype)}, and "
+                    f"{WHAT}: tensor {name!r}: rank {rank} passed {name_of(tensor.dtype)}, and "
                     f"dtype= says {asked}. It is the dtype that tensors have; what they become is "
                     "dst_dtype=."
                 )
@@ -338,7 +334,7 @@ class ManyRequest:
         """The layout whose shards are scaled; None if there is none, or this rank cannot know."""
         src, dst = self.layouts
         tensor = self.tensors.get(src_name)
-        dtype = self.asked_dtype(src_name) if tensor is None else _name(tensor.dtype)
+        dtype = self.asked_dtype(src_name) if tensor is None else name_of(tensor.dtype)
         if dtype is not None:
             side = dst[name] if is_float8(dtype) else src[src_name]
             return side if self.is_scaled(name, dtype) else None
@@ -365,8 +361,8 @@ class ManyRequest:
         for name, dtype in given.items():
             if dtype != becomes[name]:
                 raise ShapeMismatchError(
-                    f"{WHAT}: tensor {name!r}: rank {rank} passed out of {_name(dtype)}, it "
-                    f"becomes {_name(becomes[name])}."
+                    f"{WHAT}: tensor {name!r}: rank {rank} passed out of {name_of(dtype)}, it "
+                    f"becomes {name_of(becomes[name])}."
                 )
 
     def ranks(self, group_size: int) -> tuple[int, ...]:
@@ -378,85 +374,6 @@ class ManyRequest:
         if not (found and self.src and self.dst):
             return tuple(range(group_size))
         return tuple(sorted({rank for layout in found for rank in layout.ranks}))
-
-
-class Agreed(NamedTuple):
-    """What follows from what ranks tell each other.
-
-    Attributes:
-        dtypes: those of all tensors, by name in src.
-        tied: the names that are tied to others.
-        device: the type of the device that the tensors are on.
-    """
-
-    dtypes: Mapping[str, str]
-    tied: Tied
-    device: str
-
-
-def agree(world: World, request: ManyRequest) -> Agreed:
-    """Compare the requests of all ranks.
-
-    Raises:
-        LayoutError, ShapeMismatchError: ranks disagree, or some rank's request is illegal; the same
-            on all ranks.
-        CommError: a rank did not join.
-    """
-    members = request.ranks(world.size)
-    check_in_group(members, world.size, WHAT)
-    if world.rank not in members:
-        raise LayoutError(f"{WHAT}: rank {world.rank} called it but is in none of the layouts.")
-    fault: Exception | None = None
-    asked: dict[str, Any] = {}
-    in_one: tuple[Groups, Groups] = ((), ())
-    try:
-        request.check_usable(world.rank)
-        asked = request.asked()
-        request.check(world.rank)
-        memory = request.memory
-        in_one = memory.tensors_in_one(request.src_of), memory.outs_in_one
-    except (LayoutError, ShapeMismatchError) as error:
-        fault = error
-    said = {name: dtype for name in request.src if (dtype := request.asked_dtype(name))}
-    has = said | {name: _name(tensor.dtype) for name, tensor in request.tensors.items()}
-    out = {name: _name(tensor.dtype) for name, tensor in request.out.items()}
-    device = device_type_of(*request.tensors.values(), *request.out.values())
-    own = {"tensors": has, "out": out, "in_one": in_one, "device": device}
-    posts = compare_requests(world, members, asked, WHAT, fault=fault, **own)
-    dtypes = _dtypes(request, posts)
-    groups = {rank: post["in_one"] for rank, post in posts.items()}
-    tied = Tied.of(groups, request.src_of, *request.layouts)
-    devices = {rank: post["device"] for rank, post in posts.items()}
-    common = common_device(devices, world.member, WHAT)
-    return Agreed(dtypes, tied, common or world.device.type)
-
-
-def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:
-    """The dtype of every tensor, of which all ranks that have it must agree."""
-    found: dict[str, tuple[int, str]] = {}
-    for rank, post in posts.items():
-        for name, dtype in post["tensors"].items():
-            other, known = found.setdefault(name, (rank, dtype))
-            if known != dtype:
-                raise ShapeMismatchError(
-                    f"{WHAT}: tensor {name!r}: ranks disagree about dtype: rank {other} has "
-                    f"{known}, rank {rank} has {dtype}."
-                )
-    dtypes = {name: dtype for name, (_, dtype) in found.items()}
-    wanted = {name: request.becomes(name, dtypes[s]) for s, name in request.pairs}
-    for rank, post in posts.items():
-        request.check_out_dtypes(rank, post["out"], wanted)
-    for s, name in request.pairs:
-        turns = is_float8(dtypes[s]) != is_float8(wanted[name])
-        is_named = isinstance(request.scale, Mapping) and request.scale_of(name) is not None
-        if is_named and not turns:
-            raise LayoutError(
-                f"{WHAT}: tensor {name!r} has a scale, but goes from {dtypes[s]} to "
-                f"{wanted[name]}; a scale is for one side of float8."
-            )
-        if request.is_scaled(name, dtypes[s]) and request.layouts[0][s].rvd.v > 1:
-            raise LayoutError(f"{WHAT}: tensor {name!r}: parts are summed before they are scaled.")
-    return dtypes
 
 
 def _layouts(given: Mapping[str, Layout | str]) -> dict[str, Layout]:
@@ -489,15 +406,18 @@ def _check_shape(name: str, rank: int, noun: str, tensor: Tensor | None, layout:
 
 def _of(dtype: object, name: str) -> str | None:
     """The dtype of ``name``: one for all, or one by name."""
+    if dtype is None:
+        return None
     found = dtype.get(name) if isinstance(dtype, Mapping) else dtype
-    return None if found is None else _name(found)
+    return None if found is None else name_of(found)
 
 
 def _text(shape: Iterable[int] | None) -> str:
     return "None" if shape is None else str(list(shape))
 
 
-def _name(dtype: object) -> str:
+def name_of(dtype: object) -> str:
+    """The name of a torch dtype."""
     return str(dtype).removeprefix("torch.")
 
 

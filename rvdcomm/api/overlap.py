@@ -68,7 +68,9 @@ class Region(NamedTuple):
         if not (self.dims or other.dims):
             return True
         try:
-            return bool(np.shares_memory(_array(self), _array(other), max_work=MAX_WORK))
+            # Any number is allowed; the stubs of numpy know only those with a meaning of their own.
+            limit: Any = MAX_WORK
+            return bool(np.shares_memory(_array(self), _array(other), max_work=limit))
         except TooHardError:
             return True
 
@@ -79,8 +81,8 @@ def strided(start: int, item: int, steps: Iterable[tuple[int, int]], name: str =
     >>> strided(0, 4, [(24, 3), (4, 2)])
     Region(start=0, end=56, run=8, dims=((24, 3),), name='')
     """
-    run, outer = item, []
-    end = start + item
+    run, end = item, start + item
+    outer: list[tuple[int, int]] = []
     for stride, size in sorted((stride, size) for stride, size in steps if stride and size > 1):
         end += stride * (size - 1)
         if stride == run and not outer:
@@ -126,7 +128,7 @@ class RegionIndex:
         # Clusters lie apart, so their starts and their ends have one order.
         first = np.searchsorted(self._ends, starts, side="right")
         last = np.searchsorted(self._starts, ends, side="left")
-        for i in np.flatnonzero(first < last):
+        for i in np.flatnonzero(first < last).tolist():
             region = regions[i]
             near = self._clusters[first[i] : last[i]]
             names = [each.name for cluster in near for each in cluster if region.meets(each)]
@@ -187,7 +189,7 @@ def _overlap_of_runs(cluster: Sequence[Region]) -> tuple[str, str] | None:
     found = np.flatnonzero((ends[:-1] > starts[1:]) & (owners[:-1] != owners[1:]))
     if not len(found):
         return None
-    first, second = sorted(owners[found[0] : found[0] + 2])
+    first, second = sorted(int(owner) for owner in owners[found[0] : found[0] + 2])
     return cluster[first].name, cluster[second].name
 
 

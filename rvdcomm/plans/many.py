@@ -50,20 +50,21 @@ def plan_many(
         )
     shared = _shared_alpha(topology, len(pairs))
     members = []
-    ways: dict[Transition, Way] = {}
+    ways: dict[tuple[Layout, Layout, str, str], Way] = {}
     for src_name, name in pairs:
         own = dtype_name(dtype[src_name] if isinstance(dtype, Mapping) else dtype)
         given = dst_dtype.get(name) if isinstance(dst_dtype, Mapping) else dst_dtype
-        transition = Transition(src[src_name], dst[name], own, dtype_name(given or own))
-        way = ways.get(transition)
+        key = src[src_name], dst[name], own, dtype_name(given) if given else own
+        way = ways.get(key)
         if way is None:
+            transition = Transition(*key)
             request = transition.src, transition.dst, wire_dtype(transition), shared
             try:
                 made = plan(*request, executor=executor)
                 way = Way(replace(transition, view=made.path.view), made)
             except LayoutError as error:
                 raise LayoutError(f"tensor {name!r}: {error}") from None
-            ways[transition] = way
+            ways[key] = way
         members.append(Member(src_name, name, way))
     return fitting(Bundle(tuple(members), topology, executor, memory_limit=memory_limit))
 

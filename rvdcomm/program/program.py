@@ -159,15 +159,19 @@ class Program:
 
     @cached_property
     def _lifetimes(self) -> dict[int, dict[str, tuple[int, int]]]:
-        alive: dict[int, dict[str, tuple[int, int]]] = {}
-        here = frozenset(self.here)
+        first: dict[int, dict[str, int]] = {rank: {} for rank in self.here}
+        last: dict[int, dict[str, int]] = {rank: {} for rank in self.here}
         for i, instruction in enumerate(self.instructions):
-            for rank in here.intersection(instruction.ranks):
-                mine = alive.setdefault(rank, {})
-                for name in instruction.buffers_of(rank):
-                    if name != NO_BUFFER and not is_shard(name):
-                        mine[name] = (mine.get(name, (i, i))[0], i)
-        return alive
+            for rank in instruction.ranks:
+                if rank in last:
+                    for name in instruction.buffers_of(rank):
+                        if name != NO_BUFFER and not is_shard(name):
+                            first[rank].setdefault(name, i)
+                            last[rank][name] = i
+        return {
+            rank: {name: (i, last[rank][name]) for name, i in born.items()}
+            for rank, born in first.items()
+        }
 
     def arena(self, rank: int) -> Arena:
         """Where the staging buffers of ``rank`` lie; buffers alive at once never overlap.

@@ -277,6 +277,8 @@ def kept_place(src: Layout, dst: Layout, rank: int) -> tuple[int, ...] | None:
     return tuple(a - b for a, b in zip(part.lo, whole.lo, strict=True))
 
 
+# Cached for the same reason.
+@lru_cache(maxsize=1 << 14)
 def shard_shape(layout: Layout, rank: int) -> tuple[int, ...] | None:
     """Shape of a rank's shard; None outside the layout."""
     return layout.cell(rank).box.shape if rank in layout else None

@@ -198,10 +198,9 @@ class _Occupants:
             kept.insert(0, (self._starts[first], start, lost[0]))
         if lost and self._ends[last - 1] > end:
             kept.append((end, self._ends[last - 1], lost[-1]))
-        for column, values in zip(
-            (self._starts, self._ends, self._names), zip(*kept, strict=True), strict=True
-        ):
-            column[first:last] = values
+        self._starts[first:last] = [start for start, _, _ in kept]
+        self._ends[first:last] = [end for _, end, _ in kept]
+        self._names[first:last] = [name for _, _, name in kept]
         return lost
 
     def is_new(self, name: str) -> bool:
@@ -265,16 +264,17 @@ class _Scheduler:
     def _place(self, instruction: Instruction) -> None:
         """Append an instruction to the actions of its ranks, after the collectives it waits for."""
         ranks = [rank for rank in instruction.ranks if rank in self.actions]
-        lost = {rank: self._taken(rank, instruction) for rank in ranks}
-        for rank in ranks:
-            self._finish_conflicting(rank, instruction, lost[rank])
-        if isinstance(instruction, Collective):
-            for rank in ranks:
-                self._act(rank, Start(instruction), instruction, lost[rank])
+        actors = ranks if isinstance(instruction, Collective) else ranks[:1]
+        lost = [self._taken(rank, instruction) for rank in actors]
+        for i, rank in enumerate(ranks):
+            if self._held[rank]:
+                self._finish_conflicting(rank, instruction, lost[i] if i < len(lost) else ())
+        for rank, names in zip(actors, lost, strict=True):
+            if isinstance(instruction, Collective):
+                self._act(rank, Start(instruction), instruction, names)
                 self._hold(rank, instruction)
-        elif instruction.rank in self.actions:
-            rank = instruction.rank
-            self._act(rank, Do(instruction), instruction, lost[rank])
+            else:
+                self._act(rank, Do(instruction), instruction, names)
 
     def _taken(self, rank: int, instruction: Instruction) -> list[str]:
         """The buffers of ``rank`` whose memory the instruction is the first to use for another."""
@@ -289,8 +289,6 @@ class _Scheduler:
 
     def _finish_conflicting(self, rank: int, instruction: Instruction, lost: Sequence[str]) -> None:
         held = self._held[rank]
-        if not held:
-            return
         found = {number for name in lost for number in held.get(name, ())}
         for access in _accesses(instruction, rank):
             for number, mine in held.get(access.buffer, {}).items():
@@ -316,25 +314,23 @@ class _Scheduler:
         self, rank: int, action: Do | Start, instruction: Instruction, lost: Sequence[str]
     ) -> None:
         needs: set[_ActionKey] = set()
-        is_remote = isinstance(instruction, Copy) and instruction.is_remote
-        if isinstance(instruction, Copy) and is_remote:
-            written = self._last_write.get((instruction.src_rank, instruction.src))
-            needs |= {written} if written is not None else set()
+        point = self._add(rank, action)
+        if isinstance(instruction, Copy) and instruction.is_remote:
+            source = instruction.src_rank, instruction.src
+            if (written := self._last_write.get(source)) is not None:
+                needs.add(written)
+            self._readers.setdefault(source, {})[rank] = point
         name = _written(instruction, rank)
         if name is not None:
             # The last reads by other ranks of memory that the instruction changes.
             for other in (name, *lost):
-                needs.update(self._readers.get((rank, other), {}).values())
-        point = self._add(rank, action)
+                if (readers := self._readers.get((rank, other))) is not None:
+                    needs.update(readers.values())
+            self._last_write[rank, name] = point
         if needs:
             self.needs[point] = needs
             for peer, i in needs:
                 self._needed[peer].add(i)
-        if name is not None:
-            self._last_write[rank, name] = point
-        if isinstance(instruction, Copy) and is_remote:
-            key = instruction.src_rank, instruction.src
-            self._readers.setdefault(key, {})[rank] = point
 
     def _add(self, rank: int, action: Do | Start | Finish) -> _ActionKey:
         point = rank, len(self.actions[rank])
@@ -384,7 +380,8 @@ class _Events:
 
     def add(self, action: Do | Start | Finish, waits: Iterable[tuple[int, int]]) -> None:
         """Append an action, which needs these counts of other ranks."""
-        new = {peer: count for peer, count in sorted(waits) if count > self._known[peer]}
+        known = self._known
+        new = {peer: count for peer, count in sorted(waits) if count > known[peer]}
         if new or not isinstance(action, Do):
             self.advance()
         self._is_due |= len(self._before) in self._awaited
