@@ -21,7 +21,7 @@ def parallel(plan: str = "zero3", **options: Any) -> tuple[Any, ss.Parallel]:
 
 
 def raised(call: Callable[[], object]) -> str:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ss.PlanError) as error:
         call()
     return str(error.value)
 
@@ -42,7 +42,7 @@ def other_plans(rank: int) -> list[str]:
 
 def other_rates(rank: int) -> list[str]:
     model = net()
-    model.drop.p = 0.1 * rank
+    model.drop.p = 0.1 * (rank + 1)
     texts = [raised(lambda: ss.parallelize(model, kwargs={"x": batch()}))]
     model, made = parallel()
     made.step(x=batch())
@@ -69,8 +69,8 @@ CASES: dict[str, tuple[Callable[[int], list[str]], list[str]]] = {
     "rates of dropout": (
         other_rates,
         [
-            "ranks disagree about the ops of the model: rank 0 has drop",
-            "ranks disagree about the ops of the model: rank 0 has drop",
+            "ranks disagree about the ops of the model: rank 0 has drop:dropout: ops.dropout({x0}, 0.1",
+            "rank 0 has one to be made, because drop.p changed from 0.0 to 0.1, rank 1 has one to",
         ],
     ),
     "seeds": (other_seeds, ["ranks disagree about seed: rank 0 has 0, rank 1 has 1"]),
