@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Callable[[int], list[str]], list[str]]] = {
     "rates of dropout": (
         other_rates,
         [
-            "ranks disagree about the ops of the model: rank 0 has drop:dropout: ops.dropout({x0}, 0.1",
+            "ranks disagree about the ops of the model: rank 0 has drop:dropout: ops.dropout",
             "rank 0 has one to be made, because drop.p changed from 0.0 to 0.1, rank 1 has one to",
         ],
     ),
@@ -80,8 +80,8 @@ CASES: dict[str, tuple[Callable[[int], list[str]], list[str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_that_part_raise_the_same_error_at_once(worlds: Worlds, case: str) -> None:
     work, texts = CASES[case]
-    # Much less than the timeout of the group.
-    first, second = worlds(2).run(work, timeout_secs=15)
+    # After the timeout of the group it would be another error.
+    first, second = worlds(2).run(work)
     assert first == second
     for text, wanted in zip(first, texts, strict=True):
         assert wanted in text
