@@ -82,6 +82,8 @@ class SameCall:
         request, fault = Request({"call": call, **equal}), None
         try:
             yield request
+        except rv.CommError:
+            raise  # Nothing can be compared with a rank that is lost.
         except Exception as error:
             fault = error
         if len(self.ranks) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import superscaler_core as ss
+from superscaler_core.plans import PLANS
 from tests.superscaler_core.parallel.small_nets import batch, net
 from tests.superscaler_core.parallel.threads import on_threads
 
@@ -139,3 +141,40 @@ def test_ranks_that_freeze_different_parameters_raise_plan_error_on_all() -> Non
         "or train it, on all ranks that store it."
     )
     assert {*on_threads(net(), {"x": batch()}, 2, work).values()} == {wanted}
+
+
+def test_parameters_of_a_program_in_files_can_be_frozen_and_trained_again(tmp_path: Path) -> None:
+    folder = program_of(net(), tmp_path)
+
+    def work(trainer: ss.Trainer) -> None:
+        for flag in (False, True):
+            freeze(trainer.named_parameters, {"layers.0": flag})
+            for parameter in trainer.parameters():
+                parameter.grad = None
+            trainer.step(batch())
+            have = {name for name, p in trainer.named_parameters() if p.grad is not None}
+            assert ("layers.0.weight" in have) is flag
+            assert "layers.1.weight" in have
+
+    ss.run_threads(folder, work, range(2))
+
+
+def test_parameter_that_a_program_in_files_has_no_gradient_of_is_refused(tmp_path: Path) -> None:
+    model = net()
+    model.layers[0].requires_grad_(False)
+    folder = program_of(model, tmp_path)
+
+    def work(trainer: ss.Trainer) -> str:
+        freeze(trainer.named_parameters, {"layers.0": True})
+        with pytest.raises(ss.PlanError) as raised:
+            trainer.step(batch())
+        return str(raised.value)
+
+    for text in ss.run_threads(folder, work, range(2)).values():
+        assert text.startswith("requires_grad of 'layers.0.bias' was set to True, and the program")
+
+
+def program_of(model: Any, folder: Path) -> Path:
+    plan = ss.Plan(ss.capture(model, (batch(),)), range(2))
+    PLANS["data_parallel"](plan)
+    return ss.compile(plan).save(folder)
