@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rvdcomm import whole_file
 from rvdcomm.checkpoint.checksums import sum_like
 from rvdcomm.checkpoint.faults import naming
 from rvdcomm.checkpoint.folder import READ, opened, read_bounded
 from rvdcomm.errors import CheckpointError
 from rvdcomm.file_name import beside
+from rvdcomm.whole_file import sync_folder as sync_entries
 
 TEMPORARY_SUFFIX = ".rvdcomm-partial"
 READ_BYTES = 1 << 20
@@ -203,7 +203,7 @@ def make_folder(root: str | Path) -> Path:
 def sync_folder(root: Path) -> None:
     """Put a folder's entries on the disk, so that the names of its files survive a crash."""
     with naming(root):
-        whole_file.sync_folder(root)
+        sync_entries(root)
 
 
 def write_file(root: Path, name: str, data: bytes) -> None:

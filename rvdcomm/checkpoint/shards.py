@@ -277,13 +277,17 @@ def _manifest(folder: Folder, ranks: list[int], owner: str) -> Manifest:
             f"{root}: the layouts hold ranks {first[1].ranks}, and commit_shards was not given "
             f"{ranges_text(missing)}."
         )
-    return Manifest(
-        {
+    try:
+        tensors = {
             name: ShardedTensor(dtype, Layout.parse(layout), found[name])
             for name, (dtype, layout) in kinds.items()
-        },
-        saves,
-    )
+        }
+        return Manifest(tensors, saves)
+    except (CheckpointError, LayoutError) as error:
+        files = quoted(sorted(saves))
+        raise CheckpointError(
+            f"{root}: a header of {files} is damaged: {str(error).rstrip('.')}; save again."
+        ) from None
 
 
 def _check_same_save(root: Path, a: tuple[int, Saved], b: tuple[int, Saved]) -> None:

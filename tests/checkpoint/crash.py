@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from rvdcomm import whole_file
 from rvdcomm.checkpoint import files
 
 CHANGES = frozenset({"mkdir", "open", "write", "fsync", "ftruncate", "link", "replace", "unlink"})
@@ -56,11 +58,19 @@ class Disk:
         return change
 
 
+@contextmanager
+def instead_of_os(disk: Disk) -> Iterator[None]:
+    """A block in which the modules that change files of checkpoints use ``disk``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "os", disk)
+        patch.setattr(whole_file, "os", disk)
+        yield
+
+
 def changes_until(last: int | None, do: Callable[[], Any], end: Callable[[], None] = crash) -> int:
     """Run ``do``, crash it at change ``last``, and return how many changes it made or began."""
     disk = Disk(last, end)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "os", disk)
+    with instead_of_os(disk):
         try:
             do()
         except CrashError:

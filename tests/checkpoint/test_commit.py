@@ -22,7 +22,8 @@ from rvdcomm.checkpoint import (
     reshard,
     save_shards,
 )
-from tests.checkpoint.crash import changes_until
+from rvdcomm.checkpoint.files import PartFile
+from tests.checkpoint.crash import Disk, changes_until, instead_of_os
 from tests.checkpoint.models import RULES, are_equal, files_of, load_whole, make, model
 
 LAYOUTS = {
@@ -345,6 +346,39 @@ def test_failing_disk_raises_a_checkpoint_error_that_names_the_file(
     assert total > 5
 
 
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP])
+def test_file_system_without_hard_links_replaces_no_file_either(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(code, "no hard links")
+
+    monkeypatch.setattr("rvdcomm.checkpoint.files.os.link", link)
+    save(tmp_path, 0, 1.0)
+    (tmp_path / "rank-00001.safetensors").write_bytes(b"another job's")
+    part = PartFile(tmp_path, "rank-00001.safetensors", owner="me")
+    with pytest.raises(FileExistsError):
+        part.commit(replace=False)
+    part.discard()
+    (tmp_path / "rank-00001.safetensors").unlink()
+    save(tmp_path, 1, 1.0)
+    commit_shards(tmp_path, range(2))
+    assert load(tmp_path) == values(1.0)
+    assert len(files_of(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("text", [b"R(1)", b"shape(3)"])
+def test_damaged_layout_in_a_header_is_a_checkpoint_error(text: bytes, tmp_path: Path) -> None:
+    for rank in range(2):
+        save(tmp_path, rank, 1.0)
+    path = tmp_path / "rank-00001.safetensors"
+    layout = b"R(1)V(1)D(1) shape(3)"
+    damaged = layout.replace(text, b"?" * len(text))
+    path.write_bytes(path.read_bytes().replace(layout, damaged))
+    with pytest.raises(rv.CheckpointError, match=r"a header of \['rank-00000.* is damaged: cannot"):
+        commit_shards(tmp_path, range(2))
+
+
 def test_file_in_place_of_the_folder_is_a_checkpoint_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(rv.CheckpointError, match=r"saving shards of rank 0 into .*File exists"):
@@ -354,11 +388,8 @@ def test_file_in_place_of_the_folder_is_a_checkpoint_error(tmp_path: Path) -> No
 
 
 def test_parents_of_a_new_folder_are_synced(tmp_path: Path) -> None:
-    from tests.checkpoint import crash
-
-    disk = crash.Disk()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rvdcomm.checkpoint.files.os", disk)
+    disk = Disk()
+    with instead_of_os(disk):
         save(tmp_path / "a/b", 0, 1.0)
     kinds = [change.split()[0] for change in disk.changes]
     assert kinds[:4] == ["mkdir", "fsync", "mkdir", "fsync"]
@@ -369,11 +400,8 @@ def test_parents_of_a_new_folder_are_synced(tmp_path: Path) -> None:
 def test_files_are_synced_before_and_folders_after_each_rename(to: str, tmp_path: Path) -> None:
     # Only synced data survives a loss of power. A file is synced before it is renamed, and the
     # rename is synced before the journal records the file.
-    from tests.checkpoint import crash
-
-    src, disk = make("whole", tmp_path), crash.Disk()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rvdcomm.checkpoint.files.os", disk)
+    src, disk = make("whole", tmp_path), Disk()
+    with instead_of_os(disk):
         reshard(src, tmp_path / "dst", None, to=to)
     kinds = [change.split()[0] for change in disk.changes]
     renames = [i for i, kind in enumerate(kinds) if kind == "replace"]
