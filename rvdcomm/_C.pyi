@@ -36,6 +36,12 @@ class Signals:
     def begin(self, identity: int, location: int, timeout_secs: float) -> None:
         """Begin the next call; ``identity`` (64 bits) says what it does. Raises PeerError."""
 
+    def location(self, peer: int, timeout_secs: float) -> int:
+        """The ``location`` that ``peer`` gave in the present call; waits until it has begun it.
+
+        Raises PeerError, also if the peer ended before it began the call.
+        """
+
     def end(self, num_events: Sequence[int]) -> None:
         """End the call, in which rank i counts ``num_events[i]`` events.
 

@@ -112,10 +112,11 @@ def membership_of(group: Any) -> Membership:
     if isinstance(group, dist.ProcessGroup):
         return _of_torch(group)
     if all(hasattr(group, name) for name in ("rank", "world_size", "store")):
-        return _of_stateless(group)
+        with suppress(TypeError):  # A weak reference, without which nobody knows when it ends.
+            return _of_stateless(group)
     raise CommError(
         f"group is {quoted(group)}; give a torch.distributed.ProcessGroup, or an object with rank, "
-        "world_size and store."
+        "world_size and store, to which there may be weak references."
     )
 
 

@@ -84,7 +84,8 @@ class World:
         self._family: dict[str, World] = {} if family is None else family
         self.prefix = "rvdcomm/posts" + (f"/{backend}" if self._family else "")
         # One for all backends, because one failure breaks them all.
-        self._lock = next(iter(self._family.values()))._lock if self._family else RLock()
+        others = list(self._family.values())
+        self._lock: Any = others[0]._lock if others else RLock()
         self._is_together = False
         self._family[backend] = self
         # Compiled transitions by request. Entries are never dropped: a rank that had dropped one
@@ -220,7 +221,7 @@ class World:
 
         Calls in the background end first, because they need the group too.
         """
-        if not self._lock._is_owned():  # type: ignore[attr-defined]
+        if not self._lock._is_owned():
             for settle in self.settlers:
                 settle()
         with self.held():

@@ -165,7 +165,10 @@ class Decisions:
             schedule = Schedule.parse("\n".join(rows)) if rows else None
         except ScheduleError as error:
             raise PlanError(f"the schedule of a plan: {error}") from None
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in found.items()
+        }
         return cls(**values, schedule=schedule)
 
     def save(self, path: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 import rvdcomm as rv
+import rvdcomm.interop.dtensor as rd
 from tests.dist.shards import shard_of
 from tests.dist.world import Worlds
 
@@ -263,3 +267,44 @@ def compile_async(rank: int) -> bool:
 
 def test_asynchronous_call_is_correct_under_torch_compile(worlds: Worlds) -> None:
     assert worlds(2).run(compile_async) == [True] * 2
+
+
+# --- first calls, inside a compiled function ----------------------------------------------------
+
+
+def first_many(x: Tensor, group: Any) -> Tensor:
+    return rv.redistribute_many({"w": x}, {"w": ROWS}, {"w": COLUMNS}, group=group)["w"] + 0
+
+
+def first_in_group(x: Tensor, group: Any) -> Tensor:
+    return rv.redistribute(x, ROWS, COLUMNS, group=group) + 0
+
+
+def first_redistributor(x: Tensor, group: Any) -> Tensor:
+    return rv.Redistributor(rv.plan(ROWS, COLUMNS), group)(x) + 0
+
+
+def first_dtensor(x: Tensor, group: Any) -> Tensor:
+    mesh = DeviceMesh("cpu", [0, 1])
+    tensor = DTensor.from_local(x, mesh, [Shard(0)], shape=SHAPE, stride=(SHAPE[1], 1))
+    return rd.redistribute(tensor, mesh, [Shard(1)], group=group).to_local() + 0
+
+
+FIRST = (first_many, first_in_group, first_redistributor, first_dtensor)
+
+
+def compile_first(rank: int, function: Callable[..., Any]) -> bool:
+    """The first call of a new group is inside a compiled function."""
+    group, shard = dist.new_group([0, 1]), shard_of(rank, ROWS)
+    with warnings.catch_warnings():
+        # Dynamo warns of functions that it does not trace.
+        warnings.simplefilter("ignore")
+        result = torch.compile(function, backend="eager")(shard, group)
+    return torch.equal(result, rv.redistribute(shard, ROWS, COLUMNS))
+
+
+@pytest.mark.parametrize("function", FIRST)
+def test_the_first_call_of_a_group_may_be_inside_a_compiled_function(
+    worlds: Worlds, function: Callable[..., Any]
+) -> None:
+    assert worlds(2).run(compile_first, function) == [True, True]

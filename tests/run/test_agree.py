@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import DistNetworkError, HashStore
 
 import rvdcomm as rv
-from rvdcomm.run.agree import check_equal, exchange_posts
+from rvdcomm.run.agree import check_equal, exchange_posts, part
 from rvdcomm.text import MAX_QUOTED
 
 
@@ -55,6 +56,8 @@ class PairOfRanks:
     store: Any = field(default_factory=HashStore)
     generations: dict[tuple[int, ...], str] = field(default_factory=lambda: {(0, 1): "first"})
     num_agreements: dict[tuple[int, ...], int] = field(default_factory=dict)
+    num_partings: dict[tuple[int, ...], int] = field(default_factory=dict)
+    dead: set[int] = field(default_factory=set)
     failed_with: list[BaseException] = field(default_factory=list)
 
     def check(self) -> None:
@@ -62,6 +65,9 @@ class PairOfRanks:
 
     def fail(self, error: BaseException) -> None:
         self.failed_with.append(error)
+
+    def gone(self, ranks: Iterable[int]) -> set[int]:
+        return {*ranks} & self.dead
 
     def watch(self, members: tuple[int, ...], what: str, is_done: Callable[[], bool]) -> None:
         if self.posts_first:
@@ -103,3 +109,91 @@ def test_a_rank_that_posts_after_the_timeout_is_named() -> None:
 def test_an_agreement_may_wait_for_several_timeouts() -> None:
     posts = exchange_posts(late_rank(), (0, 1), {"bytes": 1}, "call", num_timeouts=50)
     assert posts == {0: {"bytes": 1}, 1: {"bytes": 2}}
+
+
+# --- stores that fail ---------------------------------------------------------------------------
+
+
+class BrokenStore:
+    """A store whose every operation raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def check(self, *_: object) -> bool:
+        raise self._error
+
+    set = check
+
+
+STACK = "\nException raised from recvBytes at Utils.hpp:1 (most recent call first):\nframe #0: f"
+
+
+@pytest.mark.parametrize(
+    "error, said, breaks",
+    [
+        (RuntimeError("can't start new thread"), "RuntimeError: can't start new thread.", True),
+        (OSError(24, "Too many open files"), "OSError: [Errno 24] Too many open files.", True),
+        (MemoryError(), "MemoryError: MemoryError.", True),
+        (DistNetworkError(f"Broken pipe{STACK}"), "is lost: Broken pipe. Calls that all", False),
+    ],
+    ids=["threads", "descriptors", "memory", "connection"],
+)
+def test_what_happened_to_an_agreement_is_told(error: Exception, said: str, breaks: bool) -> None:
+    pair = PairOfRanks(posts_first=True, store=BrokenStore(error))
+    with pytest.raises(rv.CommError) as caught:
+        exchange_posts(pair, (0, 1), {"bytes": 1}, "call")
+    assert type(caught.value) is rv.CommError
+    assert said in str(caught.value)
+    assert "frame" not in str(caught.value)
+    assert bool(pair.failed_with) == breaks
+
+
+def test_the_dead_are_named_if_the_store_is_lost_with_them() -> None:
+    pair = PairOfRanks(posts_first=True, store=BrokenStore(DistNetworkError("gone")), dead={1})
+    with pytest.raises(rv.CommError, match=r"call, rank 0: rank 1 is gone \(its process ended"):
+        exchange_posts(pair, (0, 1), {"bytes": 1}, "call")
+
+
+# --- parting ------------------------------------------------------------------------------------
+
+
+def threads_that_part(num_ranks: int, last: int, store: HashStore) -> list[int]:
+    """The order in which ranks, threads here, have parted; ``last`` comes after all others."""
+    members, order = tuple(range(num_ranks)), []
+
+    def run(rank: int) -> None:
+        if rank == last:
+            time.sleep(0.1)
+            order.append(-1)
+        of_rank = PairOfRanks(True, rank=rank, store=store, generations={members: "first"})
+        part(of_rank, members)
+        part(of_rank, members)
+        order.append(rank)
+
+    threads = [Thread(target=run, args=(rank,)) for rank in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return order
+
+
+@pytest.mark.parametrize("last", [0, 2])
+def test_no_rank_parts_before_all_have_come(last: int) -> None:
+    store = HashStore()
+    order = threads_that_part(3, last, store)
+    assert order[0] == -1
+    # Of two partings, the keys of the first are gone.
+    assert store.num_keys() == 2 * 3
+
+
+def test_nobody_waits_for_the_dead_nor_after_a_failure() -> None:
+    part(PairOfRanks(True, dead={1}, timeout=timedelta(hours=1)), (0, 1))
+    failed = PairOfRanks(True, timeout=timedelta(hours=1))
+    failed.store.set("first/failed", "a reason")
+    part(failed, (0, 1))
+
+
+def test_parting_without_a_store_raises_nothing() -> None:
+    part(PairOfRanks(True, store=BrokenStore(DistNetworkError("gone"))), (0, 1))
