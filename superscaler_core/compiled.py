@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
+from rvdcomm.collector import paused_collector
 from superscaler_core.codegen import rank_files, rank_text
-from superscaler_core.collector import paused_collector
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.without_grad import check_loss
 from superscaler_core.memory import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from superscaler_core.collector import paused_collector
+from rvdcomm.collector import paused_collector
 from superscaler_core.errors import CaptureError, OpaqueWarning
 from superscaler_core.front_end.autocast import no_autocast
 from superscaler_core.front_end.convert import graph_of

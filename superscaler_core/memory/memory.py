@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from rvdcomm.collector import paused_collector
 from rvdcomm.units import bytes_text
-from superscaler_core.collector import paused_collector
 from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.memory.held import tensors_in_flight
 from superscaler_core.memory.step_memory import StepMemory

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import rvdcomm as rv
-from superscaler_core.collector import paused_collector
+from rvdcomm.collector import paused_collector
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor

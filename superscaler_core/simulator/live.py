@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from superscaler_core.collector import paused_collector
+from rvdcomm.collector import paused_collector
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.memory.footprint import footprints

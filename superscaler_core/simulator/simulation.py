@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from tqdm import tqdm
 
 import rvdcomm as rv
-from superscaler_core.collector import paused_collector
+from rvdcomm.collector import paused_collector
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.presets import profile_of

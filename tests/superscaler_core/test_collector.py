@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from superscaler_core.collector import paused_collector
+from rvdcomm.collector import paused_collector
 
 
 def test_collector_is_enabled_again_after_a_pause() -> None:

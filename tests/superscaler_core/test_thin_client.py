@@ -10,6 +10,7 @@ import pytest
 import rvdcomm as rv
 import rvdcomm.checkpoint
 import rvdcomm.cli
+import rvdcomm.collector
 import rvdcomm.units
 import rvdcomm.whole_file
 import superscaler_core
@@ -20,6 +21,7 @@ PUBLIC = {
     "rvdcomm": {*rv.__all__, "__version__"},
     "rvdcomm.checkpoint": set(rvdcomm.checkpoint.__all__),
     "rvdcomm.cli": set(rvdcomm.cli.__all__),
+    "rvdcomm.collector": set(rvdcomm.collector.__all__),
     "rvdcomm.units": set(rvdcomm.units.__all__),
     "rvdcomm.whole_file": set(rvdcomm.whole_file.__all__),
 }

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import rvdcomm as rv
+from rvdcomm.collector import paused_collector
 from rvdcomm.units import bytes_text
-from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.cost.wire import wires_on
 from superscaler_core.errors import PlanError
