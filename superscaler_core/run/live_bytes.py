@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.trainer import Trainer
 
 
@@ -178,7 +179,8 @@ class LiveBytes:
         """Whether memory belongs to the caller or to the host."""
         place = tensor.untyped_storage().data_ptr()
         tables = self._rank.tables
-        outside = [*self._rank._batch.values()]
+        batch = self._rank._batch.values()
+        outside = [x.tensor if isinstance(x, OwnSamples) else x for x in batch]
         outside += [p for n, p in self._rank.weights.stored.items() if tables.parameters[n].on_host]
         return any(other.untyped_storage().data_ptr() == place for other in outside)
 
