@@ -10,11 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 
 import numpy as np
 
 from rvdcomm.cost.ports import Cost, PortSecs
-from rvdcomm.layout import Ints, Layout, Mask, Placement, Topology
+from rvdcomm.layout import Box, Ints, Layout, Mask, Placement, Topology
+
+MAX_MASK_ELEMENTS = 3 << 26
+"""Largest mask of homes and atoms, in elements of a byte; larger pairs are bounded by boxes."""
+
+MAX_BOXES_OF_A_HOME = 64
+"""Most boxes of a home that are compared with each other."""
 
 
 def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost:
@@ -23,14 +31,14 @@ def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -
     ``secs`` and ``rounds`` contain one round of the farthest level that must be crossed. Most plans
     need more rounds, so with ``alpha_secs > 0`` no plan may reach the bound.
     """
-    atoms = _Atoms.of(src, dst)
     memory = {
         rank: sum(layout.placement.num_elements(rank) for layout in (src, dst))
         for rank in {*src.ranks, *dst.ranks}
     }
-    levels = [
-        _level_bound(atoms, src, dst, level, topology) for level in range(len(topology.levels))
-    ]
+    bound = _level_bound_by_boxes
+    if _num_mask_elements(src, dst) <= MAX_MASK_ELEMENTS:
+        bound = partial(_level_bound, _Atoms.of(src, dst))
+    levels = [bound(src, dst, level, topology) for level in range(len(topology.levels))]
     return cost_of_levels(levels, max(memory.values()), item_bytes, topology)
 
 
@@ -105,6 +113,38 @@ class _Atoms:
             for home in {homes[rank] for rank in holding.ranks}:
                 out[holding.part, home] |= mask.reshape(-1)
         return out
+
+
+def _num_mask_elements(src: Layout, dst: Layout) -> int:
+    """The size of the larger mask of homes and atoms, if every rank is a home."""
+    num_atoms = prod(len({*a, *b}) for a, b in zip(src.cuts, dst.cuts, strict=True))
+    return num_atoms * len({*src.ranks, *dst.ranks}) * max(src.rvd.v, dst.rvd.v)
+
+
+def _level_bound_by_boxes(src: Layout, dst: Layout, level: int, topology: Topology) -> LevelBound:
+    """A weaker bound in time linear in the ranks: each home needs at least what one rank needs.
+
+    Of a rank's dst box, what the src boxes of its home do not overlap has to enter the home. Boxes
+    may overlap each other, which only lowers the bound (docs/bound.md, "By boxes").
+    """
+    members: dict[int, list[int]] = {}
+    for rank in sorted({*src.ranks, *dst.ranks}):
+        members.setdefault(topology.homes[level][rank], []).append(rank)
+    into = np.zeros(len(members), dtype=np.int64)
+    for home, ranks in enumerate(members.values() if dst.rvd.v == 1 else ()):
+        if len(ranks) > MAX_BOXES_OF_A_HOME:
+            continue
+        has = [src.cell(rank).box for rank in ranks if rank in src]
+        wants = [dst.cell(rank).box for rank in ranks if rank in dst]
+        into[home] = max((_missing(box, has) for box in wants), default=0)
+    return LevelBound.of(into, np.zeros_like(into), 0, len(members))
+
+
+def _missing(box: Box, has: Sequence[Box]) -> int:
+    """The elements of a box that no box of ``has`` overlaps, at least."""
+    common = [box.intersect(other) for other in has]
+    held = sum(inside.num_elements for inside in common if inside is not None)
+    return max(0, box.num_elements - held)
 
 
 def _level_bound(

@@ -200,6 +200,26 @@ def test_bound_of_bytes_between_two_hosts(src: str, dst: str, tensors: int) -> N
     assert lower_bound(*ends, 1, TOPOLOGIES["2x4"]).host_bytes == tensors * NUM_BYTES
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_the_bound_by_boxes_is_never_above_that_by_masks(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    (src, dst), topology = random_pair(rng), random_topology(rng)
+    exact = lower_bound(src, dst, 1, topology)
+    monkeypatch.setattr("rvdcomm.cost.bound.MAX_MASK_ELEMENTS", 0)
+    assert beaten(exact, lower_bound(src, dst, 1, topology)) == []
+
+
+def test_the_bound_of_thousands_of_irregular_ranks_is_that_of_their_boxes() -> None:
+    odd = range(1, 4620, 2)
+    texts = ("R(1)V(1)D(2310,1)", "R(1)V(1)D(1,2310)")
+    src, dst = (rv.Layout((4620, 4620), text, odd) for text in texts)
+    found = lower_bound(src, dst, 1, rv.Topology.single_host(4620, 0, 1.0))
+    # A rank has 2 rows and wants 2 columns, of which it has 4 elements.
+    assert found.recv_bytes == 2 * 4620 - 4
+
+
 def test_bound_of_time_is_that_of_the_slowest_level() -> None:
     ends = rv.Layout(SHAPE, "R(1)V(1)D(8,1)"), rv.Layout(SHAPE, "R(8)V(1)D(1,1)")
     # Half a tensor enters each host at 1 byte/s, and 7/8 of a tensor enter each rank at 8 bytes/s.

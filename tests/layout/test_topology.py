@@ -10,6 +10,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -280,3 +281,10 @@ def test_check_ranks_names_unknown_ranks() -> None:
 
 def test_check_ranks_accepts_known_ranks() -> None:
     rv.Topology.single_host(2, 0, 1).check_ranks([1, 0])
+
+
+def test_a_link_that_is_no_link_is_told() -> None:
+    link: Any = (1e-6, 1e9)
+    words = r"host of the topology has the link \(1e-06, 1000000000.0\); give a Link\(alpha_secs"
+    with pytest.raises(rv.LayoutError, match=words):
+        rv.Topology.hosts([[0, 1], [2, 3]], intra=rv.Link(0.0, 1e9), inter=link)

@@ -67,6 +67,12 @@ def test_edited_decisions_text_is_applied() -> None:
     assert "run.backward" in ss.compile(other).files[0]
 
 
+def test_decisions_of_many_lines_round_trip() -> None:
+    notes = tuple(map(str, range(20_000)))
+    decisions = Decisions("model", (0, 1), notes=notes)
+    assert Decisions.parse(str(decisions)) == decisions
+
+
 @pytest.mark.parametrize(
     "line, words",
     [

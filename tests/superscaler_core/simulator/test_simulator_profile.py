@@ -68,6 +68,18 @@ def test_invalid_profile_file_is_rejected(
         DeviceProfile.load(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[" * 100_000, "it is nested too deeply"), (" " * (2 << 20), "it is longer than")],
+    ids=["deep", "long"],
+)
+def test_a_profile_is_read_in_bounded_time(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ss.PlanError, match=f"is not a device profile: {message}"):
+        DeviceProfile.load(path)
+
+
 def test_invalid_figures_of_a_profile_are_rejected() -> None:
     with pytest.raises(ss.PlanError, match=r"bytes_per_sec is 0; .*launch_secs is -1; "):
         replace(SIMPLE, launch_secs=-1, bytes_per_sec=0)
