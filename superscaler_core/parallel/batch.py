@@ -31,9 +31,8 @@ class Batch:
         kind: "whole": all ranks pass the same whole batch. "local": each rank passes samples of its
             own, and the whole batch is their concatenation in rank order. Ranks that share the work
             on the same samples, as in tensor parallelism, pass equal ones.
-        check: when ranks compare a hash of what has to be equal: at the "first" call of each shape,
-            at "every" call, or "never". Shapes are compared at every call too, unless it is
-            "never", or programs compute on GPUs and it is "first".
+        check: when ranks compare a hash of the values that have to be equal: at the "first" call of
+            each shape, at "every" call, or "never". Shapes are compared at every call.
 
     >>> Batch(dims={"x": 1, "positions": None})
     Batch(dims={'x': 1, 'positions': None}, kind='whole', check='first')

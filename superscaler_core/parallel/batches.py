@@ -90,7 +90,7 @@ class WholeBatches:
 
     def whole(self, call: ModelCall) -> ModelCall:
         check_same(call, self._programs.inputs(call), self._ranks, self._transport)
-        self._compared.add(call, self.form(call))
+        self._compared.add(call)
         return call
 
     def given(self, compiled: Compiled, call: ModelCall) -> dict[str, Tensor | OwnSamples]:
@@ -133,7 +133,7 @@ class LocalBatches:
         inputs = self._programs.inputs(call)
         sizes = self._agreed(call, inputs)
         self._sizes = tuple(sizes[group[0]] for group in self._groups)
-        self._compared.add(call, 0)
+        self._compared.add(call)
         return inputs.of_size(call, sum(self._sizes))
 
     def given(self, compiled: Compiled, call: ModelCall) -> dict[str, Tensor | OwnSamples]:
@@ -203,10 +203,10 @@ class LocalBatches:
 
 
 class _Compared:
-    """The forms of calls whose values ranks have compared, each with a number that is its hash."""
+    """The forms of calls whose values ranks have compared."""
 
     def __init__(self, check: str) -> None:
-        self._check, self._forms = check, dict[Hashable, int]()
+        self._check, self._forms = check, set[Hashable]()
 
     def is_due(self, call: ModelCall) -> bool:
         """Whether a call is to be compared."""
@@ -214,13 +214,9 @@ class _Compared:
             return call.form not in self._forms
         return self._check == "every"
 
-    def add(self, call: ModelCall, number: int) -> None:
+    def add(self, call: ModelCall) -> None:
         """Note that a call was compared."""
-        self._forms[call.form] = number
-
-    def number_of(self, call: ModelCall) -> int:
-        """The number of a call that was compared."""
-        return self._forms[call.form]
+        self._forms.add(call.form)
 
 
 def agreed_example(programs: Programs, call: ModelCall, transport: Transport) -> ModelCall:

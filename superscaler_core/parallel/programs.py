@@ -258,9 +258,8 @@ class Programs:
         is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
         if not is_norm or isinstance(module, nn.SyncBatchNorm):
             return ""
-        return (
-            f"{type(module).__name__} {op.module} normalizes every microbatch by its own statistics"
-        )
+        kind = type(module).__name__
+        return f"{kind} normalizes every microbatch by its own statistics, as ranks under DDP do"
 
     def _captured(
         self, call: ModelCall, num_microbatches: int, trained: frozenset[str] | None

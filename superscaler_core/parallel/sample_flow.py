@@ -158,6 +158,9 @@ class _Pass:
         fault = next((x for x in inputs if x.is_mixed), None)
         if fault is not None:
             return [fault] * len(op.outputs)
+        if op.name not in self.narrow_ops:
+            why = f"other numbers of samples are computed by other ops, without {op.name}"
+            return [mixed(why)] * len(op.outputs)
         if op.kind == "batch_norm" and len(op.outputs) > 1:
             self._add_note(self.note_of(op))
         if any(x.is_rows for x in inputs):
@@ -207,10 +210,7 @@ class _Pass:
             op: the op.
             is_summed: whether it sums over samples; then a number that grows is a divisor.
         """
-        other = self.narrow_ops.get(op.name)
-        if other is None:
-            return None
-        codes = (other.code, op.code)
+        codes = (self.narrow_ops[op.name].code, op.code)
         if codes[0] == codes[1]:
             return 0
         texts = {_NUMBER.sub("#", code) for code in codes}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import superscaler_core as ss
@@ -94,3 +96,10 @@ def test_samples_are_along_the_dim_that_is_tied_to_the_batch(
     dims = " ".join(f"d{i}+" for i in range(len(shape)))
     (loss,) = builder.op("sum", f"{dims} -> ()", [y], [((), "float64")], "{x0}.sum()")
     assert ss.Plan(builder.build(loss), [0]).dims.samples_dim(y) == dim
+
+
+def test_batch_is_the_dim_of_the_samples_of_the_first_input_that_has_some() -> None:
+    graph = replace(two_linears(), samples={"x": 1})
+    dims = ss.Plan(graph, [0]).dims
+    assert dims.batch == ss.DimClass("x", 1)
+    assert dims.samples_dim(graph.ops[0].inputs[0]) == 1

@@ -238,7 +238,7 @@ def test_batch_norm_of_microbatches_is_noted(
     norm = nn.BatchNorm1d(6, track_running_stats=tracks)
     with caplog.at_level(logging.WARNING, "superscaler_core"):
         graph_of(Normed(norm), {"x": torch.randn(8, 4)}, 2)
-    assert "BatchNorm1d norm normalizes every microbatch by its own statistics" in caplog.text
+    assert "BatchNorm1d normalizes every microbatch by its own statistics" in caplog.text
 
 
 def test_synchronised_batch_norm_of_microbatches_is_refused() -> None:
