@@ -127,8 +127,8 @@ class Trainer:
                 request.asks = self.trained.is_changed
                 inputs = self._inputs(batch, named)
                 self._check_trained()
-                self._rank.check_ready(trains=self._rank.trains)
                 self._rank.check_inputs(inputs)
+                self._rank.check_ready(trains=self._rank.trains)
             if not request.asks:
                 return self._rank.step(inputs)
             self.trained.agree(self.calls)
