@@ -29,8 +29,13 @@ def opened(value: Any) -> Any:
     Law (tests/superscaler_core/front_end/test_containers.py): ``closed(opened(x), x)`` has the
     types and the values of ``x``, but tensors in place of arrays.
     """
+    # Each step opens its arguments, so that the usual kinds come first.
     if isinstance(value, Tensor):
         return value
+    if type(value) is dict:
+        return {key: opened(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(opened, value))
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value if value.flags.writeable else value.copy())
     if isinstance(value, np.generic):
