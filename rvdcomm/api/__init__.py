@@ -4,8 +4,8 @@ from rvdcomm.api.many import redistribute_many
 from rvdcomm.api.memory import empty, empty_cache
 from rvdcomm.api.one import redistribute
 from rvdcomm.api.pending import Pending, drain
+from rvdcomm.api.recovery import abort, restart
 from rvdcomm.api.redistributor import Redistributor
-from rvdcomm.api.restart import abort, restart
 from rvdcomm.api.tensors import fault_of, fault_of_mode, resolved
 from rvdcomm.api.traced import breaks_graph
 from rvdcomm.run.waiting import timeout
