@@ -169,7 +169,7 @@ def check_states(optimizer: str, master_dtype: object) -> str | None:
 def master_name(dtype: object) -> str:
     """The name of a dtype of stored parameters, which is given as torch's or by its name.
 
-    >>> master_name(torch.float32)
+    >>> master_name("torch.float32")  # as the text of ``torch.float32``
     'float32'
 
     Raises:
