@@ -24,12 +24,14 @@ CASE = Case("data_parallel", 4, model="mlp", batch=8)
 
 def on_ranks(num: int, *, memory_limit: int | None = None, **options: int) -> dict[int, SProgram]:
     call = ModelCall.of(CASE.new_model(), CASE.inputs(0))
+    # Made before the threads: making one seeds torch, which a capture in another thread refuses.
+    models = [CASE.new_model() for _ in range(num)]
 
     def search(transport: Transport) -> SProgram:
         device = torch.device("cpu")
         limit, chosen = memory_limit, AutoOptions(**options)
         return searched(
-            CASE.new_model(), call, num, transport, device, memory_limit=limit, options=chosen
+            models[transport.rank], call, num, transport, device, memory_limit=limit, options=chosen
         )
 
     return in_threads(search, range(num))
