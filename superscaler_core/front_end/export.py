@@ -30,6 +30,7 @@ from superscaler_core.front_end.definitions import definitions
 from superscaler_core.front_end.dense import is_dense
 from superscaler_core.front_end.effects import watched
 from superscaler_core.front_end.functions import functions_as_ops
+from superscaler_core.front_end.hooks import hooks_kept
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.modules import ModulesAsOps, UntraceableError
 from superscaler_core.front_end.probe import NotOneOpError
@@ -77,6 +78,7 @@ def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
         with (
             warnings.catch_warnings(),
             watched(model, refused),
+            hooks_kept(model),
             torch.enable_grad(),
             _stack_traces(lines),
             call.returning_loss(model),

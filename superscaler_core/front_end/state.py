@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.hooks import Hooks
 from superscaler_core.front_end.records import TracedProgram
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import CONSTANT, PTensor
@@ -41,6 +42,8 @@ class State:
         self._model = model
         self._before = self._attributes()
         self._after: dict[Place, Any] = {}
+        self._hooks_after = self._hooks_before = Hooks(model)
+        self._own: list[int] = []  # ids of the hooks of this class
         self._registered: Mapping[str, Any] = {}
 
     @property
@@ -60,6 +63,7 @@ class State:
             self._model.register_forward_pre_hook(self._begin, prepend=True),
             self._model.register_forward_hook(self._look),
         ]
+        self._own = [hook.id for hook in hooks]
         try:
             yield
         finally:
@@ -79,12 +83,14 @@ class State:
         """
         is_read = any(name in self.changed for name, _ in program.constants.values())
         self._set(self._after)
+        self._hooks_after.put()
         try:
             is_same = not is_read and self._is_same(graph, again())
         except CaptureError:
             is_same = False
         finally:
             self._set(self._before)
+            self._hooks_before.put()
         if not is_same:
             raise CaptureError(
                 f"{type(self._model).__name__} keeps something from one call to the next in "
@@ -123,6 +129,7 @@ class State:
                     f"the forward puts another tensor in the place of {name!r}, which parts of a "
                     "split batch would do differently; keep it out of the model."
                 )
+        self._hooks_after = Hooks(self._model, without=self._own)
         self._after = {
             place: value
             for place, value in self._attributes().items()

@@ -1,8 +1,11 @@
 """Each mixture of experts is captured unchanged, and trains under each plan as on one device."""
 
+import logging
 from itertools import product
 
 import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import superscaler_core as ss
 from superscaler_core.cost.presets import profile_of
@@ -38,3 +41,18 @@ def test_ops_of_known_experts_can_be_split_by_tokens():
 def test_unknown_experts_are_opaque():
     graph = compiled("Mixtral, opaque", "data_parallel", 2).plan.graph
     assert {op.kind for op in graph.opaque} == {"UnknownExperts"}
+
+
+def test_balancing_loss_under_microbatches_is_noted(caplog):
+    options = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    config = MixtralConfig(
+        vocab_size=64, output_router_logits=True, use_cache=False, **options, **heads
+    )
+    tokens = torch.arange(32).view(4, 8)
+    batch = {"input_ids": tokens, "labels": tokens}
+    with caplog.at_level(logging.WARNING, "superscaler_core"):
+        plan, knobs = "accumulate", {"microbatches": 2}
+        model = ss.parallelize(MixtralForCausalLM(config), kwargs=batch, plan=plan, knobs=knobs)
+    assert "capacity and balancing loss are those of each microbatch" in caplog.text
+    assert model.step(**batch).isfinite()
