@@ -12,6 +12,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.form import OpForm, TensorForm
 from superscaler_core.graph.invocation import Invocation
+from superscaler_core.graph.name_text import name_text
 from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.graph.tensor import PARAMETER, PTensor
@@ -120,7 +121,7 @@ class TokenSlices:
     stages: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        at = f" at {', '.join(self.stages)}" if self.stages else ""
+        at = f" at {', '.join(map(name_text, self.stages))}" if self.stages else ""
         return ",".join(map(str, self.lengths)) + at
 
 

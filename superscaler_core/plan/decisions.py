@@ -11,6 +11,7 @@ from typing import Any
 from rvdcomm.whole_file import write_whole
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import TokenSlices
+from superscaler_core.graph.name_text import line_text, name_of, name_text
 from superscaler_core.graph.part import Piece
 from superscaler_core.plan.overlap import NO_OVERLAP, Overlap
 from superscaler_core.plan.placement import Placement
@@ -55,8 +56,8 @@ class Chosen:
 
     def __str__(self) -> str:
         if self.part is None:
-            return self.op
-        return " ".join([self.op, *(_part_words(*self.part) or [_WHOLE])])
+            return name_text(self.op)
+        return " ".join([name_text(self.op), *(_part_words(*self.part) or [_WHOLE])])
 
 
 ChosenGroup = tuple[Chosen, ...]
@@ -115,10 +116,12 @@ class Decisions:
     # --- text -----------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        lines = [f"plan of {self.model} on {','.join(map(str, self.devices))}"]
+        lines = [f"plan of {name_text(self.model)} on {','.join(map(str, self.devices))}"]
         lines += [] if self.slices is None else [f"slices {self.slices}"]
-        lines += [f"op {op}: {'; '.join(map(str, parts))}" for op, parts in self.parts.items()]
-        lines += [f"stage at {op}" for op in self.stages]
+        lines += [
+            f"op {name_text(op)}: {'; '.join(map(str, parts))}" for op, parts in self.parts.items()
+        ]
+        lines += [f"stage at {name_text(op)}" for op in self.stages]
         lines += [] if self.schedule is None else ["schedule " + str(self.schedule)]
         lines += [] if self.placement is None else [f"place {self.placement}"]
         lines += [f"order {first} -> {then}" for first, then in self.orders]
@@ -128,9 +131,9 @@ class Decisions:
             f"{'gather' if gathers else 'reduce'} {_group_text(group)}"
             for group, gathers in self.windows
         ]
-        lines += [f"host {name}" for name in self.on_host]
+        lines += [f"host {name_text(name)}" for name in self.on_host]
         lines += [f"overlap {self.overlap}"] if self.overlap != NO_OVERLAP else []
-        lines += [f"note {note}" for note in self.notes]
+        lines += [f"note {line_text(note)}" for note in self.notes]
         return "\n".join(lines)
 
     @classmethod
@@ -148,7 +151,7 @@ class Decisions:
         head = _HEAD.fullmatch(lines[0][1]) if lines else None
         if head is None:
             raise PlanError("a plan's text begins with 'plan of MODEL on DEVICE,DEVICE,...'.")
-        found: Draft = {"model": head[1], "devices": tuple(map(int, head[2].split(",")))}
+        found: Draft = {"model": name_of(head[1]), "devices": tuple(map(int, head[2].split(",")))}
         rows: list[str] = []
         for number, line in lines[1:]:
             word, _, rest = line.partition(" ")
@@ -228,7 +231,8 @@ def _chosen(text: str) -> Chosen:
     # Read from the end, because names of modules, and therefore of ops, may contain spaces.
     while end > 1 and _PART_WORD.fullmatch(words[end - 1]):
         end -= 1
-    return Chosen(" ".join(words[:end]), _part_of(words[end:]) if end < len(words) else None)
+    op = name_of(" ".join(words[:end]))
+    return Chosen(op, _part_of(words[end:]) if end < len(words) else None)
 
 
 def _placed(text: str) -> PlacedPart:
@@ -238,7 +242,8 @@ def _placed(text: str) -> PlacedPart:
 
 
 def _with_op(found: Draft, rest: str) -> None:
-    op, separator, parts = rest.partition(": ")
+    text, separator, parts = rest.partition(": ")
+    op = name_of(text)
     known = found.setdefault("parts", {})
     if not separator or op in known:
         raise PlanError("an op has one line, 'op NAME: DEVICE PART; DEVICE PART; ...'.")
@@ -246,7 +251,7 @@ def _with_op(found: Draft, rest: str) -> None:
 
 
 def _with_stage(found: Draft, rest: str) -> None:
-    _with(found, "stages", rest.removeprefix("at "))
+    _with(found, "stages", name_of(rest.removeprefix("at ")))
 
 
 def _with_place(found: Draft, rest: str) -> None:
@@ -273,13 +278,13 @@ def _with_slices(found: Draft, rest: str) -> None:
     lengths, _, stages = rest.partition(" at ")
     if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", lengths):
         raise PlanError("slices are 'slices LENGTH,LENGTH,... at OP, OP'.")
-    names = tuple(stages.split(", ")) if stages else ()
+    names = tuple(map(name_of, stages.split(", "))) if stages else ()
     found["slices"] = TokenSlices(tuple(map(int, lengths.split(","))), names)
 
 
 def _with_name(attribute: str) -> Callable[[Draft, str], None]:
     def read(found: Draft, rest: str) -> None:
-        _with(found, attribute, rest)
+        _with(found, attribute, name_of(rest))
 
     return read
 
