@@ -16,17 +16,8 @@ def ranks_of(tables: Tables) -> tuple[int, ...]:
 
 
 def sum_of_all(value: Tensor, tables: Tables, transport: Transport) -> Tensor:
-    """The sum of every rank's scalar, on every rank; collective."""
-    ranks = ranks_of(tables)
-    if len(ranks) == 1:
-        return value
-    names = ",".join(map(str, ranks))
-    src = f"R(1)V({len(ranks)})D() shape() ranks({names})"
-    dst = f"R({len(ranks)})V(1)D() shape() ranks({names})"
-    dtype = str(value.dtype).removeprefix("torch.")
-    total = transport.call(Leg("[]", src, dst, dtype)).move(value)
-    assert total is not None
-    return total
+    """The sum of every rank's scalar on the CPU, on every rank; collective."""
+    return rows_of_all(value[None], tables, transport).sum(0)
 
 
 def rows_of_all(row: Tensor, tables: Tables, transport: Transport) -> Tensor:

@@ -7,14 +7,18 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
 from superscaler_core.run.tables import Leg
+
+CPU = torch.device("cpu")
 
 
 class Handle(Protocol):
@@ -82,7 +86,8 @@ class Transport(Protocol):
     def rows(self, row: Tensor, ranks: tuple[int, ...]) -> Tensor:
         """The rows of ranks, ``[elements]`` each, as ``[ranks, elements]``; collective over them.
 
-        It is for the few numbers by which ranks agree, which are no data of a program.
+        It is for the few numbers by which ranks agree, which are no data of a program. They are on
+        the CPU.
         """
 
 
@@ -102,9 +107,15 @@ class DistTransport:
             src, dst = f"R(1)V(1)D({num},1) {form}", f"R({num})V(1)D(1,1) {form}"
             leg = Leg("[]", src, dst, str(row.dtype).removeprefix("torch."))
             self._rows[key] = self.call(leg)
-        found = self._rows[key].move(row[None])
+        found = self._rows[key].move(row[None].to(self._place))
         assert found is not None, "every rank gets the rows"
-        return found
+        return found.cpu()
+
+    @cached_property
+    def _place(self) -> torch.device:
+        """Where the group moves tensors of the CPU: there or, if it has NCCL alone, on the GPU."""
+        has_nccl_alone = dist.get_backend(self._group) == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if has_nccl_alone else CPU
 
     def move_many(
         self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
