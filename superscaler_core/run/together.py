@@ -17,7 +17,7 @@ def ranks_of(tables: Tables) -> tuple[int, ...]:
 
 def sum_of_all(value: Tensor, tables: Tables, transport: Transport) -> Tensor:
     """The sum of every rank's scalar on the CPU, on every rank; collective."""
-    return rows_of_all(value[None], tables, transport).sum(0)
+    return rows_of_all(value[None], tables, transport).sum()
 
 
 def rows_of_all(row: Tensor, tables: Tables, transport: Transport) -> Tensor:
