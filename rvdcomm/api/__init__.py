@@ -1,16 +1,18 @@
 """The functions that people call to move tensors on a process group."""
 
 from rvdcomm.api.many import redistribute_many
+from rvdcomm.api.many_memory import ManyMemory
 from rvdcomm.api.memory import empty, empty_cache
 from rvdcomm.api.one import redistribute
 from rvdcomm.api.pending import Pending, drain
 from rvdcomm.api.recovery import abort, restart
 from rvdcomm.api.redistributor import Redistributor
-from rvdcomm.api.tensors import fault_of, fault_of_mode, resolved
+from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, resolved
 from rvdcomm.api.traced import breaks_graph
 from rvdcomm.run.waiting import timeout
 
 __all__ = [
+    "ManyMemory",
     "Pending",
     "Redistributor",
     "abort",
@@ -20,6 +22,7 @@ __all__ = [
     "empty_cache",
     "fault_of",
     "fault_of_mode",
+    "fault_of_out",
     "redistribute",
     "redistribute_many",
     "resolved",

@@ -27,6 +27,8 @@ FILE_NAME = ".metadata"
 _OF_RANK = re.compile(r"__(\d+)\.metadata")
 """Descriptions that ranks wrote with ``use_collectives=False``, each of its own files."""
 
+_DATA_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
+
 _TYPES = "torch.distributed.checkpoint.metadata."
 _STORAGE_INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
 
@@ -45,13 +47,8 @@ def read_dcp(folder: Folder, names: Iterable[str]) -> Catalog:
         CheckpointError: a description is damaged or missing, or has content that ``dcp.save`` never
             writes, or ranks saved different values under one name.
     """
-    of_ranks = {int(m[1]): m[0] for name in names if (m := _OF_RANK.fullmatch(name))}
-    files = [FILE_NAME] if FILE_NAME in names else [name for _, name in sorted(of_ranks.items())]
-    if files != [FILE_NAME] and (lost := set(range(max(of_ranks))) - set(of_ranks)):
-        raise CheckpointError(
-            f"{folder.root}: {files[-1]} is there and __{min(lost)}{FILE_NAME} is missing; copy "
-            "all files of the checkpoint."
-        )
+    names = list(names)
+    files = [FILE_NAME] if FILE_NAME in names else _files_of_ranks(folder, names)
     others: set[str] = set()
     described: dict[str, list[_Described]] = {}
     for file in files:
@@ -69,6 +66,23 @@ def read_dcp(folder: Folder, names: Iterable[str]) -> Catalog:
             ) from None
     tensors = {name: _joined(folder, name, parts) for name, parts in described.items()}
     return Catalog(folder, "dcp", tensors, tuple(sorted(others)))
+
+
+def _files_of_ranks(folder: Folder, names: list[str]) -> list[str]:
+    """The descriptions of all ranks; an error if one is missing.
+
+    Nothing says how many ranks there were, but a rank that has written tensors was one. It writes
+    its description last.
+    """
+    found = {int(m[1]): m[0] for name in names if (m := _OF_RANK.fullmatch(name))}
+    with_data = {int(m[1]): m[0] for name in names if (m := _DATA_OF_RANK.fullmatch(name))}
+    for rank in sorted({*range(len(found)), *with_data} - set(found)):
+        there = with_data.get(rank, found[max(found)])
+        raise CheckpointError(
+            f"{folder.root}: {there} is there and __{rank}{FILE_NAME} is missing; copy all files "
+            "of the checkpoint. A rank writes that one last, so its save may have stopped before."
+        )
+    return [name for _, name in sorted(found.items())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,12 @@ class PartFile:
         self.segment_bytes = 0
         # A link under the temporary name is removed; nothing is written through it.
         self.discard()
-        with naming(self.path):
-            os.close(os.open(self.temporary, _WRITE | os.O_CREAT | os.O_EXCL, 0o666))
+        try:
+            with naming(self.path):
+                os.close(os.open(self.temporary, _WRITE | os.O_CREAT | os.O_EXCL, 0o666))
+        except OSError:
+            self.discard()
+            raise
 
     def append(self, data: bytes | memoryview) -> None:
         """Write to the end of the current segment."""
@@ -97,9 +101,10 @@ class PartFile:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
-            if not replace:
-                _claim(self.temporary, self.path)
-            os.replace(self.temporary, self.path)
+            if replace:
+                os.replace(self.temporary, self.path)
+            else:
+                _put(self.temporary, self.path)
         return Written(tuple(self.segments))
 
     def discard(self) -> None:
@@ -108,17 +113,28 @@ class PartFile:
             os.unlink(self.temporary)
 
 
-def _claim(temporary: Path, path: Path) -> None:
-    """Give a file its final name if no file has that name yet: of two processes, one succeeds."""
+def _put(temporary: Path, path: Path) -> None:
+    """Give a file its final name if no file has that name yet: of two processes, one succeeds.
+
+    The temporary name may stay, too (``PartFile.discard``).
+    """
     try:
         os.link(temporary, path)
+        return
     except FileExistsError:
         raise
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
-        # Some file systems have no second names. There an empty file takes the name first.
-        os.close(os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o666))
+    # Some file systems have no second names. There an empty file takes the name first.
+    descriptor = os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        os.close(descriptor)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 class LogFile:

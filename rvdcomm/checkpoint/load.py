@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rvdcomm.api import ManyMemory, fault_of_out
 from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.faults import as_checkpoint_error
 from rvdcomm.checkpoint.reader import Reader
@@ -49,7 +50,8 @@ def load_shards(
             tensors that the checkpoint's index does not name.
         dtype: convert tensors of ``CONVERTED`` dtypes to this one.
         out: by name, tensors into which shards are read, on any device; their dtypes count in place
-            of ``dtype``. A layout's tensor that is not in ``out`` is made.
+            of ``dtype``. A layout's tensor that is not in ``out`` is made. They may not overlap,
+            except that tied names (equal layouts and equal values) may have one tensor.
         index: the index or file to read, if the folder holds several (``open_checkpoint``).
         verify: if false, no checksums are compared, and nothing but the boxes is read.
         follow_symlinks: also follow links to files outside of the folder.
@@ -62,29 +64,65 @@ def load_shards(
         CheckpointError: the checkpoint was never committed, is damaged, lacks tensors, or cannot be
             read. Tensors of ``out`` may hold anything if it is found damaged while it is read, and
             are unchanged otherwise.
-        LayoutError: a layout has another shape than the tensor, or a dtype cannot be converted.
+        LayoutError: a layout has another shape than the tensor, a dtype cannot be converted, or a
+            tensor of ``out`` cannot be written or overlaps another one.
         ShapeMismatchError: a tensor of ``out`` has another shape than the shard.
     """
     source = open_checkpoint(
         src_dir, follow_symlinks=follow_symlinks, index=index, tensors_only=not strict
     )
     found = _requested(source, layouts, strict)
+    _check_writable(out or {}, layouts)
     made = {
         name: _room(tensor, layouts[name], rank, dtype, (out or {}).get(name))
         for name, tensor in found.items()
         if rank in layouts[name]
     }
-    if odd := sorted(set(out or {}) - set(layouts)):
-        raise LayoutError(f"load_shards: out has {quoted(odd)}, for which there is no layout.")
+    leader = _tied({name: made[name] for name in out or {} if name in made}, layouts)
     reader = Reader(source.folder, verify=verify)
     with torch.no_grad(), as_checkpoint_error(f"reading {src_dir}", src_dir, "read it again"):
-        for name, shard in made.items():
-            cell = layouts[name].cell(rank)
+        for name in sorted(made, key=leader.__contains__):  # Each after its leader.
+            shard, cell = made[name].detach(), layouts[name].cell(rank)
+            room = torch.empty_like(shard) if name in leader else shard
             if cell.part:
-                shard.zero_()
+                room.zero_()
             else:
-                _read(reader, found[name], cell.box, shard.detach())
+                _read(reader, found[name], cell.box, room)
+            if room is not shard and not _is_same(room, shard):
+                raise CheckpointError(
+                    f"{src_dir} has different values of {leader[name]!r} and {name!r}, and both "
+                    "have one tensor in out; give each its own."
+                )
     return made
+
+
+def _check_writable(out: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> None:
+    if odd := sorted(set(out) - set(layouts)):
+        raise LayoutError(f"load_shards: out has {quoted(odd)}, for which there is no layout.")
+    for name, given in out.items():
+        if (fault := fault_of_out(given)) is not None:
+            raise LayoutError(f"load_shards: out {name!r} {fault}")
+
+
+def _tied(out: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> dict[str, str]:
+    """For each name whose tensor is also that of a name before it: that name.
+
+    Raises:
+        LayoutError: tensors overlap in another way.
+    """
+    memory = ManyMemory({}, out, {})
+    if pair := memory.overlap(lambda a, b: layouts[a] == layouts[b]):
+        raise LayoutError(
+            f"load_shards: out {pair[0]!r} shares memory with out {pair[1]!r}, so one would "
+            "overwrite the other; give tensors that lie apart."
+        )
+    return {name: names[0] for names in memory.outs_in_one for name in names[1:]}
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same bits."""
+    one, other = (x.contiguous().reshape(-1).view(torch.uint8) for x in (a, b))
+    return torch.equal(one, other)
 
 
 def _requested(

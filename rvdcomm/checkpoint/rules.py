@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ class Rules:
         order = list(KINDS)
         ordered = sorted(steps, key=lambda step: order.index(step.kind))
         object.__setattr__(self, "steps", tuple(ordered))
+        for step, after in pairwise(sorted(ordered, key=_key)):
+            if _key(step) == _key(after):
+                raise LayoutError(
+                    f"{after} is a second step of its kind for {after.names!r}, and a table has "
+                    "one line for each name; reshard twice."
+                )
         if not self.ranks:
             raise LayoutError("rules need at least one rank; give ranks such as '0:4'.")
         for pattern, replacement in self.rename:
@@ -203,6 +210,11 @@ class Rules:
                 f"are {quoted(self.ranks)}."
             )
         return layout
+
+
+def _key(step: Step) -> tuple[str, str]:
+    """The table and the key of a step in TOML."""
+    return step.kind, step.names
 
 
 _RENAME = """

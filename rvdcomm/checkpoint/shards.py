@@ -142,7 +142,12 @@ def _write(
         raise CheckpointError(_saved_before(root, rank, save_id)) from None
     finally:
         file.discard()
-    sync_folder(root)
+    try:
+        sync_folder(root)
+    except OSError:
+        with suppress(OSError):
+            remove_files(root, lambda other: other == file.path.name)
+        raise
 
 
 def _check_open(root: Path) -> Folder:

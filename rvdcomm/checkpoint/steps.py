@@ -20,6 +20,9 @@ from rvdcomm.text import quoted
 
 Tensors = Mapping[str, StoredTensor]
 
+_MAX_DIGITS = 20
+"""Most digits of the number of a part that are read."""
+
 
 def toml_text(value: str | int | tuple[Any, ...]) -> str:
     """A text, a number or a list of these, in TOML."""
@@ -255,14 +258,19 @@ class Stack(Step):
         groups: dict[tuple[str, ...], dict[int, str]] = {}
         for name, found in self._found(tensors).items():
             numbered = groups.setdefault((*found[:at], *found[at + 1 :]), {})
-            if (before := numbered.setdefault(int(found[at]), name)) != name:
+            digits = found[at].lstrip("0")
+            # Python converts only numbers of some thousand digits; no tensor has so many parts.
+            number = int(digits[:_MAX_DIGITS] or 0)
+            if (before := numbered.setdefault(number, name)) != name:
                 raise LayoutError(f"{self}: {before!r} and {name!r} have the same number.")
         for found, numbered in groups.items():
-            if lost := set(range(max(numbered))) - set(numbered):
+            order = sorted(numbered)
+            if order != list(range(len(order))):
+                lost = next(i for i, number in enumerate(order) if i != number)
                 raise LayoutError(
-                    f"{self}: {numbered[max(numbered)]!r} is there, and number {min(lost)} is not."
+                    f"{self}: {quoted(numbered[order[-1]])} is there, and number {lost} is not."
                 )
-            names = [numbered[i] for i in sorted(numbered)]
+            names = [numbered[i] for i in order]
             parts = _all(self, tensors, names)
             yield names, [self._stacked(parts, Template(self.names).filled(found))]
 

@@ -33,9 +33,10 @@ class Template:
     @cached_property
     def _regex(self) -> re.Pattern[str]:
         # As in fnmatch: a star ends at the first place where the text up to the next star follows,
-        # and atomic groups keep it there. Only the last star has to try all ends.
+        # and atomic groups keep it there. Only the last star has to try all ends. A number has all
+        # digits that follow one another, so there is nothing to try.
         first, *rest = (
-            "([0-9]+)".join(map(re.escape, piece.split("#"))) for piece in self.text.split("*")
+            "([0-9]++)".join(map(re.escape, piece.split("#"))) for piece in self.text.split("*")
         )
         middle = "".join(f"(?>(.+?){piece})" for piece in rest[:-1])
         last = f"(.+?){rest[-1]}" if rest else ""

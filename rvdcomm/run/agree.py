@@ -262,7 +262,7 @@ def gone_error(what: str, rank: int, gone: int) -> CommError:
 def text_of(error: BaseException) -> str:
     """What an error says, as a sentence, without the C++ stack that torch adds."""
     text = str(error).partition("\nException raised from")[0].strip() or type(error).__name__
-    return text if text.endswith(".") else f"{text}."
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def bounded(

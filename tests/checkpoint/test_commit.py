@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -344,6 +345,35 @@ def test_failing_disk_raises_a_checkpoint_error_that_names_the_file(
         with pytest.raises(rv.CheckpointError, match=message):
             changes_until(point, lambda root=root: do(root), fail)  # type: ignore[misc]
     assert total > 5
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_save_that_fails_at_one_change_of_the_disk_leaves_no_file(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, "no hard links")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", link)
+    num_failed = 0
+    total = changes_until(None, lambda: save(tmp_path / "whole", 0, 1.0))
+    for point in range(1, total + 1):
+        root = tmp_path / str(point)
+        faults = iter([OSError(errno.EIO, "Input/output error")])
+
+        def fail_once(faults: Iterator[OSError] = faults) -> None:
+            for fault in faults:
+                raise fault
+
+        try:
+            changes_until(point, lambda root=root: save(root, 0, 1.0), fail_once)  # type: ignore[misc]
+        except rv.CheckpointError:
+            num_failed += 1
+            assert not root.exists() or files_of(root) == {}
+        else:  # It could not remove a file of its own.
+            assert (root / "rank-00000.safetensors").exists()
+    assert num_failed > 5
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP])

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import rvdcomm as rv
 from rvdcomm.checkpoint import load_shards
@@ -92,6 +95,52 @@ def test_given_tensors_that_do_not_fit_are_rejected_before_any_is_changed(
     with pytest.raises(error, match=message):
         load_shards(src, LAYOUTS, 0, out={"embed.weight": first, name: given})
     assert torch.equal(first, torch.full((7, 3), -1.0))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (lambda: torch.zeros(1, 3).expand(7, 3), "out 'embed.weight' has elements that share"),
+        (lambda: torch.zeros(7, 3, device="meta"), "out 'embed.weight' is on the device meta"),
+        (lambda: torch.zeros(7, 3).to_sparse(), "out 'embed.weight' has no strides"),
+        (lambda: 5, "out 'embed.weight' is of type int"),
+    ],
+    ids=["expanded", "meta", "sparse", "number"],
+)
+def test_tensors_that_cannot_be_written_are_rejected(
+    given: Callable[[], Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(rv.LayoutError, match=message):
+        load_shards(make("whole", tmp_path), LAYOUTS, 0, out={"embed.weight": given()})
+
+
+def two(folder: Path, b: float) -> tuple[Path, dict[str, rv.Layout]]:
+    """A checkpoint of "a", all 1, and of "b"; and their layouts."""
+    save_file({"a": torch.ones(4), "b": torch.full((4,), b)}, folder / "model.safetensors")
+    return folder, dict.fromkeys("ab", rv.Layout((4,), "R(1)V(1)D(2)"))
+
+
+def test_given_tensors_that_overlap_are_rejected(tmp_path: Path) -> None:
+    src, layouts = two(tmp_path, 1.0)
+    p = torch.zeros(4)
+    with pytest.raises(rv.LayoutError, match="out 'a' shares memory with out 'b'"):
+        load_shards(src, layouts, 0, out={"a": p[:2], "b": p[1:3]})
+    assert torch.equal(p, torch.zeros(4))
+    load_shards(src, layouts, 0, out={"a": p[::2], "b": p[1::2]})
+    assert torch.equal(p, torch.ones(4))
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_one_tensor_of_two_names_is_read_if_their_values_are_equal(
+    order: str, tmp_path: Path
+) -> None:
+    src, layouts = two(tmp_path, 1.0)
+    tied = torch.zeros(2, dtype=torch.float64)
+    load_shards(src, layouts, 0, out=dict.fromkeys(order, tied))
+    assert torch.equal(tied, torch.ones(2).double())
+    two(tmp_path, 2.0)
+    with pytest.raises(rv.CheckpointError, match=f"{order[0]!r} and {order[1]!r}, and both have"):
+        load_shards(src, layouts, 0, out=dict.fromkeys(order, tied))
 
 
 def test_failing_disk_is_a_checkpoint_error_that_names_the_file(

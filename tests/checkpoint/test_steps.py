@@ -218,3 +218,17 @@ def test_steps_that_do_not_fit_are_rejected(
 def test_invalid_steps_are_rejected(text: str, message: str) -> None:
     with pytest.raises(rv.LayoutError, match=message):
         Rules.parse(text)
+
+
+def test_steps_that_no_table_can_hold_are_rejected() -> None:
+    with pytest.raises(rv.LayoutError, match=r"a second step of its kind for 'w', and a table has"):
+        Rules(steps=[Crop("w", 1), Pad("w", 3), Crop("w", 2, dim=1)])
+
+
+@pytest.mark.parametrize("number, lost", [("9" * 12, 1), ("9" * 5000, 1), ("0" * 5000 + "2", 1)])
+def test_parts_are_counted_in_bounded_time_and_memory(
+    number: str, lost: int, tmp_path: Path
+) -> None:
+    src = make("whole", tmp_path, {"e.0": numbered(5), f"e.{number}": numbered(5)})
+    with pytest.raises(rv.LayoutError, match=f"is there, and number {lost} is not"):
+        reshard(src, tmp_path / "dst", Rules(steps=[Stack("e", "e.#")]))

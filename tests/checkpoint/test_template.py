@@ -46,8 +46,10 @@ def test_stars_match_texts_and_hashes_numbers(
 
 
 @pytest.mark.timeout(20)
-def test_match_takes_bounded_time() -> None:
-    assert Template("*a" * 40 + "b").match("a" * 50_000) is None
+@pytest.mark.parametrize("text", ["*a" * 40 + "b", "#" * 40 + "b", "*#" * 20 + "b", "*#1#b"])
+@pytest.mark.parametrize("char", ["a", "1"])
+def test_match_takes_bounded_time(text: str, char: str) -> None:
+    assert Template(text).match(char * 5_000) is None
 
 
 def test_number_of_the_parts_is_the_last_one() -> None:

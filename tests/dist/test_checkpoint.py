@@ -105,8 +105,13 @@ def test_different_values_of_ranks_under_one_name_are_rejected(
     message = r"__0_0.distcp and __1_0.distcp have different values of 'counter' \[\], so each"
     with pytest.raises(rv.CheckpointError, match=message):
         open_checkpoint(tmp_path / "src")
-    (tmp_path / "src/__0.metadata").unlink()
-    with pytest.raises(rv.CheckpointError, match=r"__2.metadata is there and __0.metadata is mis"):
+    for lost in (0, 2):  # Of rank 2, its tensors tell.
+        (tmp_path / f"src/__{lost}.metadata").rename(tmp_path / "lost")
+        with pytest.raises(rv.CheckpointError, match=rf"there and __{lost}.metadata is missing"):
+            open_checkpoint(tmp_path / "src")
+        (tmp_path / "lost").rename(tmp_path / f"src/__{lost}.metadata")
+    (tmp_path / f"src/__{'9' * 12}.metadata").touch()
+    with pytest.raises(rv.CheckpointError, match=r"9.metadata is there and __3.metadata is miss"):
         open_checkpoint(tmp_path / "src")
 
 
