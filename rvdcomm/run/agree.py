@@ -23,7 +23,7 @@ from hashlib import sha256
 from threading import Thread
 from typing import Any, Protocol, TypeVar
 
-from torch.distributed import DistError
+from torch.distributed import DistNetworkError
 
 from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
 from rvdcomm.layout import ranges_text
@@ -336,7 +336,7 @@ class _Agreement:
             raise
         except TimeoutError:
             raise self._absent("that serve the store, or others,") from None
-        except DistError as error:
+        except DistNetworkError as error:
             for rank in sorted(self.world.gone(self.members)):
                 raise gone_error(self.what, self.world.rank, rank) from None
             raise _StoreLostError(

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from torch.distributed import DistNetworkError, HashStore
+from torch.distributed import DistNetworkError, DistStoreError, HashStore
 
 import rvdcomm as rv
 from rvdcomm.run.agree import check_equal, exchange_posts, part
@@ -135,9 +135,10 @@ STACK = "\nException raised from recvBytes at Utils.hpp:1 (most recent call firs
         (RuntimeError("can't start new thread"), "RuntimeError: can't start new thread.", True),
         (OSError(24, "Too many open files"), "OSError: [Errno 24] Too many open files.", True),
         (MemoryError(), "MemoryError: MemoryError.", True),
+        (DistStoreError("No space?"), "rank 0: DistStoreError: No space?", True),
         (DistNetworkError(f"Broken pipe{STACK}"), "is lost: Broken pipe. Calls that all", False),
     ],
-    ids=["threads", "descriptors", "memory", "connection"],
+    ids=["threads", "descriptors", "memory", "store", "connection"],
 )
 def test_what_happened_to_an_agreement_is_told(error: Exception, said: str, breaks: bool) -> None:
     pair = PairOfRanks(posts_first=True, store=BrokenStore(error))
