@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -174,16 +175,14 @@ def _agreed(
     with world.alone():
         posts = exchange_posts(world, joined, request.to_json(), str(request))
         # A shape that is inferred depends on the shards of other ranks, so every call compares.
-        # Mostly nothing has changed since the last one.
-        known = None if request.misuse else world.compiled.get(key)
-        if known is not None and known[0] == posts:
-            made: tuple[Redistributor, bool] = known[1]
-            return made
-        with world.together(joined):
-            made = _compiled(world, request, posts, src, dst, topology, group)
-    if known_shape(src, dst, request.shape) is None:
-        world.compiled[key] = posts, made
-    else:
+        # What was posted before is known to all ranks or to none: the rest is done together.
+        posted = json.dumps(sorted(posts.items()))
+        made: tuple[Redistributor, bool] | None = world.compiled.get(posted)
+        if made is None:
+            with world.together(joined):
+                made = _compiled(world, request, posts, src, dst, topology, group)
+            world.compiled[posted] = made
+    if known_shape(src, dst, request.shape) is not None:
         world.agreed[key] = made
     return made
 

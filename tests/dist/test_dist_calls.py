@@ -333,8 +333,8 @@ def test_texts_may_include_shape_ranks_and_cuts(worlds: Worlds) -> None:
     assert faults_of(results, rv.Layout.parse(src), rv.Layout.parse(dst)) == []
 
 
-def infer_two_shapes(rank: int, sizes: list[int]) -> list[Any]:
-    """Two calls by the same texts; by the chunk rule some ranks pass equal shards in both."""
+def infer_shapes(rank: int, sizes: list[int]) -> list[Any]:
+    """Calls by the same texts; by the chunk rule some ranks pass equal shards in all."""
     layouts = [rv.Layout((size,), "R(1)V(1)D(4)") for size in sizes]
     shards = [
         shard_of(rank, layout, seed=size) for layout, size in zip(layouts, sizes, strict=True)
@@ -344,11 +344,11 @@ def infer_two_shapes(rank: int, sizes: list[int]) -> list[Any]:
 
 def test_shape_is_inferred_again_if_only_some_shards_change_their_shape(worlds: Worlds) -> None:
     # Shards of 11 elements are 3, 3, 3, 2; of 10 they are 3, 3, 3, 1.
-    first, second = zip(*worlds(4, timeout_secs=3.0).run(infer_two_shapes, [11, 10]), strict=True)
-    pair = rv.Layout((11,), "R(1)V(1)D(4)"), rv.Layout((11,), "R(4)V(1)D(1)")
-    assert faults_of(first, *pair, seed=11) == []
-    pair = rv.Layout((10,), "R(1)V(1)D(4)"), rv.Layout((10,), "R(4)V(1)D(1)")
-    assert faults_of(second, *pair, seed=10) == []
+    sizes = [11, 10, 11, 10]
+    calls = zip(*worlds(4, timeout_secs=3.0).run(infer_shapes, sizes), strict=True)
+    for size, results in zip(sizes, calls, strict=True):
+        pair = rv.Layout((size,), "R(1)V(1)D(4)"), rv.Layout((size,), "R(4)V(1)D(1)")
+        assert faults_of(results, *pair, seed=size) == []
 
 
 def call_with_two_dtypes(rank: int) -> list[Any]:

@@ -242,3 +242,13 @@ def test_tied_names_are_those_of_one_memory_on_all_ranks_that_hold_them() -> Non
     assert not found.has("c", "d")
     with pytest.raises(rv.LayoutError, match="'a': rank 1: out shares memory with the out of 'c'"):
         Tied.of({**told, 1: (["ab"], ["ac"])}, names, src, src)
+
+
+def background_call_by_interop(rank: int) -> str:
+    src, dst = sides("q")
+    return error_of(lambda: by_interop({"q": parts(rank)}, src, dst, async_op=rank == 1))
+
+
+def test_a_call_of_dtensors_in_the_background_is_an_error_on_all_ranks(worlds: Worlds) -> None:
+    for error in worlds(2).run(background_call_by_interop):
+        assert re.match(r"LayoutError: .*rank 1: async_op=True is for rvdcomm.redistr", error)

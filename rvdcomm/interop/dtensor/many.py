@@ -65,6 +65,11 @@ def redistribute_many(
     fault: LayoutError | None = None
     own: dict[str, dict[str, str]] = {"src": {}, "dst": {}}
     try:
+        if options.get("async_op"):
+            raise LayoutError(
+                "async_op=True is for rvdcomm.redistribute_many, with layout_of_dtensor and "
+                "to_local() of each tensor."
+            )
         sources = _sources(tensors, src or {}, numbering)
         own = {"src": sources, "dst": _targets(sources, dst, numbering)}
     except LayoutError as error:
