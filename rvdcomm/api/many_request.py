@@ -23,6 +23,8 @@ from rvdcomm.run.request import SHARES_MEMORY, kept_place, shard_shape
 from rvdcomm.text import quoted
 
 WHAT = "redistribute_many"
+
+_ELSEWHERE = " on other ranks, as in the first call, and here the two are tied no more"
 NO_GRADIENT = (
     "the tensor requires grad, and redistribute_many carries no gradient; pass tensor.detach(), or "
     "call it under torch.no_grad()."
@@ -288,9 +290,11 @@ class ManyRequest:
             elif not (memory.are_one_out(outs) and self._is_kept(name, outs, rank)):
                 found[name] = SHARES_MEMORY
         pair = memory.overlap(lambda a, b: tied is None or self._are_tied(a, b, tied))
-        if pair is None and tied is not None:
-            pair = self._parted(rank, tied)
-        return found or ({} if pair is None else {pair[0]: overlap_text(pair[1])})
+        if pair is not None:
+            found = found or {pair[0]: overlap_text(pair[1])}
+        elif tied is not None and (parted := self._parted(rank, tied)):
+            found = found or {parted[0]: overlap_text(parted[1], _ELSEWHERE)}
+        return found
 
     @cached_property
     def _group_of(self) -> dict[str, int]:
