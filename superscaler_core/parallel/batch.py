@@ -49,6 +49,12 @@ class Batch:
                     f"Batch takes {name} = {' or '.join(map(repr, values))}, not "
                     f"{getattr(self, name)!r}."
                 )
+        is_mapping = isinstance(self.dims, Mapping)
+        if not is_mapping or not all(isinstance(d, int | None) for d in self.dims.values()):
+            raise PlanError(
+                'Batch takes dims = {"x": 1, "table": None}, the dim of samples of each input by '
+                f"its name, not {self.dims!r}."
+            )
 
     @property
     def is_local(self) -> bool:

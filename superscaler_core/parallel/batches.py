@@ -15,15 +15,15 @@ from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.routes import Routes, groups_of, whole_of
 from superscaler_core.parallel.same_batch import (
     check_same,
-    digest_of,
     first_odd,
     form_of,
-    number_of,
     refuse_shapes,
     refuse_values,
 )
 from superscaler_core.parallel.totals import totals_of
+from superscaler_core.run.checksum import checksum
 from superscaler_core.run.own_samples import OwnSamples
+from superscaler_core.run.same_call import digest_of
 from superscaler_core.run.together import rows_of, texts_of
 from superscaler_core.run.transport import Transport
 
@@ -85,7 +85,7 @@ class WholeBatches:
 
     def form(self, call: ModelCall) -> int:
         if call.form not in self._forms:
-            self._forms[call.form] = number_of(form_of(call, self._programs.inputs(call)))
+            self._forms[call.form] = digest_of(form_of(call, self._programs.inputs(call)))
         return self._forms[call.form]
 
     def whole(self, call: ModelCall) -> ModelCall:
@@ -160,9 +160,9 @@ class LocalBatches:
         size = counts.pop() if len(counts) == 1 else -1
         size = -2 if any(tensor.requires_grad for tensor in inputs.tensors) else size
         is_due = self._compared.is_due(call)
-        digests = [digest_of(tensor) for tensor in inputs.tensors] if is_due else []
+        digests = [checksum(tensor) for tensor in inputs.tensors] if is_due else []
         common = [d for d, dim in zip(digests, inputs.dims, strict=False) if dim is None]
-        row = [number_of(form), size, number_of(*digests), number_of(*common)]
+        row = [digest_of(form), size, digest_of(str(digests)), digest_of(str(common))]
         rows = rows_of(torch.tensor(row), self._ranks, self._transport)
         if first_odd(rows[:, 0].tolist()):
             refuse_shapes(form, self._ranks, self._transport, _LOCAL)
@@ -231,7 +231,7 @@ def agreed_example(programs: Programs, call: ModelCall, transport: Transport) ->
         check_same(call, inputs, ranks, transport, values=False)
         return call
     form = form_of(call, inputs, counts_samples=False)
-    row = torch.tensor([number_of(form), next(iter(inputs.sizes.values()), 0)])
+    row = torch.tensor([digest_of(form), next(iter(inputs.sizes.values()), 0)])
     rows = rows_of(row, ranks, transport)
     if first_odd(rows[:, 0].tolist()):
         refuse_shapes(form, ranks, transport, _LOCAL)

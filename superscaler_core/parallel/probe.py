@@ -7,6 +7,7 @@ those that keep the dim whole, such as ``torch.cat`` along it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -34,20 +35,39 @@ def probed(
     """
     random = torch.Generator().manual_seed(op.index)
     inputs = [_value(t, values, random) for t in op.inputs]
-    tried = sorted({0, num - 1, *range(1, num - 1, max(1, num // (MAX_TRIED - 1)))})
     try:
-        before = _run(op, inputs)
-        after = {k: _run(op, _changed(inputs, extents, k, num)) for k in tried}
+        changed = _changes(op, inputs, extents, num)
     except Exception as error:
         why = (
             f"{op.name} has no rule that says which samples its results depend on, and cannot be "
             f"run on random numbers ({type(error).__name__})"
         )
         return [mixed(why)] * len(op.outputs)
-    return [
-        _extent(op, before[i], {k: results[i] for k, results in after.items()}, num)
-        for i in range(len(op.outputs))
-    ]
+    # A change of one sample leaves a maximum of random numbers as it was, but not that of equal
+    # ones; a minimum, `any` and `all` likewise.
+    for number in (0, 1):
+        with suppress(Exception):
+            equal = [
+                torch.full_like(x, number) if extent.is_rows else x
+                for x, extent in zip(inputs, extents, strict=True)
+            ]
+            more = _changes(op, equal, extents, num)
+            changed = [{k: a[k] | b[k] for k in a} for a, b in zip(changed, more, strict=True)]
+    return [_extent(op, masks, num) for masks in changed]
+
+
+def _changes(
+    op: Op, inputs: Sequence[Tensor], extents: Sequence[Extent], num: int
+) -> list[dict[int, Tensor]]:
+    """For every result, which of its elements a change of a sample changes, by the sample."""
+    tried = sorted({0, num - 1, *range(1, num - 1, max(1, num // (MAX_TRIED - 1)))})
+    before = _run(op, inputs)
+    found: list[dict[int, Tensor]] = [{} for _ in before]
+    for sample in tried:
+        after = _run(op, _changed(inputs, extents, sample, num))
+        for masks, x, y in zip(found, before, after, strict=True):
+            masks[sample] = (y != x) & ~(y.isnan() & x.isnan())
+    return found
 
 
 def _run(op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -77,18 +97,19 @@ def _changed(
         at = [i for i in range(x.shape[extent.dim]) if extent.place.sample_of(i, num) == sample]
         rows = x.index_select(extent.dim, torch.tensor(at))
         is_number = x.is_floating_point() or x.is_complex()
-        other = 2 * rows + 1 if is_number else (1 - rows.long()).to(x.dtype)
-        made.append(x.index_copy(extent.dim, torch.tensor(at), other))
+        # Other for every number, below 1 and above 0 where all are equal.
+        other = torch.where(rows == 1, 0, 2 * rows + 1) if is_number else 1 - rows.long()
+        made.append(x.index_copy(extent.dim, torch.tensor(at), other.to(x.dtype)))
     return made
 
 
-def _extent(op: Op, before: Tensor, after: Mapping[int, Tensor], num: int) -> Extent:
-    """The extent of a result, given its values after changes of samples."""
-    changed = {k: (x != before) & ~(x.isnan() & before.isnan()) for k, x in after.items()}
+def _extent(op: Op, changed: Mapping[int, Tensor], num: int) -> Extent:
+    """The extent of a result, given which of its elements changes of samples change."""
     if not any(mask.any() for mask in changed.values()):
         return SAME
-    for dim, size in enumerate(before.shape):
-        others = [d for d in range(before.dim()) if d != dim]
+    shape = next(iter(changed.values())).shape
+    for dim, size in enumerate(shape):
+        others = [d for d in range(len(shape)) if d != dim]
         rows = {k: (m.any(dim=others) if others else m).tolist() for k, m in changed.items()}
         for inner in (i for i in range(1, size // num + 1) if size % (i * num) == 0):
             place = Place(size // (inner * num), inner)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -12,6 +11,8 @@ from torch.utils import _pytree as pytree
 
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batch import Inputs
+from superscaler_core.run.checksum import checksum
+from superscaler_core.run.same_call import digest_of
 from superscaler_core.run.together import rows_of, texts_of
 from superscaler_core.run.transport import Transport
 
@@ -41,8 +42,8 @@ def check_same(
     if len(ranks) == 1:
         return
     form = form_of(call, inputs)
-    digests = [digest_of(tensor) for tensor in inputs.tensors] if values else []
-    row = torch.tensor([number_of(form), number_of(*digests)])
+    digests = [checksum(tensor) for tensor in inputs.tensors] if values else []
+    row = torch.tensor([digest_of(form), digest_of(str(digests))])
     forms, batches = zip(*rows_of(row, ranks, transport).tolist(), strict=True)
     if first_odd(forms):
         refuse_shapes(form, ranks, transport)
@@ -73,7 +74,7 @@ def refuse_shapes(
 
 def refuse_values(
     names: Sequence[str],
-    digests: Sequence[bytes],
+    digests: Sequence[int],
     ranks: Ranks,
     transport: Transport,
     among: Sequence[Ranks] = (),
@@ -88,7 +89,7 @@ def refuse_values(
         among: the groups of ranks whose batches have to be equal; all ranks if empty.
         hint: what would be right.
     """
-    rows = rows_of(torch.tensor([*map(number_of, digests)]), ranks, transport)
+    rows = rows_of(torch.tensor(digests), ranks, transport)
     for group in among or (ranks,):
         for name, column in zip(names, rows[list(group)].T.tolist(), strict=True):
             if odd := first_odd(column):
@@ -116,22 +117,6 @@ def form_of(call: ModelCall, inputs: Inputs, *, counts_samples: bool = True) -> 
     dtypes = ", ".join(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in inputs.tensors))
     more = f" with {', '.join(plain)}" if plain else ""
     return f"{inputs if counts_samples else inputs.without_sizes} ({dtypes}){more}"
-
-
-def digest_of(tensor: Tensor) -> bytes:
-    """A hash of a tensor's values; empty for a tensor that is not dense."""
-    if tensor.layout != torch.strided:
-        return b""
-    here = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return hashlib.blake2b(here.view(torch.uint8).numpy().data, digest_size=8).digest()
-
-
-def number_of(*parts: str | bytes) -> int:
-    """A hash as a number that int64 holds."""
-    made = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        made.update(part.encode() if isinstance(part, str) else part)
-    return int.from_bytes(made.digest(), "big", signed=True)
 
 
 def first_odd(values: Iterable[object]) -> int:

@@ -28,6 +28,7 @@ from superscaler_core.parallel.extent import (
     place_in_loop,
 )
 from superscaler_core.parallel.probe import probed
+from superscaler_core.parallel.twins import twins_of
 
 Reader = tuple[str, int]
 """The name of an op, and the position of an input."""
@@ -100,7 +101,12 @@ class _Pass:
         known: dict[str, Extent],
     ) -> None:
         self.narrow, self.wide, self.num, self.note_of = narrow, wide, num, note_of
-        self.narrow_ops = {op.name: op for op in narrow.ops}
+        self.twins = twins_of(narrow, wide, num)
+        self.names = {  # in the graph of a microbatch
+            tensor: twin.name
+            for op, other in self.twins.items() if other is not None
+            for tensor, twin in zip(op.outputs, other.outputs, strict=False)
+        }  # fmt: skip
         self.flow = Flow(known=dict(known))
         self.extents: dict[PTensor, Extent] = {}
 
@@ -121,8 +127,8 @@ class _Pass:
                     given=given if is_new else extent.given,
                     routed=routed,
                 )
-                if tensor.name in self.flow.known:
-                    self.flow.known[tensor.name] = made
+                if (name := self.names.get(tensor)) in self.flow.known:
+                    self.flow.known[name] = made
                     made = replace(SAME, is_whole=True, routed=routed)
                 self.extents[tensor] = made
         self.flow.loss = self.extents[self.wide.loss]
@@ -158,7 +164,7 @@ class _Pass:
         fault = next((x for x in inputs if x.is_mixed), None)
         if fault is not None:
             return [fault] * len(op.outputs)
-        if op.name not in self.narrow_ops:
+        if op not in self.twins:
             why = f"other numbers of samples are computed by other ops, without {op.name}"
             return [mixed(why)] * len(op.outputs)
         if op.kind == "batch_norm" and len(op.outputs) > 1:
@@ -167,7 +173,8 @@ class _Pass:
             found = self._of_rows(op, inputs)
         else:
             found = [self._of_totals(op, list(inputs))] * len(op.outputs)
-        if any(x.is_mixed for x in found) and (note := self._note(op, inputs)):
+        is_mixed = self.twins[op] is not None and any(x.is_mixed for x in found)
+        if is_mixed and (note := self._note(op, inputs)):
             self._add_note(note)
             found = self._apart(op, inputs)
         return found
@@ -189,9 +196,11 @@ class _Pass:
         Statistics of a microbatch count as the same for all samples, and a result that grows with
         the number of samples has them along the dim that grows.
         """
+        twin = self.twins[op]
+        assert twin is not None, "it computes something"
         inner = next((x.place.inner for x in inputs if x.is_rows), 1)
         found = []
-        for tensor, narrow in zip(op.outputs, self.narrow_ops[op.name].outputs, strict=True):
+        for tensor, narrow in zip(op.outputs, twin.outputs, strict=True):
             pairs = enumerate(zip(tensor.shape, narrow.shape, strict=False))
             dim = next((i for i, (size, half) in pairs if size != half), None)
             if dim is None:
@@ -210,9 +219,10 @@ class _Pass:
             op: the op.
             is_summed: whether it sums over samples; then a number that grows is a divisor.
         """
-        codes = (self.narrow_ops[op.name].code, op.code)
-        if codes[0] == codes[1]:
+        twin = self.twins[op]
+        if twin is None or twin.code == op.code:
             return 0
+        codes = twin.code, op.code
         texts = {_NUMBER.sub("#", code) for code in codes}
         numbers = [[*map(float, _NUMBER.findall(code))] for code in codes]
         degree = _degree_of(zip(*numbers, strict=True)) if len(texts) == 1 else None
@@ -325,7 +335,7 @@ class _Pass:
         if not degrees <= {0, -1} or any(x.is_same and x.degree for x in inputs):
             return mixed(f"{op.name} adds values that grow differently with the number of samples")
         sums = (i for i, x in enumerate(inputs) if x.is_total and x.degree == 0)
-        self.flow.scaled |= {(op.name, i) for i in sums}
+        self.flow.scaled |= {(self._name(op), i) for i in sums}
         return Extent(Kind.TOTAL, -1 + shift)
 
     def _learns(self, op: Op, position: int, extent: Extent, *, divides: bool = False) -> bool:
@@ -333,10 +343,17 @@ class _Pass:
         tensor = op.inputs[position]
         if not extent.is_whole and (not extent.is_known or tensor.requires_grad):
             return False
-        self.flow.known.setdefault(tensor.name, extent)
+        if tensor not in self.names:
+            return False
+        self.flow.known.setdefault(self.names[tensor], extent)
         if divides:
-            self.flow.shares.add((op.name, position))
+            self.flow.shares.add((self._name(op), position))
         return True
+
+    def _name(self, op: Op) -> str:
+        """The name of an op in the graph of a microbatch."""
+        twin = self.twins[op]
+        return op.name if twin is None else twin.name
 
 
 def _is_sum(op: Op) -> bool:

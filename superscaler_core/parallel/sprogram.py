@@ -50,6 +50,9 @@ class SProgram:
         if unknown:
             takes = ", ".join([*made._takes][1:]) or "nothing"
             raise PlanError(f"{made.name} takes no {', '.join(unknown)}; it takes {takes}.")
+        num = made.knobs.get(_MICROBATCHES, 1)
+        if isinstance(num, int) and num < 1:
+            raise PlanError(f"{made.name} takes at least one microbatch, not {num}.")
         return made
 
     @property

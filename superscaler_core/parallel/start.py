@@ -85,6 +85,8 @@ def parallelize(
     said, buffers = batch or Batch(), dict(model.named_buffers())
     calls = SameCall(tuple(range(world.num_ranks)), transport)
     with calls.prepared("parallelize") as request:
+        if not isinstance(said, Batch):
+            raise PlanError(f'batch takes an ss.Batch, such as Batch(kind="local"), not {batch!r}.')
         master_dtype = None if dtype is None else master_name(dtype)
         example = ModelCall.of(model, args, kwargs)
         chosen: AutoOptions | SProgram = (

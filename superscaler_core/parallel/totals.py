@@ -39,8 +39,13 @@ def totals_of(graph: Graph, batch: Mapping[str, Tensor], num: int) -> dict[str, 
         with torch.no_grad():
             parts = [_of_microbatch(graph, total, given, mb) for mb in range(num)]
         whole = torch.stack(parts).sum(0, dtype=parts[0].dtype)
-        found[total.given.name] = whole / num if total.is_mean else whole
+        found[total.given.name] = _mean(whole, num) if total.is_mean else whole
     return found
+
+
+def _mean(total: Tensor, num: int) -> Tensor:
+    """A sum of ``num`` values divided by ``num``; of whole numbers it is one, and stays one."""
+    return total / num if total.is_floating_point() or total.is_complex() else total // num
 
 
 def _of_microbatch(graph: Graph, total: Total, given: Mapping[str, Tensor], mb: int) -> Tensor:

@@ -24,7 +24,9 @@ def checksum(tensor: Tensor) -> int:
     """
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return 0
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # Strides of a tensor of one element may be anything; a view as bytes needs 1.
+    flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
     made = blake2b(str(len(flat)).encode(), digest_size=8)
     size = len(flat) // 8 * 8
     words = flat[:size]

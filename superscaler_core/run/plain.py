@@ -81,7 +81,8 @@ def _packed(value: Any, what: str, depth: int) -> Any:
         return {"array": [value.dtype.str, value.shape, _encoded(np.ascontiguousarray(value))]}
     if isinstance(value, Tensor) and value.layout == torch.strided:
         whole = value.detach().cpu().contiguous()
-        data = whole.reshape(-1).view(torch.uint8).numpy()
+        # Strides of a tensor of one element may be anything; a view as bytes needs 1.
+        data = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
         name = str(whole.dtype).removeprefix("torch.")
         return {"tensor": [name, whole.shape, _encoded(data)]}
     raise PlanError(

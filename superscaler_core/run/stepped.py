@@ -10,6 +10,7 @@ function that computes it is wrapped.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ _PER_TENSOR_EXACTLY = ("soap", "lamb", "fusedlamb", "lars", "came", "sm3", "kron
 _OVER_ALL = ("lbfgs", "prodigy", "dadapt")
 _OVER_ALL_EXACTLY = ("sam", "asam", "gsam", "wsam", "looksam", "adai", "lomo")
 """Names of optimizers that need products or norms over all parameters together."""
+
+_DRESS = re.compile(r"_|\d+bit$")
+"""What names of the same optimizer have more, as ``LAMB8bit``."""
 
 _OF_SAM = {"rho", "adaptive"}
 """Options that SAM leaves in the groups which it shares with the optimizer that it wraps."""
@@ -172,7 +176,7 @@ class _Known:
 def _needs(optimizer: Optimizer) -> tuple[str | None, bool]:
     """The class of an optimizer that needs whole tensors, and whether it needs all of them."""
     for kind in type(optimizer).__mro__:
-        name = kind.__name__.lower().replace("_", "")
+        name = _DRESS.sub("", kind.__name__.lower())
         if name in _OVER_ALL_EXACTLY or any(part in name for part in _OVER_ALL):
             return kind.__name__, True
         if name in _PER_TENSOR_EXACTLY or any(part in name for part in _PER_TENSOR):

@@ -410,6 +410,8 @@ class Trainer:
         if odd := [name for name in shapes if not isinstance(state.get(name, _NO_TENSOR), Tensor)]:
             kind = type(state[odd[0]]).__name__.removesuffix("Type")
             raise PlanError(f"load_state_dict: {odd[0]!r} is {kind}, not a tensor.")
+        if odd := [n for n in shapes if n in state and state[n].is_meta]:
+            raise PlanError(f"load_state_dict: {odd[0]!r} is on the meta device, without values.")
         faults = [
             f"size mismatch for {name}: copying a param with shape {list(state[name].shape)} from "
             f"checkpoint, the shape in current model is {list(shape)}"

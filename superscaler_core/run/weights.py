@@ -366,11 +366,12 @@ class WeightStore:
         mine, weights = set(parameters), self._tables.weights
         self.reduce([name for name in self._unreduced if weights[name].name in mine])
         self._settle()
-        for name in [name for name in self._totals if name in mine]:
-            stored = self.stored[name]
-            total = self._tables.parameters[name].unpacked(self._totals.pop(name))
-            if stored.requires_grad:
-                accumulate(stored, total)
+        with torch.no_grad():
+            for name in [name for name in self._totals if name in mine]:
+                stored = self.stored[name]
+                total = self._tables.parameters[name].unpacked(self._totals.pop(name))
+                if stored.requires_grad:
+                    accumulate(stored, total)
 
     # --- updates between microbatches -----------------------------------------------------------
 
@@ -443,13 +444,12 @@ class WeightStore:
             waiting.clear()
 
 
-@torch.no_grad()
 def accumulate(parameter: nn.Parameter, grad: Tensor) -> None:
     """Add a complete gradient to a parameter's ``.grad``, and call the parameter's hooks.
 
     Hooks of ``register_hook`` may replace the gradient; those of
     ``register_post_accumulate_grad_hook`` see the parameter with its ``.grad``, which an optimizer
-    in them may step and clear.
+    in them may step and clear. Called without gradients, like hooks in a backward.
     """
     for hook in [*(parameter._backward_hooks or {}).values()]:
         changed = hook(grad)

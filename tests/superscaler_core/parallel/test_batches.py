@@ -246,7 +246,9 @@ def test_names_and_dims_that_a_call_does_not_have_are_refused(
         inputs(ss.Batch(batch))
 
 
-@pytest.mark.parametrize("value", [{"kind": "mine"}, {"check": "always"}])
+@pytest.mark.parametrize(
+    "value", [{"kind": "mine"}, {"check": "always"}, {"dims": {"x": "1"}}, {"dims": ["x"]}]
+)
 def test_batch_refuses_unknown_words(value: dict[str, Any]) -> None:
     with pytest.raises(ss.PlanError, match="Batch takes"):
         ss.Batch(**value)

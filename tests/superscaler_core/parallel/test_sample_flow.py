@@ -58,6 +58,15 @@ class Loss(nn.Module):
             "twice": lambda: torch.stack([each.mean(), masked.sum() / mask.sum()]).sum(),
             "by key": lambda: (F.cross_entropy(scores, wanted) * self.weight).mean(),
             "two halves": lambda: torch.cat([x, 2 * x]).square().mean(),
+            "one more": lambda: each.sum() / ((labels != -100).sum() + 1),
+            "repeated": lambda: (
+                torch.cat([self.table.weight[None, :1].expand(len(tokens), 1, 6), x], 1)
+                .square()
+                .mean()
+            ),
+            "heads": lambda: self.heads(x).square().mean(),
+            "longest": lambda: each.mean() / (labels != -100).sum(1).max(),
+            "any": lambda: each.mean() * (labels == 3).any(),
             "pairs": lambda: (x.mean(1) @ x.mean(1).T).logsumexp(1).mean(),
             "softmax": lambda: x.mean(1).softmax(0).square().sum(),
             "centered": lambda: (x - x.mean((0, 1))).square().mean(),
@@ -68,11 +77,19 @@ class Loss(nn.Module):
         }[self.how]()
         return found
 
+    def heads(self, x: Tensor) -> Tensor:
+        """Attention whose heads are samples of a batched product, as in many models."""
+        num, length, _ = x.shape
+        q = x.view(num, length, 2, 3).transpose(1, 2).reshape(num * 2, length, 3)
+        out = torch.bmm(torch.bmm(q, q.transpose(1, 2)).softmax(-1), q)
+        return out.view(num, 2, length, 3).transpose(1, 2).reshape(num * length, 6)
+
 
 WHOLE = [
     "mean", "smoothed", "weighted", "ignoring", "nll", "masked", "clamped", "mean of masked",
     "counted", "items", "sum", "by size", "by elements", "samples", "normalized", "two", "decay",
-    "sum and mean", "twice", "by key", "two halves",
+    "sum and mean", "twice", "by key", "two halves", "one more",
+    "repeated", "heads",
 ]  # fmt: skip
 MIXED = {
     "pairs": "computes with pairs of samples",
@@ -81,6 +98,8 @@ MIXED = {
     "root": "sqrt is not linear in mean",
     "number": "pow is not linear in mean",
     "order": "other values for another number of samples",
+    "longest": "max computes results of several samples together",
+    "any": "any computes results of several samples together",
     "gate": "divides by .*, which parameters change",
 }
 
@@ -132,7 +151,7 @@ def test_mean_of_microbatches_is_the_loss_of_the_whole_batch(how: str, num: int)
 def test_loss_that_mixes_samples_is_refused_by_op_and_input(how: str, num: int) -> None:
     with pytest.raises(ss.PlanError, match=MIXED[how]) as error:
         graph_of(model(how), batch(), num)
-    assert re.search(r"\(of .*tokens", str(error.value))
+    assert re.search(r"\(of .*(tokens|labels)", str(error.value))
 
 
 @pytest.mark.parametrize("how", ["samples", "by size", "two halves"])

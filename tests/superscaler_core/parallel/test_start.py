@@ -16,6 +16,8 @@ from tests.superscaler_core.parallel.small_nets import batch, net
     "options, match",
     [
         ({"dtype": torch.int8}, "dtype 'int8' is not known"),
+        ({"batch": "local"}, "batch takes an ss.Batch, such as"),
+        ({"plan": "gpipe", "knobs": {"microbatches": 0}}, "gpipe takes at least one microbatch"),
         ({"plan": "hybrid", "knobs": {"tp": "two"}}, "hybrid:tp=two: expected a whole number"),
         ({"plan": "stages", "knobs": {"profile": "a1000"}}, "stages:profile=a1000: expected one"),
     ],

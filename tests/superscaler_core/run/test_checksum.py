@@ -31,3 +31,8 @@ def test_one_bit_changes_the_checksum(place: int) -> None:
 def test_order_and_number_of_values_change_the_checksum() -> None:
     x = torch.arange(6)
     assert len({checksum(each) for each in (x, x.flip(0), x[:5], torch.cat([x, x[:1] * 0]))}) == 4
+
+
+def test_strides_of_one_element_do_not_matter() -> None:
+    x = torch.tensor(1.5)
+    assert checksum(x) == checksum(x.expand(1, 1)) == checksum(torch.zeros(1, 9)[:, 1:2] + 1.5)

@@ -42,6 +42,11 @@ STATES: dict[str, tuple[Callable[[int], dict[str, Any]], bool, str]] = {
         False,
         "load_state_dict: 'layers.2.weight' is None, not a tensor.",
     ),
+    "no values": (
+        lambda rank: {**net().state_dict(), "shift": torch.ones(6, device="meta")},
+        True,
+        "load_state_dict: 'shift' is on the meta device, without values.",
+    ),
     "another shape on one rank": (
         lambda rank: {**net().state_dict(), "shift": torch.ones(6 - rank)},
         True,

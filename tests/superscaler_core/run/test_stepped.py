@@ -22,6 +22,10 @@ class LAMB(torch.optim.SGD):
     """By its name it needs whole tensors."""
 
 
+class Lars8bit(torch.optim.SGD):
+    """By its name, without the bits of its states, it needs whole tensors."""
+
+
 class Wrapped(LAMB):
     """Of a class that needs whole tensors."""
 
@@ -48,6 +52,7 @@ def lbfgs(parameters: Any) -> torch.optim.Optimizer:
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Muon": lambda p: Muon(p, lr=0.1),
     "LAMB": lambda p: Wrapped(p, lr=0.1),
+    "Lars8bit": lambda p: Lars8bit(p, lr=0.1),
     "Adafactor": torch.optim.Adafactor,
     "SAM": TwoSteps,
     "Lbfgs": lbfgs,

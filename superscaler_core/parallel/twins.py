@@ -1,0 +1,63 @@
+"""Twins: which op of a microbatch's graph is which op of the graph of more samples.
+
+Both graphs come from one model, so their ops have the same names in the same order. With one sample
+alone some ops do nothing, such as ``cls.expand(len(x), -1, -1)``: they are in the larger graph
+only, and the numbers in the names of later ops are others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from math import prod
+
+from superscaler_core.graph.graph import Graph, Op
+
+_COUNT = re.compile(r"_\d+$")
+
+
+def twins_of(narrow: Graph, wide: Graph, num: int) -> Mapping[Op, Op | None]:
+    """The op of ``narrow`` for every op of ``wide`` that has one.
+
+    Args:
+        narrow: the graph of a microbatch.
+        wide: that of two microbatches.
+        num: number of samples of ``wide``.
+
+    Returns:
+        By the op of ``wide``; None for an op that does nothing if there is one sample alone.
+    """
+    named = {op.name: op for op in narrow.ops}
+    if num != 2 or all(op.name in named for op in wide.ops):
+        return {op: named[op.name] for op in wide.ops if op.name in named}
+    found: dict[Op, Op | None] = {}
+    rest = deque(narrow.ops)
+    for op in wide.ops:
+        if rest and _base(rest[0]) == _base(op):
+            found[op] = rest.popleft()
+        elif _does_nothing_for_one(op, num):
+            found[op] = None
+        elif op.name in named:
+            found[op] = named[op.name]
+            while rest and rest.popleft() is not found[op]:
+                pass
+    return found
+
+
+def _base(op: Op) -> str:
+    """The name of an op without the number that makes it unique."""
+    return _COUNT.sub("", op.name)
+
+
+def _does_nothing_for_one(op: Op, num: int) -> bool:
+    """Whether an op only moves or repeats elements, with as many as before if there is one sample.
+
+    Args:
+        op: the op.
+        num: number of samples of its graph.
+    """
+    if op.flops or op.hint or len(op.inputs) != 1 or len(op.outputs) != 1:
+        return False
+    before, after = prod(op.inputs[0].shape), prod(op.outputs[0].shape)
+    return after in (before, num * before)
