@@ -20,6 +20,7 @@ from rvdcomm.api.many_request import ManyRequest
 from rvdcomm.api.pending import drain, submit
 from rvdcomm.api.tensors import resolved, written
 from rvdcomm.api.traced import breaks_graph
+from rvdcomm.collector import paused_collector
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.fill import Batch
 from rvdcomm.program import is_src, shard_index
@@ -139,7 +140,8 @@ def _agreed(world: World, request: ManyRequest, key: tuple[Any, ...]) -> _Mover:
     """The compiled bundle that all ranks agree on; collective."""
     with world.together(request.ranks(world.size)):
         found = agree(world, request)
-        mover = world.agreed[key] = _Mover(request, found, world.on(found.device))
+        with paused_collector():
+            mover = world.agreed[key] = _Mover(request, found, world.on(found.device))
     return mover
 
 
@@ -227,7 +229,9 @@ class _Mover:
             tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=not progress) as bar,
         ):
             for (program, slots), size in zip(self._batches, sizes, strict=True):
-                shards = [self._shard(slot, request, device) for slot in slots]
+                # Results are long-lived, and as many as make the collector scan everything.
+                with paused_collector():
+                    shards = [self._shard(slot, request, device) for slot in slots]
                 program.run(shards, device)
                 for slot, shard in zip(slots, shards, strict=True):
                     if not slot.is_src:

@@ -133,7 +133,8 @@ class ManyRequest:
     @cached_property
     def transition(self) -> tuple[Any, ...]:
         """The part of ``key`` that does not depend on the tensors: layouts and names."""
-        sides = (tuple(side.items()) for side in (self.src, self.dst))
+        # No pairs: as many new tuples as tensors make the collector scan everything.
+        sides = (tuple(part) for side in (self.src, self.dst) for part in (side, side.values()))
         return (*sides, None if self.names is None else tuple(self.names.values()))
 
     @property
