@@ -240,7 +240,7 @@ class Board:
         self.texts: dict[int, str] = {}
         self.changed = threading.Condition()
         self.meetings: dict[tuple[Leg, int], _Meeting] = defaultdict(_Meeting)
-        self.rows: dict[tuple[tuple[int, ...], int], dict[int, Tensor]] = defaultdict(dict)
+        self.rows: dict[tuple[tuple[int, ...], int], dict[int, list[Any]]] = defaultdict(dict)
         self.error: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -284,7 +284,8 @@ class ThreadTransport:
         self._num_rows[ranks] += 1
         with board.changed:
             found = board.rows[ranks, number]
-            found[self.rank] = row
+            # As numbers: a tensor would be alive during the next step.
+            found[self.rank] = row.tolist()
             # All ranks have posted the rows before these, so all have taken those before them.
             board.rows.pop((ranks, number - 2), None)
             board.changed.notify_all()
@@ -296,7 +297,7 @@ class ThreadTransport:
                 f"rank {self.rank} waits to agree with ranks {ranks}: {len(found)} of {len(ranks)} "
                 f"came ({board.error or 'the others are late'})."
             )
-        return torch.stack([found[rank] for rank in ranks])
+        return torch.tensor([found[rank] for rank in ranks], dtype=row.dtype)
 
     def call(self, leg: Leg) -> ThreadCall:
         return ThreadCall(self, leg)
