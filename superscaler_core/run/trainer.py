@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ _SCALED_UPDATES = (
     "a step that updates weights itself (update_with) cannot skip an update whose scaled gradients "
     "overflow: step an optimizer after trainer.step, or compute in bfloat16, which needs no scaler."
 )
+
+_RANDOM = Lock()
+"""Held while random numbers of torch are drawn: ranks that are threads share its generator."""
 
 
 class IncompatibleKeys(NamedTuple):
@@ -442,7 +446,7 @@ class Trainer:
             lines = []
             for number, (name, entry) in enumerate(self._rank.tables.parameters.items()):
                 whole = torch.empty(entry.model_shape, dtype=getattr(torch, entry.dtype))
-                with torch.random.fork_rng(devices=[]), torch.no_grad():
+                with _RANDOM, torch.random.fork_rng(devices=[]), torch.no_grad():
                     torch.manual_seed(mix(seed, number))
                     init(name, whole)
                 lines.append(f"{name}: {checksum(whole)}")
