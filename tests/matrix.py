@@ -22,7 +22,7 @@ One = TypeVar("One")
 LEAST, LEAST_SPAWNED = 6, 4
 """Least numbers of cases of a test that run; the second one is for tests that spawn processes."""
 
-SHARE = 6
+SHARE = 8
 """One in ``SHARE`` cases of a test with many cases runs."""
 
 COVERED = 3
