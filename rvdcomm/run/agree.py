@@ -251,12 +251,15 @@ def tell_failure(world: Group, text: str) -> None:
         bounded(lambda: [world.store.set(key, text) for key in keys], GRACE_SECS)
 
 
-def gone_error(what: str, rank: int, gone: int) -> CommError:
-    """The error of ``rank``, which waits for a rank that is ``gone``."""
-    return CommError(
-        f"{what}, rank {rank}: rank {gone} is gone (its process ended, or it destroyed the process "
-        "group)."
-    )
+def gone_error(what: str, rank: int, gone: Sequence[int]) -> CommError:
+    """The error of ``rank``, which waits for others: one died, and more may have left then."""
+    if len(gone) == 1:
+        (first,) = gone
+        why = f"rank {first} is gone (its process ended, or it destroyed the process group)"
+    else:
+        each = " and ".join(map(str, gone))
+        why = f"ranks {each} are gone (their processes ended, or destroyed the process group)"
+    return CommError(f"{what}, rank {rank}: {why}.")
 
 
 def text_of(error: BaseException) -> str:
@@ -337,8 +340,8 @@ class _Agreement:
         except TimeoutError:
             raise self._absent("that serve the store, or others,") from None
         except DistNetworkError as error:
-            for rank in sorted(self.world.gone(self.members)):
-                raise gone_error(self.what, self.world.rank, rank) from None
+            if gone := sorted(self.world.gone(self.members)):
+                raise gone_error(self.what, self.world.rank, gone) from None
             raise _StoreLostError(
                 f"{self.what}: the store of the process group is lost: {text_of(error)} Calls that "
                 "all ranks have made before still run, but nothing new can be agreed on; for that, "
@@ -441,6 +444,9 @@ class _Agreement:
                 # This rank then has all posts too, and draws the same conclusion from them.
                 if is_met():
                     return
+                # A member that is gone may have left because of another one, and says so.
+                if generation:
+                    self._check_failed(generation)
                 raise
             time.sleep(pause)
             pause = _longer(pause, self.members)

@@ -67,8 +67,8 @@ class Membership:
             )
         return found
 
-    def first_gone(self, ranks: Iterable[int]) -> int | None:
-        """A rank of ``ranks`` whose process ended, or that destroyed the group; None if unknown.
+    def gone(self, ranks: Iterable[int]) -> list[int]:
+        """Those of ``ranks`` whose process ended, or that destroyed the group, if that is known.
 
         Only gloo can tell: its ranks are connected from the beginning, and a receive on a closed
         connection raises at once. On an open one it takes a few microseconds, and stays unanswered.
@@ -76,15 +76,16 @@ class Membership:
         group = self.group()
         backend = None if group is None else _gloo_of(group)
         if backend is None:
-            return None
+            return []
         nothing = torch.empty(1, dtype=torch.uint8)
+        found = []
         for rank in ranks:
             if rank != self.rank:
                 try:
                     backend.recv([nothing], rank, _PROBE_TAG)
                 except RuntimeError:
-                    return rank
-        return None
+                    found.append(rank)
+        return found
 
     def is_destroyed(self) -> bool:
         """Whether torch's table had the group, and has it no more."""

@@ -303,15 +303,15 @@ class World:
         if now < self._next_probe:
             return
         self._next_probe = now + PROBE_SECS
-        gone = self.member.first_gone(members)
+        gone = self.member.gone(members)
         # A rank that is gone may already have done everything that this rank waits for.
-        if gone is not None and not is_done():
+        if gone and not is_done():
             raise gone_error(what, self.rank, gone)
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Those of ``ranks`` that are known to have ended, or to have destroyed the group."""
         known = {rank for island in list(self.islands) for rank in island.hung_up()}
-        return {rank for rank in ranks if rank in known or self.member.first_gone([rank]) == rank}
+        return {rank for rank in ranks if rank in known or self.member.gone([rank])}
 
     def close(self) -> None:
         """Release all communicators; transitions compiled for this group cannot run any more.

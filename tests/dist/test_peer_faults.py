@@ -12,6 +12,7 @@ import mmap
 import multiprocessing as mp
 import os
 import random
+import re
 import secrets
 import signal
 import struct
@@ -141,7 +142,10 @@ class Outcome:
         victim = self.kill.victim
         known = [f"rank {victim} died"]
         if self.kill.is_compiling:
-            known.append(f"ranks [{victim}] did not join")
+            known += [f"ranks [{victim}] did not join", f"rank {victim} is gone"]
+            # Others may have left because of it.
+            if found := re.search(r"ranks ([0-9 and]+) are gone", text):
+                known += [found[0]] if str(victim) in found[1].split(" and ") else []
         if self.kill.serves_store and victim == 0:
             known.append("ranks that serve the store, or others, did not join")
         return text.startswith("CommError: ") and any(each in text for each in known)
