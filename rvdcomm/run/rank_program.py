@@ -28,7 +28,7 @@ from rvdcomm.run.in_place import Copies, InPlace, without
 from rvdcomm.run.local import operation
 from rvdcomm.run.messages import CompiledCollective
 from rvdcomm.run.pool import pool_here
-from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule
+from rvdcomm.run.schedule import Action, Await, Do, Finish, Start, schedule
 from rvdcomm.run.shared_memory.staging import SharedStaging, Staging, staging_of
 from rvdcomm.run.stage import CudaStage, ShardStrides, native_stage
 from rvdcomm.run.staging_memory import StagingMemory
@@ -77,6 +77,11 @@ class RankProgram:
         self._staging.reserve({rank: program.arena(rank).num_bytes for rank in members})
         found = schedule(program, world.rank)
         self._totals = [found.totals[rank] for rank in members]
+        # A rank that waits for each other rank in a call, or reads its memory, learns of those that
+        # left before the call.
+        awaited = {a.peer for a in found.actions if isinstance(a, Await) and a.count > 0}
+        read = {i.src_rank for i in program.of_rank(world.rank) if isinstance(i, Copy)}
+        self._checks_others = bool({*members} - awaited - read - {world.rank}) and group is not None
         self._parts = list(_parts(found.actions))
         self._in_place = _in_place(program, self._staging)
         self._transfers = self._compiled_transfers(0)
@@ -137,7 +142,7 @@ class RankProgram:
             way = self._ways.get(device) or self._way(device)
             try:
                 way(shards, strides, device, memory)
-                if self._staging.island is not None:
+                if self._checks_others:
                     self._staging.island.check_all_began()
             except BaseException as error:
                 self._fail(error)
