@@ -15,9 +15,9 @@ from superscaler_core.codegen.stage_writer import (
 from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import function
 from superscaler_core.plan import Device
-from superscaler_core.program.instruction import OF_WEIGHTS
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.step_program import Pair
+from superscaler_core.program.verb import BETWEEN, OF_WEIGHTS
 
 MBS = "mb", "other"
 """The arguments of such a function: the microbatches of its two actions."""
@@ -41,7 +41,7 @@ def pair_functions(made: Materialized, device: Device, names: Names) -> Iterator
         around = [AROUND[run] for _, run in pair]
         lines = [line for (begin, _), w in zip(around, writers, strict=True) for line in begin(w)]
         for instruction in block:
-            if device not in instruction.devices:
+            if device not in instruction.devices or instruction.kind in BETWEEN:
                 continue
             number = instruction.half or 0
             statements = (

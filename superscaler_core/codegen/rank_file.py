@@ -12,8 +12,8 @@ from superscaler_core.codegen.table_text import tables_text
 from superscaler_core.codegen.text import INDENT, function
 from superscaler_core.codegen.text_form import text_form
 from superscaler_core.plan import Device
+from superscaler_core.program.event import Event, Woven
 from superscaler_core.program.events import schedule_of
-from superscaler_core.program.instruction import Event, Woven
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.step_program import Block, pair_of
 from superscaler_core.quoted import commented, literal, quoted
@@ -152,4 +152,4 @@ def _event(made: Materialized, event: Event, device: Device) -> str:
             f"{pair_name(pair_of(event))}(run, {event.first.microbatch}, {event.second.microbatch})"
         )
     which = "carry_back" if event.is_back else "carry"
-    return f"run.{which}({quoted(event.edge.name)}, {event.microbatch})"
+    return f"run.{which}({quoted(event.name)}, {event.microbatch})"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from superscaler_core.codegen.flow import Flow
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.statement import (
     NONE,
@@ -14,13 +14,15 @@ from superscaler_core.codegen.statement import (
 )
 from superscaler_core.codegen.text import INDENT, assigned, index_text, wrapped
 from superscaler_core.codegen.totals import Totals
-from superscaler_core.codegen.values import Values, combined
+from superscaler_core.codegen.variables import Variable, Variables, combined
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import Phase, StepInstruction, Verb
+from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.value import Value
+from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.quoted import quoted
 from superscaler_core.schedules import ActionKind
 
@@ -38,7 +40,7 @@ class RunWriter:
         mb: the expression of the microbatch's number.
 
     Attributes:
-        values, flow: the values of the device, and what the stage passes on.
+        variables, flow: the variables of the device, and what the stage passes on.
     """
 
     def __init__(
@@ -48,38 +50,37 @@ class RunWriter:
         self._names, self._mb = names, mb
         self._grads = Totals(names)
         self._sums = Totals(names)
-        self.values = Values(made, device, names, mb)
-        self.flow = Flow(made, stage, device, self.values)
+        self.flow = made.stages[stage].flow(device)
+        self.variables = Variables(names, mb)
+        self.variables.add(self.flow)
 
     # --- around a run ---------------------------------------------------------------------------
 
     def arriving(self) -> list[Statement]:
         """Receive what a forward reads from other stages."""
         lines = []
-        for edge in self._made.crossing_to(self._stage):
-            if self._device in edge.dst.shards:
-                which = "receive" if edge.recycles is None else "recycled"
-                call = Expression(f"run.{which}({quoted(edge.name)}, {self._mb})")
-                lines.append(Statement.assign(self.values.of_edge(edge).name, call))
+        for edge in self.flow.arriving:
+            which = "receive" if edge.recycles is None else "recycled"
+            call = Expression(f"run.{which}({quoted(edge.name)}, {self._mb})")
+            lines.append(Statement.assign(self._arrived(edge), call))
         return lines
 
     def leaving(self) -> list[Statement]:
         """Send what a forward computes for other stages."""
         lines = []
-        for edge in self._made.crossing_from(self._stage):
-            if self._device in edge.src.shards:
-                shard = self._packed(edge)
-                which = "result" if edge.result else "recycle" if edge.recycles else "send"
-                call = f"run.{which}({quoted(edge.name)}, {self._mb}, {shard})"
-                lines.append(Statement.call(call, shard))
+        for edge in self.flow.leaving:
+            shard = self._packed(edge)
+            which = "result" if edge.result else "recycle" if edge.recycles else "send"
+            call = f"run.{which}({quoted(edge.name)}, {self._mb}, {shard})"
+            lines.append(Statement.call(call, shard))
         return lines
 
     def arriving_back(self) -> list[Statement]:
         """Receive the gradients that a backward begins with."""
         self._grads = Totals(self._names)
         lines = []
-        for edge in self._made.crossing_from(self._stage):
-            if self._device in edge.src.shards and edge.backward:
+        for edge in self.flow.leaving:
+            if edge.backward:
                 grad = self._grad_name(edge, edge.tensor.name)
                 call = Expression(f"run.receive_grad({quoted(edge.name)}, {self._mb})")
                 lines.append(Statement.assign(grad, call))
@@ -89,18 +90,31 @@ class RunWriter:
     def leaving_back(self) -> list[Statement]:
         """Send the gradients that a backward computes for other stages."""
         lines = []
-        for edge in self._made.crossing_to(self._stage):
-            if self._device in edge.dst.shards and edge.backward:
-                given = self._sum(self.values.of_edge(edge).name)
+        for edge in self.flow.arriving:
+            if edge.backward:
+                given = self._sum(self._arrived(edge))
                 call = f"run.send_grad({quoted(edge.name)}, {self._mb}, {given})"
                 lines.append(Statement.call(call, given))
         return lines
+
+    def _arrived(self, edge: Edge) -> str:
+        """The variable of what an edge brings."""
+        return self.variables.of(self.flow.arrived(edge)).name
+
+    def _sent(self, edge: Edge) -> list[Variable]:
+        """The variables that an edge moves."""
+        return self.variables.all(self.flow.sent[edge])
+
+    def _ends(self, segment: Segment) -> tuple[list[Variable], list[Variable], list[Variable]]:
+        """The inputs with gradients, the other inputs, and the results of a segment."""
+        mine = self.flow.of[segment.name]
+        return tuple(map(self.variables.all, (mine.inputs, mine.others, mine.results)))
 
     # --- instructions ---------------------------------------------------------------------------
 
     def statements(self, instruction: StepInstruction, run: ActionKind) -> list[Statement]:
         """The statements of an instruction in a run of the stage."""
-        kind, what = instruction.kind, instruction.what
+        kind, what = instruction.kind, self._subject(instruction)
         match kind:
             case Verb.FORWARD | Verb.COMPUTE:
                 again = what.span if run is not ActionKind.FORWARD else 0
@@ -127,31 +141,44 @@ class RunWriter:
             case _:
                 raise AssertionError(f"{instruction} is of weights")
 
+    def _subject(self, instruction: StepInstruction) -> Any:
+        """What an instruction names on this device; the number of a span."""
+        if instruction.kind in (Verb.KEEP, Verb.RESUME):
+            return int(instruction.name.rpartition("_span")[2])
+        return self._made.subject(instruction)
+
     def _keep(self, span: int) -> list[Statement]:
-        values = tuple_expression(Expression.of(v.name) for v in self.flow.entering(span))
+        entering = self.variables.all(self.flow.entering(span))
+        values = tuple_expression(Expression.of(v.name) for v in entering)
         call = f'run.keep("stage{self._stage}_span{span}", {self._mb}, {values})'
         return [Statement.call(call, values)]
 
     def _resume(self, span: int) -> list[Statement]:
         """Begin the rerun of a span; its segments now keep what their backward needs."""
-        names = tuple(v.name for v in self.flow.entering(span))
+        names = tuple(v.name for v in self.variables.all(self.flow.entering(span)))
         self._sums = Totals(self._names)
         kept = f'run.kept("stage{self._stage}_span{span}", {self._mb})'
         return [Statement(assigned(names) + kept, names)]
 
     def _call(self, segment: Segment, kind: Verb, again: int) -> list[Statement]:
-        outs = tuple(value.name for value in self.flow.exports[segment])
+        mine, names = self.flow.of[segment.name], self._result_names(segment)
         which = "forward" if kind is Verb.FORWARD else "compute"
-        lines = [self._with_args(f"run.{which}", segment, outs)]
-        for name in () if again else self.flow.loss_names(segment):
-            lines.append(Statement(f"run.add_loss({name})", reads=(name,)))
-        for buffer, name in () if again else self.flow.state_names(segment).items():
-            lines.append(Statement(f"run.keep_state({quoted(buffer)}, {name})", reads=(name,)))
+        lines = [self._with_args(f"run.{which}", segment, tuple(names.values()))]
+        for value in () if again else mine.losses:
+            lines.append(Statement(f"run.add_loss({names[value]})", reads=(names[value],)))
+        for buffer, value in () if again else mine.states.items():
+            call = f"run.keep_state({quoted(buffer)}, {names[value]})"
+            lines.append(Statement(call, reads=(names[value],)))
         return lines
+
+    def _result_names(self, segment: Segment) -> dict[Value, str]:
+        """The variables of a segment's results."""
+        *_, results = self._ends(segment)
+        return {variable.value: variable.name for variable in results}
 
     def _with_args(self, call: str, segment: Segment, outs: tuple[str, ...] = ()) -> Statement:
         """A call with a segment and all its arguments."""
-        with_grad, others = self.flow.args[segment]
+        with_grad, others, _ = self._ends(segment)
         given = tuple_expression(Expression.of(v.name) for v in with_grad)
         texts = [v.text for v in others]
         reads = (*given.reads, *(v.name for v in others if v.text == v.name))
@@ -163,10 +190,10 @@ class RunWriter:
         """Add a segment's results to the sums that edges move."""
         return [
             line
-            for value in self.flow.exports[segment]
-            for edge in self.flow.summands.get(value.name, ())
+            for value, name in self._result_names(segment).items()
+            for edge in self.flow.summands.get(value, ())
             if not again or self.flow.is_summed_in(edge, again)
-            for line in self._sums.add(edge, f"{edge.tensor.name}_sum", Expression.of(value.name))
+            for line in self._sums.add(edge, f"{edge.tensor.name}_sum", Expression.of(name))
         ]
 
     def _move(self, edge: Edge, phase: Phase) -> list[Statement]:
@@ -181,7 +208,7 @@ class RunWriter:
                 call, comment = shard, ""
         if phase is Phase.START or self._device not in edge.dst.shards:
             return [Statement.call(f"{call}{comment}", call)]
-        return [Statement.assign(self.values.of_edge(edge).name, call, comment)]
+        return [Statement.assign(self._arrived(edge), call, comment)]
 
     def _comment(self, legs: Sequence[Transfer]) -> str:
         """A comment about a move, for the reader of the file."""
@@ -202,12 +229,12 @@ class RunWriter:
         return self._grads.of(name) or NONE
 
     def _call_back(self, segment: Segment, kind: Verb) -> list[Statement]:
-        outs = [value for value in self.flow.exports[segment] if value.has_grad]
-        loss = self.flow.loss_names(segment)
+        with_grad, _, outs = self._ends(segment)
+        losses = self.flow.of[segment.name].losses
         grads = tuple_expression(
-            Expression("run.loss_grad") if v.name in loss else self._sum(v.name) for v in outs
-        )
-        with_grad, _ = self.flow.args[segment]
+            Expression("run.loss_grad") if v.value in losses else self._sum(v.name)
+            for v in outs if v.has_grad
+        )  # fmt: skip
         results = tuple(self._grad_name(segment, value.name) for value in with_grad)
         call = f"run.{_BACK[kind]}({segment.name}, {self._mb}, {grads})"
         lines = [Statement(assigned(results) + call, results, grads.reads)]
@@ -221,7 +248,7 @@ class RunWriter:
         else:
             grad = NONE
             if self._device in edge.dst.shards:
-                grad = self._sum(self.values.of_edge(edge).name)
+                grad = self._sum(self._arrived(edge))
             comment = self._comment(edge.backward)
             call = Expression(
                 f"run.{prefix_of(phase)}move_back({quoted(edge.name)}, {grad})", grad.reads
@@ -241,14 +268,14 @@ class RunWriter:
         if self._device not in edge.src.shards:
             return NONE
         box = edge.src.shards[self._device].box
-        return self._sums.of(edge) or combined(box, self.values.edge_source(edge))
+        return self._sums.of(edge) or combined(box, self._sent(edge))
 
     def _unpack_grad(self, edge: Edge, grad: str) -> list[Statement]:
         """Pass the gradient of a shard on to the values that form the shard."""
         box = edge.src.shards[self._device].box
         return [
             line
-            for value in self.values.edge_source(edge)
+            for value in self._sent(edge)
             for line in self._add_grad(
                 value.name, Expression(grad + index_text(value.box, box), (grad,))
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from superscaler_core.codegen.statement import (
     Expression,
@@ -12,8 +12,9 @@ from superscaler_core.codegen.statement import (
     tuple_expression,
 )
 from superscaler_core.codegen.text import function, wrapped
-from superscaler_core.codegen.values import Value, Values, combined
+from superscaler_core.codegen.variables import Variable, Variables, combined
 from superscaler_core.graph.part import Part
+from superscaler_core.program.flow import Flow
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.quoted import commented
@@ -24,14 +25,16 @@ class SegmentWriter:
 
     Args:
         made: the plan.
-        values: the values of the device.
+        flow: the values of the stage on the device.
+        variables: the variables of the device.
     """
 
-    def __init__(self, made: Materialized, values: Values) -> None:
-        self._made, self._values = made, values
+    def __init__(self, made: Materialized, flow: Flow, variables: Variables) -> None:
+        self._made, self._flow, self._variables = made, flow, variables
 
-    def function(self, segment: Segment, args: Sequence[Value], results: Sequence[Value]) -> str:
-        """The function of a segment with arguments ``args`` and results ``results``."""
+    def function(self, segment: Segment) -> str:
+        """The function of a segment."""
+        args, results = self._ends(segment)
         names = ["rng", *(value.name for value in args)]
         lines: list[Statement] = []
         module = None
@@ -49,19 +52,25 @@ class SegmentWriter:
         lines.append(Statement(f"return {value}", reads=value.reads, is_last=True))
         return function(wrapped(f"def {segment.name}(", names, "):"), freed(lines))
 
-    def form(self, segment: Segment, args: Sequence[Value], results: Sequence[Value]) -> Hashable:
+    def _ends(self, segment: Segment) -> tuple[list[Variable], list[Variable]]:
+        """The arguments and the results of a segment."""
+        mine = self._flow.of[segment.name]
+        return self._variables.all(mine.args), self._variables.all(mine.results)
+
+    def form(self, segment: Segment) -> Hashable:
         """A key that is equal for segments whose functions do the same, whatever the names."""
+        args, results = self._ends(segment)
         numbers: dict[str, int] = {}
 
-        def number(value: Value) -> int:
+        def number(value: Variable) -> int:
             return numbers.setdefault(value.name, len(numbers))
 
         given = tuple(map(number, args))
         parts = []
         for part in segment.parts:
-            sources = (self._values.source(part, i) for i in range(len(part.op.inputs)))
+            sources = (self._read(part, i) for i in range(len(part.op.inputs)))
             read = tuple(tuple((number(v), v.box) for v in values) for values in sources)
-            made = tuple(number(self._values.of_part(part, i)) for i in range(len(part.op.outputs)))
+            made = tuple(map(number, self._made_by(part)))
             parts.append((part.form, read, made))
         places = {part: place for place, part in enumerate(segment.parts)}
         sums = tuple((places[a], places[b]) for a, b in segment.products.items())
@@ -69,7 +78,7 @@ class SegmentWriter:
 
     def _statement(self, part: Part, product: Part | None = None) -> Statement:
         """The statement of a part, or of a bias addition with its product in one call."""
-        outs = tuple(self._values.of_part(part, i).name for i in range(len(part.outputs)))
+        outs = tuple(variable.name for variable in self._made_by(part))
         call = self._call(product or part, None if product is None else self._bias(part))
         return Statement(f"{', '.join(outs)} = {call}", outs, call.reads)
 
@@ -88,4 +97,12 @@ class SegmentWriter:
 
     def _expression(self, part: Part, position: int) -> Expression:
         """The expression of an operand of a part."""
-        return combined(part.inputs[position].box, self._values.source(part, position))
+        return combined(part.inputs[position].box, self._read(part, position))
+
+    def _read(self, part: Part, position: int) -> list[Variable]:
+        """The variables that form an operand of a part."""
+        return self._variables.all(self._flow.read(part, position))
+
+    def _made_by(self, part: Part) -> list[Variable]:
+        """The variables of a part's results."""
+        return [self._variables.of(self._flow.result(part, i)) for i in range(len(part.op.outputs))]

@@ -10,11 +10,11 @@ from superscaler_core.codegen.run_writer import RunWriter, prefix_of
 from superscaler_core.codegen.segment_writer import SegmentWriter
 from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import INDENT, function
-from superscaler_core.codegen.values import Value
 from superscaler_core.plan import Device
-from superscaler_core.program.instruction import OF_WEIGHTS, StepInstruction, Verb
+from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
+from superscaler_core.program.verb import BETWEEN, OF_WEIGHTS, Verb
 from superscaler_core.quoted import quoted
 from superscaler_core.schedules import ActionKind
 
@@ -62,15 +62,15 @@ def weights_call(made: Materialized, instruction: StepInstruction, device: Devic
         case Verb.LOSS:
             return f"run.{_CALLS[instruction.kind]}()"
         case Verb.UPDATE if made.is_asynchronous:
-            names = [tensor.name for tensor in instruction.what]
+            names = [tensor.name for tensor in made.subject(instruction)]
             more = f", keeps={instruction.keeps}"
         case Verb.UPDATE:
             storage = made.weights.storage
-            names = [t.name for t in instruction.what if device in storage[t].shards]
+            names = [t.name for t in made.subject(instruction) if device in storage[t].shards]
         case _:
             names = [
                 use.name
-                for use in made.uses_in(instruction.what)
+                for use in made.uses_of(instruction)
                 if device in use.storage.shards or device in use.side.shards
             ]
     call = f"run.{prefix_of(instruction.phase)}{_CALLS[instruction.kind]}"
@@ -105,7 +105,7 @@ class StageWriter:
         ]
         # Both halves run the same segments, whose functions are written once.
         self._flow = self._halves[0].flow
-        self._segments = SegmentWriter(made, self._halves[0].values)
+        self._segments = SegmentWriter(made, self._flow, self._halves[0].variables)
 
     # --- functions of the file ------------------------------------------------------------------
 
@@ -120,16 +120,11 @@ class StageWriter:
 
     def segment_function(self, segment: Segment) -> str:
         """The function of a segment."""
-        return self._segments.function(segment, *self._ends(segment))
+        return self._segments.function(segment)
 
     def segment_form(self, segment: Segment) -> Hashable:
         """A key that is equal for segments whose functions do the same, whatever their names."""
-        return self._segments.form(segment, *self._ends(segment))
-
-    def _ends(self, segment: Segment) -> tuple[list[Value], list[Value]]:
-        """The arguments and the results of a segment."""
-        with_grad, others = self._flow.args[segment]
-        return with_grad + others, self._flow.exports[segment]
+        return self._segments.form(segment)
 
     def stage_functions(self) -> list[str]:
         """One function for each run of the stage in the schedule."""
@@ -150,6 +145,7 @@ class StageWriter:
         return [
             line
             for instruction in self._made.step_program.on(self._device, self._stage, run)
+            if instruction.kind not in BETWEEN
             for line in only_for(
                 instruction, self._statements(instruction, run), "mb", len(self._halves)
             )

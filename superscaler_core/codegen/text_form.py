@@ -13,12 +13,12 @@ from superscaler_core.codegen.text import index_text
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, INPUT, PARAMETER, VTensor
 from superscaler_core.plan import Device
-from superscaler_core.program.buckets import Bucket
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Close, Move, Open
+from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
 
@@ -64,8 +64,8 @@ class _TextForm:
     def _instruction(self, instruction: StepInstruction) -> Hashable:
         i = instruction
         here = None
-        if isinstance(i.what, Bucket):
-            here = self._names(i.what.uses)
+        if i.kind in (Verb.FETCH, Verb.REDUCE):
+            here = self._names(self._made.uses_of(i))
         return i.kind, i.name, i.phase, i.half, i.microbatch, here
 
     def _names(self, uses: Iterable[Use]) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class _TextForm:
         if isinstance(step, Move):
             return self._edge(step.edge)
         assert isinstance(step, Open | Close)
-        return type(step), self._names(self._made.uses_of.get(step.window, ()))
+        return type(step), self._names(self._made.uses_in(step.window))
 
     def _part(self, part: Part) -> Hashable:
         form = part.form

@@ -32,10 +32,10 @@ from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use
 from superscaler_core.run.host import Arrival, Host
 from superscaler_core.run.segment_runner import SegmentRunner
@@ -70,7 +70,7 @@ class DryRun(SegmentRunner):
         self._stored = StoredMemory(made, master_dtype)
         writer = StageWriter(made, stage, device, Names())
         in_halves = {
-            instruction.what
+            made.subject(instruction)
             for block in made.stages[stage].order
             for instruction in made.block(stage, block)
             if instruction.kind is Verb.BACKWARD_INPUTS

@@ -241,7 +241,7 @@ def _step_form(made: Materialized, device: Device, step: Step) -> Hashable:
     if isinstance(step, Move):
         return _edge_form(step.edge, device)
     assert isinstance(step, Open | Close)
-    uses = made.uses_of.get(step.window, ())
+    uses = made.uses_in(step.window)
     ends = [(u.name, u.side.shape_on(device), u.storage.shape_on(device)) for u in uses]
     return isinstance(step, Open), tuple(ends)
 

@@ -15,7 +15,7 @@ from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, INPUT, ITEM_BYTES, PARAMETER, PTensor, VTensor
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import actions_in
+from superscaler_core.program.event import actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.schedules import ActionKind, held_by

@@ -107,7 +107,7 @@ class StageForm:
 
     def _instruction(self, instruction: StepInstruction) -> Hashable:
         i = instruction
-        what, done = i.what, (i.kind, i.phase, i.half)
+        what, done = self._made.subject(i), (i.kind, i.phase, i.half)
         if isinstance(what, Edge):
             return done, self._edge(what)
         if isinstance(what, Window):
@@ -148,7 +148,7 @@ class StageForm:
         is_new = window not in self._numbers
         number = self._number(window)
         if is_new:
-            uses = self._in_window(self._made.uses_of.get(window, ()))
+            uses = self._in_window(self._made.uses_in(window))
             self._details.append((number, window.gathers, tuple(map(self._use, uses))))
         return number
 

@@ -14,7 +14,7 @@ from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_fo
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import Carry, Woven, actions_in
+from superscaler_core.program.event import Carry, Woven, actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.schedules import GRADS, Action, ActionKind
 
@@ -89,7 +89,7 @@ class StepMemory:
             if isinstance(event, Woven):
                 walk.look_at_both(event)
             if isinstance(event, Carry):
-                walk.carry((event.edge, event.microbatch, event.is_back), device)
+                walk.carry((self._made.edge(event.name), event.microbatch, event.is_back), device)
             elif isinstance(event, Action) and event.kind is ActionKind.UPDATE:
                 handed = stored.handed_bytes(device, event.stage)
                 walk.update(self._reduced(event.stage), stored.arriving_bytes(device), handed)

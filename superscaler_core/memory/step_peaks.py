@@ -114,6 +114,6 @@ def step_form(made: Materialized, device: Device, step: Step) -> Hashable:
     if isinstance(step, Move):
         return step.edge.src.shape_on(device), step.edge.dst.shape_on(device)
     assert isinstance(step, Open | Close)
-    uses = made.uses_of.get(step.window, ())
+    uses = made.uses_in(step.window)
     ends = tuple((u.side.shape_on(device), u.storage.shape_on(device)) for u in uses)
     return isinstance(step, Open), ends

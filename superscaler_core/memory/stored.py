@@ -10,12 +10,11 @@ from itertools import chain
 
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device
-from superscaler_core.program.buckets import Bucket
-from superscaler_core.program.instruction import Phase, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.overlap import MOST_REDUCTIONS
 from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.program.weights import Use
 
 
@@ -169,10 +168,10 @@ class StoredMemory:
             blocks[1:1] = made.step_program.blocks.values()
         found: dict[tuple[Verb, Device], list[list[Use]]] = {}
         for i in chain(*blocks):
-            if i.phase is Phase.WAIT or not isinstance(i.what, Bucket):
+            if i.phase is Phase.WAIT or not made.is_of_bucket(i):
                 continue
             here: dict[Device, list[Use]] = {}
-            for use in i.what.uses:
+            for use in made.uses_of(i):
                 for device in use.side.num_elements.keys() | use.storage.num_elements.keys():
                     here.setdefault(device, []).append(use)
             for device, uses in here.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -12,13 +12,8 @@ from operator import itemgetter
 from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.edges import stages_by_op
-from superscaler_core.program.instruction import COMPUTING, StepInstruction, Verb
 from superscaler_core.program.routes import home
 from superscaler_core.program.weights import Use, Weights
-from superscaler_core.schedules import GRADS, ActionKind
-
-Blocks = Mapping[tuple[int, ActionKind], Sequence[StepInstruction]]
-"""For each stage and kind of run, the instructions of all devices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,49 +123,3 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
         seen |= mine
     # Copies of a stage on other routes have the same segments.
     return frozenset(op for op in plan.graph.ops if (op.copy_of or op) in found)
-
-
-# --- where stages read weights ------------------------------------------------------------------
-
-Place = tuple[int, int]
-"""A stage, and a position in its block."""
-
-
-@dataclass(frozen=True)
-class Places:
-    """The first or the last position in a stage's block at which each op runs."""
-
-    of_op: Mapping[Op, Place]
-    is_last: bool
-
-    def of(self, uses: Iterable[Use]) -> Place | None:
-        """The first (or last) position of the ops that use these; None if they span stages."""
-        found = [self.of_op[op] for use in uses for op, _ in use.readers if op in self.of_op]
-        if len({stage for stage, _ in found}) != 1:
-            return None
-        return max(found) if self.is_last else min(found)
-
-
-def first_reads(blocks: Blocks) -> Places:
-    """Where forwards first read weights."""
-    places: dict[Op, Place] = {}
-    for place, op in _ran(blocks, {ActionKind.FORWARD}, COMPUTING):
-        places.setdefault(op, place)
-    return Places(places, is_last=False)
-
-
-def last_grads(blocks: Blocks) -> Places:
-    """Where backwards have added the last contribution of a microbatch to gradients of weights."""
-    ran = _ran(blocks, GRADS, {Verb.BACKWARD, Verb.BACKWARD_WEIGHTS})
-    return Places({op: place for place, op in ran}, is_last=True)
-
-
-def _ran(
-    blocks: Blocks, runs: Collection[ActionKind], kinds: Collection[Verb]
-) -> Iterator[tuple[Place, Op]]:
-    """The ops run by instructions of the given kinds, with their positions."""
-    for (stage, kind), block in blocks.items():
-        for number, instruction in enumerate(block):
-            if kind in runs and instruction.kind in kinds:
-                for part in instruction.what.parts:
-                    yield (stage, number), part.op

@@ -8,15 +8,9 @@ from dataclasses import replace
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.instruction import (
-    COMPUTING,
-    OF_MICROBATCH,
-    Event,
-    Phase,
-    StepInstruction,
-    Verb,
-    weights_of,
-)
+from superscaler_core.program.event import Event, weights_of
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.verb import COMPUTING, OF_MICROBATCH, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 
 _KEEPS = {

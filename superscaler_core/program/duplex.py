@@ -10,17 +10,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from superscaler_core.program.instruction import (
-    MOVES,
-    OF_WEIGHTS,
-    Carry,
-    Event,
-    Phase,
-    StepInstruction,
-    Verb,
-)
+from superscaler_core.program.event import Carry, Event
+from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.overlap_moves import beside, moved_together
 from superscaler_core.program.step_program import Block, StepProgram
+from superscaler_core.program.verb import MOVES, OF_WEIGHTS, Phase, Verb
 
 
 def duplex(program: StepProgram) -> StepProgram:
@@ -31,9 +25,8 @@ def duplex(program: StepProgram) -> StepProgram:
     never overtakes the first.
 
     Args:
-        program: a program whose microbatches run whole, and whose instructions have their objects
-            (``StepInstruction.what``). Its weights' communication is not overlapped yet, but its
-            moves may be.
+        program: a program whose microbatches run whole. Its weights' communication is not
+            overlapped yet, but its moves may be.
 
     Returns:
         A program of twice as many microbatches, each half as large.
@@ -142,8 +135,8 @@ def joined(instructions: Iterable[StepInstruction]) -> Block:
     """The instructions, with one instruction in place of a start with its wait right behind it."""
     done: list[StepInstruction] = []
     for now in instructions:
-        if now.phase is Phase.WAIT and done and done[-1] == replace(now, phase=Phase.START):
-            done[-1] = replace(done[-1], phase=Phase.WHOLE)
+        if now.phase is Phase.WAIT and done and done[-1].is_start_of(now):
+            done[-1] = done[-1].whole(now)
         else:
             done.append(now)
     return tuple(done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from superscaler_core.errors import OrderError
 from superscaler_core.plan import Plan
 from superscaler_core.program.edges import Edge, Edges
-from superscaler_core.program.instruction import Carry, Event
+from superscaler_core.program.event import Carry, Event
 from superscaler_core.program.routes import home, on_its_route
 from superscaler_core.schedules import (
     Action,
@@ -68,9 +68,7 @@ def step_events(plan: Plan, edges: Edges, *, pairs_are_one: bool = False) -> tup
         timed.append(((start, 1, action.stage, mb), action))
         is_back = action.kind.goes_back
         for edge in carried.get((action.kind, action.stage), ()):
-            timed.append(
-                ((end, 0, int(is_back), edge.index, mb), Carry(edge.name, mb, is_back, edge))
-            )
+            timed.append(((end, 0, int(is_back), edge.index, mb), Carry(edge.name, mb, is_back)))
     return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))
 
 

@@ -1,98 +1,21 @@
-"""Instruction: one thing that devices do; a step program consists of instructions.
-
-Inside a stage it is a ``StepInstruction``; between stages it is the ``Carry`` of a tensor. An
-``Action`` of the schedule, which runs a stage for a microbatch, runs all instructions of the stage.
-"""
+"""Instruction: one thing that devices do; a stage's block consists of instructions."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.schedules import Action, ScheduleError
+from superscaler_core.program.value import Role, Value
+from superscaler_core.program.verb import OWN, Phase, Verb
 
-
-class Verb(StrEnum):
-    """What an instruction does; the value of a member is its spelling in texts."""
-
-    FORWARD = "F"
-    """Run a segment, and keep what its backward needs."""
-    COMPUTE = "f"
-    """Run a segment, and keep nothing."""
-    HOLD = "hold"
-    """Keep only the inputs of a segment, because its backward recomputes it."""
-    RERUN = "R"
-    """Recompute, before its backward, a segment that kept only its inputs."""
-    BACKWARD = "B"
-    """Compute the gradients of a segment's inputs and of its weights."""
-    BACKWARD_INPUTS = "I"
-    """Compute the gradients of a segment's inputs; keep what the gradients of its weights need."""
-    BACKWARD_WEIGHTS = "W"
-    """Compute the gradients of a segment's weights, after those of its inputs."""
-    OUT = "out"
-    """Copy what a segment keeps for its backward to host memory."""
-    IN = "in"
-    """Copy it back to the device."""
-    KEEP = "keep"
-    """Keep the inputs of a span, which is rerun as a whole before its backward."""
-    RESUME = "resume"
-    """Take the kept inputs of a span; the instructions after this rerun it."""
-    MOVE = "move"
-    """Move the value of an edge inside the stage."""
-    MOVE_BACK = "move-back"
-    """Move the gradient of that value back."""
-    FETCH = "fetch"
-    """Fetch the weights of a bucket to where they are read; they stay for the step."""
-    GATHER = "gather"
-    """Gather the weights of a window where they are read."""
-    RELEASE = "release"
-    """Drop the gathered weights of a window."""
-    REDUCE = "reduce"
-    """Reduce the gradients of a window's or bucket's weights to where the weights are stored."""
-    LOSS = "loss"
-    """Sum the losses of all microbatches; every device gets the sum."""
-    UPDATE = "update"
-    """Let the optimizer make the next version of a stage's weights, where they are stored."""
-
-
-GOES_BACK = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS})
-"""Kinds that compute gradients of a segment's inputs."""
-
-COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.RERUN, *GOES_BACK, Verb.BACKWARD_WEIGHTS})
-"""Kinds that run a segment; each is done by one device alone."""
-
-SWAPS = frozenset({Verb.OUT, Verb.IN})
-"""Copies between a device and its host; they wait for no other communication."""
-
-MOVES = frozenset({Verb.MOVE, Verb.MOVE_BACK})
-"""Communication inside a stage, of a microbatch's values and gradients."""
-
-OF_MICROBATCH = SWAPS | MOVES
-"""Communication that belongs to one microbatch; all other communication is of weights."""
-
-OF_WEIGHTS = frozenset({Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE})
-"""Communication of weights in a stage's block, done once for both halves of a microbatch."""
-
-
-class Phase(StrEnum):
-    """Which part of a communication an instruction is; the value is its spelling in texts."""
-
-    WHOLE = ""
-    """Start it, and wait until it is done."""
-    START = "start"
-    """Start it in the background."""
-    WAIT = "wait"
-    """Wait until the started communication is done."""
-
-
-_CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
 _TEXT = re.compile(
     rf"(?:(start|wait) )?({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)"
-    r"(?: half ([01]))?(?: at ([0-9]{1,9}))?(?: v([0-9]{1,9}))?(?: keeps ([1-9][0-9]{0,8}))?"
+    r"( stays)?(?: half ([01]))?(?: at ([0-9]{1,9}))?(?: v([0-9]{1,9}))?"
+    r"(?: keeps ([1-9][0-9]{0,8}))?"
 )
 
 
@@ -115,8 +38,9 @@ class StepInstruction:
         version: version of the stage's weights that a segment reads or an update makes. Version 0
             exists when the step begins.
         keeps: number of versions that exist after an update, including the new one.
-        what: the segment, edge, window or bucket itself, or the updated parameters; None if the
-            instruction was read from a text.
+        stays: whether this is a move of a value that all its readers hold already.
+        reads, writes: the values that it needs, and those that it makes or adds to.
+        frees: those of both that nothing reads afterwards.
     """
 
     kind: Verb
@@ -127,20 +51,64 @@ class StepInstruction:
     version: int = 0
     keeps: int = 1
     half: int | None = None
-    what: Any = field(default=None, compare=False, repr=False)
+    stays: bool = False
+    reads: tuple[Value, ...] = ()
+    writes: tuple[Value, ...] = ()
+    frees: tuple[Value, ...] = ()
+
+    @property
+    def flight(self) -> Value:
+        """The value that a start makes and its wait takes."""
+        return Value(Role.FLIGHT, f"{self.kind} {self.name}")
+
+    def started(self) -> StepInstruction:
+        """The start of a whole communication."""
+        return replace(self, phase=Phase.START, writes=(self.flight,))
+
+    def waited(self) -> StepInstruction:
+        """The wait for a whole communication that was started."""
+        flight = (self.flight,)
+        return replace(self, phase=Phase.WAIT, reads=flight, frees=flight)
+
+    def is_start_of(self, wait: StepInstruction) -> bool:
+        """Whether this starts the communication that the other one waits for."""
+        is_start = self.phase is Phase.START and self.devices == wait.devices
+        return is_start and self.half == wait.half and self.flight == wait.flight
+
+    def whole(self, wait: StepInstruction) -> StepInstruction:
+        """The whole communication of a start and its wait."""
+        return replace(self, phase=Phase.WHOLE, writes=wait.writes)
+
+    def is_for(self, microbatch: int) -> bool:
+        """Whether a stage's block does this for a microbatch."""
+        return self.microbatch is None or self.microbatch == microbatch
+
+    # --- text -----------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         words = [self.phase, self.kind, self.name, "on", ",".join(map(str, self.devices))]
+        words += ["stays"] if self.stays else []
         words += [] if self.half is None else ["half", str(self.half)]
         if self.microbatch is not None:
             words += ["at", str(self.microbatch)]
         words += [f"v{self.version}"] if self.version else []
         words += ["keeps", str(self.keeps)] if self.keeps > 1 else []
-        return " ".join(word for word in words if word)
+        base = " ".join(word for word in words if word)
+        reads, writes = (", ".join(self._words(values)) for values in (self.reads, self.writes))
+        if not (reads or writes):
+            return base
+        return f"{base}: {reads}{' ' if reads and writes else ''}{'-> ' if writes else ''}{writes}"
 
-    def is_for(self, microbatch: int) -> bool:
-        """Whether a stage's block does this for a microbatch."""
-        return self.microbatch is None or self.microbatch == microbatch
+    def _words(self, values: Iterable[Value]) -> Iterator[str]:
+        """Some of the values as texts, without those that follow from the kind and the name."""
+        own = frozenset(chain(*_own_values(self)))
+        freed = {(value.role, value.name): value for value in self.frees}
+        for value in values:
+            gone = freed.get((value.role, value.name))
+            if value not in own:
+                yield f"~{value}" if gone == value else str(value)
+                if gone is not None and gone != value:
+                    yield f"~{gone}"
 
     @classmethod
     def parse(cls, text: str) -> StepInstruction:
@@ -149,7 +117,8 @@ class StepInstruction:
         Raises:
             PlanError: the text has another form.
         """
-        found = _TEXT.fullmatch(text.strip())
+        base, _, operands = text.strip().partition(": ")
+        found = _TEXT.fullmatch(base)
         if found is None:
             raise PlanError(
                 f"cannot read the instruction {text.strip()[:80]!r}: it is a kind, a name and the "
@@ -157,72 +126,45 @@ class StepInstruction:
             )
         phase = Phase(found[1] or "")
         devices = tuple(map(int, found[4].split(",")))
-        half, microbatch = (None if text is None else int(text) for text in found.group(5, 6))
-        versions = int(found[7] or 0), int(found[8] or 1)
-        return cls(Verb(found[2]), found[3], devices, phase, microbatch, *versions, half)
+        half, microbatch = (None if text is None else int(text) for text in found.group(6, 7))
+        versions, stays = (int(found[8] or 0), int(found[9] or 1)), bool(found[5])
+        bare = cls(Verb(found[2]), found[3], devices, phase, microbatch, *versions, half, stays)
+        sides = [_given(side) for side in _ARROW.split(operands, maxsplit=1)]
+        (reads, gone), (writes, dead) = (*sides, ((), ()))[:2]
+        own_reads, own_writes = _own_values(bare)
+        freed = () if bare.kind is Verb.RERUN else own_reads
+        return replace(
+            bare,
+            reads=(*reads, *own_reads),
+            writes=(*writes, *own_writes),
+            frees=(*gone, *dead, *freed),
+        )
 
 
-def weights_of(stage: int) -> str:
-    """The name of a stage's weights in updates."""
-    return f"stage{stage}"
+_ARROW = re.compile(r"(?:^| )-> ")
 
 
-@dataclass(frozen=True, slots=True)
-class Carry:
-    """The transfer of a microbatch's tensor, or its gradient, over an edge between stages or turns.
-
-    Attributes:
-        name: name of the edge.
-        microbatch: the microbatch.
-        is_back: whether this is the gradient.
-        edge: the edge itself; None if the event was read from a text.
-    """
-
-    name: str
-    microbatch: int
-    is_back: bool
-    edge: Any = field(default=None, compare=False, repr=False)
-
-    def __str__(self) -> str:
-        return f"{'carry-back' if self.is_back else 'carry'} {self.name} {self.microbatch}"
+def _given(side: str) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """The values on one side of an instruction's text, and those of them that it frees."""
+    found: list[Value] = []
+    freed: list[Value] = []
+    for word in side.split(", ") if side else ():
+        value = Value.parse(word.removeprefix("~"))
+        freed += [value] if word.startswith("~") else []
+        if not any(value.is_same(other) for other in found):
+            found.append(value)
+    return tuple(found), tuple(freed)
 
 
-@dataclass(frozen=True, slots=True)
-class Woven:
-    """Two actions of one worker that run as one, such as ``0F3&1B2``."""
-
-    first: Action
-    second: Action
-
-    def __str__(self) -> str:
-        return f"{self.first}&{self.second}"
-
-
-Event = Action | Woven | Carry
-"""A run of a stage for a microbatch, two such runs as one, or a transfer between stages."""
-
-
-def actions_in(event: Event) -> tuple[Action, ...]:
-    """The actions of an event: one, two, or none."""
-    match event:
-        case Woven(first, second):
-            return first, second
-        case Carry():
-            return ()
-    return (event,)
-
-
-def parse_event(text: str) -> Event:
-    """Read the text of an event, as ``str`` writes it.
-
-    Raises:
-        PlanError: the text has another form.
-    """
-    carried = _CARRY.fullmatch(text)
-    if carried is not None:
-        return Carry(carried[2], int(carried[3]), carried[1] == "carry-back")
-    try:
-        actions = [Action.parse(word) for word in text.split("&")]
-        return Woven(*actions) if len(actions) == 2 else Action.parse(text)
-    except ScheduleError as error:
-        raise PlanError(str(error)) from None
+def _own_values(of: StepInstruction) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """The values of an instruction that follow from its kind, phase and name."""
+    own = OWN[of.kind]
+    reads, writes = (
+        tuple(Value(role, of.name) for role in roles) for roles in (own.reads, own.writes)
+    )
+    match of.phase:
+        case Phase.START:
+            return reads, (of.flight,)
+        case Phase.WAIT:
+            return (of.flight,), writes
+    return reads, writes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,20 +18,18 @@ from superscaler_core.plan.savings import Window
 from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
 from superscaler_core.program.duplex import both_halves, duplex
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
+from superscaler_core.program.ends import with_ends
+from superscaler_core.program.event import Carry, Event, actions_in, stage_of_weights
 from superscaler_core.program.events import step_events
-from superscaler_core.program.instruction import (
-    Carry,
-    Event,
-    Phase,
-    StepInstruction,
-    Verb,
-    actions_in,
-)
+from superscaler_core.program.flow import Sources
+from superscaler_core.program.freed import freed
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.operands import Operands, copies, instruction_of, stored, sums
 from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
 from superscaler_core.program.overlap_moves import has_moves, overlap_moves
 from superscaler_core.program.pairs import weave_pairs
 from superscaler_core.program.routes import by_routes, on_its_route
-from superscaler_core.program.segments import StageItems, Step
+from superscaler_core.program.segments import Segment, StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
 from superscaler_core.program.side import Side
 from superscaler_core.program.spans import spans_of
@@ -42,9 +40,12 @@ from superscaler_core.program.transfer import Transfer, transfers
 from superscaler_core.program.updates import (
     borrowed_of,
     borrowers_of,
+    trained_in,
     update_blocks,
     updates_at_end,
 )
+from superscaler_core.program.value import Role, Value
+from superscaler_core.program.verb import BETWEEN, COMPUTING, MOVES, OF_WEIGHTS, SWAPS, Phase, Verb
 from superscaler_core.program.weights import Use, Weights, find_weights
 from superscaler_core.schedules import Action, ActionKind, WeightRule
 
@@ -154,7 +155,8 @@ class Materialized:
             given = StageItems(
                 self.plan, stage, items, spans, taking_part, edges, self.segment_ends, kinds
             )
-            found.append(StageProgram(given))
+            ends = self.crossing_from(stage), self.crossing_to(stage)
+            found.append(StageProgram(given, self.sources, *ends))
         return tuple(found)
 
     @cached_property
@@ -201,24 +203,68 @@ class Materialized:
             program = prefetch(program, overlap.prefetch)
         if overlap.reductions:
             program = overlap_reductions(program)
-        return weave_pairs(program, self.pairs) if self.pairs else program
+        program = weave_pairs(program, self.pairs) if self.pairs else program
+        return freed(with_ends(program, self.stages))
 
     @cached_property
     def _around(self) -> tuple[Block, Block]:
         """The instructions before all stages and after them, without overlap."""
-        begin = tuple(
-            _of_bucket(Verb.FETCH, bucket)
-            for bucket in fetched(self.plan, self.weights, self.segment_ends)
-        )
-        loss = StepInstruction(Verb.LOSS, "loss", tuple(sorted(self.plan.devices)))
+        begin = tuple(instruction for _, instruction in self._fetches)
+        everyone = tuple(sorted(self.plan.devices))
+        has_loss = [d for d in everyone if any(program.has_loss(d) for program in self.stages)]
+        share = Value(Role.LOSS, "loss").on(has_loss, everyone)
+        loss = instruction_of(Verb.LOSS, "loss", everyone, Operands((share,)))
         if self.is_asynchronous:
             return begin, (loss,)
-        end = (_of_bucket(Verb.REDUCE, bucket) for bucket in self._reduced)
-        return begin, (*end, loss, *updates_at_end(self.plan, self.weights))
+        end = (instruction for _, instruction in self._reductions)
+        return begin, (*end, loss, *updates_at_end(self.weights, self.trained, self._grads_of))
 
     @cached_property
-    def _reduced(self) -> tuple[Bucket, ...]:
-        return reduced(self.plan, self.weights, self.segment_ends)
+    def _fetches(self) -> Sequence[tuple[Bucket, StepInstruction]]:
+        """The buckets that are fetched for the whole step, each with its instruction."""
+        return [
+            (bucket, instruction_of(
+                Verb.FETCH, bucket.name, bucket.devices,
+                Operands((), copies(bucket.uses, bucket.devices)),
+            ))
+            for bucket in fetched(self.plan, self.weights, self.segment_ends)
+        ]  # fmt: skip
+
+    @cached_property
+    def _reductions(self) -> Sequence[tuple[Bucket, StepInstruction]]:
+        """The buckets of gradients outside windows, each with its instruction."""
+        found = []
+        for bucket in reduced(self.plan, self.weights, self.segment_ends):
+            devices, uses = bucket.devices, bucket.uses
+            given = Operands(self._sums(uses, devices), stored(uses, devices))
+            found.append((bucket, instruction_of(Verb.REDUCE, bucket.name, devices, given)))
+        return found
+
+    def _sums(self, uses: Collection[Use], devices: Collection[Device]) -> tuple[Value, ...]:
+        """The gradients of copies of weights, on the devices whose backwards make them."""
+        return sums(uses, [program.on(devices) for program in self.stages], devices)
+
+    @cached_property
+    def trained(self) -> Mapping[int, Sequence[PTensor]]:
+        """The parameters that each stage updates."""
+        return trained_in(self.plan, self.weights)
+
+    def _grads_of(
+        self, tensors: Collection[PTensor], devices: Collection[Device]
+    ) -> tuple[Value, ...]:
+        """The gradients that an update of parameters reads."""
+        mine, reduced = set(tensors), self._reduced_uses
+        uses = [use for use in self.weights.uses if use.tensor in mine and use.is_trained]
+        here = [use for use in uses if use not in reduced]
+        there = stored([use for use in uses if use in reduced], devices)
+        return (*self._sums(here, devices), *there)
+
+    @cached_property
+    def _reduced_uses(self) -> frozenset[Use]:
+        """The uses whose gradients an instruction reduces."""
+        buckets = (use for bucket, _ in self._reductions for use in bucket.uses)
+        windows = (use for use in self.weights.uses if use.window is not None)
+        return frozenset((*buckets, *windows))
 
     @cached_property
     def is_asynchronous(self) -> bool:
@@ -252,14 +298,16 @@ class Materialized:
 
     def updated_in(self, stage: int) -> tuple[PTensor, ...]:
         """The parameters that an update of a stage between microbatches changes."""
-        return tuple(t for i in self._updates[stage] if i.kind is Verb.UPDATE for t in i.what)
+        has_update = any(i.kind is Verb.UPDATE for i in self._updates[stage])
+        return tuple(self.trained.get(stage, ())) if has_update else ()
 
     @cached_property
     def _updates(self) -> Mapping[int, Block]:
         """For each stage, the instructions of an update between microbatches."""
         if not self.is_asynchronous:
             return {}
-        return update_blocks(self.plan, self.weights, self._around[0], self._reduced)
+        given = self._fetches, self._reductions, self.trained, self._grads_of
+        return update_blocks(self.plan, self.weights, *given)
 
     @cached_property
     def _versions(self) -> Mapping[Action, int]:
@@ -311,7 +359,7 @@ class Materialized:
             if isinstance(event, Action):
                 for instruction in self.block(event.stage, event.kind):
                     if instruction.phase is not Phase.WAIT and instruction.is_for(event.microbatch):
-                        found[instruction.kind, instruction.what] += 1
+                        found[instruction.kind, self.subject(instruction)] += 1
         return found
 
     @cached_property
@@ -326,29 +374,73 @@ class Materialized:
             found.append(frozenset(devices))
         return tuple(found)
 
+    # --- what instructions name -----------------------------------------------------------------
+
+    def subject(self, instruction: StepInstruction) -> Any:
+        """What an instruction names: a segment, an edge, a window, a bucket, or parameters."""
+        kind, name = instruction.kind, instruction.name
+        if kind in COMPUTING or kind in SWAPS or kind is Verb.HOLD:
+            return self.segment(name, instruction.devices[0])
+        if kind in MOVES or kind in BETWEEN:
+            return self.edge(name)
+        if kind in OF_WEIGHTS:
+            return self._named[name]
+        return self.trained[stage_of_weights(name)] if kind is Verb.UPDATE else name
+
+    def segment(self, name: str, device: Device) -> Segment:
+        """A segment of a device, by its name."""
+        return self._segments[name, device]
+
+    @cached_property
+    def _segments(self) -> Mapping[tuple[str, Device], Segment]:
+        return {
+            (step.name, device): step
+            for program in self.stages
+            for device, steps in program.steps.items()
+            for step in steps
+            if isinstance(step, Segment)
+        }
+
+    def edge(self, name: str) -> Edge:
+        """An edge, by its name."""
+        return self._edge_of[name]
+
+    @cached_property
+    def _edge_of(self) -> Mapping[str, Edge]:
+        return {edge.name: edge for edge in self.edges.all}
+
+    @cached_property
+    def _named(self) -> Mapping[str, Window | Bucket]:
+        """The windows and buckets, by name."""
+        buckets = {b.name: b for b, _ in (*self._fetches, *self._reductions)}
+        return buckets | {f"w{i}": window for i, window in enumerate(self.plan.windows)}
+
+    def is_of_bucket(self, instruction: StepInstruction) -> bool:
+        """Whether an instruction fetches or reduces a bucket of weights outside windows."""
+        is_of_weights = instruction.kind in OF_WEIGHTS
+        return is_of_weights and isinstance(self._named[instruction.name], Bucket)
+
+    def uses_of(self, instruction: StepInstruction) -> tuple[Use, ...]:
+        """The uses of weights in the window or bucket of an instruction."""
+        return self.uses_in(self._named[instruction.name])
+
     def uses_in(self, what: Window | Bucket) -> tuple[Use, ...]:
         """The uses of weights in one window or bucket."""
-        return what.uses if isinstance(what, Bucket) else self.uses_of.get(what, ())
+        return what.uses if isinstance(what, Bucket) else self.weights.of_window.get(what, ())
 
     def window_devices(self, window: Window) -> frozenset[Device]:
         """The devices that store or read the weights of a window."""
-        uses = self.uses_of.get(window, ())
+        uses = self.weights.of_window.get(window, ())
         return frozenset(d for use in uses for side in (use.storage, use.side) for d in side.shards)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Where parts read their inputs."""
+        return Sources(self.plan, self.edges, self.weights)
 
     def parts_on(self, op: Op, device: Device) -> tuple[Part, ...]:
         """The parts of an op that run on a device."""
-        return self._parts_on.get((op.index, device), ())
-
-    @cached_property
-    def _parts_on(self) -> Mapping[tuple[int, Device], tuple[Part, ...]]:
-        found: dict[tuple[int, Device], tuple[Part, ...]] = {}
-        for op in self.plan.graph.ops:
-            split = self.plan.op_split(op)
-            for part, placed in zip(self.plan.parts(op), split.parts, strict=True):
-                if placed.device is not None:
-                    key = op.index, placed.device
-                    found[key] = (*found.get(key, ()), part)
-        return found
+        return self.sources.parts_on(op, device)
 
     @cached_property
     def events_on(self) -> Mapping[Device, tuple[Event, ...]]:
@@ -361,8 +453,7 @@ class Materialized:
 
     def _taking_part(self, event: Event) -> Iterable[Device]:
         if isinstance(event, Carry):
-            devices: Iterable[Device] = event.edge.devices
-            return devices
+            return self.edge(event.name).devices
         return {d for run in actions_in(event) for d in self.devices_of(run.stage, run.kind)}
 
     def devices_of(self, stage: int, run: ActionKind) -> Iterable[Device]:
@@ -390,14 +481,6 @@ class Materialized:
                     incoming[edge.dst_stage] = (*incoming.get(edge.dst_stage, ()), edge)
         return outgoing, incoming
 
-    @cached_property
-    def uses_of(self) -> Mapping[Window | None, tuple[Use, ...]]:
-        """The uses of weights, by window."""
-        found: dict[Window | None, tuple[Use, ...]] = {}
-        for use in self.weights.uses:
-            found[use.window] = (*found.get(use.window, ()), use)
-        return found
-
 
 @paused_collector()
 def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized:
@@ -420,7 +503,3 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
     made = Materialized(routed, edges, weights, items, events, topology, plan)
     made.check()
     return made
-
-
-def _of_bucket(kind: Verb, bucket: Bucket) -> StepInstruction:
-    return StepInstruction(kind, bucket.name, bucket.devices, what=bucket)

@@ -7,15 +7,16 @@ devices still keep one order, so no device waits for a later instruction.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 
 from superscaler_core.plan import Device
-from superscaler_core.program.buckets import Bucket, first_reads, last_grads
-from superscaler_core.program.instruction import Phase, StepInstruction, Verb
+from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.step_program import Block, StepProgram
+from superscaler_core.program.value import Value
+from superscaler_core.program.verb import COMPUTING, Phase, Verb
 from superscaler_core.schedules import GRADS, Action, ActionKind
 
 MOST_REDUCTIONS = 2
@@ -55,7 +56,7 @@ def prefetch(program: StepProgram, depth: int) -> StepProgram:
     follows its forward, the last window of the forward stays, and is not gathered again.
 
     Args:
-        program: a program whose instructions have their objects (``StepInstruction.what``).
+        program: a program without such overlap.
         depth: at least 1.
     """
     blocks = dict(_without_release(program))
@@ -98,31 +99,62 @@ def _returns_at_once(program: StepProgram, stage: int) -> ActionKind | None:
 
 def _fetched_ahead(program: StepProgram, depth: int) -> StepProgram:
     """A program whose first forwards wait for the weights of the step, bucket by bucket."""
-    places, first = first_reads(program.blocks), _first_actions(program)
+    first = _first_actions(program)
     begin: list[StepInstruction] = []
-    waits: dict[int, list[tuple[int, StepInstruction]]] = {}
+    fetches: dict[int, list[tuple[int, StepInstruction]]] = {}
     for fetch in program.begin:
-        place = places.of(fetch.what.uses)
+        place = _first_read(program, fetch)
         action = None if place is None else first.get(place[0])
         if place is None or action is None or not _is_alone(program, fetch, place[0]):
             begin.append(fetch)
         else:
-            wait = replace(_phase(fetch, Phase.WAIT), microbatch=action.microbatch)
-            waits.setdefault(place[0], []).append((place[1], wait))
+            mine = replace(fetch, microbatch=action.microbatch)
+            fetches.setdefault(place[0], []).append((place[1], mine))
     blocks = dict(program.blocks)
-    for stage, unordered in waits.items():
+    for stage, unordered in fetches.items():
         found = sorted(unordered, key=itemgetter(0))
-        ahead = found[:depth]
-        begin += [replace(_phase(wait, Phase.START), microbatch=None) for _, wait in ahead]
+        begin += [replace(fetch.started(), microbatch=None) for _, fetch in found[:depth]]
         inserted: dict[int, list[StepInstruction]] = {}
-        for (number, wait), later in zip(found, [*found[depth:], *[None] * depth], strict=False):
+        for (number, fetch), later in zip(found, [*found[depth:], *[None] * depth], strict=False):
             mine = inserted.setdefault(number, [])
-            mine.append(wait)
+            mine.append(fetch.waited())
             if later is not None:
-                mine.append(_phase(later[1], Phase.START))
+                mine.append(later[1].started())
         key = stage, ActionKind.FORWARD
         blocks[key] = tuple(_inserted(blocks[key], inserted))
     return replace(program, begin=tuple(begin), blocks=blocks)
+
+
+Place = tuple[int, int]
+"""A stage, and a position in its block."""
+
+
+def _first_read(program: StepProgram, fetch: StepInstruction) -> Place | None:
+    """Where a forward first reads fetched weights; None if several stages read them."""
+    blocks = {key: b for key, b in program.blocks.items() if key[1] is ActionKind.FORWARD}
+    found = list(_places(blocks, fetch.writes, lambda instruction: instruction.reads))
+    return min(found) if len({stage for stage, _ in found}) == 1 else None
+
+
+def _last_grad(program: StepProgram, reduce: StepInstruction) -> Place | None:
+    """Where a backward last adds to the reduced gradients; None if several stages do."""
+    blocks = {key: block for key, block in program.blocks.items() if key[1] in GRADS}
+    found = list(_places(blocks, reduce.reads, lambda instruction: instruction.writes))
+    return max(found) if len({stage for stage, _ in found}) == 1 else None
+
+
+def _places(
+    blocks: Mapping[tuple[int, ActionKind], Block],
+    values: Iterable[Value],
+    of: Callable[[StepInstruction], Iterable[Value]],
+) -> Iterator[Place]:
+    """Where instructions that compute read, or write, any of these values."""
+    wanted = {(value.role, value.name) for value in values}
+    for (stage, _), block in blocks.items():
+        for number, instruction in enumerate(block):
+            is_of = any((value.role, value.name) in wanted for value in of(instruction))
+            if is_of and instruction.kind in COMPUTING:
+                yield stage, number
 
 
 def _first_actions(program: StepProgram) -> Mapping[int, Action]:
@@ -144,26 +176,22 @@ def overlap_reductions(program: StepProgram) -> StepProgram:
     Those at the step's end move into the last backward of their stage (or W, in a schedule with
     halves), and are waited for there or at the end. Weights that several stages share are still
     reduced at the end.
-
-    Args:
-        program: a program whose instructions have their objects (``StepInstruction.what``).
     """
     blocks = {
         key: tuple(_behind(block, Verb.REDUCE, MOST_REDUCTIONS))
         for key, block in program.blocks.items()
     }
     program = replace(program, blocks=blocks)
-    places, last = last_grads(blocks), _last_backwards(program)
+    last = _last_backwards(program)
     end: list[StepInstruction] = []
     starts: dict[int, dict[int, list[StepInstruction]]] = {}
     for reduce in program.end:
-        is_bucket = isinstance(reduce.what, Bucket)
-        place = places.of(reduce.what.uses) if is_bucket else None
+        place = _last_grad(program, reduce) if reduce.kind is Verb.REDUCE else None
         if place is None or place[0] not in last or not _is_alone(program, reduce, place[0]):
             end.append(reduce)
             continue
-        start = replace(_phase(reduce, Phase.START), microbatch=last[place[0]].microbatch)
-        starts.setdefault(place[0], {}).setdefault(place[1] + 1, []).append(start)
+        mine = replace(reduce, microbatch=last[place[0]].microbatch)
+        starts.setdefault(place[0], {}).setdefault(place[1] + 1, []).append(mine)
     waits: list[StepInstruction] = []
     for stage, inserted in starts.items():
         under_way = deque[StepInstruction]()
@@ -171,7 +199,7 @@ def overlap_reductions(program: StepProgram) -> StepProgram:
             mine[:] = _bounded(tuple(mine), under_way, MOST_REDUCTIONS)
         key = stage, last[stage].kind
         blocks[key] = tuple(_inserted(blocks[key], inserted))
-        waits += [replace(_phase(one, Phase.WAIT), microbatch=None) for one in under_way]
+        waits += [replace(one.waited(), microbatch=None) for one in under_way]
     return replace(program, blocks=blocks, end=(*waits, *end))
 
 
@@ -201,9 +229,9 @@ def _ahead(block: Block, kind: Verb, depth: int) -> Block:
             others = before.setdefault(instruction.devices, [])
             first = others[-depth] + 1 if len(others) >= depth else 0
             first = max(first, gone.get(instruction.name, 0))
-            starts.setdefault(first, []).append(_phase(instruction, Phase.START))
+            starts.setdefault(first, []).append(instruction.started())
             others.append(place)
-    waiting = (_phase(i, Phase.WAIT) if i.kind is kind else i for i in block)
+    waiting = (i.waited() if i.kind is kind else i for i in block)
     return tuple(_inserted(tuple(waiting), starts))
 
 
@@ -213,26 +241,22 @@ def _behind(block: Block, kind: Verb, most: int) -> Iterator[StepInstruction]:
     for instruction in block:
         if instruction.kind is kind and instruction.phase is Phase.WHOLE:
             mine = under_way.setdefault(instruction.devices, deque())
-            yield from _bounded([_phase(instruction, Phase.START)], mine, most)
+            yield from _bounded([instruction], mine, most)
         else:
             yield instruction
     for left in under_way.values():
-        yield from (_phase(start, Phase.WAIT) for start in left)
+        yield from (one.waited() for one in left)
 
 
 def _bounded(
-    starts: Iterable[StepInstruction], under_way: deque[StepInstruction], most: int
+    given: Iterable[StepInstruction], under_way: deque[StepInstruction], most: int
 ) -> Iterator[StepInstruction]:
     """The starts, each after a wait for an earlier one if too many would be under way."""
-    for start in starts:
+    for instruction in given:
         if len(under_way) == most:
-            yield _phase(under_way.popleft(), Phase.WAIT)
-        under_way.append(start)
-        yield start
-
-
-def _phase(instruction: StepInstruction, phase: Phase) -> StepInstruction:
-    return replace(instruction, phase=phase)
+            yield under_way.popleft().waited()
+        under_way.append(instruction)
+        yield instruction.started()
 
 
 def _is_alone(program: StepProgram, instruction: StepInstruction, stage: int) -> bool:

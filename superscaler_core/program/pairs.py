@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from superscaler_core.program.duplex import joined, woven
-from superscaler_core.program.instruction import MOVES, Event, Woven
-from superscaler_core.program.overlap_moves import is_idle
+from superscaler_core.program.event import Event, Woven
 from superscaler_core.program.step_program import Block, Pair, StepProgram, pair_of
+from superscaler_core.program.verb import MOVES
 from superscaler_core.schedules import Action
 
 
@@ -25,16 +25,15 @@ def weave_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) ->
     instructions of its block in their order; all that a pair reads comes before it.
 
     Args:
-        program: a program whose instructions have their objects (``StepInstruction.what``). The
-            actions of a pair are on the same devices, and begin at the same time: between them in
-            the order is nothing that the second one waits for (``step_events``).
+        program: the actions of a pair are on the same devices, and begin at the same time: between
+            them in the order is nothing that the second one waits for (``step_events``).
         pairs: pairs of the program's actions that are next to each other in their worker's row.
     """
     given = [Woven(first, second) for first, second in pairs]
     blocks: dict[Pair, Block] = {}
     for key in sorted({pair_of(pair) for pair in given}):
         both = [program.blocks[end] for end in key]
-        if any(i.kind in MOVES and not is_idle(i) for block in both for i in block):
+        if any(i.kind in MOVES and not i.stays for block in both for i in block):
             first, second = (
                 tuple(replace(i, half=half) for i in block) for half, block in enumerate(both)
             )

@@ -165,7 +165,7 @@ def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
     found = {}
     for device, builder in builders.items():
         steps = builder.steps
-        sequence = _sequence(steps)
+        sequence = sequence_of(steps)
         marks = known.get(sequence) if sequence else None
         if marks is None:
             marks = tuple(_marks(given, device, steps))
@@ -174,7 +174,7 @@ def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
     return found
 
 
-def _sequence(steps: Sequence[Step]) -> Hashable:
+def sequence_of(steps: Sequence[Step]) -> Hashable:
     """A key, equal for devices whose segments have the same ops, with one part of each op.
 
     None for a device with several parts of an op. With one part per op, which part it is does not

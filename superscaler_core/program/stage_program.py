@@ -7,7 +7,7 @@ backward. Code generation, time and memory estimates, and reports all read its i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -15,10 +15,30 @@ from operator import itemgetter
 
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.flow import Flow, Sources
 from superscaler_core.program.halves import reads_weights_late
-from superscaler_core.program.instruction import GOES_BACK, StepInstruction, Verb
-from superscaler_core.program.segments import Segment, StageItems, Step, device_steps
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.operands import (
+    Operands,
+    SegmentOperands,
+    copies,
+    entering_span,
+    instruction_of,
+    moved,
+    moved_back,
+    stored,
+    sums,
+)
+from superscaler_core.program.segments import (
+    Segment,
+    StageItems,
+    Step,
+    device_steps,
+    sequence_of,
+)
 from superscaler_core.program.sequence import Close, Compute, Move, Open
+from superscaler_core.program.verb import GOES_BACK, Verb
 from superscaler_core.schedules import ActionKind
 
 RUNS = (
@@ -38,14 +58,30 @@ class StageProgram:
 
     Attributes:
         given: the items of the stage.
+        sources: where parts read their inputs.
+        leaving, arriving: the edges from the stage to others, and from others to it, in order.
     """
 
     given: StageItems
+    sources: Sources
+    leaving: tuple[Edge, ...] = ()
+    arriving: tuple[Edge, ...] = ()
 
     @cached_property
     def steps(self) -> Mapping[Device, tuple[Step, ...]]:
         """For each device, its forward as segments and communication."""
         return device_steps(self.given)
+
+    def flow(self, device: Device) -> Flow:
+        """The values that the steps of a device pass to each other."""
+        if device not in self._flows:
+            steps, ends = self.steps[device], (self.leaving, self.arriving)
+            self._flows[device] = Flow(self.sources, device, steps, self.given.span, *ends)
+        return self._flows[device]
+
+    @cached_property
+    def _flows(self) -> dict[Device, Flow]:
+        return {}
 
     @cached_property
     def order(self) -> Mapping[ActionKind, tuple[StepInstruction, ...]]:
@@ -123,18 +159,84 @@ class StageProgram:
         if isinstance(turn, _Border):
             name = f"stage{self.given.stage}_span{turn.span}"
             for verb in _border_verbs(run):
-                yield StepInstruction(verb, name, devices, what=turn.span)
+                yield instruction_of(verb, name, devices, self._border(turn.span, devices, verb))
             return
         step = turn.step
         if isinstance(step, Segment):
+            (device,) = devices
+            is_trained = run is ActionKind.FORWARD and not turn.is_again
+            mine = self.operands(device)
             for verb in self._segment_verbs(step, turn, run):
-                yield StepInstruction(verb, step.name, devices, what=step)
+                given = mine.of(verb, step.name, is_trained=is_trained)
+                yield instruction_of(verb, step.name, devices, given)
         elif isinstance(step, Move):
             for verb in self._move_verbs(step, turn, run):
-                yield StepInstruction(verb, step.edge.name, devices, what=step.edge)
+                yield self._move(step.edge, verb, devices)
         elif isinstance(step, Open | Close):
             for verb in self._window_verbs(step, turn, run):
-                yield StepInstruction(verb, self._name(step.window), devices, what=step.window)
+                yield self._of_window(step.window, verb, devices, run)
+
+    def _border(self, span: int, devices: Sequence[Device], verb: Verb) -> Operands:
+        """The values that a span keeps, or takes for its rerun."""
+        flows = self.on(devices)
+        entering = entering_span(span, flows)
+        return Operands(entering) if verb is Verb.KEEP else Operands((), entering)
+
+    def _move(self, edge: Edge, verb: Verb, devices: tuple[Device, ...]) -> StepInstruction:
+        flows = self.on(devices)
+        given, legs = moved(edge, flows), edge.forward
+        if verb is Verb.MOVE_BACK:
+            given, legs = moved_back(edge, flows), edge.backward
+        stays = all(leg.is_idle for leg in legs)
+        return instruction_of(verb, edge.name, devices, given, stays=stays)
+
+    def _of_window(
+        self, window: Window, verb: Verb, devices: tuple[Device, ...], run: ActionKind
+    ) -> StepInstruction:
+        uses = self.sources.weights.of_window.get(window, ())
+        mine = copies(uses, devices)
+        given = Operands((), mine) if verb is Verb.GATHER else Operands(mine)
+        if verb is Verb.REDUCE:
+            is_open = run is not ActionKind.WEIGHTS or window in self._read_late
+            reads = (*sums(uses, [self.on(devices)], devices), *(mine if is_open else ()))
+            given = Operands(reads, stored(uses, devices))
+        return instruction_of(verb, self._name(window), devices, given)
+
+    def on(self, devices: Iterable[Device]) -> Mapping[Device, Flow]:
+        """For some devices, the values that their steps pass, up to the boxes of the values."""
+        return {d: self.operands(d).flow for d in devices if d in self.steps}
+
+    def operands(self, device: Device) -> SegmentOperands:
+        """The operands of the segments of a device, which devices that do the same share."""
+        if device not in self._operands:
+            key = self._key(device)
+            known = self._alike.get(key) if key is not None else None
+            if known is None:
+                known = self._alike[key] = SegmentOperands(self.flow(device))
+            self._operands[device] = known
+        return self._operands[device]
+
+    def has_loss(self, device: Device) -> bool:
+        """Whether a device computes a part of the loss in this stage."""
+        mine = self.operands(device).flow.of.values() if device in self.steps else ()
+        return any(signature.losses for signature in mine)
+
+    @cached_property
+    def _operands(self) -> dict[Device, SegmentOperands]:
+        return {}
+
+    @cached_property
+    def _alike(self) -> dict[Hashable, SegmentOperands]:
+        return {}
+
+    def _key(self, device: Device) -> Hashable:
+        """A key that is equal for devices that do the same with other boxes; None if unknown."""
+        steps = self.steps[device]
+        key = sequence_of(steps)
+        edges = [*self.leaving, *self.arriving]
+        edges += [step.edge for step in steps if isinstance(step, Move)]
+        ends = tuple((device in e.src.shards, device in e.dst.shards) for e in edges)
+        return None if key is None else (key, ends, self.sources.inputs_on(steps, device))
 
     def _segment_verbs(self, segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
         """The instructions of a segment; swapped values come back before their first use."""

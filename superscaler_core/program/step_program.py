@@ -11,19 +11,9 @@ from functools import cached_property
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.checks import check_borrowed, check_device, check_versions
-from superscaler_core.program.instruction import (
-    MOVES,
-    OF_WEIGHTS,
-    Carry,
-    Event,
-    Phase,
-    StepInstruction,
-    Verb,
-    Woven,
-    actions_in,
-    parse_event,
-    weights_of,
-)
+from superscaler_core.program.event import Carry, Event, Woven, actions_in, parse_event, weights_of
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.verb import MOVES, OF_WEIGHTS, Phase, Verb
 from superscaler_core.schedules import GRADS, Action, ActionKind
 
 _HEAD = re.compile(

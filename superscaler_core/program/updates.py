@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.buckets import Bucket
 from superscaler_core.program.edges import stages_by_op
-from superscaler_core.program.instruction import Event, StepInstruction, Verb, weights_of
+from superscaler_core.program.event import Event, weights_of
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.operands import Operands, instruction_of
 from superscaler_core.program.step_program import Block
+from superscaler_core.program.value import Value
+from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use, Weights
 from superscaler_core.schedules import Action, ActionKind, Schedule, WeightRule
 
 
-def updates_at_end(plan: Plan, weights: Weights) -> Iterator[StepInstruction]:
-    """One update per stage; the first of the stages that share a weight updates it."""
-    for stage, mine in _trained(plan, weights).items():
+def updates_at_end(
+    weights: Weights, trained: Mapping[int, Sequence[PTensor]], grads: Grads
+) -> Iterator[StepInstruction]:
+    """One update per stage; the first of the stages that share a weight updates it.
+
+    Args:
+        weights: the weights of the plan.
+        trained: the parameters of each stage, as of ``trained_in``.
+        grads: the gradients that exist after the reductions.
+    """
+    for stage, mine in trained.items():
         sides = {weights.storage[tensor] for tensor in mine}
         devices = tuple(sorted({device for side in sides for device in side.shards}))
-        yield StepInstruction(Verb.UPDATE, weights_of(stage), devices, version=1, what=tuple(mine))
+        given = Operands(grads(mine, devices))
+        yield instruction_of(Verb.UPDATE, weights_of(stage), devices, given, version=1)
+
+
+Grads = Callable[[Collection[PTensor], Collection[Device]], tuple[Value, ...]]
+"""The gradients of parameters, where they are stored, or where they need no reduction."""
 
 
 def update_blocks(
-    plan: Plan, weights: Weights, begin: Iterable[StepInstruction], buckets: Iterable[Bucket]
+    plan: Plan,
+    weights: Weights,
+    begin: Iterable[tuple[Bucket, StepInstruction]],
+    reduced: Iterable[tuple[Bucket, StepInstruction]],
+    trained: Mapping[int, Sequence[PTensor]],
+    grads: Grads,
 ) -> Mapping[int, Block]:
     """For each stage of an asynchronous plan, the instructions of an update (U).
 
@@ -35,15 +57,16 @@ def update_blocks(
 
     Args:
         plan, weights: the plan.
-        begin: the instructions before all events, which fetch the first version.
-        buckets: the buckets of gradients that are reduced.
+        begin: the buckets that are fetched before all events, with their instructions.
+        reduced: the buckets of gradients, with their instructions.
+        trained, grads: as in ``updates_at_end``.
 
     Raises:
         PlanError: weights of the plan cannot have versions.
     """
     check_asynchronous(plan)
     assert plan.schedule is not None, "it has updates"
-    stage_of, trained = stages_by_op(plan), _trained(plan, weights)
+    stage_of = stages_by_op(plan)
 
     def is_read_in(bucket: Bucket, stage: int) -> bool:
         return stage_of[bucket.uses[0].readers[0][0].index] == stage
@@ -54,17 +77,13 @@ def update_blocks(
 
     found: dict[int, Block] = {}
     for stage, keeps in enumerate(plan.schedule.versions_kept):
-        block = [
-            StepInstruction(Verb.REDUCE, bucket.name, bucket.devices, what=bucket)
-            for bucket in buckets
-            if is_read_in(bucket, stage)
-        ]
+        block = [instruction for bucket, instruction in reduced if is_read_in(bucket, stage)]
         mine = trained.get(stage, [])
         if mine:
-            devices = _everywhere(weights, mine)
-            name = weights_of(stage)
-            block.append(StepInstruction(Verb.UPDATE, name, devices, keeps=keeps, what=tuple(mine)))
-        block += [fetch for fetch in begin if is_updated_in(fetch.what, stage)]
+            devices, name = _everywhere(weights, mine), weights_of(stage)
+            given = Operands(grads(mine, devices))
+            block.append(instruction_of(Verb.UPDATE, name, devices, given, keeps=keeps))
+        block += [fetch for bucket, fetch in begin if is_updated_in(bucket, stage)]
         found[stage] = tuple(block)
     return found
 
@@ -131,7 +150,7 @@ def check_asynchronous(plan: Plan) -> None:
         )
 
 
-def _trained(plan: Plan, weights: Weights) -> dict[int, list[PTensor]]:
+def trained_in(plan: Plan, weights: Weights) -> dict[int, list[PTensor]]:
     """The trained parameters of each stage, ascending; a shared one belongs to its first stage."""
     stage_of, readers = stages_by_op(plan), plan.graph.readers
     found: dict[int, list[PTensor]] = {}

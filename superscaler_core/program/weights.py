@@ -106,6 +106,14 @@ class Weights:
     uses: tuple[Use, ...]
 
     @cached_property
+    def of_window(self) -> Mapping[Window | None, tuple[Use, ...]]:
+        """The uses of weights, by window."""
+        found: dict[Window | None, tuple[Use, ...]] = {}
+        for use in self.uses:
+            found[use.window] = (*found.get(use.window, ()), use)
+        return found
+
+    @cached_property
     def of_reader(self) -> Mapping[Reader, Use]:
         """The use from which each reader reads."""
         return {reader: use for use in self.uses for reader in use.readers}

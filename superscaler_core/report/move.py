@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import rvdcomm as rv
-from superscaler_core.program.instruction import Carry, Verb
+from superscaler_core.program.event import Carry
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use
 from superscaler_core.report.names import pattern_of
 
@@ -78,7 +79,7 @@ def moves_of(
         master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
             None.
     """
-    carries = Counter((e.edge, e.is_back) for e in made.events if isinstance(e, Carry))
+    carries = Counter((made.edge(e.name), e.is_back) for e in made.events if isinstance(e, Carry))
     for edge in made.edges.all:
         times = made.counts[Verb.MOVE, edge] + carries[edge, False]
         times_back = made.counts[Verb.MOVE_BACK, edge] + carries[edge, True]

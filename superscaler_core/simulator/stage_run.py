@@ -8,7 +8,7 @@ from functools import cached_property
 
 from superscaler_core.cost.wire import Port, Wire
 from superscaler_core.plan import Device
-from superscaler_core.program.instruction import Phase
+from superscaler_core.program.verb import Phase
 from superscaler_core.simulator.ports import Interval, Ports
 from superscaler_core.simulator.work import Act
 

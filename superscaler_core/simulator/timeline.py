@@ -10,9 +10,10 @@ from itertools import product
 from superscaler_core.cost.wire import Wire, ticks
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import Carry, Verb, Woven, actions_in
+from superscaler_core.program.event import Carry, Woven, actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.routes import home
+from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import GRADS, Action, ActionKind
 from superscaler_core.simulator.ports import Ports
 from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay, woken
@@ -39,9 +40,17 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The transfer of a tensor or gradient to another stage: one call in the background."""
+    """The transfer of a tensor or gradient to another stage: one call in the background.
+
+    Attributes:
+        event: the transfer.
+        tensor: name of the tensor.
+        wire: its load on links.
+        start, end: ticks from the step's start.
+    """
 
     event: Carry
+    tensor: str
     wire: Wire
     start: int
     end: int
@@ -215,7 +224,8 @@ class Stepper:
 
     def _carry(self, event: Carry) -> None:
         """Start a carry when all its devices have reached it; the devices continue."""
-        key = event.edge, event.is_back
+        edge = self._made.edge(event.name)
+        key = edge, event.is_back
         if key not in self._wires:
             self._wires[key] = self._work.carry(*key)
         arrived: dict[Device, Arrival] = {}
@@ -223,12 +233,12 @@ class Stepper:
             self._call(wire)
             start = max(self._clock[device] for device in wire.devices)
             end = self._ports.reserve(start, wire.ticks, wire.ports)
-            self.timeline.carries.append(Carried(event, wire, start, end))
+            self.timeline.carries.append(Carried(event, edge.tensor.name, wire, start, end))
             for device in wire.devices:
                 before = arrived.get(device)
                 if before is None or end > before[1]:
                     arrived[device] = start, end, wire.level
-        mail = event.edge, event.microbatch, event.is_back
+        mail = edge, event.microbatch, event.is_back
         self._mail.setdefault(mail, deque()).append(arrived)
 
     def _call(self, wire: Wire) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from rvdcomm.whole_file import replacing
 from superscaler_core.cost.wire import TICKS_PER_SEC
-from superscaler_core.program.instruction import Carry
 from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.schedules.action import KINDS
 from superscaler_core.simulator.account import Account
@@ -96,7 +95,7 @@ def _carried(carried: Carried) -> Iterator[dict[str, Any]]:
     event, wire = carried.event, carried.wire
     for device in wire.devices:
         yield _span(
-            carry_name(event), "communication", device, TRAVELS, carried.start, carried.end,
+            carry_name(carried), "communication", device, TRAVELS, carried.start, carried.end,
             bytes=sum(wire.level_bytes), microbatch=event.microbatch,
         )  # fmt: skip
 
@@ -107,6 +106,6 @@ def name_of(event: Action) -> str:
     return f"{event.kind}{event.microbatch}{turn} of stage {event.stage}"
 
 
-def carry_name(event: Carry) -> str:
+def carry_name(carried: Carried) -> str:
     """The moved tensor, or its gradient, as text."""
-    return f"{'gradient of ' if event.is_back else ''}{event.edge.tensor.name}"
+    return f"{'gradient of ' if carried.event.is_back else ''}{carried.tensor}"

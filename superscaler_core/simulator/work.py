@@ -14,19 +14,13 @@ from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge, stages_by_op
-from superscaler_core.program.instruction import (
-    COMPUTING,
-    GOES_BACK,
-    Phase,
-    StepInstruction,
-    Verb,
-    Woven,
-    actions_in,
-)
+from superscaler_core.program.event import Woven, actions_in
+from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.step_program import Pair, pair_of
 from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.verb import COMPUTING, GOES_BACK, Phase, Verb
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.sums import Sums
@@ -156,9 +150,10 @@ class Work:
     def _acts(self, block: Sequence[StepInstruction], sums: Sums, is_apart: bool) -> Iterable[Act]:
         """The acts of a block; with ``is_apart``, segments are recomputed in a run of their own."""
         for instruction in block:
-            kind, what = instruction.kind, instruction.what
+            kind = instruction.kind
             if kind in COMPUTING:
                 (device,) = instruction.devices
+                what = self._made.subject(instruction)
                 act = self._segment(device, what, kind, is_apart)
                 if kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS):
                     secs = sum(map(self._times.sum_secs, sums.of(device, what)))
@@ -185,7 +180,7 @@ class Work:
             yield act if phase is Phase.WHOLE else replace(act, phase=phase, key=key)
 
     def _communication(self, instruction: StepInstruction) -> Iterable[Act]:
-        kind, what = instruction.kind, instruction.what
+        kind, what = instruction.kind, self._made.subject(instruction)
         match kind:
             case Verb.MOVE:
                 return self._each(what.tensor.name, what.forward)
@@ -281,7 +276,7 @@ class Work:
     def end(self) -> tuple[Act, ...]:
         """The acts at the end of a step, before the optimizer."""
         end = self._made.end
-        reduced = {use for i in end if i.kind is Verb.REDUCE for use in i.what.uses}
+        reduced = {use for i in end if i.kind is Verb.REDUCE for use in self._made.uses_of(i)}
         uses = [use for use in self._made.weights.uses if use.window is None and use.reduce]
         alone = [use for use in uses if use not in reduced]
         acts = (act for i in end for act in self._in_phase(i))

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.program.instruction import Carry
+from superscaler_core.program.event import Carry
 from superscaler_core.schedules import Schedule, ScheduleError, nf1b, one_f_one_b, timeline
 from tests.superscaler_core.training import Case, train_alone
 

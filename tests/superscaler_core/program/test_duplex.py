@@ -20,14 +20,8 @@ from superscaler_core.memory.footprint import footprints
 from superscaler_core.memory.memory import memory_of
 from superscaler_core.memory.moments import Moment
 from superscaler_core.program.duplex import duplex, woven
-from superscaler_core.program.instruction import (
-    COMPUTING,
-    MOVES,
-    OF_WEIGHTS,
-    Phase,
-    StepInstruction,
-    Verb,
-)
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.verb import COMPUTING, MOVES, OF_WEIGHTS, Phase, Verb
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.schedules import Action
 from superscaler_core.simulator.simulated import Simulated

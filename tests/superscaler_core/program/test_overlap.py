@@ -9,7 +9,8 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
-from superscaler_core.program.instruction import Phase, StepInstruction, Verb
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.program.overlap import MOST_REDUCTIONS, overlap_reductions, prefetch
 from superscaler_core.program.step_program import StepProgram
 from tests.superscaler_core.plans.test_halves import CASES as HALVES

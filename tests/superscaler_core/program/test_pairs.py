@@ -10,7 +10,7 @@ import pytest
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
-from superscaler_core.program.instruction import Carry, Woven, actions_in
+from superscaler_core.program.event import Carry, Woven, actions_in
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.schedules import Action
 from superscaler_core.simulator import simulate

@@ -15,7 +15,8 @@ import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plans import PLANS
 from superscaler_core.program import Materialized
-from superscaler_core.program.instruction import Phase, StepInstruction, Verb
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.instruction import Phase, StepInstruction, Verb
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.program.step_program import StepProgram
 from tests.superscaler_core.training import Case
 

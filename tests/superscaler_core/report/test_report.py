@@ -18,7 +18,7 @@ from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Plan
 from superscaler_core.plan.op_trans import replicate, split
-from superscaler_core.program.instruction import Verb
+from superscaler_core.program.verb import Verb
 from superscaler_core.report import PricedMove, explain_edge, explain_ops, moves_of
 from superscaler_core.report.table import numbers_text, table
 from superscaler_core.run.threads import run_threads

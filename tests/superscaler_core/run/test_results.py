@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
-from superscaler_core.program.instruction import Verb
+from superscaler_core.program.verb import Verb
 from superscaler_core.program.step_program import StepProgram
 
 WORDS = 11

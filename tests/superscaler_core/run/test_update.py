@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.program.instruction import Verb
+from superscaler_core.program.verb import Verb
 from tests.superscaler_core.training import OPTIMIZERS, Case, Trained, train
 
 CASES = [

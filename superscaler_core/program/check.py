@@ -1,0 +1,368 @@
+"""Check: one rule for a step program; a program that obeys it can run.
+
+Every value is made once before it is read, and freed after its last reader; what is started is
+waited for. All devices keep the one order of the program, and an instruction of several devices
+stands in it once, so no devices wait for each other in a circle.
+
+A block is the same for all microbatches. So what it needs, makes and frees is found once for each
+device, as an ``Effect``, and the step is a walk over the effects of its events.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device
+from superscaler_core.program.event import Carry, Event, Woven, actions_in
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.step_program import Block, StepProgram, pair_of
+from superscaler_core.program.value import GIVEN, IN_BLOCK, OF_STEP, SUMMED, Role, Value
+from superscaler_core.program.verb import OF_WEIGHTS, Verb
+from superscaler_core.schedules import Action
+
+_UNTRACKED = frozenset({*GIVEN, Role.VERSION})
+"""Roles of values that exist before the step, and of weights' versions (``version_check``)."""
+
+Key = str
+"""A value on a device, as ``Value.key``; with "half 1 " before it if it is of the second half."""
+
+_HALVES = "", "half 1 "
+
+
+@dataclass
+class Effect:
+    """What a sequence of instructions does on one device.
+
+    Law (tests/superscaler_core/program/test_check.py): the effect of a block is that of its
+    instructions, one after another.
+
+    Attributes:
+        needs: values that exist before it.
+        fresh: values that do not exist before it.
+        frees: values that it frees, if they existed before it.
+        makes: values that exist after it because of it.
+    """
+
+    needs: set[Key] = field(default_factory=set)
+    fresh: set[Key] = field(default_factory=set)
+    frees: set[Key] = field(default_factory=set)
+    makes: set[Key] = field(default_factory=set)
+
+    def read(self, key: Key) -> str:
+        """Read a value; returns what is wrong, or nothing."""
+        if key not in self.makes:
+            if key in self.frees or key in self.fresh:
+                return f"{key} was freed before"
+            self.needs.add(key)
+        return ""
+
+    def free(self, key: Key, *, is_summed: bool) -> None:
+        """Free a value that was read or written."""
+        if key not in self.makes or is_summed:
+            self.frees.add(key)
+        self.makes.discard(key)
+
+    def write(self, key: Key, *, is_summed: bool) -> str:
+        """Write a value; returns what is wrong, or nothing."""
+        if not is_summed:
+            if key in self.makes or (key in self.needs and key not in self.frees):
+                return f"{key} exists already"
+            if key not in self.frees:
+                self.fresh.add(key)
+        self.makes.add(key)
+        return ""
+
+
+class _Effects:
+    """The effects of a sequence of instructions on all devices.
+
+    Attributes:
+        of_microbatch, of_step: by device, the effect on values of one microbatch (or two halves),
+            and on those of the whole step.
+    """
+
+    def __init__(self) -> None:
+        self.of_microbatch: dict[Device, Effect] = {}
+        self.of_step: dict[Device, Effect] = {}
+
+    def add(self, instruction: StepInstruction) -> None:
+        """Add an instruction after the others.
+
+        Raises:
+            PlanError: it reads what was freed in the sequence, or makes what exists in it.
+        """
+        half = _HALVES[instruction.half or 0]
+        freed = {value.key: value.devices for value in instruction.frees}
+        for value in instruction.reads:
+            if value.role not in _UNTRACKED:
+                self._use(value, instruction, half, freed, is_read=True)
+        for value in instruction.writes:
+            if value.role not in _UNTRACKED:
+                self._use(value, instruction, half, freed, is_read=False)
+
+    def _use(
+        self,
+        value: Value,
+        instruction: StepInstruction,
+        half: str,
+        freed: Mapping[Key, tuple[Device, ...]],
+        *,
+        is_read: bool,
+    ) -> None:
+        """Read or write a value on the devices of an instruction."""
+        is_step = _is_of_step(value, instruction)
+        effects, key = (self.of_step, value.key) if is_step else (self.of_microbatch, half + value.key)
+        is_summed = value.role in SUMMED
+        gone = freed.get(value.key)
+        devices = value.devices or instruction.devices
+        for device in devices:
+            effect = effects.get(device)
+            if effect is None:
+                effect = effects[device] = Effect()
+            wrong = effect.read(key) if is_read else effect.write(key, is_summed=is_summed)
+            if wrong:
+                raise PlanError(f"{instruction}: device {device}: {wrong}.")
+            if gone is not None and (not gone or device in gone):
+                effect.free(key, is_summed=is_summed)
+
+
+def _is_of_step(value: Value, instruction: StepInstruction) -> bool:
+    """Whether all microbatches share a value; a communication of weights serves all of them."""
+    if value.role is Role.FLIGHT:
+        return instruction.kind in OF_WEIGHTS
+    return value.role in OF_STEP
+
+
+def effects_of(block: Iterable[StepInstruction], *, is_whole: bool = True) -> _Effects:
+    """The effects of a block.
+
+    Args:
+        block: the instructions.
+        is_whole: whether all values of a run are made and freed in it.
+
+    Raises:
+        PlanError: names the instruction and the value.
+    """
+    made = _Effects()
+    for instruction in block:
+        made.add(instruction)
+    for device, effect in made.of_microbatch.items() if is_whole else ():
+        for key in filter(_is_local, effect.needs):
+            reader = next(i for i in block if _reads(i, key, device))
+            raise PlanError(f"{reader}: device {device}: {key} is not made before it.")
+        for key in filter(_is_local, effect.makes):
+            raise PlanError(f"device {device}: nothing frees {key} after its last reader.")
+    return made
+
+
+_LOCAL = tuple(f"{half}{role}:" for half in _HALVES for role in IN_BLOCK)
+
+
+def _is_local(key: Key) -> bool:
+    """Whether a value lives only while a stage runs."""
+    return key.startswith(_LOCAL)
+
+
+def _reads(instruction: StepInstruction, key: Key, device: Device) -> bool:
+    half, devices = _HALVES[instruction.half or 0], instruction.devices
+    return any(half + v.key == key and device in (v.devices or devices) for v in instruction.reads)
+
+
+# --- the step -----------------------------------------------------------------------------------
+
+
+def check(program: StepProgram) -> None:
+    """Refuse a program that cannot run.
+
+    Raises:
+        PlanError: names the instruction, the device, the microbatch and the value.
+    """
+    check_form(program)
+    walk = _Walk(program)
+    walk.block(program.begin, {0: None})
+    for event in program.events:
+        walk.event(event)
+    walk.block(program.end, {0: None})
+    walk.end()
+
+
+class _Walk:
+    """The values that exist on every device after the events so far."""
+
+    def __init__(self, program: StepProgram) -> None:
+        self._program = program
+        self._known: dict[object, _Effects] = {}
+        self._of_step: dict[Device, set[Key]] = {device: set() for device in program.devices}
+        self._live: dict[tuple[Device, int | None], set[Key]] = {}
+        blocks = (*program.blocks.values(), *program.pairs.values())
+        self._senders, self._readers, recycled = _ends(i for block in blocks for i in block)
+        runs = [run for event in program.events for run in actions_in(event)]
+        for mb in {run.microbatch for run in runs}:
+            for name, devices in recycled.items():
+                for device in devices:
+                    here = self._of(device, mb)
+                    here.update(f"{half}{Role.CARRIED}:{name}" for half in _HALVES[: program.num_halves])
+
+    def _of(self, device: Device, microbatch: int | None) -> set[Key]:
+        return self._live.setdefault((device, microbatch), set())
+
+    def event(self, event: Event) -> None:
+        """Add an event."""
+        program = self._program
+        if isinstance(event, Carry):
+            self._carry(event)
+        elif isinstance(event, Woven):
+            mbs = {half: run.microbatch for half, run in enumerate(actions_in(event))}
+            self.block([i for i, _ in program.run_as_one(event)], mbs)
+        else:
+            block, mb = program.blocks[event.stage, event.kind], event.microbatch
+            is_special = any(i.microbatch is not None for i in block)
+            key = event.stage, event.kind, mb if is_special else None
+            mine = [i for i in block if i.is_for(mb)] if is_special else block
+            self.block(mine, {0: mb}, key)
+
+    def block(
+        self, block: Sequence[StepInstruction], mbs: Mapping[int, int | None], key: object = None
+    ) -> None:
+        """Add the instructions of a block, in order.
+
+        Args:
+            block: the instructions.
+            mbs: the microbatch of each half, if the halves are two actions; of half 0 otherwise.
+            key: equal for equal blocks; None if there is none.
+        """
+        found = self._known.get(key) if key is not None else None
+        if found is None:
+            found = effects_of(block)
+            self._known[key] = found
+        pairs = [(effect, self._of_step[device]) for device, effect in found.of_step.items()]
+        for half, mb in mbs.items():
+            mine = found
+            if len(mbs) > 1:
+                mine = effects_of([replace(i, half=None) for i in block if i.half == half])
+            pairs += [(effect, self._of(d, mb)) for d, effect in mine.of_microbatch.items()]
+        if any(not effect.needs <= live or effect.fresh & live for effect, live in pairs):
+            self._explain(block, mbs)
+        for effect, live in pairs:
+            live -= effect.frees
+            live |= effect.makes
+
+    def _explain(self, block: Sequence[StepInstruction], mbs: Mapping[int, int | None]) -> None:
+        """Refuse a block that cannot run now: find the first instruction that cannot.
+
+        Raises:
+            PlanError: always.
+        """
+        for instruction in block:
+            alone = effects_of([instruction], is_whole=False)
+            mb = mbs[(instruction.half or 0) if len(mbs) > 1 else 0]
+            for device in instruction.devices:
+                here = f"device {device}" + ("" if mb is None else f", microbatch {mb}")
+                sides = (alone.of_step.get(device), self._of_step[device]), (
+                    alone.of_microbatch.get(device), self._of(device, mb)
+                )  # fmt: skip
+                for effect, live in sides:
+                    if effect is None:
+                        continue
+                    for key in sorted(effect.needs - live):
+                        raise PlanError(f"{here}: {instruction}: {_missing(key)}.")
+                    for key in sorted(effect.fresh & live):
+                        raise PlanError(f"{here}: {instruction}: {key} exists already.")
+                    live -= effect.frees
+                    live |= effect.makes
+        raise AssertionError("some instruction is refused")
+
+    def _carry(self, event: Carry) -> None:
+        """Add a transfer to another stage or turn, or out of the program."""
+        halves = self._program.num_halves
+        mb, half = divmod(event.microbatch, halves)
+        prefix, name = _HALVES[half], event.name
+        sent, brought = (Role.OUT_BACK, Role.CARRIED_BACK) if event.is_back else (
+            Role.OUT, Role.CARRIED
+        )  # fmt: skip
+        senders = self._senders.get((name, event.is_back), ())
+        if not senders:
+            raise PlanError(f"{event}: no stage sends it.")
+        for device in senders:
+            live, key = self._of(device, mb), f"{prefix}{sent}:{name}"
+            if key not in live:
+                raise PlanError(f"device {device}: {event}: {_missing(key)}.")
+            live.discard(key)
+        for device in self._readers.get((name, event.is_back), self._program.devices):
+            live, key = self._of(device, mb), f"{prefix}{brought}:{name}"
+            if key in live:
+                raise PlanError(f"device {device}: {event}: {key} exists already.")
+            live.add(key)
+
+    def end(self) -> None:
+        """Check that nothing is left but weights, the loss and the results."""
+        for device, live in self._of_step.items():
+            if f"{Role.TOTAL}:loss" not in live:
+                raise PlanError(f"device {device}: the step has no loss; no instruction sums it.")
+            fetched = {v.key for i in self._everything() if i.kind is Verb.FETCH for v in i.writes}
+            for key in sorted(live - fetched - {f"{Role.TOTAL}:loss"}):
+                raise PlanError(f"device {device}: nothing takes {key} before the step ends.")
+        results = tuple(
+            f"{half}{Role.CARRIED}:{name}"
+            for name, is_back in self._senders if not is_back
+            for half in _HALVES if (name, is_back) not in self._readers
+        )  # fmt: skip
+        for (device, mb), live in self._live.items():
+            for key in sorted(live.difference(results)):
+                raise PlanError(
+                    f"device {device}, microbatch {mb}: nothing takes {key} before the step ends."
+                )
+
+    def _everything(self) -> Iterator[StepInstruction]:
+        """All instructions, each once."""
+        program = self._program
+        for block in (program.begin, *program.blocks.values(), *program.pairs.values(), program.end):
+            yield from block
+
+
+Ends = Mapping[tuple[str, bool], Sequence[Device]]
+"""By name of an edge, and whether it is its gradient: the devices at one end."""
+
+
+def _ends(
+    instructions: Iterable[StepInstruction],
+) -> tuple[Ends, Ends, Mapping[str, Sequence[Device]]]:
+    """The devices that send over edges and those that receive, and those of recycled values."""
+    senders: dict[tuple[str, bool], Sequence[Device]] = {}
+    readers: dict[tuple[str, bool], Sequence[Device]] = {}
+    recycled: dict[str, Sequence[Device]] = {}
+    for i in instructions:
+        match i.kind:
+            case Verb.SEND | Verb.SEND_BACK:
+                senders[i.name, i.kind is Verb.SEND_BACK] = i.devices
+            case Verb.RECEIVE | Verb.RECYCLED | Verb.RECEIVE_BACK:
+                readers[i.name, i.kind is Verb.RECEIVE_BACK] = i.devices
+                if i.kind is Verb.RECYCLED:
+                    recycled[i.name] = i.devices
+    return senders, readers, recycled
+
+
+def _missing(key: Key) -> str:
+    """What it means that a value does not exist, for a person."""
+    role = Role(key.rpartition("half 1 ")[2].partition(":")[0])
+    return f"{key} is not there: {_MEANING.get(role, 'nothing has made it before')}"
+
+
+_MEANING = {
+    Role.COPY: "these weights are not gathered",
+    Role.KEPT: "no forward has kept it, or its backward has run",
+    Role.HALF: "the gradients of the inputs come first",
+    Role.HOST: "nothing has copied it to host memory",
+    Role.FLIGHT: "it was not started",
+    Role.CARRIED: "no transfer has brought it",
+    Role.CARRIED_BACK: "no transfer has brought it",
+    Role.OUT: "its stage has not left it",
+    Role.OUT_BACK: "its stage has not left it",
+    Role.SUM: "no backward has added to it",
+    Role.STORED: "no reduction has added to it",
+    Role.LOSS: "no forward has added to it",
+}
+"""By role, why a value is missing."""

@@ -1,0 +1,84 @@
+"""Event: a run of a stage for a microbatch, or a transfer between stages.
+
+An ``Action`` of the schedule, which runs a stage for a microbatch, runs all instructions of the
+stage's block.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from superscaler_core.errors import PlanError
+from superscaler_core.schedules import Action, ScheduleError
+
+_CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
+
+
+def weights_of(stage: int) -> str:
+    """The name of a stage's weights in updates."""
+    return f"stage{stage}"
+
+
+def stage_of_weights(name: str) -> int:
+    """The stage whose weights have this name in updates."""
+    return int(name.removeprefix("stage"))
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """The transfer of a microbatch's tensor, or its gradient, over an edge between stages or turns.
+
+    Attributes:
+        name: name of the edge.
+        microbatch: the microbatch.
+        is_back: whether this is the gradient.
+    """
+
+    name: str
+    microbatch: int
+    is_back: bool
+
+    def __str__(self) -> str:
+        return f"{'carry-back' if self.is_back else 'carry'} {self.name} {self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Woven:
+    """Two actions of one worker that run as one, such as ``0F3&1B2``."""
+
+    first: Action
+    second: Action
+
+    def __str__(self) -> str:
+        return f"{self.first}&{self.second}"
+
+
+Event = Action | Woven | Carry
+"""A run of a stage for a microbatch, two such runs as one, or a transfer between stages."""
+
+
+def actions_in(event: Event) -> tuple[Action, ...]:
+    """The actions of an event: one, two, or none."""
+    match event:
+        case Woven(first, second):
+            return first, second
+        case Carry():
+            return ()
+    return (event,)
+
+
+def parse_event(text: str) -> Event:
+    """Read the text of an event, as ``str`` writes it.
+
+    Raises:
+        PlanError: the text has another form.
+    """
+    carried = _CARRY.fullmatch(text)
+    if carried is not None:
+        return Carry(carried[2], int(carried[3]), carried[1] == "carry-back")
+    try:
+        actions = [Action.parse(word) for word in text.split("&")]
+        return Woven(*actions) if len(actions) == 2 else Action.parse(text)
+    except ScheduleError as error:
+        raise PlanError(str(error)) from None

@@ -1,0 +1,351 @@
+"""Flow: the values that the segments and edges of a stage pass to each other on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import rvdcomm as rv
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import CONSTANT, INPUT, PARAMETER, PTensor, VTensor
+from superscaler_core.plan import Device, Plan
+from superscaler_core.program.edges import Edge, Edges
+from superscaler_core.program.segments import Segment, Step
+from superscaler_core.program.sequence import Move
+from superscaler_core.program.value import IN_BLOCK, Role, Value
+from superscaler_core.program.weights import Use, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a value is on one device.
+
+    Attributes:
+        value: the value.
+        tensor: the graph's tensor of which it is a part.
+        box: the part.
+        has_grad: whether its gradient is needed where it is passed.
+    """
+
+    value: Value
+    tensor: PTensor
+    box: rv.Box
+    has_grad: bool = False
+
+
+class Sources:
+    """Where parts read their inputs: which values of their own device.
+
+    Args:
+        plan, edges, weights: the plan with its communication.
+    """
+
+    def __init__(self, plan: Plan, edges: Edges, weights: Weights) -> None:
+        self.plan, self.edges, self.weights = plan, edges, weights
+        self._read: dict[tuple[Part, int], tuple[Held, ...]] = {}
+        self._boxes: dict[tuple[Device, PTensor], dict[rv.Box, Value]] = {}
+
+    def parts_on(self, op: Op, device: Device) -> tuple[Part, ...]:
+        """The parts of an op that run on a device."""
+        return self._parts_on.get((op.index, device), ())
+
+    @cached_property
+    def _parts_on(self) -> Mapping[tuple[int, Device], tuple[Part, ...]]:
+        found: dict[tuple[int, Device], tuple[Part, ...]] = {}
+        for op in self.plan.graph.ops:
+            split = self.plan.op_split(op)
+            for part, placed in zip(self.plan.parts(op), split.parts, strict=True):
+                if placed.device is not None:
+                    key = op.index, placed.device
+                    found[key] = (*found.get(key, ()), part)
+        return found
+
+    def result(self, part: Part, position: int, device: Device) -> Held:
+        """One result of a part."""
+        view, parts = part.outputs[position], self.parts_on(part.op, device)
+        number = parts.index(part) if len(parts) > 1 else 0
+        name = view.tensor.name + (f"#{number}" if number else "")
+        return Held(Value(Role.RESULT, name), view.tensor, view.box, view.tensor.requires_grad)
+
+    def arrived(self, edge: Edge, device: Device) -> Held:
+        """What an edge brings to a device."""
+        box = edge.dst.shards[device].box
+        return Held(Value(Role.ARRIVED, edge.name), edge.tensor, box, edge.has_grad)
+
+    def read(self, part: Part, position: int, device: Device) -> tuple[Held, ...]:
+        """The values whose sum, in the box of the input, a part reads as an input."""
+        key = part, position
+        if key not in self._read:
+            self._read[key] = self._find(part, position, device)
+        return self._read[key]
+
+    def _find(self, part: Part, position: int, device: Device) -> tuple[Held, ...]:
+        view, edge = part.inputs[position], self.edges.of_reader.get((part.op, position))
+        tensor = view.tensor
+        if edge is not None:
+            return (self.arrived(edge, device),)
+        if tensor.kind == INPUT:
+            return (Held(self._input(tensor, view.box, device), tensor, view.box),)
+        if tensor.kind == CONSTANT:
+            role = Role.STATE if tensor in self.plan.graph.state else Role.CONSTANT
+            return (Held(Value(role, tensor.name), tensor, tensor.box),)
+        if tensor.kind == PARAMETER:
+            use = self.weights.of_reader[part.op, position]
+            return (Held(copy_of(use), tensor, use.side.shards[device].box),)
+        return self.writers(view, device)
+
+    def _input(self, tensor: PTensor, box: rv.Box, device: Device) -> Value:
+        """A box of the batch; boxes of one input are numbered on each device."""
+        known = self._boxes.setdefault((device, tensor), {})
+        if box not in known:
+            name = tensor.name + (f"#{len(known)}" if known else "")
+            known[box] = Value(Role.INPUT, name)
+        return known[box]
+
+    def inputs_on(self, steps: Iterable[Step], device: Device) -> tuple[Value, ...]:
+        """The boxes of the batch that the steps of a device read, in order."""
+        return tuple(
+            held.value
+            for step in steps if isinstance(step, Segment)
+            for part in step.parts if any(t.kind == INPUT for t in part.op.inputs)
+            for position, tensor in enumerate(part.op.inputs) if tensor.kind == INPUT
+            for held in self.read(part, position, device)
+        )  # fmt: skip
+
+    def writers(self, view: VTensor, device: Device) -> tuple[Held, ...]:
+        """The results of parts on a device that form a view, each summand of it once."""
+        op = self.plan.graph.producer[view.tensor]
+        position = op.outputs.index(view.tensor)
+        found: dict[VTensor, Held] = {}
+        for part in self.parts_on(op, device):
+            out = part.outputs[position]
+            if out.box.overlaps(view.box) and out not in found:
+                found[out] = self.result(part, position, device)
+        return tuple(found.values())
+
+    def sent(self, edge: Edge, device: Device) -> tuple[Held, ...]:
+        """The values that a device writes to an edge."""
+        if edge.parent is not None:
+            return (self.arrived(edge.parent, device),)
+        return self.writers(VTensor(edge.tensor, edge.src.shards[device].box, ()), device)
+
+
+def copy_of(use: Use) -> Value:
+    """The copy of a weight that segments read."""
+    return Value(Role.COPY if use.is_fetched or use.is_brought else Role.WEIGHT, use.name)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a segment reads and makes.
+
+    Attributes:
+        inputs: values with gradients.
+        others: values without gradients, constants and weights.
+        results: values that others read, that edges move, losses, and values of buffers; those with
+            gradients come first.
+        losses: the losses among the results.
+        states: the buffers that the segment replaces, each with the result that is its new value.
+        trained: the uses of weights to which its backward adds gradients, by name.
+    """
+
+    inputs: tuple[Held, ...]
+    others: tuple[Held, ...]
+    results: tuple[Held, ...]
+    losses: tuple[Value, ...]
+    states: Mapping[str, Value]
+    trained: tuple[str, ...]
+
+    @property
+    def args(self) -> tuple[Held, ...]:
+        """All arguments, in the order of its function."""
+        return self.inputs + self.others
+
+
+class Flow:
+    """The inputs and results of every step of a stage on one device.
+
+    Args:
+        sources: where parts read.
+        device: the device.
+        steps: its steps in the forward.
+        span: the number of the span that contains a step; 0 if none.
+        leaving, arriving: the edges from the stage to others, and from others to it, in order.
+
+    Attributes:
+        leaving, arriving: those that the device writes, or reads.
+        sent: for each edge that the device writes, the values that it writes.
+        of: the signature of each segment, by its name.
+        summands: for each summand of a sum that an edge moves, the edges that move the sum.
+        grads: for each value with gradient, what its readers add to the gradient.
+        spans: the steps of each span that is rerun, by its number.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        device: Device,
+        steps: Sequence[Step],
+        span: Callable[[Step], int],
+        leaving: Iterable[Edge],
+        arriving: Iterable[Edge],
+    ) -> None:
+        self._sources, self._device, self._span = sources, device, span
+        self.segments = [step for step in steps if isinstance(step, Segment)]
+        inside = [step.edge for step in steps if isinstance(step, Move)]
+        self._inside = [e for e in inside if device in e.dst.shards]
+        self.leaving = tuple(e for e in leaving if device in e.src.shards)
+        self.arriving = tuple(e for e in arriving if device in e.dst.shards)
+        from_here = [e for e in inside if device in e.src.shards]
+        self._maker = {
+            held.value: segment for segment in self.segments for held in self._made_in(segment)
+        }
+        self._reads = {segment: self._read_by(segment) for segment in self.segments}
+        self.sent = {e: sources.sent(e, device) for e in (*from_here, *self.leaving)}
+        self.of = self._signatures()
+        self.summands = self._find_summands()
+        self.spans = {n: tuple(run) for n, run in groupby(steps, span) if n}
+
+    @property
+    def all(self) -> Iterator[Held]:
+        """All values: the results of segments, what segments read, and what edges forward."""
+        for segment in self.segments:
+            yield from self._made_in(segment)
+        for reads in self._reads.values():
+            yield from reads
+        for sent in self.sent.values():
+            yield from sent
+
+    # --- segments -------------------------------------------------------------------------------
+
+    def read(self, part: Part, position: int) -> tuple[Held, ...]:
+        """The values whose sum, in the box of the input, a part reads as an input."""
+        return self._sources.read(part, position, self._device)
+
+    def result(self, part: Part, position: int) -> Held:
+        """One result of a part."""
+        return self._sources.result(part, position, self._device)
+
+    def arrived(self, edge: Edge) -> Held:
+        """What an edge brings."""
+        return self._sources.arrived(edge, self._device)
+
+    def _made_in(self, segment: Segment) -> Iterator[Held]:
+        for part in segment.parts:
+            for position in range(len(part.outputs)):
+                yield self.result(part, position)
+
+    def _read_by(self, segment: Segment) -> tuple[Held, ...]:
+        """The values that a segment reads and does not compute itself."""
+        found: dict[Value, Held] = {}
+        for part in segment.parts:
+            for position in range(len(part.inputs)):
+                for held in self.read(part, position):
+                    if self._maker.get(held.value) is not segment:
+                        found[held.value] = held
+        return tuple(found.values())
+
+    def _signatures(self) -> Mapping[str, Signature]:
+        wanted = {held.value for read in self._reads.values() for held in read}
+        wanted |= {held.value for sent in self.sent.values() for held in sent}
+        return {segment.name: self._signature(segment, wanted) for segment in self.segments}
+
+    def _signature(self, segment: Segment, wanted: set[Value]) -> Signature:
+        read = self._reads[segment]
+        losses, states = self._ends(segment)
+        mine = wanted.union(losses, states.values())
+        results = [held for held in self._made_in(segment) if held.value in mine]
+        return Signature(
+            tuple(held for held in read if held.has_grad),
+            tuple(held for held in read if not held.has_grad),
+            tuple(sorted(results, key=lambda held: not held.has_grad)),
+            losses,
+            states,
+            self._trained(segment),
+        )
+
+    def _ends(self, segment: Segment) -> tuple[tuple[Value, ...], Mapping[str, Value]]:
+        """The losses that a segment computes, and the new values of buffers by the buffers."""
+        graph, losses, states = self._sources.plan.graph, [], {}
+        buffers = {kept: buffer for buffer, kept in graph.state.items()}
+        for part in segment.parts:
+            first = part.op.outputs[0]
+            if first in graph.losses:
+                losses.append(self.result(part, 0).value)
+            elif first in buffers:
+                kept = self.result(part, 0).value
+                states[buffers[first].name] = kept
+        return tuple(losses), states
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The uses of weights that get gradients from any segment."""
+        return frozenset(name for mine in self.of.values() for name in mine.trained)
+
+    def _trained(self, segment: Segment) -> tuple[str, ...]:
+        """The uses of weights that get gradients from a segment."""
+        of_reader = self._sources.weights.of_reader
+        uses = (
+            of_reader[part.op, position]
+            for part in segment.parts if segment.has_backward
+            for position in part.op.form.trained
+        )  # fmt: skip
+        return tuple(dict.fromkeys(use.name for use in uses if use.is_trained))
+
+    # --- edges ----------------------------------------------------------------------------------
+
+    def _find_summands(self) -> Mapping[Value, tuple[Edge, ...]]:
+        found: dict[Value, tuple[Edge, ...]] = {}
+        for edge, sent in self.sent.items():
+            box = edge.src.shards[self._device].box
+            if len(sent) > 1 and all(held.box == box for held in sent):
+                for held in sent:
+                    found[held.value] = (*found.get(held.value, ()), edge)
+        return found
+
+    @cached_property
+    def grads(self) -> Mapping[Value, tuple[Value, ...]]:
+        """For each value with gradient, what its readers add to the gradient."""
+        found: dict[Value, tuple[Value, ...]] = {}
+
+        def add(value: Value, reader: str) -> None:
+            found[value] = (*found.get(value, ()), grad_of(value, reader))
+
+        for segment in self.segments:
+            for held in self.of[segment.name].inputs if segment.has_backward else ():
+                add(held.value, segment.name)
+        for edge, sent in self.sent.items():
+            for held in sent if edge.backward else ():
+                add(held.value, edge.name)
+        return found
+
+    # --- spans that are rerun -------------------------------------------------------------------
+
+    def entering(self, span: int) -> tuple[Held, ...]:
+        """The values that the steps of a span read and none of them computes."""
+        read: dict[Value, Held] = {}
+        made: set[Value] = set()
+        for step in self.spans[span]:
+            if isinstance(step, Segment):
+                mine = self.of[step.name]
+                passed = (held for held in mine.others if held.value.role in IN_BLOCK)
+                read |= {held.value: held for held in (*mine.inputs, *passed)}
+                made |= {held.value for held in mine.results}
+            elif isinstance(step, Move):
+                read |= {held.value: held for held in self.sent.get(step.edge, ())}
+                if self._device in step.edge.dst.shards:
+                    made.add(self.arrived(step.edge).value)
+        return tuple(held for value, held in read.items() if value not in made)
+
+    def is_summed_in(self, edge: Edge, span: int) -> bool:
+        """Whether an edge and all summands that it moves are in a span."""
+        makers = (self._maker[held.value] for held in self.sent[edge])
+        return self._span(Move(edge)) == span and all(maker.span == span for maker in makers)
+
+
+def grad_of(value: Value, reader: str) -> Value:
+    """What the backward of a reader, a segment or an edge, adds to the gradient of a value."""
+    return Value(Role.GRAD, f"{value} by {reader}")

@@ -1,0 +1,195 @@
+"""Operands: which values an instruction reads, writes and frees, by its kind.
+
+An instruction names the values of others; what only it makes or takes, such as what a segment
+keeps for its backward, follows from its kind and name (``OWN``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from superscaler_core.plan import Device
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.flow import Flow, Signature, copy_of, grad_of
+from superscaler_core.program.halves import reads_weights_late
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.value import Role, Value
+from superscaler_core.program.verb import OWN, Verb
+from superscaler_core.program.weights import Use
+
+_COPIES = frozenset({Role.COPY, Role.WEIGHT})
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The values that an instruction reads and writes, besides its own (``OWN``)."""
+
+    reads: tuple[Value, ...] = ()
+    writes: tuple[Value, ...] = ()
+
+
+class SegmentOperands:
+    """The operands of the segments of a stage on a device, and on devices that do the same.
+
+    Args:
+        flow: the values of the stage on the device.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self._segments = {segment.name: segment for segment in flow.segments}
+        self._known: dict[tuple[Verb, str, bool], Operands] = {}
+
+    def of(self, kind: Verb, name: str, *, is_trained: bool) -> Operands:
+        """The operands of an instruction that runs a segment.
+
+        Args:
+            kind: what is done.
+            name: name of the segment.
+            is_trained: whether it is the forward whose loss and buffers count: not one that a
+                backward repeats, and not one of a turn before the last.
+        """
+        key = kind, name, is_trained
+        if key not in self._known:
+            self._known[key] = self._of(kind, name, is_trained=is_trained)
+        return self._known[key]
+
+    def _of(self, kind: Verb, name: str, *, is_trained: bool) -> Operands:
+        mine = self.flow.of[name]
+        args = tuple(held.value for held in mine.args)
+        weights = tuple(value for value in args if value.role in _COPIES)
+        match kind:
+            case Verb.FORWARD | Verb.COMPUTE:
+                share = (Value(Role.LOSS, "loss"),) if mine.losses and is_trained else ()
+                return Operands(args, (*(held.value for held in mine.results), *share))
+            case Verb.HOLD:
+                return Operands(args)
+            case Verb.RERUN:
+                return Operands(weights)
+            case Verb.BACKWARD:
+                return Operands(self._entering(mine) + weights, self._given(mine, name, sums=True))
+            case Verb.BACKWARD_INPUTS:
+                return Operands(self._entering(mine) + weights, self._given(mine, name, sums=False))
+            case Verb.BACKWARD_WEIGHTS:
+                is_late = reads_weights_late(self._segments[name])
+                return Operands(weights if is_late else (), _sums(mine))
+        return Operands()
+
+    def _entering(self, mine: Signature) -> tuple[Value, ...]:
+        """What readers have added to the gradients of a segment's results."""
+        grads = self.flow.grads
+        return tuple(g for held in mine.results for g in grads.get(held.value, ()))
+
+    def _given(self, mine: Signature, name: str, *, sums: bool) -> tuple[Value, ...]:
+        """What a backward adds to the gradients of a segment's inputs and weights."""
+        own = tuple(grad_of(held.value, name) for held in mine.inputs)
+        return own + (_sums(mine) if sums else ())
+
+
+def _sums(mine: Signature) -> tuple[Value, ...]:
+    return tuple(Value(Role.SUM, use) for use in mine.trained)
+
+
+def moved(edge: Edge, flows: Mapping[Device, Flow]) -> Operands:
+    """The operands of the move of an edge's value inside a stage."""
+    there = flows.keys() & edge.dst.shards.keys()
+    arrived = Value(Role.ARRIVED, edge.name).on(there, flows)
+    return Operands(sent(edge, flows), (arrived,) if there else ())
+
+
+def moved_back(edge: Edge, flows: Mapping[Device, Flow]) -> Operands:
+    """The operands of the move of its gradient."""
+    return Operands(arriving_grads(edge, flows), sent_grads(edge, flows))
+
+
+def sent(edge: Edge, flows: Mapping[Device, Flow]) -> tuple[Value, ...]:
+    """The values that devices write to an edge."""
+    by_device = {
+        d: [held.value for held in f.sent[edge]] for d, f in flows.items() if edge in f.sent
+    }
+    return _joined(by_device, flows)
+
+
+def sent_grads(edge: Edge, flows: Mapping[Device, Flow]) -> tuple[Value, ...]:
+    """What an edge adds to the gradients of the values that it moves."""
+    by_device = {
+        d: [grad_of(held.value, edge.name) for held in f.sent[edge]]
+        for d, f in flows.items() if edge in f.sent
+    }  # fmt: skip
+    return _joined(by_device, flows)
+
+
+def arriving_grads(edge: Edge, flows: Mapping[Device, Flow]) -> tuple[Value, ...]:
+    """What readers have added to the gradient of what an edge brings."""
+    value = Value(Role.ARRIVED, edge.name)
+    return _joined({d: f.grads.get(value, ()) for d, f in flows.items()}, flows)
+
+
+def entering_span(span: int, flows: Mapping[Device, Flow]) -> tuple[Value, ...]:
+    """The values that a span keeps for its rerun."""
+    there = {d: flow for d, flow in flows.items() if span in flow.spans}
+    return _joined({d: [h.value for h in f.entering(span)] for d, f in there.items()}, flows)
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def copies(uses: Iterable[Use], devices: Collection[Device]) -> tuple[Value, ...]:
+    """The copies of weights that a step fetches or gathers, and drops."""
+    named = ((copy_of(use), use.side.shards.keys()) for use in uses)
+    return tuple(v.on(there & set(devices), devices) for v, there in named if v.role is Role.COPY)
+
+
+def sums(
+    uses: Iterable[Use], flows: Iterable[Mapping[Device, Flow]], devices: Collection[Device]
+) -> tuple[Value, ...]:
+    """The gradients of copies of weights, on the devices whose backwards make them.
+
+    Args:
+        uses: the uses of the weights.
+        flows: for one or several stages, the values on devices.
+        devices: the devices of the instruction.
+    """
+    stages = list(flows)
+    by_device = {
+        device: [
+            Value(Role.SUM, use.name)
+            for use in uses
+            if any(use.name in here[device].trained for here in stages if device in here)
+        ]
+        for device in devices
+    }
+    return _joined(by_device, devices)
+
+
+def stored(uses: Iterable[Use], devices: Collection[Device]) -> tuple[Value, ...]:
+    """The gradients of parameters where they are stored."""
+    there = {use.tensor.name: use.storage.shards.keys() for use in uses if use.reduce}
+    return tuple(Value(Role.STORED, name).on(mine, devices) for name, mine in there.items())
+
+
+def _joined(
+    by_device: Mapping[Device, Iterable[Value]], devices: Collection[Device]
+) -> tuple[Value, ...]:
+    """The values of several devices; each names its devices unless it is on all of them."""
+    found: dict[Value, list[Device]] = {}
+    for device, values in by_device.items():
+        for value in values:
+            found.setdefault(value, []).append(device)
+    return tuple(value.on(mine, devices) for value, mine in found.items())
+
+
+# --- instructions -------------------------------------------------------------------------------
+
+
+def instruction_of(
+    kind: Verb, name: str, devices: tuple[Device, ...], given: Operands, **more: Any
+) -> StepInstruction:
+    """An instruction with all its operands; what it frees in its block is found by ``freed``."""
+    own = OWN[kind]
+    reads = (*given.reads, *(Value(role, name) for role in own.reads))
+    writes = (*given.writes, *(Value(role, name) for role in own.writes))
+    frees = tuple(value for value in reads if value.role in own.frees)
+    return StepInstruction(kind, name, devices, reads=reads, writes=writes, frees=frees, **more)

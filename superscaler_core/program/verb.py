@@ -1,0 +1,147 @@
+"""Verb: what an instruction does, and which values follow from that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from superscaler_core.program.value import Role
+
+
+class Verb(StrEnum):
+    """What an instruction does; the value of a member is its spelling in texts."""
+
+    FORWARD = "F"
+    """Run a segment, and keep what its backward needs."""
+    COMPUTE = "f"
+    """Run a segment, and keep nothing."""
+    HOLD = "hold"
+    """Keep only the inputs of a segment, because its backward recomputes it."""
+    RERUN = "R"
+    """Recompute, before its backward, a segment that kept only its inputs."""
+    BACKWARD = "B"
+    """Compute the gradients of a segment's inputs and of its weights."""
+    BACKWARD_INPUTS = "I"
+    """Compute the gradients of a segment's inputs; keep what the gradients of its weights need."""
+    BACKWARD_WEIGHTS = "W"
+    """Compute the gradients of a segment's weights, after those of its inputs."""
+    OUT = "out"
+    """Copy what a segment keeps for its backward to host memory."""
+    IN = "in"
+    """Copy it back to the device."""
+    KEEP = "keep"
+    """Keep the inputs of a span, which is rerun as a whole before its backward."""
+    RESUME = "resume"
+    """Take the kept inputs of a span; the instructions after this rerun it."""
+    MOVE = "move"
+    """Move the value of an edge inside the stage."""
+    MOVE_BACK = "move-back"
+    """Move the gradient of that value back."""
+    FETCH = "fetch"
+    """Fetch the weights of a bucket to where they are read; they stay for the step."""
+    GATHER = "gather"
+    """Gather the weights of a window where they are read."""
+    RELEASE = "release"
+    """Drop the gathered weights of a window."""
+    REDUCE = "reduce"
+    """Reduce the gradients of a window's or bucket's weights to where the weights are stored."""
+    LOSS = "loss"
+    """Sum the losses of all microbatches; every device gets the sum."""
+    SEND = "send"
+    """Leave a value for its transfer to another stage or turn, or out of the program."""
+    RECEIVE = "receive"
+    """Take the value of such a transfer."""
+    RECYCLED = "recycled"
+    """Take the value of the turn before; zeros in the first turn."""
+    SEND_BACK = "send-back"
+    """Leave the gradient of a received value for its transfer back."""
+    RECEIVE_BACK = "receive-back"
+    """Take the gradient of a sent value."""
+    UPDATE = "update"
+    """Let the optimizer make the next version of a stage's weights, where they are stored."""
+
+
+GOES_BACK = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS})
+"""Kinds that compute gradients of a segment's inputs."""
+
+COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.RERUN, *GOES_BACK, Verb.BACKWARD_WEIGHTS})
+"""Kinds that run a segment; each is done by one device alone."""
+
+SWAPS = frozenset({Verb.OUT, Verb.IN})
+"""Copies between a device and its host; they wait for no other communication."""
+
+MOVES = frozenset({Verb.MOVE, Verb.MOVE_BACK})
+"""Communication inside a stage, of a microbatch's values and gradients."""
+
+OF_MICROBATCH = SWAPS | MOVES
+"""Communication that belongs to one microbatch; all other communication is of weights."""
+
+OF_WEIGHTS = frozenset({Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE})
+"""Communication of weights in a stage's block, done once for both halves of a microbatch."""
+
+
+BETWEEN = frozenset({Verb.SEND, Verb.RECEIVE, Verb.RECYCLED, Verb.SEND_BACK, Verb.RECEIVE_BACK})
+"""What a stage leaves for transfers to other stages, and takes from them."""
+
+
+class Phase(StrEnum):
+    """Which part of a communication an instruction is; the value is its spelling in texts."""
+
+    WHOLE = ""
+    """Start it, and wait until it is done."""
+    START = "start"
+    """Start it in the background."""
+    WAIT = "wait"
+    """Wait until the started communication is done."""
+
+
+# --- values that follow from the kind -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Values that have the name of their instruction, by roles; and what it frees.
+
+    Attributes:
+        reads, writes: roles of its own values.
+        frees: roles of the values among all that it reads which it frees.
+    """
+
+    reads: tuple[Role, ...] = ()
+    writes: tuple[Role, ...] = ()
+    frees: frozenset[Role] = frozenset()
+
+
+def _own(reads: Role | None = None, writes: Role | None = None, *frees: Role) -> Own:
+    taken = () if reads is None else (reads,)
+    return Own(taken, () if writes is None else (writes,), frozenset((*taken, *frees)))
+
+
+OWN: Mapping[Verb, Own] = {
+    Verb.FORWARD: _own(None, Role.KEPT),
+    Verb.COMPUTE: _own(),
+    Verb.HOLD: _own(None, Role.KEPT),
+    Verb.RERUN: Own((Role.KEPT,)),
+    Verb.BACKWARD: _own(Role.KEPT),
+    Verb.BACKWARD_INPUTS: _own(Role.KEPT, Role.HALF),
+    Verb.BACKWARD_WEIGHTS: _own(Role.HALF),
+    Verb.OUT: _own(Role.KEPT, Role.HOST),
+    Verb.IN: _own(Role.HOST, Role.KEPT),
+    Verb.KEEP: _own(None, Role.KEPT),
+    Verb.RESUME: _own(Role.KEPT),
+    Verb.MOVE: _own(),
+    Verb.MOVE_BACK: _own(),
+    Verb.SEND: _own(None, Role.OUT),
+    Verb.SEND_BACK: _own(None, Role.OUT_BACK),
+    Verb.RECEIVE: _own(Role.CARRIED, Role.ARRIVED),
+    Verb.RECYCLED: _own(Role.CARRIED, Role.ARRIVED),
+    Verb.RECEIVE_BACK: _own(Role.CARRIED_BACK),
+    Verb.FETCH: _own(),
+    Verb.GATHER: _own(),
+    Verb.RELEASE: _own(None, None, Role.COPY),
+    Verb.REDUCE: _own(None, None, Role.SUM, Role.COPY),
+    Verb.LOSS: _own(None, Role.TOTAL, Role.LOSS),
+    Verb.UPDATE: _own(None, Role.VERSION, Role.SUM, Role.STORED),
+}
+"""For each kind, its own values."""
