@@ -57,6 +57,15 @@ class Compiled:
         """All instructions of all devices in a step, in one order; print it to read them."""
         return self.materialized.step_program
 
+    def with_program(self, program: StepProgram) -> Compiled:
+        """The plan with another step program: one that was rewritten, or read from its text.
+
+        Raises:
+            PlanError: the program cannot run, or is not of this plan.
+        """
+        made = self.materialized.with_program(program)
+        return Compiled(made, self.optimizer, self.master_dtype)
+
     @cached_property
     def memory(self) -> Mapping[int, DeviceMemory]:
         """The memory that every device needs."""
@@ -171,6 +180,7 @@ def compile(
     check_placement(plan)
     check_coverage(plan)
     made = materialize(plan, topology)
+    made.step_program.check()
     if memory_limit is not None:
         check_memory(made, memory_limit, optimizer=optimizer, master_dtype=master)
     return Compiled(made, optimizer, master)

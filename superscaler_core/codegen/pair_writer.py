@@ -15,8 +15,8 @@ from superscaler_core.codegen.stage_writer import (
 from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import function
 from superscaler_core.plan import Device
+from superscaler_core.program.event import Pair
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.step_program import Pair
 from superscaler_core.program.verb import BETWEEN, OF_WEIGHTS
 
 MBS = "mb", "other"

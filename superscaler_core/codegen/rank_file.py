@@ -12,10 +12,10 @@ from superscaler_core.codegen.table_text import tables_text
 from superscaler_core.codegen.text import INDENT, function
 from superscaler_core.codegen.text_form import text_form
 from superscaler_core.plan import Device
-from superscaler_core.program.event import Event, Woven
+from superscaler_core.program.event import Event, Woven, pair_of
 from superscaler_core.program.events import schedule_of
+from superscaler_core.program.instruction import Block
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.step_program import Block, pair_of
 from superscaler_core.quoted import commented, literal, quoted
 from superscaler_core.schedules import Action, ActionKind
 

@@ -108,7 +108,8 @@ class RunWriter:
     def _ends(self, segment: Segment) -> tuple[list[Variable], list[Variable], list[Variable]]:
         """The inputs with gradients, the other inputs, and the results of a segment."""
         mine = self.flow.of[segment.name]
-        return tuple(map(self.variables.all, (mine.inputs, mine.others, mine.results)))
+        all_of = self.variables.all
+        return all_of(mine.inputs), all_of(mine.others), all_of(mine.results)
 
     # --- instructions ---------------------------------------------------------------------------
 

@@ -10,18 +10,22 @@ device, as an ``Effect``, and the step is a walk over the effects of its events.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.event import Carry, Event, Woven, actions_in
+from superscaler_core.program.form import check_form
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.step_program import Block, StepProgram, pair_of
 from superscaler_core.program.value import GIVEN, IN_BLOCK, OF_STEP, SUMMED, Role, Value
 from superscaler_core.program.verb import OF_WEIGHTS, Verb
+from superscaler_core.program.version_check import check_borrowed, check_versions
 from superscaler_core.schedules import Action
+
+if TYPE_CHECKING:
+    from superscaler_core.program.step_program import StepProgram
 
 _UNTRACKED = frozenset({*GIVEN, Role.VERSION})
 """Roles of values that exist before the step, and of weights' versions (``version_check``)."""
@@ -114,7 +118,9 @@ class _Effects:
     ) -> None:
         """Read or write a value on the devices of an instruction."""
         is_step = _is_of_step(value, instruction)
-        effects, key = (self.of_step, value.key) if is_step else (self.of_microbatch, half + value.key)
+        effects, key = (
+            (self.of_step, value.key) if is_step else (self.of_microbatch, half + value.key)
+        )
         is_summed = value.role in SUMMED
         gone = freed.get(value.key)
         devices = value.devices or instruction.devices
@@ -124,7 +130,7 @@ class _Effects:
                 effect = effects[device] = Effect()
             wrong = effect.read(key) if is_read else effect.write(key, is_summed=is_summed)
             if wrong:
-                raise PlanError(f"{instruction}: device {device}: {wrong}.")
+                raise PlanError(f"{instruction.short}: device {device}: {wrong}.")
             if gone is not None and (not gone or device in gone):
                 effect.free(key, is_summed=is_summed)
 
@@ -152,7 +158,7 @@ def effects_of(block: Iterable[StepInstruction], *, is_whole: bool = True) -> _E
     for device, effect in made.of_microbatch.items() if is_whole else ():
         for key in filter(_is_local, effect.needs):
             reader = next(i for i in block if _reads(i, key, device))
-            raise PlanError(f"{reader}: device {device}: {key} is not made before it.")
+            raise PlanError(f"{reader.short}: device {device}: {key} is not made before it.")
         for key in filter(_is_local, effect.makes):
             raise PlanError(f"device {device}: nothing frees {key} after its last reader.")
     return made
@@ -187,6 +193,8 @@ def check(program: StepProgram) -> None:
         walk.event(event)
     walk.block(program.end, {0: None})
     walk.end()
+    check_versions(program)
+    check_borrowed(program)
 
 
 class _Walk:
@@ -197,14 +205,16 @@ class _Walk:
         self._known: dict[object, _Effects] = {}
         self._of_step: dict[Device, set[Key]] = {device: set() for device in program.devices}
         self._live: dict[tuple[Device, int | None], set[Key]] = {}
-        blocks = (*program.blocks.values(), *program.pairs.values())
-        self._senders, self._readers, recycled = _ends(i for block in blocks for i in block)
-        runs = [run for event in program.events for run in actions_in(event)]
-        for mb in {run.microbatch for run in runs}:
-            for name, devices in recycled.items():
-                for device in devices:
-                    here = self._of(device, mb)
-                    here.update(f"{half}{Role.CARRIED}:{name}" for half in _HALVES[: program.num_halves])
+        self._senders, self._readers = _ends(i for block in program.all_blocks for i in block)
+        for run in {run for event in program.events for run in actions_in(event)}:
+            self._recycle(run)
+
+    def _recycle(self, run: Action) -> None:
+        """In the first turn of a microbatch, recycled values exist: they are zeros."""
+        for i in self._program.blocks[run.stage, run.kind]:
+            for device in i.devices if i.kind is Verb.RECYCLED else ():
+                key = f"{_HALVES[i.half or 0]}{Role.CARRIED}:{i.name}"
+                self._of(device, run.microbatch).add(key)
 
     def _of(self, device: Device, microbatch: int | None) -> set[Key]:
         return self._live.setdefault((device, microbatch), set())
@@ -268,9 +278,9 @@ class _Walk:
                     if effect is None:
                         continue
                     for key in sorted(effect.needs - live):
-                        raise PlanError(f"{here}: {instruction}: {_missing(key)}.")
+                        raise PlanError(f"{here}: {instruction.short}: {_missing(key)}.")
                     for key in sorted(effect.fresh & live):
-                        raise PlanError(f"{here}: {instruction}: {key} exists already.")
+                        raise PlanError(f"{here}: {instruction.short}: {key} exists already.")
                     live -= effect.frees
                     live |= effect.makes
         raise AssertionError("some instruction is refused")
@@ -299,11 +309,13 @@ class _Walk:
 
     def end(self) -> None:
         """Check that nothing is left but weights, the loss and the results."""
+        everything = (i for block in self._program.all_blocks for i in block)
+        fetched = (value.key for i in everything if i.kind is Verb.FETCH for value in i.writes)
+        staying = {f"{Role.TOTAL}:loss", *fetched}
         for device, live in self._of_step.items():
             if f"{Role.TOTAL}:loss" not in live:
                 raise PlanError(f"device {device}: the step has no loss; no instruction sums it.")
-            fetched = {v.key for i in self._everything() if i.kind is Verb.FETCH for v in i.writes}
-            for key in sorted(live - fetched - {f"{Role.TOTAL}:loss"}):
+            for key in sorted(live - staying):
                 raise PlanError(f"device {device}: nothing takes {key} before the step ends.")
         results = tuple(
             f"{half}{Role.CARRIED}:{name}"
@@ -316,12 +328,6 @@ class _Walk:
                     f"device {device}, microbatch {mb}: nothing takes {key} before the step ends."
                 )
 
-    def _everything(self) -> Iterator[StepInstruction]:
-        """All instructions, each once."""
-        program = self._program
-        for block in (program.begin, *program.blocks.values(), *program.pairs.values(), program.end):
-            yield from block
-
 
 Ends = Mapping[tuple[str, bool], Sequence[Device]]
 """By name of an edge, and whether it is its gradient: the devices at one end."""
@@ -329,20 +335,17 @@ Ends = Mapping[tuple[str, bool], Sequence[Device]]
 
 def _ends(
     instructions: Iterable[StepInstruction],
-) -> tuple[Ends, Ends, Mapping[str, Sequence[Device]]]:
-    """The devices that send over edges and those that receive, and those of recycled values."""
+) -> tuple[Ends, Ends]:
+    """The devices that send over edges, and those that receive."""
     senders: dict[tuple[str, bool], Sequence[Device]] = {}
     readers: dict[tuple[str, bool], Sequence[Device]] = {}
-    recycled: dict[str, Sequence[Device]] = {}
     for i in instructions:
         match i.kind:
             case Verb.SEND | Verb.SEND_BACK:
                 senders[i.name, i.kind is Verb.SEND_BACK] = i.devices
             case Verb.RECEIVE | Verb.RECYCLED | Verb.RECEIVE_BACK:
                 readers[i.name, i.kind is Verb.RECEIVE_BACK] = i.devices
-                if i.kind is Verb.RECYCLED:
-                    recycled[i.name] = i.devices
-    return senders, readers, recycled
+    return senders, readers
 
 
 def _missing(key: Key) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from superscaler_core.program.event import Carry, Event
-from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.overlap_moves import beside, moved_together
-from superscaler_core.program.step_program import Block, StepProgram
+from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import MOVES, OF_WEIGHTS, Phase, Verb
 
 
@@ -36,7 +36,8 @@ def duplex(program: StepProgram) -> StepProgram:
         for key, block in program.blocks.items()
     }
     events = tuple(both_halves(program.events))
-    return replace(program, blocks=blocks, events=events, num_halves=2)
+    num = 2 * program.num_microbatches
+    return replace(program, blocks=blocks, events=events, num_microbatches=num, num_halves=2)
 
 
 def both_halves(events: Iterable[Event]) -> Iterator[Event]:

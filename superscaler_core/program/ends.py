@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import (
     Operands,
     arriving_grads,
@@ -16,7 +16,7 @@ from superscaler_core.program.operands import (
     sent_grads,
 )
 from superscaler_core.program.stage_program import StageProgram
-from superscaler_core.program.step_program import Block, StepProgram
+from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import ActionKind
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from superscaler_core.errors import PlanError
-from superscaler_core.schedules import Action, ScheduleError
+from superscaler_core.schedules import Action, ActionKind, ScheduleError
 
 _CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
 
@@ -52,6 +52,16 @@ class Woven:
 
     def __str__(self) -> str:
         return f"{self.first}&{self.second}"
+
+
+Pair = tuple[tuple[int, ActionKind], tuple[int, ActionKind]]
+"""The stages and kinds of two actions that run as one."""
+
+
+def pair_of(event: Woven) -> Pair:
+    """The stages and kinds of a pair's actions."""
+    first, second = event.first, event.second
+    return (first.stage, first.kind), (second.stage, second.kind)
 
 
 Event = Action | Woven | Carry

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from superscaler_core.plan import Device
-from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.step_program import Block, StepProgram
+from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.value import IN_BLOCK, Role, Value
+
+if TYPE_CHECKING:
+    from superscaler_core.program.step_program import StepProgram
 
 Key = tuple[Role, str, int | None]
 """A value of a run, with the half of the microbatch."""
@@ -27,7 +30,7 @@ def freed(program: StepProgram) -> StepProgram:
     )
 
 
-def freed_block(block: Block) -> Block:
+def freed_block(block: Sequence[StepInstruction]) -> Block:
     """The instructions of a block, with what each of them frees."""
     # Devices on which an instruction further down reads a value.
     later: dict[Key, set[Device]] = {}

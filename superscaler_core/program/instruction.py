@@ -83,9 +83,34 @@ class StepInstruction:
         """Whether a stage's block does this for a microbatch."""
         return self.microbatch is None or self.microbatch == microbatch
 
+    # --- values ---------------------------------------------------------------------------------
+
+    @property
+    def given_reads(self) -> tuple[Value, ...]:
+        """The values that it reads, without those that follow from the kind and the name."""
+        own = frozenset(_own_values(self)[0])
+        return tuple(value for value in self.reads if value not in own)
+
+    @property
+    def given_writes(self) -> tuple[Value, ...]:
+        """The same for values that it writes."""
+        own = frozenset(_own_values(self)[1])
+        return tuple(value for value in self.writes if value not in own)
+
+    def with_values(self, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> StepInstruction:
+        """The instruction with these values, those that follow from it, and what it frees."""
+        own_reads, own_writes = _own_values(self)
+        reads = own_reads if self.phase is Phase.WAIT else (*reads, *own_reads)
+        writes = own_writes if self.phase is Phase.START else (*writes, *own_writes)
+        roles = OWN[self.kind].frees
+        frees = reads if self.phase is Phase.WAIT else tuple(v for v in reads if v.role in roles)
+        return replace(self, reads=reads, writes=writes, frees=frees)
+
     # --- text -----------------------------------------------------------------------------------
 
-    def __str__(self) -> str:
+    @property
+    def short(self) -> str:
+        """The text without values."""
         words = [self.phase, self.kind, self.name, "on", ",".join(map(str, self.devices))]
         words += ["stays"] if self.stays else []
         words += [] if self.half is None else ["half", str(self.half)]
@@ -93,11 +118,16 @@ class StepInstruction:
             words += ["at", str(self.microbatch)]
         words += [f"v{self.version}"] if self.version else []
         words += ["keeps", str(self.keeps)] if self.keeps > 1 else []
-        base = " ".join(word for word in words if word)
+        return " ".join(word for word in words if word)
+
+    def __str__(self) -> str:
         reads, writes = (", ".join(self._words(values)) for values in (self.reads, self.writes))
         if not (reads or writes):
-            return base
-        return f"{base}: {reads}{' ' if reads and writes else ''}{'-> ' if writes else ''}{writes}"
+            return self.short
+        return (
+            f"{self.short}: {reads}{' ' if reads and writes else ''}{'-> ' if writes else ''}"
+            f"{writes}"
+        )
 
     def _words(self, values: Iterable[Value]) -> Iterator[str]:
         """Some of the values as texts, without those that follow from the kind and the name."""
@@ -168,3 +198,7 @@ def _own_values(of: StepInstruction) -> tuple[tuple[Value, ...], tuple[Value, ..
         case Phase.WAIT:
             return (of.flight,), writes
     return reads, writes
+
+
+Block = tuple[StepInstruction, ...]
+"""Instructions of all devices, in an order that each of them keeps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,15 +15,16 @@ from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
+from superscaler_core.program.bound import check_bound
 from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
 from superscaler_core.program.duplex import both_halves, duplex
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
 from superscaler_core.program.ends import with_ends
 from superscaler_core.program.event import Carry, Event, actions_in, stage_of_weights
-from superscaler_core.program.events import step_events
+from superscaler_core.program.events import schedule_of, step_events
 from superscaler_core.program.flow import Sources
 from superscaler_core.program.freed import freed
-from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import Operands, copies, instruction_of, stored, sums
 from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
 from superscaler_core.program.overlap_moves import has_moves, overlap_moves
@@ -35,7 +36,7 @@ from superscaler_core.program.side import Side
 from superscaler_core.program.spans import spans_of
 from superscaler_core.program.stage_program import StageProgram
 from superscaler_core.program.state import with_state
-from superscaler_core.program.step_program import Block, StepProgram
+from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.transfer import Transfer, transfers
 from superscaler_core.program.updates import (
     borrowed_of,
@@ -62,6 +63,7 @@ class Materialized:
         scheduled: the events of a step, in one order for all devices, as the schedule has them.
         topology: the topology that communication is planned for; one host if None.
         decided: the plan as the sProgram left it; None if it is the same as ``plan``.
+        given: the step program, if it is not the one that the plan's decisions ask for.
     """
 
     plan: Plan
@@ -71,11 +73,22 @@ class Materialized:
     scheduled: tuple[Event, ...]
     topology: rv.Topology | None = None
     decided: Plan | None = None
+    given: StepProgram | None = None
+
+    def with_program(self, program: StepProgram) -> Materialized:
+        """The plan with another step program: one that was rewritten, or read from a text.
+
+        Raises:
+            PlanError: the program cannot run, or is not of this plan.
+        """
+        program.check()
+        check_bound(program, self.step_program)
+        return replace(self, given=program)
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """The events of a step, in one order for all devices."""
-        if self.pairs:
+        if self.pairs or self.given is not None:
             return self.step_program.events
         return tuple(both_halves(self.scheduled)) if self.plan.overlap.duplex else self.scheduled
 
@@ -128,7 +141,7 @@ class Materialized:
     def _everyone(self, tensor: PTensor) -> Side:
         return Side.everyone(self.plan.devices, tensor.shape)
 
-    def check(self) -> None:
+    def plan_communication(self) -> None:
         """Find all communication and all reruns, so that an impossible plan is refused now."""
         _ = self.spans
         for edge in self.edges.all:
@@ -182,6 +195,8 @@ class Materialized:
     @cached_property
     def step_program(self) -> StepProgram:
         """The whole step as a value, with the overlap that the plan asks for."""
+        if self.given is not None:
+            return self.given
         blocks = {
             (stage, run): block
             for stage, program in enumerate(self.stages)
@@ -190,7 +205,8 @@ class Materialized:
         blocks |= {(stage, ActionKind.UPDATE): block for stage, block in self._updates.items()}
         overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
         name, num_routes = self.plan.graph.name, self.plan.num_routes
-        given = blocks, self.scheduled, *self._around, num_routes
+        num_microbatches = schedule_of(self.plan).num_microbatches
+        given = blocks, self.scheduled, *self._around, num_microbatches, num_routes
         versions, borrowed = self._versions, self.borrowed
         program = StepProgram(name, devices, *given, versions=versions, borrowed=borrowed)
         if overlap.moves:
@@ -331,7 +347,7 @@ class Materialized:
     @property
     def _is_rewritten(self) -> bool:
         """Whether any rewrite for overlap applies; if not, each stage is written out alone."""
-        return bool(self.plan.overlap) or self.plan.swaps
+        return bool(self.plan.overlap) or self.plan.swaps or self.given is not None
 
     def block(self, stage: int, run: ActionKind) -> Block:
         """The instructions of all devices in a run of a stage, as in the step program."""
@@ -501,5 +517,5 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
     weights = find_weights(routed, edges)
     events = step_events(routed, edges, pairs_are_one=hides)
     made = Materialized(routed, edges, weights, items, events, topology, plan)
-    made.check()
+    made.plan_communication()
     return made

@@ -16,8 +16,9 @@ from superscaler_core.program.flow import Flow, Signature, copy_of, grad_of
 from superscaler_core.program.halves import reads_weights_late
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import Role, Value
-from superscaler_core.program.verb import OWN, Verb
+from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use
+from superscaler_core.schedules import ActionKind
 
 _COPIES = frozenset({Role.COPY, Role.WEIGHT})
 
@@ -40,30 +41,28 @@ class SegmentOperands:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self._segments = {segment.name: segment for segment in flow.segments}
-        self._known: dict[tuple[Verb, str, bool], Operands] = {}
+        self._known: dict[tuple[Verb, str, ActionKind], Operands] = {}
 
-    def of(self, kind: Verb, name: str, *, is_trained: bool) -> Operands:
-        """The operands of an instruction that runs a segment.
-
-        Args:
-            kind: what is done.
-            name: name of the segment.
-            is_trained: whether it is the forward whose loss and buffers count: not one that a
-                backward repeats, and not one of a turn before the last.
-        """
-        key = kind, name, is_trained
+    def of(self, kind: Verb, name: str, run: ActionKind) -> Operands:
+        """The operands of an instruction that runs a segment, in a run of the stage."""
+        # The loss counts in the forward that is trained, and buffers change in all turns; a
+        # backward that repeats a forward changes neither.
+        key = kind, name, run
         if key not in self._known:
-            self._known[key] = self._of(kind, name, is_trained=is_trained)
+            self._known[key] = self._of(*key)
         return self._known[key]
 
-    def _of(self, kind: Verb, name: str, *, is_trained: bool) -> Operands:
+    def _of(self, kind: Verb, name: str, run: ActionKind) -> Operands:
         mine = self.flow.of[name]
         args = tuple(held.value for held in mine.args)
         weights = tuple(value for value in args if value.role in _COPIES)
         match kind:
             case Verb.FORWARD | Verb.COMPUTE:
-                share = (Value(Role.LOSS, "loss"),) if mine.losses and is_trained else ()
-                return Operands(args, (*(held.value for held in mine.results), *share))
+                more = [Value(Role.STATE, buffer) for buffer in mine.states]
+                more = [] if run not in (ActionKind.FORWARD, ActionKind.TURN) else more
+                if mine.losses and run is ActionKind.FORWARD:
+                    more.append(Value(Role.LOSS, "loss"))
+                return Operands(args, (*(held.value for held in mine.results), *more))
             case Verb.HOLD:
                 return Operands(args)
             case Verb.RERUN:
@@ -188,8 +187,5 @@ def instruction_of(
     kind: Verb, name: str, devices: tuple[Device, ...], given: Operands, **more: Any
 ) -> StepInstruction:
     """An instruction with all its operands; what it frees in its block is found by ``freed``."""
-    own = OWN[kind]
-    reads = (*given.reads, *(Value(role, name) for role in own.reads))
-    writes = (*given.writes, *(Value(role, name) for role in own.writes))
-    frees = tuple(value for value in reads if value.role in own.frees)
-    return StepInstruction(kind, name, devices, reads=reads, writes=writes, frees=frees, **more)
+    bare = StepInstruction(kind, name, devices, **more)
+    return bare.with_values(given.reads, given.writes)

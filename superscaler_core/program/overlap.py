@@ -13,8 +13,8 @@ from itertools import pairwise
 from operator import itemgetter
 
 from superscaler_core.plan import Device
-from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.step_program import Block, StepProgram
+from superscaler_core.program.instruction import Block, StepInstruction
+from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Value
 from superscaler_core.program.verb import COMPUTING, Phase, Verb
 from superscaler_core.schedules import GRADS, Action, ActionKind
@@ -116,10 +116,10 @@ def _fetched_ahead(program: StepProgram, depth: int) -> StepProgram:
         begin += [replace(fetch.started(), microbatch=None) for _, fetch in found[:depth]]
         inserted: dict[int, list[StepInstruction]] = {}
         for (number, fetch), later in zip(found, [*found[depth:], *[None] * depth], strict=False):
-            mine = inserted.setdefault(number, [])
-            mine.append(fetch.waited())
+            here = inserted.setdefault(number, [])
+            here.append(fetch.waited())
             if later is not None:
-                mine.append(later[1].started())
+                here.append(later[1].started())
         key = stage, ActionKind.FORWARD
         blocks[key] = tuple(_inserted(blocks[key], inserted))
     return replace(program, begin=tuple(begin), blocks=blocks)
@@ -193,12 +193,12 @@ def overlap_reductions(program: StepProgram) -> StepProgram:
         mine = replace(reduce, microbatch=last[place[0]].microbatch)
         starts.setdefault(place[0], {}).setdefault(place[1] + 1, []).append(mine)
     waits: list[StepInstruction] = []
-    for stage, inserted in starts.items():
+    for stage, leaving in starts.items():
         under_way = deque[StepInstruction]()
-        for _, mine in sorted(inserted.items()):
-            mine[:] = _bounded(tuple(mine), under_way, MOST_REDUCTIONS)
+        for _, ready in sorted(leaving.items()):
+            ready[:] = _bounded(tuple(ready), under_way, MOST_REDUCTIONS)
         key = stage, last[stage].kind
-        blocks[key] = tuple(_inserted(blocks[key], inserted))
+        blocks[key] = tuple(_inserted(blocks[key], leaving))
         waits += [replace(one.waited(), microbatch=None) for one in under_way]
     return replace(program, blocks=blocks, end=(*waits, *end))
 

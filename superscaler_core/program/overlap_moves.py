@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edges
-from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.step_program import Block, StepProgram
+from superscaler_core.program.instruction import Block, StepInstruction
+from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import COMPUTING, MOVES, Phase, Verb
 

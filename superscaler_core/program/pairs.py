@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from superscaler_core.program.duplex import joined, woven
-from superscaler_core.program.event import Event, Woven
-from superscaler_core.program.step_program import Block, Pair, StepProgram, pair_of
+from superscaler_core.program.event import Event, Pair, Woven, pair_of
+from superscaler_core.program.instruction import Block
+from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import MOVES
 from superscaler_core.schedules import Action
 

@@ -164,10 +164,9 @@ class StageProgram:
         step = turn.step
         if isinstance(step, Segment):
             (device,) = devices
-            is_trained = run is ActionKind.FORWARD and not turn.is_again
             mine = self.operands(device)
             for verb in self._segment_verbs(step, turn, run):
-                given = mine.of(verb, step.name, is_trained=is_trained)
+                given = mine.of(verb, step.name, run)
                 yield instruction_of(verb, step.name, devices, given)
         elif isinstance(step, Move):
             for verb in self._move_verbs(step, turn, run):

@@ -11,9 +11,8 @@ from superscaler_core.plan import Device, Plan
 from superscaler_core.program.buckets import Bucket
 from superscaler_core.program.edges import stages_by_op
 from superscaler_core.program.event import Event, weights_of
-from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import Operands, instruction_of
-from superscaler_core.program.step_program import Block
 from superscaler_core.program.value import Value
 from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use, Weights

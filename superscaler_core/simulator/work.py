@@ -14,11 +14,10 @@ from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge, stages_by_op
-from superscaler_core.program.event import Woven, actions_in
+from superscaler_core.program.event import Pair, Woven, actions_in, pair_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
-from superscaler_core.program.step_program import Pair, pair_of
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import COMPUTING, GOES_BACK, Phase, Verb
 from superscaler_core.program.weights import Use

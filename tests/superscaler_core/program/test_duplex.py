@@ -21,8 +21,8 @@ from superscaler_core.memory.memory import memory_of
 from superscaler_core.memory.moments import Moment
 from superscaler_core.program.duplex import duplex, woven
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.verb import COMPUTING, MOVES, OF_WEIGHTS, Phase, Verb
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.verb import COMPUTING, MOVES, OF_WEIGHTS, Phase, Verb
 from superscaler_core.schedules import Action
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.simulation import simulate
@@ -80,7 +80,7 @@ def of_kinds(block: Iterable[StepInstruction], kinds: Iterable[Verb]) -> list[St
 def done_by(block: Iterable[StepInstruction], half: int) -> list[str]:
     """The instructions of one half in order. A move is at the place of its wait."""
     mine = (i for i in block if i.half == half and i.phase is not Phase.START)
-    return [str(replace(i, half=None, phase=Phase.WHOLE)) for i in mine]
+    return [replace(i, half=None, phase=Phase.WHOLE).short for i in mine]
 
 
 @pytest.mark.parametrize("case", [*PLANS, *OTHERS], ids=str)
@@ -89,7 +89,7 @@ def test_each_half_runs_the_program_and_weights_move_once(case: Case) -> None:
     for key, block in plain.blocks.items():
         mine = [i for i in block if i.kind not in OF_WEIGHTS]
         for half in (0, 1):
-            assert done_by(both.blocks[key], half) == list(map(str, mine))
+            assert done_by(both.blocks[key], half) == [i.short for i in mine]
         assert of_kinds(both.blocks[key], OF_WEIGHTS) == of_kinds(block, OF_WEIGHTS)
     assert (both.begin, both.end) == (plain.begin, plain.end)
     runs, others = ([e for e in p.events if isinstance(e, Action)] for p in (plain, both))

@@ -15,8 +15,8 @@ from superscaler_core.errors import OrderError, PlanError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Keep
 from superscaler_core.program.event import Event
-from superscaler_core.program.verb import Verb
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.verb import Verb
 from superscaler_core.run.evaluate import evaluate
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.schedules import (

@@ -10,9 +10,9 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.program.overlap import MOST_REDUCTIONS, overlap_reductions, prefetch
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.verb import Phase, Verb
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
 from tests.superscaler_core.program.test_step_program import CASES as PLAN_CASES
@@ -130,7 +130,10 @@ def without(program: StepProgram, phase: Phase) -> StepProgram:
 
 @pytest.mark.parametrize(
     "phase, words",
-    [(Phase.START, "it was not started"), (Phase.WAIT, "under way|on their way|waits for")],
+    [
+        (Phase.START, "it was not started"),
+        (Phase.WAIT, "not gathered|exists already|nothing takes"),
+    ],
 )
 def test_start_without_wait_and_wait_without_start_are_rejected(phase: Phase, words: str) -> None:
     with pytest.raises(PlanError, match=words):

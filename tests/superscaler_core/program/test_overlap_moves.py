@@ -10,8 +10,8 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.cost.presets import PROFILES
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.verb import COMPUTING, Phase, Verb
 from superscaler_core.program.overlap_moves import overlap_moves
+from superscaler_core.program.verb import COMPUTING, Phase, Verb
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.simulation import simulate
 from tests.superscaler_core.program.test_step_program import CASES as PLAN_CASES

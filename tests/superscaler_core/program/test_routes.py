@@ -12,9 +12,9 @@ import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Decisions, Keep
-from superscaler_core.program.verb import Verb
 from superscaler_core.program.routes import by_routes
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import Action
 from tests.superscaler_core.schedule_rows import round_robin
 from tests.superscaler_core.training import Case, RoundRobin, errors_on_threads

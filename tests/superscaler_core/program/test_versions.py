@@ -8,8 +8,8 @@ import pytest
 
 from superscaler_core.errors import PlanError
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.verb import Phase, Verb
 from tests.superscaler_core.training import Case
 
 STASHING = """

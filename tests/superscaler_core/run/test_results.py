@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
-from superscaler_core.program.verb import Verb
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.verb import Verb
 
 WORDS = 11
 

@@ -1,0 +1,83 @@
+"""Bound: whether a step program is a program of a plan, so that the plan's segments can run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device
+from superscaler_core.program.event import Carry
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.overlap_moves import in_halves
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.value import Value
+from superscaler_core.program.verb import Phase, Verb
+
+Values = tuple[Value, ...]
+Known = dict[tuple[Verb, str, tuple[Device, ...]], list[tuple[Values, Values]]]
+"""For each kind, name and devices, the values that such instructions read and write."""
+
+
+def check_bound(program: StepProgram, own: StepProgram) -> None:
+    """Refuse a program that names what a plan does not have, or uses it with other values.
+
+    Args:
+        program: a program, for example one that was read from a text, or rewritten.
+        own: the plan's own program.
+
+    Raises:
+        PlanError: names the instruction, and what the plan has.
+    """
+    for name in ("name", "devices", "num_microbatches", "num_routes", "num_halves"):
+        mine, wanted = getattr(program, name), getattr(own, name)
+        if mine != wanted:
+            raise PlanError(f"the step has {name} {mine!r}, and its plan has {wanted!r}.")
+    known = _known(own)
+    for instruction in (i for block in program.all_blocks for i in block):
+        _check(instruction, known)
+    carried = {(e.name, e.is_back) for e in own.events if isinstance(e, Carry)}
+    for event in program.events:
+        if isinstance(event, Carry) and (event.name, event.is_back) not in carried:
+            raise PlanError(f"{event}: the plan has no such transfer.")
+
+
+def _known(own: StepProgram) -> Known:
+    starts: dict[tuple[object, ...], Values] = {}
+    found: Known = {}
+    for instruction in _with_halves(own):
+        key = instruction.kind, instruction.name, instruction.devices
+        reads, writes = instruction.given_reads, instruction.given_writes
+        if instruction.phase is Phase.START:
+            starts[key] = reads
+        else:
+            found.setdefault(key, []).append(
+                (starts.get(key, ()) if instruction.phase is Phase.WAIT else reads, writes)
+            )
+    return found
+
+
+def _with_halves(own: StepProgram) -> Iterator[StepInstruction]:
+    """The plan's instructions, with both halves of its backwards."""
+    for instruction in (i for block in own.all_blocks for i in block):
+        yield instruction
+        if instruction.kind is Verb.BACKWARD:
+            yield from in_halves(instruction)
+
+
+def _check(instruction: StepInstruction, known: Known) -> None:
+    variants = known.get((instruction.kind, instruction.name, instruction.devices))
+    if variants is None:
+        raise PlanError(f"{instruction.short}: the plan has no such instruction.")
+    reads, writes = instruction.given_reads, instruction.given_writes
+    match instruction.phase:
+        case Phase.START:
+            is_known = any(reads == each for each, _ in variants)
+        case Phase.WAIT:
+            is_known = any(writes == each for _, each in variants)
+        case _:
+            is_known = (reads, writes) in variants
+    if not is_known:
+        there = " or ".join(
+            f"{', '.join(map(str, mine))} -> {', '.join(map(str, made))}" for mine, made in variants
+        )
+        raise PlanError(f"{instruction}: in the plan its values are {there}.")

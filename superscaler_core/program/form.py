@@ -1,0 +1,221 @@
+"""Form: what the parts of a step program have to agree on, whatever the order of the step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device
+from superscaler_core.program.event import Woven, actions_in, pair_of
+from superscaler_core.program.instruction import Block, StepInstruction
+from superscaler_core.program.value import Role, Value
+from superscaler_core.program.verb import COMPUTING, MOVES, OF_WEIGHTS, Phase, Verb
+from superscaler_core.schedules import Action, ActionKind
+
+if TYPE_CHECKING:
+    from superscaler_core.program.step_program import StepProgram
+
+
+def check_form(program: StepProgram) -> None:
+    """Refuse a program whose parts do not agree.
+
+    Raises:
+        PlanError: an event has no block, or is there twice; a microbatch does not run all stages of
+            one route; an instruction has other devices than its values, or a half without need; the
+            backward of a segment is for other values than its forward; a pair differs from the
+            blocks of its actions.
+    """
+    _check_events(program)
+    for block in program.all_blocks:
+        for instruction in block:
+            _check_devices(instruction, program.devices)
+    for block in program.blocks.values():
+        for instruction in block:
+            _check_half(instruction, program.num_halves)
+    _check_segments(program)
+    _check_pairs(program)
+    _check_states(program)
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+def _check_events(program: StepProgram) -> None:
+    counts = Counter(run for event in program.events for run in actions_in(event))
+    for action, count in counts.items():
+        if (action.stage, action.kind) not in program.blocks:
+            raise PlanError(f"{action}: stage {action.stage} has no block {action.kind}.")
+        if count > 1:
+            raise PlanError(f"{action} is run {count} times; an action is run once.")
+    forwards = [action for action in counts if action.kind is ActionKind.FORWARD]
+    _check_microbatches(program, forwards)
+    _check_routes(program, forwards)
+
+
+def _check_microbatches(program: StepProgram, forwards: Iterable[Action]) -> None:
+    ran = {action.microbatch for action in forwards}
+    num = program.num_microbatches // program.num_halves
+    if ran != set(range(num)):
+        raise PlanError(
+            f"a step of {num} microbatches runs 0 to {num - 1}; there are forwards of "
+            f"{', '.join(map(str, sorted(ran))) or 'none'}."
+        )
+
+
+def _check_routes(program: StepProgram, forwards: Iterable[Action]) -> None:
+    """Every microbatch runs all stages of one route."""
+    stages = {stage for stage, kind in program.blocks if kind is not ActionKind.UPDATE}
+    size = (max(stages, default=0) + 1) // program.num_routes
+    ran: dict[int, set[int]] = {}
+    for action in forwards:
+        ran.setdefault(action.microbatch, set()).add(action.stage)
+    for microbatch, mine in ran.items():
+        routes = sorted({stage // size for stage in mine})
+        if len(routes) > 1:
+            raise PlanError(
+                f"microbatch {microbatch} is run at stages {sorted(mine)}, of routes {routes}: it "
+                f"goes one of {program.num_routes} routes of {size} stages."
+            )
+        for stage in sorted(stages - mine):
+            if stage // size == routes[0]:
+                raise PlanError(f"no F of microbatch {microbatch} at stage {stage}.")
+
+
+# --- instructions -------------------------------------------------------------------------------
+
+
+def _check_devices(instruction: StepInstruction, everyone: tuple[Device, ...]) -> None:
+    mine = instruction.devices
+    named = {d for value in _operands(instruction) for d in value.devices}
+    strange = sorted((named - set(mine)) | (set(mine) - set(everyone)))
+    if strange:
+        raise PlanError(
+            f"{instruction.short}: device {strange[0]} does not take part in it, or in the program."
+        )
+    if instruction.kind in COMPUTING and len(mine) != 1:
+        raise PlanError(f"{instruction.short}: a segment runs on one device, not on {len(mine)}.")
+    if instruction.kind is Verb.LOSS and mine != everyone:
+        raise PlanError(f"{instruction.short}: every device gets the loss: {everyone}.")
+    is_move = instruction.kind in MOVES and instruction.phase is Phase.WHOLE
+    used = {d for value in _operands(instruction) for d in value.devices or mine}
+    if is_move and used != set(mine):
+        idle = sorted(set(mine) - used)
+        raise PlanError(
+            f"{instruction.short}: device {idle[0]} neither writes nor reads what moves."
+        )
+
+
+def _operands(instruction: StepInstruction) -> tuple[Value, ...]:
+    return (*instruction.reads, *instruction.writes, *instruction.frees)
+
+
+def _check_half(instruction: StepInstruction, num_halves: int) -> None:
+    in_halves = num_halves > 1 and instruction.kind not in OF_WEIGHTS
+    if in_halves != (instruction.half is not None):
+        wanted = "needs a half" if in_halves else "has a half, and is done once"
+        raise PlanError(f"{instruction.short}: it {wanted} in this program.")
+
+
+# --- segments -----------------------------------------------------------------------------------
+
+_RUNS = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.HOLD})
+_BACKWARDS = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS, Verb.BACKWARD_WEIGHTS})
+
+
+def _check_segments(program: StepProgram) -> None:
+    """All runs of a segment read the same values, and its backward is for some of them."""
+    read: dict[tuple[str, Device], tuple[Value, ...]] = {}
+    for instruction in (i for block in program.blocks.values() for i in block):
+        key = instruction.name, instruction.devices[0]
+        if (
+            instruction.kind in _RUNS
+            and read.setdefault(key, instruction.reads) != instruction.reads
+        ):
+            raise PlanError(
+                f"{instruction.short}: another run of this segment reads "
+                f"{', '.join(map(str, read[key]))}."
+            )
+    for instruction in (i for block in program.blocks.values() for i in block):
+        if instruction.kind in _BACKWARDS:
+            names = read.get((instruction.name, instruction.devices[0]), ())
+            _check_backward(instruction, names)
+
+
+def _check_backward(backward: StepInstruction, read: Iterable[Value]) -> None:
+    args = {str(value) for value in read}
+    weights = {value.name for value in read if value.role in (Role.COPY, Role.WEIGHT)}
+    end = f" by {backward.name}"
+    for value in backward.writes:
+        of = value.name.removesuffix(end)
+        known = args if value.role is Role.GRAD else weights if value.role is Role.SUM else {of}
+        if of not in known or (value.role is Role.GRAD and of == value.name):
+            raise PlanError(
+                f"{backward.short}: its forward does not read what {value} is a gradient of."
+            )
+
+
+# --- pairs --------------------------------------------------------------------------------------
+
+
+def _check_pairs(program: StepProgram) -> None:
+    for pair, block in program.pairs.items():
+        for half, (stage, kind) in enumerate(pair):
+            mine = _done(i for i in block if i.half == half)
+            if mine != _done(program.blocks.get((stage, kind), ())):
+                raise PlanError(
+                    f"pair {pair}: its instructions of stage {stage} {kind} are not those of the "
+                    "stage's block, in the same order."
+                )
+    for event in program.events:
+        if isinstance(event, Woven) and pair_of(event) not in program.pairs:
+            raise PlanError(f"{event}: there is no block of such pairs.")
+
+
+def _done(block: Iterable[StepInstruction]) -> list[tuple[object, ...]]:
+    """What a block does, in order; a move stands where it is waited for."""
+    ended = (i for i in block if i.kind not in MOVES or i.phase is not Phase.START)
+    return [
+        (i.kind, i.name, i.devices, "" if i.kind in MOVES else i.phase, i.microbatch) for i in ended
+    ]
+
+
+# --- buffers ------------------------------------------------------------------------------------
+
+
+def _check_states(program: StepProgram) -> None:
+    """Microbatches replace a buffer in their order: each reads what the one before has left."""
+    replacing = {
+        key: block
+        for key, block in program.blocks.items()
+        if any(value.role is Role.STATE for i in block for value in i.writes)
+    }
+    last: dict[int, tuple[int, int]] = {}
+    for action in (run for event in program.events for run in actions_in(event)):
+        if (action.stage, action.kind) in replacing:
+            now = action.microbatch, action.turn if action.kind is ActionKind.TURN else 1 << 30
+            if now < last.get(action.stage, now):
+                raise PlanError(
+                    f"{action}: stage {action.stage} replaces buffers, so its microbatches run in "
+                    f"order; microbatch {last[action.stage][0]} has run before."
+                )
+            last[action.stage] = now
+    for block in replacing.values():
+        _check_states_of_halves(block)
+
+
+def _check_states_of_halves(block: Block) -> None:
+    """The second half of a microbatch reads a buffer after the first half has replaced it."""
+    replaced: set[tuple[Device, str]] = set()
+    halved = any(i.half == 1 for i in block)
+    for instruction in block if halved else ():
+        device = instruction.devices[0]
+        for value in instruction.reads:
+            key = device, value.key
+            if value.role is Role.STATE and instruction.half == 1 and key not in replaced:
+                raise PlanError(
+                    f"{instruction.short}: the first half has not replaced {value} yet."
+                )
+        if instruction.half == 0:
+            replaced |= {(device, v.key) for v in instruction.writes if v.role is Role.STATE}

@@ -1,0 +1,167 @@
+"""Version check: which versions of weights exist when an asynchronous pipeline reads them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device
+from superscaler_core.program.event import Event, weights_of
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.verb import COMPUTING, Phase, Verb
+from superscaler_core.schedules import Action, ActionKind
+
+if TYPE_CHECKING:
+    from superscaler_core.program.step_program import StepProgram
+
+
+def check_versions(program: StepProgram) -> None:
+    """Check that every version of weights exists when it is read, and that no update is early.
+
+    A reduction at the end of a step may be for any stage whose weights its devices store. A stage
+    without an update has no trained weights.
+
+    Raises:
+        PlanError: names the instruction and the version.
+    """
+    if not _has_versions(program):
+        return
+    updating: dict[str, set[Device]] = {}
+    for instruction in (i for block in program.all_blocks for i in block):
+        if instruction.kind is Verb.UPDATE:
+            updating.setdefault(instruction.name, set()).update(instruction.devices)
+    versions = _Versions(updating)
+    for instruction, stage, microbatch in program.everywhere():
+        versions.do(instruction, stage, microbatch)
+    for waiting in versions.waiting.values():
+        raise PlanError(f"{waiting.short}: no update comes after it.")
+
+
+def _has_versions(program: StepProgram) -> bool:
+    """Whether a step updates weights before its end, or names a version that this would make."""
+    inside = (i for block in program.blocks.values() for i in block)
+    is_named = any(i.version or i.kind is Verb.UPDATE for i in inside)
+    updates = (i for i in (*program.begin, *program.end) if i.kind is Verb.UPDATE)
+    return is_named or bool(program.versions) or any(i.version != 1 for i in updates)
+
+
+class _Versions:
+    """The versions of the weights of all stages.
+
+    Args:
+        updating: for each stage's weights, by name, the devices that update them.
+
+    Attributes:
+        waiting: for each stage's weights, the last instruction whose gradients wait for an update.
+    """
+
+    def __init__(self, updating: Mapping[str, Collection[Device]]) -> None:
+        self._updating = updating
+        self._kept: dict[str, tuple[int, ...]] = {}
+        self._read: dict[tuple[int, int], int] = {}
+        self._started: dict[str, StepInstruction] = {}
+        self.waiting: dict[str, StepInstruction] = {}
+
+    def do(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
+        """Check one instruction, and record what it changes."""
+        if instruction.kind in COMPUTING:
+            self._compute(instruction, stage, microbatch)
+        elif instruction.kind is Verb.REDUCE:
+            self._reduce(instruction, stage)
+        elif instruction.kind is Verb.UPDATE:
+            self._update(instruction)
+
+    def _compute(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
+        name, version = weights_of(stage), instruction.version
+        kept = self._kept.get(name, (0,))
+        first = self._read.setdefault((stage, microbatch), version)
+        if version != first and not (first not in kept and version == kept[-1]):
+            raise PlanError(
+                f"{instruction.short}: stage {stage} has read version {first} for microbatch "
+                f"{microbatch}, and reads version {version} now."
+            )
+        if version not in kept:
+            raise PlanError(
+                f"{instruction.short}: version {version} of the weights of {name} is not kept; "
+                f"there is {', '.join(map(str, kept))}."
+            )
+        if instruction.kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS) and name in self._updating:
+            self.waiting[name] = instruction
+
+    def _reduce(self, instruction: StepInstruction, stage: int) -> None:
+        if instruction.phase is Phase.START:
+            self._started[instruction.name] = instruction
+            return
+        self._started.pop(instruction.name, None)
+        for name, devices in self._updating.items():
+            is_of = name == weights_of(stage) if stage >= 0 else True
+            if is_of and not set(devices).isdisjoint(instruction.devices):
+                self.waiting[name] = instruction
+
+    def _update(self, instruction: StepInstruction) -> None:
+        name, kept = instruction.name, self._kept.get(instruction.name, (0,))
+        if instruction.version != kept[-1] + 1:
+            raise PlanError(
+                f"{instruction.short}: the next version of these weights is {kept[-1] + 1}."
+            )
+        for reduce in self._started.values():
+            if not set(instruction.devices).isdisjoint(reduce.devices):
+                raise PlanError(
+                    f"{instruction.short}: gradients are still on their way, by {reduce.short}."
+                )
+        self._kept[name] = (*kept, instruction.version)[-instruction.keeps :]
+        self.waiting.pop(name, None)
+
+
+def check_borrowed(program: StepProgram) -> None:
+    """Check that borrowed versions exist when they are read, and that owners update last.
+
+    Raises:
+        PlanError: names the action and the stage that owns the weights.
+    """
+    borrowed, num_kept = program.borrowed, _num_kept(program)
+    borrowers: dict[int, set[int]] = {}
+    for action, owner in borrowed:
+        borrowers.setdefault(owner, set()).add(action.stage)
+    made: Counter[int] = Counter()
+    seen: set[Event] = set()
+    for event in program.events:
+        seen.add(event)
+        if not isinstance(event, Action):
+            continue
+        if event.kind is ActionKind.UPDATE:
+            made[event.stage] += 1
+            for stage in sorted(borrowers.get(event.stage, ())):
+                if replace(event, stage=stage) not in seen:
+                    raise PlanError(
+                        f"{event}: stage {stage} borrows weights of stage {event.stage}, and hands "
+                        "its gradients over later."
+                    )
+            continue
+        for owner in [owner for owner, by in borrowers.items() if event.stage in by]:
+            newest, version = made[owner], borrowed.get((event, owner))
+            kept = range(max(0, newest + 1 - num_kept.get(owner, 1)), newest + 1)
+            if version not in kept:
+                raise PlanError(
+                    f"{event}: it reads version {version} of the weights of stage {owner}, and "
+                    f"there is {', '.join(map(str, kept))}."
+                )
+            first = borrowed.get((replace(event, kind=ActionKind.FORWARD), owner))
+            if version != first and len(kept) > 1:
+                raise PlanError(
+                    f"{event}: it reads version {version} of the weights of stage {owner}, and its "
+                    f"forward has read version {first}."
+                )
+
+
+def _num_kept(program: StepProgram) -> Mapping[int, int]:
+    """For each stage that is updated between microbatches, how many versions it keeps."""
+    return {
+        stage: instruction.keeps
+        for (stage, run), block in program.blocks.items()
+        for instruction in block
+        if run is ActionKind.UPDATE and instruction.kind is Verb.UPDATE
+    }
