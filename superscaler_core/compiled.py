@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.collector import paused_collector
-from superscaler_core.codegen import rank_files, rank_text
+from superscaler_core.codegen import functions_of, rank_files, rank_text, tables_of
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.without_grad import check_loss
 from superscaler_core.memory import (
@@ -30,6 +30,7 @@ from superscaler_core.program.step_program import StepProgram
 from superscaler_core.report import Report, report_of
 from superscaler_core.run.checkpoint import save_weights
 from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, save_constants
+from superscaler_core.run.execute import Executor
 from superscaler_core.run.program_folder import saving
 
 
@@ -101,6 +102,11 @@ class Compiled:
     def file(self, rank: int) -> str:
         """The generated Python text of one rank."""
         return rank_text(self.materialized, rank)
+
+    def executor(self, rank: int) -> Executor:
+        """What runs the step program on one rank."""
+        made = self.materialized
+        return Executor(made, rank, functions_of(made, rank), tables_of(made, rank))
 
     @property
     def values(self) -> dict[str, Tensor]:

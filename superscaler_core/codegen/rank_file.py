@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
 
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.pair_writer import pair_functions, pair_name
+from superscaler_core.codegen.segment_writer import Functions
 from superscaler_core.codegen.stage_writer import STAGE_FUNCTIONS, StageWriter, weights_call
-from superscaler_core.codegen.table_text import tables_text
+from superscaler_core.codegen.tables import tables_of, tables_text
 from superscaler_core.codegen.text import INDENT, function
-from superscaler_core.codegen.text_form import text_form
 from superscaler_core.plan import Device
 from superscaler_core.program.event import Event, Woven, pair_of
 from superscaler_core.program.events import schedule_of
 from superscaler_core.program.instruction import Block
 from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.verb import OF_WEIGHTS
 from superscaler_core.quoted import commented, literal, quoted
 from superscaler_core.schedules import Action, ActionKind
 
@@ -26,17 +26,20 @@ communication; stages call segments and communicate; ``step`` calls stages by th
 {schedule}.{notes}
 """
 
-import torch
+{imports}from superscaler_core.run.tables import Leg, Packing, RankEdge, Stored, Tables, Weight
+'''
+
+_IMPORTS = """import torch
 import torch.nn.functional as F
 {imports}
 from superscaler_core import ops
-from superscaler_core.run.tables import Leg, Packing, RankEdge, Stored, Tables, Weight
-'''
+from superscaler_core.run.tape import like
+"""
 
 
 def rank_files(made: Materialized) -> dict[Device, str]:
     """The text of every device's file."""
-    known: dict[Hashable, _Functions] = {}
+    known: dict[Hashable, list[str]] = {}
     return {device: _rank_file(made, device, known) for device in made.plan.devices}
 
 
@@ -45,41 +48,52 @@ def rank_text(made: Materialized, device: Device) -> str:
     return _rank_file(made, device, {})
 
 
-class _Functions(NamedTuple):
-    """The functions of a file, with the names of recomputed and of swapped segments."""
-
-    texts: list[str]
-    recomputed: list[str]
-    swapped: list[str]
-
-
-def _rank_file(made: Materialized, device: Device, known: dict[Hashable, _Functions]) -> str:
+def _rank_file(made: Materialized, device: Device, known: dict[Hashable, list[str]]) -> str:
     stages = [stage for stage, program in enumerate(made.stages) if device in program.steps]
-    form = tuple(text_form(made, stage, device) for stage in stages)
-    if form not in known:
-        known[form] = _functions(made, device, stages)
-    functions = known[form]
+    form = tuple(made.stages[stage].flow(device).form for stage in stages)
+    key = form, tuple(_done_by(made, device, stages))
+    if key not in known:
+        known[key] = _functions(made, device, stages)
     texts = [
         _head(made, device),
-        *functions.texts,
+        *known[key],
         *_updates(made, device),
         _step(made, device),
-        tables_text(made, device, functions.recomputed, functions.swapped),
+        tables_text(tables_of(made, device), made.plan.graph),
     ]
     return "\n\n\n".join(text.rstrip("\n") for text in texts) + "\n"
 
 
-def _functions(made: Materialized, device: Device, stages: Sequence[int]) -> _Functions:
-    names = Names(_imports(made))
+def _done_by(made: Materialized, device: Device, stages: Sequence[int]) -> Iterator[Hashable]:
+    """What the functions of stages do on a device, besides what its flows say."""
+    for stage in stages:
+        for run in made.stages[stage].order:
+            for i in made.step_program.on(device, stage, run):
+                names = weights_call(made, i, device) if i.kind in OF_WEIGHTS else ""
+                yield i.kind, i.name, i.phase, i.half, i.microbatch, names
+
+
+def segments_text(made: Materialized, device: Device) -> str:
+    """The functions of a device's segments as a module of their own."""
+    stages = [stage for stage, program in enumerate(made.stages) if device in program.steps]
+    names, known = Names(_imports(made)), Functions()
     writers = [StageWriter(made, stage, device, names) for stage in stages]
-    return _Functions(
-        [
-            *(text for writer in writers for text in writer.functions()),
-            *pair_functions(made, device, names),
-        ],
-        [name for writer in writers for name in writer.recomputed],
-        [name for writer in writers for name in writer.swapped],
-    )
+    texts = [text for writer in writers for text in writer.segment_functions(known)]
+    imports = "".join(f"import {module}\n" for module in _imports(made))
+    return "\n\n".join([_IMPORTS.format(imports=imports), *texts]) + "\n"
+
+
+def _functions(made: Materialized, device: Device, stages: Sequence[int]) -> list[str]:
+    names, known = Names(_imports(made)), Functions()
+    writers = [StageWriter(made, stage, device, names) for stage in stages]
+    return [
+        *(
+            text
+            for writer in writers
+            for text in (*writer.segment_functions(known), *writer.stage_functions())
+        ),
+        *pair_functions(made, device, names),
+    ]
 
 
 def _head(made: Materialized, device: Device) -> str:
@@ -90,7 +104,7 @@ def _head(made: Materialized, device: Device) -> str:
         num_devices=len(made.plan.devices),
         schedule=commented(schedule_of(made.plan).name),
         notes=notes,
-        imports="".join(f"import {module}\n" for module in _imports(made)),
+        imports=_IMPORTS.format(imports="".join(f"import {m}\n" for m in _imports(made))),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.run_writer import RunWriter, prefix_of
-from superscaler_core.codegen.segment_writer import SegmentWriter
+from superscaler_core.codegen.segment_writer import Functions, SegmentWriter
 from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import INDENT, function
 from superscaler_core.plan import Device
@@ -109,9 +109,9 @@ class StageWriter:
 
     # --- functions of the file ------------------------------------------------------------------
 
-    def functions(self) -> list[str]:
-        """The segments, then one function for each run of the stage in the schedule."""
-        return [*map(self.segment_function, self.segments), *self.stage_functions()]
+    def segment_functions(self, known: Functions) -> list[str]:
+        """The functions of the segments; those that are known already are not written again."""
+        return [text for segment in self.segments for text in known.of(self._segments, segment)]
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -156,13 +156,3 @@ class StageWriter:
         if instruction.kind in OF_WEIGHTS:
             return [Statement(weights_call(self._made, instruction, self._device))]
         return self._halves[instruction.half or 0].statements(instruction, run)
-
-    @property
-    def recomputed(self) -> list[str]:
-        """The segments whose backward recomputes their forward."""
-        return [segment.name for segment in self._flow.segments if segment.recompute]
-
-    @property
-    def swapped(self) -> list[str]:
-        """The segments whose kept values are swapped to the host."""
-        return [segment.name for segment in self._flow.segments if segment.swap]

@@ -72,7 +72,7 @@ def _use(held: Held, _: str) -> str:
 
 
 _CALLS: Mapping[Role, Callable[[Held, str], str]] = {
-    Role.INPUT: lambda held, mb: f'run.input({quoted(held.tensor.name)}, {mb}, "{held.box}")',
+    Role.INPUT: lambda held, mb: f"run.input({quoted(held.value.name)}, {mb})",
     Role.CONSTANT: lambda held, _: f"run.constant({quoted(held.tensor.name)})",
     Role.STATE: lambda held, mb: f"run.state({quoted(held.tensor.name)}, {mb})",
     Role.WEIGHT: _use,

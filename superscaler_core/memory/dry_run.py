@@ -84,7 +84,9 @@ class DryRun(SegmentRunner):
         self._moving: defaultdict[tuple[str, bool], deque[tuple[Any, Any]]] = defaultdict(deque)
         self._open: set[str] = set()
         host, add_grad = _Elsewhere(self.meter), partial(_call, WeakMethod(self._add_played_grad))
-        tape = PlayedTape(writer.recomputed, writer.swapped, host, self.meter, _form_of, add_grad)
+        recomputed = [segment.name for segment in writer.segments if segment.recompute]
+        swapped = [segment.name for segment in writer.segments if segment.swap]
+        tape = PlayedTape(recomputed, swapped, host, self.meter, _form_of, add_grad)
         super().__init__(tape)
         self.loss_grad = self._outside((), made.plan.graph.loss.dtype)
 
@@ -105,7 +107,8 @@ class DryRun(SegmentRunner):
 
     # --- arguments of segments ------------------------------------------------------------------
 
-    def input(self, name: str, mb: int, box: str) -> Tensor:
+    def input(self, key: str, mb: int) -> Tensor:
+        name, box = self._made.sources.boxes_on(self._here)[key]
         (tensor,) = (t for t in self._made.plan.graph.inputs if t.name == name)
         return self._outside(rv.Box.parse(box).shape, tensor.dtype)
 

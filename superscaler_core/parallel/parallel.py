@@ -17,7 +17,6 @@ from superscaler_core.parallel.batches import agreed_example, batches_of
 from superscaler_core.parallel.programs import Made, Programs, fingerprint_of
 from superscaler_core.run.first_values import share_buffers, take_first_values
 from superscaler_core.run.grad_scaler import GradScaler
-from superscaler_core.run.load import module_from
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.same_call import Request, SameCall
@@ -231,8 +230,9 @@ class Parallel:
         rank = self._transport.rank
         # Copies, as a training changes buffers, and the model is the caller's.
         values = {name: value.clone() for name, value in compiled.values.items()}
-        module = module_from(compiled.file(rank), rank)
-        return Rank(module, self._transport, values, shares=shares, **self._options)
+        return Rank(
+            compiled.executor(rank), self._transport, values, shares=shares, **self._options
+        )
 
     # --- parameters -----------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -104,6 +104,14 @@ class Sources:
             name = tensor.name + (f"#{len(known)}" if known else "")
             known[box] = Value(Role.INPUT, name)
         return known[box]
+
+    def boxes_on(self, device: Device) -> dict[str, tuple[str, str]]:
+        """The boxes of the batch that a device reads: by value, the input and the box as text."""
+        return {
+            value.name: (tensor.name, str(box))
+            for (there, tensor), boxes in self._boxes.items() if there == device
+            for box, value in boxes.items()
+        }  # fmt: skip
 
     def inputs_on(self, steps: Iterable[Step], device: Device) -> tuple[Value, ...]:
         """The boxes of the batch that the steps of a device read, in order."""
@@ -208,6 +216,39 @@ class Flow:
         self.of = self._signatures()
         self.summands = self._find_summands()
         self.spans = {n: tuple(run) for n, run in groupby(steps, span) if n}
+
+    @cached_property
+    def form(self) -> Hashable:
+        """A key that is equal for devices whose functions of the stage have the same text."""
+        return (
+            tuple(self._form_of(segment) for segment in self.segments),
+            tuple((e, self._within(e.src.shards[self._device].box, held))
+                  for e, sent in self.sent.items() for held in sent),
+            self.leaving, self.arriving, tuple(self._inside),
+        )  # fmt: skip
+
+    def _form_of(self, segment: Segment) -> Hashable:
+        of = self.of[segment.name]
+        parts = tuple(
+            (part.op, part.form.call, tuple(
+                self._within(part.form.inputs[i][0], held)
+                for i in range(len(part.op.inputs)) for held in self.read(part, i)
+            ))
+            for part in segment.parts
+        )  # fmt: skip
+        places = {part: number for number, part in enumerate(segment.parts)}
+        sums = tuple((places[a], places[b]) for a, b in segment.products.items())
+        ends = tuple(held.value for held in (*of.args, *of.results))
+        return segment.name, segment.span, segment.has_backward, sums, ends, parts
+
+    @staticmethod
+    def _within(box: rv.Box, held: Held) -> Hashable:
+        """A value, and where a box lies in what it holds of its tensor."""
+        if box == held.box:
+            return held.value
+        lo = tuple(a - b for a, b in zip(box.lo, held.box.lo, strict=True))
+        hi = tuple(a - b for a, b in zip(box.hi, held.box.lo, strict=True))
+        return held.value, lo, hi, held.box.shape
 
     @property
     def all(self) -> Iterator[Held]:

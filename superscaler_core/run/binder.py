@@ -7,7 +7,6 @@ of the stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -63,7 +62,9 @@ class Binder:
     def bound(self, instruction: StepInstruction) -> Bound:
         """The function of an instruction."""
         run = _BINDERS[instruction.kind](self, instruction)
-        gone = [v.key for v in instruction.frees if v.role in _HELD and self._is_here(v, instruction)]
+        gone = [
+            v.key for v in instruction.frees if v.role in _HELD and self._is_here(v, instruction)
+        ]
         if not gone:
             return run
 
@@ -340,9 +341,7 @@ _BINDERS: Mapping[Verb, Callable[[Binder, StepInstruction], Bound]] = {
     Verb.HOLD: Binder.hold,
     Verb.BACKWARD: Binder.backward,
     Verb.BACKWARD_INPUTS: Binder.backward,
-    **dict.fromkeys(
-        (Verb.RERUN, Verb.BACKWARD_WEIGHTS, Verb.OUT, Verb.IN), Binder.of_segment
-    ),
+    **dict.fromkeys((Verb.RERUN, Verb.BACKWARD_WEIGHTS, Verb.OUT, Verb.IN), Binder.of_segment),
     Verb.KEEP: Binder.keep,
     Verb.RESUME: Binder.resume,
     Verb.MOVE: Binder.move,
@@ -369,10 +368,11 @@ def _has(values: Sequence[Value], *roles: Role) -> bool:
 
 def _getter(held: Held) -> Callable[[Rank, Frame], Any]:
     """Gets an argument without gradient."""
-    name, key, box = held.tensor.name, held.value.key, str(held.box)
+    name, key = held.tensor.name, held.value.key
     match held.value.role:
         case Role.INPUT:
-            return lambda rank, frame: rank.input(name, frame.mb, box)
+            key = held.value.name
+            return lambda rank, frame: rank.input(key, frame.mb)
         case Role.CONSTANT:
             return lambda rank, frame: rank.constant(name)
         case Role.STATE:

@@ -65,7 +65,9 @@ class Executor:
         self._num_halves = self._program.num_halves
         self._blocks: dict[object, Sequence[_Line]] = {}
         self._events = [self._event(event) for event in made.events_on[device]]
-        self._around = [self._bound(block, None) for block in (self._program.begin, self._program.end)]
+        self._around = [
+            self._bound(block, None) for block in (self._program.begin, self._program.end)
+        ]
 
     def step(self, rank: Rank) -> None:
         """Run one step."""
@@ -132,7 +134,9 @@ class Executor:
             _Line(
                 binders[(i.half or 0) if is_pair else 0].bound(i),
                 i.half or 0,
-                None if i.microbatch is None else i.microbatch * scale + (scale - 1) * (i.half or 0),
+                None
+                if i.microbatch is None
+                else i.microbatch * scale + (scale - 1) * (i.half or 0),
             )
             for i in mine
         ]

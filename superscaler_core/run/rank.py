@@ -1,10 +1,10 @@
-"""Rank: the functions that a generated file calls; runs one training step on one rank."""
+"""Rank: what the instructions of a program do on one rank; runs one training step there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,14 +27,27 @@ from superscaler_core.run.weights import WeightStore
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-class Rank(SegmentRunner):
-    """Runs a generated file.
+class RankProgram(Protocol):
+    """The program of one rank: an ``Executor`` of its instructions, or its printed file, imported.
 
-    It dispatches the calls of the file: the tape runs segments, the carrier moves tensors of
-    edges, and the store holds the weights.
+    Attributes:
+        TABLES: its data.
+        step: runs one step by calling the methods of a rank.
+    """
+
+    @property
+    def TABLES(self) -> Tables: ...  # noqa: N802 - as in printed files
+
+    def step(self, rank: Any, /) -> None: ...
+
+
+class Rank(SegmentRunner):
+    """Does what the instructions of a program say.
+
+    The tape runs segments, the carrier moves tensors of edges, and the store holds the weights.
 
     Args:
-        module: the generated file, imported.
+        program: the program.
         transport: moves tensors between ranks.
         constants: values of the model that depend on no input.
         seed: seed of dropout.
@@ -46,7 +59,7 @@ class Rank(SegmentRunner):
 
     def __init__(
         self,
-        module: ModuleType,
+        program: RankProgram | ModuleType,
         transport: Transport,
         constants: Mapping[str, Tensor],
         *,
@@ -56,14 +69,14 @@ class Rank(SegmentRunner):
         host: Host | None = None,
         shares: Rank | None = None,
     ) -> None:
-        self.tables: Tables = module.TABLES
+        self.tables: Tables = program.TABLES
         host = host or Host(device)
         stored = None if shares is None else shares.weights.stored
         self.weights: WeightStore = WeightStore(self.tables, transport, dtype, device, host, stored)
         self.device = torch.device(device)
         super().__init__(Tape(self.tables.recomputed, self.tables.swapped, host))
         self._carrier = Carrier(self.tables, transport, self.device)
-        self._step: Callable[[Rank], None] = module.step
+        self._step: Callable[[Rank], None] = program.step
         self._transport = transport
         self._constants = {name: value.to(device) for name, value in constants.items()}
         if shares is not None:
@@ -264,8 +277,9 @@ class Rank(SegmentRunner):
 
     # --- arguments of segments ------------------------------------------------------------------
 
-    def input(self, name: str, mb: int, box: str) -> Tensor:
-        """This rank's box of a microbatch's input."""
+    def input(self, key: str, mb: int) -> Tensor:
+        """A box of a microbatch's input, by its key in ``Tables.boxes``."""
+        name, box = self.tables.boxes[key]
         shape, _ = self.tables.inputs[name]
         whole = self._batch[name]
         if isinstance(whole, OwnSamples):

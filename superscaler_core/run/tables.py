@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from torch import Tensor
@@ -76,6 +76,10 @@ class RankEdge:
     forward: tuple[Leg, ...]
     backward: tuple[Leg, ...] = ()
 
+    def named(self, *names: str) -> dict[str, RankEdge]:
+        """This entry for several edges."""
+        return dict.fromkeys(names, self)
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -100,6 +104,10 @@ class Weight:
     windowed: str = ""
     is_borrowed: bool = False
 
+    def named(self, *names: str) -> dict[str, Weight]:
+        """This entry for several parameters."""
+        return {name: replace(self, name=name) for name in names}
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -117,6 +125,10 @@ class Stored:
     whole: tuple[Leg, ...]
     on_host: bool = False
     packing: Packing | None = None
+
+    def named(self, *names: str) -> dict[str, Stored]:
+        """This entry for several parameters."""
+        return dict.fromkeys(names, self)
 
     @property
     def model_shape(self) -> tuple[int, ...]:
@@ -167,8 +179,9 @@ class Tables:
     weights are updated after a step; otherwise ``delays`` has the delay of the gradients of every
     trained parameter on this rank (``Schedule.delays``), and ``one_version`` tells whether
     backwards read the newest weights. ``extra`` has what modules add to a state dict, as texts of
-    plain values. ``arguments`` has the arguments of the model whose input has another name, because
-    a weight has theirs.
+    plain values. ``boxes`` has the boxes of inputs that segments read, each with the input's name.
+    ``order`` has the names of the parameters in the order of the model. ``arguments`` has the
+    arguments of the model whose input has another name, because a weight has theirs.
     """
 
     rank: int
@@ -192,6 +205,17 @@ class Tables:
     extra: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int | None] = field(default_factory=dict)
+    boxes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # All ranks prepare edges in one order, and optimizers have the parameters in the model's.
+        place = {name: number for number, name in enumerate(self.order)}
+        edges = sorted(self.edges.items(), key=lambda pair: int(pair[0][1:]))
+        weights = sorted(self.weights.items(), key=lambda pair: place.get(pair[1].name, 0))
+        parameters = sorted(self.parameters.items(), key=lambda pair: place.get(pair[0], 0))
+        for name, entries in (("edges", edges), ("weights", weights), ("parameters", parameters)):
+            object.__setattr__(self, name, dict(entries))
 
     def samples_dim(self, name: str) -> int | None:
         """The dim of an input that has the samples; None if it belongs to all microbatches."""

@@ -23,6 +23,22 @@ Grads = tuple[Tensor | None, ...]
 """Gradients of results; None for results without one."""
 
 
+def like(function: SegmentFunction, name: str, *, shift: int = 0) -> SegmentFunction:
+    """A segment that does the same as another one, under its own name.
+
+    Args:
+        function: the other segment.
+        name: the name.
+        shift: the distance between the seeds of the two segments' random numbers.
+    """
+
+    def segment(rng: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return function(rng + shift, *tensors)
+
+    segment.__name__ = name
+    return segment
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """The values that the backward of a segment needs.

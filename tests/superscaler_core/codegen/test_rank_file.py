@@ -1,4 +1,4 @@
-"""Text forms: functions of identical devices are written once."""
+"""Rank files: what does the same is written once, for all devices and all blocks of a model."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core.codegen import rank_file
-from superscaler_core.codegen.rank_file import rank_files
+from superscaler_core.codegen.rank_file import rank_files, rank_text
 from superscaler_core.codegen.stage_writer import StageWriter
+from superscaler_core.codegen.tables import tables_of
 from superscaler_core.models.gpt import GPT, GPTConfig
 from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from superscaler_core.program import Materialized, materialize
+from superscaler_core.run.load import module_from
 
 
 @cache
-def made(name: str, **knobs: Any) -> Materialized:
+def made(name: str, layers: int = 4, **knobs: Any) -> Materialized:
     with torch.device("meta"):
-        sizes = GPTConfig(vocabulary=48, sequence=16, layers=4, width=16, heads=4)
+        sizes = GPTConfig(vocabulary=48, sequence=16, layers=layers, width=16, heads=4)
         tokens = torch.empty(8, 16, dtype=torch.int64)
         graph = ss.capture(GPT(sizes), (tokens, tokens))
     plan = ss.Plan(graph, range(8))
@@ -53,13 +55,31 @@ def test_functions_of_identical_devices_are_written_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
-    functions = StageWriter.functions
+    functions = StageWriter.stage_functions
 
     def counted(self: StageWriter) -> list[str]:
         seen.append(self._device)
         return functions(self)
 
-    monkeypatch.setattr(StageWriter, "functions", counted)
+    monkeypatch.setattr(StageWriter, "stage_functions", counted)
     rank_files(made("hybrid", tp=2, pp=2, microbatches=4))
-    # The data parallel devices of a stage differ only in the samples that they read.
-    assert len(seen) == 4
+    # The data parallel devices of a stage differ only in the samples that they read, and those of a
+    # tensor parallel group in the rows of the vocabulary that the first and the last stage have.
+    assert len(seen) <= 4
+
+
+@pytest.mark.parametrize(("name", "knobs"), CASES, ids=lambda value: str(value))
+def test_tables_as_text_are_the_tables(name: str, knobs: dict[str, Any]) -> None:
+    program = made(name, **knobs)
+    for device in program.plan.devices[::3]:
+        module = module_from(rank_files(program)[device], device)
+        assert tables_of(program, device) == module.TABLES
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"), [("data_parallel", {}), ("hybrid", {"tp": 2}), ("zero3", {})], ids=str
+)
+def test_a_deep_model_has_the_functions_of_one_block(name: str, knobs: dict[str, Any]) -> None:
+    few, more, many = (rank_text(made(name, layers=layers, **knobs), 0) for layers in (2, 4, 16))
+    assert many.count("\n") < 5 * few.count("\n")
+    assert many.count("F.linear(") == more.count("F.linear(")

@@ -1,0 +1,202 @@
+"""Tables: the data of one rank's program, as a value and as Python text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import rvdcomm as rv
+from superscaler_core.codegen.text import INDENT, wrapped
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.graph import Graph
+from superscaler_core.plan import Device
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.segments import Segment
+from superscaler_core.program.side import Side
+from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.weights import Use
+from superscaler_core.quoted import commented, literal, quoted
+from superscaler_core.run.plain import text_of
+from superscaler_core.run.tables import Leg, RankEdge, Stored, Tables, Weight
+
+MAX_TEXTS = 1 << 14
+"""Bound on cached legs and their texts; most devices share them."""
+
+
+# --- the value ----------------------------------------------------------------------------------
+
+
+def tables_of(made: Materialized, device: Device) -> Tables:
+    """The data of one device's program."""
+    plan, graph = made.plan, made.plan.graph
+    uses = [u for u in made.weights.uses if device in u.side.shards or device in u.storage.shards]
+    steps = (s for program in made.stages for s in program.steps.get(device, ()))
+    segments = [step for step in steps if isinstance(step, Segment)]
+    for program in made.stages:
+        made.sources.inputs_on(program.steps.get(device, ()), device)
+    schedule = plan.schedule if made.is_asynchronous else None
+    names = dict.fromkeys(name for use in uses for name in (use.tensor.name, use.name))
+    return Tables(
+        rank=device,
+        num_ranks=max(plan.devices) + 1,
+        num_microbatches=plan.num_microbatches,
+        inputs={tensor.name: (tensor.shape, tensor.dtype) for tensor in graph.batch_inputs},
+        boxes=made.sources.boxes_on(device),
+        samples=dict(graph.samples),
+        loss_dtype=graph.loss.dtype,
+        loss=_legs(made.loss, device),
+        edges={e.name: _edge(e, device) for e in made.edges.all if device in e.devices},
+        weights={use.name: _weight(use, device) for use in uses},
+        parameters=dict(_parameters(made, device)),
+        order=tuple(tensor.name for tensor in graph.parameters.values()),
+        aliases=dict(graph.aliases),
+        recomputed=frozenset(segment.name for segment in segments if segment.recompute),
+        swapped=frozenset(segment.name for segment in segments if segment.swap),
+        buffers={name: name in graph.folded for name in graph.buffers},
+        results={
+            edge.name: (edge.result, plan.dims.samples_dim(edge.tensor))
+            for edge in made.edges.all
+            if edge.result
+        },
+        states={tensor.name: _legs(legs, device) for tensor, legs in made.states.items()},
+        extra=dict(_extra(graph)),
+        arguments=dict(graph.arguments),
+        microbatches_per_update=None if schedule is None else schedule.microbatches_per_update,
+        delays={name: made.delays[name] for name in names if name in made.delays},
+        one_version=made.has_one_version,
+    )
+
+
+def _edge(edge: Edge, device: Device) -> RankEdge:
+    ends = _box(edge.src, device), _box(edge.dst, device)
+    legs = _legs(edge.forward, device), _legs(edge.backward, device)
+    return RankEdge(*ends, edge.tensor.dtype, *legs)
+
+
+def _weight(use: Use, device: Device) -> Weight:
+    return Weight(
+        use.tensor.name,
+        _box(use.side, device),
+        use.tensor.dtype,
+        _legs(use.fetch, device),
+        _legs(use.reduce, device),
+        "" if use.window is None else "gather" if use.window.gathers else "reduce",
+        use.owner is not None,
+    )
+
+
+def _parameters(made: Materialized, device: Device) -> Iterator[tuple[str, Stored]]:
+    """Every parameter, with the box that this device stores."""
+    graph, hosted = made.plan.graph, made.plan.on_host
+    for tensor in graph.parameters.values():
+        storage, legs = made.weights.storage[tensor], made.whole[tensor]
+        # When parameters are saved they go to all devices, so this device is in most legs.
+        yield (
+            tensor.name,
+            Stored(
+                tensor.shape,
+                tensor.dtype,
+                _box(storage, device),
+                tensor.requires_grad,
+                _legs(legs, device),
+                tensor.name in hosted,
+                graph.packed.get(tensor.name),
+            ),
+        )
+
+
+def _extra(graph: Graph) -> Iterator[tuple[str, str]]:
+    """What modules add to the state dict, as texts of plain values; others are left out."""
+    for name, value in graph.extra.items():
+        try:
+            yield name, text_of(value, name)
+        except PlanError:
+            continue
+
+
+def _box(side: Side, device: Device) -> str | None:
+    shard = side.shards.get(device)
+    return None if shard is None else _text_of_box(shard.box)
+
+
+@lru_cache(maxsize=MAX_TEXTS)
+def _text_of_box(box: rv.Box) -> str:
+    return str(box)
+
+
+def _legs(legs: tuple[Transfer, ...], device: Device) -> tuple[Leg, ...]:
+    """The legs in which the device takes part."""
+    if all(device in leg.src or device in leg.dst for leg in legs):
+        return _all_legs(legs)
+    return _all_legs(tuple(leg for leg in legs if device in leg.src or device in leg.dst))
+
+
+@lru_cache(maxsize=MAX_TEXTS)
+def _all_legs(legs: tuple[Transfer, ...]) -> tuple[Leg, ...]:
+    return tuple(Leg(str(leg.box), str(leg.src), str(leg.dst), leg.dtype) for leg in legs)
+
+
+# --- the text -----------------------------------------------------------------------------------
+
+
+def tables_text(tables: Tables, graph: Graph) -> str:
+    """The assignment of ``TABLES``: equal edges, weights and parameters are written once."""
+    lines = ["TABLES = Tables("]
+    for each in fields(tables):
+        value = getattr(tables, each.name)
+        if value == _default(each):
+            continue
+        if each.name in ("edges", "weights", "parameters"):
+            lines += [f"    {each.name}={{", *_grouped(value), "    },"]
+        elif each.name == "order":
+            lines.append(wrapped("    order=(", [*map(quoted, value)], ",),", ""))
+        else:
+            lines.append(f"    {each.name}={_literal(value)},")
+    left = (name for name in graph.extra if name not in tables.extra)
+    lines += [f"    # {commented(name)} is no plain value; it is left out." for name in left]
+    return "\n".join([*lines, ")"])
+
+
+def _default(of: Any) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
+
+
+def _grouped(entries: Mapping[str, Any]) -> Iterator[str]:
+    """The entries; those that differ in their names alone are written once."""
+    groups: dict[Any, list[str]] = {}
+    for name, entry in entries.items():
+        if getattr(entry, "name", name) != name:
+            yield f"{2 * INDENT}{quoted(name)}: {_literal(entry)},"
+        else:
+            bare = replace(entry, name="") if hasattr(entry, "name") else entry
+            groups.setdefault(bare, []).append(name)
+    for entry, names in groups.items():
+        head = f"{2 * INDENT}**{_literal(entry)}.named("
+        yield wrapped(head, [*map(quoted, names)], "),", 2 * INDENT)
+
+
+def _literal(value: Any) -> str:
+    """A value as Python text: plain values, and values of the classes of tables."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _fields_text(value)  # type: ignore[arg-type]
+    if isinstance(value, frozenset):
+        return f"frozenset({sorted(value)!r})"
+    if isinstance(value, tuple) and any(map(is_dataclass, value)):
+        return f"({', '.join(map(_literal, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, dict) and any(isinstance(v, tuple) for v in value.values()):
+        pairs = (f"{_literal(key)}: {_literal(v)}" for key, v in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    return literal(value)
+
+
+@lru_cache(maxsize=MAX_TEXTS)
+def _fields_text(value: Any) -> str:
+    given = (
+        f"{each.name}={_literal(getattr(value, each.name))}"
+        for each in fields(value)
+        if getattr(value, each.name) != _default(each)
+    )
+    return f"{type(value).__name__}({', '.join(given)})"
