@@ -24,7 +24,7 @@ from superscaler_core.models.gpt import GPT, GPTConfig
 from superscaler_core.plan import OpSplit
 from superscaler_core.plans import PLANS
 from superscaler_core.program.materialized import materialize
-from superscaler_core.simulator import Resimulator, simulate
+from superscaler_core.simulator import simulate
 
 DESCRIPTION = """\
 Time what a planner asks of the cost functions, for a GPT of 1.3 B parameters (24 layers, width
@@ -33,7 +33,7 @@ in seconds of this process on one core:
   questions  a million of `op_cost` and `edge_cost`: every op split as many grids of 16 devices,
              and every edge between two such splits; asked once before, which is the warming
   candidate  a plan's program from its splits to time and memory: materialize, memory, simulate
-  again      the time of a step after one op's split changed (`Resimulator`)
+  again      the time of a step, without its memory, after one op's split changed
   compile    48 layers of width 5120 on 128 devices, from module to files
 A candidate is timed when nothing is known (first), when one op has another split than those
 before (near), and when it was asked before (same).
@@ -170,12 +170,17 @@ def measure_candidate(graph: ss.Graph, repetitions: int) -> dict[str, Any]:
 
 
 def measure_again(graph: ss.Graph, repetitions: int) -> dict[str, Any]:
-    """Time changes of one op, each asked for the first time."""
-    again = Resimulator(Compiled(materialize(plan_of(graph), TOPOLOGY)), PROFILE)
-    found: Samples = {}
-    for change in changes(again.plan, repetitions):
-        timed(lambda change=change: again.secs_with(change), found)
-    return {"samples": found, "step_secs": again.secs}
+    """Time changes of one op, each asked for the first time: the step's time without its memory."""
+    plan, found = plan_of(graph), {}
+    step_secs = simulated(plan)
+    for change in changes(plan, repetitions):
+        timed(lambda change=change: simulated(plan.with_splits(change)), found)
+    return {"samples": found, "step_secs": step_secs}
+
+
+def simulated(plan: ss.Plan) -> float:
+    """Seconds of a step of a plan."""
+    return simulate(Compiled(materialize(plan, TOPOLOGY)), PROFILE).secs
 
 
 def measure_compile(repetitions: int) -> dict[str, Any]:

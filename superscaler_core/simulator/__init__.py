@@ -3,7 +3,6 @@
 from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.simulator.account import PARTS, Breakdown, Level
 from superscaler_core.simulator.grid_picture import draw_grids
-from superscaler_core.simulator.resimulator import Resimulator
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.simulation import simulate
 
@@ -13,7 +12,6 @@ __all__ = [
     "Breakdown",
     "DeviceProfile",
     "Level",
-    "Resimulator",
     "Simulated",
     "draw_grids",
     "simulate",

@@ -14,7 +14,6 @@ from superscaler_core.program.event import Carry, Woven, actions_in
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.schedules import Action
 from superscaler_core.simulator import simulate
-from superscaler_core.simulator.resimulator import Resimulator
 from tests.superscaler_core.training import Case, errors_on_threads
 
 PAIRS = ss.Overlap(pairs=True)
@@ -128,11 +127,6 @@ def test_simulation_runs_every_action_once_and_pairs_at_one_time() -> None:
             assert (first.start, first.inside.ends) == (second.start, second.inside.ends)
             assert {span[0].half for span in first.inside.spans} == {0}
             assert {span[0].half for span in second.inside.spans} == {1}
-
-
-def test_the_resimulator_refuses_pairs() -> None:
-    with pytest.raises(PlanError, match="pairs one after the other"):
-        Resimulator(WOVEN[1].compiled(), "v100")
 
 
 def test_carry_follows_the_action_that_produces_its_tensor() -> None:

@@ -23,7 +23,6 @@ from superscaler_core.schedules import (
     pipedream,
     pipedream_2bw,
 )
-from superscaler_core.simulator.resimulator import Resimulator
 from tests.superscaler_core.delayed import (
     Delays,
     TiedMLP,
@@ -426,12 +425,6 @@ def test_unsupported_calls_of_the_trainer_raise_plan_error(
             work(trainer, case)
 
     ss.run_threads(tmp_path, refusing, range(2))
-
-
-def test_resimulator_rejects_asynchronous_programs() -> None:
-    compiled = Case("pipedream", 2, {"microbatches": 4}, sizes=GPT).compiled()
-    with pytest.raises(PlanError, match="simulate this one"):
-        Resimulator(compiled, "v100")
 
 
 @pytest.mark.parametrize("options", [{"annealing": -1}, {"decay": 1.0}, {"first": -1}])

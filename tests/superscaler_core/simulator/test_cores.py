@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-import superscaler_core as ss
 from superscaler_core.cost.wire import Wire
 from superscaler_core.schedules import gpipe, one_f_one_b
-from superscaler_core.simulator import PROFILES, Resimulator, Simulated, simulate
+from superscaler_core.simulator import PROFILES, Simulated, simulate
 from superscaler_core.simulator.ports import Ports
 from superscaler_core.simulator.stage_run import UnderWay, run_acts
 from superscaler_core.simulator.work import Act
@@ -53,12 +52,6 @@ def test_four_data_parallel_devices_on_two_cores_take_twice_as_long() -> None:
     alone, shared = (simulate(compiled, replace(profile, num_cores=num)) for num in (0, 2))
     assert shared.secs == pytest.approx(2 * alone.secs)
     assert shared.compute_secs[0] == pytest.approx(2 * alone.compute_secs[0])
-
-
-def test_resimulator_rejects_a_profile_with_shared_cores() -> None:
-    compiled = Case("data_parallel", 4, model="mlp").compiled()
-    with pytest.raises(ss.PlanError, match="every device its core"):
-        Resimulator(compiled, replace(PROFILES["a100"], num_cores=2))
 
 
 @pytest.mark.parametrize("num_cores", [0, 1, 1.5])
