@@ -108,6 +108,7 @@ class Work:
         self._pairs: dict[tuple[Pair, bool, tuple[StepInstruction, ...]], tuple[Act, ...]] = {}
         self._waits: dict[str, Wire] = {}
         self._computing: dict[Segment, _Times] = {}
+        self._of_forms: dict[tuple[object, ...], _Times] = {}
         self._halves: dict[tuple[Op, ...], tuple[tuple[float, float], ...]] = {}
 
     # --- stages ---------------------------------------------------------------------------------
@@ -196,9 +197,14 @@ class Work:
         return ()
 
     def _segment(self, device: Device, segment: Segment, kind: Verb, is_apart: bool) -> Act:
-        if segment not in self._computing:
-            self._computing[segment] = self._secs(segment)
-        times = self._computing[segment]
+        times = self._computing.get(segment)
+        if times is None:
+            # Devices and layers whose parts have equal forms share these times.
+            forms = tuple((part.form, part in segment.products) for part in segment.parts)
+            times = self._of_forms.get(forms)
+            if times is None:
+                times = self._of_forms[forms] = self._secs(segment)
+            self._computing[segment] = times
         secs = times.of(kind)
         if kind in GOES_BACK and segment.recompute and not is_apart:
             secs += times.forward
