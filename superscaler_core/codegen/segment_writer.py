@@ -89,9 +89,12 @@ class SegmentWriter:
         names = [SEED, *(variable.name for variable in body.args)]
         lines: list[Statement] = []
         module = None
-        joined = set(body.products.values())
+        calls = calls or {}
+        # A product and its bias are one call only where both are statements of this function.
+        products = {a: b for a, b in body.products.items() if a not in calls and b not in calls}
+        joined = set(products.values())
         for part in body.parts:
-            if calls and part in calls:
+            if part in calls:
                 call = calls[part]
                 lines += [call] if call is not None else []
                 continue
@@ -101,7 +104,7 @@ class SegmentWriter:
                 module = part.op.module
                 title = commented(module or self._made.plan.graph.name)
                 lines.append(Statement(f"# {title}", is_last=True))
-            lines.append(self._statement(part, body.products.get(part)))
+            lines.append(self._statement(part, products.get(part)))
         value = tuple_expression(Expression.of(result.name) for result in body.results)
         lines.append(Statement(f"return {value}", reads=value.reads, is_last=True))
         return function(wrapped(f"def {body.name}(", names, "):"), freed(lines))

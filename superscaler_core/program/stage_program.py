@@ -193,7 +193,8 @@ class StageProgram:
         self, window: Window, verb: Verb, devices: tuple[Device, ...], run: ActionKind
     ) -> StepInstruction:
         uses = self.sources.weights.of_window.get(window, ())
-        mine = copies(uses, devices)
+        # Copies that the step has fetched stay when a window ends that only reduces gradients.
+        mine = copies(uses, devices) if window.gathers else ()
         given = Operands((), mine) if verb is Verb.GATHER else Operands(mine)
         if verb is Verb.REDUCE:
             is_open = run is not ActionKind.WEIGHTS or window in self._read_late

@@ -12,7 +12,7 @@ from superscaler_core.program.buckets import Bucket
 from superscaler_core.program.edges import stages_by_op
 from superscaler_core.program.event import Event, weights_of
 from superscaler_core.program.instruction import Block, StepInstruction
-from superscaler_core.program.operands import Operands, instruction_of
+from superscaler_core.program.operands import Operands, copies, instruction_of
 from superscaler_core.program.value import Value
 from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use, Weights
@@ -78,11 +78,14 @@ def update_blocks(
     for stage, keeps in enumerate(plan.schedule.versions_kept):
         block = [instruction for bucket, instruction in reduced if is_read_in(bucket, stage)]
         mine = trained.get(stage, [])
+        fetched = [(bucket, fetch) for bucket, fetch in begin if is_updated_in(bucket, stage)]
         if mine:
             devices, name = _everywhere(weights, mine), weights_of(stage)
-            given = Operands(grads(mine, devices))
+            # Copies of these weights are old now, and are fetched again.
+            old = copies([use for bucket, _ in fetched for use in bucket.uses], devices)
+            given = Operands((*grads(mine, devices), *old))
             block.append(instruction_of(Verb.UPDATE, name, devices, given, keeps=keeps))
-        block += [fetch for bucket, fetch in begin if is_updated_in(bucket, stage)]
+        block += [fetch for _, fetch in fetched]
         found[stage] = tuple(block)
     return found
 

@@ -142,6 +142,6 @@ OWN: Mapping[Verb, Own] = {
     Verb.RELEASE: _own(None, None, Role.COPY),
     Verb.REDUCE: _own(None, None, Role.SUM, Role.COPY),
     Verb.LOSS: _own(None, Role.TOTAL, Role.LOSS),
-    Verb.UPDATE: _own(None, Role.VERSION, Role.SUM, Role.STORED),
+    Verb.UPDATE: _own(None, Role.VERSION, Role.SUM, Role.STORED, Role.COPY),
 }
 """For each kind, its own values."""
