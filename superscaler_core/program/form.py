@@ -138,9 +138,9 @@ def _check_segments(program: StepProgram) -> None:
                 f"{', '.join(map(str, read[key]))}."
             )
     for instruction in (i for block in program.blocks.values() for i in block):
-        if instruction.kind in _BACKWARDS:
-            names = read.get((instruction.name, instruction.devices[0]), ())
-            _check_backward(instruction, names)
+        args = read.get((instruction.name, instruction.devices[0]))
+        if instruction.kind in _BACKWARDS and args is not None:
+            _check_backward(instruction, args)
 
 
 def _check_backward(backward: StepInstruction, read: Iterable[Value]) -> None:
