@@ -72,8 +72,10 @@ class Effect:
     def write(self, key: Key, *, is_summed: bool) -> str:
         """Write a value; returns what is wrong, or nothing."""
         if not is_summed:
-            if key in self.makes or (key in self.needs and key not in self.frees):
+            if key in self.makes:
                 return f"{key} exists already"
+            if key in self.needs and key not in self.frees:
+                return f"{key} exists already, as it is read before"
             if key not in self.frees:
                 self.fresh.add(key)
         self.makes.add(key)

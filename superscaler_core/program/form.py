@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.event import Woven, actions_in, pair_of
 from superscaler_core.program.instruction import Block, StepInstruction
-from superscaler_core.program.value import Role, Value
-from superscaler_core.program.verb import COMPUTING, MOVES, OF_WEIGHTS, Phase, Verb
+from superscaler_core.program.value import IN_BLOCK, Role, Value
+from superscaler_core.program.verb import COMPUTING, IN_PHASES, MOVES, OF_WEIGHTS, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def check_form(program: StepProgram) -> None:
     for block in program.all_blocks:
         for instruction in block:
             _check_devices(instruction, program.devices)
+            _check_values(instruction)
     for block in program.blocks.values():
         for instruction in block:
             _check_half(instruction, program.num_halves)
@@ -67,7 +69,9 @@ def _check_microbatches(program: StepProgram, forwards: Iterable[Action]) -> Non
 def _check_routes(program: StepProgram, forwards: Iterable[Action]) -> None:
     """Every microbatch runs all stages of one route."""
     stages = {stage for stage, kind in program.blocks if kind is not ActionKind.UPDATE}
-    size = (max(stages, default=0) + 1) // program.num_routes
+    size, rest = divmod(max(stages, default=0) + 1, program.num_routes)
+    if rest:
+        raise PlanError(f"{len(stages)} stages are not {program.num_routes} routes of equal size.")
     ran: dict[int, set[int]] = {}
     for action in forwards:
         ran.setdefault(action.microbatch, set()).add(action.stage)
@@ -105,6 +109,24 @@ def _check_devices(instruction: StepInstruction, everyone: tuple[Device, ...]) -
         raise PlanError(
             f"{instruction.short}: device {idle[0]} neither writes nor reads what moves."
         )
+
+
+def _check_values(instruction: StepInstruction) -> None:
+    """The values that only this instruction makes or takes follow from its kind, phase and name."""
+    if instruction.phase is not Phase.WHOLE and instruction.kind not in IN_PHASES:
+        raise PlanError(f"{instruction.short}: only communication has a start and a wait.")
+    wanted = instruction.with_values(instruction.given_reads, instruction.given_writes)
+    passed = tuple(value for value in instruction.frees if value.role not in IN_BLOCK)
+    same = (wanted.reads, wanted.writes, wanted.frees)
+    if (instruction.reads, instruction.writes, passed) != same:
+        raise PlanError(f"{instruction}: from its kind and name would follow {wanted}.")
+    used = (*instruction.reads, *instruction.writes)
+    places = {value.key: place for place, value in enumerate(used)}
+    if len(places) < len(used) and not any(v.role is Role.STATE for v in instruction.writes):
+        raise PlanError(f"{instruction}: it names a value twice.")
+    freed = [places.get(value.key, -1) for value in instruction.frees]
+    if any(place >= then for place, then in pairwise((-1, *freed))):
+        raise PlanError(f"{instruction}: it frees values that it uses, each once, in their order.")
 
 
 def _operands(instruction: StepInstruction) -> tuple[Value, ...]:

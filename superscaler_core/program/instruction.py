@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
@@ -40,7 +39,7 @@ class StepInstruction:
         keeps: number of versions that exist after an update, including the new one.
         stays: whether this is a move of a value that all its readers hold already.
         reads, writes: the values that it needs, and those that it makes or adds to.
-        frees: those of both that nothing reads afterwards.
+        frees: those of both that nothing reads afterwards, in the same order.
     """
 
     kind: Verb
@@ -121,7 +120,8 @@ class StepInstruction:
         return " ".join(word for word in words if word)
 
     def __str__(self) -> str:
-        reads, writes = (", ".join(self._words(values)) for values in (self.reads, self.writes))
+        given = self.given_reads, self.given_writes
+        reads, writes = (", ".join(self._words(values)) for values in given)
         if not (reads or writes):
             return self.short
         return (
@@ -130,15 +130,13 @@ class StepInstruction:
         )
 
     def _words(self, values: Iterable[Value]) -> Iterator[str]:
-        """Some of the values as texts, without those that follow from the kind and the name."""
-        own = frozenset(chain(*_own_values(self)))
-        freed = {(value.role, value.name): value for value in self.frees}
+        """Some of the values as texts, with those of their devices that free them."""
+        freed = {value.key: value for value in self.frees}
         for value in values:
-            gone = freed.get((value.role, value.name))
-            if value not in own:
-                yield f"~{value}" if gone == value else str(value)
-                if gone is not None and gone != value:
-                    yield f"~{gone}"
+            gone = freed.get(value.key)
+            yield f"~{value}" if gone == value else str(value)
+            if gone is not None and gone != value:
+                yield f"~{gone}"
 
     @classmethod
     def parse(cls, text: str) -> StepInstruction:
@@ -167,7 +165,7 @@ class StepInstruction:
             bare,
             reads=(*reads, *own_reads),
             writes=(*writes, *own_writes),
-            frees=(*gone, *dead, *freed),
+            frees=(*gone, *freed, *dead),
         )
 
 
