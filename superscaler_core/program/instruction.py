@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
@@ -58,7 +59,7 @@ class StepInstruction:
     @property
     def flight(self) -> Value:
         """The value that a start makes and its wait takes."""
-        return Value(Role.FLIGHT, f"{self.kind} {self.name}")
+        return _flight(self.kind, self.name)
 
     def started(self) -> StepInstruction:
         """The start of a whole communication."""
@@ -85,20 +86,25 @@ class StepInstruction:
     # --- values ---------------------------------------------------------------------------------
 
     @property
+    def own(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+        """The values that it reads and writes because of its kind, phase and name."""
+        return _own_values(self.kind, self.phase, self.name)
+
+    @property
     def given_reads(self) -> tuple[Value, ...]:
         """The values that it reads, without those that follow from the kind and the name."""
-        own = frozenset(_own_values(self)[0])
+        own = self.own[0]
         return tuple(value for value in self.reads if value not in own)
 
     @property
     def given_writes(self) -> tuple[Value, ...]:
         """The same for values that it writes."""
-        own = frozenset(_own_values(self)[1])
+        own = self.own[1]
         return tuple(value for value in self.writes if value not in own)
 
     def with_values(self, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> StepInstruction:
         """The instruction with these values, those that follow from it, and what it frees."""
-        own_reads, own_writes = _own_values(self)
+        own_reads, own_writes = self.own
         reads = own_reads if self.phase is Phase.WAIT else (*reads, *own_reads)
         writes = own_writes if self.phase is Phase.START else (*writes, *own_writes)
         roles = OWN[self.kind].frees
@@ -159,7 +165,7 @@ class StepInstruction:
         bare = cls(Verb(found[2]), found[3], devices, phase, microbatch, *versions, half, stays)
         sides = [_given(side) for side in _ARROW.split(operands, maxsplit=1)]
         (reads, gone), (writes, dead) = (*sides, ((), ()))[:2]
-        own_reads, own_writes = _own_values(bare)
+        own_reads, own_writes = bare.own
         freed = () if bare.kind is Verb.RERUN else own_reads
         return replace(
             bare,
@@ -184,18 +190,23 @@ def _given(side: str) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
     return tuple(found), tuple(freed)
 
 
-def _own_values(of: StepInstruction) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    """The values of an instruction that follow from its kind, phase and name."""
-    own = OWN[of.kind]
+@lru_cache(maxsize=1 << 14)
+def _own_values(kind: Verb, phase: Phase, name: str) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """The values of instructions that follow from their kind, phase and name."""
+    own = OWN[kind]
     reads, writes = (
-        tuple(Value(role, of.name) for role in roles) for roles in (own.reads, own.writes)
+        tuple(Value(role, name) for role in roles) for roles in (own.reads, own.writes)
     )
-    match of.phase:
+    match phase:
         case Phase.START:
-            return reads, (of.flight,)
+            return reads, (_flight(kind, name),)
         case Phase.WAIT:
-            return (of.flight,), writes
+            return (_flight(kind, name),), writes
     return reads, writes
+
+
+def _flight(kind: Verb, name: str) -> Value:
+    return Value(Role.FLIGHT, f"{kind} {name}")
 
 
 Block = tuple[StepInstruction, ...]
