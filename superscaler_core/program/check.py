@@ -19,10 +19,9 @@ from superscaler_core.plan import Device
 from superscaler_core.program.event import Carry, Event, Woven, actions_in
 from superscaler_core.program.form import check_form
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.value import GIVEN, IN_BLOCK, OF_STEP, SUMMED, Role, Value
+from superscaler_core.program.value import GIVEN, IN_BLOCK, OF_STEP, SUMMED, Role
 from superscaler_core.program.verb import OF_WEIGHTS, Verb
 from superscaler_core.program.version_check import check_borrowed, check_versions
-from superscaler_core.schedules import Action
 
 if TYPE_CHECKING:
     from superscaler_core.program.step_program import StepProgram
@@ -72,8 +71,10 @@ class Effect:
     def write(self, key: Key, *, is_summed: bool) -> str:
         """Write a value; returns what is wrong, or nothing."""
         if not is_summed:
-            if key in self.makes or (key in self.needs and key not in self.frees):
+            if key in self.makes:
                 return f"{key} exists already"
+            if key in self.needs and key not in self.frees:
+                return f"{key} exists already, as it is read before"
             if key not in self.frees:
                 self.fresh.add(key)
         self.makes.add(key)
@@ -98,48 +99,34 @@ class _Effects:
         Raises:
             PlanError: it reads what was freed in the sequence, or makes what exists in it.
         """
-        half = _HALVES[instruction.half or 0]
-        freed = {value.key: value.devices for value in instruction.frees}
-        for value in instruction.reads:
-            if value.role not in _UNTRACKED:
-                self._use(value, instruction, half, freed, is_read=True)
-        for value in instruction.writes:
-            if value.role not in _UNTRACKED:
-                self._use(value, instruction, half, freed, is_read=False)
-
-    def _use(
-        self,
-        value: Value,
-        instruction: StepInstruction,
-        half: str,
-        freed: Mapping[Key, tuple[Device, ...]],
-        *,
-        is_read: bool,
-    ) -> None:
-        """Read or write a value on the devices of an instruction."""
-        is_step = _is_of_step(value, instruction)
-        effects, key = (
-            (self.of_step, value.key) if is_step else (self.of_microbatch, half + value.key)
-        )
-        is_summed = value.role in SUMMED
-        gone = freed.get(value.key)
-        devices = value.devices or instruction.devices
-        for device in devices:
-            effect = effects.get(device)
-            if effect is None:
-                effect = effects[device] = Effect()
-            wrong = effect.read(key) if is_read else effect.write(key, is_summed=is_summed)
-            if wrong:
-                raise PlanError(f"{instruction.short}: device {device}: {wrong}.")
-            if gone is not None and (not gone or device in gone):
-                effect.free(key, is_summed=is_summed)
+        half, devices = _HALVES[instruction.half or 0], instruction.devices
+        freed = {value.key: value.devices or devices for value in instruction.frees}
+        num_reads = len(instruction.reads)
+        for place, value in enumerate((*instruction.reads, *instruction.writes)):
+            role, key = value.role, value.key
+            if role in _UNTRACKED:
+                continue
+            is_summed, gone = role in SUMMED, freed.get(key, ())
+            effects = self.of_step
+            if not _is_of_step(role, instruction):
+                effects, key = self.of_microbatch, half + key
+            for device in value.devices or devices:
+                effect = effects.get(device) or effects.setdefault(device, Effect())
+                if place < num_reads:
+                    wrong = effect.read(key)
+                else:
+                    wrong = effect.write(key, is_summed=is_summed)
+                if wrong:
+                    raise PlanError(f"{instruction.short}: device {device}: {wrong}.")
+                if device in gone:
+                    effect.free(key, is_summed=is_summed)
 
 
-def _is_of_step(value: Value, instruction: StepInstruction) -> bool:
+def _is_of_step(role: Role, instruction: StepInstruction) -> bool:
     """Whether all microbatches share a value; a communication of weights serves all of them."""
-    if value.role is Role.FLIGHT:
+    if role is Role.FLIGHT:
         return instruction.kind in OF_WEIGHTS
-    return value.role in OF_STEP
+    return role in OF_STEP
 
 
 def effects_of(block: Iterable[StepInstruction], *, is_whole: bool = True) -> _Effects:
@@ -206,15 +193,19 @@ class _Walk:
         self._of_step: dict[Device, set[Key]] = {device: set() for device in program.devices}
         self._live: dict[tuple[Device, int | None], set[Key]] = {}
         self._senders, self._readers = _ends(i for block in program.all_blocks for i in block)
-        for run in {run for event in program.events for run in actions_in(event)}:
-            self._recycle(run)
+        self._recycle()
 
-    def _recycle(self, run: Action) -> None:
+    def _recycle(self) -> None:
         """In the first turn of a microbatch, recycled values exist: they are zeros."""
-        for i in self._program.blocks[run.stage, run.kind]:
-            for device in i.devices if i.kind is Verb.RECYCLED else ():
-                key = f"{_HALVES[i.half or 0]}{Role.CARRIED}:{i.name}"
-                self._of(device, run.microbatch).add(key)
+        recycled = {
+            key: [i for i in block if i.kind is Verb.RECYCLED]
+            for key, block in self._program.blocks.items()
+        }
+        for run in (run for event in self._program.events for run in actions_in(event)):
+            for i in recycled[run.stage, run.kind]:
+                for device in i.devices:
+                    key = f"{_HALVES[i.half or 0]}{Role.CARRIED}:{i.name}"
+                    self._of(device, run.microbatch).add(key)
 
     def _of(self, device: Device, microbatch: int | None) -> set[Key]:
         return self._live.setdefault((device, microbatch), set())

@@ -10,8 +10,8 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.event import Woven, actions_in, pair_of
 from superscaler_core.program.instruction import Block, StepInstruction
-from superscaler_core.program.value import Role, Value
-from superscaler_core.program.verb import COMPUTING, MOVES, OF_WEIGHTS, Phase, Verb
+from superscaler_core.program.value import IN_BLOCK, Role, Value
+from superscaler_core.program.verb import COMPUTING, IN_PHASES, MOVES, OF_WEIGHTS, OWN, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def check_form(program: StepProgram) -> None:
     for block in program.all_blocks:
         for instruction in block:
             _check_devices(instruction, program.devices)
+            _check_values(instruction)
     for block in program.blocks.values():
         for instruction in block:
             _check_half(instruction, program.num_halves)
@@ -67,7 +68,9 @@ def _check_microbatches(program: StepProgram, forwards: Iterable[Action]) -> Non
 def _check_routes(program: StepProgram, forwards: Iterable[Action]) -> None:
     """Every microbatch runs all stages of one route."""
     stages = {stage for stage, kind in program.blocks if kind is not ActionKind.UPDATE}
-    size = (max(stages, default=0) + 1) // program.num_routes
+    size, rest = divmod(max(stages, default=0) + 1, program.num_routes)
+    if rest:
+        raise PlanError(f"{len(stages)} stages are not {program.num_routes} routes of equal size.")
     ran: dict[int, set[int]] = {}
     for action in forwards:
         ran.setdefault(action.microbatch, set()).add(action.stage)
@@ -87,10 +90,10 @@ def _check_routes(program: StepProgram, forwards: Iterable[Action]) -> None:
 
 
 def _check_devices(instruction: StepInstruction, everyone: tuple[Device, ...]) -> None:
-    mine = instruction.devices
-    named = {d for value in _operands(instruction) for d in value.devices}
-    strange = sorted((named - set(mine)) | (set(mine) - set(everyone)))
-    if strange:
+    mine, operands = instruction.devices, _operands(instruction)
+    named = {d for value in operands if value.devices for d in value.devices}
+    if not (named.issubset(mine) and set(everyone).issuperset(mine)):
+        strange = sorted((named - set(mine)) | (set(mine) - set(everyone)))
         raise PlanError(
             f"{instruction.short}: device {strange[0]} does not take part in it, or in the program."
         )
@@ -98,13 +101,47 @@ def _check_devices(instruction: StepInstruction, everyone: tuple[Device, ...]) -
         raise PlanError(f"{instruction.short}: a segment runs on one device, not on {len(mine)}.")
     if instruction.kind is Verb.LOSS and mine != everyone:
         raise PlanError(f"{instruction.short}: every device gets the loss: {everyone}.")
-    is_move = instruction.kind in MOVES and instruction.phase is Phase.WHOLE
-    used = {d for value in _operands(instruction) for d in value.devices or mine}
-    if is_move and used != set(mine):
-        idle = sorted(set(mine) - used)
-        raise PlanError(
-            f"{instruction.short}: device {idle[0]} neither writes nor reads what moves."
-        )
+    if instruction.kind in MOVES and instruction.phase is Phase.WHOLE:
+        idle = set(mine).difference(d for value in operands for d in value.devices or mine)
+        if idle:
+            raise PlanError(
+                f"{instruction.short}: device {min(idle)} neither writes nor reads what moves."
+            )
+
+
+def _check_values(instruction: StepInstruction) -> None:
+    """An instruction names its values once, and in the order that its text says.
+
+    What only it makes or takes comes last, and follows from its kind, phase and name.
+    """
+    if instruction.phase is not Phase.WHOLE and instruction.kind not in IN_PHASES:
+        raise PlanError(f"{instruction.short}: only communication has a start and a wait.")
+    reads, writes = instruction.reads, instruction.writes
+    places = {value.key: place for place, value in enumerate((*reads, *writes))}
+    if len(places) < len(reads) + len(writes) and not any(v.role is Role.STATE for v in writes):
+        raise PlanError(f"{instruction}: it names a value twice.")
+    _check_own(instruction)
+    freed = [places.get(value.key, -1) for value in instruction.frees]
+    if freed and (min(freed) < 0 or freed != sorted(freed) or len(set(freed)) < len(freed)):
+        raise PlanError(f"{instruction}: it frees values that it uses, each once, in their order.")
+
+
+def _check_own(instruction: StepInstruction) -> None:
+    """The values that only this instruction makes or takes, and what it frees of those it reads."""
+    (own_reads, own_writes), phase = instruction.own, instruction.phase
+    reads, writes = instruction.reads, instruction.writes
+    given = len(reads) - len(own_reads), len(writes) - len(own_writes)
+    frees = OWN[instruction.kind].frees | {Role.FLIGHT}
+    passed = [value for value in instruction.frees if value.role not in IN_BLOCK]
+    if (
+        min(given) < 0
+        or (reads[given[0] :], writes[given[1] :]) != (own_reads, own_writes)
+        or (phase is Phase.WAIT and given[0])
+        or (phase is Phase.START and given[1])
+        or passed != [value for value in reads if value.role in frees]
+    ):
+        wanted = instruction.with_values(instruction.given_reads, instruction.given_writes)
+        raise PlanError(f"{instruction}: from its kind and name would follow {wanted}.")
 
 
 def _operands(instruction: StepInstruction) -> tuple[Value, ...]:
@@ -138,19 +175,18 @@ def _check_segments(program: StepProgram) -> None:
                 f"{', '.join(map(str, read[key]))}."
             )
     for instruction in (i for block in program.blocks.values() for i in block):
-        if instruction.kind in _BACKWARDS:
-            names = read.get((instruction.name, instruction.devices[0]), ())
-            _check_backward(instruction, names)
+        args = read.get((instruction.name, instruction.devices[0]))
+        if instruction.kind in _BACKWARDS and args is not None:
+            _check_backward(instruction, args)
 
 
 def _check_backward(backward: StepInstruction, read: Iterable[Value]) -> None:
-    args = {str(value) for value in read}
+    """A backward adds, under its own name, to gradients; those of weights are for what is read."""
     weights = {value.name for value in read if value.role in (Role.COPY, Role.WEIGHT)}
     end = f" by {backward.name}"
     for value in backward.writes:
-        of = value.name.removesuffix(end)
-        known = args if value.role is Role.GRAD else weights if value.role is Role.SUM else {of}
-        if of not in known or (value.role is Role.GRAD and of == value.name):
+        is_sum, is_grad = value.role is Role.SUM, value.role is Role.GRAD
+        if (is_sum and value.name not in weights) or (is_grad and not value.name.endswith(end)):
             raise PlanError(
                 f"{backward.short}: its forward does not read what {value} is a gradient of."
             )

@@ -39,8 +39,7 @@ def freed_block(block: Sequence[StepInstruction]) -> Block:
 
 def _freed(instruction: StepInstruction, later: dict[Key, set[Device]]) -> StepInstruction:
     """An instruction with what it frees, given what is read after it; the rest is kept."""
-    mine = tuple(value for value in instruction.frees if value.role not in IN_BLOCK)
-    local = tuple(_last(instruction, later))
+    frees = tuple(_last(instruction, later))
     for value in instruction.writes:
         if value.role in IN_BLOCK:
             later.setdefault(_key(value, instruction), set()).difference_update(
@@ -51,12 +50,16 @@ def _freed(instruction: StepInstruction, later: dict[Key, set[Device]]) -> StepI
             later.setdefault(_key(value, instruction), set()).update(
                 value.devices or instruction.devices
             )
-    return replace(instruction, frees=(*local, *mine))
+    return replace(instruction, frees=frees)
 
 
 def _last(instruction: StepInstruction, later: dict[Key, set[Device]]) -> Iterator[Value]:
+    """What an instruction frees, in the order in which it names the values."""
+    kept = {value.key: value for value in instruction.frees if value.role not in IN_BLOCK}
     for value in dict.fromkeys((*instruction.reads, *instruction.writes)):
-        if value.role in IN_BLOCK:
+        if value.key in kept:
+            yield kept[value.key]
+        elif value.role in IN_BLOCK:
             devices = value.devices or instruction.devices
             done = set(devices) - later.get(_key(value, instruction), set())
             if done:

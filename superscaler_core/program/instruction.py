@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import lru_cache
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
@@ -40,7 +40,7 @@ class StepInstruction:
         keeps: number of versions that exist after an update, including the new one.
         stays: whether this is a move of a value that all its readers hold already.
         reads, writes: the values that it needs, and those that it makes or adds to.
-        frees: those of both that nothing reads afterwards.
+        frees: those of both that nothing reads afterwards, in the same order.
     """
 
     kind: Verb
@@ -59,7 +59,7 @@ class StepInstruction:
     @property
     def flight(self) -> Value:
         """The value that a start makes and its wait takes."""
-        return Value(Role.FLIGHT, f"{self.kind} {self.name}")
+        return _flight(self.kind, self.name)
 
     def started(self) -> StepInstruction:
         """The start of a whole communication."""
@@ -86,20 +86,25 @@ class StepInstruction:
     # --- values ---------------------------------------------------------------------------------
 
     @property
+    def own(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+        """The values that it reads and writes because of its kind, phase and name."""
+        return _own_values(self.kind, self.phase, self.name)
+
+    @property
     def given_reads(self) -> tuple[Value, ...]:
         """The values that it reads, without those that follow from the kind and the name."""
-        own = frozenset(_own_values(self)[0])
+        own = self.own[0]
         return tuple(value for value in self.reads if value not in own)
 
     @property
     def given_writes(self) -> tuple[Value, ...]:
         """The same for values that it writes."""
-        own = frozenset(_own_values(self)[1])
+        own = self.own[1]
         return tuple(value for value in self.writes if value not in own)
 
     def with_values(self, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> StepInstruction:
         """The instruction with these values, those that follow from it, and what it frees."""
-        own_reads, own_writes = _own_values(self)
+        own_reads, own_writes = self.own
         reads = own_reads if self.phase is Phase.WAIT else (*reads, *own_reads)
         writes = own_writes if self.phase is Phase.START else (*writes, *own_writes)
         roles = OWN[self.kind].frees
@@ -121,7 +126,8 @@ class StepInstruction:
         return " ".join(word for word in words if word)
 
     def __str__(self) -> str:
-        reads, writes = (", ".join(self._words(values)) for values in (self.reads, self.writes))
+        given = self.given_reads, self.given_writes
+        reads, writes = (", ".join(self._words(values)) for values in given)
         if not (reads or writes):
             return self.short
         return (
@@ -130,15 +136,13 @@ class StepInstruction:
         )
 
     def _words(self, values: Iterable[Value]) -> Iterator[str]:
-        """Some of the values as texts, without those that follow from the kind and the name."""
-        own = frozenset(chain(*_own_values(self)))
-        freed = {(value.role, value.name): value for value in self.frees}
+        """Some of the values as texts, with those of their devices that free them."""
+        freed = {value.key: value for value in self.frees}
         for value in values:
-            gone = freed.get((value.role, value.name))
-            if value not in own:
-                yield f"~{value}" if gone == value else str(value)
-                if gone is not None and gone != value:
-                    yield f"~{gone}"
+            gone = freed.get(value.key)
+            yield f"~{value}" if gone == value else str(value)
+            if gone is not None and gone != value:
+                yield f"~{gone}"
 
     @classmethod
     def parse(cls, text: str) -> StepInstruction:
@@ -161,13 +165,13 @@ class StepInstruction:
         bare = cls(Verb(found[2]), found[3], devices, phase, microbatch, *versions, half, stays)
         sides = [_given(side) for side in _ARROW.split(operands, maxsplit=1)]
         (reads, gone), (writes, dead) = (*sides, ((), ()))[:2]
-        own_reads, own_writes = _own_values(bare)
+        own_reads, own_writes = bare.own
         freed = () if bare.kind is Verb.RERUN else own_reads
         return replace(
             bare,
             reads=(*reads, *own_reads),
             writes=(*writes, *own_writes),
-            frees=(*gone, *dead, *freed),
+            frees=(*gone, *freed, *dead),
         )
 
 
@@ -186,18 +190,23 @@ def _given(side: str) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
     return tuple(found), tuple(freed)
 
 
-def _own_values(of: StepInstruction) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    """The values of an instruction that follow from its kind, phase and name."""
-    own = OWN[of.kind]
+@lru_cache(maxsize=1 << 14)
+def _own_values(kind: Verb, phase: Phase, name: str) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """The values of instructions that follow from their kind, phase and name."""
+    own = OWN[kind]
     reads, writes = (
-        tuple(Value(role, of.name) for role in roles) for roles in (own.reads, own.writes)
+        tuple(Value(role, name) for role in roles) for roles in (own.reads, own.writes)
     )
-    match of.phase:
+    match phase:
         case Phase.START:
-            return reads, (of.flight,)
+            return reads, (_flight(kind, name),)
         case Phase.WAIT:
-            return (of.flight,), writes
+            return (_flight(kind, name),), writes
     return reads, writes
+
+
+def _flight(kind: Verb, name: str) -> Value:
+    return Value(Role.FLIGHT, f"{kind} {name}")
 
 
 Block = tuple[StepInstruction, ...]

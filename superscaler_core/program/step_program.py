@@ -60,6 +60,10 @@ class StepProgram:
     borrowed: Mapping[tuple[Action, int], int] = field(default_factory=dict)
     pairs: Mapping[Pair, Block] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        versions = {action: version for action, version in self.versions.items() if version}
+        object.__setattr__(self, "versions", versions)
+
     def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
         """The instructions of one device, without carries; each with its microbatch.
 

@@ -17,6 +17,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.event import Event, Pair, parse_event, weights_of
 from superscaler_core.program.freed import freed_block
 from superscaler_core.program.instruction import Block, StepInstruction
+from superscaler_core.program.value import Value
 from superscaler_core.program.verb import COMPUTING, SWAPS, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 
@@ -42,41 +43,37 @@ Key = tuple[Verb, str, tuple[Device, ...]]
 
 
 class Operands:
-    """The values of instructions, by kind, name and devices.
-
-    Attributes:
-        of: for each of them an instruction with these values.
-    """
+    """The values that instructions read and write, by kind, name and devices."""
 
     def __init__(self) -> None:
-        self.of: dict[Key, StepInstruction] = {}
+        self._reads: dict[Key, tuple[Value, ...]] = {}
+        self._writes: dict[Key, tuple[Value, ...]] = {}
 
     def add(self, instruction: StepInstruction) -> None:
         """Take the values of an instruction, unless another one with its key has given them."""
-        bare = StepInstruction(instruction.kind, instruction.name, instruction.devices)
-        known = self.of.get(_key(bare), bare)
-        if instruction.phase is not Phase.WAIT and not known.reads:
-            known = replace(known, reads=instruction.given_reads)
-        if instruction.phase is not Phase.START and not known.writes:
-            known = replace(known, writes=instruction.given_writes)
-        self.of[_key(bare)] = known
+        key = _key(instruction)
+        if instruction.phase is not Phase.WAIT:
+            self._reads.setdefault(key, instruction.given_reads)
+        if instruction.phase is not Phase.START:
+            self._writes.setdefault(key, instruction.given_writes)
 
     def filled(self, block: Iterable[StepInstruction]) -> Block:
         """The instructions of a block with these values."""
         return freed_block([self._filled(instruction) for instruction in block])
 
     def _filled(self, bare: StepInstruction) -> StepInstruction:
-        known = self.of.get(_key(bare))
-        return bare.with_values(*((known.reads, known.writes) if known else ((), ())))
+        key = _key(bare)
+        return bare.with_values(self._reads.get(key, ()), self._writes.get(key, ()))
 
     def lines(self) -> Iterator[str]:
         """One line for each kind, name and values."""
         devices: dict[tuple[Any, ...], list[Device]] = {}
-        for (kind, name, mine), known in self.of.items():
-            if known.reads or known.writes:
+        for given in self._reads | self._writes:
+            (kind, name, mine), reads = given, self._reads.get(given, ())
+            writes = self._writes.get(given, ())
+            if reads or writes:
                 apart = () if kind in _OF_ONE_DEVICE else (mine,)
-                key = (kind, name, known.reads, known.writes, *apart)
-                devices.setdefault(key, []).extend(mine)
+                devices.setdefault((kind, name, reads, writes, *apart), []).extend(mine)
         for (kind, name, reads, writes, *_), there in devices.items():
             yield f"  {StepInstruction(kind, name, tuple(there), reads=reads, writes=writes)}"
 

@@ -81,6 +81,9 @@ OF_WEIGHTS = frozenset({Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE})
 """Communication of weights in a stage's block, done once for both halves of a microbatch."""
 
 
+IN_PHASES = OF_MICROBATCH | {Verb.FETCH, Verb.GATHER, Verb.REDUCE}
+"""Communication that may be started in the background."""
+
 BETWEEN = frozenset({Verb.SEND, Verb.RECEIVE, Verb.RECYCLED, Verb.SEND_BACK, Verb.RECEIVE_BACK})
 """What a stage leaves for transfers to other stages, and takes from them."""
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superscaler_core.errors import PlanError
-from superscaler_core.plan import Device
 from superscaler_core.program.event import Event, weights_of
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.verb import COMPUTING, Phase, Verb
+from superscaler_core.program.verb import COMPUTING, Verb
 from superscaler_core.schedules import Action, ActionKind
 
 if TYPE_CHECKING:
@@ -19,25 +18,20 @@ if TYPE_CHECKING:
 
 
 def check_versions(program: StepProgram) -> None:
-    """Check that every version of weights exists when it is read, and that no update is early.
+    """Check that every version of weights exists when it is read, and is the right one.
 
-    A reduction at the end of a step may be for any stage whose weights its devices store. A stage
-    without an update has no trained weights.
+    That an update has gradients, and that all gradients get an update, follows from the values.
 
     Raises:
         PlanError: names the instruction and the version.
     """
-    if not _has_versions(program):
-        return
-    updating: dict[str, set[Device]] = {}
-    for instruction in (i for block in program.all_blocks for i in block):
-        if instruction.kind is Verb.UPDATE:
-            updating.setdefault(instruction.name, set()).update(instruction.devices)
-    versions = _Versions(updating)
-    for instruction, stage, microbatch in program.everywhere():
-        versions.do(instruction, stage, microbatch)
-    for waiting in versions.waiting.values():
-        raise PlanError(f"{waiting.short}: no update comes after it.")
+    if _has_versions(program):
+        versions = _Versions()
+        for instruction, stage, microbatch in program.everywhere():
+            if instruction.kind in COMPUTING:
+                versions.compute(instruction, stage, microbatch)
+            elif instruction.kind is Verb.UPDATE:
+                versions.update(instruction)
 
 
 def _has_versions(program: StepProgram) -> bool:
@@ -49,32 +43,14 @@ def _has_versions(program: StepProgram) -> bool:
 
 
 class _Versions:
-    """The versions of the weights of all stages.
+    """The versions of the weights of all stages."""
 
-    Args:
-        updating: for each stage's weights, by name, the devices that update them.
-
-    Attributes:
-        waiting: for each stage's weights, the last instruction whose gradients wait for an update.
-    """
-
-    def __init__(self, updating: Mapping[str, Collection[Device]]) -> None:
-        self._updating = updating
+    def __init__(self) -> None:
         self._kept: dict[str, tuple[int, ...]] = {}
         self._read: dict[tuple[int, int], int] = {}
-        self._started: dict[str, StepInstruction] = {}
-        self.waiting: dict[str, StepInstruction] = {}
 
-    def do(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
-        """Check one instruction, and record what it changes."""
-        if instruction.kind in COMPUTING:
-            self._compute(instruction, stage, microbatch)
-        elif instruction.kind is Verb.REDUCE:
-            self._reduce(instruction, stage)
-        elif instruction.kind is Verb.UPDATE:
-            self._update(instruction)
-
-    def _compute(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
+    def compute(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
+        """Check that a segment reads a version that exists, the same for a microbatch."""
         name, version = weights_of(stage), instruction.version
         kept = self._kept.get(name, (0,))
         first = self._read.setdefault((stage, microbatch), version)
@@ -88,32 +64,15 @@ class _Versions:
                 f"{instruction.short}: version {version} of the weights of {name} is not kept; "
                 f"there is {', '.join(map(str, kept))}."
             )
-        if instruction.kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS) and name in self._updating:
-            self.waiting[name] = instruction
 
-    def _reduce(self, instruction: StepInstruction, stage: int) -> None:
-        if instruction.phase is Phase.START:
-            self._started[instruction.name] = instruction
-            return
-        self._started.pop(instruction.name, None)
-        for name, devices in self._updating.items():
-            is_of = name == weights_of(stage) if stage >= 0 else True
-            if is_of and not set(devices).isdisjoint(instruction.devices):
-                self.waiting[name] = instruction
-
-    def _update(self, instruction: StepInstruction) -> None:
+    def update(self, instruction: StepInstruction) -> None:
+        """Check that an update makes the next version, and record it."""
         name, kept = instruction.name, self._kept.get(instruction.name, (0,))
         if instruction.version != kept[-1] + 1:
             raise PlanError(
                 f"{instruction.short}: the next version of these weights is {kept[-1] + 1}."
             )
-        for reduce in self._started.values():
-            if not set(instruction.devices).isdisjoint(reduce.devices):
-                raise PlanError(
-                    f"{instruction.short}: gradients are still on their way, by {reduce.short}."
-                )
         self._kept[name] = (*kept, instruction.version)[-instruction.keeps :]
-        self.waiting.pop(name, None)
 
 
 def check_borrowed(program: StepProgram) -> None:

@@ -62,7 +62,7 @@ def test_every_parameter_is_updated_once_where_it_is_stored(case: Case) -> None:
     made = case.compiled().materialized
     updates = [i for i in made.step_program.end if i.kind is Verb.UPDATE]
     for tensor, storage in made.weights.storage.items():
-        (update,) = (i for i in updates if tensor in i.what)
+        (update,) = (i for i in updates if tensor in made.subject(i))
         assert set(storage.shards) <= set(update.devices)
     assert [i.version for i in updates] == [1] * len(updates)
     assert list(made.step_program.end[-len(updates) :]) == updates

@@ -1,0 +1,103 @@
+"""Bound: a program that is read from its text, or rewritten, is a program of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.errors import PlanError
+from superscaler_core.plans import PLANS
+from superscaler_core.program.event import Carry
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.overlap import prefetch
+from superscaler_core.program.overlap_moves import overlap_moves
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.value import Role, Value
+from superscaler_core.program.verb import MOVES, OWN, Verb
+from tests.superscaler_core.program.few import FEW, compiled
+from tests.superscaler_core.program.test_step_program import CASES
+from tests.superscaler_core.training import Case
+
+ALL = [*CASES[: len(PLANS)], *FEW.values()]
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_a_parsed_program_has_the_files_memory_and_time_of_the_original(case: Case) -> None:
+    original = case.compiled()
+    parsed = original.with_program(StepProgram.parse(str(original.step_program)))
+    assert parsed.step_program == original.step_program
+    assert parsed.files == original.files
+    assert parsed.memory == original.memory
+    assert ss.simulate(parsed, "v100").secs == ss.simulate(original, "v100").secs
+
+
+@pytest.mark.parametrize(
+    "mechanism, rewrite",
+    [
+        ("windows", lambda program: prefetch(program, 1)),
+        ("stages", overlap_moves),
+        ("experts", overlap_moves),
+    ],
+)
+def test_a_parsed_program_is_rewritten_like_the_original(
+    mechanism: str, rewrite: Callable[[StepProgram], StepProgram]
+) -> None:
+    program = compiled(mechanism).step_program
+    rewritten = rewrite(program)
+    assert rewritten != program
+    assert rewrite(StepProgram.parse(str(program))) == rewritten
+
+
+# --- programs of other plans --------------------------------------------------------------------
+
+
+def changed(
+    program: StepProgram, kind: Verb, change: Callable[[StepInstruction], StepInstruction]
+) -> StepProgram:
+    """A program whose instructions of a kind are changed, with the values that follow."""
+
+    def new(old: StepInstruction) -> StepInstruction:
+        made = change(old)
+        frees = tuple(v for v in old.frees if v.role not in OWN[kind].frees)
+        made = made.with_values(made.given_reads, made.given_writes)
+        return replace(made, frees=(*frees, *made.frees))
+
+    blocks = {
+        key: tuple(new(i) if i.kind is kind else i for i in block)
+        for key, block in program.blocks.items()
+    }
+    return replace(program, blocks=blocks)
+
+
+def test_a_program_of_another_model_is_refused() -> None:
+    own = compiled("windows")
+    with pytest.raises(PlanError, match="the step has name 'other', and its plan has 'GPT'"):
+        own.with_program(replace(own.step_program, name="other"))
+
+
+def test_a_program_of_another_plan_is_refused() -> None:
+    with pytest.raises(PlanError, match="the plan has no such instruction"):
+        compiled("windows").with_program(compiled("moves").step_program)
+
+
+def test_a_move_of_another_value_is_refused() -> None:
+    own = compiled("experts")
+    move = next(i for b in own.step_program.blocks.values() for i in b if i.kind in MOVES)
+    given = Value(Role.INPUT, "input_ids")
+    program = changed(
+        own.step_program, move.kind,
+        lambda i: replace(i, reads=(*i.reads, given)) if i.name == move.name else i,
+    )  # fmt: skip
+    with pytest.raises(PlanError, match=f"{move.kind} {move.name} .*: in the plan its values are"):
+        own.with_program(program)
+
+
+def test_a_transfer_that_the_plan_does_not_have_is_refused() -> None:
+    own = compiled("stages")
+    name = next(event.name for event in own.step_program.events if isinstance(event, Carry))
+    text = str(own.step_program).replace(f" {name} ", " e99 ").replace(f" by {name}", " by e99")
+    with pytest.raises(PlanError, match=r"e99 on .*: the plan has no such instruction"):
+        own.with_program(StepProgram.parse(text))

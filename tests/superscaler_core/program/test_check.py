@@ -1,0 +1,224 @@
+"""Check: what a step program needs in order to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device
+from superscaler_core.program.check import effects_of
+from superscaler_core.program.event import Carry
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.verb import Phase, Verb
+from tests.superscaler_core.program.few import FEW, compiled
+from tests.superscaler_core.program.mutants import Place, blocks_of, with_block
+
+# --- effects ------------------------------------------------------------------------------------
+
+Live = dict[Device, set[str]]
+
+
+def live_after(block: Iterable[StepInstruction], before: Live, kind: str) -> Live:
+    """The values of a kind that exist on every device after the instructions of a block."""
+    live = {device: set(values) for device, values in before.items()}
+    for instruction in block:
+        alone = effects_of([instruction], is_whole=False)
+        for device, effect in getattr(alone, kind).items():
+            assert effect.needs <= live[device]
+            assert live[device].isdisjoint(effect.fresh)
+            live[device] = (live[device] - effect.frees) | effect.makes
+    return live
+
+
+@pytest.mark.parametrize("kind", ["of_microbatch", "of_step"])
+@pytest.mark.parametrize("mechanism", FEW)
+def test_the_effect_of_a_block_is_that_of_its_instructions_in_order(
+    mechanism: str, kind: str
+) -> None:
+    for block in compiled(mechanism).step_program.all_blocks:
+        effects = getattr(effects_of(block), kind)
+        needed = {device: effect.needs for device, effect in effects.items()}
+        after = {d: (e.needs - e.frees) | e.makes for d, e in effects.items()}
+        assert live_after(block, needed, kind) == after
+
+
+@pytest.mark.parametrize("mechanism", FEW)
+def test_a_block_without_a_value_that_it_needs_stops_at_its_reader(mechanism: str) -> None:
+    for block in compiled(mechanism).step_program.all_blocks:
+        for kind in ("of_microbatch", "of_step"):
+            effects = getattr(effects_of(block), kind)
+            needed = {device: set(effect.needs) for device, effect in effects.items()}
+            for device, keys in needed.items():
+                for key in sorted(keys):
+                    less = {**needed, device: keys - {key}}
+                    with pytest.raises(AssertionError):
+                        live_after(block, less, kind)
+
+
+# --- mutants by name ----------------------------------------------------------------------------
+
+
+def exchanged(text: str, one: str, other: str) -> str:
+    """A text in which the first of two lines stands where the other does."""
+    assert one in text
+    assert other in text
+    return text.replace(one, "@", 1).replace(other, one, 1).replace("@", other, 1)
+
+
+def without(text: str, *lines: str) -> str:
+    """A text without the first of each of these lines."""
+    for line in lines:
+        assert line in text
+        text = text.replace(line, "", 1)
+    return text
+
+
+def late_carry(text: str) -> str:
+    """A text whose first transfer stands behind its reader."""
+    lines = text.splitlines()
+    carry = next(line for line in lines if line.startswith("  carry "))
+    lines.remove(carry)
+    lines.insert(lines.index("  1F0") + 1, carry)
+    return "\n".join(lines)
+
+
+def lines_without(text: str, word: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith(f"  {word} "))
+
+
+NAMED: dict[str, tuple[str, Callable[[str], str], str]] = {
+    "a forward before the one whose result it reads": (
+        "windows",
+        lambda t: exchanged(t, "  F stage0_segment0 on 0\n", "  F stage0_segment1 on 0\n"),
+        "gather w1 on 0,1: .*copy:.* exists already, as it is read before",
+    ),
+    "the backwards of two segments swapped": (
+        "windows",
+        lambda t: exchanged(t, "  B stage0_segment1 on 0\n", "  B stage0_segment0 on 0\n"),
+        "gather w0 on 0,1: .*copy:.* exists already, as it is read before",
+    ),
+    "a forward without windows before the one whose result it reads": (
+        "spans",
+        lambda t: exchanged(t, "  F stage0_segment0 on 0\n", "  f stage0_segment1 on 0\n"),
+        "is not made before it",
+    ),
+    "the backwards of two segments without windows swapped": (
+        "stages",
+        lambda t: exchanged(t, "  B stage0_segment1 on 0\n", "  B stage0_segment0 on 0\n"),
+        "d:.* is not made before it",
+    ),
+    "a gather and its release removed": (
+        "windows",
+        lambda t: without(t, "  gather w0 on 0,1\n", "  release w0 on 0,1\n"),
+        "copy:.* is not there: these weights are not gathered",
+    ),
+    "a gather removed": (
+        "windows",
+        lambda t: without(t, "  gather w0 on 0,1\n"),
+        "copy:.* is not there: these weights are not gathered",
+    ),
+    "a release removed": (
+        "windows",
+        lambda t: without(t, "  release w0 on 0,1\n"),
+        "gather w0 on 0,1: .*copy:.* exists already|copy:.* exists already",
+    ),
+    "the loss removed": (
+        "windows",
+        lambda t: without(t, "  loss loss on 0,1\n"),
+        "the step has no loss|nothing takes loss:loss before the step ends",
+    ),
+    "a carry after its reader": ("stages", late_carry, "carried:.*: no transfer has brought it"),
+    "no carry": (
+        "stages",
+        lambda t: lines_without(t, "carry"),
+        "carried:.*: no transfer has brought it",
+    ),
+    "no carry and no carry back": (
+        "stages",
+        lambda t: lines_without(lines_without(t, "carry"), "carry-back"),
+        "carried:.*: no transfer has brought it",
+    ),
+}
+"""By name, the mechanism of a program, a change of its text, and what the check says."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_mutants_are_refused(name: str) -> None:
+    mechanism, change, words = NAMED[name]
+    text = str(compiled(mechanism).step_program)
+    StepProgram.parse(text).check()
+    with pytest.raises(PlanError, match=words):
+        StepProgram.parse(change(text)).check()
+
+
+# --- every kind of instruction ------------------------------------------------------------------
+
+KINDS = sorted(
+    {
+        (i.kind, i.phase)
+        for mechanism in FEW
+        for block in compiled(mechanism).step_program.all_blocks
+        for i in block
+        if i.kind is not Verb.RERUN and not i.stays
+    }
+)
+"""All kinds of instructions in the programs of ``FEW``. A RERUN is left out: a backward recomputes
+what was not rerun, and rerunning twice changes nothing."""
+
+
+def where(kind: Verb, phase: Phase) -> tuple[StepProgram, Place, int]:
+    """The first instruction of a kind in the programs: its program, its block, its position."""
+    for mechanism in FEW:
+        program = compiled(mechanism).step_program
+        for place, block in blocks_of(program).items():
+            for number, i in enumerate(block):
+                if (i.kind, i.phase, i.stays) == (kind, phase, False) and place[0] != "pairs":
+                    return program, place, number
+    raise AssertionError(f"no program of FEW has {phase} {kind}")
+
+
+def test_programs_of_all_mechanisms_have_all_kinds_of_instructions() -> None:
+    assert {kind for kind, _ in KINDS} == {*Verb} - {Verb.RERUN}
+
+
+@pytest.mark.parametrize("kind, phase", KINDS)
+def test_a_program_without_one_of_its_instructions_is_refused(kind: Verb, phase: Phase) -> None:
+    program, place, number = where(kind, phase)
+    block = blocks_of(program)[place]
+    with pytest.raises(PlanError):
+        with_block(program, place, (*block[:number], *block[number + 1 :])).check()
+
+
+@pytest.mark.parametrize("kind, phase", KINDS)
+def test_a_program_with_one_of_its_instructions_twice_is_refused(kind: Verb, phase: Phase) -> None:
+    program, place, number = where(kind, phase)
+    block = blocks_of(program)[place]
+    with pytest.raises(PlanError):
+        with_block(program, place, (*block[:number], block[number], *block[number:])).check()
+
+
+@pytest.mark.parametrize("kind, phase", KINDS)
+def test_an_instruction_is_refused_before_the_step_or_after_it(kind: Verb, phase: Phase) -> None:
+    program, place, number = where(kind, phase)
+    block = blocks_of(program)[place]
+    moved = block[number]
+    less = with_block(program, place, (*block[:number], *block[number + 1 :]))
+    # Weights may be gathered before the step; then they are there for their first release.
+    other = "end" if place[0] == "begin" or kind is Verb.GATHER else "begin"
+    with pytest.raises(PlanError):
+        with_block(less, (other, None), (moved, *getattr(less, other))).check()
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_transfer_is_refused_if_it_is_missing_or_twice(is_back: bool) -> None:
+    program = compiled("stages").step_program
+    events = program.events
+    number = next(n for n, e in enumerate(events) if isinstance(e, Carry) and e.is_back == is_back)
+    with pytest.raises(PlanError, match="no transfer has brought it"):
+        replace(program, events=(*events[:number], *events[number + 1 :])).check()
+    with pytest.raises(PlanError, match="its stage has not left it"):
+        replace(program, events=(*events[:number], events[number], *events[number:])).check()

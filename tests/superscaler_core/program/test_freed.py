@@ -1,0 +1,48 @@
+"""Freed: the last reader of a value of a run frees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from superscaler_core.plan import Device
+from superscaler_core.program.freed import freed, freed_block
+from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.value import IN_BLOCK, Value
+from tests.superscaler_core.program.few import FEW, compiled
+
+Key = tuple[Device, str, int | None]
+
+
+def used(i: StepInstruction, values: Sequence[Value]) -> Iterator[Key]:
+    """The values of a run among those of an instruction, on each device."""
+    for value in values:
+        if value.role in IN_BLOCK:
+            for device in value.devices or i.devices:
+                yield device, value.key, i.half
+
+
+@pytest.mark.parametrize("mechanism", FEW)
+def test_the_last_instruction_that_uses_a_value_frees_it_and_no_other(mechanism: str) -> None:
+    for block in compiled(mechanism).step_program.all_blocks:
+        last = {key: n for n, i in enumerate(block) for key in used(i, (*i.reads, *i.writes))}
+        gone = [(key, n) for n, i in enumerate(block) for key in used(i, i.frees)]
+        assert sorted(gone, key=str) == sorted(last.items(), key=str)
+
+
+@pytest.mark.parametrize("mechanism", FEW)
+def test_freed_changes_no_program_that_was_freed(mechanism: str) -> None:
+    program = compiled(mechanism).step_program
+    assert freed(program) == program
+
+
+def test_a_value_is_freed_on_each_device_by_its_own_last_reader() -> None:
+    lines = "move e0 on 0,1: -> e:e0", "f a on 0: e:e0", "move e1 on 0,1: e:e0@(1)"
+    block = freed_block([StepInstruction.parse(line) for line in lines])
+    assert [list(map(str, i.frees)) for i in block] == [[], ["e:e0"], ["e:e0@(1)"]]
+
+
+def test_a_value_that_nobody_reads_is_freed_where_it_is_made() -> None:
+    (made,) = freed_block([StepInstruction.parse("f a on 0: -> x, y")])
+    assert str(made) == "f a on 0: -> ~x, ~y"

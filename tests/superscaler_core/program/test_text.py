@@ -1,0 +1,62 @@
+"""Text: a step program as lines; operands stand in its section of values, once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from superscaler_core.errors import PlanError
+from superscaler_core.program.freed import freed_block
+from superscaler_core.program.step_program import StepProgram
+from tests.superscaler_core.program.few import FEW, compiled
+from tests.superscaler_core.program.mutants import blocks_of, mutant, with_block
+
+
+@pytest.mark.parametrize("mechanism", FEW)
+def test_parse_undoes_str(mechanism: str) -> None:
+    program = compiled(mechanism).step_program
+    assert StepProgram.parse(str(program)) == program
+
+
+@pytest.mark.parametrize("mechanism", FEW)
+def test_instructions_of_plans_have_no_values_in_their_lines(mechanism: str) -> None:
+    blocks, _, _ = str(compiled(mechanism).step_program).partition("\nvalues:\n")
+    assert [line for line in blocks.splitlines() if ": " in line] == []
+
+
+@pytest.mark.parametrize("mechanism", FEW)
+def test_parse_undoes_str_of_programs_with_other_values(mechanism: str) -> None:
+    program = compiled(mechanism).step_program
+    for place, block in blocks_of(program).items():
+        for number, i in enumerate(block):
+            if len(i.given_reads) > 1:
+                new = i.with_values(i.given_reads[::-1], i.given_writes)
+                changed = freed_block((*block[:number], new, *block[number + 1 :]))
+                made = with_block(program, place, changed)
+                assert StepProgram.parse(str(made)) == made
+                break
+
+
+@pytest.mark.parametrize("mechanism", FEW)
+def test_every_change_that_the_check_accepts_is_read_back(mechanism: str) -> None:
+    rng = random.Random(mechanism)
+    program = compiled(mechanism).step_program
+    changed = [mutant(program, rng).program for _ in range(80)]
+    accepted = [one for one in changed if is_accepted(one)]
+    assert accepted
+    assert [str(one) for one in accepted if StepProgram.parse(str(one)) != one] == []
+
+
+def is_accepted(program: StepProgram) -> bool:
+    try:
+        program.check()
+    except PlanError:
+        return False
+    return True
+
+
+def test_devices_that_do_the_same_share_a_line_of_values() -> None:
+    _, _, values = str(compiled("windows").step_program).partition("\nvalues:\n")
+    kinds = [line.partition(":")[0] for line in values.splitlines() if line.startswith("  F ")]
+    assert "  F stage0_segment0 on 0,1" in kinds
