@@ -179,9 +179,9 @@ def check(program: StepProgram) -> None:
     for event in program.events:
         walk.event(event)
     walk.block(program.end, {0: None})
-    walk.end()
     check_versions(program)
     check_borrowed(program)
+    walk.end()
 
 
 class _Walk:
