@@ -28,10 +28,15 @@ def check_form(program: StepProgram) -> None:
             blocks of its actions.
     """
     _check_events(program)
-    for block in program.all_blocks:
-        for instruction in block:
-            _check_devices(instruction, program.devices)
+    seen: set[object] = set()
+    for instruction in (i for block in program.all_blocks for i in block):
+        _check_devices(instruction, program.devices)
+        # Devices that do the same share tuples of values (``SegmentOperands``).
+        i = instruction
+        key = i.kind, i.phase, i.name, id(i.reads), id(i.writes), id(i.frees)
+        if key not in seen:
             _check_values(instruction)
+            seen.add(key)
     for block in program.blocks.values():
         for instruction in block:
             _check_half(instruction, program.num_halves)
