@@ -1,11 +1,22 @@
 """Check: one rule for a step program; a program that obeys it can run.
 
-Every value is made once before it is read, and freed after its last reader; what is started is
-waited for. All devices keep the one order of the program, and an instruction of several devices
-stands in it once, so no devices wait for each other in a circle.
+On every device, and for every microbatch:
 
-A block is the same for all microbatches. So what it needs, makes and frees is found once for each
-device, as an ``Effect``, and the step is a walk over the effects of its events.
+* an instruction or a transfer reads only values that exist: another one before it has made them;
+* it makes only values that do not exist, or adds to a sum (``SUMMED``);
+* values that live in a run (``IN_BLOCK``) are made and freed in one block, by their last reader;
+* after the step nothing is left but weights, fetched copies, the loss and the results. A flight is
+  a value that a start makes and a wait takes, so what is started is waited for.
+
+This suffices, because an instruction waits for its own device's instructions before it, and for
+the other devices of the same instruction or transfer, which stands once in the one order that all
+devices keep. The earliest instruction that is not done can always be done, so devices do not wait
+in a circle.
+
+A block is the same for all microbatches. So what it needs, makes and frees is found once, as an
+``Effect``, for all devices that do the same in it, and the step is a walk over the effects of its
+events. Which segments, edges and weights the values are parts of is the plan's (``program.bound``);
+which version of weights is read is ``version_check``'s.
 """
 
 from __future__ import annotations
@@ -38,6 +49,9 @@ _HALVES = "", "half 1 "
 @dataclass
 class Effect:
     """What a sequence of instructions does on one device.
+
+    It can run where all of ``needs`` exist and none of ``fresh``. If ``live`` are the values that
+    exist before it, ``(live - frees) | makes`` exist after it.
 
     Law (tests/superscaler_core/program/test_check.py): the effect of a block is that of its
     instructions, one after another.

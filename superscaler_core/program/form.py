@@ -23,9 +23,10 @@ def check_form(program: StepProgram) -> None:
 
     Raises:
         PlanError: an event has no block, or is there twice; a microbatch does not run all stages of
-            one route; an instruction has other devices than its values, or a half without need; the
-            backward of a segment is for other values than its forward; a pair differs from the
-            blocks of its actions.
+            one route; an instruction has other devices than its values, other values than follow
+            from its kind, phase and name, or a half or a microbatch without need; the backward of a
+            segment is for other values than its forward; a pair differs from the blocks of its
+            actions.
     """
     _check_events(program)
     seen: set[object] = set()
@@ -33,7 +34,7 @@ def check_form(program: StepProgram) -> None:
         _check_devices(instruction, program.devices)
         # Devices that do the same share tuples of values (``SegmentOperands``).
         i = instruction
-        key = i.kind, i.phase, i.name, id(i.reads), id(i.writes), id(i.frees)
+        key = i.kind, i.phase, i.name, i.microbatch, id(i.reads), id(i.writes), id(i.frees)
         if key not in seen:
             _check_values(instruction)
             seen.add(key)
@@ -121,6 +122,8 @@ def _check_values(instruction: StepInstruction) -> None:
     """
     if instruction.phase is not Phase.WHOLE and instruction.kind not in IN_PHASES:
         raise PlanError(f"{instruction.short}: only communication has a start and a wait.")
+    if instruction.microbatch is not None and instruction.kind not in OF_WEIGHTS:
+        raise PlanError(f"{instruction.short}: only weights are moved for one microbatch alone.")
     reads, writes = instruction.reads, instruction.writes
     places = {value.key: place for place, value in enumerate((*reads, *writes))}
     if len(places) < len(reads) + len(writes) and not any(v.role is Role.STATE for v in writes):
