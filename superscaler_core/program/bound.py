@@ -14,8 +14,8 @@ from superscaler_core.program.value import Value
 from superscaler_core.program.verb import Phase, Verb
 
 Values = tuple[Value, ...]
-Known = dict[tuple[Verb, str, tuple[Device, ...]], list[tuple[Values, Values]]]
-"""For each kind, name and devices, the values that such instructions read and write."""
+Known = dict[tuple[Verb, str, tuple[Device, ...], bool], list[tuple[Values, Values]]]
+"""For each kind, name and devices, and whether nothing moves: what they read and write."""
 
 
 def check_bound(program: StepProgram, own: StepProgram) -> None:
@@ -45,7 +45,7 @@ def _known(own: StepProgram) -> Known:
     starts: dict[tuple[object, ...], Values] = {}
     found: Known = {}
     for instruction in _with_halves(own):
-        key = instruction.kind, instruction.name, instruction.devices
+        key = instruction.kind, instruction.name, instruction.devices, instruction.stays
         reads, writes = instruction.given_reads, instruction.given_writes
         if instruction.phase is Phase.START:
             starts[key] = reads
@@ -65,7 +65,8 @@ def _with_halves(own: StepProgram) -> Iterator[StepInstruction]:
 
 
 def _check(instruction: StepInstruction, known: Known) -> None:
-    variants = known.get((instruction.kind, instruction.name, instruction.devices))
+    key = instruction.kind, instruction.name, instruction.devices, instruction.stays
+    variants = known.get(key)
     if variants is None:
         raise PlanError(f"{instruction.short}: the plan has no such instruction.")
     reads, writes = instruction.given_reads, instruction.given_writes

@@ -1,16 +1,27 @@
 """Check: one rule for a step program; a program that obeys it can run.
 
-Every value is made once before it is read, and freed after its last reader; what is started is
-waited for. All devices keep the one order of the program, and an instruction of several devices
-stands in it once, so no devices wait for each other in a circle.
+On every device, and for every microbatch:
 
-A block is the same for all microbatches. So what it needs, makes and frees is found once for each
-device, as an ``Effect``, and the step is a walk over the effects of its events.
+* an instruction or a transfer reads only values that exist: another one before it has made them;
+* it makes only values that do not exist, or adds to a sum (``SUMMED``);
+* values that live in a run (``IN_BLOCK``) are made and freed in one block, by their last reader;
+* after the step nothing is left but weights, fetched copies, the loss and the results. A flight is
+  a value that a start makes and a wait takes, so what is started is waited for.
+
+This suffices, because an instruction waits for its own device's instructions before it, and for
+the other devices of the same instruction or transfer, which stands once in the one order that all
+devices keep. The earliest instruction that is not done can always be done, so devices do not wait
+in a circle.
+
+A block is the same for all microbatches. So what it needs, makes and frees is found once, as an
+``Effect``, for all devices that do the same in it, and the step is a walk over the effects of its
+events. Which segments, edges and weights the values are parts of is the plan's (``program.bound``);
+which version of weights is read is ``version_check``'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +49,9 @@ _HALVES = "", "half 1 "
 @dataclass
 class Effect:
     """What a sequence of instructions does on one device.
+
+    It can run where all of ``needs`` exist and none of ``fresh``. If ``live`` are the values that
+    exist before it, ``(live - frees) | makes`` exist after it.
 
     Law (tests/superscaler_core/program/test_check.py): the effect of a block is that of its
     instructions, one after another.
@@ -81,6 +95,7 @@ class Effect:
         return ""
 
 
+@dataclass
 class _Effects:
     """The effects of a sequence of instructions on all devices.
 
@@ -89,37 +104,56 @@ class _Effects:
             and on those of the whole step.
     """
 
-    def __init__(self) -> None:
-        self.of_microbatch: dict[Device, Effect] = {}
-        self.of_step: dict[Device, Effect] = {}
+    of_microbatch: dict[Device, Effect] = field(default_factory=dict)
+    of_step: dict[Device, Effect] = field(default_factory=dict)
 
-    def add(self, instruction: StepInstruction) -> None:
-        """Add an instruction after the others.
 
-        Raises:
-            PlanError: it reads what was freed in the sequence, or makes what exists in it.
-        """
-        half, devices = _HALVES[instruction.half or 0], instruction.devices
-        freed = {value.key: value.devices or devices for value in instruction.frees}
-        num_reads = len(instruction.reads)
-        for place, value in enumerate((*instruction.reads, *instruction.writes)):
-            role, key = value.role, value.key
-            if role in _UNTRACKED:
-                continue
-            is_summed, gone = role in SUMMED, freed.get(key, ())
-            effects = self.of_step
-            if not _is_of_step(role, instruction):
-                effects, key = self.of_microbatch, half + key
-            for device in value.devices or devices:
-                effect = effects.get(device) or effects.setdefault(device, Effect())
-                if place < num_reads:
-                    wrong = effect.read(key)
-                else:
-                    wrong = effect.write(key, is_summed=is_summed)
-                if wrong:
-                    raise PlanError(f"{instruction.short}: device {device}: {wrong}.")
-                if device in gone:
-                    effect.free(key, is_summed=is_summed)
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """How an instruction uses a value.
+
+    Attributes:
+        key: the value.
+        is_of_step: whether all microbatches share it.
+        is_read: whether it is read, and not written.
+        is_summed: whether several instructions add to it.
+        devices: the devices that use it.
+        gone: the devices that free it.
+    """
+
+    key: Key
+    is_of_step: bool
+    is_read: bool
+    is_summed: bool
+    devices: Collection[Device]
+    gone: Collection[Device]
+
+
+def _uses(instruction: StepInstruction) -> list[_Use]:
+    """How an instruction uses its values, in order."""
+    half, devices = _HALVES[instruction.half or 0], instruction.devices
+    freed = {value.key: value.devices or devices for value in instruction.frees}
+    found = []
+    for values, is_read in ((instruction.reads, True), (instruction.writes, False)):
+        for value in values:
+            if value.role not in _UNTRACKED:
+                is_of_step = _is_of_step(value.role, instruction)
+                key = value.key if is_of_step else half + value.key
+                there, gone = value.devices or devices, freed.get(value.key, ())
+                use = _Use(key, is_of_step, is_read, value.role in SUMMED, there, gone)
+                found.append(use)
+    return found
+
+
+def _add(use: _Use, device: Device, effect: Effect) -> str:
+    """Add the use of a value to the effect of those before it; returns what is wrong."""
+    if use.is_read:
+        wrong = effect.read(use.key)
+    else:
+        wrong = effect.write(use.key, is_summed=use.is_summed)
+    if device in use.gone:
+        effect.free(use.key, is_summed=use.is_summed)
+    return wrong
 
 
 def _is_of_step(role: Role, instruction: StepInstruction) -> bool:
@@ -140,15 +174,55 @@ def effects_of(block: Iterable[StepInstruction], *, is_whole: bool = True) -> _E
         PlanError: names the instruction and the value.
     """
     made = _Effects()
-    for instruction in block:
-        made.add(instruction)
-    for device, effect in made.of_microbatch.items() if is_whole else ():
-        for key in filter(_is_local, effect.needs):
-            reader = next(i for i in block if _reads(i, key, device))
-            raise PlanError(f"{reader.short}: device {device}: {key} is not made before it.")
-        for key in filter(_is_local, effect.makes):
-            raise PlanError(f"device {device}: nothing frees {key} after its last reader.")
+    uses: dict[int, list[_Use]] = {}
+    for devices, mine in _alike(block):
+        device, of_microbatch, of_step = devices[0], Effect(), Effect()
+        for instruction in mine:
+            if id(instruction) not in uses:
+                uses[id(instruction)] = _uses(instruction)
+            for use in uses[id(instruction)]:
+                if device in use.devices:
+                    wrong = _add(use, device, of_step if use.is_of_step else of_microbatch)
+                    if wrong:
+                        raise PlanError(f"{instruction.short}: device {device}: {wrong}.")
+        if is_whole:
+            _check_local(mine, device, of_microbatch)
+        made.of_microbatch |= dict.fromkeys(devices, of_microbatch)
+        made.of_step |= dict.fromkeys(devices, of_step)
     return made
+
+
+def _check_local(block: Iterable[StepInstruction], device: Device, effect: Effect) -> None:
+    """All values of a run are made and freed in it."""
+    for key in filter(_is_local, effect.needs):
+        reader = next(i for i in block if _reads(i, key, device))
+        raise PlanError(f"{reader.short}: device {device}: {key} is not made before it.")
+    for key in filter(_is_local, effect.makes):
+        raise PlanError(f"device {device}: nothing frees {key} after its last reader.")
+
+
+def _alike(
+    block: Iterable[StepInstruction],
+) -> Iterable[tuple[list[Device], list[StepInstruction]]]:
+    """The devices that do the same in a block, together; with the instructions of the first one.
+
+    Devices share tuples of values if they do the same (``SegmentOperands``), so a comparison of
+    identities finds most of them. What it does not find is only worked on again.
+    """
+    mine: dict[Device, list[StepInstruction]] = {}
+    done: dict[Device, list[object]] = {}
+    apart: dict[object, bool] = {}
+    for i in block:
+        key = i.kind, i.phase, i.name, i.half, id(i.reads), id(i.writes), id(i.frees)
+        if key not in apart:
+            apart[key] = any(value.devices for value in (*i.reads, *i.writes, *i.frees))
+        for device in i.devices:
+            mine.setdefault(device, []).append(i)
+            done.setdefault(device, []).append((key, device) if apart[key] else key)
+    groups: dict[object, list[Device]] = {}
+    for device, keys in done.items():
+        groups.setdefault(tuple(keys), []).append(device)
+    return [(devices, mine[devices[0]]) for devices in groups.values()]
 
 
 _LOCAL = tuple(f"{half}{role}:" for half in _HALVES for role in IN_BLOCK)
@@ -193,6 +267,11 @@ class _Walk:
         self._of_step: dict[Device, set[Key]] = {device: set() for device in program.devices}
         self._live: dict[tuple[Device, int | None], set[Key]] = {}
         self._senders, self._readers = _ends(i for block in program.all_blocks for i in block)
+        # Blocks that differ by microbatch.
+        self._special = {
+            key for key, block in program.blocks.items()
+            if any(i.microbatch is not None for i in block)
+        }  # fmt: skip
         self._recycle()
 
     def _recycle(self) -> None:
@@ -220,7 +299,7 @@ class _Walk:
             self.block([i for i, _ in program.run_as_one(event)], mbs)
         else:
             block, mb = program.blocks[event.stage, event.kind], event.microbatch
-            is_special = any(i.microbatch is not None for i in block)
+            is_special = (event.stage, event.kind) in self._special
             key = event.stage, event.kind, mb if is_special else None
             mine = [i for i in block if i.is_for(mb)] if is_special else block
             self.block(mine, {0: mb}, key)

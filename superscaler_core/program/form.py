@@ -23,15 +23,21 @@ def check_form(program: StepProgram) -> None:
 
     Raises:
         PlanError: an event has no block, or is there twice; a microbatch does not run all stages of
-            one route; an instruction has other devices than its values, or a half without need; the
-            backward of a segment is for other values than its forward; a pair differs from the
-            blocks of its actions.
+            one route; an instruction has other devices than its values, other values than follow
+            from its kind, phase and name, or a half or a microbatch without need; the backward of a
+            segment is for other values than its forward; a pair differs from the blocks of its
+            actions.
     """
     _check_events(program)
-    for block in program.all_blocks:
-        for instruction in block:
-            _check_devices(instruction, program.devices)
+    seen: set[object] = set()
+    for instruction in (i for block in program.all_blocks for i in block):
+        _check_devices(instruction, program.devices)
+        # Devices that do the same share tuples of values (``SegmentOperands``).
+        i = instruction
+        key = i.kind, i.phase, i.name, i.microbatch, id(i.reads), id(i.writes), id(i.frees)
+        if key not in seen:
             _check_values(instruction)
+            seen.add(key)
     for block in program.blocks.values():
         for instruction in block:
             _check_half(instruction, program.num_halves)
@@ -116,6 +122,8 @@ def _check_values(instruction: StepInstruction) -> None:
     """
     if instruction.phase is not Phase.WHOLE and instruction.kind not in IN_PHASES:
         raise PlanError(f"{instruction.short}: only communication has a start and a wait.")
+    if instruction.microbatch is not None and instruction.kind not in OF_WEIGHTS:
+        raise PlanError(f"{instruction.short}: only weights are moved for one microbatch alone.")
     reads, writes = instruction.reads, instruction.writes
     places = {value.key: place for place, value in enumerate((*reads, *writes))}
     if len(places) < len(reads) + len(writes) and not any(v.role is Role.STATE for v in writes):

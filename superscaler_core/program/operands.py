@@ -7,7 +7,7 @@ keeps for its backward, follows from its kind and name (``OWN``).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from superscaler_core.plan import Device
@@ -41,18 +41,21 @@ class SegmentOperands:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self._segments = {segment.name: segment for segment in flow.segments}
-        self._known: dict[tuple[Verb, str, ActionKind], Operands] = {}
+        self._known: dict[tuple[Verb, str, ActionKind], StepInstruction] = {}
 
-    def of(self, kind: Verb, name: str, run: ActionKind) -> Operands:
-        """The operands of an instruction that runs a segment, in a run of the stage."""
-        # The loss counts in the forward that is trained, and buffers change in all turns; a
-        # backward that repeats a forward changes neither.
+    def of(self, kind: Verb, name: str, run: ActionKind, device: Device) -> StepInstruction:
+        """The instruction that runs a segment on one of the devices, in a run of the stage.
+
+        All devices that do the same share the tuples of its values.
+        """
         key = kind, name, run
         if key not in self._known:
-            self._known[key] = self._of(*key)
-        return self._known[key]
+            self._known[key] = instruction_of(kind, name, (device,), self._of(*key))
+        return replace(self._known[key], devices=(device,))
 
     def _of(self, kind: Verb, name: str, run: ActionKind) -> Operands:
+        # The loss counts in the forward that is trained, and buffers change in all turns; a
+        # backward that repeats a forward changes neither.
         mine = self.flow.of[name]
         args = tuple(held.value for held in mine.args)
         weights = tuple(value for value in args if value.role in _COPIES)

@@ -166,8 +166,7 @@ class StageProgram:
             (device,) = devices
             mine = self.operands(device)
             for verb in self._segment_verbs(step, turn, run):
-                given = mine.of(verb, step.name, run)
-                yield instruction_of(verb, step.name, devices, given)
+                yield mine.of(verb, step.name, run, device)
         elif isinstance(step, Move):
             for verb in self._move_verbs(step, turn, run):
                 yield self._move(step.edge, verb, devices)

@@ -12,7 +12,7 @@ import pytest
 import rvdcomm as rv
 from rvdcomm import native
 from tests.dist.world import ProcessWorld
-from tests.fuzz import faults, pairs, parsers, processes, soak
+from tests.fuzz import faults, pairs, parsers, processes, programs, soak
 from tests.fuzz.command import Report
 from tests.fuzz.draw import draw
 from tests.fuzz.soak import Held, thirds
@@ -53,6 +53,13 @@ def test_random_pairs_run_on_processes_with_every_executor() -> None:
         world.stop()
     assert report.findings == []
     assert report.counts["pairs"] == 60
+
+
+@pytest.mark.parametrize("first", range(0, 32, 8))
+def test_changed_step_programs_are_refused_or_train_the_same(first: int) -> None:
+    report = programs.fuzz(SEED, 50, programs.CASES[first :: len(programs.CASES) // 8])
+    assert report.findings == []
+    assert report.counts["accepted and equal"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
