@@ -136,13 +136,14 @@ def test_the_resimulator_refuses_pairs() -> None:
 
 
 def test_carry_follows_the_action_that_produces_its_tensor() -> None:
-    program = WOVEN[1].compiled().step_program
+    compiled = WOVEN[1].compiled()
     made: set[Action] = set()
-    for event in program.events:
+    for event in compiled.step_program.events:
         made.update(actions_in(event))
-        if isinstance(event, Carry) and event.edge.result is None:
+        edge = compiled.materialized.edge(event.name) if isinstance(event, Carry) else None
+        if edge is not None and not edge.result:
             kinds = {"B", "I"} if event.is_back else {"F"}
-            stage = event.edge.dst_stage if event.is_back else event.edge.src_stage
+            stage = edge.dst_stage if event.is_back else edge.src_stage
             assert any(
                 (a.stage, a.microbatch) == (stage, event.microbatch) and a.kind in kinds
                 for a in made

@@ -17,7 +17,7 @@ from superscaler_core.plans import PLANS
 from superscaler_core.program import Materialized
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.step_program import StepProgram
-from superscaler_core.program.verb import Phase, Verb
+from superscaler_core.program.verb import BETWEEN, Phase, Verb
 from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
@@ -171,11 +171,13 @@ def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
     """The calls of a device according to the step program."""
     found = []
     for i, _ in made.step_program.instructions(device):
+        if i.kind in BETWEEN:
+            continue
         name = i.name
         if i.kind in WEIGHTS:
             uses = [
                 use.name
-                for use in made.uses_in(i.what)
+                for use in made.uses_of(i)
                 if device in use.storage.shards or device in use.side.shards
             ]
             name = uses[0]

@@ -1,4 +1,4 @@
-"""Overlap of moves inside stages with computation: where moves start, and saved time."""
+"""Split backwards, and moves inside stages beside computation: where they start, saved time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.cost.presets import PROFILES
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.overlap_moves import overlap_moves
+from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.verb import COMPUTING, Phase, Verb
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.simulation import simulate
@@ -31,9 +31,8 @@ def program(case: Case, *, moves: bool = True) -> ss.StepProgram:
 
 def under_way(block: Sequence[StepInstruction], wait: int) -> Sequence[StepInstruction]:
     """The instructions between the start of a move and the wait for it."""
-    last = block[wait]
-    start = replace(last, phase=Phase.START)
-    return block[block.index(start) + 1 : wait]
+    start = next(n for n, i in enumerate(block[:wait]) if i.is_start_of(block[wait]))
+    return block[start + 1 : wait]
 
 
 def waits(block: Sequence[StepInstruction], kind: Verb) -> list[int]:
@@ -55,14 +54,15 @@ def test_input_gradients_move_while_weight_gradients_are_computed(plan: str) -> 
 
 @pytest.mark.parametrize("case", FORWARD, ids=str)
 def test_forward_moves_overlap_with_independent_computation(case: Case) -> None:
-    block = program(case).blocks[0, "F"]
+    made = replace(case, overlap=ss.Overlap(moves=True)).compiled().materialized
+    block = made.step_program.blocks[0, "F"]
     found = waits(block, Verb.MOVE)
     assert found
     for wait in found:
-        between, edge = under_way(block, wait), block[wait].what
+        between, edge = under_way(block, wait), made.subject(block[wait])
         computing = [i for i in between if i.kind in COMPUTING]
         assert any(i.devices[0] in edge.devices for i in computing)
-        ops = {part.op for i in computing for part in i.what.parts}
+        ops = {part.op for i in computing for part in made.subject(i).parts}
         assert all(edge.tensor not in op.outputs for op in ops)
 
 
@@ -77,18 +77,18 @@ def test_overlap_of_moves_changes_only_their_positions(case: Case) -> None:
             if i.phase is not Phase.START and i.kind is not Verb.BACKWARD_WEIGHTS
         ]
         swaps = (Verb.OUT, Verb.IN)
-        found = sorted(str(replace(i, phase=Phase.WHOLE)) for i in whole if i.kind not in swaps)
+        found = sorted(replace(i, phase=Phase.WHOLE).short for i in whole if i.kind not in swaps)
         others = (i for i in plain.blocks[key] if i.kind not in swaps)
         if key[1] in ("I", "W"):
             assert block == plain.blocks[key]
         else:
-            assert found == sorted(map(str, others))
+            assert found == sorted(i.short for i in others)
     assert (moved.begin, moved.end, moved.events) == (plain.begin, plain.end, plain.events)
 
 
 def test_overlap_of_moves_does_not_change_data_parallel_programs() -> None:
     plain = program(Case("data_parallel", 2), moves=False)
-    assert overlap_moves(plain) == plain
+    assert rewritten(plain, ss.Overlap(moves=True)) == plain
 
 
 @pytest.mark.parametrize("plan", ["megatron", "megatron_sp"])
