@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
+from superscaler_core.plan import Device
+from superscaler_core.program.event import actions_in
 from superscaler_core.program.instruction import Block
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import BETWEEN, Verb
@@ -13,24 +16,30 @@ from superscaler_core.schedules import Action, ActionKind
 
 def kept_open(program: StepProgram) -> StepProgram:
     """A program in which no backward gathers what its forward has released right before."""
+    devices: dict[int, set[Device]] = defaultdict(set)
+    for (stage, _), block in program.blocks.items():
+        devices[stage].update(device for i in block for device in i.devices)
+    runs = [run for event in program.events for run in actions_in(event)]
     blocks = dict(program.blocks)
-    for stage in {stage for stage, _ in blocks}:
-        back = _returns_at_once(program, stage)
+    for stage, here in devices.items():
+        back = _returns_at_once(stage, [r for r in runs if not here.isdisjoint(devices[r.stage])])
         if back is not None:
             keys = (stage, ActionKind.FORWARD), (stage, back)
             blocks |= zip(keys, _joined(*(blocks[key] for key in keys)), strict=True)
     return replace(program, blocks=blocks)
 
 
-def _returns_at_once(program: StepProgram, stage: int) -> ActionKind | None:
-    """The kind of a stage's backwards (B or I) if each comes right after its forward."""
-    actions = [event for event in program.events if isinstance(event, Action)]
-    mine = [action for action in actions if action.stage == stage]
-    kinds = {action.kind for action in mine if action.kind.goes_back}
-    pairs = [(a, b) for a, b in pairwise(mine) if b.kind.goes_back]
-    is_paired = all(a.kind is ActionKind.FORWARD and a.microbatch == b.microbatch for a, b in pairs)
-    # Other stages on the same devices may run between the two.
-    return kinds.pop() if is_paired and len(kinds) == 1 and len(mine) == len(actions) else None
+def _returns_at_once(stage: int, runs: list[Action]) -> ActionKind | None:
+    """The kind of a stage's backwards (B or I) if each comes right after its forward.
+
+    Args:
+        stage: the stage.
+        runs: what runs on its devices, in order.
+    """
+    back = [(a, b) for a, b in pairwise(runs) if b.stage == stage and b.kind.goes_back]
+    kinds = {b.kind for _, b in back}
+    is_paired = all(a == replace(b, kind=ActionKind.FORWARD) for a, b in back)
+    return kinds.pop() if is_paired and len(kinds) == 1 else None
 
 
 def _joined(forward: Block, backward: Block) -> tuple[Block, Block]:

@@ -83,18 +83,6 @@ def test_at_most_depth_plus_one_windows_are_gathered_at_once() -> None:
                 assert there <= 1 + depth
 
 
-def test_prefetch_keeps_the_last_window_between_forward_and_backward() -> None:
-    counts = {
-        overlap: replace(Case("zero3", 2), overlap=overlap).compiled().materialized.counts
-        for overlap in (ss.Overlap(), ss.Overlap(prefetch=1))
-    }
-    gathers = [
-        sum(count for (kind, _), count in found.items() if kind is Verb.GATHER)
-        for found in counts.values()
-    ]
-    assert gathers[1] == gathers[0] - 1
-
-
 def test_reductions_start_inside_the_last_backward() -> None:
     program = program_of(ss.Overlap(reductions=True, bucket_bytes=1), "accumulate", microbatches=3)
     block = program.blocks[0, "B"]
