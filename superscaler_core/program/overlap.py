@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, chain
 from operator import itemgetter
 
@@ -81,8 +82,7 @@ def overlapped(
     program = _settled(program, reach)
     begin, blocks, end = [*program.begin], dict(program.blocks), list[StepInstruction]()
     for key in _free_keys(program):
-        spread = _Spread(blocks[key], reach, bytes_of)
-        before, *rows, after = spread.rows()
+        before, *rows, after = _Spread(blocks[key], reach, bytes_of).rows()
         begin += before
         end += after
         blocks[key] = freed_block(tuple(chain.from_iterable(rows)))
@@ -104,23 +104,25 @@ def _free_keys(program: StepProgram) -> list[BlockKey]:
 
 def _settled(program: StepProgram, reach: Mapping[Verb, Reach]) -> StepProgram:
     """A program whose communication before and after all stages is in the run that it is for."""
-    spots = _Spots(program)
+    spots, outside = _Spots(program), []
     more: dict[BlockKey, list[tuple[int, StepInstruction]]] = {}
-    left: dict[bool, list[StepInstruction]] = {False: [], True: []}
-    around = [(False, i) for i in program.begin] + [(True, i) for i in program.end]
-    for is_end, given in around:
-        is_split = given.kind in reach and given.phase is Phase.WHOLE
-        spot = spots.of(given, is_end=is_end) if is_split else None
-        if spot is None:
-            left[is_end].append(given)
-        else:
-            key, place, run = spot
-            more.setdefault(key, []).append((place, replace(given, microbatch=run.microbatch)))
+    for block, is_end in ((program.begin, False), (program.end, True)):
+        left = []
+        for given in block:
+            is_split = given.kind in reach and given.phase is Phase.WHOLE
+            spot = spots.of(given, is_end=is_end) if is_split else None
+            if spot is None:
+                left.append(given)
+            else:
+                key, place, run = spot
+                more.setdefault(key, []).append((place, replace(given, microbatch=run.microbatch)))
+        outside.append(tuple(left))
     blocks = dict(program.blocks)
     for key, mine in more.items():
         placed = [*mine, *enumerate(blocks[key])]
         blocks[key] = tuple(i for _, i in sorted(placed, key=itemgetter(0)))
-    return replace(program, begin=tuple(left[False]), blocks=blocks, end=tuple(left[True]))
+    begin, end = outside
+    return replace(program, begin=begin, blocks=blocks, end=end)
 
 
 class _Spots:
@@ -130,8 +132,11 @@ class _Spots:
         runs = [*enumerate(run for event in program.events for run in actions_in(event))]
         self._last = {(run.stage, run.kind): (number, run) for number, run in runs}
         self._first = {(run.stage, run.kind): (number, run) for number, run in reversed(runs)}
-        self._uses = {key: Uses(block) for key, block in program.blocks.items()}
-        self._free = frozenset(_free_keys(program))
+        self._blocks, self._free = program.blocks, frozenset(_free_keys(program))
+
+    @cached_property
+    def _uses(self) -> Mapping[BlockKey, Uses]:
+        return {key: Uses(block) for key, block in self._blocks.items()}
 
     def of(self, given: StepInstruction, *, is_end: bool) -> tuple[BlockKey, int, Action] | None:
         """The block and the position of communication of the step, and the run that it is for."""
@@ -172,7 +177,7 @@ class _Spread:
         for number, place in enumerate(lane):
             if self._block[place].phase is not Phase.WHOLE:
                 continue
-            count = self._num_ahead(lane[: number + 1], reach)
+            count = self._num_ahead(lane, number, reach)
             bound = lane[number - count] + 1 if count <= number else 0
             first = max(bound, begun, self._uses.ready(place)) if count else place
             if count and first == 0 and self._block[place].microbatch is not None:
@@ -182,14 +187,14 @@ class _Spread:
             # One that starts in its place has ended before the next one starts.
             begun = self._starts.get(place, place + 1) if reach.ahead < ANY else 0
 
-    def _num_ahead(self, lane: Sequence[int], reach: Reach) -> int:
-        """How many communications, up to the last of a lane, may be there ahead of their place."""
+    def _num_ahead(self, lane: Sequence[int], number: int, reach: Reach) -> int:
+        """How many communications, up to one of a lane, may be there ahead of their place."""
         most, room = reach.ahead, reach.ahead_bytes
-        if room is None or not most:
+        if room is None:
             return most
-        sizes = accumulate(self._bytes_of(self._block[n]) for n in lane[: -most - 1 : -1])
-        num_fitting = sum(size <= room for size in sizes)
-        return most if num_fitting == len(lane) else num_fitting
+        last = lane[max(0, number + 1 - most) : number + 1]
+        sizes = accumulate(self._bytes_of(self._block[place]) for place in reversed(last))
+        return sum(size <= room for size in sizes)
 
     def _wait(self, lane: Sequence[int], reach: Reach) -> None:
         end = len(self._block)
@@ -215,12 +220,12 @@ class _Spread:
         rows: dict[int, tuple[list[StepInstruction], ...]] = defaultdict(lambda: ([], [], []))
         for place, given in enumerate(self._block):
             first, last = self._starts.get(place, place), self._waits.get(place, place)
-            of_step = replace(given, microbatch=None)
             if first == last:
                 rows[place][2].append(given)
-            else:
-                rows[last][0].append((of_step if last > end else given).waited())
-                rows[first][1].append((of_step if first < 0 else given).started())
+                continue
+            of_step = replace(given, microbatch=None)
+            rows[last][0].append((of_step if last > end else given).waited())
+            rows[first][1].append((of_step if first < 0 else given).started())
         yield from (tuple(chain(*rows[position])) for position in range(-1, end + 2))
 
 
