@@ -234,7 +234,7 @@ class DryRun(SegmentRunner):
     def start_fetch(self, names: Sequence[str]) -> None:
         """Counted at the step's start."""
 
-    wait_fetch = start_fetch
+    fetch = wait_fetch = start_fetch
 
     def _end_reduction(self, uses: Iterable[Use]) -> None:
         """Move the gradients to where they are stored, and free them where they were."""

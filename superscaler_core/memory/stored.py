@@ -11,7 +11,6 @@ from itertools import chain
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.overlap import MOST_REDUCTIONS
 from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import Phase, Verb
@@ -205,10 +204,10 @@ class StoredMemory:
         """The most memory beyond gradients of copies while they are reduced, at the step's end.
 
         For each bucket, sums arrive where parameters are stored, and then the summands are dropped.
-        If backwards run meanwhile, up to ``MOST_REDUCTIONS`` buckets arrive at a time.
+        If backwards run meanwhile, up to ``Overlap.most_reductions`` buckets arrive at a time.
         """
         buckets = self._buckets_on.get((Verb.REDUCE, device), [])
-        at_once = MOST_REDUCTIONS if self._made.plan.overlap.reductions else 1
+        at_once = self._made.plan.overlap.most_reductions
         coming = [[self._stored_grad_bytes(use, device) for use in uses] for uses in buckets]
         sizes = list(map(sum, coming))
         now = most = 0

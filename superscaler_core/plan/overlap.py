@@ -11,15 +11,21 @@ BUCKET_BYTES = 16 << 20
 """Size of a bucket. It is large enough that bandwidth, not latency, limits a message; and small
 enough that the first message leaves early, and that arriving results need little extra memory."""
 
+_SWITCHES = "reductions", "moves", "duplex", "pairs"
 _TEXT = re.compile(
-    r"prefetch ([0-9]{1,9}) reductions (on|off) moves (on|off) duplex (on|off) "
-    r"(?:pairs (on) )?bucket ([0-9]{1,18})"
+    "none |(?:prefetch (?P<prefetch>[0-9]{1,9}) )?"
+    + "".join(rf"(?P<{name}>{name} (?:on |off )?)?" for name in _SWITCHES)
+    + "(?:bucket (?P<bucket_bytes>[0-9]{1,18}) )?(?:memory (?P<memory_bytes>[0-9]{1,18}) )?"
 )
+"""Older texts name all switches, each with "on" or "off"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The rewrites that overlap communication with computing; by default there are none.
+    """Which communication of a step program overlaps with computing; by default there is none.
+
+    The rewrite ``program.overlap`` starts a communication as early as the values that it reads
+    allow, and waits for it as late as the readers of its result allow. These values bound how far.
 
     Law (tests/superscaler_core/plan/test_overlap.py): ``Overlap.parse(str(o)) == o``.
 
@@ -28,7 +34,7 @@ class Overlap:
             each when it is read. Each device needs memory for that many more windows (ZeRO-3) or
             buckets. Swapped values are copied back that many segments ahead, or one ahead for 0.
         reductions: whether gradients are reduced during the rest of the stage's backward instead of
-            after it. Each device needs memory for at most two more reduced buckets.
+            after it. Each device needs memory for one more reduced bucket.
         moves: whether tensor-parallel communication inside a stage overlaps with independent
             computing, mainly gradients of inputs with gradients of weights. Backwards of segments
             are split into halves for this, which costs time in a small model.
@@ -39,10 +45,12 @@ class Overlap:
             computes while the other communicates inside its stage (``program.pairs``).
         bucket_bytes: the most bytes that one call reduces, or fetches for the whole step; a single
             larger weight is a bucket of its own.
+        memory_bytes: the most bytes of weights that are gathered ahead of their ops at one time;
+            None for as many as ``prefetch`` asks for.
 
     Raises:
-        PlanError: ``prefetch`` is negative, ``bucket_bytes`` is below 1, or both ``duplex`` and
-            ``pairs`` are on.
+        PlanError: ``prefetch`` or ``memory_bytes`` is negative, ``bucket_bytes`` is below 1, or
+            both ``duplex`` and ``pairs`` are on.
     """
 
     prefetch: int = 0
@@ -51,12 +59,14 @@ class Overlap:
     duplex: bool = False
     pairs: bool = False
     bucket_bytes: int = BUCKET_BYTES
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.prefetch < 0 or self.bucket_bytes < 1:
+        if self.prefetch < 0 or self.bucket_bytes < 1 or (self.memory_bytes or 0) < 0:
             raise PlanError(
-                f"overlap: prefetch={self.prefetch} is at least 0, and "
-                f"bucket_bytes={self.bucket_bytes} at least 1."
+                f"overlap: prefetch={self.prefetch} is at least 0, "
+                f"bucket_bytes={self.bucket_bytes} at least 1, and "
+                f"memory_bytes={self.memory_bytes} at least 0, or None."
             )
         if self.duplex and self.pairs:
             raise PlanError("overlap: a pair has no halves; choose duplex or pairs.")
@@ -74,27 +84,45 @@ class Overlap:
         """Whether fetching weights or reducing their gradients overlaps with computing."""
         return self.prefetch > 0 or self.reductions
 
+    @property
+    def copied_ahead(self) -> int:
+        """How many swapped values are copied back ahead of the segments that need them."""
+        # To wait for a copy at once is never useful.
+        return max(1, self.prefetch)
+
+    @property
+    def most_reductions(self) -> int:
+        """How many reductions are under way at one time."""
+        # While one of two runs, the next is queued behind it without a gap.
+        return 2 if self.reductions else 1
+
     def __str__(self) -> str:
-        switches = {"reductions": self.reductions, "moves": self.moves, "duplex": self.duplex}
-        words = [f"{name} {'on' if on else 'off'}" for name, on in switches.items()]
-        words += ["pairs on"] if self.pairs else []
-        return f"prefetch {self.prefetch} {' '.join(words)} bucket {self.bucket_bytes}"
+        words = [f"prefetch {self.prefetch}"] if self.prefetch else []
+        words += [name for name in _SWITCHES if getattr(self, name)]
+        words += [f"bucket {self.bucket_bytes}"] if self.bucket_bytes != BUCKET_BYTES else []
+        words += [] if self.memory_bytes is None else [f"memory {self.memory_bytes}"]
+        return " ".join(words) or "none"
 
     @classmethod
     def parse(cls, text: str) -> Overlap:
-        """Read the text that ``str`` writes.
+        """Read the text that ``str`` writes, or an older one with all switches.
 
         Raises:
             PlanError: the text has another form.
         """
-        found = _TEXT.fullmatch(text.strip())
+        found = _TEXT.fullmatch(f"{text.strip()} ")
         if found is None:
             raise PlanError(
-                f"cannot read the overlap {text.strip()[:80]!r}: it is 'prefetch NUMBER reductions "
-                "on|off moves on|off duplex on|off [pairs on] bucket BYTES'."
+                f"cannot read the overlap {text.strip()[:80]!r}: it is 'none', or some of "
+                f"'prefetch NUMBER {' '.join(_SWITCHES)} bucket BYTES memory BYTES'."
             )
-        reductions, moves, duplex = (word == "on" for word in found.group(2, 3, 4))
-        return cls(int(found[1]), reductions, moves, duplex, found[5] == "on", int(found[6]))
+        switches = {name: "off" not in (found[name] or "off") for name in _SWITCHES}
+        return cls(
+            **switches,
+            prefetch=int(found["prefetch"] or 0),
+            bucket_bytes=int(found["bucket_bytes"] or BUCKET_BYTES),
+            memory_bytes=None if found["memory_bytes"] is None else int(found["memory_bytes"]),
+        )
 
 
 NO_OVERLAP = Overlap()

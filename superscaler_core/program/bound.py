@@ -8,7 +8,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.event import Carry
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.overlap_moves import in_halves
+from superscaler_core.program.split_backward import in_halves
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Value
 from superscaler_core.program.verb import Phase, Verb

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from superscaler_core.program.event import Carry, Event
 from superscaler_core.program.instruction import Block, StepInstruction
-from superscaler_core.program.overlap_moves import beside, moved_together
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import MOVES, OF_WEIGHTS, Phase, Verb
 
@@ -125,11 +124,25 @@ def _half(block: Block, number: int) -> Block:
 
 def _in_phases(block: Block) -> Iterator[StepInstruction]:
     """A block in which every move is a start and a wait; independent moves start together."""
-    place = 0
-    while place < len(block):
-        moves = moved_together(block, place)
-        yield from beside(moves, ()) if moves else block[place : place + 1]
-        place += len(moves) or 1
+    under_way: list[StepInstruction] = []
+    for now in block:
+        is_move = now.kind in MOVES and now.phase is Phase.WHOLE
+        if not is_move or any(_is_linked(now, move) for move in under_way):
+            yield from (move.waited() for move in under_way)
+            under_way = []
+        if is_move and not now.stays:
+            under_way.append(now)
+            yield now.started()
+        else:
+            yield now
+    yield from (move.waited() for move in under_way)
+
+
+def _is_linked(move: StepInstruction, other: StepInstruction) -> bool:
+    """Whether one of two moves is of a gradient and the other is not, or reads what it writes."""
+    written = [value for one in (move, other) for value in one.writes]
+    read = [value for one in (move, other) for value in one.reads]
+    return move.kind is not other.kind or any(a.is_same(b) for a in written for b in read)
 
 
 def joined(instructions: Iterable[StepInstruction]) -> Block:

@@ -17,7 +17,7 @@ from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.bound import check_bound
 from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
-from superscaler_core.program.duplex import both_halves, duplex
+from superscaler_core.program.duplex import both_halves
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
 from superscaler_core.program.ends import with_ends
 from superscaler_core.program.event import Carry, Event, actions_in, stage_of_weights
@@ -26,9 +26,8 @@ from superscaler_core.program.flow import Sources
 from superscaler_core.program.freed import freed
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import Operands, copies, instruction_of, stored, sums
-from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
-from superscaler_core.program.overlap_moves import has_moves, overlap_moves
-from superscaler_core.program.pairs import weave_pairs
+from superscaler_core.program.pairs import has_moves
+from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.routes import by_routes, on_its_route
 from superscaler_core.program.segments import Segment, StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
@@ -209,18 +208,14 @@ class Materialized:
         given = blocks, self.scheduled, *self._around, num_microbatches, num_routes
         versions, borrowed = self._versions, self.borrowed
         program = StepProgram(name, devices, *given, versions=versions, borrowed=borrowed)
-        if overlap.moves:
-            program = overlap_moves(program)
-        if overlap.duplex:
-            program = duplex(program)
-        if self.plan.swaps:
-            program = swap_beside(program, max(1, overlap.prefetch))
-        if overlap.prefetch:
-            program = prefetch(program, overlap.prefetch)
-        if overlap.reductions:
-            program = overlap_reductions(program)
-        program = weave_pairs(program, self.pairs) if self.pairs else program
+        if overlap or self.plan.swaps:
+            program = rewritten(program, overlap, self.pairs, self._bytes_of)
         return freed(with_ends(program, self.stages))
+
+    def _bytes_of(self, instruction: StepInstruction) -> int:
+        """The bytes of weights that a communication brings to a device, at most."""
+        is_of_weights = instruction.kind in OF_WEIGHTS
+        return sum(use.most_bytes for use in self.uses_of(instruction)) if is_of_weights else 0
 
     @cached_property
     def _around(self) -> tuple[Block, Block]:

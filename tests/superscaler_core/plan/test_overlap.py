@@ -17,6 +17,7 @@ OVERLAPS = [
     ss.Overlap(duplex=True),
     ss.Overlap(pairs=True),
     ss.Overlap(prefetch=3, reductions=True, bucket_bytes=1),
+    ss.Overlap(prefetch=2, memory_bytes=0),
 ]
 
 
@@ -30,10 +31,42 @@ def test_overlap_round_trips_through_text_and_decisions(overlap: ss.Overlap) -> 
     assert plan.copy().overlap == overlap
 
 
+@pytest.mark.parametrize(
+    "text, overlap",
+    [
+        ("prefetch 0 reductions off moves off duplex off bucket 16777216", NO_OVERLAP),
+        (
+            "prefetch 2 reductions on moves off duplex on bucket 4000",
+            ss.Overlap(prefetch=2, reductions=True, duplex=True, bucket_bytes=4000),
+        ),
+        (
+            "prefetch 0 reductions off moves on duplex off pairs on bucket 1",
+            ss.Overlap(moves=True, pairs=True, bucket_bytes=1),
+        ),
+    ],
+)
+def test_older_texts_that_name_all_switches_are_read(text: str, overlap: ss.Overlap) -> None:
+    assert ss.Overlap.parse(text) == overlap
+
+
+@pytest.mark.parametrize(
+    "overlap, text",
+    [
+        (NO_OVERLAP, "none"),
+        (ss.Overlap(prefetch=1, reductions=True), "prefetch 1 reductions"),
+        (ss.Overlap(moves=True, bucket_bytes=1, memory_bytes=2), "moves bucket 1 memory 2"),
+    ],
+)
+def test_the_text_names_only_what_is_on(overlap: ss.Overlap, text: str) -> None:
+    assert str(overlap) == text
+
+
 def test_invalid_overlap_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="prefetch=-1 is at least 0"):
         ss.Overlap(prefetch=-1)
     with pytest.raises(PlanError, match="bucket_bytes=0 at least 1"):
         ss.Overlap(bucket_bytes=0)
+    with pytest.raises(PlanError, match="memory_bytes=-1 at least 0"):
+        ss.Overlap(memory_bytes=-1)
     with pytest.raises(PlanError, match="cannot read the overlap 'prefetch'"):
         ss.Overlap.parse("prefetch")

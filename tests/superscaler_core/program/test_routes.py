@@ -165,9 +165,9 @@ def test_decisions_about_a_stage_apply_to_all_its_workers(
     compiled = ss.compile(plan)
     program = compiled.materialized.step_program
     program.check()
-    # Fetches for the whole step are left out, because one call may serve several stages.
+    # Communication of the whole step is left out, because one call may serve several stages.
     by_stage = {
-        key: Counter(i.kind for i in block if i.kind is not Verb.FETCH)
+        key: Counter(i.kind for i in block if i.microbatch is None)
         for key, block in program.blocks.items()
     }
     for stage, kind in by_stage:

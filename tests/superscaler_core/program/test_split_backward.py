@@ -1,4 +1,4 @@
-"""Overlap of moves inside stages with computation: where moves start, and saved time."""
+"""Split backwards, and moves inside stages beside computation: where they start, saved time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.cost.presets import PROFILES
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.overlap_moves import overlap_moves
+from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.verb import COMPUTING, Phase, Verb
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.simulation import simulate
@@ -88,7 +88,7 @@ def test_overlap_of_moves_changes_only_their_positions(case: Case) -> None:
 
 def test_overlap_of_moves_does_not_change_data_parallel_programs() -> None:
     plain = program(Case("data_parallel", 2), moves=False)
-    assert overlap_moves(plain) == plain
+    assert rewritten(plain, ss.Overlap(moves=True)) == plain
 
 
 @pytest.mark.parametrize("plan", ["megatron", "megatron_sp"])
