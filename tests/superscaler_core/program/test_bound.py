@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from superscaler_core.program.overlap_moves import overlap_moves
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
@@ -14,7 +15,6 @@ from superscaler_core.plans import PLANS
 from superscaler_core.program.event import Carry
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.overlap import prefetch
-from superscaler_core.program.overlap_moves import overlap_moves
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import MOVES, OWN, Verb
