@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from superscaler_core.program.step_program import StepProgram
 
 
+_AROUND = OF_WEIGHTS | {Verb.LOSS, Verb.UPDATE}
+"""Kinds of instructions that may stand before all stages and after them."""
+
+
 def check_form(program: StepProgram) -> None:
     """Refuse a program whose parts do not agree.
 
@@ -38,9 +42,13 @@ def check_form(program: StepProgram) -> None:
         if key not in seen:
             _check_values(instruction)
             seen.add(key)
-    for block in program.blocks.values():
-        for instruction in block:
-            _check_half(instruction, program.num_halves)
+    for instruction in (*program.begin, *program.end):
+        if instruction.kind not in _AROUND:
+            raise PlanError(f"{instruction.short}: it stands in a stage's block, not around all.")
+    for instruction in (i for block in program.blocks.values() for i in block):
+        _check_half(instruction, program.num_halves)
+        if instruction.kind is Verb.LOSS:
+            raise PlanError(f"{instruction.short}: it stands around all stages, not in a block.")
     _check_segments(program)
     _check_pairs(program)
     _check_states(program)

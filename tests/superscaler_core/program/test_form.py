@@ -91,6 +91,20 @@ def test_events_that_do_not_agree_are_refused(
         check_form(replace(program, events=change(program.events)))
 
 
+@pytest.mark.parametrize(
+    "kind, words",
+    [(Verb.LOSS, "around all stages, not in a block"), (Verb.FORWARD, "in a stage's block, not")],
+)
+def test_kinds_of_the_other_place_are_refused(kind: Verb, words: str) -> None:
+    program = compiled("windows").step_program
+    (key, block), end = next(iter(program.blocks.items())), program.end
+    moved = next(i for i in (*block, *end) if i.kind is kind)
+    in_block = replace(program, blocks={**program.blocks, key: (*block, moved)})
+    at_end = replace(program, end=(*end, moved))
+    with pytest.raises(PlanError, match=words):
+        check_form(in_block if kind is Verb.LOSS else at_end)
+
+
 @pytest.mark.parametrize("routes", [3, 9])
 def test_stages_that_are_not_equal_routes_are_refused(routes: int) -> None:
     program = compiled("routes").step_program
