@@ -1,6 +1,6 @@
 """Op memory: the memory of one part of an op, measured by running it alone without data.
 
-As in the dry run of a stage, the part runs on torch's meta device, forward and backward, so
+As for a segment (``memory.trace``), the part runs on torch's meta device, forward and backward, so
 autograd itself determines what is kept.
 """
 
@@ -21,7 +21,7 @@ from superscaler_core.graph.form import MAX_PART_FORMS
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER
 from superscaler_core.memory.fused_attention import FusedAttention
-from superscaler_core.memory.moments import Meter
+from superscaler_core.memory.meta_meter import MetaMeter
 from superscaler_core.run.evaluate import run_part
 from superscaler_core.run.swap import emptied
 
@@ -93,16 +93,14 @@ class _PartOfForm:
 
 @lru_cache(maxsize=MAX_PART_FORMS)
 def _measured(of: _PartOfForm) -> OpMemory:
-    part, meter = of.part, Meter()
+    part, meter = of.part, _PeakMeter()
     operands = [_operand(meter, part, position) for position in range(len(part.op.inputs))]
     mine = [x for x, of in zip(operands, part.op.inputs, strict=True) if of.kind == ACTIVATION]
     input_bytes = meter.now_bytes
     with torch.enable_grad(), FusedAttention(), meter:
-        meter.step("forward")
         # As on the tape: autograd saves what it needs of a view, and the leaf's memory is freed.
         given = [x.view_as(x) if x.requires_grad and _is_in(x, mine) else x for x in operands]
         outputs = run_part(part, given)
-        meter.step(None)
         roots = [get_gradient_edge(out) for out in outputs if out.requires_grad]
         like = [(out.shape, out.dtype) for out in outputs if out.requires_grad]
         memory = [ref(x.untyped_storage()) for x in (*operands, *outputs)]
@@ -113,16 +111,34 @@ def _measured(of: _PartOfForm) -> OpMemory:
         del given, outputs, operands, mine
         saved = _alive(meter, memory)
         saved_bytes = meter.now_bytes
-        forward_bytes = meter.peaks["forward"].most.total
+        forward_bytes = meter.most_bytes
         if not roots:
             return OpMemory(saved_bytes, input_bytes, forward_bytes, 0, 0, saved, views)
-        meter.step("backward")
+        meter.most_bytes = meter.first_bytes = 0
         grads = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in like]
         torch.autograd.backward(roots, grads)
-        meter.step(None)
+        meter.look()
         del leaves
-    most, first = (peaks["backward"].most for peaks in (meter.peaks, meter.first_peaks))
-    return OpMemory(saved_bytes, input_bytes, forward_bytes, most.total, first.total, saved, views)
+    ends = meter.most_bytes, meter.first_bytes
+    return OpMemory(saved_bytes, input_bytes, forward_bytes, *ends, saved, views)
+
+
+class _PeakMeter(MetaMeter):  # type: ignore[no-untyped-call]
+    """Measures peaks.
+
+    Attributes:
+        grads: bytes of the accumulated gradients of weights, by weight.
+        most_bytes, first_bytes: the peaks without these gradients, and with them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grads: dict[str, int] = {}
+        self.most_bytes = self.first_bytes = 0
+
+    def look(self) -> None:
+        self.most_bytes = max(self.most_bytes, self.now_bytes)
+        self.first_bytes = max(self.first_bytes, self.now_bytes + sum(self.grads.values()))
 
 
 def _viewed(out: Tensor, operands: Sequence[Tensor]) -> int | None:
@@ -132,7 +148,7 @@ def _viewed(out: Tensor, operands: Sequence[Tensor]) -> int | None:
     return next(found, None)
 
 
-def _alive(meter: Meter, memory: Sequence[ref[Any]]) -> tuple[tuple[int, int], ...]:
+def _alive(meter: _PeakMeter, memory: Sequence[ref[Any]]) -> tuple[tuple[int, int], ...]:
     """The pieces of memory that autograd keeps, each once, with their counted bytes."""
     found: dict[int, tuple[int, int]] = {}
     for number, one in enumerate(memory):
@@ -146,7 +162,7 @@ def _is_in(x: Tensor, tensors: Sequence[Tensor]) -> bool:
     return any(x is other for other in tensors)
 
 
-def _operand(meter: Meter, part: Part, position: int) -> Tensor:
+def _operand(meter: _PeakMeter, part: Part, position: int) -> Tensor:
     """An input of a part, without data; weights and the batch are counted elsewhere."""
     view, of = part.inputs[position], part.op.inputs[position]
     made = torch.empty(view.box.shape, dtype=getattr(torch, of.dtype), device="meta")
@@ -162,7 +178,7 @@ def _operand(meter: Meter, part: Part, position: int) -> Tensor:
     return made
 
 
-def _add_grad(meter: Meter, name: str, weight: Tensor) -> None:
+def _add_grad(meter: _PeakMeter, name: str, weight: Tensor) -> None:
     """Accumulate a gradient of a weight."""
-    meter.staying[name] = weight.numel() * weight.element_size()
+    meter.grads[name] = weight.numel() * weight.element_size()
     weight.grad = None

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import starmap
 from weakref import WeakKeyDictionary
 
+from superscaler_core.graph.form import OpForm
 from superscaler_core.known import Known
-from superscaler_core.memory.dry_run import DryRun, window_step
+from superscaler_core.memory.effects import StageEffects
+from superscaler_core.memory.fold import Fold
+from superscaler_core.memory.functions import function_of
+from superscaler_core.memory.lowering import Lowering
 from superscaler_core.memory.moments import Moment, Peak
-from superscaler_core.memory.stage_form import StageForm
-from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge
+from superscaler_core.memory.stored import StoredMemory
+from superscaler_core.plan import Device, OpSplit
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
-from superscaler_core.program.sequence import Close, Move, Open
+from superscaler_core.program.sequence import Open
+from superscaler_core.program.side import MAX_SIDES, Side
+from superscaler_core.run.tape import SegmentFunction
 from superscaler_core.schedules import ActionKind
 
 
@@ -75,6 +81,64 @@ def footprints(
     return found[master_dtype].of(made, device)
 
 
+class _Footprints:
+    """All footprints of a plan. Devices whose parts have equal shapes share one footprint.
+
+    It is that of the highest of these devices, whose causal attention sees the most keys. The plan
+    itself is not stored here, because it is the weak key of the cache of these objects.
+    """
+
+    def __init__(self, made: Materialized, master_dtype: str | None) -> None:
+        self._master = master_dtype
+        self._alike = _alike(made)
+        self._found: dict[tuple[int, Device], Mapping[ActionKind, Footprint]] = {}
+        self._of: dict[Device, Mapping[tuple[ActionKind, int], Footprint]] = {}
+
+    def of(self, made: Materialized, device: Device) -> Mapping[tuple[ActionKind, int], Footprint]:
+        """The footprints of all runs on one device."""
+        if device in self._of:
+            return self._of[device]
+        found: dict[tuple[ActionKind, int], Footprint] = {}
+        for stage, highest in self._alike.get(device, {}).items():
+            if (stage, highest) not in self._found:
+                self._found[stage, highest] = _footprints_of(made, stage, highest, self._master)
+            found |= {(kind, stage): f for kind, f in self._found[stage, highest].items()}
+        self._of[device] = found
+        return found
+
+
+_FOUND: WeakKeyDictionary[Materialized, dict[str | None, _Footprints]] = WeakKeyDictionary()
+
+
+def _footprints_of(
+    made: Materialized, stage: int, device: Device, master_dtype: str | None
+) -> Mapping[ActionKind, Footprint]:
+    """The footprints of a stage on a device, with the names of its gradients and segments."""
+    lowering = Lowering(made, stage, device, StoredMemory(made, master_dtype))
+    effects = lowering.effects()
+    segments = list(lowering.segments)
+
+    def function(number: int) -> SegmentFunction:
+        return function_of(made, lowering.flow, segments[number])
+
+    known = _KNOWN.get(effects)
+    if known is None:
+        known = _KNOWN[effects] = dict(_folded(effects, function))
+    grads = list(lowering.grads)
+    return {
+        kind: Footprint(
+            ran.peaks,
+            ran.first_peaks,
+            {grads[number]: size for number, size in ran.grads.items()},
+            ran.host_bytes,
+            {segments[number].name: size for number, size in ran.parcel_bytes.items()},
+        )
+        for kind, ran in known.items()
+    }
+
+
+# --- folds --------------------------------------------------------------------------------------
+
 _RUNS = (
     (ActionKind.TURN,),
     (ActionKind.FORWARD, ActionKind.RECOMPUTE, ActionKind.BACKWARD),
@@ -85,59 +149,50 @@ _RUNS = (
 stage has forwards alone if nothing needs a gradient."""
 
 
-class _Footprints:
-    """All footprints of a plan. Devices whose parts have equal shapes share one footprint.
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A footprint with numbers in place of names."""
 
-    It is measured on the highest of these devices, whose causal attention sees the most keys. The
-    plan itself is not stored here, because it is the weak key of the cache of these objects.
-    """
+    peaks: tuple[Peak, ...]
+    first_peaks: tuple[Peak, ...]
+    grads: Mapping[int, int]
+    host_bytes: int
+    parcel_bytes: Mapping[int, int]
 
-    def __init__(self, made: Materialized, master_dtype: str | None) -> None:
-        self._master = master_dtype
-        self._speakers = _speakers(made)
-        self._found: dict[tuple[int, Device], Mapping[ActionKind, Footprint]] = {}
-        self._of: dict[Device, Mapping[tuple[ActionKind, int], Footprint]] = {}
 
-    def of(self, made: Materialized, device: Device) -> Mapping[tuple[ActionKind, int], Footprint]:
-        """The footprints of all runs on one device."""
-        if device in self._of:
-            return self._of[device]
-        found: dict[tuple[ActionKind, int], Footprint] = {}
-        for stage, speaker in self._speakers.get(device, {}).items():
-            if (stage, speaker) not in self._found:
-                self._found[stage, speaker] = self._looked_at(made, stage, speaker)
-            found |= {(kind, stage): f for kind, f in self._found[stage, speaker].items()}
-        self._of[device] = found
-        return found
+MAX_STAGES = 256
+"""Bound on stages whose memory is known; each takes some tens of kilobytes with its key."""
 
-    def _looked_at(
-        self, made: Materialized, stage: int, device: Device
-    ) -> Mapping[ActionKind, Footprint]:
-        """The footprints of a stage, which runs without data unless its form was run before."""
-        form = StageForm(made, stage, device)
-        key = form.key, self._master
-        known = _KNOWN.get(key)
-        if known is None:
-            ran = self._run(made, stage, device)
-            known = _KNOWN[key] = _renamed(ran, form.grads, form.segments)
-        return _renamed(known, _turned(form.grads), _turned(form.segments))
+_KNOWN: Known[StageEffects, Mapping[ActionKind, _Ran]] = Known(MAX_STAGES)
 
-    def _run(
-        self, made: Materialized, stage: int, device: Device
-    ) -> Mapping[ActionKind, Footprint]:
-        """Run the turns without gradient, then a forward and its backward."""
-        dry = DryRun(made, stage, device, self._master)
-        names = [_name(step) for step in made.stages[stage].steps[device]]
-        found: dict[ActionKind, Footprint] = {}
-        kinds = made.stage_kinds[stage]
-        for run in _RUNS:
-            is_run = run[-1] in kinds and run[-1] not in found
-            for kind in run if is_run else ():
-                if kind in kinds:
-                    order = names[::-1] if runs_in_reverse(kind) else names
-                    footprint = _footprint(dry, kind, order)
-                    found.setdefault(kind, footprint)
-        return found
+
+def _folded(
+    stage: StageEffects, function: Callable[[int], SegmentFunction]
+) -> Iterator[tuple[ActionKind, _Ran]]:
+    """Fold the turns without gradient, then a forward and its backward."""
+    fold, runs, done = Fold(stage, function), dict(stage.runs), set()
+    for last in _RUNS:
+        if last[-1] not in runs or last[-1] in done:
+            continue
+        for kind in last:
+            if kind in runs:
+                before = fold.host.now_bytes
+                fold.run(runs[kind])
+                if kind not in done:
+                    yield kind, _ran(fold, kind, stage.num_steps, before)
+                done.add(kind)
+
+
+def _ran(fold: Fold, kind: ActionKind, num_steps: int, host_bytes: int) -> _Ran:
+    account = fold.account
+    places = range(num_steps)[::-1] if runs_in_reverse(kind) else range(num_steps)
+    return _Ran(
+        _in_order(account.peaks, places),
+        _in_order(account.first_peaks, places),
+        account.staying,
+        fold.host.now_bytes - host_bytes,
+        fold.host_bytes,
+    )
 
 
 def runs_in_reverse(kind: ActionKind) -> bool:
@@ -145,106 +200,66 @@ def runs_in_reverse(kind: ActionKind) -> bool:
     return kind.goes_back or kind is ActionKind.WEIGHTS
 
 
-MAX_STAGE_FORMS = 256
-"""Bound on cached footprints of stages; each takes some tens of kilobytes with its key."""
-
-_KNOWN: Known[Hashable, Mapping[ActionKind, Footprint]] = Known(MAX_STAGE_FORMS)
-"""Footprints by form; gradients and segments have the names that the form gives them."""
-
-
-def _renamed(
-    found: Mapping[ActionKind, Footprint], grads: Mapping[str, str], segments: Mapping[str, str]
-) -> Mapping[ActionKind, Footprint]:
-    """The same footprints with other names of gradients and segments."""
-    return {
-        kind: replace(
-            footprint,
-            grads={grads[name]: size for name, size in footprint.grads.items()},
-            parcel_bytes={segments[name]: size for name, size in footprint.parcel_bytes.items()},
-        )
-        for kind, footprint in found.items()
-    }
-
-
-def _turned(names: Mapping[str, str]) -> Mapping[str, str]:
-    return {number: name for name, number in names.items()}
-
-
-def _speakers(made: Materialized) -> Mapping[Device, Mapping[int, Device]]:
-    """For each device and stage, the device on which its footprint is measured."""
-    found: dict[Device, dict[int, Device]] = {}
-    for stage, program in enumerate(made.stages):
-        alike: dict[Hashable, list[Device]] = {}
-        for device, mine in program.steps.items():
-            alike.setdefault(_form(made, stage, device, mine), []).append(device)
-        for devices in alike.values():
-            for device in devices:
-                found.setdefault(device, {})[stage] = max(devices)
-    return found
-
-
-_FOUND: WeakKeyDictionary[Materialized, dict[str | None, _Footprints]] = WeakKeyDictionary()
+def _in_order(peaks: Mapping[int, Peak], places: Sequence[int]) -> tuple[Peak, ...]:
+    """The peaks of all steps; a step without work has the peak of no change."""
+    found: list[Peak] = []
+    now = Moment()
+    for place in places:
+        found.append(peaks.get(place) or Peak(now, now))
+        now = found[-1].after
+    return tuple(found)
 
 
 def _worst(peaks: Sequence[Peak]) -> Moment:
     return max((peak.most for peak in peaks), key=lambda moment: moment.total, default=Moment())
 
 
-def _footprint(dry: DryRun, kind: ActionKind, names: Sequence[str]) -> Footprint:
-    host_bytes = dry.meter.host.now_bytes
-    meter = dry.run(kind)
-    return Footprint(
-        _in_order(meter.peaks, names),
-        _in_order(meter.first_peaks, names),
-        dict(meter.staying),
-        meter.host.now_bytes - host_bytes,
-        dry.parcel_bytes,
-    )
+# --- devices that are alike ---------------------------------------------------------------------
 
 
-def _in_order(peaks: Mapping[str, Peak], names: Sequence[str]) -> tuple[Peak, ...]:
-    """The peaks of all steps; a step without work has the peak of no change."""
-    found: list[Peak] = []
-    now = Moment()
-    for name in names:
-        found.append(peaks.get(name) or Peak(now, now))
-        now = found[-1].after
-    return tuple(found)
+def _alike(made: Materialized) -> Mapping[Device, Mapping[int, Device]]:
+    """For each device and stage, the highest device whose parts have the same shapes."""
+    found: dict[Device, dict[int, Device]] = {}
+    for stage, program in enumerate(made.stages):
+        shapes = _shapes(made, stage)
+        alike: dict[Hashable, list[Device]] = {}
+        for device, steps in program.steps.items():
+            key = tuple(map(_mark, steps)), tuple(each.get(device) for each in shapes)
+            alike.setdefault(key, []).append(device)
+        for devices in alike.values():
+            for device in devices:
+                found.setdefault(device, {})[stage] = max(devices)
+    return found
 
 
-def _name(step: Step) -> str:
-    """The name of a step in a dry run."""
+def _mark(step: Step) -> Hashable:
+    """What a step is, without its shapes."""
     if isinstance(step, Segment):
-        return step.name
-    if isinstance(step, Move):
-        return step.edge.name
-    assert isinstance(step, Open | Close)
-    return window_step(step.window, opens=isinstance(step, Open))
+        return step.recompute, step.swap, step.parts[0].op.index, len(step.parts)
+    return step
 
 
-# --- forms --------------------------------------------------------------------------------------
+def _shapes(made: Materialized, stage: int) -> Sequence[Mapping[Device, Hashable]]:
+    """The shapes of everything in a stage by device; layers have equal ones, which count once."""
+    plan = made.plan
+    splits = dict.fromkeys((op.form, plan.op_split(op)) for op in plan.stages[stage].ops)
+    edges = (*made.edges.of_stage(stage), *made.crossing_from(stage), *made.crossing_to(stage))
+    windows = (s.window for s in made.items[stage] if isinstance(s, Open))
+    uses = (use for window in windows for use in made.uses_in(window))
+    ends = [(edge.src, edge.dst) for edge in edges] + [(use.side, use.storage) for use in uses]
+    return [*starmap(_extents, splits), *starmap(_ends, dict.fromkeys(ends))]
 
 
-def _form(made: Materialized, stage: int, device: Device, steps: Sequence[Step]) -> Hashable:
-    """A key that is equal for devices with equal memory: ops and shapes, not positions of boxes."""
-    crossing = [*made.crossing_to(stage), *made.crossing_from(stage)]
-    return (
-        tuple(_step_form(made, device, step) for step in steps),
-        tuple(_edge_form(edge, device) for edge in crossing if device in edge.devices),
-    )
+@lru_cache(maxsize=MAX_SIDES)
+def _extents(form: OpForm, split: OpSplit) -> Mapping[Device, Hashable]:
+    found: dict[Device, tuple[Hashable, ...]] = {}
+    for part in split.parts:
+        assert part.device is not None, "a materialized plan is complete"
+        extents = form.part(part.pieces).extents
+        found[part.device] = (*found.get(part.device, ()), extents)
+    return found
 
 
-def _step_form(made: Materialized, device: Device, step: Step) -> Hashable:
-    if isinstance(step, Segment):
-        parts = tuple((part.op.index, part.form.extents) for part in step.parts)
-        return step.recompute, step.swap, parts
-    if isinstance(step, Move):
-        return _edge_form(step.edge, device)
-    assert isinstance(step, Open | Close)
-    uses = made.uses_in(step.window)
-    ends = [(u.name, u.side.shape_on(device), u.storage.shape_on(device)) for u in uses]
-    return isinstance(step, Open), tuple(ends)
-
-
-def _edge_form(edge: Edge, device: Device) -> Hashable:
-    return edge.index, edge.src.shape_on(device), edge.dst.shape_on(device)
+@lru_cache(maxsize=MAX_SIDES)
+def _ends(src: Side, dst: Side) -> Mapping[Device, Hashable]:
+    return {d: (src.shape_on(d), dst.shape_on(d)) for d in src.shards.keys() | dst.shards.keys()}

@@ -9,7 +9,7 @@ from functools import cached_property
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.footprint import Footprint, footprints, runs_in_reverse
 from superscaler_core.memory.moments import Moment
-from superscaler_core.memory.staging import staging_bytes
+from superscaler_core.memory.staging import staging_by_device
 from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_form
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
@@ -107,18 +107,7 @@ class StepMemory:
 
     @cached_property
     def _staging(self) -> Mapping[Device, int]:
-        """For each device, the largest staging of any communication of a step."""
-        topology = self._made.topology
-        found: dict[Device, int] = {}
-        for edge in self._made.edges.all:
-            size = staging_bytes((*edge.forward, *edge.backward), topology)
-            for device in edge.devices if size else ():
-                found[device] = max(found.get(device, 0), size)
-        for use, legs in self._stored.legs.items():
-            size = staging_bytes(legs, topology)
-            for device in {*use.side.shards, *use.storage.shards} if size else ():
-                found[device] = max(found.get(device, 0), size)
-        return found
+        return staging_by_device(self._made, self._stored.master_dtype)
 
     def _read(self, run: Action) -> Iterable[tuple[Edge, int, bool]]:
         """The results of edges that a run reads."""

@@ -12,7 +12,6 @@ from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Side
-from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.program.weights import Use
 
@@ -80,18 +79,24 @@ class StoredMemory:
         self._made, self.master_dtype = made, master_dtype
         self._hosted = made.plan.on_host
 
+    @cached_property
+    def uses(self) -> Mapping[str, Use]:
+        """The uses of weights, by name."""
+        return {use.name: use for use in self._made.weights.uses}
+
     # --- memory that exists all the time --------------------------------------------------------
 
     def shards(self, device: Device) -> Mapping[PTensor, int]:
         """Bytes that are stored, on the device or on its host, by parameter."""
         storage = self._made.weights.storage
         return {
-            tensor: side.num_elements[device] * self._item_bytes(tensor)
+            tensor: side.num_elements[device] * self.item_bytes(tensor)
             for tensor, side in storage.items()
             if device in side.num_elements
         }
 
-    def _item_bytes(self, tensor: PTensor) -> int:
+    def item_bytes(self, tensor: PTensor) -> int:
+        """Bytes of an element of a parameter where it is stored, and of its gradient."""
         return ITEM_BYTES[self.master_dtype or tensor.dtype]
 
     @cached_property
@@ -116,7 +121,7 @@ class StoredMemory:
 
     def resting_bytes(self, device: Device) -> int:
         """Bytes of stored parameters, and of copies that exist all the time."""
-        copies = sum(_copy_bytes(use, device) for use in self._resting(device))
+        copies = sum(copy_bytes(use, device) for use in self._resting(device))
         return self._stored(device).here_bytes + copies + self._older_bytes(device)
 
     def _older_bytes(self, device: Device) -> int:
@@ -130,7 +135,7 @@ class StoredMemory:
             uses = [use for use in self._uses(device) if use.tensor in mine]
             # Stages on one device that share a stored weight share its versions.
             kept = {(use.tensor if self._is_own(use) else use): use for use in uses}.values()
-            total += (num_versions - 1) * sum(_copy_bytes(use, device) for use in kept)
+            total += (num_versions - 1) * sum(copy_bytes(use, device) for use in kept)
         return total
 
     def passing_bytes(self, use: Use, device: Device) -> int:
@@ -146,7 +151,7 @@ class StoredMemory:
         buckets = self._buckets_on.get((Verb.FETCH, device), [])
         for first in range(len(buckets)):
             uses = chain(*buckets[first : first + 1 + self._made.plan.overlap.prefetch])
-            arrived = sum(_copy_bytes(u, device) + self.passing_bytes(u, device) for u in uses)
+            arrived = sum(copy_bytes(u, device) + self.passing_bytes(u, device) for u in uses)
             most = max(most, arrived)
         return most
 
@@ -208,7 +213,7 @@ class StoredMemory:
         """
         buckets = self._buckets_on.get((Verb.REDUCE, device), [])
         at_once = self._made.plan.overlap.most_reductions
-        coming = [[self._stored_grad_bytes(use, device) for use in uses] for uses in buckets]
+        coming = [[self.stored_grad_bytes(use, device) for use in uses] for uses in buckets]
         sizes = list(map(sum, coming))
         now = most = 0
         for first, uses in enumerate(buckets):
@@ -228,32 +233,23 @@ class StoredMemory:
         that have waited for this update are freed.
         """
         by_stage = self._made.borrowers
-        waiting = sum(self._stored_grad_bytes(use, device) for use in by_stage.get(stage, ()))
+        waiting = sum(self.stored_grad_bytes(use, device) for use in by_stage.get(stage, ()))
         uses = (use for mine in by_stage.values() for use in mine if use.owner == stage)
-        return waiting - sum(self._stored_grad_bytes(use, device) for use in uses)
+        return waiting - sum(self.stored_grad_bytes(use, device) for use in uses)
 
-    @cached_property
-    def legs(self) -> Mapping[Use, tuple[Transfer, ...]]:
-        """The communication of every use: of weights, and of gradients in the dtype of storage."""
-        found = {}
-        for use in self._made.weights.uses:
-            dtype = self.master_dtype or use.tensor.dtype
-            reduce = tuple(leg.of_dtype(dtype) for leg in use.reduce)
-            found[use] = (*use.fetch, *reduce)
-        return found
-
-    def _stored_grad_bytes(self, use: Use, device: Device) -> int:
+    def stored_grad_bytes(self, use: Use, device: Device) -> int:
         """Bytes of a gradient where the parameter is stored."""
         if not use.is_trained:
             return 0
-        return use.storage.num_elements.get(device, 0) * self._item_bytes(use.tensor)
+        return use.storage.num_elements.get(device, 0) * self.item_bytes(use.tensor)
 
     def _grad_bytes(self, use: Use, device: Device) -> int:
         """Bytes of the accumulated gradient of a copy."""
         if not use.is_trained:
             return 0
-        return use.side.num_elements.get(device, 0) * self._item_bytes(use.tensor)
+        return use.side.num_elements.get(device, 0) * self.item_bytes(use.tensor)
 
 
-def _copy_bytes(use: Use, device: Device) -> int:
+def copy_bytes(use: Use, device: Device) -> int:
+    """Bytes of what a device reads of a weight."""
     return use.side.num_elements.get(device, 0) * ITEM_BYTES[use.tensor.dtype]

@@ -1,4 +1,4 @@
-"""SegmentRunner: the calls of generated code that run segments, shared by ranks and dry runs."""
+"""SegmentRunner: the calls of generated code that run segments, on a rank."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from superscaler_core.run.tape import SegmentFunction, Tape, Tensors
 class SegmentRunner(ABC):
     """Runs segments on a tape; in a turn without gradient it keeps nothing.
 
-    Subclasses are a rank and the dry run that measures memory, so both run a file by the same
-    rules. A subclass chooses the random seed (``_rng``), and is told when a segment begins.
+    A subclass chooses the random seed (``_rng``), and is told when a segment begins.
 
     Args:
         tape: keeps what the backward needs.

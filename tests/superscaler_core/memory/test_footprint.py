@@ -15,7 +15,8 @@ import torch
 
 from superscaler_core.compiled import Compiled
 from superscaler_core.memory.footprint import Footprint, footprints
-from superscaler_core.memory.moments import Meter, Moment
+from superscaler_core.memory.meta_meter import MetaMeter
+from superscaler_core.memory.moments import Moment
 from superscaler_core.plan import Keep, Overlap
 from superscaler_core.plans import PLANS
 from superscaler_core.run.live_bytes import LiveBytes, StorageMeter
@@ -263,7 +264,7 @@ def test_swapped_activations_are_on_the_host() -> None:
 
 
 def test_operator_that_returns_a_view_allocates_no_memory() -> None:
-    meter = Meter()
+    meter = MetaMeter()
     x = torch.empty(4, 6, device="meta")
     with meter:
         seen = [torch.ops.aten._unsafe_view(x, [24]) for _ in range(3)]

@@ -1,0 +1,145 @@
+"""Lowering: equal stages have equal effects, and their memory is found once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pytest
+import torch
+
+import superscaler_core as ss
+from superscaler_core.known import Known
+from superscaler_core.memory import footprint
+from superscaler_core.memory.effects import LOSS_GRAD, NOTHING, StageEffects
+from superscaler_core.memory.fold import Fold
+from superscaler_core.memory.footprint import Footprint, footprints
+from superscaler_core.memory.lowering import Lowering
+from superscaler_core.memory.stored import StoredMemory
+from superscaler_core.models.gpt import GPT, GPTConfig
+from superscaler_core.plan import Keep
+from superscaler_core.plans import PLANS
+from tests.superscaler_core.training import Case
+
+
+def gpt(layers: int) -> ss.Graph:
+    with torch.device("meta"):
+        model = GPT(GPTConfig(vocabulary=40, sequence=8, layers=layers, width=16, heads=4))
+        tokens = torch.empty(4, 8, dtype=torch.int64)
+    return ss.capture(model, (tokens, tokens))
+
+
+def compiled(name: str, num: int = 4, layers: int = 4, **knobs: Any) -> ss.Compiled:
+    plan = ss.Plan(gpt(layers), range(num))
+    PLANS[name](plan, **knobs)
+    return ss.compile(plan, master_dtype="float64")
+
+
+CASES: dict[str, Callable[[], ss.Compiled]] = {
+    "pipeline": lambda: compiled("hybrid", pp=4),
+    "recomputed": lambda: compiled("hybrid", pp=4, keep=Keep.SEGMENT_INPUTS),
+    "rerun": lambda: compiled("hybrid", pp=2, tp=2, keep=Keep.BLOCK_INPUTS),
+    "grid": lambda: compiled("hybrid", pp=2, tp=2, sequence=True, zero1=True),
+    "zero3": lambda: compiled("zero3"),
+    "swap": lambda: compiled("swap"),
+    "interlaced": lambda: compiled("interlaced"),
+}
+
+
+def effects_of(program: ss.Compiled, stage: int, device: int) -> StageEffects:
+    made = program.materialized
+    return Lowering(made, stage, device, StoredMemory(made, program.master_dtype)).effects()
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "_KNOWN", Known(footprint.MAX_STAGES))
+    monkeypatch.setattr(footprint, "_FOUND", WeakKeyDictionary())
+
+
+def all_footprints(program: ss.Compiled, devices: Sequence[int]) -> Mapping[Any, Footprint]:
+    return {
+        (device, *run): found
+        for device in devices
+        for run, found in footprints(program.materialized, device, program.master_dtype).items()
+    }
+
+
+# --- effects ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_value_is_freed_once_after_its_last_use(name: str) -> None:
+    program = CASES[name]()
+    for device, stage in [
+        (d, s) for s, p in enumerate(program.materialized.stages) for d in p.steps
+    ]:
+        effects = effects_of(program, stage, device)
+        staying = {NOTHING, LOSS_GRAD, *dict(effects.outside)}
+        for _, run in effects.runs:
+            used = Counter(number for effect in run for number in {*effect.uses} - staying)
+            for effect in run:
+                used.subtract({*effect.uses} - staying)
+                if effect.do is Fold.free:
+                    (values,) = effect.args
+                    assert all(used.pop(number) == 0 for number in values)
+            assert not used
+
+
+def test_stages_of_equal_layers_have_equal_effects() -> None:
+    program = compiled("hybrid", pp=4)
+    first, second, third, last = (effects_of(program, stage, stage) for stage in range(4))
+    assert second == third
+    # Stage 0 has the embedding and stage 3 has the loss.
+    assert len({first, second, last}) == 3
+
+
+def test_stage_with_recomputation_has_other_effects() -> None:
+    plain, saving = compiled("hybrid", pp=2), compiled("hybrid", pp=2, keep=Keep.SEGMENT_INPUTS)
+    assert effects_of(plain, 0, 0) != effects_of(saving, 0, 0)
+
+
+# --- footprints of known effects ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_is_the_same_whether_effects_were_known(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget(monkeypatch)
+    program = CASES[name]()
+    devices = program.plan.devices
+    before = all_footprints(program, devices)
+    monkeypatch.setattr(footprint, "_FOUND", WeakKeyDictionary())
+    assert all_footprints(program, devices) == before
+    for device in devices:
+        forget(monkeypatch)
+        alone = all_footprints(program, [device])
+        assert alone == {key: found for key, found in before.items() if key[0] == device}
+
+
+def test_stage_that_sends_to_its_own_device_is_known_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages 2 and 3 of a V are on one device; what stage 3 receives is already counted."""
+    program = Case("zero_bubble_v", 3, {"microbatches": 2}, model="mlp", sizes={"layers": 6})
+    made = program.compiled()
+    forget(monkeypatch)
+    alone = all_footprints(made, [2])
+    forget(monkeypatch)
+    last = {key: found for key, found in all_footprints(made, [0, 1, 2]).items() if key[0] == 2}
+    assert alone == last
+
+
+def test_equal_stages_are_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(monkeypatch)
+    _ = compiled("hybrid", pp=4).memory
+    assert len(footprint._KNOWN) == 3
+    _ = compiled("hybrid", pp=4, microbatches=6).memory
+    assert len(footprint._KNOWN) == 3
+
+
+def test_number_of_known_stages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(monkeypatch)
+    monkeypatch.setattr(footprint, "_KNOWN", Known(2))
+    _ = compiled("hybrid", pp=4).memory
+    assert len(footprint._KNOWN) == 2
