@@ -214,8 +214,7 @@ class Materialized:
 
     def _bytes_of(self, instruction: StepInstruction) -> int:
         """The bytes of weights that a communication brings to a device, at most."""
-        is_of_weights = instruction.kind in OF_WEIGHTS
-        return sum(use.most_bytes for use in self.uses_of(instruction)) if is_of_weights else 0
+        return sum(use.most_bytes for use in self.uses_of(instruction))
 
     @cached_property
     def _around(self) -> tuple[Block, Block]:

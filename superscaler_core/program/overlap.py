@@ -59,7 +59,7 @@ def reach_of(overlap: Overlap) -> Mapping[Verb, Reach]:
 
 
 Size = Callable[[StepInstruction], int]
-"""The bytes that a communication brings to a device, at most."""
+"""The bytes that a communication of weights brings to a device, at most."""
 
 
 def overlapped(

@@ -129,6 +129,14 @@ def test_weights_that_are_gathered_ahead_fit_into_the_memory(
     assert max(under_way) == most
 
 
+def test_a_plan_bounds_the_weights_that_are_gathered_ahead_by_its_memory() -> None:
+    counts = []
+    for memory_bytes in (0, 1 << 30):
+        block = program_of(ss.Overlap(prefetch=2, memory_bytes=memory_bytes)).blocks[0, "F"]
+        counts.append(sum((i.kind, i.phase) == (Verb.GATHER, Phase.START) for i in block))
+    assert counts[0] == 0 < counts[1]
+
+
 # --- any program --------------------------------------------------------------------------------
 
 ALL = ss.Overlap(prefetch=1, reductions=True, moves=True)
