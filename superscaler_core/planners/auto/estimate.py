@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf
+from operator import mul
 
 import rvdcomm as rv
 from rvdcomm.collector import paused_collector
@@ -135,7 +136,8 @@ def _num_bytes(setting: Setting, order: Order, stages: Sequence[Stage]) -> float
     """Bytes on the fullest worker."""
     most = 0.0
     for mine, held in zip(order.stages, order.held, strict=True):
-        kept = held * sum(stages[i].kept_bytes for i in mine) / len(mine)
+        each = [stages[i].kept_bytes for i in mine]
+        kept = max(sum(map(mul, moment, each)) for moment in held)
         working = max(stages[i].working_bytes for i in mine)
         stored = sum(stages[i].stored_bytes for i in mine)
         most = max(most, stored + (kept + working) * (2 if setting.duplex else 1))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.schedules import SCHEDULES, ActionKind, generate, one_f_one_b
+from superscaler_core.schedules import SCHEDULES, ActionKind, Schedule, generate, one_f_one_b
+from superscaler_core.schedules.schedule import held_by
 
 ROUNDS = 2
 """Microbatches per worker in the generated schedule; more do not increase those that are held."""
@@ -18,14 +19,15 @@ class Order:
 
     Attributes:
         stages: for each worker, its stages.
-        held: for each worker, the most microbatches of one stage that it holds.
+        held: for each worker, the microbatches that it holds of each of its stages, at every moment
+            at which it holds most in all.
         num_stages: number of stages.
         is_split: whether gradients of weights are computed in a later action (W). All that they
             need is then kept until W, so recomputation saves nothing.
     """
 
     stages: tuple[tuple[int, ...], ...]
-    held: tuple[int, ...]
+    held: tuple[frozenset[tuple[int, ...]], ...]
     num_stages: int
     is_split: bool
 
@@ -52,7 +54,16 @@ def _order(name: str, workers: int, num: int, chunks: int) -> Order:
     schedule = generate(generator, workers, num, chunks=chunks)
     return Order(
         tuple(schedule.stages_of(worker) for worker in range(workers)),
-        schedule.peak_microbatches,
+        tuple(_held(schedule, worker) for worker in range(workers)),
         schedule.num_stages,
         any(action.kind is ActionKind.WEIGHTS for action in schedule.places),
     )
+
+
+def _held(schedule: Schedule, worker: int) -> frozenset[tuple[int, ...]]:
+    counts, moments = dict.fromkeys(schedule.stages_of(worker), 0), set[tuple[int, ...]]()
+    for action in schedule.rows[worker]:
+        counts[action.stage] += held_by(action, runs_again=False)
+        moments.add(tuple(counts.values()))
+    most = max(map(sum, moments))
+    return frozenset(moment for moment in moments if sum(moment) == most)
