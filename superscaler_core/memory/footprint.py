@@ -12,7 +12,6 @@ from superscaler_core.graph.form import OpForm
 from superscaler_core.known import Known
 from superscaler_core.memory.effects import StageEffects
 from superscaler_core.memory.fold import Fold
-from superscaler_core.memory.functions import function_of
 from superscaler_core.memory.lowering import Lowering
 from superscaler_core.memory.moments import Moment, Peak
 from superscaler_core.memory.stored import StoredMemory
@@ -84,14 +83,13 @@ def footprints(
 class _Footprints:
     """All footprints of a plan. Devices whose parts have equal shapes share one footprint.
 
-    It is that of the highest of these devices, whose causal attention sees the most keys. The plan
-    itself is not stored here, because it is the weak key of the cache of these objects.
+    The plan itself is not stored here, because it is the weak key of the cache of these objects.
     """
 
     def __init__(self, made: Materialized, master_dtype: str | None) -> None:
         self._master = master_dtype
         self._alike = _alike(made)
-        self._found: dict[tuple[int, Device], Mapping[ActionKind, Footprint]] = {}
+        self._found: dict[tuple[int, Devices], Mapping[ActionKind, Footprint]] = {}
         self._of: dict[Device, Mapping[tuple[ActionKind, int], Footprint]] = {}
 
     def of(self, made: Materialized, device: Device) -> Mapping[tuple[ActionKind, int], Footprint]:
@@ -99,10 +97,10 @@ class _Footprints:
         if device in self._of:
             return self._of[device]
         found: dict[tuple[ActionKind, int], Footprint] = {}
-        for stage, highest in self._alike.get(device, {}).items():
-            if (stage, highest) not in self._found:
-                self._found[stage, highest] = _footprints_of(made, stage, highest, self._master)
-            found |= {(kind, stage): f for kind, f in self._found[stage, highest].items()}
+        for stage, alike in self._alike.get(device, {}).items():
+            if (stage, alike) not in self._found:
+                self._found[stage, alike] = _footprints_of(made, stage, alike, self._master)
+            found |= {(kind, stage): f for kind, f in self._found[stage, alike].items()}
         self._of[device] = found
         return found
 
@@ -111,20 +109,15 @@ _FOUND: WeakKeyDictionary[Materialized, dict[str | None, _Footprints]] = WeakKey
 
 
 def _footprints_of(
-    made: Materialized, stage: int, device: Device, master_dtype: str | None
+    made: Materialized, stage: int, devices: Devices, master_dtype: str | None
 ) -> Mapping[ActionKind, Footprint]:
-    """The footprints of a stage on a device, with the names of its gradients and segments."""
-    lowering = Lowering(made, stage, device, StoredMemory(made, master_dtype))
+    """The footprints of a stage on devices, with the names of its gradients and segments."""
+    lowering = Lowering(made, stage, devices, StoredMemory(made, master_dtype))
     effects = lowering.effects()
-    segments = list(lowering.segments)
-
-    def function(number: int) -> SegmentFunction:
-        return function_of(made, lowering.flow, segments[number])
-
     known = _KNOWN.get(effects)
     if known is None:
-        known = _KNOWN[effects] = dict(_folded(effects, function))
-    grads = list(lowering.grads)
+        known = _KNOWN[effects] = dict(_folded(effects, lowering.function))
+    grads, segments = list(lowering.grads), list(lowering.segments)
     return {
         kind: Footprint(
             ran.peaks,
@@ -217,9 +210,12 @@ def _worst(peaks: Sequence[Peak]) -> Moment:
 # --- devices that are alike ---------------------------------------------------------------------
 
 
-def _alike(made: Materialized) -> Mapping[Device, Mapping[int, Device]]:
-    """For each device and stage, the highest device whose parts have the same shapes."""
-    found: dict[Device, dict[int, Device]] = {}
+Devices = tuple[Device, ...]
+
+
+def _alike(made: Materialized) -> Mapping[Device, Mapping[int, Devices]]:
+    """For each device and stage, all devices whose parts have the same shapes, ascending."""
+    found: dict[Device, dict[int, Devices]] = {}
     for stage, program in enumerate(made.stages):
         shapes = _shapes(made, stage)
         alike: dict[Hashable, list[Device]] = {}
@@ -228,7 +224,7 @@ def _alike(made: Materialized) -> Mapping[Device, Mapping[int, Device]]:
             alike.setdefault(key, []).append(device)
         for devices in alike.values():
             for device in devices:
-                found.setdefault(device, {})[stage] = max(devices)
+                found.setdefault(device, {})[stage] = tuple(sorted(devices))
     return found
 
 

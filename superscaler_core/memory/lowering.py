@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
+from superscaler_core.graph.form import PartForm
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.memory.effects import (
     LOSS_GRAD,
@@ -16,6 +17,7 @@ from superscaler_core.memory.effects import (
     TrainedWeight,
 )
 from superscaler_core.memory.fold import Fold
+from superscaler_core.memory.functions import function_of
 from superscaler_core.memory.piece import Strided
 from superscaler_core.memory.stored import StoredMemory, copy_bytes
 from superscaler_core.memory.terms import Statement, Terms, combine, freed, within
@@ -31,6 +33,7 @@ from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.value import IN_BLOCK, Role, Value
 from superscaler_core.program.verb import COMPUTING, Phase, Verb
 from superscaler_core.program.weights import Use
+from superscaler_core.run.tape import SegmentFunction
 from superscaler_core.schedules import ActionKind
 
 _WEIGHTS = frozenset({Role.COPY, Role.WEIGHT})
@@ -39,28 +42,32 @@ _FORWARDS = frozenset({ActionKind.FORWARD, ActionKind.TURN})
 
 
 class Lowering:
-    """Lowers the instructions of a stage on one device.
+    """Lowers the instructions of a stage on devices whose parts have equal shapes.
+
+    It lowers those of the lowest device. A function that says where its part lies is that of the
+    highest one, whose causal attention sees the most keys.
 
     What an instruction reads is combined as the run time does it: the gradients that several
     readers give to a value, and the summands that an edge moves, are added up as they come.
 
     Args:
         made: the plan.
-        stage, device: the stage and the device.
+        stage: the stage.
+        devices: the devices, ascending.
         stored: the plan's parameters.
 
     Attributes:
-        flow: the values of the stage on the device.
         segments: the segments, by number.
         grads: the names of gradients of weights, by number.
     """
 
     def __init__(
-        self, made: Materialized, stage: int, device: Device, stored: StoredMemory
+        self, made: Materialized, stage: int, devices: Sequence[Device], stored: StoredMemory
     ) -> None:
-        self._made, self._stage, self._here, self._stored = made, stage, device, stored
-        self.flow = made.stages[stage].flow(device)
-        self._places = {step: n for n, step in enumerate(made.stages[stage].steps[device])}
+        self._made, self._stage, self._stored = made, stage, stored
+        self._here, self._highest = devices[0], devices[-1]
+        self._flow = made.stages[stage].flow(self._here)
+        self._places = {step: n for n, step in enumerate(made.stages[stage].steps[self._here])}
         self._terms = Terms()
         self._outside = {LOSS_GRAD: Strided.new((), made.plan.graph.loss.dtype)}
         self.segments: dict[Segment, int] = {}
@@ -76,6 +83,17 @@ class Lowering:
             runs.append((run, tuple(self._lowered(block, run))))
         shapes = tuple(map(self._shape, self.segments))
         return StageEffects(len(self._places), tuple(runs), shapes, tuple(self._outside.items()))
+
+    def function(self, number: int) -> SegmentFunction:
+        """The function of a segment."""
+        device, segment = self._shown(list(self.segments)[number])
+        return function_of(self._made, self._made.stages[self._stage].flow(device), segment)
+
+    def _shown(self, segment: Segment) -> tuple[Device, Segment]:
+        """The device whose function of a segment stands for those of all devices."""
+        says_where = any(op.form.says_where for op in segment.ops)
+        device = self._highest if says_where else self._here
+        return device, self._made.segment(segment.name, device)
 
     def _lowered(self, block: Sequence[StepInstruction], run: ActionKind) -> Iterator[Effect]:
         self._run = run
@@ -110,18 +128,18 @@ class Lowering:
     # --- segments -------------------------------------------------------------------------------
 
     def _forward(self, i: StepInstruction) -> Iterator[Statement]:
-        segment, mine = self._made.segment(i.name, self._here), self.flow.of[i.name]
+        segment, mine = self._made.segment(i.name, self._here), self._flow.of[i.name]
         results = () if i.kind is Verb.HOLD else mine.results
         reads, makes = (tuple(self._of(h, i.half) for h in each) for each in (mine.args, results))
         yield self._running(i, segment, reads, makes)
         again = 0 if self._run in _FORWARDS else segment.span
         for held, number in zip(results, makes, strict=False):
-            for edge in self.flow.summands.get(held.value, ()):
-                if not again or self.flow.is_summed_in(edge, again):
+            for edge in self._flow.summands.get(held.value, ()):
+                if not again or self._flow.is_summed_in(edge, again):
                     yield from self._terms.add((edge, i.half), (number, None))
 
     def _backward(self, i: StepInstruction) -> Iterator[Statement]:
-        mine, terms = self.flow.of[i.name], self._terms
+        mine, terms = self._flow.of[i.name], self._terms
         statement: Statement = []
         reads = []
         for held in mine.results:
@@ -154,8 +172,10 @@ class Lowering:
         return [_begin(self._places[segment]), run]
 
     def _shape(self, segment: Segment) -> SegmentShape:
-        mine = self.flow.of[segment.name]
-        form, trained = segment_form(self.flow, segment), tuple(self._trained(mine.args))
+        mine = self._flow.of[segment.name]
+        _, shown = self._shown(segment)
+        form = segment_form(self._flow, segment, [part.form for part in shown.parts])
+        trained = tuple(self._trained(mine.args))
         return SegmentShape(form, len(mine.inputs), segment.recompute, segment.swap, trained)
 
     def _trained(self, args: Sequence[Held]) -> Iterator[TrainedWeight]:
@@ -175,7 +195,7 @@ class Lowering:
 
     def _span(self, i: StepInstruction) -> tuple[Hashable, Numbers]:
         span = int(i.name.rpartition("_span")[2])
-        return (span, i.half), tuple(self._of(held, i.half) for held in self.flow.entering(span))
+        return (span, i.half), tuple(self._of(held, i.half) for held in self._flow.entering(span))
 
     def _keep(self, i: StepInstruction) -> Iterator[Statement]:
         span, entering = self._span(i)
@@ -183,7 +203,7 @@ class Lowering:
 
     def _resume(self, i: StepInstruction) -> Iterator[Statement]:
         # What edges move is summed again.
-        self._terms.forget((edge, i.half) for edge in self.flow.sent)
+        self._terms.forget((edge, i.half) for edge in self._flow.sent)
         span, entering = self._span(i)
         yield [Effect(Fold.resume_span, (span, entering), entering)]
 
@@ -195,7 +215,7 @@ class Lowering:
             return [], NOTHING
         if (total := self._terms.sum((edge, half))) is not None:
             return self._terms.taken(total)
-        box, sent = edge.src.shards[self._here].box, self.flow.sent[edge]
+        box, sent = edge.src.shards[self._here].box, self._flow.sent[edge]
         numbers = tuple(self._of(held, half) for held in sent)
         boxes = tuple(within(box, held.box) for held in sent)
         if len(sent) == 1:
@@ -209,13 +229,13 @@ class Lowering:
         """The same for the gradient of what an edge has brought."""
         if self._here not in edge.dst.shards:
             return [], NOTHING
-        value = self.flow.arrived(edge).value
+        value = self._flow.arrived(edge).value
         return self._terms.taken(self._terms.sum(self._grad_of(value, half)))
 
     def _unpacked(self, edge: Edge, half: int | None) -> Iterator[Statement]:
         """Pass the gradient of a shard on to the values that form the shard."""
         box, grad = edge.src.shards[self._here].box, self._moved_grad(edge, half)
-        for held in self.flow.sent[edge]:
+        for held in self._flow.sent[edge]:
             term = grad, within(held.box, box)
             yield from self._terms.add(self._grad_of(held.value, half), term)
 
@@ -225,7 +245,7 @@ class Lowering:
     def _move(self, i: StepInstruction) -> Iterator[Statement]:
         edge = self._made.edge(i.name)
         is_read = self._here in edge.dst.shards
-        arrived = self._of(self.flow.arrived(edge), i.half) if is_read else NOTHING
+        arrived = self._of(self._flow.arrived(edge), i.half) if is_read else NOTHING
         if i.phase is Phase.WAIT:
             yield self._waiting(i, edge)
         else:
@@ -288,7 +308,7 @@ class Lowering:
 
     def _receive(self, i: StepInstruction) -> Iterator[Statement]:
         edge = self._made.edge(i.name)
-        yield [self._taken(edge, edge.forward, self._of(self.flow.arrived(edge), i.half))]
+        yield [self._taken(edge, edge.forward, self._of(self._flow.arrived(edge), i.half))]
 
     def _receive_back(self, i: StepInstruction) -> Iterator[Statement]:
         edge = self._made.edge(i.name)
@@ -314,9 +334,9 @@ class Lowering:
         """Hold to the end what only other turns send: one function runs all turns."""
         sent = {i.name for i in block if i.kind is Verb.SEND}
         for half in {i.half for i in block if i.kind in COMPUTING}:
-            for edge in self.flow.leaving:
+            for edge in self._flow.leaving:
                 if edge.name not in sent:
-                    uses = tuple(self._of(held, half) for held in self.flow.sent[edge])
+                    uses = tuple(self._of(held, half) for held in self._flow.sent[edge])
                     yield [Effect(Fold.touch, (), uses)]
 
     def _send_back(self, i: StepInstruction) -> Iterator[Statement]:
@@ -414,8 +434,14 @@ _OF_WINDOW: Mapping[
 ] = {Verb.GATHER: Lowering._gather, Verb.RELEASE: Lowering._release, Verb.REDUCE: Lowering._reduce}
 
 
-def segment_form(flow: Flow, segment: Segment) -> Hashable:
-    """A key that is equal for segments whose functions do the same, whatever the names."""
+def segment_form(flow: Flow, segment: Segment, forms: Sequence[PartForm]) -> Hashable:
+    """A key that is equal for segments whose functions do the same, whatever the names.
+
+    Args:
+        flow: the values of the stage.
+        segment: the segment.
+        forms: the forms of its parts.
+    """
     mine = flow.of[segment.name]
     numbers: dict[str, int] = {}
 
@@ -424,13 +450,13 @@ def segment_form(flow: Flow, segment: Segment) -> Hashable:
 
     given = tuple(map(number, mine.args))
     parts = []
-    for part in segment.parts:
+    for part, form in zip(segment.parts, forms, strict=True):
         read = (
             tuple((number(held), held.box) for held in flow.read(part, i))
             for i in range(len(part.op.inputs))
         )
         made = (number(flow.result(part, i)) for i in range(len(part.op.outputs)))
-        parts.append((part.form, tuple(read), tuple(made)))
+        parts.append((form, tuple(read), tuple(made)))
     places = {part: place for place, part in enumerate(segment.parts)}
     sums = tuple((places[a], places[b]) for a, b in segment.products.items())
     return given, tuple(parts), sums, tuple(map(number, mine.results))

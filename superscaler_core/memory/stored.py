@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -151,8 +151,8 @@ class StoredMemory:
         buckets = self._buckets_on.get((Verb.FETCH, device), [])
         for first in range(len(buckets)):
             uses = chain(*buckets[first : first + 1 + self._made.plan.overlap.prefetch])
-            arrived = sum(copy_bytes(u, device) + self.passing_bytes(u, device) for u in uses)
-            most = max(most, arrived)
+            sizes = ((copy_bytes(u, device) + self.passing_bytes(u, device), n) for u, n in uses)
+            most = max(most, sum(size * count for size, count in sizes))
         return most
 
     @cached_property
@@ -161,26 +161,37 @@ class StoredMemory:
         return [use for use in self._made.weights.uses if not (use.fetch or use.is_fetched)]
 
     @cached_property
-    def _buckets_on(self) -> Mapping[tuple[Verb, Device], list[list[Use]]]:
+    def _buckets_on(self) -> Mapping[tuple[Verb, Device], list[list[tuple[Use, int]]]]:
         """The buckets of uses that calls fetch or reduce, by instruction kind and device.
 
-        In the step's order; buckets that the device neither reads nor stores are left out.
+        In the step's order; buckets that the device neither reads nor stores are left out. Uses of
+        equal bytes, as equal layers have them, are one use with their number.
         """
         made = self._made
         blocks = [made.begin, made.end]
         if made.plan.overlap or made.is_asynchronous:
             blocks[1:1] = made.step_program.blocks.values()
-        found: dict[tuple[Verb, Device], list[list[Use]]] = {}
+        found: dict[tuple[Verb, Device], list[list[tuple[Use, int]]]] = {}
         for i in chain(*blocks):
             if i.phase is Phase.WAIT or not made.is_of_bucket(i):
                 continue
-            here: dict[Device, list[Use]] = {}
-            for use in made.uses_of(i):
+            here: dict[Device, list[tuple[Use, int]]] = {}
+            for alike in self._alike(made.uses_of(i)):
+                use = alike[0]
                 for device in use.side.num_elements.keys() | use.storage.num_elements.keys():
-                    here.setdefault(device, []).append(use)
+                    here.setdefault(device, []).append((use, len(alike)))
             for device, uses in here.items():
                 found.setdefault((i.kind, device), []).append(uses)
         return found
+
+    def _alike(self, uses: Iterable[Use]) -> Iterable[list[Use]]:
+        """The uses in groups that have the same bytes on every device."""
+        found: dict[Hashable, list[Use]] = {}
+        for use in uses:
+            tensor = use.tensor
+            key = use.side, use.storage, tensor.dtype, use.is_trained, self._is_hosted(tensor)
+            found.setdefault(key, []).append(use)
+        return found.values()
 
     def _resting(self, device: Device) -> list[Use]:
         """Uses with a permanent copy besides storage."""
@@ -213,17 +224,19 @@ class StoredMemory:
         """
         buckets = self._buckets_on.get((Verb.REDUCE, device), [])
         at_once = self._made.plan.overlap.most_reductions
-        coming = [[self.stored_grad_bytes(use, device) for use in uses] for uses in buckets]
+        coming = [
+            [self.stored_grad_bytes(use, device) * count for use, count in uses] for uses in buckets
+        ]
         sizes = list(map(sum, coming))
         now = most = 0
         for first, uses in enumerate(buckets):
             most = max(most, now + sum(sizes[first : first + at_once]))
             now += sum(
                 size
-                for use, size in zip(uses, coming[first], strict=True)
+                for (use, _), size in zip(uses, coming[first], strict=True)
                 if not self._is_hosted(use.tensor)
             )
-            now -= sum(self._grad_bytes(use, device) for use in uses)
+            now -= sum(self._grad_bytes(use, device) * count for use, count in uses)
         return most
 
     def handed_bytes(self, device: Device, stage: int) -> int:

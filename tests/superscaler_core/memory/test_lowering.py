@@ -50,7 +50,7 @@ CASES: dict[str, Callable[[], ss.Compiled]] = {
 
 def effects_of(program: ss.Compiled, stage: int, device: int) -> StageEffects:
     made = program.materialized
-    return Lowering(made, stage, device, StoredMemory(made, program.master_dtype)).effects()
+    return Lowering(made, stage, [device], StoredMemory(made, program.master_dtype)).effects()
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
