@@ -5,7 +5,9 @@ settings that need less memory are added in its place, and it is the last to be 
 expected is the estimate, times its error at the evaluated setting that differs in fewest choices
 and has the same layout of the devices. If that differs in d choices, only 1/d of its error is
 expected, and else the most favourable error of all settings, or none. So what is unlike all that
-was evaluated is left out only if it is slower even with little error.
+was evaluated is left out only if it is slower even with little error. Every second time the choice
+is by the estimates alone, because a choice that causes an error also spoils what is expected of its
+neighbours.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Waiting:
         self._estimate, self._memory_bytes = estimate, memory_bytes
         self._settings: dict[Setting, Figures] = {}
         self._last: set[Setting] = set()
+        self._is_blind = False
         self._errors: dict[Hashable, dict[Setting, _Error]] = {}
         self._least_secs = 1.0
 
@@ -67,10 +70,12 @@ class Waiting:
         """Remove and return the next setting, its expected seconds, and whether to evaluate it."""
         chosen = min(self._settings, key=self._order)
         is_ready = chosen in self._last or self._fits(self._settings[chosen])
+        self._is_blind ^= is_ready
         return chosen, self._settings.pop(chosen).secs, is_ready
 
     def _order(self, setting: Setting) -> tuple[float, float]:
-        return self._bytes_over(setting), self._settings[setting].secs
+        figures = self._estimate.of(setting) if self._is_blind else self._settings[setting]
+        return self._bytes_over(setting), figures.secs
 
     def _bytes_over(self, setting: Setting) -> float:
         """The expected bytes of a setting that is among the last; 0 of any other."""

@@ -100,3 +100,12 @@ def test_setting_without_an_estimate_is_the_last() -> None:
     found.add(WIDE, is_last=True)
     assert not found.has_promising
     assert taken(found) == [DEEP, WIDE]
+
+
+def test_every_second_choice_is_by_the_estimates_alone() -> None:
+    near, deeper = replace(WIDE, zero=1), replace(DEEP, zero=1)
+    figures = {WIDE: (1, 50), near: (0.9, 50), DEEP: (0.95, 50), deeper: (1.05, 50)}
+    found = waiting(figures)
+    found.learn(WIDE, trial(1.2, 50))
+    assert found.expected(near).secs > found.expected(deeper).secs
+    assert taken(found) == [DEEP, near, deeper, WIDE]
