@@ -35,8 +35,9 @@ _FORWARDS = frozenset({ActionKind.FORWARD, ActionKind.TURN})
 class Lowering:
     """Lowers the instructions of a stage on devices whose parts have equal shapes.
 
-    It lowers those of the lowest device. A function that says where its part lies is that of the
-    highest one, whose causal attention sees the most keys.
+    The order is that of the highest device, and so are functions that say where their part lies:
+    its causal attention sees the most keys. Values are those of the lowest device, for which the
+    stage's program has found them already; on all of these devices they have equal forms.
 
     What an instruction reads is combined as the run time does it: the gradients that several
     readers give to a value, and the summands that an edge moves, are added up as they come.
@@ -67,7 +68,7 @@ class Lowering:
         """The effects of all runs of the stage."""
         runs = []
         for run in self._made.stages[self._stage].order:
-            block = self._made.step_program.on(self._here, self._stage, run)
+            block = self._made.step_program.on(self._highest, self._stage, run)
             runs.append((run, tuple(self._lowered(block, run))))
         shapes = tuple(map(self._shape, self.segments))
         return StageEffects(
