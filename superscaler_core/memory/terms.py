@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import rvdcomm as rv
 from superscaler_core.memory.effects import (
@@ -14,6 +14,13 @@ from superscaler_core.memory.effects import (
     Numbers,
 )
 from superscaler_core.memory.fold import Fold
+from superscaler_core.memory.piece import Strided
+from superscaler_core.program.flow import Held
+from superscaler_core.program.value import IN_BLOCK, Role, Value
+from superscaler_core.program.weights import Use
+
+WEIGHTS = frozenset({Role.COPY, Role.WEIGHT})
+"""Roles of copies of weights."""
 
 Statement = list[Effect]
 """Effects after which values are freed together."""
@@ -27,9 +34,18 @@ class Terms:
 
     Generated code does the same (``codegen.totals``): the first term of a sum is the sum, the first
     addition makes a new value, and all others add to it in place.
+
+    Args:
+        uses: the uses of weights, by name.
+        loss_dtype: the dtype of the loss.
+
+    Attributes:
+        outside: the values whose memory is counted elsewhere: weights and the batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, uses: Mapping[str, Use], loss_dtype: str) -> None:
+        self._uses = uses
+        self.outside = {LOSS_GRAD: Strided.new((), loss_dtype)}
         self._numbers: dict[Hashable, int] = {"gradient of the loss": LOSS_GRAD}
         self._sums: dict[Hashable, Term] = {}
         self._own: set[int] = set()
@@ -37,6 +53,22 @@ class Terms:
     def number(self, value: Hashable) -> int:
         """The number of a value."""
         return self._numbers.setdefault(value, len(self._numbers))
+
+    def of(self, held: Held, half: int | None) -> int:
+        """The number of what a device holds of a tensor, in a half of the microbatch."""
+        value = held.value
+        if value.role in IN_BLOCK:
+            return self.number((value.key, half))
+        number = self.number(value.key)
+        if number not in self.outside:
+            is_trained = value.role in WEIGHTS and self._uses[value.name].is_trained
+            shape, dtype = held.box.shape, held.tensor.dtype
+            self.outside[number] = Strided.new(shape, dtype, is_trained=is_trained)
+        return number
+
+    def all(self, held: Iterable[Held], half: int | None) -> Numbers:
+        """The numbers of several values."""
+        return tuple(self.of(each, half) for each in held)
 
     def new(self) -> int:
         """The number of a value without a name."""
@@ -61,6 +93,14 @@ class Terms:
         for key in list(self._sums) if keys is None else keys:
             self._sums.pop(key, None)
 
+    def grad(self, value: Value, half: int | None) -> Term | None:
+        """The gradient of a value so far."""
+        return self.sum(("grad", value.key, half))
+
+    def add_grad(self, value: Value, half: int | None, term: Term) -> Iterator[Statement]:
+        """The effects of adding to the gradient of a value."""
+        yield from self.add(("grad", value.key, half), term)
+
     def sum(self, key: Hashable) -> Term | None:
         """The sum so far; None if nothing was added."""
         return self._sums.get(key)
@@ -79,6 +119,11 @@ class Terms:
         self._own.add(total)
         self._sums[key] = total, None
         yield [combine(reads, total, Combination(boxes))]
+
+
+def begin(place: int) -> Effect:
+    """A step of the stage begins."""
+    return Effect(Fold.begin, (place,))
 
 
 def combine(reads: Numbers, made: int, how: Combination) -> Effect:
