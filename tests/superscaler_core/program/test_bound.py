@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from superscaler_core.program.overlap_moves import overlap_moves
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plans import PLANS
 from superscaler_core.program.event import Carry
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.overlap import prefetch
+from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import MOVES, OWN, Verb
@@ -36,20 +35,20 @@ def test_a_parsed_program_has_the_files_memory_and_time_of_the_original(case: Ca
 
 
 @pytest.mark.parametrize(
-    "mechanism, rewrite",
+    "mechanism, overlap",
     [
-        ("windows", lambda program: prefetch(program, 1)),
-        ("stages", overlap_moves),
-        ("experts", overlap_moves),
+        ("windows", ss.Overlap(prefetch=1)),
+        ("stages", ss.Overlap(moves=True)),
+        ("experts", ss.Overlap(moves=True)),
     ],
 )
 def test_a_parsed_program_is_rewritten_like_the_original(
-    mechanism: str, rewrite: Callable[[StepProgram], StepProgram]
+    mechanism: str, overlap: ss.Overlap
 ) -> None:
     program = compiled(mechanism).step_program
-    rewritten = rewrite(program)
-    assert rewritten != program
-    assert rewrite(StepProgram.parse(str(program))) == rewritten
+    changed = rewritten(program, overlap)
+    assert changed != program
+    assert rewritten(StepProgram.parse(str(program)), overlap) == changed
 
 
 # --- programs of other plans --------------------------------------------------------------------

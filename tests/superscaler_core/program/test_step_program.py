@@ -282,7 +282,7 @@ def test_swap_in_without_swap_out_raises_plan_error() -> None:
 def test_missing_or_misplaced_backward_raises_plan_error() -> None:
     made = program()
     events = tuple(e for e in made.events if not (isinstance(e, Action) and e.kind == "B"))
-    with pytest.raises(PlanError, match="nothing takes kept:"):
+    with pytest.raises(PlanError, match=r"grad:.*: no reduction has added to it"):
         replace(made, events=events).check()
     with pytest.raises(PlanError, match=r"kept:.* is not there: no forward has kept it"):
         replace(made, events=made.events[::-1]).check()
