@@ -37,11 +37,8 @@ IMPORTS = re.compile(r"^from (bench[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 Row = Mapping[str, Any]
 """The result of one job."""
 
-Compute = Callable[..., dict[str, Any]]
-"""From the name of a cell, the name of a planner and a budget in seconds to a row; picklable.
-
-It takes ``max_tried`` as well if jobs have it.
-"""
+Compute = Callable[[str, str, float], dict[str, Any]]
+"""From the name of a cell, the name of a planner and a budget in seconds to a row; picklable."""
 
 
 class DirtyError(Exception):
@@ -136,20 +133,17 @@ class Job:
         cell, planner: names of the cell and of the planner.
         budget_secs: time budget of the search.
         workload: the model to capture before all searches; if None, there is nothing to capture.
-        max_tried: budget of the search in evaluations; 0 if it is in seconds.
     """
 
     cell: str
     planner: str
     budget_secs: float
     workload: Workload | None = None
-    max_tried: int = 0
 
     @property
     def path(self) -> Path:
         """The file that stores the row."""
-        limit = f"-{self.max_tried}" if self.max_tried else ""
-        return SCRATCH / f"{self.cell}-{self.planner}{limit}.json".replace(" ", "_")
+        return SCRATCH / f"{self.cell}-{self.planner}.json".replace(" ", "_")
 
     def kept(self, version: Version) -> dict[str, Any] | None:
         """The stored row, if it is valid for this version and had enough time; otherwise None.
@@ -178,8 +172,7 @@ def restore(path: Path, version: Version) -> None:
     So a run continues on a machine that has only what is committed.
     """
     for row in json.loads(path.read_text())["rows"]:
-        limit = row.get("max_tried", 0)
-        job = Job(row["cell"], row["planner"], row["budget_secs"], max_tried=limit)
+        job = Job(row["cell"], row["planner"], row["budget_secs"])
         if version.has(row) and job.kept(version) is None:
             job.keep(row)
 
@@ -232,15 +225,9 @@ def _capture(graphs: Path, workload: Workload) -> None:
 def _computed(compute: Compute, version: Version, graphs: Path, job: Job) -> dict[str, Any]:
     keep_graphs(graphs)
     start = time.monotonic()
-    limit = {"max_tried": job.max_tried} if job.max_tried else {}
-    row = compute(job.cell, job.planner, job.budget_secs, **limit)
+    row = compute(job.cell, job.planner, job.budget_secs)
     took_secs = time.monotonic() - start
-    row |= {
-        "budget_secs": job.budget_secs,
-        "took_secs": took_secs,
-        "commit": version.commit,
-        **limit,
-    }
+    row |= {"budget_secs": job.budget_secs, "took_secs": took_secs, "commit": version.commit}
     if not version.is_here:
         raise DirtyError(f"files were changed during the run, which is of {version.commit}.")
     job.keep(row)
