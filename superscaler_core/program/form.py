@@ -115,7 +115,8 @@ def _check_devices(instruction: StepInstruction, everyone: tuple[Device, ...]) -
         raise PlanError(f"{instruction.short}: a segment runs on one device, not on {len(mine)}.")
     if instruction.kind is Verb.LOSS and mine != everyone:
         raise PlanError(f"{instruction.short}: every device gets the loss: {everyone}.")
-    if instruction.kind in MOVES and instruction.phase is Phase.WHOLE:
+    # A reader without a backward takes part in the move of a gradient, and adds nothing to it.
+    if instruction.kind is Verb.MOVE and instruction.phase is Phase.WHOLE:
         idle = set(mine).difference(d for value in operands for d in value.devices or mine)
         if idle:
             raise PlanError(

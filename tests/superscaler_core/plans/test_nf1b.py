@@ -84,10 +84,11 @@ def test_invalid_counts_of_nf1b_raise_schedule_error(
 def test_recycled_tensors_go_from_last_to_first_stage_once_per_turn() -> None:
     made = Case("nf1b", 2, {"microbatches": 3, "recycle": 4}, model="evoformer").compiled()
     carried = [event for event in made.materialized.events if isinstance(event, Carry)]
-    back = [e for e in carried if e.edge.recycles is not None]
-    assert {(e.edge.src_stage, e.edge.dst_stage) for e in back} == {(1, 0)}
+    edges = {event.name: made.materialized.edge(event.name) for event in carried}
+    back = [e for e in carried if edges[e.name].recycles is not None]
+    assert {(edges[e.name].src_stage, edges[e.name].dst_stage) for e in back} == {(1, 0)}
     assert len(back) == 2 * 4 * 3  # alignment and pairs, turns, microbatches
-    onward = [e for e in carried if e.edge.recycles is None]
+    onward = [e for e in carried if edges[e.name].recycles is None]
     assert len([e for e in onward if not e.is_back]) == 2 * (4 + 1) * 3
     assert len([e for e in onward if e.is_back]) == 2 * 3
 
