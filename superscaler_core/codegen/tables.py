@@ -62,7 +62,7 @@ def tables_of(made: Materialized, device: Device) -> Tables:
             if edge.result
         },
         states={tensor.name: _legs(legs, device) for tensor, legs in made.states.items()},
-        extra=dict(_extra(graph)),
+        extra={name: text for name, text in _extra(graph) if isinstance(text, str)},
         arguments=dict(graph.arguments),
         microbatches_per_update=None if schedule is None else schedule.microbatches_per_update,
         delays={name: made.delays[name] for name in names if name in made.delays},
@@ -108,13 +108,13 @@ def _parameters(made: Materialized, device: Device) -> Iterator[tuple[str, Store
         )
 
 
-def _extra(graph: Graph) -> Iterator[tuple[str, str]]:
-    """What modules add to the state dict, as texts of plain values; others are left out."""
+def _extra(graph: Graph) -> Iterator[tuple[str, str | PlanError]]:
+    """What modules add to the state dict, as texts of plain values, or why it is left out."""
     for name, value in graph.extra.items():
         try:
             yield name, text_of(value, name)
-        except PlanError:
-            continue
+        except PlanError as error:
+            yield name, error
 
 
 def _box(side: Side, device: Device) -> str | None:
@@ -155,8 +155,8 @@ def tables_text(tables: Tables, graph: Graph) -> str:
             lines.append(wrapped("    order=(", [*map(quoted, value)], ",),", ""))
         else:
             lines.append(f"    {each.name}={_literal(value)},")
-    left = (name for name in graph.extra if name not in tables.extra)
-    lines += [f"    # {commented(name)} is no plain value; it is left out." for name in left]
+    left = (str(why) for _, why in _extra(graph) if isinstance(why, PlanError))
+    lines += [f"    # {commented(why)} It is left out of state dicts." for why in left]
     return "\n".join([*lines, ")"])
 
 
