@@ -379,13 +379,16 @@ class _Walk:
 
     def end(self) -> None:
         """Check that nothing is left but weights, the loss and the results."""
-        everything = (i for block in self._program.all_blocks for i in block)
+        everything = [i for block in self._program.all_blocks for i in block]
         fetched = (value.key for i in everything if i.kind is Verb.FETCH for value in i.writes)
         staying = {f"{Role.TOTAL}:loss", *fetched}
+        spare = _spare_sums(everything)
         for device, live in self._of_step.items():
             if f"{Role.TOTAL}:loss" not in live:
                 raise PlanError(f"device {device}: the step has no loss; no instruction sums it.")
             for key in sorted(live - staying):
+                if key in spare and device not in spare[key]:
+                    continue
                 raise PlanError(f"device {device}: nothing takes {key} before the step ends.")
         results = tuple(
             f"{half}{Role.CARRIED}:{name}"
@@ -397,6 +400,21 @@ class _Walk:
                 raise PlanError(
                     f"device {device}, microbatch {mb}: nothing takes {key} before the step ends."
                 )
+
+
+def _spare_sums(everything: Iterable[StepInstruction]) -> Mapping[Key, set[Device]]:
+    """Gradients that some device updates with as they are, and all devices that hand theirs on.
+
+    A replica of an op that does not store its weight makes such a gradient too, which is dropped.
+    """
+    updated: set[Key] = set()
+    taken: dict[Key, set[Device]] = {}
+    for i in everything:
+        for value in i.reads if i.kind in (Verb.UPDATE, Verb.REDUCE) else ():
+            if value.role is Role.SUM:
+                taken.setdefault(value.key, set()).update(value.devices or i.devices)
+                updated |= {value.key} if i.kind is Verb.UPDATE else set()
+    return {key: devices for key, devices in taken.items() if key in updated}
 
 
 Ends = Mapping[tuple[str, bool], Sequence[Device]]
