@@ -75,10 +75,6 @@ class SegmentWriter:
         """The function of a segment, with a statement for each of its parts."""
         return self.text(self.body(segment))
 
-    def form(self, segment: Segment) -> Hashable:
-        """A key that is equal for segments whose functions do the same, whatever the names."""
-        return self.form_of(self.body(segment))
-
     def text(self, body: Body, calls: Mapping[Part, Statement | None] | None = None) -> str:
         """The function of some parts.
 

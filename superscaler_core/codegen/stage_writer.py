@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from superscaler_core.codegen.names import Names
@@ -117,14 +117,6 @@ class StageWriter:
     def segments(self) -> Sequence[Segment]:
         """The segments of the stage, in order."""
         return self._flow.segments
-
-    def segment_function(self, segment: Segment) -> str:
-        """The function of a segment."""
-        return self._segments.function(segment)
-
-    def segment_form(self, segment: Segment) -> Hashable:
-        """A key that is equal for segments whose functions do the same, whatever their names."""
-        return self._segments.form(segment)
 
     def stage_functions(self) -> list[str]:
         """One function for each run of the stage in the schedule."""

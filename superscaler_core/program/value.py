@@ -103,11 +103,6 @@ class Value:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    @property
-    def is_given(self) -> bool:
-        """Whether the value exists before the step."""
-        return self.role in GIVEN
-
     def on(self, devices: Collection[Device], instruction: Collection[Device]) -> Value:
         """The value on some of the devices of an instruction."""
         is_all = len(devices) == len(instruction)

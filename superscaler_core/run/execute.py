@@ -49,7 +49,7 @@ class Executor:
         tables: the tables of the rank.
 
     Attributes:
-        tables: as given.
+        TABLES: the tables of the rank.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.check import effects_of
@@ -16,6 +17,7 @@ from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import Phase, Verb
 from tests.superscaler_core.program.few import FEW, compiled
 from tests.superscaler_core.program.mutants import Place, blocks_of, with_block
+from tests.superscaler_core.small import two_linears
 
 # --- effects ------------------------------------------------------------------------------------
 
@@ -222,3 +224,17 @@ def test_a_transfer_is_refused_if_it_is_missing_or_twice(is_back: bool) -> None:
         replace(program, events=(*events[:number], *events[number + 1 :])).check()
     with pytest.raises(PlanError, match="its stage has not left it"):
         replace(program, events=(*events[:number], events[number], *events[number:])).check()
+
+
+def test_a_replica_that_does_not_store_its_weight_makes_a_gradient_that_is_dropped() -> None:
+    plan = ss.Plan(two_linears(), range(2))
+    for op in plan.graph.ops:
+        plan.op_assign(plan.op_trans(op, ss.replicate(2)), range(2))
+    plan.op_assign(plan.update("up.weight"), 1)
+    text = str(ss.compile(plan).step_program)
+    text = "\n".join(line for line in text.splitlines() if "reduce r0" not in line)
+    StepProgram.parse(text.replace("grad:up.weight@(1)", "sum:up.weight@(1)")).check()
+    with pytest.raises(PlanError, match="grad:up.weight"):
+        StepProgram.parse(text).check()
+    with pytest.raises(PlanError, match=r"nothing takes sum:up.weight"):
+        StepProgram.parse(text.replace(", grad:up.weight@(1)", "")).check()
