@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
+from superscaler_core.codegen.line_writer import LineWriter
 from superscaler_core.codegen.names import Names
-from superscaler_core.codegen.pair_writer import pair_functions, pair_name
 from superscaler_core.codegen.segment_writer import Functions
-from superscaler_core.codegen.stage_writer import STAGE_FUNCTIONS, StageWriter, weights_call
+from superscaler_core.codegen.stage_writer import StageWriter, pair_functions, update_functions
 from superscaler_core.codegen.tables import tables_of, tables_text
-from superscaler_core.codegen.text import INDENT, function
+from superscaler_core.codegen.text import INDENT
 from superscaler_core.plan import Device
-from superscaler_core.program.event import Event, Woven, pair_of
 from superscaler_core.program.events import schedule_of
 from superscaler_core.program.instruction import Block
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.verb import OF_WEIGHTS
-from superscaler_core.quoted import commented, literal, quoted
-from superscaler_core.schedules import Action, ActionKind
+from superscaler_core.quoted import commented
+from superscaler_core.run.blocks import AROUND, event_call, lines_of
 
 _HEAD = '''"""{name}: what rank {device} of {num_devices} runs.
 
@@ -57,7 +56,7 @@ def _rank_file(made: Materialized, device: Device, known: dict[Hashable, list[st
     texts = [
         _head(made, device),
         *known[key],
-        *_updates(made, device),
+        *update_functions(made, device),
         _step(made, device),
         tables_text(tables_of(made, device), made.plan.graph),
     ]
@@ -68,9 +67,10 @@ def _done_by(made: Materialized, device: Device, stages: Sequence[int]) -> Itera
     """What the functions of stages do on a device, besides what its flows say."""
     for stage in stages:
         for run in made.stages[stage].order:
-            for i in made.step_program.on(device, stage, run):
-                names = weights_call(made, i, device) if i.kind in OF_WEIGHTS else ""
-                yield i.kind, i.name, i.phase, i.half, i.microbatch, names
+            block = made.step_program.on(device, stage, run)
+            of_weights = [i for i in block if i.kind in OF_WEIGHTS]
+            yield tuple((i.kind, i.name, i.phase, i.half, i.microbatch) for i in block)
+            yield tuple(lines for _, _, lines in lines_of(made, device, AROUND, of_weights))
 
 
 def segments_text(made: Materialized, device: Device) -> str:
@@ -113,57 +113,20 @@ def _imports(made: Materialized) -> list[str]:
     return sorted({module for op in made.plan.graph.ops for module in op.imports})
 
 
-def _updates(made: Materialized, device: Device) -> Iterator[str]:
-    """The functions that update a stage's weights between microbatches."""
-    for (stage, run), block in made.step_program.blocks.items():
-        if run is ActionKind.UPDATE and (lines := _around(made, block, device)):
-            yield function(f"def stage{stage}_{STAGE_FUNCTIONS[run]}(run):", lines)
-
-
 def _step(made: Materialized, device: Device) -> str:
     """The function ``step``: the events of the schedule, one call each."""
-    program = made.step_program
-    lines = [
+    program, writer = made.step_program, LineWriter(made, Names())
+    calls = [
         "run.begin()",
         *_around(made, program.begin, device),
-        *(_event(made, event, device) for event in made.events_on[device]),
+        *(writer.text(event_call(made, event, device)) for event in made.events_on[device]),
         *_around(made, program.end, device),
     ]
-    return "\n".join(["def step(run):", *(INDENT + line for line in lines)])
+    return "\n".join(["def step(run):", *(INDENT + call for call in calls)])
 
 
-def _around(made: Materialized, block: Block, device: Device) -> list[str]:
+def _around(made: Materialized, block: Block, device: Device) -> Iterator[str]:
     """The calls of a device before or after all stages."""
-    return [
-        weights_call(made, instruction, device)
-        for instruction in block
-        if device in instruction.devices
-    ]
-
-
-def _event(made: Materialized, event: Event, device: Device) -> str:
-    if isinstance(event, Action):
-        mb = event.microbatch * made.step_program.num_halves
-        name = f"stage{event.stage}_{STAGE_FUNCTIONS[event.kind]}"
-        if event.kind is ActionKind.UPDATE:
-            return f"{name}(run)"
-        if event.kind is ActionKind.TURN:
-            return f"run.without_grad({name}, {mb}, turn={event.turn})"
-        version = made.step_program.versions.get(event, 0)
-        is_back = event.kind is not ActionKind.FORWARD
-        borrowed = {
-            use.name: made.borrowed[event, use.owner]
-            for use in made.borrowers.get(event.stage, ())
-            if use.owner is not None and device in use.side.shards
-        }
-        if version or any(borrowed.values()) or (is_back and made.has_one_version):
-            more = f", borrowed={literal(borrowed)}" if borrowed else ""
-            call = "reads_back" if is_back else "reads"
-            return f"run.{call}({name}, {mb}, version={version}{more})"
-        return f"{name}(run, {mb})"
-    if isinstance(event, Woven):
-        return (
-            f"{pair_name(pair_of(event))}(run, {event.first.microbatch}, {event.second.microbatch})"
-        )
-    which = "carry_back" if event.is_back else "carry"
-    return f"run.{which}({quoted(event.name)}, {event.microbatch})"
+    writer = LineWriter(made, Names())
+    for _, _, lines in lines_of(made, device, AROUND, block):
+        yield from (writer.text(line.value) for line in lines)

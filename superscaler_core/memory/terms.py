@@ -32,7 +32,7 @@ Term = tuple[int, Index]
 class Terms:
     """Numbers values in the order of their first use, and adds up terms as they come.
 
-    Generated code does the same (``codegen.totals``): the first term of a sum is the sum, the first
+    The lines of a block do the same (``run.calls``): the first term of a sum is the sum, the first
     addition makes a new value, and all others add to it in place.
 
     Args:
