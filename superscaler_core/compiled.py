@@ -29,9 +29,8 @@ from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.report import Report, report_of
 from superscaler_core.run.checkpoint import save_weights
-from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, save_constants
 from superscaler_core.run.execute import Executor
-from superscaler_core.run.program_folder import saving
+from superscaler_core.run.program_folder import TOPOLOGY, WEIGHTS, save_constants, saving
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from superscaler_core.graph.tensor import ACTIVATION, PARAMETER
 from superscaler_core.memory.fused_attention import FusedAttention
 from superscaler_core.memory.meta_meter import MetaMeter
 from superscaler_core.run.evaluate import run_part
-from superscaler_core.run.swap import emptied
+from superscaler_core.run.host import emptied
 
 
 class Kept(Enum):

@@ -14,9 +14,13 @@ import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.ops.modules import FILE as MODULES
 from superscaler_core.ops.modules import load_modules
-from superscaler_core.run.constants import FILE as CONSTANTS
-from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, load_constants
-from superscaler_core.run.program_folder import ProgramFolder
+from superscaler_core.run.program_folder import (
+    CONSTANTS,
+    TOPOLOGY,
+    WEIGHTS,
+    ProgramFolder,
+    load_constants,
+)
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.tables import Tables
 from superscaler_core.run.together import ranks_of, texts_of_all

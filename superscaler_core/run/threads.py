@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from superscaler_core.run.constants import FILE as CONSTANTS
-from superscaler_core.run.constants import load_constants
 from superscaler_core.run.load import module_of, started
-from superscaler_core.run.program_folder import ProgramFolder
+from superscaler_core.run.program_folder import CONSTANTS, ProgramFolder, load_constants
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import Board, ThreadTransport
