@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 from superscaler_core.codegen.line_writer import LineWriter
 from superscaler_core.codegen.names import Names
@@ -17,6 +18,7 @@ from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.verb import OF_WEIGHTS
 from superscaler_core.quoted import commented
 from superscaler_core.run.blocks import AROUND, event_call, lines_of
+from superscaler_core.run.load import module_from
 
 _HEAD = '''"""{name}: what rank {device} of {num_devices} runs.
 
@@ -48,11 +50,11 @@ def rank_text(made: Materialized, device: Device) -> str:
 
 
 def _rank_file(made: Materialized, device: Device, known: dict[Hashable, list[str]]) -> str:
-    stages = [stage for stage, program in enumerate(made.stages) if device in program.steps]
+    stages = _stages(made, device)
     form = tuple(made.stages[stage].flow(device).form for stage in stages)
     key = form, tuple(_done_by(made, device, stages))
     if key not in known:
-        known[key] = _functions(made, device, stages)
+        known[key] = _functions(made, device)
     texts = [
         _head(made, device),
         *known[key],
@@ -73,27 +75,24 @@ def _done_by(made: Materialized, device: Device, stages: Sequence[int]) -> Itera
             yield tuple(lines for _, _, lines in lines_of(made, device, AROUND, of_weights))
 
 
-def segments_text(made: Materialized, device: Device) -> str:
-    """The functions of a device's segments as a module of their own."""
-    stages = [stage for stage, program in enumerate(made.stages) if device in program.steps]
-    names, known = Names(_imports(made)), Functions()
-    writers = [StageWriter(made, stage, device, names) for stage in stages]
+def functions_of(made: Materialized, device: Device) -> Mapping[str, Any]:
+    """The functions of a device's segments, by name."""
+    names, known = Names(_modules(made)), Functions()
+    writers = [StageWriter(made, stage, device, names) for stage in _stages(made, device)]
     texts = [text for writer in writers for text in writer.segment_functions(known)]
-    imports = "".join(f"import {module}\n" for module in _imports(made))
-    return "\n\n".join([_IMPORTS.format(imports=imports), *texts]) + "\n"
+    return vars(module_from("\n\n".join([_imports(made), *texts]) + "\n", device))
 
 
-def _functions(made: Materialized, device: Device, stages: Sequence[int]) -> list[str]:
-    names, known = Names(_imports(made)), Functions()
-    writers = [StageWriter(made, stage, device, names) for stage in stages]
-    return [
-        *(
-            text
-            for writer in writers
-            for text in (*writer.segment_functions(known), *writer.stage_functions())
-        ),
-        *pair_functions(made, device, names),
-    ]
+def _functions(made: Materialized, device: Device) -> list[str]:
+    names, known = Names(_modules(made)), Functions()
+    writers = [StageWriter(made, stage, device, names) for stage in _stages(made, device)]
+    texts = ((*w.segment_functions(known), *w.stage_functions()) for w in writers)
+    return [*(text for each in texts for text in each), *pair_functions(made, device, names)]
+
+
+def _stages(made: Materialized, device: Device) -> Sequence[int]:
+    """The stages of which a device runs steps."""
+    return [stage for stage, program in enumerate(made.stages) if device in program.steps]
 
 
 def _head(made: Materialized, device: Device) -> str:
@@ -104,11 +103,16 @@ def _head(made: Materialized, device: Device) -> str:
         num_devices=len(made.plan.devices),
         schedule=commented(schedule_of(made.plan).name),
         notes=notes,
-        imports=_IMPORTS.format(imports="".join(f"import {m}\n" for m in _imports(made))),
+        imports=_imports(made),
     )
 
 
-def _imports(made: Materialized) -> list[str]:
+def _imports(made: Materialized) -> str:
+    """The imports of a file."""
+    return _IMPORTS.format(imports="".join(f"import {module}\n" for module in _modules(made)))
+
+
+def _modules(made: Materialized) -> list[str]:
     """The Python modules whose functions the ops call."""
     return sorted({module for op in made.plan.graph.ops for module in op.imports})
 

@@ -20,7 +20,7 @@ from superscaler_core.memory.moments import Moment
 from superscaler_core.plan import Keep, Overlap
 from superscaler_core.plans import PLANS
 from superscaler_core.run.live_bytes import LiveBytes, StorageMeter
-from superscaler_core.run.threads import run_threads
+from superscaler_core.run.load import run_threads
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator import simulate

@@ -22,7 +22,7 @@ from superscaler_core.memory.footprint import footprints
 from superscaler_core.memory.held import held_of, in_flight
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Plan
-from superscaler_core.run.threads import run_threads
+from superscaler_core.run.load import run_threads
 from superscaler_core.run.trainer import Trainer
 
 SMALL = {"width": 32, "heads": 4, "sequence": 16, "vocabulary": 48}

@@ -21,7 +21,7 @@ from superscaler_core.plan.op_trans import replicate, split
 from superscaler_core.program.verb import Verb
 from superscaler_core.report import PricedMove, explain_edge, explain_ops, moves_of
 from superscaler_core.report.table import numbers_text, table
-from superscaler_core.run.threads import run_threads
+from superscaler_core.run.load import run_threads
 from superscaler_core.run.trainer import Trainer
 
 WIDTH = 100
