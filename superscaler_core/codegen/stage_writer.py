@@ -46,7 +46,9 @@ class StageWriter:
         order = self._made.stages[self._stage].order
         runs = [run for run in order if run not in (ActionKind.TURN, ActionKind.FORWARD)]
         return [
-            block_function(self._made, self._device, self._names, ((self._stage, run),))
+            block_function(
+                self._made, self._device, self._names, BlockFunction(((self._stage, run),))
+            )
             for run in (ActionKind.FORWARD, *runs)
         ]
 
@@ -55,45 +57,38 @@ def pair_functions(made: Materialized, device: Device, names: Names) -> Iterator
     """The functions of a device's pairs, one for each two runs of stages that are woven."""
     for pair in made.step_program.pairs:
         if any(device in made.devices_of(stage, run) for stage, run in pair):
-            yield block_function(made, device, names, pair)
+            yield block_function(made, device, names, BlockFunction(pair))
 
 
 def update_functions(made: Materialized, device: Device) -> Iterator[str]:
     """The functions that update a stage's weights between microbatches."""
     for (stage, run), block in made.step_program.blocks.items():
         if run is ActionKind.UPDATE and any(device in i.devices for i in block):
-            yield block_function(made, device, Names(), ((stage, run),))
+            yield block_function(made, device, Names(), BlockFunction(((stage, run),)))
 
 
-def block_function(
-    made: Materialized, device: Device, names: Names, key: tuple[tuple[int, ActionKind], ...]
-) -> str:
-    """The function of a block on a device.
-
-    Args:
-        made: the plan.
-        device: the device.
-        names: the names of the device's file.
-        key: the stage and the kind of the block's run, or of a pair's two runs.
-    """
-    block, is_pair = BlockFunction(key), len(key) > 1
-    args = ["mb", "other"] if is_pair else [] if key[0][1] is ActionKind.UPDATE else ["mb"]
-    if is_pair:
-        writers = [LineWriter(made, names, mb) for mb in args]
-    else:
-        mbs = enumerate(("mb", "mb + 1"))
-        writers = [LineWriter(made, names.of_half(half), mb) for half, mb in mbs]
-    lines = [
-        statement
-        for i, number, lines in lines_of(made, device, runs_of(made, block), _printed(made, block))
-        for statement in only_for(
-            i,
-            [writers[number].statement(line) for line in lines],
-            args[number if is_pair else 0] if args else "",
-            1 if is_pair else made.step_program.num_halves,
-        )
+def block_function(made: Materialized, device: Device, names: Names, block: BlockFunction) -> str:
+    """The function of a block on a device; ``names`` are those of the device's file."""
+    is_pair = len(block.runs) > 1
+    args = ("mb", "other") if is_pair else () if block.runs[0][1] is ActionKind.UPDATE else ("mb",)
+    # Halves of a microbatch have names of their own; the second half follows the first.
+    writers = [
+        LineWriter(made, names.of_half(0 if is_pair else number), mb)
+        for number, mb in enumerate(args if is_pair else ("mb", "mb + 1"))
     ]
-    return function(f"def {block_name(block)}({', '.join(['run', *args])}):", freed(lines))
+    body: list[Statement] = []
+    for i, number, lines in lines_of(made, device, runs_of(made, block), _printed(made, block)):
+        statements = [writers[number].statement(line) for line in lines]
+        if i.microbatch is not None:
+            first = i.microbatch * made.step_program.num_halves
+            condition = f"{args[number if is_pair else 0]} == {first}"
+            statements = [Statement(f"if {condition}:"), *map(_indented, statements)]
+        body += statements
+    return function(f"def {block_name(block)}({', '.join(['run', *args])}):", freed(body))
+
+
+def _indented(statement: Statement) -> Statement:
+    return replace(statement, text=INDENT + statement.text)
 
 
 def _printed(made: Materialized, block: BlockFunction) -> Sequence[StepInstruction]:
@@ -114,14 +109,3 @@ def _printed(made: Materialized, block: BlockFunction) -> Sequence[StepInstructi
         for edge in leaving
     )
     return (*(i for i in mine if i.kind is not Verb.SEND), *sends)
-
-
-def only_for(
-    instruction: StepInstruction, lines: Sequence[Statement], mb: str, num_halves: int = 1
-) -> Iterator[Statement]:
-    """The statements of an instruction, which may be for one microbatch only."""
-    if instruction.microbatch is None:
-        yield from lines
-        return
-    yield Statement(f"if {mb} == {instruction.microbatch * num_halves}:")
-    yield from (replace(line, text=INDENT + line.text) for line in lines)

@@ -69,17 +69,13 @@ class Calls:
             yield Line(Call("add_loss", (Variable(loss),)))
         for buffer, value in mine.states.items() if Role.STATE in roles else ():
             yield Line(Call("keep_state", (buffer, Variable(value))))
-        for held in mine.results:
-            for edge in self._edges_of(held.value, i):
-                yield from _added(self._sums, _sent(edge), _SUM, Variable(held.value))
-
-    def _edges_of(self, summand: Value, i: StepInstruction) -> Iterator[Edge]:
-        """The edges whose sum a value belongs to; a span that runs again needs its own alone."""
         span = self._made.segment(i.name, self._device).span
         is_again = span and self._run not in (ActionKind.FORWARD, ActionKind.TURN)
-        for edge in self._flow.summands.get(summand, ()):
-            if not is_again or self._flow.is_summed_in(edge, span):
-                yield edge
+        for variable in results:
+            for edge in self._flow.summands.get(variable.value, ()):
+                # A span that runs again adds up the sums that its own edges move.
+                if not is_again or self._flow.is_summed_in(edge, span):
+                    yield from _added(self._sums, _sent(edge), _SUM, variable)
 
     def _hold(self, i: StepInstruction) -> Iterator[Line]:
         yield Line(self._with_args(i, "hold"))
