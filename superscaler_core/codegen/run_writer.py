@@ -22,7 +22,7 @@ from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.value import Value
-from superscaler_core.program.verb import Phase, Verb
+from superscaler_core.program.verb import ALONE, Phase, Verb
 from superscaler_core.quoted import quoted
 from superscaler_core.schedules import ActionKind
 
@@ -146,6 +146,8 @@ class RunWriter:
         """What an instruction names on this device; the number of a span."""
         if instruction.kind in (Verb.KEEP, Verb.RESUME):
             return int(instruction.name.rpartition("_span")[2])
+        if instruction.kind in ALONE:
+            return self._made.segment(instruction.name, self._device)
         return self._made.subject(instruction)
 
     def _keep(self, span: int) -> list[Statement]:

@@ -35,8 +35,9 @@ def tables_of(made: Materialized, device: Device) -> Tables:
     uses = [u for u in made.weights.uses if device in u.side.shards or device in u.storage.shards]
     steps = (s for program in made.stages for s in program.steps.get(device, ()))
     segments = [step for step in steps if isinstance(step, Segment)]
-    for program in made.stages:
-        made.sources.inputs_on(program.steps.get(device, ()), device)
+    for segment in segments:
+        for part in segment.parts:
+            made.sources.inputs_of(part, device)
     schedule = plan.schedule if made.is_asynchronous else None
     names = dict.fromkeys(name for use in uses for name in (use.tensor.name, use.name))
     return Tables(

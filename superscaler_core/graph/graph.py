@@ -15,7 +15,7 @@ from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.name_text import name_text
 from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.shard_spec import ShardSpec
-from superscaler_core.graph.tensor import PARAMETER, PTensor
+from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
 
 UPDATE = "update"
 """Kind of the op that applies an optimizer to one parameter."""
@@ -93,6 +93,11 @@ class Op:
     def is_splittable(self, identifier: str) -> bool:
         """Whether the loop can be cut."""
         return identifier not in self.form.uncut
+
+    @cached_property
+    def reads_batch(self) -> bool:
+        """Whether an input is a part of the batch."""
+        return any(tensor.kind == INPUT for tensor in self.inputs)
 
     @property
     def parameters(self) -> tuple[PTensor, ...]:

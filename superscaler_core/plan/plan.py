@@ -25,7 +25,7 @@ from superscaler_core.known import Known
 from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
 from superscaler_core.plan.keep import Keep
 from superscaler_core.plan.members import check_member
-from superscaler_core.plan.op_split import OpSplit
+from superscaler_core.plan.op_split import OpSplit, parts_of
 from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
 from superscaler_core.plan.overlap import NO_OVERLAP, Overlap
 from superscaler_core.plan.placement import Placement
@@ -100,8 +100,6 @@ class Plan(Savings):
         self.placement: Placement | None = None
         """Which devices act as which workers of the schedule; None if not given."""
         self._splits: dict[int, OpSplit] = {}
-        # Derived from the splits on demand.
-        self._parts: dict[int, tuple[Part, ...]] = {}
         self._orders: list[tuple[Op | Part, Op | Part]] = []
         self._cuts: tuple[int, ...] = ()
 
@@ -169,15 +167,10 @@ class Plan(Savings):
 
     def _set(self, op: Op, chosen: OpSplit) -> None:
         self._splits[op.index] = chosen
-        self._parts.pop(op.index, None)
 
     def parts(self, op: Op) -> tuple[Part, ...]:
         """The present parts of an op."""
-        found = self._parts.get(op.index)
-        if found is None:
-            pairs = ((p.pieces, p.replica) for p in self.op_split(op).parts)
-            found = self._parts[op.index] = tuple(Part(op, *pair) for pair in pairs)
-        return found
+        return parts_of(op, self.op_split(op))
 
     def has_parts(self, op: Op) -> bool:
         """Whether the plan has cut or assigned the op."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
@@ -11,11 +11,13 @@ from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.split_backward import in_halves
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Value
-from superscaler_core.program.verb import Phase, Verb
+from superscaler_core.program.verb import ALONE, Phase, Verb
 
 Values = tuple[Value, ...]
-Known = dict[tuple[Verb, str, tuple[Device, ...], bool], list[tuple[Values, Values]]]
-"""For each kind, name and devices, and whether nothing moves: what they read and write."""
+Key = tuple[Verb, str, tuple[Device, ...], bool]
+"""A kind, a name, devices, and whether nothing moves."""
+Known = dict[Key, list[tuple[Values, Values]]]
+"""What instructions read and write, by their keys."""
 
 
 def check_bound(program: StepProgram, own: StepProgram) -> None:
@@ -42,18 +44,25 @@ def check_bound(program: StepProgram, own: StepProgram) -> None:
 
 
 def _known(own: StepProgram) -> Known:
-    starts: dict[tuple[object, ...], Values] = {}
+    starts: dict[Key, Values] = {}
     found: Known = {}
     for instruction in _with_halves(own):
-        key = instruction.kind, instruction.name, instruction.devices, instruction.stays
         reads, writes = instruction.given_reads, instruction.given_writes
-        if instruction.phase is Phase.START:
-            starts[key] = reads
-        else:
-            found.setdefault(key, []).append(
-                (starts.get(key, ()) if instruction.phase is Phase.WAIT else reads, writes)
-            )
+        for key in _keys(instruction):
+            if instruction.phase is Phase.START:
+                starts[key] = reads
+            else:
+                found.setdefault(key, []).append(
+                    (starts.get(key, ()) if instruction.phase is Phase.WAIT else reads, writes)
+                )
     return found
+
+
+def _keys(instruction: StepInstruction) -> Iterator[Key]:
+    """The keys of an instruction: one for each device, if each does it alone."""
+    devices = instruction.devices
+    for mine in zip(devices) if instruction.kind in ALONE else [devices]:
+        yield instruction.kind, instruction.name, mine, instruction.stays
 
 
 def _with_halves(own: StepProgram) -> Iterator[StepInstruction]:
@@ -65,8 +74,13 @@ def _with_halves(own: StepProgram) -> Iterator[StepInstruction]:
 
 
 def _check(instruction: StepInstruction, known: Known) -> None:
-    key = instruction.kind, instruction.name, instruction.devices, instruction.stays
-    variants = known.get(key)
+    for key in _keys(instruction):
+        _check_values(instruction, known.get(key))
+
+
+def _check_values(
+    instruction: StepInstruction, variants: Sequence[tuple[Values, Values]] | None
+) -> None:
     if variants is None:
         raise PlanError(f"{instruction.short}: the plan has no such instruction.")
     reads, writes = instruction.given_reads, instruction.given_writes

@@ -113,15 +113,11 @@ class Sources:
             for box, value in boxes.items()
         }  # fmt: skip
 
-    def inputs_on(self, steps: Iterable[Step], device: Device) -> tuple[Value, ...]:
-        """The boxes of the batch that the steps of a device read, in order."""
-        return tuple(
-            held.value
-            for step in steps if isinstance(step, Segment)
-            for part in step.parts if any(t.kind == INPUT for t in part.op.inputs)
-            for position, tensor in enumerate(part.op.inputs) if tensor.kind == INPUT
-            for held in self.read(part, position, device)
-        )  # fmt: skip
+    def inputs_of(self, part: Part, device: Device) -> tuple[Value, ...]:
+        """The boxes of the batch that a part reads, in order."""
+        forms = enumerate(part.op.form.inputs)
+        given = [position for position, form in forms if form.kind == INPUT]
+        return tuple(held.value for i in given for held in self.read(part, i, device))
 
     def writers(self, view: VTensor, device: Device) -> tuple[Held, ...]:
         """The results of parts on a device that form a view, each summand of it once."""

@@ -11,7 +11,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.event import Woven, actions_in, pair_of
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.value import IN_BLOCK, Role, Value
-from superscaler_core.program.verb import COMPUTING, IN_PHASES, MOVES, OF_WEIGHTS, OWN, Phase, Verb
+from superscaler_core.program.verb import IN_PHASES, MOVES, OF_WEIGHTS, OWN, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 
 if TYPE_CHECKING:
@@ -111,8 +111,6 @@ def _check_devices(instruction: StepInstruction, everyone: tuple[Device, ...]) -
         raise PlanError(
             f"{instruction.short}: device {strange[0]} does not take part in it, or in the program."
         )
-    if instruction.kind in COMPUTING and len(mine) != 1:
-        raise PlanError(f"{instruction.short}: a segment runs on one device, not on {len(mine)}.")
     if instruction.kind is Verb.LOSS and mine != everyone:
         raise PlanError(f"{instruction.short}: every device gets the loss: {everyone}.")
     # A reader without a backward takes part in the move of a gradient, and adds nothing to it.
@@ -182,19 +180,18 @@ def _check_segments(program: StepProgram) -> None:
     """All runs of a segment read the same values, and its backward is for some of them."""
     read: dict[tuple[str, Device], tuple[Value, ...]] = {}
     for instruction in (i for block in program.blocks.values() for i in block):
-        key = instruction.name, instruction.devices[0]
-        if (
-            instruction.kind in _RUNS
-            and read.setdefault(key, instruction.reads) != instruction.reads
-        ):
-            raise PlanError(
-                f"{instruction.short}: another run of this segment reads "
-                f"{', '.join(map(str, read[key]))}."
-            )
+        for device in instruction.devices if instruction.kind in _RUNS else ():
+            known = read.setdefault((instruction.name, device), instruction.reads)
+            if known is not instruction.reads and known != instruction.reads:
+                raise PlanError(
+                    f"{instruction.short}: another run of this segment reads "
+                    f"{', '.join(map(str, known))}."
+                )
     for instruction in (i for block in program.blocks.values() for i in block):
-        args = read.get((instruction.name, instruction.devices[0]))
-        if instruction.kind in _BACKWARDS and args is not None:
-            _check_backward(instruction, args)
+        if instruction.kind in _BACKWARDS:
+            args = (read.get((instruction.name, device)) for device in instruction.devices)
+            for mine in {id(each): each for each in args if each is not None}.values():
+                _check_backward(instruction, mine)
 
 
 def _check_backward(backward: StepInstruction, read: Iterable[Value]) -> None:
@@ -263,12 +260,17 @@ def _check_states_of_halves(block: Block) -> None:
     replaced: set[tuple[Device, str]] = set()
     halved = any(i.half == 1 for i in block)
     for instruction in block if halved else ():
-        device = instruction.devices[0]
-        for value in instruction.reads:
-            key = device, value.key
-            if value.role is Role.STATE and instruction.half == 1 and key not in replaced:
+        devices = instruction.devices
+        for value in instruction.reads if instruction.half == 1 else ():
+            done = value.role is not Role.STATE or replaced.issuperset(_on(value, devices))
+            if not done:
                 raise PlanError(
                     f"{instruction.short}: the first half has not replaced {value} yet."
                 )
-        if instruction.half == 0:
-            replaced |= {(device, v.key) for v in instruction.writes if v.role is Role.STATE}
+        for value in instruction.writes if instruction.half == 0 else ():
+            replaced |= set(_on(value, devices)) if value.role is Role.STATE else set()
+
+
+def _on(value: Value, devices: tuple[Device, ...]) -> list[tuple[Device, str]]:
+    """A value on each of its devices."""
+    return [(device, value.key) for device in value.devices or devices]

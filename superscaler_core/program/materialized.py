@@ -29,7 +29,7 @@ from superscaler_core.program.operands import Operands, copies, instruction_of, 
 from superscaler_core.program.pairs import has_moves
 from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.routes import by_routes, on_its_route
-from superscaler_core.program.segments import Segment, StageItems, Step
+from superscaler_core.program.segments import Segment, StageItems, Step, stage_of_segment
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
 from superscaler_core.program.side import Side
 from superscaler_core.program.spans import spans_of
@@ -221,7 +221,7 @@ class Materialized:
         """The instructions before all stages and after them, without overlap."""
         begin = tuple(instruction for _, instruction in self._fetches)
         everyone = tuple(sorted(self.plan.devices))
-        has_loss = [d for d in everyone if any(program.has_loss(d) for program in self.stages)]
+        has_loss = frozenset[Device]().union(*(program.with_loss for program in self.stages))
         share = Value(Role.LOSS, "loss").on(has_loss, everyone)
         loss = instruction_of(Verb.LOSS, "loss", everyone, Operands((share,)))
         if self.is_asynchronous:
@@ -252,7 +252,11 @@ class Materialized:
 
     def _sums(self, uses: Collection[Use], devices: Collection[Device]) -> tuple[Value, ...]:
         """The gradients of copies of weights, on the devices whose backwards make them."""
-        return sums(uses, [program.on(devices) for program in self.stages], devices)
+        return sums(uses, self._trained_on, devices)
+
+    def _trained_on(self, use: str) -> frozenset[Device]:
+        """The devices whose segments add to the gradient of a use of a weight."""
+        return frozenset[Device]().union(*(program.trained_on(use) for program in self.stages))
 
     @cached_property
     def trained(self) -> Mapping[int, Sequence[PTensor]]:
@@ -387,7 +391,10 @@ class Materialized:
     # --- what instructions name -----------------------------------------------------------------
 
     def subject(self, instruction: StepInstruction) -> Any:
-        """What an instruction names: a segment, an edge, a window, a bucket, or parameters."""
+        """What an instruction names: an edge, a window, a bucket, or parameters.
+
+        Of segments the one of its first device.
+        """
         kind, name = instruction.kind, instruction.name
         if kind in COMPUTING or kind in SWAPS or kind is Verb.HOLD:
             return self.segment(name, instruction.devices[0])
@@ -399,17 +406,7 @@ class Materialized:
 
     def segment(self, name: str, device: Device) -> Segment:
         """A segment of a device, by its name."""
-        return self._segments[name, device]
-
-    @cached_property
-    def _segments(self) -> Mapping[tuple[str, Device], Segment]:
-        return {
-            (step.name, device): step
-            for program in self.stages
-            for device, steps in program.steps.items()
-            for step in steps
-            if isinstance(step, Segment)
-        }
+        return self.stages[stage_of_segment(name)].steps.segment(name, device)
 
     def edge(self, name: str) -> Edge:
         """An edge, by its name."""

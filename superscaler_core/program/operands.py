@@ -6,8 +6,8 @@ keeps for its backward, follows from its kind and name (``OWN``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from superscaler_core.plan import Device
@@ -41,17 +41,12 @@ class SegmentOperands:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self._segments = {segment.name: segment for segment in flow.segments}
-        self._known: dict[tuple[Verb, str, ActionKind], StepInstruction] = {}
 
-    def of(self, kind: Verb, name: str, run: ActionKind, device: Device) -> StepInstruction:
-        """The instruction that runs a segment on one of the devices, in a run of the stage.
-
-        All devices that do the same share the tuples of its values.
-        """
-        key = kind, name, run
-        if key not in self._known:
-            self._known[key] = instruction_of(kind, name, (device,), self._of(*key))
-        return replace(self._known[key], devices=(device,))
+    def of(
+        self, kind: Verb, name: str, run: ActionKind, devices: tuple[Device, ...]
+    ) -> StepInstruction:
+        """The instruction by which each of these devices runs a segment, in a run of the stage."""
+        return instruction_of(kind, name, devices, self._of(kind, name, run))
 
     def _of(self, kind: Verb, name: str, run: ActionKind) -> Operands:
         # The loss counts in the forward that is trained, and buffers change in all turns; a
@@ -145,25 +140,19 @@ def copies(uses: Iterable[Use], devices: Collection[Device]) -> tuple[Value, ...
 
 
 def sums(
-    uses: Iterable[Use], flows: Iterable[Mapping[Device, Flow]], devices: Collection[Device]
+    uses: Iterable[Use],
+    trained_on: Callable[[str], Collection[Device]],
+    devices: Collection[Device],
 ) -> tuple[Value, ...]:
     """The gradients of copies of weights, on the devices whose backwards make them.
 
     Args:
         uses: the uses of the weights.
-        flows: for one or several stages, the values on devices.
+        trained_on: for a use, by name, the devices whose segments add to its gradient.
         devices: the devices of the instruction.
     """
-    stages = list(flows)
-    by_device = {
-        device: [
-            Value(Role.SUM, use.name)
-            for use in uses
-            if any(use.name in here[device].trained for here in stages if device in here)
-        ]
-        for device in devices
-    }
-    return _joined(by_device, devices)
+    named = ((use.name, set(devices).intersection(trained_on(use.name))) for use in uses)
+    return tuple(Value(Role.SUM, name).on(there, devices) for name, there in named if there)
 
 
 def stored(uses: Iterable[Use], devices: Collection[Device]) -> tuple[Value, ...]:

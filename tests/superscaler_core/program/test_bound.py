@@ -79,7 +79,9 @@ def test_a_program_of_another_model_is_refused() -> None:
 
 
 def test_a_program_of_another_plan_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"F stage0_segment0 on 0: .*: in the plan its values are"):
+    with pytest.raises(
+        PlanError, match=r"F stage0_segment0 on 0,1: .*: in the plan its values are"
+    ):
         compiled("windows").with_program(compiled("moves").step_program)
 
 
