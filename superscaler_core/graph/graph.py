@@ -99,10 +99,15 @@ class Op:
         """Whether an input is a part of the batch."""
         return any(tensor.kind == INPUT for tensor in self.inputs)
 
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The positions of the inputs that are parameters."""
+        return tuple(i for i, tensor in enumerate(self.inputs) if tensor.kind == PARAMETER)
+
     @property
     def parameters(self) -> tuple[PTensor, ...]:
         """The parameters that it reads."""
-        return tuple(t for t in self.inputs if t.kind == PARAMETER)
+        return tuple(self.inputs[position] for position in self.weights)
 
     def __repr__(self) -> str:
         return f"Op({self.name})"
@@ -222,7 +227,7 @@ class Graph:
 
     @cached_property
     def known(self) -> dict[Any, Any]:
-        """Results that ``once_per_graph`` keeps for this graph."""
+        """Results that ``once_per_graph`` and ``known_of`` keep for this graph."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -178,8 +178,8 @@ class _Values:
         if all(leg.is_idle for leg in edge.forward):
             if edge.parent is not None:
                 return self._arrived(edge.parent)
-            return self._together(self._writers_of(shard), shard, (edge.index, "edge"))
-        return (_made_for(shard, (edge.index, "edge")),)
+            return self._together(self._writers_of(shard), shard, (edge.name, "edge"))
+        return (_made_for(shard, (edge.name, "edge")),)
 
     def _together(
         self, writers: list[tuple[Part, int]], view: VTensor, key: Hashable

@@ -111,7 +111,10 @@ def memory_of(
         PlanError: the optimizer or the dtype is not known.
         OrderError: the schedule cannot run.
     """
-    return _Account(made, optimizer, master_dtype).all()
+    key = "memory", optimizer, check_states(optimizer, master_dtype)
+    if key not in made.known:
+        made.known[key] = _Account(made, optimizer, master_dtype).all()
+    return dict(made.known[key])
 
 
 @paused_collector()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import accumulate, chain, groupby, pairwise, product
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 from superscaler_core.errors import PlanError
@@ -334,6 +335,11 @@ class Plan(Savings):
         return bool(self._orders)
 
     @property
+    def given_orders(self) -> tuple[tuple[Op | Part, Op | Part], ...]:
+        """The pairs that ``op_order`` was given."""
+        return tuple(self._orders)
+
+    @property
     def orders(self) -> tuple[tuple[Part, Part], ...]:
         """All pairs of parts that ``op_order`` was given, for the parts that the ops have now.
 
@@ -470,6 +476,17 @@ class Plan(Savings):
         self.notes.append(text)
 
     # --- decisions ------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> Hashable:
+        """A key of all decisions; plans of one graph with equal keys have equal decisions."""
+        groups = (self._recomputed, self._rerun, self._swapped)
+        splits = sorted(self._splits.items(), key=itemgetter(0))
+        return (
+            self.devices, tuple(splits), self._cuts, self.schedule, self.placement,
+            self.given_orders, tuple(each.key for each in groups), self.on_host,
+            self.windows, self.overlap, tuple(self.notes),
+        )  # fmt: skip
 
     @property
     def decisions(self) -> Decisions:

@@ -106,6 +106,7 @@ class DeviceSteps(Mapping[Device, tuple[Step, ...]]):
         rows = self._rows
         keys: dict[Device, list[Hashable]] = defaultdict(list)
         found: dict[tuple[int, Device], Part] = {}
+        has_groups = self._given.has_groups
         for number, item in enumerate(self._given.items):
             if isinstance(item, Compute):
                 device, part = item.device, item.part
@@ -115,7 +116,8 @@ class DeviceSteps(Mapping[Device, tuple[Step, ...]]):
                 keys[device].append(part.op.index)
                 if alone:
                     keys[device].append(device)
-                keys[device] += self._more_of(item, inputs_of, found)
+                if has_groups or part.op.reads_batch or part.op.kind == ADDS_BIAS:
+                    keys[device] += self._more_of(item, inputs_of, found)
                 continue
             for device in self._given.taking_part[item]:
                 ends = _ends(item.edge, device) if isinstance(item, Move) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
@@ -15,10 +16,14 @@ from superscaler_core.program.operands import (
     sent,
     sent_grads,
 )
-from superscaler_core.program.stage_program import StageProgram
-from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import ActionKind
+
+if TYPE_CHECKING:
+    from superscaler_core.program.stage_program import StageProgram
+    from superscaler_core.program.step_program import StepProgram
+
+    _Maker = Callable[[StageProgram, Edge, tuple[Device, ...]], StepInstruction | None]
 
 
 def with_ends(program: StepProgram, stages: Sequence[StageProgram]) -> StepProgram:
@@ -29,7 +34,7 @@ def with_ends(program: StepProgram, stages: Sequence[StageProgram]) -> StepProgr
         stages: the stages, as ordinary stages and copies on other routes.
     """
     ends = {
-        (s, kind): (_begin(stages[s], kind), _end(stages[s], kind)) for s, kind in program.blocks
+        (s, kind): (taken(stages[s], kind), left(stages[s], kind)) for s, kind in program.blocks
     }
     halves = (None,) if program.num_halves == 1 else range(program.num_halves)
     blocks, pairs = {}, {}
@@ -45,13 +50,15 @@ def with_ends(program: StepProgram, stages: Sequence[StageProgram]) -> StepProgr
     return replace(program, blocks=blocks, pairs=pairs)
 
 
-def _begin(stage: StageProgram, kind: ActionKind) -> Block:
+def taken(stage: StageProgram, kind: ActionKind) -> Block:
+    """What a run of a stage takes from other stages."""
     if kind in _FORWARDS:
         return tuple(_each(stage, stage.arriving, False, _received))
     return tuple(_each(stage, stage.leaving, True, _received_back) if kind.goes_back else ())
 
 
-def _end(stage: StageProgram, kind: ActionKind) -> Block:
+def left(stage: StageProgram, kind: ActionKind) -> Block:
+    """What a run of a stage leaves for other stages."""
     if kind in _FORWARDS:
         leaving = [edge for edge in stage.leaving if _leaves(edge, kind)]
         return tuple(_each(stage, leaving, True, _sent))
@@ -68,11 +75,8 @@ def _leaves(edge: Edge, kind: ActionKind) -> bool:
     return kind is ActionKind.FORWARD or not edge.result
 
 
-Maker = Callable[[StageProgram, Edge, tuple[Device, ...]], StepInstruction | None]
-
-
 def _each(
-    stage: StageProgram, edges: Sequence[Edge], is_src: bool, make: Maker
+    stage: StageProgram, edges: Sequence[Edge], is_src: bool, make: _Maker
 ) -> Iterator[StepInstruction]:
     """One instruction for every edge, of the devices that write it, or of those that read it."""
     for edge in edges:

@@ -64,7 +64,8 @@ class Close:
 
 
 Item = Compute | Move | Open | Close
-Key = tuple[int, int, int]
+Key = tuple[int, int, int | tuple[int, int]]
+"""The index of an op, an order of items at one op, and an order of equal items there."""
 
 
 def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
@@ -99,7 +100,7 @@ def _placed(plan: Plan, stage: Stage, edges: Edges) -> Iterator[tuple[Key, Item]
             yield (op.index, 1, i), item
     for index, waiting in moves_before(edges, stage.index).items():
         for edge in waiting:
-            yield (index, 0, edge.index), Move(edge)
+            yield (index, 0, edge.place), Move(edge)
     for i, window in enumerate(plan.windows):
         mine = [op.index for op in window.ops if stage.ops[0].index <= op.index]
         mine = [index for index in mine if index <= stage.ops[-1].index]
@@ -128,7 +129,7 @@ def moves_before(edges: Edges, stage: int) -> Mapping[int, list[Edge]]:
             first[parent] = min(first[parent], first[edge])
             parent = parent.parent
     found: dict[int, list[Edge]] = {}
-    for edge in sorted(inside, key=lambda edge: edge.index):
+    for edge in sorted(inside, key=lambda edge: edge.place):
         found.setdefault(first[edge], []).append(edge)
     return found
 

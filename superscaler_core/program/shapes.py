@@ -18,13 +18,16 @@ def equal_shapes(plan: Plan, ops: Sequence[Op]) -> Mapping[Device, int]:
     shapes = [shapes_of(form, split) for form, split in splits]
     devices = sorted({device for mine in shapes for device in mine})
     numbers: dict[Hashable, int] = {}
-    keys = ((device, tuple(mine.get(device) for mine in shapes)) for device in devices)
+    keys = ((device, tuple([mine.get(device) for mine in shapes])) for device in devices)
     return {device: numbers.setdefault(key, len(numbers)) for device, key in keys}
 
 
 @lru_cache(maxsize=MAX_SIDES)
-def shapes_of(form: OpForm, split: OpSplit) -> Mapping[Device, Hashable]:
-    """For each device, the iterations of its parts of an op, and the shapes of their boxes."""
+def shapes_of(form: OpForm, split: OpSplit) -> Mapping[Device, int]:
+    """A number for each device of an op; devices whose parts have equal shapes share it.
+
+    The shapes of a part are its iterations, and the shapes of all boxes that it reads and writes.
+    """
     found: dict[Device, tuple[Hashable, ...]] = {}
     for placed in split.parts:
         part = form.part(placed.pieces)
@@ -32,4 +35,5 @@ def shapes_of(form: OpForm, split: OpSplit) -> Mapping[Device, Hashable]:
         if placed.device is not None:
             key = part.extents, boxes
             found[placed.device] = (*found.get(placed.device, ()), key)
-    return found
+    numbers: dict[Hashable, int] = {}
+    return {device: numbers.setdefault(key, len(numbers)) for device, key in found.items()}

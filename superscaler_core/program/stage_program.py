@@ -7,19 +7,23 @@ backward. Code generation, time and memory estimates, and reports all read its i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
+from superscaler_core.known import Known
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.device_steps import Alike, DeviceSteps
 from superscaler_core.program.edges import Edge
+from superscaler_core.program.ends import left, taken
 from superscaler_core.program.flow import Flow, Sources
+from superscaler_core.program.freed import freed_block
 from superscaler_core.program.halves import reads_weights_late
-from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import (
     Operands,
     SegmentOperands,
@@ -33,8 +37,13 @@ from superscaler_core.program.operands import (
 )
 from superscaler_core.program.segments import Segment, StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Move, Open
+from superscaler_core.program.shapes import equal_shapes
+from superscaler_core.program.together import together
 from superscaler_core.program.verb import GOES_BACK, Verb
 from superscaler_core.schedules import ActionKind
+
+MAX_KNOWN = 1 << 5
+"""Bound on cached results about a stage, such as its times on one kind of device."""
 
 RUNS = (
     *(ActionKind.TURN, ActionKind.FORWARD, ActionKind.RECOMPUTE),
@@ -90,6 +99,14 @@ class StageProgram:
         """
         runs = (run for run in RUNS if run in self.given.kinds)
         return {run: tuple(self._in_order(run)) for run in runs}
+
+    @cached_property
+    def whole(self) -> Mapping[ActionKind, Block]:
+        """The same with what the stage takes from others and leaves for them, and what is freed."""
+        return {
+            kind: together(freed_block((*taken(self, kind), *block, *left(self, kind))))
+            for kind, block in self.order.items()
+        }
 
     # --- the order of all devices ---------------------------------------------------------------
 
@@ -198,7 +215,27 @@ class StageProgram:
 
     def on(self, devices: Iterable[Device]) -> Mapping[Device, Flow]:
         """For some devices, the values that their steps pass, up to the boxes of the values."""
-        return {d: self.operands(d).flow for d in devices if d in self.steps}
+        known = self._flow_of
+        return {device: known[device] for device in devices if device in known}
+
+    @cached_property
+    def _flow_of(self) -> Mapping[Device, Flow]:
+        return {
+            device: flow
+            for alike in self.steps.alike for flow in [self.operands(alike.devices[0]).flow]
+            for device in alike.devices
+        }  # fmt: skip
+
+    @cached_property
+    def shapes(self) -> Mapping[Device, int]:
+        """A number for each device; devices whose parts have equal shapes share it."""
+        plan = self.given.plan
+        return equal_shapes(plan, plan.stages[self.given.stage].ops)
+
+    @cached_property
+    def known(self) -> Known[Hashable, Any]:
+        """What readers have found about the stage, by what they were asked."""
+        return Known(MAX_KNOWN)
 
     def operands(self, device: Device) -> SegmentOperands:
         """The operands of the segments of a device, which alike devices share."""
@@ -214,15 +251,20 @@ class StageProgram:
     @cached_property
     def with_loss(self) -> frozenset[Device]:
         """The devices that compute a part of the loss in this stage."""
-        return self._having(lambda flow: any(mine.losses for mine in flow.of.values()))
+        flows = self._flow_of.items()
+        return frozenset(d for d, flow in flows if any(mine.losses for mine in flow.of.values()))
 
     def trained_on(self, use: str) -> frozenset[Device]:
         """The devices whose segments add to the gradient of a use of a weight."""
-        return self._having(lambda flow: use in flow.trained)
+        return self._trained.get(use, frozenset())
 
-    def _having(self, is_so: Callable[[Flow], bool]) -> frozenset[Device]:
-        alike = (a for a in self.steps.alike if is_so(self.operands(a.devices[0]).flow))
-        return frozenset(device for mine in alike for device in mine.devices)
+    @cached_property
+    def _trained(self) -> Mapping[str, frozenset[Device]]:
+        found: dict[str, frozenset[Device]] = {}
+        for alike in self.steps.alike:
+            for use in self.operands(alike.devices[0]).flow.trained:
+                found[use] = found.get(use, frozenset()).union(alike.devices)
+        return found
 
     def _segment_verbs(self, segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
         """The instructions of a segment; swapped values come back before their first use."""

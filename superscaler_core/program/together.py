@@ -15,6 +15,10 @@ from superscaler_core.program.value import Value
 from superscaler_core.program.verb import ALONE
 
 
+class _Joined(tuple[StepInstruction, ...]):
+    """A block that ``together`` has made."""
+
+
 def together(block: Iterable[StepInstruction]) -> Block:
     """The instructions; those in a row that differ in their devices alone are one.
 
@@ -23,6 +27,8 @@ def together(block: Iterable[StepInstruction]) -> Block:
     Law (tests/superscaler_core/program/test_together.py): ``together(apart(block)) == block`` for a
     block that ``together`` has made.
     """
+    if isinstance(block, _Joined):
+        return block
     done: list[StepInstruction] = []
     for now in _plain(block):
         if done and now.kind in ALONE and _is_same(done[-1], now):
@@ -30,7 +36,7 @@ def together(block: Iterable[StepInstruction]) -> Block:
             done[-1] = replace(done[-1], devices=devices)
         else:
             done.append(now)
-    return tuple(done)
+    return _Joined(done)
 
 
 def apart(block: Iterable[StepInstruction]) -> Iterator[StepInstruction]:
@@ -56,7 +62,10 @@ def _plain(block: Iterable[StepInstruction]) -> Iterator[StepInstruction]:
     """The instructions; where devices alone have different values, one for each device."""
     for now in block:
         values = (*now.reads, *now.writes, *now.frees) if now.kind in ALONE else ()
-        yield from apart([now]) if any(value.devices for value in values) else (now,)
+        if any([value.devices for value in values]):
+            yield from apart([now])
+        else:
+            yield now
 
 
 def _on(instruction: StepInstruction, device: Device) -> StepInstruction:

@@ -193,7 +193,7 @@ class Stepper:
 
     def _updates(self) -> Iterator[Act]:
         """The updates of a step on every device, all together."""
-        updates = (i for i in self._made.end if i.kind is Verb.UPDATE)
+        updates = (i for i in self._made.step_program.end if i.kind is Verb.UPDATE)
         for device in sorted({device for update in updates for device in update.devices}):
             yield Act("optimizer", (device,), ticks(self._optimizer_secs[device]))
 

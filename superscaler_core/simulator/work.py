@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 from superscaler_core.cost.halves import halves
 from superscaler_core.cost.op_time import OpTimes
@@ -19,7 +20,6 @@ from superscaler_core.program.event import Pair, Woven, actions_in, pair_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, stage_of_segment
-from superscaler_core.program.shapes import equal_shapes
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import COMPUTING, GOES_BACK, Phase, Verb
 from superscaler_core.program.weights import Use
@@ -107,12 +107,11 @@ class Work:
     ) -> None:
         self._made, self._times, self._wires = made, times, wires
         self._methods, self._master = methods, master_dtype
-        self._stages: dict[tuple[str, int, bool, int | None], tuple[Act, ...]] = {}
+        self._stages: dict[Hashable, Any] = {}
         self._pairs: dict[tuple[Pair, bool, tuple[StepInstruction, ...]], tuple[Act, ...]] = {}
         self._waits: dict[str, Wire] = {}
         self._computing: dict[Segment, _Times] = {}
         self._of_forms: dict[tuple[object, ...], _Times] = {}
-        self._shapes: dict[int, Mapping[Device, int]] = {}
         self._equal: dict[tuple[int, tuple[Device, ...]], tuple[tuple[Device, ...], ...]] = {}
         self._halves: dict[tuple[Op, ...], tuple[tuple[float, float], ...]] = {}
 
@@ -129,12 +128,24 @@ class Work:
         block = self._made.block(action.stage, action.kind)
         named = {i.microbatch for i in block}
         only = action.microbatch if action.microbatch in named else None
-        key = action.kind, action.stage, is_first, only
-        if key not in self._stages:
+        known, program = self._stages, self._made.stages[action.stage]
+        key: tuple[object, ...] = action.kind, action.stage, is_first, only
+        if block is program.whole.get(action.kind):
+            # Other plans have the same stage.
+            known, key = program.known, (*key, *self._asked)
+        if key not in known:
             mine = [i for i in block if i.is_for(action.microbatch)]
-            sums = Sums(self._made, is_first)
-            self._stages[key] = tuple(self._acts(mine, sums, action.stage))
-        return self._stages[key]
+            acts = tuple(self._acts(mine, Sums(self._made, is_first), action.stage))
+            # The profile is compared by identity, so the entry keeps it alive.
+            known[key] = acts, self._times.profile
+        found: tuple[Act, ...] = known[key][0]
+        return found
+
+    @cached_property
+    def _asked(self) -> tuple[object, ...]:
+        """All that the times of a stage depend on besides the stage."""
+        profile, topology = id(self._times.profile), self._wires.topology
+        return profile, topology, self._methods, self._master, self._made.plan.on_host
 
     def pair(self, event: Woven, *, is_first: bool = False) -> Sequence[Act]:
         """The acts of two actions that run as one; ``is_first`` is about the backward."""
@@ -164,10 +175,7 @@ class Work:
         """Devices whose parts of a stage have equal shapes, together."""
         key = stage, devices
         if key not in self._equal:
-            if stage not in self._shapes:
-                plan = self._made.plan
-                self._shapes[stage] = equal_shapes(plan, plan.stages[stage].ops)
-            numbers = self._shapes[stage]
+            numbers = self._made.stages[stage].shapes
             rows = groupby(sorted(devices, key=numbers.__getitem__), numbers.__getitem__)
             self._equal[key] = tuple(tuple(mine) for _, mine in rows)
         return self._equal[key]
@@ -290,13 +298,13 @@ class Work:
     def begin(self) -> tuple[Act, ...]:
         """The acts at the start of a step."""
         alone = [use for use in self._made.weights.uses if not (use.fetch or use.is_fetched)]
-        acts = (act for i in self._made.begin for act in self._in_phase(i))
+        acts = (act for i in self._made.step_program.begin for act in self._in_phase(i))
         return (*self._host_copies("from host", alone, None), *acts)
 
     @cached_property
     def end(self) -> tuple[Act, ...]:
         """The acts at the end of a step, before the optimizer."""
-        end = self._made.end
+        end = self._made.step_program.end
         reduced = {use for i in end if i.kind is Verb.REDUCE for use in self._made.uses_of(i)}
         uses = [use for use in self._made.weights.uses if use.window is None and use.reduce]
         alone = [use for use in uses if use not in reduced]
