@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from superscaler_core.plan import Device
 from superscaler_core.program.instruction import Block, StepInstruction
-from superscaler_core.program.value import IN_BLOCK, Role, Value
+from superscaler_core.program.value import IN_BLOCK, SUMMED, Role, Value
 
 if TYPE_CHECKING:
     from superscaler_core.program.step_program import StepProgram
@@ -51,7 +51,8 @@ def _freed(
     frees = known.setdefault((id(instruction.reads), id(instruction.writes)), found)
     frees = frees if frees == found else found
     for value in instruction.writes:
-        if value.role in IN_BLOCK:
+        # What is added to a sum before is read too.
+        if value.role in IN_BLOCK - SUMMED:
             later.setdefault(_key(value, instruction), set()).difference_update(
                 value.devices or instruction.devices
             )
