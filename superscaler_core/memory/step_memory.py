@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import Footprint, footprints, runs_in_reverse
-from superscaler_core.memory.moments import Moment
 from superscaler_core.memory.staging import staging_by_device
 from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_form
 from superscaler_core.memory.stored import StoredMemory
