@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import starmap
@@ -88,7 +88,7 @@ class _Footprints:
 
     def __init__(self, made: Materialized, master_dtype: str | None) -> None:
         self._master = master_dtype
-        self._alike = _alike(made)
+        self._alike = alike_in_stages(made)
         self._found: dict[tuple[int, Devices], Mapping[ActionKind, Footprint]] = {}
         self._of: dict[Device, Mapping[tuple[ActionKind, int], Footprint]] = {}
 
@@ -213,7 +213,20 @@ def _worst(peaks: Sequence[Peak]) -> Moment:
 Devices = tuple[Device, ...]
 
 
-def _alike(made: Materialized) -> Mapping[Device, Mapping[int, Devices]]:
+def alike_devices(made: Materialized) -> Iterable[Devices]:
+    """The devices of a plan in groups, ascending, whose parts and shards have equal shapes."""
+    in_stages = alike_in_stages(made)
+    ends = {(use.side, use.storage) for use in made.weights.uses}
+    ends |= {(side, side) for side in made.weights.storage.values()}
+    shapes = list(starmap(_ends, ends))
+    groups: dict[Hashable, list[Device]] = {}
+    for device in sorted(made.plan.devices):
+        mine = tuple(in_stages.get(device, {}).items())
+        groups.setdefault((mine, *(each.get(device) for each in shapes)), []).append(device)
+    return map(tuple, groups.values())
+
+
+def alike_in_stages(made: Materialized) -> Mapping[Device, Mapping[int, Devices]]:
     """For each device and stage, all devices whose parts have the same shapes, ascending."""
     found: dict[Device, dict[int, Devices]] = {}
     for stage, program in enumerate(made.stages):
