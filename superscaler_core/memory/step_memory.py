@@ -214,7 +214,7 @@ Moves = tuple[tuple[Transfer, ...], str, Iterable[Device]]
 
 
 def staging_by_device(made: Materialized, master_dtype: str | None) -> Mapping[Device, int]:
-    """For each device, the memory of its largest transfer of a step besides the shards at both ends.
+    """For each device, what its largest transfer of a step takes besides the shards at both ends.
 
     Args:
         made: the plan.
