@@ -203,7 +203,7 @@ class _Account:
 
     def _of_all(self, find: Callable[[Device], T]) -> dict[Device, T]:
         """What is found for each device; devices that are alike share it."""
-        alike = alike_devices(self._made)
+        alike = alike_devices(self._made, self._stored.master_dtype)
         found = {device: mine for group in alike for mine in [find(group[0])] for device in group}
         return {device: found[device] for device in self._made.plan.devices}
 
