@@ -10,6 +10,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import (
+    FORWARDS,
     Operands,
     arriving_grads,
     instruction_of,
@@ -52,20 +53,17 @@ def with_ends(program: StepProgram, stages: Sequence[StageProgram]) -> StepProgr
 
 def taken(stage: StageProgram, kind: ActionKind) -> Block:
     """What a run of a stage takes from other stages."""
-    if kind in _FORWARDS:
+    if kind in FORWARDS:
         return tuple(_each(stage, stage.arriving, False, _received))
     return tuple(_each(stage, stage.leaving, True, _received_back) if kind.goes_back else ())
 
 
 def left(stage: StageProgram, kind: ActionKind) -> Block:
     """What a run of a stage leaves for other stages."""
-    if kind in _FORWARDS:
+    if kind in FORWARDS:
         leaving = [edge for edge in stage.leaving if _leaves(edge, kind)]
         return tuple(_each(stage, leaving, True, _sent))
     return tuple(_each(stage, stage.arriving, False, _sent_back) if kind.goes_back else ())
-
-
-_FORWARDS = (ActionKind.FORWARD, ActionKind.TURN)
 
 
 def _leaves(edge: Edge, kind: ActionKind) -> bool:

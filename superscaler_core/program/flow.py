@@ -334,6 +334,24 @@ class Flow:
 
     # --- edges ----------------------------------------------------------------------------------
 
+    def packed(self, edge: Edge, again: int = 0) -> tuple[Value, ...]:
+        """The values that the device writes to an edge, or the partial sum of them.
+
+        Args:
+            edge: the edge.
+            again: the span that is rerun; 0 in a forward.
+        """
+        sent = tuple(held.value for held in self.sent[edge])
+        return (partial_of(edge),) if edge in self.sums(sent[0], again) else sent
+
+    def sums(self, value: Value, again: int = 0) -> tuple[Edge, ...]:
+        """The edges to whose partial sums a result is added when it is made.
+
+        A rerun makes the partial sum only if it makes all summands; others read them one by one.
+        """
+        edges = self.summands.get(value, ())
+        return tuple(edge for edge in edges if not again or self.is_summed_in(edge, again))
+
     def _find_summands(self) -> Mapping[Value, tuple[Edge, ...]]:
         found: dict[Value, tuple[Edge, ...]] = {}
         for edge, sent in self.sent.items():
@@ -381,6 +399,11 @@ class Flow:
         """Whether an edge and all summands that it moves are in a span."""
         makers = (self._maker[held.value] for held in self.sent[edge])
         return self._span(Move(edge)) == span and all(maker.span == span for maker in makers)
+
+
+def partial_of(edge: Edge) -> Value:
+    """The sum of several results of a device that an edge moves."""
+    return Value(Role.PARTIAL, edge.name)
 
 
 def grad_of(value: Value, reader: str) -> Value:

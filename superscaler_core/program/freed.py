@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from superscaler_core.plan import Device
 from superscaler_core.program.instruction import Block, StepInstruction
-from superscaler_core.program.value import IN_BLOCK, Role, Value
+from superscaler_core.program.value import IN_BLOCK, SUMMED, Role, Value
 
 if TYPE_CHECKING:
     from superscaler_core.program.step_program import StepProgram
@@ -41,7 +41,8 @@ def _freed(instruction: StepInstruction, later: dict[Key, set[Device]]) -> StepI
     """An instruction with what it frees, given what is read after it; the rest is kept."""
     frees = tuple(_last(instruction, later))
     for value in instruction.writes:
-        if value.role in IN_BLOCK:
+        # What is added to a sum before is read too.
+        if value.role in IN_BLOCK - SUMMED:
             later.setdefault(_key(value, instruction), set()).difference_update(
                 value.devices or instruction.devices
             )

@@ -12,13 +12,16 @@ from typing import Any
 
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.flow import Flow, Signature, copy_of, grad_of
+from superscaler_core.program.flow import Flow, Signature, copy_of, grad_of, partial_of
 from superscaler_core.program.halves import reads_weights_late
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
+
+FORWARDS = frozenset({ActionKind.FORWARD, ActionKind.TURN})
+"""Runs of a stage that are no rerun, and no backward."""
 
 _COPIES = frozenset({Role.COPY, Role.WEIGHT})
 
@@ -57,10 +60,14 @@ class SegmentOperands:
         match kind:
             case Verb.FORWARD | Verb.COMPUTE:
                 more = [Value(Role.STATE, buffer) for buffer in mine.states]
-                more = [] if run not in (ActionKind.FORWARD, ActionKind.TURN) else more
+                more = more if run in FORWARDS else []
                 if mine.losses and run is ActionKind.FORWARD:
                     more.append(Value(Role.LOSS, "loss"))
-                return Operands(args, (*(held.value for held in mine.results), *more))
+                again = 0 if run in FORWARDS else self._segments[name].span
+                sums = (e for held in mine.results for e in self.flow.sums(held.value, again))
+                partials = dict.fromkeys(map(partial_of, sums))
+                results = (held.value for held in mine.results)
+                return Operands(args, (*results, *partials, *more))
             case Verb.HOLD:
                 return Operands(args)
             case Verb.RERUN:
@@ -89,11 +96,11 @@ def _sums(mine: Signature) -> tuple[Value, ...]:
     return tuple(Value(Role.SUM, use) for use in mine.trained)
 
 
-def moved(edge: Edge, flows: Mapping[Device, Flow]) -> Operands:
-    """The operands of the move of an edge's value inside a stage."""
+def moved(edge: Edge, flows: Mapping[Device, Flow], again: int) -> Operands:
+    """The operands of the move of an edge's value inside a stage, or in the rerun of a span."""
     there = flows.keys() & edge.dst.shards.keys()
     arrived = Value(Role.ARRIVED, edge.name).on(there, flows)
-    return Operands(sent(edge, flows), (arrived,) if there else ())
+    return Operands(sent(edge, flows, again), (arrived,) if there else ())
 
 
 def moved_back(edge: Edge, flows: Mapping[Device, Flow]) -> Operands:
@@ -101,11 +108,9 @@ def moved_back(edge: Edge, flows: Mapping[Device, Flow]) -> Operands:
     return Operands(arriving_grads(edge, flows), sent_grads(edge, flows))
 
 
-def sent(edge: Edge, flows: Mapping[Device, Flow]) -> tuple[Value, ...]:
-    """The values that devices write to an edge."""
-    by_device = {
-        d: [held.value for held in f.sent[edge]] for d, f in flows.items() if edge in f.sent
-    }
+def sent(edge: Edge, flows: Mapping[Device, Flow], again: int = 0) -> tuple[Value, ...]:
+    """The values that devices write to an edge, in a forward or in the rerun of a span."""
+    by_device = {d: flow.packed(edge, again) for d, flow in flows.items() if edge in flow.sent}
     return _joined(by_device, flows)
 
 

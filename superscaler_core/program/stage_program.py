@@ -25,6 +25,7 @@ from superscaler_core.program.freed import freed_block
 from superscaler_core.program.halves import reads_weights_late
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import (
+    FORWARDS,
     Operands,
     SegmentOperands,
     copies,
@@ -181,7 +182,7 @@ class StageProgram:
                 yield mine.of(verb, step.name, run, devices)
         elif isinstance(step, Move):
             for verb in self._move_verbs(step, turn, run):
-                yield self._move(step.edge, verb, devices)
+                yield self._move(step, verb, devices, run)
         elif isinstance(step, Open | Close):
             for verb in self._window_verbs(step, turn, run):
                 yield self._of_window(step.window, verb, devices, run)
@@ -192,9 +193,12 @@ class StageProgram:
         entering = entering_span(span, flows)
         return Operands(entering) if verb is Verb.KEEP else Operands((), entering)
 
-    def _move(self, edge: Edge, verb: Verb, devices: tuple[Device, ...]) -> StepInstruction:
-        flows = self.on(devices)
-        given, legs = moved(edge, flows), edge.forward
+    def _move(
+        self, step: Move, verb: Verb, devices: tuple[Device, ...], run: ActionKind
+    ) -> StepInstruction:
+        edge, flows = step.edge, self.on(devices)
+        again = 0 if run in FORWARDS else self.given.span(step)
+        given, legs = moved(edge, flows, again), edge.forward
         if verb is Verb.MOVE_BACK:
             given, legs = moved_back(edge, flows), edge.backward
         stays = all(leg.is_idle for leg in legs)

@@ -38,7 +38,6 @@ class Binder:
         made: the plan with its step program.
         stage, device: the stage and the device.
         functions: the functions of the device's segments, by name.
-        block: the instructions of the device in the block, in order.
     """
 
     def __init__(
@@ -47,9 +46,8 @@ class Binder:
         stage: int,
         device: Device,
         functions: Mapping[str, SegmentFunction],
-        block: Sequence[StepInstruction],
     ) -> None:
-        self._made, self._device, self._functions, self._block = made, device, functions, block
+        self._made, self._device, self._functions = made, device, functions
         program = made.stages[stage]
         self._flow = program.flow(device) if device in program.steps else None
 
@@ -99,11 +97,8 @@ class Binder:
                 rank.add_loss(values[key])
             for buffer, key in states.items():
                 rank.keep_state(buffer, values[key])
-            for key, edges, is_last in adds:
-                for edge in edges:
-                    frame.sums.add(edge, values[key])
-                if is_last:
-                    del values[key]
+            for key, edge in adds:
+                frame.sums.add(edge, values[key])
 
         return run
 
@@ -126,32 +121,15 @@ class Binder:
         given = i.given_reads
         return [v.key for v in given[:num]], [_getter(held[v.key]) for v in given[num:]]
 
-    def _added(self, i: StepInstruction) -> list[tuple[str, list[str], bool]]:
-        """The results that are summands of what edges move, the edges, and whether that is all."""
-        span = next(s.span for s in self.flow.segments if s.name == i.name)
-        is_again = not _has(i.writes, Role.LOSS, Role.STATE) and self._repeats(span)
-        found = []
-        for value in i.writes:
-            edges = self.flow.summands.get(Value(value.role, value.name), ())
-            if is_again:
-                edges = tuple(edge for edge in edges if self.flow.is_summed_in(edge, span))
-            if edges:
-                names = [edge.name for edge in edges]
-                found.append((value.key, names, not self._is_read(value, i, names)))
-        return found
-
-    def _repeats(self, span: int) -> bool:
-        """Whether the block repeats a span: it takes what the span has kept."""
-        return span > 0 and any(i.kind is Verb.RESUME for i in self._block)
-
-    def _is_read(self, value: Value, maker: StepInstruction, but: Sequence[str]) -> bool:
-        """Whether anything in the block reads a value besides the edges that move its sum."""
-        return any(
-            value.key == read.key and (i.name not in but or i.kind not in _PACKING)
-            for i in self._block
-            if i is not maker
-            for read in i.reads
-        )
+    def _added(self, i: StepInstruction) -> list[tuple[str, str]]:
+        """The results that are added to partial sums of edges, each with the edge's name."""
+        sums = {value.name for value in i.writes if value.role is Role.PARTIAL}
+        return [
+            (value.key, edge.name)
+            for value in i.writes if value.role is Role.RESULT
+            for edge in self.flow.summands.get(Value(value.role, value.name), ())
+            if edge.name in sums
+        ]  # fmt: skip
 
     def backward(self, i: StepInstruction) -> Bound:
         """The gradients of a segment's inputs, from those of its results."""
@@ -190,7 +168,6 @@ class Binder:
         keys = [value.key for value in i.given_writes]
 
         def run(rank: Rank, frame: Frame) -> None:
-            frame.sums.clear()
             frame.values.update(zip(keys, rank.kept(i.name, frame.mb), strict=True))
 
         return run
@@ -320,8 +297,6 @@ class Binder:
 
 _HELD = frozenset({Role.RESULT, Role.ARRIVED})
 """Roles of the values of a frame."""
-
-_PACKING = frozenset({Verb.MOVE, Verb.SEND})
 
 _CALLS = {
     Verb.RERUN: "rerun",

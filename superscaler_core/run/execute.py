@@ -126,7 +126,7 @@ class Executor:
         mine = [i for i in block if self._device in i.devices]
         is_pair = key is not None and isinstance(key[0], tuple)
         binders = [
-            Binder(self._made, stage, self._device, self._functions, mine)
+            Binder(self._made, stage, self._device, self._functions)
             for stage, _ in (key if is_pair else [key or (0, None)])
         ]
         scale = 1 if is_pair else self._num_halves

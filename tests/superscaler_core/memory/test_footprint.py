@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from superscaler_core.compiled import Compiled
+from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import Footprint, footprints
-from superscaler_core.memory.meta_meter import MetaMeter
-from superscaler_core.memory.moments import Moment
+from superscaler_core.memory.meta import MetaMeter
 from superscaler_core.plan import Keep, Overlap
 from superscaler_core.plans import PLANS
 from superscaler_core.run.live_bytes import LiveBytes, StorageMeter

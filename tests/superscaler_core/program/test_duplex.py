@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import superscaler_core as ss
 from superscaler_core.cost.presets import PROFILES
 from superscaler_core.errors import PlanError
+from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.memory.memory import memory_of
-from superscaler_core.memory.moments import Moment
 from superscaler_core.program.duplex import duplex, woven
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.operands import Operands, instruction_of
