@@ -54,19 +54,21 @@ def placed(plan: Plan, stage: Stage, edges: Edges) -> Placed:
 def _key(plan: Plan, stage: Stage, edges: Edges) -> Hashable:
     ops, mine = stage.ops, set(stage.ops)
     windows = [(n, w) for n, w in enumerate(plan.windows) if not mine.isdisjoint(w.ops)]
-    groups = plan.has_groups or plan.runs_again
+    has_groups = plan.has_groups or plan.runs_again
+    groups = [
+        (op.index, *numbers) for op in ops if has_groups and any(numbers := _groups(plan, op))
+    ]
     return (
         stage.index, ops[0].index, tuple(map(plan.op_split, ops)),
         edges.of_stage(stage.index), edges.leaving(stage.index), edges.arriving(stage.index),
-        tuple(windows), plan.given_orders, tuple(_groups(plan, op) for op in ops if groups),
+        tuple(windows), plan.given_orders, tuple(groups),
     )  # fmt: skip
 
 
-def _groups(plan: Plan, op: Op) -> Hashable:
-    """The numbers of the groups in which an op and its parts are."""
-    parts = plan.parts(op)
-    numbers = ((plan.recompute_group(part), plan.swap_group(part)) for part in parts)
-    return plan.rerun_group(op), *numbers
+def _groups(plan: Plan, op: Op) -> list[int]:
+    """The numbers of the groups in which an op and its parts are; 0 for none."""
+    of_parts = [f(part) for part in plan.parts(op) for f in (plan.recompute_group, plan.swap_group)]
+    return [plan.rerun_group(op), *of_parts]
 
 
 def stage_program(
