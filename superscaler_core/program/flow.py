@@ -213,38 +213,66 @@ class Flow:
         self.summands = self._find_summands()
         self.spans = {n: tuple(run) for n, run in groupby(steps, span) if n}
 
-    @cached_property
-    def form(self) -> Hashable:
-        """A key that is equal for devices whose functions of the stage have the same text."""
-        return (
-            tuple(self._form_of(segment) for segment in self.segments),
-            tuple((e, self._within(e.src.shards[self._device].box, held))
-                  for e, sent in self.sent.items() for held in sent),
-            self.leaving, self.arriving, tuple(self._inside),
-        )  # fmt: skip
+    def form_on(self, device: Device) -> Hashable:
+        """A key that is equal for alike devices whose functions of the stage have the same text.
 
-    def _form_of(self, segment: Segment) -> Hashable:
-        of = self.of[segment.name]
-        parts = tuple(
-            (part.op, part.form.call, tuple(
-                self._within(part.form.inputs[i][0], held)
-                for i in range(len(part.op.inputs)) for held in self.read(part, i)
+        Args:
+            device: this device, or one that does the same with its own parts.
+        """
+        sent = tuple(
+            self._within(edge.src.shards[device].box, held, device)
+            for edge, mine in self.sent.items() for held in mine
+        )  # fmt: skip
+        return sent, tuple(
+            (form.call, *(
+                self._within(form.inputs[i][0], held, device, part.op, i)
+                for i in range(len(form.inputs)) for held in self.read(part, i)
             ))
-            for part in segment.parts
+            for segment in self.segments for part in segment.parts
+            for form in [self._own(part, device).form]
         )  # fmt: skip
-        places = {part: number for number, part in enumerate(segment.parts)}
-        sums = tuple((places[a], places[b]) for a, b in segment.products.items())
-        ends = tuple(held.value for held in (*of.args, *of.results))
-        return segment.name, segment.span, segment.has_backward, sums, ends, parts
 
-    @staticmethod
-    def _within(box: rv.Box, held: Held) -> Hashable:
-        """A value, and where a box lies in what it holds of its tensor."""
-        if box == held.box:
-            return held.value
-        lo = tuple(a - b for a, b in zip(box.lo, held.box.lo, strict=True))
-        hi = tuple(a - b for a, b in zip(box.hi, held.box.lo, strict=True))
-        return held.value, lo, hi, held.box.shape
+    def _own(self, part: Part, device: Device) -> Part:
+        """The part of an op on a device that does the same."""
+        return part if device == self._device else self._sources.parts_on(part.op, device)[0]
+
+    def _within(
+        self, box: rv.Box, held: Held, device: Device, op: Op | None = None, position: int = 0
+    ) -> Hashable:
+        """Where a box on a device lies in what a value holds there of its tensor.
+
+        ``op`` is the op that reads the box as its input ``position``; None for an edge.
+        """
+        there = self._box_on(held, device, op, position)
+        if there is None or box == there:
+            return None
+        lo = tuple(a - b for a, b in zip(box.lo, there.lo, strict=True))
+        hi = tuple(a - b for a, b in zip(box.hi, there.lo, strict=True))
+        return lo, hi, there.shape
+
+    def _box_on(self, held: Held, device: Device, op: Op | None, position: int) -> rv.Box | None:
+        """What a value holds of its tensor on a device; None for just what is read."""
+        sources, value = self._sources, held.value
+        if device == self._device:
+            return held.box
+        match value.role:
+            case Role.RESULT:
+                maker = sources.plan.graph.producer[held.tensor]
+                form = sources.parts_on(maker, device)[0].form
+                return form.outputs[maker.outputs.index(held.tensor)][0]
+            case Role.ARRIVED:
+                edge = self._edge_of[value.name]
+                return edge.dst.shards[device].box
+            case Role.WEIGHT | Role.COPY if op is not None:
+                return sources.weights.of_reader[op, position].side.shards[device].box
+            case Role.INPUT:
+                return None
+        return held.box
+
+    @cached_property
+    def _edge_of(self) -> Mapping[str, Edge]:
+        edges = self._sources.edges.all
+        return {edge.name: edge for edge in edges if self._device in edge.dst.shards}
 
     @property
     def all(self) -> Iterator[Held]:

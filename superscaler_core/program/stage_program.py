@@ -217,6 +217,11 @@ class StageProgram:
             given = Operands(reads, stored(uses, devices))
         return instruction_of(verb, self._name(window), devices, given)
 
+    def text_key(self, device: Device) -> Hashable:
+        """A key that is equal for devices whose functions of the stage have the same text."""
+        first = self.steps.like(device).devices[0]
+        return first, self._flow_of[first].form_on(device)
+
     def on(self, devices: Iterable[Device]) -> Mapping[Device, Flow]:
         """For some devices, the values that their steps pass, up to the boxes of the values."""
         known = self._flow_of
