@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
@@ -83,8 +84,7 @@ class Effects:
     of_step: dict[Device, Effect] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
+class _Use(NamedTuple):
     """How an instruction uses a value.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from superscaler_core.errors import PlanError
@@ -33,15 +34,10 @@ def check_form(program: StepProgram) -> None:
             actions.
     """
     _check_events(program)
-    seen: set[object] = set()
+    everyone = frozenset(program.devices)
     for instruction in (i for block in program.all_blocks for i in block):
-        _check_devices(instruction, program.devices)
-        # Devices that do the same share tuples of values (``SegmentOperands``).
-        i = instruction
-        key = i.kind, i.phase, i.name, i.microbatch, id(i.reads), id(i.writes), id(i.frees)
-        if key not in seen:
-            _check_values(instruction)
-            seen.add(key)
+        _check_devices(instruction, everyone)
+        _check_values(instruction)
     for instruction in (*program.begin, *program.end):
         if instruction.kind not in _AROUND:
             raise PlanError(f"{instruction.short}: it stands in a stage's block, not around all.")
@@ -103,16 +99,16 @@ def _check_routes(program: StepProgram, forwards: Iterable[Action]) -> None:
 # --- instructions -------------------------------------------------------------------------------
 
 
-def _check_devices(instruction: StepInstruction, everyone: tuple[Device, ...]) -> None:
+def _check_devices(instruction: StepInstruction, everyone: frozenset[Device]) -> None:
     mine, operands = instruction.devices, _operands(instruction)
     named = {d for value in operands if value.devices for d in value.devices}
-    if not (named.issubset(mine) and set(everyone).issuperset(mine)):
-        strange = sorted((named - set(mine)) | (set(mine) - set(everyone)))
+    if not (named.issubset(mine) and everyone.issuperset(mine)):
+        strange = sorted((named - set(mine)) | (set(mine) - everyone))
         raise PlanError(
             f"{instruction.short}: device {strange[0]} does not take part in it, or in the program."
         )
-    if instruction.kind is Verb.LOSS and mine != everyone:
-        raise PlanError(f"{instruction.short}: every device gets the loss: {everyone}.")
+    if instruction.kind is Verb.LOSS and everyone != set(mine):
+        raise PlanError(f"{instruction.short}: every device gets the loss: {sorted(everyone)}.")
     # A reader without a backward takes part in the move of a gradient, and adds nothing to it.
     if instruction.kind is Verb.MOVE and instruction.phase is Phase.WHOLE:
         idle = set(mine).difference(d for value in operands for d in value.devices or mine)
@@ -137,7 +133,7 @@ def _check_values(instruction: StepInstruction) -> None:
         raise PlanError(f"{instruction}: it names a value twice.")
     _check_own(instruction)
     freed = [places.get(value.key, -1) for value in instruction.frees]
-    if freed and (min(freed) < 0 or freed != sorted(freed) or len(set(freed)) < len(freed)):
+    if any(one >= then for one, then in pairwise([-1, *freed])):
         raise PlanError(f"{instruction}: it frees values that it uses, each once, in their order.")
 
 
@@ -146,7 +142,7 @@ def _check_own(instruction: StepInstruction) -> None:
     (own_reads, own_writes), phase = instruction.own, instruction.phase
     reads, writes = instruction.reads, instruction.writes
     given = len(reads) - len(own_reads), len(writes) - len(own_writes)
-    frees = OWN[instruction.kind].frees | {Role.FLIGHT}
+    frees = _PASSED[instruction.kind]
     passed = [value for value in instruction.frees if value.role not in IN_BLOCK]
     if (
         min(given) < 0
@@ -157,6 +153,10 @@ def _check_own(instruction: StepInstruction) -> None:
     ):
         wanted = instruction.with_values(instruction.given_reads, instruction.given_writes)
         raise PlanError(f"{instruction}: from its kind and name would follow {wanted}.")
+
+
+_PASSED = {kind: own.frees | {Role.FLIGHT} for kind, own in OWN.items()}
+"""Roles of values that instructions of a kind free, besides those that live in a run."""
 
 
 def _operands(instruction: StepInstruction) -> tuple[Value, ...]:
@@ -239,7 +239,7 @@ def _check_states(program: StepProgram) -> None:
     replacing = {
         key: block
         for key, block in program.blocks.items()
-        if any(value.role is Role.STATE for i in block for value in i.writes)
+        if any(v.role is Role.STATE for i in block if i.kind in _RUNS for v in i.writes)
     }
     last: dict[int, tuple[int, int]] = {}
     for action in (run for event in program.events for run in actions_in(event)):
