@@ -48,10 +48,10 @@ class Compiled:
     optimizer: str = "adam"
     master_dtype: str | None = None
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
-        """The sProgram's decisions."""
-        return self.materialized.decided or self.materialized.plan
+        """A copy of the sProgram's decisions; what is done to it does not change the program."""
+        return (self.materialized.decided or self.materialized.plan).with_splits({})
 
     @property
     def step_program(self) -> StepProgram:
