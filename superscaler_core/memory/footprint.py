@@ -13,7 +13,8 @@ from superscaler_core.known import Known
 from superscaler_core.memory.account import Moment, Peak
 from superscaler_core.memory.effects import StageEffects
 from superscaler_core.memory.fold import Fold
-from superscaler_core.memory.lowering import Lowering, outline
+from superscaler_core.memory.lowering import Lowering
+from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.program.materialized import Materialized

@@ -24,14 +24,11 @@ from superscaler_core.memory.fold import Fold
 from superscaler_core.memory.moves import EdgeEffects, WindowEffects
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge
 from superscaler_core.program.flow import Flow, Held, partial_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.operands import FORWARDS
-from superscaler_core.program.segments import Segment, Step
-from superscaler_core.program.sequence import Close, Move, Open
-from superscaler_core.program.side import Side
+from superscaler_core.program.segments import Segment
 from superscaler_core.program.value import IN_BLOCK, Role
 from superscaler_core.program.verb import BETWEEN, MOVES, OF_WEIGHTS, Phase, Verb
 from superscaler_core.run.evaluate import code_names
@@ -242,59 +239,3 @@ def segment_form(flow: Flow, segment: Segment, forms: Sequence[PartForm]) -> Has
     places = {part: place for place, part in enumerate(segment.parts)}
     sums = tuple((places[a], places[b]) for a, b in segment.products.items())
     return given, tuple(parts), sums, tuple(map(number, mine.results))
-
-
-# --- stages that were lowered before ------------------------------------------------------------
-
-
-def outline(
-    made: Materialized, stage: int, devices: Sequence[Device], stored: StoredMemory
-) -> Hashable:
-    """A key for the effects of a stage, which costs a small part of them.
-
-    It has everything from which they follow, with the names of tensors. So it is equal where a plan
-    has a stage of an earlier plan; equal stages of one plan have equal effects only.
-    """
-    program, here, highest = made.stages[stage], devices[0], devices[-1]
-    runs = tuple(
-        (run, tuple(
-            (i.kind, i.phase, i.name, i.half, i.reads, i.writes, i.frees)
-            for i in made.step_program.on(highest, stage, run) if i.is_for(0)
-        ))
-        for run in program.order
-    )  # fmt: skip
-    # Layers have equal ends, and it takes long to compare those of two plans.
-    sides: dict[Side, int] = {}
-    steps = tuple(_step(made, step, highest, sides) for step in program.steps[here])
-    flow = program.flow(here)
-    ends = tuple(_edge(edge, sides) for edge in (*flow.leaving, *flow.arriving))
-    uses = tuple(
-        (use.name, use.tensor, use.is_trained, use.window is None,
-         *_numbers(use.side, use.storage, sides))
-        for use in made.weights.uses if here in use.side.shards or here in use.storage.shards
-    )  # fmt: skip
-    stored_as = stored.master_dtype, frozenset(made.plan.on_host), made.plan.graph.loss.dtype
-    return here, highest, runs, steps, ends, uses, stored_as, tuple(sides)
-
-
-def _numbers(src: Side, dst: Side, sides: dict[Side, int]) -> tuple[int, int]:
-    return sides.setdefault(src, len(sides)), sides.setdefault(dst, len(sides))
-
-
-def _step(made: Materialized, step: Step, highest: Device, sides: dict[Side, int]) -> Hashable:
-    if isinstance(step, Segment):
-        parts = tuple((part.op.inputs, part.op.outputs, part.form) for part in step.parts)
-        shown = tuple(part.form for part in made.segment(step.name, highest).parts)
-        sums = tuple((a.op.index, b.op.index) for a, b in step.products.items())
-        return step.name, step.recompute, step.swap, step.span, parts, shown, sums
-    if isinstance(step, Move):
-        return _edge(step.edge, sides)
-    assert isinstance(step, Open | Close)
-    window = step.window
-    return type(step), made.plan.windows.index(window), window.gathers
-
-
-def _edge(edge: Edge, sides: dict[Side, int]) -> Hashable:
-    parent = None if edge.parent is None else edge.parent.name
-    ends = *_numbers(edge.src, edge.dst, sides), edge.src_stage == edge.dst_stage
-    return edge.name, edge.tensor, *ends, edge.recycles, edge.result, parent

@@ -15,7 +15,8 @@ from superscaler_core.memory import footprint
 from superscaler_core.memory.effects import StageEffects
 from superscaler_core.memory.fold import Fold
 from superscaler_core.memory.footprint import Footprint, footprints
-from superscaler_core.memory.lowering import Lowering, outline
+from superscaler_core.memory.lowering import Lowering
+from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.models.gpt import GPT, GPTConfig
 from superscaler_core.plan import Keep
