@@ -88,7 +88,7 @@ class Compiled:
             topology: price the plan on this topology; the one that it was compiled for if None.
         """
         topology = topology or self.materialized.topology
-        return report_of(self.materialized, self.memory, topology, self.master_dtype)
+        return report_of(self.materialized, self.plan, self.memory, topology, self.master_dtype)
 
     def summary(self) -> str:
         """The plan in a few lines."""

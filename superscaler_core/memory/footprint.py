@@ -8,7 +8,6 @@ from functools import cached_property, lru_cache
 from itertools import starmap
 from weakref import WeakKeyDictionary
 
-from superscaler_core.graph.form import OpForm
 from superscaler_core.known import Known
 from superscaler_core.memory.account import Moment, Peak
 from superscaler_core.memory.effects import StageEffects
@@ -16,9 +15,8 @@ from superscaler_core.memory.fold import Fold
 from superscaler_core.memory.lowering import Lowering
 from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
-from superscaler_core.plan import Device, OpSplit
+from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Open
 from superscaler_core.program.side import MAX_SIDES, Side
 from superscaler_core.run.tape import SegmentFunction
@@ -184,8 +182,8 @@ class _Ran:
     parcel_bytes: Mapping[int, int]
 
 
-MAX_STAGES = 256
-"""Bound on stages whose memory is known; each takes some tens of kilobytes with its key."""
+MAX_STAGES = 64
+"""Bound on stages whose memory is known; each takes some hundred kilobytes with its keys."""
 
 _KNOWN: Known[StageEffects, Mapping[ActionKind, _Ran]] = Known(MAX_STAGES)
 
@@ -247,47 +245,24 @@ def _alike_in_stages(made: Materialized) -> Mapping[Device, Mapping[int, Devices
     """For each device and stage, all devices whose parts have the same shapes, ascending."""
     found: dict[Device, dict[int, Devices]] = {}
     for stage, program in enumerate(made.stages):
-        shapes, marks = _shapes(made, stage), dict[int, Hashable]()
-        alike: dict[Hashable, list[Device]] = {}
-        for device, steps in program.steps.items():
-            # Devices that share their operands have equal marks.
-            same = id(program.operands(device))
-            if same not in marks:
-                marks[same] = tuple(map(_mark, steps))
-            key = marks[same], tuple(each.get(device) for each in shapes)
-            alike.setdefault(key, []).append(device)
-        for devices in alike.values():
-            for device in devices:
-                found.setdefault(device, {})[stage] = tuple(sorted(devices))
+        shapes = [program.shapes, *_shapes_of_ends(made, stage)]
+        for alike in program.steps.alike:
+            groups: dict[Hashable, list[Device]] = {}
+            for device in alike.devices:
+                groups.setdefault(tuple(each.get(device) for each in shapes), []).append(device)
+            for devices in map(tuple, groups.values()):
+                for device in devices:
+                    found.setdefault(device, {})[stage] = devices
     return found
 
 
-def _mark(step: Step) -> Hashable:
-    """What a step is, without its shapes."""
-    if isinstance(step, Segment):
-        return step.recompute, step.swap, step.parts[0].op.index, len(step.parts)
-    return step
-
-
-def _shapes(made: Materialized, stage: int) -> Sequence[Mapping[Device, Hashable]]:
-    """The shapes of everything in a stage by device; layers have equal ones, which count once."""
-    plan = made.plan
-    splits = dict.fromkeys((op.form, plan.op_split(op)) for op in plan.stages[stage].ops)
+def _shapes_of_ends(made: Materialized, stage: int) -> Sequence[Mapping[Device, Hashable]]:
+    """The shapes of what moves in a stage by device; layers have equal ones, which count once."""
     edges = (*made.edges.of_stage(stage), *made.crossing_from(stage), *made.crossing_to(stage))
     windows = (s.window for s in made.items[stage] if isinstance(s, Open))
     uses = (use for window in windows for use in made.uses_in(window))
     ends = [(edge.src, edge.dst) for edge in edges] + [(use.side, use.storage) for use in uses]
-    return [*starmap(_extents, splits), *starmap(_ends, dict.fromkeys(ends))]
-
-
-@lru_cache(maxsize=MAX_SIDES)
-def _extents(form: OpForm, split: OpSplit) -> Mapping[Device, Hashable]:
-    found: dict[Device, tuple[Hashable, ...]] = {}
-    for part in split.parts:
-        assert part.device is not None, "a materialized plan is complete"
-        extents = form.part(part.pieces).extents
-        found[part.device] = (*found.get(part.device, ()), extents)
-    return found
+    return [*starmap(_ends, dict.fromkeys(ends))]
 
 
 @lru_cache(maxsize=MAX_SIDES)

@@ -17,8 +17,8 @@ MAX_SPLITS = 1 << 16
 """Bound on cached splits. The cache interns them: equal splits are one object."""
 
 
-MAX_PARTS = 1 << 14
-"""Bound on cached parts of ops: the splits of some ten plans of a deep model."""
+MAX_PARTS = 1 << 13
+"""Bound on cached parts of ops: the splits of some plans of a deep model."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,16 @@ class OpSplit:
 def parts_of(op: Op, split: OpSplit) -> tuple[Part, ...]:
     """The parts of an op with this split; plans that have the same split share them."""
     return tuple(Part(op, placed.pieces, placed.replica) for placed in split.parts)
+
+
+@lru_cache(maxsize=MAX_PARTS)
+def parts_by_device(op: Op, split: OpSplit) -> Mapping[int, tuple[Part, ...]]:
+    """The parts of an op with this split that run on each device."""
+    found: dict[int, tuple[Part, ...]] = {}
+    for part, placed in zip(parts_of(op, split), split.parts, strict=True):
+        if placed.device is not None:
+            found[placed.device] = (*found.get(placed.device, ()), part)
+    return found
 
 
 @lru_cache(maxsize=MAX_SPLITS)

@@ -11,11 +11,14 @@ from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.split_backward import in_halves
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Value
-from superscaler_core.program.verb import ALONE, Phase, Verb
+from superscaler_core.program.verb import ALONE, OF_WEIGHTS, Phase, Verb
 
 Values = tuple[Value, ...]
-Key = tuple[Verb, str, tuple[Device, ...], bool]
-"""A kind, a name, devices, and whether nothing moves."""
+Key = tuple[int | None, Verb, str, tuple[Device, ...], bool]
+"""A stage, a kind, a name, devices, and whether nothing moves.
+
+The stage is None for communication of the step, which may be in a stage's block or around all.
+"""
 Known = dict[Key, list[tuple[Values, Values]]]
 """What instructions read and write, by their keys."""
 
@@ -35,8 +38,8 @@ def check_bound(program: StepProgram, own: StepProgram) -> None:
         if mine != wanted:
             raise PlanError(f"the step has {name} {mine!r}, and its plan has {wanted!r}.")
     known = _known(own)
-    for instruction in (i for block in program.all_blocks for i in block):
-        _check(instruction, known)
+    for stage, instruction in _with_stages(program):
+        _check(stage, instruction, known)
     carried = {(e.name, e.is_back) for e in own.events if isinstance(e, Carry)}
     for event in program.events:
         if isinstance(event, Carry) and (event.name, event.is_back) not in carried:
@@ -46,9 +49,9 @@ def check_bound(program: StepProgram, own: StepProgram) -> None:
 def _known(own: StepProgram) -> Known:
     starts: dict[Key, Values] = {}
     found: Known = {}
-    for instruction in _with_halves(own):
+    for stage, instruction in _with_halves(own):
         reads, writes = instruction.given_reads, instruction.given_writes
-        for key in _keys(instruction):
+        for key in _keys(stage, instruction):
             if instruction.phase is Phase.START:
                 starts[key] = reads
             else:
@@ -58,23 +61,36 @@ def _known(own: StepProgram) -> Known:
     return found
 
 
-def _keys(instruction: StepInstruction) -> Iterator[Key]:
+def _with_stages(program: StepProgram) -> Iterator[tuple[int | None, StepInstruction]]:
+    """The instructions, each with the stage in whose run it is; None around all stages."""
+    yield from ((None, i) for i in program.begin)
+    yield from ((stage, i) for (stage, _), block in program.blocks.items() for i in block)
+    for pair, block in program.pairs.items():
+        yield from ((pair[i.half or 0][0], i) for i in block)
+    yield from ((None, i) for i in program.end)
+
+
+def _keys(stage: int | None, instruction: StepInstruction) -> Iterator[Key]:
     """The keys of an instruction: one for each device, if each does it alone."""
-    devices = instruction.devices
-    for mine in zip(devices) if instruction.kind in ALONE else [devices]:
-        yield instruction.kind, instruction.name, mine, instruction.stays
+    kind, devices = instruction.kind, instruction.devices
+    at = None if kind in _OF_STEP else stage
+    for mine in zip(devices) if kind in ALONE else [devices]:
+        yield at, kind, instruction.name, mine, instruction.stays
 
 
-def _with_halves(own: StepProgram) -> Iterator[StepInstruction]:
+_OF_STEP = OF_WEIGHTS | {Verb.LOSS, Verb.UPDATE}
+
+
+def _with_halves(own: StepProgram) -> Iterator[tuple[int | None, StepInstruction]]:
     """The plan's instructions, with both halves of its backwards."""
-    for instruction in (i for block in own.all_blocks for i in block):
-        yield instruction
+    for stage, instruction in _with_stages(own):
+        yield stage, instruction
         if instruction.kind is Verb.BACKWARD:
-            yield from in_halves(instruction)
+            yield from ((stage, half) for half in in_halves(instruction))
 
 
-def _check(instruction: StepInstruction, known: Known) -> None:
-    for key in _keys(instruction):
+def _check(stage: int | None, instruction: StepInstruction, known: Known) -> None:
+    for key in _keys(stage, instruction):
         _check_values(instruction, known.get(key))
 
 

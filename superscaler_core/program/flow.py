@@ -12,6 +12,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, INPUT, PARAMETER, PTensor, VTensor
 from superscaler_core.plan import Device, Plan
+from superscaler_core.plan.op_split import parts_by_device
 from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Move
@@ -46,22 +47,11 @@ class Sources:
     def __init__(self, plan: Plan, edges: Edges, weights: Weights) -> None:
         self.plan, self.edges, self.weights = plan, edges, weights
         self._read: dict[tuple[Part, int], tuple[Held, ...]] = {}
-        self._boxes: dict[tuple[Device, PTensor], dict[rv.Box, Value]] = {}
+        self._boxes: dict[Device, dict[PTensor, dict[rv.Box, Value]]] = {}
 
     def parts_on(self, op: Op, device: Device) -> tuple[Part, ...]:
         """The parts of an op that run on a device."""
-        return self._parts_on.get((op.index, device), ())
-
-    @cached_property
-    def _parts_on(self) -> Mapping[tuple[int, Device], tuple[Part, ...]]:
-        found: dict[tuple[int, Device], tuple[Part, ...]] = {}
-        for op in self.plan.graph.ops:
-            split = self.plan.op_split(op)
-            for part, placed in zip(self.plan.parts(op), split.parts, strict=True):
-                if placed.device is not None:
-                    key = op.index, placed.device
-                    found[key] = (*found.get(key, ()), part)
-        return found
+        return parts_by_device(op, self.plan.op_split(op)).get(device, ())
 
     def result(self, part: Part, position: int, device: Device) -> Held:
         """One result of a part."""
@@ -99,7 +89,7 @@ class Sources:
 
     def _input(self, tensor: PTensor, box: rv.Box, device: Device) -> Value:
         """A box of the batch; boxes of one input are numbered on each device."""
-        known = self._boxes.setdefault((device, tensor), {})
+        known = self._boxes.setdefault(device, {}).setdefault(tensor, {})
         if box not in known:
             name = tensor.name + (f"#{len(known)}" if known else "")
             known[box] = Value(Role.INPUT, name)
@@ -109,7 +99,7 @@ class Sources:
         """The boxes of the batch that a device reads: by value, the input and the box as text."""
         return {
             value.name: (tensor.name, str(box))
-            for (there, tensor), boxes in self._boxes.items() if there == device
+            for tensor, boxes in self._boxes.get(device, {}).items()
             for box, value in boxes.items()
         }  # fmt: skip
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import rvdcomm as rv
 from rvdcomm.collector import paused_collector
@@ -78,8 +79,15 @@ class Materialized:
 
     @cached_property
     def known(self) -> Known[Hashable, Any]:
-        """What readers have found about the plan, by what they were asked."""
-        return Known(MAX_MATERIALIZED)
+        """What readers have found about the plan, by what they were asked; equal plans share it."""
+        if self.given is not None or self.decided is None:
+            return Known(MAX_RESULTS)
+        of_plans = known_of(self.decided.graph, "results of plans", MAX_RESULTS)
+        key = self.decided.key, self.topology
+        if key not in of_plans:
+            of_plans[key] = Known(MAX_RESULTS)
+        found: Known[Hashable, Any] = of_plans[key]
+        return found
 
     def with_program(self, program: StepProgram) -> Materialized:
         """The plan with another step program: one that was rewritten, or read from a text.
@@ -457,15 +465,15 @@ class Materialized:
         return self.edges.arriving(stage)
 
 
-MAX_MATERIALIZED = 8
-"""Bound on cached plans of a graph with their communication."""
+MAX_RESULTS = 8
+"""Bound on plans of a graph whose memory and times are known, and on results about each of them."""
 
 
 @paused_collector()
 def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized:
     """Decide all communication of a plan whose parts are complete (see ``check_coverage``).
 
-    Equal plans of one graph share the result.
+    Equal plans of one graph share the result while somebody has it.
 
     Args:
         plan: every part has a device.
@@ -475,12 +483,12 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
         OrderError: data dependencies and ``op_order`` form a cycle, or the schedule cannot run.
         PlanError: partial sums on devices do not add up to a value, or groups to rerun overlap.
     """
-    known = known_of(plan.graph, "materialized", MAX_MATERIALIZED)
+    known = plan.graph.known.setdefault("materialized", WeakValueDictionary())
     key = plan.key, topology
-    if key not in known:
+    found: Materialized | None = known.get(key)
+    if found is None:
         # Whoever has the plan may change it.
-        known[key] = _materialized(plan.with_splits({}), topology)
-    found: Materialized = known[key]
+        found = known[key] = _materialized(plan.with_splits({}), topology)
     return found
 
 

@@ -17,8 +17,8 @@ from superscaler_core.program.stage_program import StageProgram
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
 
-MAX_STAGES = 1 << 7
-"""Bound on cached stages of a graph."""
+MAX_STAGES = 1 << 6
+"""Bound on cached stages of a graph; each keeps the decisions of the plan that it was found for."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ def stage_program(
     key = (
         here.key, kinds, tuple(op for op in ops if op in ends), _inputs(sources, ops),
         _uses(sources, ops), tuple(window_devices.values()),
+        # A window may have ops of other stages too.
+        tuple(sources.weights.of_window.get(item.window, ()) for item in window_devices),
     )  # fmt: skip
     if key not in known:
         taking_part: dict[Step, Sequence[Device]] = {

@@ -65,7 +65,7 @@ def simulate(
             needs from its writers, with one message each.
         intra: overrides ``communication`` inside stages, including weights and gradients.
         inter: overrides ``communication`` between stages.
-        wires: known prices of communication on the topology; none if None.
+        wires: known prices of communication on the topology; shared ones (``wires_on``) if None.
 
     Raises:
         PlanError: there is no such profile or method, or the topology lacks a device.

@@ -11,12 +11,14 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plans import PLANS
+from superscaler_core.program.bound import check_bound
 from superscaler_core.program.event import Carry
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import MOVES, OWN, Verb
+from superscaler_core.schedules import ActionKind
 from tests.superscaler_core.program.few import FEW, compiled
 from tests.superscaler_core.program.test_step_program import CASES
 from tests.superscaler_core.training import Case
@@ -95,6 +97,19 @@ def test_a_move_of_another_value_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(PlanError, match=f"{move.kind} {move.name} .*: in the plan its values are"):
         own.with_program(program)
+
+
+def test_an_instruction_in_a_block_of_another_stage_is_refused() -> None:
+    """A segment of stage 0 could run in stage 1, by its values, but stages have their own."""
+    for mechanism in ("routes", "stages"):
+        own = compiled(mechanism).step_program
+        for run in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            for moved in own.blocks[0, run]:
+                here = tuple(i for i in own.blocks[0, run] if i is not moved)
+                there = (*own.blocks[1, run], moved)
+                program = replace(own, blocks={**own.blocks, (0, run): here, (1, run): there})
+                with pytest.raises(PlanError, match="the plan has no such instruction"):
+                    check_bound(program, own)
 
 
 def test_a_transfer_that_the_plan_does_not_have_is_refused() -> None:

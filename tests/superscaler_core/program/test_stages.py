@@ -116,6 +116,25 @@ def test_stages_differ_where_the_plan_decides_about_them(graph: ss.Graph) -> Non
         assert is_alone == (name != "order"), name
 
 
+def test_a_window_over_two_stages_is_of_both(graph: ss.Graph) -> None:
+    """What a window gathers follows from the ops of the other stage too."""
+
+    def plan(axis: int) -> ss.Plan:
+        made = plan_of(graph)
+        first, second = (
+            next(op for op in stage.ops if op.kind == "linear") for stage in made.stages
+        )
+        made.gather_weights([first, second])
+        loop = [i for i in second.sizes if second.is_splittable(i)][axis]
+        split = OpSplit.grid(second.sizes, made.op_split(second).devices, [(loop, 2)])
+        return made.with_splits({second: split})
+
+    one, other = (materialize(plan(axis)) for axis in (0, 1))
+    assert one.stages[0] is not other.stages[0]
+    graph.known.clear()
+    assert text(materialize(plan(1))) == text(other)
+
+
 def test_times_and_memory_are_found_once(graph: ss.Graph) -> None:
     first, second = (ss.compile(plan_of(graph)) for _ in range(2))
     assert first.memory == second.memory
