@@ -258,7 +258,7 @@ def _alike_in_stages(made: Materialized) -> Mapping[Device, Mapping[int, Devices
 
 def _shapes_of_ends(made: Materialized, stage: int) -> Sequence[Mapping[Device, Hashable]]:
     """The shapes of what moves in a stage by device; layers have equal ones, which count once."""
-    edges = (*made.edges.of_stage(stage), *made.crossing_from(stage), *made.crossing_to(stage))
+    edges = (*made.edges.of_stage(stage), *made.edges.leaving(stage), *made.edges.arriving(stage))
     windows = (s.window for s in made.items[stage] if isinstance(s, Open))
     uses = (use for window in windows for use in made.uses_in(window))
     ends = [(edge.src, edge.dst) for edge in edges] + [(use.side, use.storage) for use in uses]

@@ -116,7 +116,7 @@ class StepMemory:
         made, is_back = self._made, run.kind.goes_back
         if run.kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS):
             return ()
-        edges = made.crossing_from(run.stage) if is_back else made.crossing_to(run.stage)
+        edges = made.edges.leaving(run.stage) if is_back else made.edges.arriving(run.stage)
         mbs = made.microbatches_of(run)
         return ((edge, mb, is_back) for edge in edges for mb in mbs)
 

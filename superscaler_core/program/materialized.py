@@ -456,14 +456,6 @@ class Materialized:
             return self.stage_devices[stage]
         return {device for instruction in self._updates[stage] for device in instruction.devices}
 
-    def crossing_from(self, stage: int) -> tuple[Edge, ...]:
-        """The edges from a stage to other stages, and out of the program."""
-        return self.edges.leaving(stage)
-
-    def crossing_to(self, stage: int) -> tuple[Edge, ...]:
-        """The edges from other stages to a stage."""
-        return self.edges.arriving(stage)
-
 
 MAX_RESULTS = 8
 """Bound on plans of a graph whose memory and times are known, and on results about each of them."""

@@ -268,5 +268,5 @@ class Stepper:
     def _awaited(self, stage: int, is_back: bool) -> Iterable[tuple[Edge, Mapping[Device, object]]]:
         """The edges whose carries a stage waits for, with the devices that wait."""
         if is_back:
-            return [(e, e.src.shards) for e in self._made.crossing_from(stage) if e.backward]
-        return [(e, e.dst.shards) for e in self._made.crossing_to(stage)]
+            return [(e, e.src.shards) for e in self._made.edges.leaving(stage) if e.backward]
+        return [(e, e.dst.shards) for e in self._made.edges.arriving(stage)]
