@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
@@ -12,6 +12,7 @@ from superscaler_core.program.split_backward import in_halves
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Value
 from superscaler_core.program.verb import ALONE, OF_WEIGHTS, Phase, Verb
+from superscaler_core.schedules import ActionKind
 
 Values = tuple[Value, ...]
 Key = tuple[int | None, Verb, str, tuple[Device, ...], bool]
@@ -40,10 +41,34 @@ def check_bound(program: StepProgram, own: StepProgram) -> None:
     known = _known(own)
     for stage, instruction in _with_stages(program):
         _check(stage, instruction, known)
+    _check_devices(program, own)
     carried = {(e.name, e.is_back) for e in own.events if isinstance(e, Carry)}
     for event in program.events:
         if isinstance(event, Carry) and (event.name, event.is_back) not in carried:
             raise PlanError(f"{event}: the plan has no such transfer.")
+
+
+def _check_devices(program: StepProgram, own: StepProgram) -> None:
+    """What stands in a stage's block is done by the devices that run the stage, and no others."""
+    running = _running(own)
+    for (stage, run), block in program.blocks.items():
+        mine = running.get((stage, run is ActionKind.UPDATE), frozenset())
+        for instruction in block:
+            idle = sorted(set(instruction.devices) - mine)
+            if idle:
+                raise PlanError(
+                    f"{instruction.short}: device {idle[0]} does not run stage {stage}, so it does "
+                    f"nothing in its block {run}; devices {sorted(mine)} do."
+                )
+
+
+def _running(own: StepProgram) -> Mapping[tuple[int, bool], frozenset[Device]]:
+    """For each stage, and for whether it is updated, the devices that do anything in its blocks."""
+    found: dict[tuple[int, bool], frozenset[Device]] = {}
+    for (stage, run), block in own.blocks.items():
+        key = stage, run is ActionKind.UPDATE
+        found[key] = found.get(key, frozenset()).union(*(i.devices for i in block))
+    return found
 
 
 def _known(own: StepProgram) -> Known:

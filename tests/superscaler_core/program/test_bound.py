@@ -17,7 +17,7 @@ from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
-from superscaler_core.program.verb import MOVES, OWN, Verb
+from superscaler_core.program.verb import MOVES, OF_WEIGHTS, OWN, Verb
 from superscaler_core.schedules import ActionKind
 from tests.superscaler_core.program.few import FEW, compiled
 from tests.superscaler_core.program.test_step_program import CASES
@@ -110,6 +110,23 @@ def test_an_instruction_in_a_block_of_another_stage_is_refused() -> None:
                 program = replace(own, blocks={**own.blocks, (0, run): here, (1, run): there})
                 with pytest.raises(PlanError, match="the plan has no such instruction"):
                     check_bound(program, own)
+
+
+def test_communication_of_the_step_in_a_stage_of_other_devices_is_refused() -> None:
+    """Only the devices of a stage run its block; the others would not come."""
+    own = compiled("routes").step_program
+    of_weights = [i for i in (*own.begin, *own.end) if i.kind in OF_WEIGHTS]
+    assert of_weights
+    for moved in of_weights:
+        for key, block in own.blocks.items():
+            program = replace(
+                own,
+                begin=tuple(i for i in own.begin if i is not moved),
+                end=tuple(i for i in own.end if i is not moved),
+                blocks={**own.blocks, key: (*block, moved)},
+            )
+            with pytest.raises(PlanError, match=rf"does not run stage {key[0]}"):
+                check_bound(program, own)
 
 
 def test_a_transfer_that_the_plan_does_not_have_is_refused() -> None:
