@@ -47,10 +47,10 @@ class Compiled:
     optimizer: str = "adam"
     master_dtype: str | None = None
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
-        """The sProgram's decisions."""
-        return self.materialized.decided or self.materialized.plan
+        """A copy of the sProgram's decisions; what is done to it does not change the program."""
+        return (self.materialized.decided or self.materialized.plan).with_splits({})
 
     @property
     def step_program(self) -> StepProgram:
@@ -87,7 +87,7 @@ class Compiled:
             topology: price the plan on this topology; the one that it was compiled for if None.
         """
         topology = topology or self.materialized.topology
-        return report_of(self.materialized, self.memory, topology, self.master_dtype)
+        return report_of(self.materialized, self.plan, self.memory, topology, self.master_dtype)
 
     def summary(self) -> str:
         """The plan in a few lines."""

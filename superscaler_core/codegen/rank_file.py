@@ -51,7 +51,7 @@ def rank_text(made: Materialized, device: Device) -> str:
 
 def _rank_file(made: Materialized, device: Device, known: dict[Hashable, list[str]]) -> str:
     stages = _stages(made, device)
-    form = tuple(made.stages[stage].flow(device).form for stage in stages)
+    form = tuple(made.stages[stage].text_key(device) for stage in stages)
     key = form, tuple(_done_by(made, device, stages))
     if key not in known:
         known[key] = _functions(made, device)

@@ -14,7 +14,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.verb import Verb
-from superscaler_core.run.blocks import block_of, lines_of, runs_of
+from superscaler_core.run.blocks import block_of, lines_of, stages_of
 from superscaler_core.run.lines import BlockFunction
 from superscaler_core.schedules import ActionKind
 
@@ -77,7 +77,7 @@ def block_function(made: Materialized, device: Device, names: Names, block: Bloc
         for number, mb in enumerate(args if is_pair else ("mb", "mb + 1"))
     ]
     body: list[Statement] = []
-    for i, number, lines in lines_of(made, device, runs_of(made, block), _printed(made, block)):
+    for i, number, lines in lines_of(made, device, stages_of(made, block), _printed(made, block)):
         statements = [writers[number].statement(line) for line in lines]
         if i.microbatch is not None:
             first = i.microbatch * made.step_program.num_halves

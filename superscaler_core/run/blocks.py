@@ -12,35 +12,32 @@ from superscaler_core.run.calls import Calls
 from superscaler_core.run.lines import BlockFunction, Call, Line
 from superscaler_core.schedules import ActionKind
 
-Runs = Sequence[tuple[int, ActionKind]]
-"""The stages and kinds of what runs in one block."""
-
-AROUND: Runs = ((0, ActionKind.UPDATE),)
+AROUND = (0,)
 """For what is before all stages or after them, and uses no values of a stage."""
 
 
 def lines_of(
-    made: Materialized, device: Device, runs: Runs, block: Iterable[StepInstruction]
+    made: Materialized, device: Device, stages: Sequence[int], block: Iterable[StepInstruction]
 ) -> Iterator[tuple[StepInstruction, int, Sequence[Line]]]:
     """The instructions of a device in a block, each with the number of its run, and its lines.
 
     Args:
         made: the plan with its step program.
         device: the device.
-        runs: the run of each half of a microbatch, or of each action of a pair.
+        stages: the stage of each half of a microbatch, or of each action of a pair.
         block: the instructions.
     """
-    calls = [Calls(made, device, *run) for run in runs]
+    calls = [Calls(made, device, stage) for stage in stages]
     for i in block:
         if device in i.devices:
             number = i.half or 0
             yield i, number, tuple(calls[number].lines(i))
 
 
-def runs_of(made: Materialized, function: BlockFunction) -> Runs:
-    """The run of each half of a microbatch, or of each action of a pair."""
-    runs = function.runs
-    return runs if len(runs) > 1 else runs * made.step_program.num_halves
+def stages_of(made: Materialized, function: BlockFunction) -> Sequence[int]:
+    """The stage of each half of a microbatch, or of each action of a pair."""
+    stages = [stage for stage, _ in function.runs]
+    return stages if len(stages) > 1 else stages * made.step_program.num_halves
 
 
 def block_of(made: Materialized, function: BlockFunction) -> Sequence[StepInstruction]:

@@ -25,7 +25,6 @@ from superscaler_core.run.lines import (
     combined,
     part,
 )
-from superscaler_core.schedules import ActionKind
 
 _GRAD, _SUM, _GRAD_SUM = "g_{}", "{}_sum", "g_{}_sum"
 """Forms of names of variables."""
@@ -40,11 +39,11 @@ class Calls:
     Args:
         made: the plan with its step program.
         device: the device.
-        stage, run: the stage, and the kind of its run.
+        stage: the stage.
     """
 
-    def __init__(self, made: Materialized, device: Device, stage: int, run: ActionKind) -> None:
-        self._made, self._device, self._stage, self._run = made, device, stage, run
+    def __init__(self, made: Materialized, device: Device, stage: int) -> None:
+        self._made, self._device, self._stage = made, device, stage
         self._grads: dict[Value, Expression] = {}
         self._sums: dict[Value, Expression] = {}
 
@@ -69,12 +68,10 @@ class Calls:
             yield Line(Call("add_loss", (Variable(loss),)))
         for buffer, value in mine.states.items() if Role.STATE in roles else ():
             yield Line(Call("keep_state", (buffer, Variable(value))))
-        span = self._made.segment(i.name, self._device).span
-        is_again = span and self._run not in (ActionKind.FORWARD, ActionKind.TURN)
-        for variable in results:
+        sums = {value.name for value in i.writes if value.role is Role.PARTIAL}
+        for variable in results if sums else ():
             for edge in self._flow.summands.get(variable.value, ()):
-                # A span that runs again adds up the sums that its own edges move.
-                if not is_again or self._flow.is_summed_in(edge, span):
+                if edge.name in sums:
                     yield from _added(self._sums, _sent(edge), _SUM, variable)
 
     def _hold(self, i: StepInstruction) -> Iterator[Line]:
@@ -113,7 +110,6 @@ class Calls:
         yield Line(Call("keep", (i.name, Fixed.MICROBATCH, Tuple(self._entering(i)))))
 
     def _resume(self, i: StepInstruction) -> Iterator[Line]:
-        self._sums.clear()
         yield Line(Call("kept", (i.name, Fixed.MICROBATCH)), self._entering(i), unpacks=True)
 
     def _entering(self, i: StepInstruction) -> tuple[Variable, ...]:
@@ -126,7 +122,8 @@ class Calls:
         edge = self._made.edge(i.name)
         is_read = self._device in edge.dst.shards
         makes = (_arrived(edge),) if is_read and i.phase is not Phase.START else ()
-        yield _moved(i, "move", edge.forward, self._shard(edge), makes)
+        given = Fixed.NONE if i.phase is Phase.WAIT else self._shard(edge)
+        yield _moved(i, "move", edge.forward, given, makes)
 
     def _move_back(self, i: StepInstruction) -> Iterator[Line]:
         edge = self._made.edge(i.name)
@@ -159,11 +156,11 @@ class Calls:
         yield from self._passed_on(edge, grad)
 
     def _shard(self, edge: Edge) -> Expression:
-        """What this device writes to an edge."""
+        """What this device writes to an edge; a partial sum is written once."""
         if self._device not in edge.src.shards:
             return Fixed.NONE
         box = edge.src.shards[self._device].box
-        return self._sums.get(_sent(edge)) or combined(box, self._flow.sent[edge])
+        return self._sums.pop(_sent(edge), None) or combined(box, self._flow.sent[edge])
 
     def _arrived_grad(self, edge: Edge) -> Expression:
         return self._grad(_arrived(edge).value)

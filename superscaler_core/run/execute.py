@@ -16,7 +16,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.event import Event, actions_in
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.run.blocks import AROUND, Runs, block_of, event_call, lines_of, runs_of
+from superscaler_core.run.blocks import AROUND, block_of, event_call, lines_of, stages_of
 from superscaler_core.run.lines import (
     Add,
     BlockFunction,
@@ -90,20 +90,22 @@ class Executor:
 
     def _block(self, block: BlockFunction, microbatches: Sequence[int]) -> Callable[..., None]:
         """The function of what this device does in a block for the microbatches of its actions."""
-        runs = runs_of(self._made, block)
-        of_runs = microbatches if len(microbatches) > 1 else [*microbatches] * len(runs)
+        stages = stages_of(self._made, block)
+        of_runs = microbatches if len(microbatches) > 1 else [*microbatches] * len(stages)
         here = [i for i in block_of(self._made, block) if self._device in i.devices]
         mine = [i for i in here if i.is_for(of_runs[i.half or 0])]
         # A block differs among microbatches in these instructions alone.
         key = block, tuple(i for i in mine if i.microbatch is not None)
         if key not in self._known:
-            self._known[key] = self._bound(mine, runs)
+            self._known[key] = self._bound(mine, stages)
         return self._known[key]
 
-    def _bound(self, block: Iterable[StepInstruction], runs: Runs) -> Callable[..., None]:
-        found = lines_of(self._made, self._device, runs, block)
+    def _bound(
+        self, block: Iterable[StepInstruction], stages: Sequence[int]
+    ) -> Callable[..., None]:
+        found = lines_of(self._made, self._device, stages, block)
         lines = [(number, line) for _, number, lines in found for line in lines]
-        return _Slots(self._functions, len(runs)).bound(lines)
+        return _Slots(self._functions, len(stages)).bound(lines)
 
 
 class _Slots:

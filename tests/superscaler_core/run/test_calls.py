@@ -8,7 +8,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.plan import Keep
-from superscaler_core.run.blocks import block_of, lines_of, runs_of
+from superscaler_core.run.blocks import block_of, lines_of, stages_of
 from superscaler_core.run.lines import Add, BlockFunction, Line, Variable
 from tests.superscaler_core.training import Case
 
@@ -35,8 +35,8 @@ def blocks(case: Case) -> Iterator[Lines]:
     keys = [*((key,) for key in program.blocks), *program.pairs]
     for function in map(BlockFunction, keys):
         for device in program.devices:
-            runs, block = runs_of(made, function), block_of(made, function)
-            found = lines_of(made, device, runs, block)
+            stages, block = stages_of(made, function), block_of(made, function)
+            found = lines_of(made, device, stages, block)
             yield [(number, line) for _, number, lines in found for line in lines]
 
 
