@@ -45,8 +45,9 @@ class Remembered:
     def __call__(self, plan: Plan) -> None:
         known = _answers(plan.graph)
         key = self.search, self.name
-        if key in known:
-            plan.decide(known[key])
+        decided = known.get(key)
+        if decided is not None:
+            plan.decide(decided)
             return
         self.sprogram(plan)
         known[key] = plan.decisions
