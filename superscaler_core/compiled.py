@@ -111,6 +111,8 @@ class Compiled:
     def values(self) -> dict[str, Tensor]:
         """The model's constants and buffers, by name.
 
+        They are the tensors of the captured graph; copy one before you change it.
+
         Raises:
             PlanError: a buffer that the model reads was on the meta device, so it has no value.
         """

@@ -10,8 +10,10 @@ from superscaler_core.program.event import Carry
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.split_backward import in_halves
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.terms import check_terms
 from superscaler_core.program.value import Value
 from superscaler_core.program.verb import ALONE, OF_WEIGHTS, Phase, Verb
+from superscaler_core.program.version_check import update_groups
 from superscaler_core.schedules import ActionKind
 
 Values = tuple[Value, ...]
@@ -34,18 +36,36 @@ def check_bound(program: StepProgram, own: StepProgram) -> None:
     Raises:
         PlanError: names the instruction, and what the plan has.
     """
-    for name in ("name", "devices", "num_microbatches", "num_routes", "num_halves"):
+    for name, noun in _FIELDS.items():
         mine, wanted = getattr(program, name), getattr(own, name)
         if mine != wanted:
-            raise PlanError(f"the step has {name} {mine!r}, and its plan has {wanted!r}.")
+            raise PlanError(f"the step program's {noun}: {mine!r}; the plan's: {wanted!r}.")
     known = _known(own)
     for stage, instruction in _with_stages(program):
         _check(stage, instruction, known)
     _check_devices(program, own)
+    check_terms(program, own)
+    groups = update_groups(own)
+    for update, microbatches in update_groups(program).items():
+        if microbatches != groups.get(update):
+            raise PlanError(
+                f"{update}: it applies gradients of microbatches {sorted(microbatches)}; in the "
+                f"plan it applies those of {sorted(groups.get(update, ()))}."
+            )
     carried = {(e.name, e.is_back) for e in own.events if isinstance(e, Carry)}
     for event in program.events:
         if isinstance(event, Carry) and (event.name, event.is_back) not in carried:
             raise PlanError(f"{event}: the plan has no such transfer.")
+
+
+_FIELDS = {
+    "name": "model",
+    "devices": "devices",
+    "num_halves": "halves of a microbatch (duplex is an overlap of the plan)",
+    "num_microbatches": "number of microbatches",
+    "num_routes": "number of routes",
+}
+"""What two programs agree on, for a person."""
 
 
 def _check_devices(program: StepProgram, own: StepProgram) -> None:
@@ -133,7 +153,22 @@ def _check_values(
         case _:
             is_known = (reads, writes) in variants
     if not is_known:
-        there = " or ".join(
-            f"{', '.join(map(str, mine))} -> {', '.join(map(str, made))}" for mine, made in variants
+        mine = reads if instruction.phase is not Phase.WAIT else ()
+        made = writes if instruction.phase is not Phase.START else ()
+        words = min((_differing((mine, made), each) for each in variants), key=len)
+        raise PlanError(f"{instruction.short}: {words}.")
+
+
+def _differing(mine: tuple[Values, Values], wanted: tuple[Values, Values]) -> str:
+    """What an instruction reads and writes in place of what it should."""
+    found = []
+    for verb, here, there in zip(("read", "write"), mine, wanted, strict=True):
+        more, less = (
+            ", ".join(str(value) for value in side if value not in other)
+            for side, other in ((here, there), (there, here))
         )
-        raise PlanError(f"{instruction}: in the plan its values are {there}.")
+        found += [f"it {verb}s {more}"] if more else []
+        found += [f"it does not {verb} {less}"] if less else []
+        if here != there and not (more or less):
+            found.append(f"it {verb}s in another order than {', '.join(map(str, there))}")
+    return f"unlike in the plan, {' and '.join(found)}"

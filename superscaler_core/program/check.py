@@ -33,7 +33,7 @@ from superscaler_core.program.event import Carry, Event, Woven, actions_in
 from superscaler_core.program.form import check_form
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import Role
-from superscaler_core.program.verb import Verb
+from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.program.version_check import check_borrowed, check_versions
 
 if TYPE_CHECKING:
@@ -200,7 +200,8 @@ class _Walk:
     def end(self) -> None:
         """Check that nothing is left but weights, the loss and the results."""
         everything = [i for block in self._program.all_blocks for i in block]
-        fetched = (value.key for i in everything if i.kind is Verb.FETCH for value in i.writes)
+        done = (i for i in everything if i.kind is Verb.FETCH and i.phase is not Phase.START)
+        fetched = (value.key for i in done for value in i.writes)
         staying = {f"{Role.TOTAL}:loss", *fetched}
         spare = _spare_sums(everything)
         for device, live in self._of_step.items():

@@ -6,13 +6,15 @@ Training with SPMD Parallelism, 2022). It weaves the forward; here backwards are
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
+from superscaler_core.errors import PlanError
 from superscaler_core.program.event import Carry, Event
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import MOVES, OF_WEIGHTS, Phase, Verb
 
 
@@ -21,7 +23,7 @@ def duplex(program: StepProgram) -> StepProgram:
 
     Laws (tests/superscaler_core/program/test_duplex.py): each half runs the instructions of the
     program in their order; weights are gathered and reduced once for both halves; the second half
-    never overtakes the first.
+    never overtakes the first, and reads a buffer after the first half has replaced it.
 
     Args:
         program: a program whose microbatches run whole. Its weights' communication is not
@@ -67,11 +69,25 @@ def woven(
             shared kinds, in the same order.
         shared: the kinds of instructions that are done once for both orders.
     """
-    sides = _Side(first, shared), _Side(second, shared)
-    turn = 0
+    ahead = _Side(first, shared)
+    sides = ahead, _Side(second, shared, ahead)
+    turn = num_idle = 0
     while any(side.left for side in sides):
+        left = len(sides[turn].left)
         yield from sides[turn].run(sides[1 - turn])
+        num_idle = num_idle + 1 if len(sides[turn].left) == left else 0
+        if num_idle > 2:
+            raise _cannot_weave(*sides)
         turn = 1 - turn
+
+
+def _cannot_weave(first: _Side, second: _Side) -> PlanError:
+    buffers = ", ".join(second.waits_for(second.left[0]))
+    return PlanError(
+        f"{second.left[0].short}: in the second half of a microbatch it reads {buffers} after the "
+        f"first half has replaced it, but both halves do '{first.left[0].short}' together before. "
+        "Use a plan that does not gather weights there, or no duplex."
+    )
 
 
 class _Side:
@@ -82,10 +98,11 @@ class _Side:
         num_passed: the number of instructions of weights that this order has passed.
     """
 
-    def __init__(self, block: Block, shared: Collection[Verb]) -> None:
+    def __init__(self, block: Block, shared: Collection[Verb], ahead: _Side | None = None) -> None:
         self.left = deque(_in_phases(block))
-        self._shared = shared
+        self._shared, self._ahead = shared, ahead
         self.num_passed = 0
+        self._replacing = Counter(_buffers(value for i in self.left for value in i.writes))
 
     def run(self, other: _Side) -> Iterator[StepInstruction]:
         """Run until the next wait for a move, or until the other order has to catch up."""
@@ -93,7 +110,10 @@ class _Side:
             yield self.left.popleft()
         while self.left and not _is_wait(self.left[0]):
             instruction = self.left[0]
+            if self.waits_for(instruction):
+                return
             if instruction.kind not in self._shared:
+                self._replacing.subtract(_buffers(instruction.writes))
                 yield self.left.popleft()
             elif instruction.kind is Verb.GATHER:
                 if self.num_passed >= other.num_passed:
@@ -107,10 +127,21 @@ class _Side:
                     other._pass()
                 return
 
+    def waits_for(self, instruction: StepInstruction) -> list[str]:
+        """The buffers that an instruction reads, and that the order ahead has yet to replace."""
+        if self._ahead is None:
+            return []
+        replacing = self._ahead._replacing
+        return [key for key in _buffers(instruction.reads) if replacing[key] > 0]
+
     def _pass(self) -> None:
         """Leave an instruction of weights behind."""
         self.left.popleft()
         self.num_passed += 1
+
+
+def _buffers(values: Iterable[Value]) -> Iterator[str]:
+    return (value.name for value in values if value.role is Role.STATE)
 
 
 def _is_wait(instruction: StepInstruction) -> bool:

@@ -58,6 +58,12 @@ Pair = tuple[tuple[int, ActionKind], tuple[int, ActionKind]]
 """The stages and kinds of two actions that run as one."""
 
 
+def pair_text(pair: Pair) -> str:
+    """The title of the block of such pairs, such as ``pair 0F&1B``."""
+    (stage, kind), (other_stage, other_kind) = pair
+    return f"pair {stage}{kind}&{other_stage}{other_kind}"
+
+
 def pair_of(event: Woven) -> Pair:
     """The stages and kinds of a pair's actions."""
     first, second = event.first, event.second

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.event import Woven, actions_in, pair_of
+from superscaler_core.program.event import Woven, actions_in, pair_of, pair_text
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.value import IN_BLOCK, Role, Value
-from superscaler_core.program.verb import IN_PHASES, MOVES, OF_WEIGHTS, OWN, Phase, Verb
+from superscaler_core.program.verb import COMPUTING, IN_PHASES, MOVES, OF_WEIGHTS, OWN, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def check_form(program: StepProgram) -> None:
     for instruction in (*program.begin, *program.end):
         if instruction.kind not in _AROUND:
             raise PlanError(f"{instruction.short}: it stands in a stage's block, not around all.")
+        _check_half(instruction, 1)
     for instruction in (i for block in program.blocks.values() for i in block):
         _check_half(instruction, program.num_halves)
         if instruction.kind is Verb.LOSS:
@@ -101,6 +102,9 @@ def _check_routes(program: StepProgram, forwards: Iterable[Action]) -> None:
 
 def _check_devices(instruction: StepInstruction, everyone: frozenset[Device]) -> None:
     mine, operands = instruction.devices, _operands(instruction)
+    for devices in (mine, *(value.devices for value in operands)):
+        if any(one >= then for one, then in pairwise(devices)):
+            raise PlanError(f"{instruction.short}: it names {devices}; devices are ascending.")
     named = {d for value in operands if value.devices for d in value.devices}
     if not (named.issubset(mine) and everyone.issuperset(mine)):
         strange = sorted((named - set(mine)) | (set(mine) - everyone))
@@ -127,6 +131,10 @@ def _check_values(instruction: StepInstruction) -> None:
         raise PlanError(f"{instruction.short}: only communication has a start and a wait.")
     if instruction.microbatch is not None and instruction.kind not in OF_WEIGHTS:
         raise PlanError(f"{instruction.short}: only weights are moved for one microbatch alone.")
+    if instruction.version and instruction.kind not in COMPUTING | {Verb.UPDATE}:
+        raise PlanError(f"{instruction.short}: only segments and updates have a version.")
+    if instruction.keeps > 1 and instruction.kind is not Verb.UPDATE:
+        raise PlanError(f"{instruction.short}: only updates keep versions.")
     reads, writes = instruction.reads, instruction.writes
     places = {value.key: place for place, value in enumerate((*reads, *writes))}
     if len(places) < len(reads) + len(writes) and not any(v.role is Role.STATE for v in writes):
@@ -152,7 +160,15 @@ def _check_own(instruction: StepInstruction) -> None:
         or passed != [value for value in reads if value.role in frees]
     ):
         wanted = instruction.with_values(instruction.given_reads, instruction.given_writes)
-        raise PlanError(f"{instruction}: from its kind and name would follow {wanted}.")
+        raise PlanError(
+            f"{instruction.short}: from its kind and name follows that it reads "
+            f"{_listed(wanted.reads)}, writes {_listed(wanted.writes)} and frees "
+            f"{_listed(wanted.frees)} besides values of the run."
+        )
+
+
+def _listed(values: Iterable[Value]) -> str:
+    return ", ".join(map(str, values)) or "nothing"
 
 
 _PASSED = {kind: own.frees | {Role.FLIGHT} for kind, own in OWN.items()}
@@ -177,7 +193,12 @@ _BACKWARDS = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS, Verb.BACKWARD_WEIGH
 
 
 def _check_segments(program: StepProgram) -> None:
-    """All runs of a segment read the same values, and its backward is for some of them."""
+    """All runs of a segment read the same values, and its backward is for some of them.
+
+    A block runs a segment once, so that each term of a sum is added once.
+    """
+    for block in program.all_blocks:
+        _check_once(block)
     read: dict[tuple[str, Device], tuple[Value, ...]] = {}
     for instruction in (i for block in program.blocks.values() for i in block):
         for device in instruction.devices if instruction.kind in _RUNS else ():
@@ -192,6 +213,19 @@ def _check_segments(program: StepProgram) -> None:
             args = (read.get((instruction.name, device)) for device in instruction.devices)
             for mine in {id(each): each for each in args if each is not None}.values():
                 _check_backward(instruction, mine)
+
+
+def _check_once(block: Block) -> None:
+    done: set[tuple[str, Device, int | None]] = set()
+    for instruction in block:
+        for device in instruction.devices if instruction.kind in _RUNS else ():
+            run = instruction.name, device, instruction.half
+            if run in done:
+                raise PlanError(
+                    f"{instruction.short}: device {device} has run this segment in the block; its "
+                    "results would be added to sums again."
+                )
+            done.add(run)
 
 
 def _check_backward(backward: StepInstruction, read: Iterable[Value]) -> None:
@@ -213,17 +247,30 @@ def _check_pairs(program: StepProgram) -> None:
     for pair, block in program.pairs.items():
         for half, (stage, kind) in enumerate(pair):
             mine = _done(i for i in block if i.half == half)
-            if mine != _done(program.blocks.get((stage, kind), ())):
+            wanted = _done(program.blocks.get((stage, kind), ()))
+            if mine != wanted:
                 raise PlanError(
-                    f"pair {pair}: its instructions of stage {stage} {kind} are not those of the "
-                    "stage's block, in the same order."
+                    f"{pair_text(pair)}: {_first_other(mine, wanted)}; its instructions of stage "
+                    f"{stage} are those of the block 'stage {stage} {kind}', in the same order."
                 )
     for event in program.events:
         if isinstance(event, Woven) and pair_of(event) not in program.pairs:
             raise PlanError(f"{event}: there is no block of such pairs.")
 
 
-def _done(block: Iterable[StepInstruction]) -> list[tuple[object, ...]]:
+def _first_other(mine: Sequence[_Done], wanted: Sequence[_Done]) -> str:
+    """The first place where two blocks differ, for a person."""
+    for one, other in zip_longest(mine, wanted):
+        if one != other:
+            there, here = ("nothing" if x is None else f"'{x[0]} {x[1]}'" for x in (other, one))
+            return f"it has {here} where {there} comes next"
+    raise AssertionError("they differ")
+
+
+_Done = tuple[object, ...]
+
+
+def _done(block: Iterable[StepInstruction]) -> list[_Done]:
     """What a block does, in order; a move stands where it is waited for."""
     ended = (i for i in block if i.kind not in MOVES or i.phase is not Phase.START)
     return [

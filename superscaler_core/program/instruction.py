@@ -9,11 +9,11 @@ from functools import lru_cache
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.value import Role, Value
+from superscaler_core.program.value import NUMBERS, Role, Value
 from superscaler_core.program.verb import OWN, Phase, Verb
 
 _TEXT = re.compile(
-    rf"(?:(start|wait) )?({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)"
+    rf"(?:(start|wait) )?({'|'.join(Verb)}) (\S+) on ({NUMBERS})"
     r"( stays)?(?: half ([01]))?(?: at ([0-9]{1,9}))?(?: v([0-9]{1,9}))?"
     r"(?: keeps ([1-9][0-9]{0,8}))?"
 )

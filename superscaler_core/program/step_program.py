@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
 from superscaler_core.plan import Device
 from superscaler_core.program.check import check
@@ -69,9 +71,15 @@ class StepProgram:
             object.__setattr__(self, name, together(getattr(self, name)))
         for name in ("blocks", "pairs"):
             blocks = {key: together(block) for key, block in getattr(self, name).items()}
-            object.__setattr__(self, name, blocks)
+            object.__setattr__(self, name, MappingProxyType(blocks))
         versions = {action: version for action, version in self.versions.items() if version}
-        object.__setattr__(self, "versions", versions)
+        object.__setattr__(self, "versions", MappingProxyType(versions))
+        object.__setattr__(self, "borrowed", MappingProxyType(dict(self.borrowed)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python cannot pickle read-only mappings.
+        values = (getattr(self, field.name) for field in fields(self))
+        return StepProgram, tuple(dict(v) if isinstance(v, Mapping) else v for v in values)
 
     def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
         """The instructions of one device, without carries; each with its microbatch.

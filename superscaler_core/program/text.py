@@ -8,17 +8,17 @@ others, they stand in its line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.event import Event, Pair, parse_event, weights_of
+from superscaler_core.program.event import Event, Pair, pair_text, parse_event, weights_of
 from superscaler_core.program.freed import freed_block
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.together import apart
-from superscaler_core.program.value import Value
+from superscaler_core.program.value import NUMBERS, Value
 from superscaler_core.program.verb import ALONE, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     from superscaler_core.program.step_program import StepProgram
 
 _HEAD = re.compile(
-    r"step of (.+) on ([0-9]+(?:,[0-9]+)*)(?: of ([1-9][0-9]{0,8}) microbatches)?"
-    r"(?: by ([1-9][0-9]*) routes)?( in halves)?"
+    rf"step of (.+) on ({NUMBERS})(?: of ([1-9][0-9]{{0,8}}) microbatches)?"
+    r"(?: by ([1-9][0-9]{0,8}) routes)?( in halves)?"
 )
 _VERSIONED = re.compile(r"(.*?)(?: v([1-9][0-9]{0,8}))?((?: stage[0-9]{1,9} v[0-9]{1,9})*)")
 _BORROWED = re.compile(r"stage([0-9]+) v([0-9]+)")
-_BLOCK = re.compile(rf"stage ([0-9]+) ([{''.join(ActionKind)}]):")
-_PAIR = re.compile(rf"pair ([0-9]+)([{''.join(ActionKind)}])&([0-9]+)([{''.join(ActionKind)}]):")
+_RUN = rf"([0-9]{{1,9}}) ?([{''.join(ActionKind)}])"
+_BLOCK = re.compile(rf"stage {_RUN}:")
+_PAIR = re.compile(rf"pair {_RUN}&{_RUN}:")
+
+T = TypeVar("T")
 
 # --- operands -----------------------------------------------------------------------------------
 
@@ -79,9 +82,12 @@ class Operands:
         """Read a line that ``lines`` has written.
 
         Raises:
-            PlanError: the line has another form.
+            PlanError: the line has another form, or another line is about the same instruction.
         """
-        self.add(StepInstruction.parse(line))
+        instruction = StepInstruction.parse(line)
+        if not (self._reads.keys() | self._writes.keys()).isdisjoint(_keys(instruction)):
+            raise PlanError(f"{instruction.short}: another line has its values.")
+        self.add(instruction)
 
 
 def _keys(instruction: StepInstruction) -> list[Key]:
@@ -100,7 +106,7 @@ def text_of(program: StepProgram) -> str:
         operands.add(instruction)
     lines = [_head(program)]
     titled = {f"stage {stage} {run}:": block for (stage, run), block in program.blocks.items()}
-    titled |= {f"pair {a}{f}&{b}{g}:": both for ((a, f), (b, g)), both in program.pairs.items()}
+    titled |= {f"{pair_text(pair)}:": block for pair, block in program.pairs.items()}
     for title, given in {"begin:": program.begin, **titled, "end:": program.end}.items():
         block = [*apart(given)]
         bare = [replace(i, reads=(), writes=(), frees=()) for i in block]
@@ -153,23 +159,29 @@ def fields_of(text: str) -> dict[str, Any]:
     }
 
 
+Lines = list[tuple[int, str]]
+"""Lines of a section, with their numbers."""
+
+
 @dataclass
 class _Reader:
     """What the lines so far say."""
 
-    blocks: dict[tuple[int, ActionKind], list[str]] = field(default_factory=dict)
-    pairs: dict[Pair, list[str]] = field(default_factory=dict)
-    around: dict[str, list[str]] = field(default_factory=lambda: {"begin:": [], "end:": []})
-    values: list[str] = field(default_factory=list)
+    blocks: dict[tuple[int, ActionKind], Lines] = field(default_factory=dict)
+    pairs: dict[Pair, Lines] = field(default_factory=dict)
+    around: dict[str, Lines] = field(default_factory=lambda: {"begin:": [], "end:": []})
+    values: Lines = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     versions: dict[Action, int] = field(default_factory=dict)
     borrowed: dict[tuple[Action, int], int] = field(default_factory=dict)
-    section: list[str] | None = None
+    section: Lines | None = None
     is_order: bool = False
 
     def read(self, number: int, line: str) -> None:
-        """Read one line."""
+        """Read one line; an empty one says nothing."""
         words = line.strip()
+        if not words:
+            return
         if words in ("order:", "values:"):
             self.is_order, self.section = words == "order:", self.values
         elif words in self.around:
@@ -185,16 +197,15 @@ class _Reader:
             kinds = ", ".join(ActionKind)
             raise _unreadable(number, line, f"begin:', 'end:' or 'stage NUMBER {kinds}:")
         else:
-            self.section.append(words)
+            self.section.append((number, words))
 
     def _event(self, number: int, words: str) -> None:
         versioned = _VERSIONED.fullmatch(words)
         assert versioned is not None, "it matches every line"
-        try:
-            event = parse_event(versioned[1])
-        except PlanError as error:
-            raise PlanError(f"line {number} of a step program: {error}") from None
+        event = _in_line(number, parse_event, versioned[1])
         self.events.append(event)
+        if not isinstance(event, Action) and words != versioned[1]:
+            raise _unreadable(number, line=words, expected="an event without a version")
         if isinstance(event, Action):
             self.versions |= {event: int(versioned[2])} if versioned[2] else {}
             for owner, version in _BORROWED.findall(versioned[3]):
@@ -203,9 +214,9 @@ class _Reader:
     def fields(self) -> dict[str, Any]:
         """The fields of the program that the lines say."""
         operands = Operands()
-        for line in self.values:
-            operands.read(line)
-        return {
+        for number, line in self.values:
+            _in_line(number, operands.read, line)
+        found = {
             "blocks": {key: _block(lines, operands) for key, lines in self.blocks.items()},
             "pairs": {key: _block(lines, operands) for key, lines in self.pairs.items()},
             "begin": _block(self.around["begin:"], operands),
@@ -214,13 +225,26 @@ class _Reader:
             "versions": self.versions,
             "borrowed": self.borrowed,
         }
+        if not self.is_order:
+            raise PlanError(
+                "the text of a step program ends before its section 'order:', which has the events."
+            )
+        return found
 
 
-def _block(lines: Sequence[str], operands: Operands) -> Block:
+def _block(lines: Lines, operands: Operands) -> Block:
     """The instructions of a block; those whose lines have values of their own keep these."""
-    read = [StepInstruction.parse(line) for line in lines]
+    read = [_in_line(number, StepInstruction.parse, line) for number, line in lines]
     pairs = zip(lines, read, operands.filled(read), strict=True)
-    return tuple(own if ": " in line else known for line, own, known in pairs)
+    return tuple(own if ": " in line else known for (_, line), own, known in pairs)
+
+
+def _in_line(number: int, parse: Callable[[str], T], text: str) -> T:
+    """What a text says; an error names its line."""
+    try:
+        return parse(text)
+    except PlanError as error:
+        raise PlanError(f"line {number} of a step program: {error}") from None
 
 
 def _unreadable(number: int, line: str, expected: str) -> PlanError:

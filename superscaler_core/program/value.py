@@ -75,8 +75,11 @@ OF_STEP = frozenset(
 IN_BLOCK = frozenset({Role.RESULT, Role.ARRIVED, Role.PARTIAL, Role.GRAD})
 """Roles of values that live only while a stage runs."""
 
+NUMBERS = "[0-9]{1,9}(?:,[0-9]{1,9})*"
+"""Devices in a text."""
+
 _ROLES = "|".join(sorted((role for role in Role), key=len, reverse=True))
-_TEXT = re.compile(rf"(?:({_ROLES}):)?(.*?)(?:@\(([0-9]+(?:,[0-9]+)*)\))?")
+_TEXT = re.compile(rf"(?:({_ROLES}):)?(.*?)(?:@\(({NUMBERS})\))?")
 _NEEDS_ROLE = re.compile(rf"~|(?:{_ROLES}):")
 """How names of results begin that a reader would take for something else."""
 

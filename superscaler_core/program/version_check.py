@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.event import Event, weights_of
+from superscaler_core.program.event import Event, actions_in, weights_of
 from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.value import Role
 from superscaler_core.program.verb import COMPUTING, Verb
 from superscaler_core.schedules import Action, ActionKind
 
@@ -26,6 +27,7 @@ def check_versions(program: StepProgram) -> None:
         PlanError: names the instruction and the version.
     """
     if _has_versions(program):
+        update_groups(program)
         versions = _Versions()
         for instruction, stage, microbatch in program.everywhere():
             if instruction.kind in COMPUTING:
@@ -75,6 +77,35 @@ class _Versions:
         self._kept[name] = (*kept, instruction.version)[-instruction.keeps :]
 
 
+def update_groups(program: StepProgram) -> Mapping[Action, frozenset[int]]:
+    """The microbatches whose gradients each update between microbatches applies.
+
+    Raises:
+        PlanError: an update comes before its last backward, or after the first one of the next.
+    """
+    adding = {
+        key for key, block in program.blocks.items()
+        if any(value.role is Role.SUM for i in block for value in i.writes)
+    }  # fmt: skip
+    runs = [run for event in program.events for run in actions_in(event)]
+    num_updates = Counter(run.stage for run in runs if run.kind is ActionKind.UPDATE)
+    done: dict[int, list[int]] = {}
+    found: dict[Action, frozenset[int]] = {}
+    for run in runs if num_updates else ():
+        mine = done.setdefault(run.stage, [])
+        if (run.stage, run.kind) in adding:
+            mine.append(run.microbatch)
+        elif run.kind is ActionKind.UPDATE and mine:
+            size = program.num_microbatches // num_updates[run.stage]
+            if len(mine) != run.microbatch + 1:
+                raise PlanError(
+                    f"{run}: {len(mine)} microbatches of stage {run.stage} have had their backward "
+                    f"before it; it comes after {run.microbatch + 1}, and applies the last {size}."
+                )
+            found[run] = frozenset(mine[-size:])
+    return found
+
+
 def check_borrowed(program: StepProgram) -> None:
     """Check that borrowed versions exist when they are read, and that owners update last.
 
@@ -104,8 +135,9 @@ def check_borrowed(program: StepProgram) -> None:
             newest, version = made[owner], borrowed.get((event, owner))
             kept = range(max(0, newest + 1 - num_kept.get(owner, 1)), newest + 1)
             if version not in kept:
+                reads = "names no version" if version is None else f"reads version {version}"
                 raise PlanError(
-                    f"{event}: it reads version {version} of the weights of stage {owner}, and "
+                    f"{event}: it {reads} of the weights of stage {owner}, and "
                     f"there is {', '.join(map(str, kept))}."
                 )
             first = borrowed.get((replace(event, kind=ActionKind.FORWARD), owner))

@@ -1,10 +1,13 @@
-"""Programs: change step programs at random; a change is refused, or trains the same weights."""
+"""Programs: change step programs at random; a change is refused, or trains the same weights.
+
+A program whose change is accepted may be changed again, so a case is a walk.
+"""
 
 from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from traceback import walk_tb
@@ -14,6 +17,10 @@ from torch import Tensor
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.run.load import in_threads
+from superscaler_core.run.rank import Rank
+from superscaler_core.run.trainer import Trainer
+from superscaler_core.run.transport import ThreadTransport
 from tests.fuzz.command import Report, parser, progress
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as PLANS
@@ -24,6 +31,11 @@ from tests.superscaler_core.training import OPTIMIZERS, Case, Trained, differenc
 
 TOLERANCE = 1e-12
 """Largest relative difference in float64: another order of sums may round another way."""
+
+GOES_ON = 0.75
+"""Part of the accepted changes after which the changed program is changed again."""
+
+EQUAL = "accepted and equal"
 
 FLOOR = 1e-3
 """Gradients whose largest element is below this are compared absolutely; some are only noise."""
@@ -80,10 +92,13 @@ def try_case(report: Report, case: Case, rng: random.Random, num_mutants: int) -
         # Not every plan can be overlapped in every way.
         report.counts["cases that are refused"] += 1
         return
-    found = Tried(case, compiled)
-    for _ in range(num_mutants):
-        one = mutant(compiled.step_program, rng)
-        result = found.result(one)
+    found, program = Tried(case, compiled), compiled.step_program
+    for number in range(num_mutants):
+        one = mutant(program, rng)
+        # Each of the two ways to run a program runs every second one.
+        result = found.result(one, trained if number % 2 else executed)
+        if result == EQUAL:
+            program = one.program if rng.random() < GOES_ON else compiled.step_program
         report.counts[result.partition(":")[0]] += 1
         if result.startswith("accepted"):
             report.counts[f"{result}, {one.change}"] += 1
@@ -102,7 +117,7 @@ class Tried:
         self._case, self._compiled = case, compiled
         self._original: Mapping[int, Trained] | None = None
 
-    def result(self, one: Mutant) -> str:
+    def result(self, one: Mutant, run: Run) -> str:
         """What becomes of a mutant."""
         try:
             changed = self._compiled.with_program(one.program)
@@ -113,13 +128,13 @@ class Tried:
         if self._original is None:
             self._original = trained(self._case, self._compiled)
         try:
-            errors = differences(trained(self._case, changed), self._original)
+            errors = differences(run(self._case, changed), self._original)
         except Exception as error:
             return f"WRONG runs not: {type(error).__name__}: {str(error)[:300]}"
         if not errors <= TOLERANCE:
             return f"WRONG accepted and other: {errors}"
         is_read_back = StepProgram.parse(str(one.program)) == one.program
-        return "accepted and equal" if is_read_back else "WRONG read back as another program"
+        return EQUAL if is_read_back else "WRONG read back as another program"
 
 
 def _module_of(error: Exception) -> str:
@@ -128,8 +143,32 @@ def _module_of(error: Exception) -> str:
     return str(found[-1].f_globals["__name__"])
 
 
+Run = Callable[[Case, ss.Compiled], Mapping[int, Trained]]
+"""Two steps of a program on threads: losses, gradients, weights and results of every rank."""
+
+
 def trained(case: Case, compiled: ss.Compiled) -> Mapping[int, Trained]:
-    """Two steps of a program on threads: losses, gradients, weights and results of every rank."""
+    """Two steps of the printed program."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled.save(folder)
+        work = _steps(case, compiled)
+        return ss.run_threads(Path(folder), work, range(case.num_devices), timeout_secs=10.0)
+
+
+def executed(case: Case, compiled: ss.Compiled) -> Mapping[int, Trained]:
+    """Two steps of the program's instructions."""
+    steps, weights = _steps(case, compiled), case.new_model().state_dict()
+
+    def work(transport: ThreadTransport) -> Trained:
+        values = {name: value.clone() for name, value in compiled.values.items()}
+        trainer = Trainer(Rank(compiled.executor(transport.rank), transport, values), transport)
+        trainer.load_state_dict(weights)
+        return steps(trainer)
+
+    return in_threads(work, range(case.num_devices), timeout_secs=10.0)
+
+
+def _steps(case: Case, compiled: ss.Compiled) -> Callable[[ss.Trainer], Trained]:
     batch = [case.inputs(n, compiled.plan.num_microbatches) for n in range(2)]
 
     def work(trainer: ss.Trainer) -> Trained:
@@ -139,9 +178,7 @@ def trained(case: Case, compiled: ss.Compiled) -> Mapping[int, Trained]:
         grads = {f"grad {n}": p.grad for n, p in trainer.named_parameters() if p.grad is not None}
         return Trained(tuple(losses), {**grads, **trainer.state_dict(), **_results(trainer)})
 
-    with tempfile.TemporaryDirectory() as folder:
-        compiled.save(folder)
-        return ss.run_threads(Path(folder), work, range(case.num_devices), timeout_secs=10.0)
+    return work
 
 
 def _results(trainer: ss.Trainer) -> dict[str, Tensor]:

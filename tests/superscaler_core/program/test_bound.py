@@ -10,10 +10,12 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
+from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from superscaler_core.program.bound import check_bound
 from superscaler_core.program.event import Carry
-from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.freed import freed_block
+from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
@@ -74,15 +76,58 @@ def changed(
     return replace(program, blocks=blocks)
 
 
+@pytest.mark.parametrize("key, change, words", [
+    ((0, ActionKind.FORWARD), lambda b: without_a_summand(b), "part:.* has no term of stage0_"),
+    ((0, ActionKind.BACKWARD), lambda b: with_the_loss(b), "unlike in the plan, it writes loss:"),
+])  # fmt: skip
+def test_a_block_adds_the_terms_to_sums_that_it_adds_in_the_plan(
+    key: tuple[int, ActionKind], change: Callable[[Block], Block], words: str
+) -> None:
+    case = Case("coshard", 1, {"parts": 2, "keep": Keep.BLOCK_INPUTS})
+    program = case.compiled().step_program
+    blocks = {**program.blocks, key: freed_block(change(program.blocks[key]))}
+    with pytest.raises(PlanError, match=words):
+        case.compiled().with_program(replace(program, blocks=blocks))
+
+
+def without_a_summand(block: Block) -> Block:
+    """A block without one of the segments that keep nothing and add to a partial sum."""
+    gone = next(
+        i for i in block if i.kind is Verb.COMPUTE and any(v.role is Role.PARTIAL for v in i.writes)
+    )
+    return tuple(i for i in block if i is not gone)
+
+
+def with_the_loss(block: Block) -> Block:
+    """A block whose last forward adds to the loss too."""
+    loss = Value(Role.LOSS, "loss")
+    number = max(n for n, i in enumerate(block) if i.kind in (Verb.FORWARD, Verb.COMPUTE))
+    last = block[number]
+    return (
+        *block[:number], replace(last, writes=(*last.given_writes, loss, *last.own[1])),
+        *block[number + 1 :],
+    )  # fmt: skip
+
+
+def test_updates_apply_the_gradients_of_the_microbatches_of_the_plan() -> None:
+    original = Case("pipedream", 2, {"microbatches": 4}).compiled()
+    text = str(original.step_program)
+    order = text.index("order:")
+    names = {"0B1": "0B2", "0B2": "0B1"}
+    swapped = re.sub("0B[12]", lambda found: names[found[0]], text[order:])
+    with pytest.raises(PlanError, match=r"carried-back|applies gradients of microbatches \[2\]"):
+        original.with_program(StepProgram.parse(text[:order] + swapped))
+
+
 def test_a_program_of_another_model_is_refused() -> None:
     own = compiled("windows")
-    with pytest.raises(PlanError, match="the step has name 'other', and its plan has 'GPT'"):
+    with pytest.raises(PlanError, match="model: 'other'; the plan's: 'GPT'"):
         own.with_program(replace(own.step_program, name="other"))
 
 
 def test_a_program_of_another_plan_is_refused() -> None:
     with pytest.raises(
-        PlanError, match=r"F stage0_segment0 on 0,1: .*: in the plan its values are"
+        PlanError, match=r"F stage0_segment0 on 0,1: unlike .*, it reads w:embed\.weight"
     ):
         compiled("windows").with_program(compiled("moves").step_program)
 
@@ -95,7 +140,9 @@ def test_a_move_of_another_value_is_refused() -> None:
         own.step_program, move.kind,
         lambda i: replace(i, reads=(*i.reads, given)) if i.name == move.name else i,
     )  # fmt: skip
-    with pytest.raises(PlanError, match=f"{move.kind} {move.name} .*: in the plan its values are"):
+    with pytest.raises(
+        PlanError, match=f"{move.kind} {move.name} .*: unlike in the plan, it reads in:"
+    ):
         own.with_program(program)
 
 

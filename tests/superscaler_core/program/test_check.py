@@ -21,6 +21,7 @@ from superscaler_core.program.verb import Phase, Verb
 from tests.superscaler_core.program.few import FEW, compiled
 from tests.superscaler_core.program.mutants import Place, blocks_of, is_accepted, mutant, with_block
 from tests.superscaler_core.small import two_linears
+from tests.superscaler_core.training import Case
 
 # --- effects ------------------------------------------------------------------------------------
 
@@ -139,6 +140,31 @@ NAMED: dict[str, tuple[str, Callable[[str], str], str]] = {
         lambda t: without(t, "  loss loss on 0,1\n"),
         "the step has no loss|nothing takes loss:loss before the step ends",
     ),
+    "a segment that keeps nothing twice": (
+        "spans",
+        lambda t: t.replace("  f stage0_segment1 on 0\n", "  f stage0_segment1 on 0\n" * 2, 1),
+        "device 0 has run this segment in the block",
+    ),
+    "the loss of the second half": (
+        "stages",
+        lambda t: t.replace("  loss loss on 0,1,2,3\n", "  loss loss on 0,1,2,3 half 1\n"),
+        "it has a half, and is done once",
+    ),
+    "a device twice": (
+        "spans",
+        lambda t: t.replace("  F stage0_segment0 on 0\n", "  F stage0_segment0 on 0,0\n"),
+        "devices are ascending",
+    ),
+    "a version of communication": (
+        "windows",
+        lambda t: t.replace("  gather w0 on 0,1\n", "  gather w0 on 0,1 v1\n"),
+        "only segments and updates have a version",
+    ),
+    "a reduction that keeps versions": (
+        "windows",
+        lambda t: t.replace("  reduce w0 on 0,1\n", "  reduce w0 on 0,1 keeps 2\n"),
+        "only updates keep versions",
+    ),
     "a carry after its reader": ("stages", late_carry, "carried:.*: no transfer has brought it"),
     "no carry": (
         "stages",
@@ -161,6 +187,15 @@ def test_named_mutants_are_refused(name: str) -> None:
     StepProgram.parse(text).check()
     with pytest.raises(PlanError, match=words):
         StepProgram.parse(change(text)).check()
+
+
+def test_a_fetch_that_is_started_and_not_waited_for_is_refused() -> None:
+    overlap = ss.Overlap(prefetch=2, reductions=True, bucket_bytes=4000)
+    text = str(Case("zero1", 2, overlap=overlap).compiled().step_program)
+    wait = next(line for line in text.splitlines() if line.startswith("  wait fetch"))
+    for again in (wait.replace("wait", "start"), wait.replace("wait", "start").partition(" at")[0]):
+        with pytest.raises(PlanError, match="flight:fetch"):
+            StepProgram.parse(text.replace(wait, f"{wait}\n{again}", 1)).check()
 
 
 @pytest.mark.parametrize("mechanism", FEW)

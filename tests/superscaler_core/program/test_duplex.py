@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.cost.presets import PROFILES
@@ -18,13 +20,14 @@ from superscaler_core.errors import PlanError
 from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.memory.memory import memory_of
+from superscaler_core.plans import PLANS as SPROGRAMS
 from superscaler_core.program.duplex import duplex, woven
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.operands import Operands, instruction_of
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import COMPUTING, MOVES, OF_WEIGHTS, Phase, Verb
-from superscaler_core.schedules import Action
+from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.simulation import simulate
 from tests.superscaler_core.training import Case, errors_on_threads
@@ -52,6 +55,53 @@ OTHERS = [
 WOVEN = [replace(case, overlap=DUPLEX) for case in (*PLANS, *OTHERS)]
 WOVEN += [replace(case, overlap=ALL) for case in (*PLANS[1::2], PLANS[4], OTHERS[1])]
 WOVEN += [Case("swap", 2, overlap=DUPLEX)]
+
+
+class Normed(nn.Module):
+    """Two linear layers around one batch norm, which may run twice."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.before, self.norm, self.after = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+        self.times = times
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.before(x)
+        for _ in range(self.times):
+            hidden = self.after(self.norm(hidden))
+        return nn.functional.mse_loss(hidden, y)
+
+
+def normed(plan: str, times: int) -> StepProgram:
+    graph = ss.capture(Normed(times), (torch.randn(8, 8), torch.randn(8, 8)))
+    made = ss.Plan(graph, range(2))
+    SPROGRAMS[plan](made)
+    made.overlap = DUPLEX
+    return ss.compile(made).step_program
+
+
+@pytest.mark.parametrize(
+    "plan, times",
+    [("data_parallel", 1), ("data_parallel", 2), ("megatron", 2), ("recompute", 2), ("zero3", 1)],
+)
+def test_the_second_half_reads_buffers_that_the_first_half_has_replaced(
+    plan: str, times: int
+) -> None:
+    block = normed(plan, times).blocks[0, ActionKind.FORWARD]
+    replaced = max(
+        n
+        for n, i in enumerate(block)
+        if i.half == 0 and any(v.role is Role.STATE for v in i.writes)
+    )
+    read = min(
+        n for n, i in enumerate(block) if i.half == 1 and any(v.role is Role.STATE for v in i.reads)
+    )
+    assert replaced < read
+
+
+def test_buffers_that_both_halves_would_need_at_once_raise_plan_error() -> None:
+    with pytest.raises(PlanError, match=r"second half .* reads .*norm.running_mean.* or no duplex"):
+        normed("zero3", 2)
 
 
 @pytest.mark.parametrize("case", WOVEN, ids=str)

@@ -45,11 +45,11 @@ INSTRUCTIONS: list[tuple[str, Verb, Change, str]] = [
      "device 7 does not take part"),
     ("windows", Verb.FORWARD, lambda i: replace(i, half=1), "has a half, and is done once"),
     ("windows", Verb.FORWARD, lambda i: replace(i, phase=Phase.START), "only communication has"),
-    ("windows", Verb.FORWARD, lambda i: replace(i, writes=i.writes[:-1]), "would follow"),
-    ("windows", Verb.BACKWARD, lambda i: replace(i, frees=()), "would follow"),
+    ("windows", Verb.FORWARD, lambda i: replace(i, writes=i.writes[:-1]), "follows that it"),
+    ("windows", Verb.BACKWARD, lambda i: replace(i, frees=()), "follows that it"),
     ("windows", Verb.FORWARD, lambda i: replace(i, frees=(X,)), "it frees values that it uses"),
     ("windows", Verb.FORWARD, lambda i: replace(i, reads=i.reads[:1] * 2), "a value twice"),
-    ("windows", Verb.GATHER, lambda i: replace(i, phase=Phase.START), "would follow"),
+    ("windows", Verb.GATHER, lambda i: replace(i, phase=Phase.START), "follows that it"),
     ("windows", Verb.BACKWARD, lambda i: replace(i, writes=(Value(Role.SUM, "x"),)),
      "its forward does not read what sum:x is a gradient of"),
     ("experts", Verb.MOVE, lambda i: replace(i, reads=tuple(replace(v, devices=(0,)) for v in
@@ -115,7 +115,7 @@ def test_a_pair_that_differs_from_its_blocks_is_refused() -> None:
     program = compiled("pairs").step_program
     pair, block = next(iter(program.pairs.items()))
     less = {**program.pairs, pair: tuple(i for i in block if i.kind is not Verb.FORWARD)}
-    with pytest.raises(PlanError, match="are not those of the stage's block, in the same order"):
+    with pytest.raises(PlanError, match="it has 'move e3' where 'F stage0_segment0' comes next"):
         check_form(replace(program, pairs=less))
     with pytest.raises(PlanError, match="there is no block of such pairs"):
         check_form(replace(program, pairs={}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
+from tests.superscaler_core.program.few import compiled
 from tests.superscaler_core.training import FOLDED, MODEL_OF, OPTIMIZERS, Case, RoundRobin
 
 NUM_DEVICES = {"dap_pipeline": 4, "mesh_2d": 4, "interlaced": 4}
@@ -239,7 +241,7 @@ def changed(
     "kind, is_twice, words",
     [
         (Verb.FORWARD, False, "is not made before it"),
-        (Verb.FORWARD, True, "was freed before|exists already"),
+        (Verb.FORWARD, True, "has run this segment in the block"),
         (Verb.BACKWARD, False, "is not made before it|nothing takes"),
         (Verb.GATHER, False, "these weights are not gathered"),
         (Verb.RELEASE, False, "copy:.* exists already"),
@@ -300,3 +302,11 @@ def test_missing_or_misplaced_backward_raises_plan_error() -> None:
 def test_unreadable_line_of_a_step_program_raises_plan_error(line: str, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         StepProgram.parse(line)
+
+
+def test_a_program_is_a_value_that_nobody_changes_and_that_can_be_pickled() -> None:
+    program = compiled("versions").step_program
+    for name in ("blocks", "pairs", "versions", "borrowed"):
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            getattr(program, name)[0] = ()
+    assert pickle.loads(pickle.dumps(program)) == program

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
+from superscaler_core.errors import PlanError
 from superscaler_core.program.freed import freed_block
 from superscaler_core.program.step_program import StepProgram
 from tests.superscaler_core.program.few import FEW, compiled
@@ -45,6 +47,32 @@ def test_every_change_that_the_check_accepts_is_read_back(mechanism: str) -> Non
     accepted = [one for one in changed if is_accepted(one)]
     assert accepted
     assert [str(one) for one in accepted if StepProgram.parse(str(one)) != one] == []
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda t: t.replace("  F stage0_segment0 on 0\n", "  Q stage0_segment0 on 0\n"), "line 5"),
+        (lambda t: t[: t.index("order:")], "before its section 'order:'"),
+        (
+            lambda t: t.replace("values:\n", "values:\n  loss loss on 0,1: loss:other\n"),
+            "another line",
+        ),
+        (lambda t: t.replace("on 0,1", f"on 0,{'1' * 5000}", 1), "line 1"),
+        (lambda t: t.replace("  0F0", "  carry e3 0 v1\n  0F0"), "an event without a version"),
+    ],
+)
+def test_a_text_that_is_no_program_is_refused_with_its_line(
+    change: Callable[[str], str], words: str
+) -> None:
+    text = str(compiled("windows").step_program)
+    with pytest.raises(PlanError, match=words):
+        StepProgram.parse(change(text))
+
+
+def test_empty_lines_say_nothing() -> None:
+    program = compiled("windows").step_program
+    assert StepProgram.parse(str(program).replace("\n", "\n\n")) == program
 
 
 def test_devices_that_do_the_same_share_a_line_of_values() -> None:

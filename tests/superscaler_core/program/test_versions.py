@@ -41,6 +41,26 @@ def asynchronous(plan: str = "pipedream") -> StepProgram:
     return Case(plan, 2, {"microbatches": 4}).compiled().step_program
 
 
+@pytest.mark.parametrize("update, behind", [("0U1", "0B2"), ("1U1", "1B2")])
+def test_an_update_follows_the_last_backward_of_its_microbatches(update: str, behind: str) -> None:
+    text = str(asynchronous("pipedream_2bw"))
+    lines = text.splitlines()
+    number = next(n for n, line in enumerate(lines) if line.strip().startswith(f"{update} "))
+    line = lines.pop(number)
+    lines.insert(next(n for n, x in enumerate(lines) if x.strip().startswith(behind)) + 1, line)
+    with pytest.raises(PlanError, match=f"{update}: 3 microbatches .* comes after 2, and applies"):
+        StepProgram.parse("\n".join(lines)).check()
+
+
+def test_an_update_before_the_last_backward_of_its_microbatches_is_refused() -> None:
+    text = str(asynchronous("pipedream_2bw"))
+    lines = text.splitlines()
+    line = lines.pop(next(n for n, x in enumerate(lines) if x.strip().startswith("0U1 ")))
+    lines.insert(next(n for n, x in enumerate(lines) if x.strip().startswith("0B1")), line)
+    with pytest.raises(PlanError, match=r"0U1: 1 microbatches .* comes after 2, and applies"):
+        StepProgram.parse("\n".join(lines)).check()
+
+
 def test_an_asynchronous_program_is_accepted_and_read_back() -> None:
     program = asynchronous()
     program.check()
