@@ -80,24 +80,12 @@ class Bounds:
         """A lower bound of the bytes on the fullest device."""
         if setting.offload:
             return 0.0
-        keeps_all = setting.keep is Keep.EVERYTHING and setting.coshard == 1
-        kept_bytes = self.kept_bytes / len(self.request.devices) if keeps_all else 0.0
-        return self.stored_bytes(setting) + kept_bytes
-
-    def stored_bytes(self, setting: Setting) -> float:
-        """A lower bound of a device's bytes of weights and states; 0 if they are on the host."""
-        if setting.offload:
-            return 0.0
         num = len(self.request.devices)
-        splits = 1.0 * _splits(setting, num)
+        splits = _splits(setting, num)
         states = self.state_bytes / (num if setting.zero else splits)
-        return self.weight_bytes / splits + states
-
-    @property
-    def is_tight(self) -> bool:
-        """Whether every plan has to recompute, because kept activations exceed all memory."""
-        kept = self.kept_bytes / len(self.request.devices)
-        return kept > self.request.memory_bytes
+        keeps_all = setting.keep is Keep.EVERYTHING and setting.coshard == 1
+        kept_bytes = self.kept_bytes / num if keeps_all else 0.0
+        return self.weight_bytes / splits + states + kept_bytes
 
     @cached_property
     def weight_bytes(self) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import product
+from itertools import chain
 from typing import Any
 
 from superscaler_core.plan import Keep
-from superscaler_core.planners.auto.guess import Guess
+from superscaler_core.planners.auto.estimate import Estimate, estimate_of
+from superscaler_core.planners.auto.layouts import layouts_of
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Request
@@ -23,6 +23,18 @@ MAX_PARTS = 8
 
 KEPT_LESS = (Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
 """Levels that a setting with which a search begins may have, besides ``EVERYTHING``."""
+
+
+STORAGES: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"zero": 3, "prefetch": 1, "reductions": True},
+    {"zero": 3, "prefetch": 1, "reductions": True, "offload": True},
+    {"offload": True},
+)
+"""Storage of weights; all but the first need replicas.
+
+Each is a root of its own, because its gain is mainly the memory for larger microbatches.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +52,13 @@ class Options:
     def roots(self) -> Iterator[Setting]:
         """Settings for every layout of the devices and the weights.
 
-        Each has the microbatch size and the recomputation guessed to be the fastest within memory.
+        Each has the microbatch size and the recomputation that seem the fastest within memory.
         """
-        for family, lay_out in LAYOUTS.items():
-            for chosen in lay_out(self):
-                setting = self._with_defaults(replace(chosen, family=family))
-                yield from self._sized(setting)
-                for storage in STORAGES if _has_replicas(self, setting) else ():
-                    yield from self._sized(replace(setting, **storage))
+        for chosen in layouts_of(self.request, self.traits):
+            setting = self._with_defaults(chosen)
+            storages = STORAGES if _has_replicas(self, setting) else STORAGES[:1]
+            for storage in storages if self._sizes(setting) else ():
+                yield from self._sized(replace(setting, **storage))
 
     def _sized(self, setting: Setting) -> Iterator[Setting]:
         """The setting with the best microbatch size; with the smallest one if none seems to fit.
@@ -55,31 +66,39 @@ class Options:
         Sequence parallelism is chosen as well, where it seems to help. A setting that recomputes is
         added if nothing fits that keeps everything, or if it seems faster.
         """
-        cuts = (False, True) if _may_cut_tokens(self, setting) else (False,)
-        every = [
-            replace(setting, sequence=cut, samples=n)
-            for cut, n in product(cuts, range(1, MAX_SAMPLES + 1))
-        ]
-        sizes = [each for each in every if self.allows(each)]
-        whole = self._fastest(sizes)
-        apart = setting.family == "interlaced"
-        smaller = (replace(each, keep=k, apart=apart) for k, each in product(KEPT_LESS, sizes))
-        less = self._fastest(filter(self.allows, smaller))
-        if whole is None or (less is not None and self.guess.secs(less) < self.guess.secs(whole)):
-            yield from [less] if less is not None else sizes[:1]
-        if whole is not None:
-            yield whole
+        whole = self._fastest(self._fitting(setting, Keep.EVERYTHING))
+        kept = (self._fitting(setting, keep) for keep in KEPT_LESS)
+        less = self._fastest(chain.from_iterable(kept))
+        if less and (whole is None or self.estimate.of(less).secs < self.estimate.of(whole).secs):
+            yield less
+        if whole or not less:
+            yield whole or replace(setting, samples=self._sizes(setting)[0])
+
+    def _fitting(self, setting: Setting, keep: Keep) -> Iterator[Setting]:
+        """The setting with the microbatch sizes that seem to fit; larger ones need more memory."""
+        apart = setting.family == "interlaced" and keep is not Keep.EVERYTHING
+        for cut in (False, True) if _may_cut_tokens(self, setting) else (False,):
+            for samples in self._sizes(setting):
+                each = replace(setting, sequence=cut, samples=samples, keep=keep, apart=apart)
+                if not self.allows(each):
+                    continue
+                if self.estimate.of(each).num_bytes > self.request.memory_bytes:
+                    break
+                yield each
+
+    def _sizes(self, setting: Setting) -> list[int]:
+        """The samples per microbatch and replica that are possible, ascending."""
+        every = (replace(setting, samples=samples) for samples in range(1, MAX_SAMPLES + 1))
+        return [each.samples for each in every if self.allows(each)]
 
     def _fastest(self, settings: Iterable[Setting]) -> Setting | None:
-        """The setting with the least guessed time among those guessed to fit in memory."""
-        memory_bytes = self.request.memory_bytes
-        fit = (each for each in settings if self.guess.num_bytes(each) <= memory_bytes)
-        return min(fit, key=self.guess.secs, default=None)
+        """The setting with the least estimated time."""
+        return min(settings, key=lambda each: self.estimate.of(each).secs, default=None)
 
-    @cached_property
-    def guess(self) -> Guess:
+    @property
+    def estimate(self) -> Estimate:
         """Estimates of time and memory of settings."""
-        return Guess(self.request)
+        return estimate_of(self.request)
 
     def _with_defaults(self, setting: Setting) -> Setting:
         """Turn on what saves memory or time and costs nearly nothing; moves may turn it off."""
@@ -127,81 +146,16 @@ class Options:
 
     def moves(self, setting: Setting) -> Iterator[Setting]:
         """Settings that differ in one choice."""
-        for move in MOVES:
-            for changed in move(self, setting):
-                if changed != setting and self.allows(changed):
-                    yield changed
+        return self._changed(setting, MOVES)
 
     def savings(self, setting: Setting) -> Iterator[Setting]:
         """Settings that need less memory."""
-        for move in SAVINGS:
-            for changed in move(self, setting):
-                if changed != setting and self.allows(changed):
-                    yield changed
+        return self._changed(setting, SAVINGS)
 
-
-# --- layouts ------------------------------------------------------------------------------------
-
-
-def powers(most: int) -> list[int]:
-    """Powers of two up to a number, ascending."""
-    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
-
-
-def _hybrid(options: Options) -> Iterator[Setting]:
-    num, traits = len(options.request.devices), options.traits
-    sides = [n for n in range(1, num + 1) if num % n == 0]
-    for tp, pp in product(sides, sides):
-        if num % (tp * pp) or (tp > 1 and not traits.has_features) or pp > traits.num_layers:
-            continue
-        yield Setting(dp=num // (tp * pp), tp=tp, pp=pp)
-
-
-def _axial(options: Options) -> Iterator[Setting]:
-    num = len(options.request.devices)
-    if not options.traits.is_axial:
-        return
-    for pp, dp in product(powers(num), powers(num)):
-        if num % (pp * dp) == 0:
-            yield Setting(dp=dp, tp=num // (pp * dp), pp=pp)
-
-
-def _interlaced(options: Options) -> Iterator[Setting]:
-    num, traits = len(options.request.devices), options.traits
-    is_possible = traits.has_blocks and traits.has_lookups and traits.has_features
-    if not is_possible or options.request.recycle:
-        return
-    for tp in powers(num // 2):
-        if num % tp == 0 and num // tp <= traits.num_layers:
-            yield Setting(tp=tp, pp=num // tp, slack=1)
-
-
-def _spatial(options: Options) -> Iterator[Setting]:
-    num = len(options.request.devices)
-    if options.traits.has_images and not options.request.recycle:
-        for rows in powers(num)[1:]:
-            if num % rows == 0:
-                yield Setting(dp=num // rows, tp=rows)
-
-
-LAYOUTS: dict[str, Callable[[Options], Iterator[Setting]]] = {
-    "hybrid": _hybrid,
-    "axial": _axial,
-    "interlaced": _interlaced,
-    "spatial": _spatial,
-}
-"""By family, the layouts of the devices; empty if the model does not allow the family."""
-
-
-STORAGES: tuple[Mapping[str, Any], ...] = (
-    {"zero": 3, "prefetch": 1, "reductions": True},
-    {"zero": 3, "prefetch": 1, "reductions": True, "offload": True},
-    {"offload": True},
-)
-"""Further storage of weights, if there are replicas.
-
-Each is a root of its own, because its gain is mainly the memory for larger microbatches.
-"""
+    def _changed(self, setting: Setting, moves: Iterable[Move]) -> Iterator[Setting]:
+        for changed in chain.from_iterable(move(self, setting) for move in moves):
+            if changed != setting and self.allows(changed):
+                yield changed
 
 
 # --- moves --------------------------------------------------------------------------------------
@@ -209,13 +163,12 @@ Each is a root of its own, because its gain is mainly the memory for larger micr
 Move = Callable[[Options, Setting], Iterator[Setting]]
 
 
-def _values(name: str, *values: Any, when: Callable[[Options, Setting], bool]) -> Move:
-    """A move that sets an attribute to each of ``values``, where ``when`` holds."""
+def _values(name: str, *values: Any) -> Move:
+    """A move that sets an attribute to each of ``values``, where it matters (``MATTERS``)."""
 
     def move(options: Options, setting: Setting) -> Iterator[Setting]:
-        if when(options, setting):
-            for value in values:
-                yield replace(setting, **{name: value})
+        if MATTERS[name](options, setting):
+            yield from (replace(setting, **{name: value}) for value in values)
 
     return move
 
@@ -313,39 +266,46 @@ def _sharded(options: Options, setting: Setting) -> Iterator[Setting]:
         yield replace(setting, zero=3, prefetch=2, reductions=True)
 
 
+def _kept_less(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Keep less, to recompute more."""
+    levels = {
+        Keep.EVERYTHING: (Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS),
+        Keep.BLOCK_INPUTS: (Keep.STAGE_INPUT,) if setting.pp > 1 else (),
+    }
+    for keep in levels.get(setting.keep, (Keep.BLOCK_INPUTS,)):
+        if keep is not Keep.SEGMENT_INPUTS or setting.family != "axial":
+            yield replace(setting, keep=keep)
+
+
+MATTERS: Mapping[str, Callable[[Options, Setting], bool]] = {
+    "sequence": _may_cut_tokens,
+    "vocabulary": lambda o, s: (
+        o.traits.has_words and s.tp > 1 and s.family in ("hybrid", "interlaced")
+    ),
+    "experts": Options.has_experts,
+    "zero": _has_replicas,
+    "offload": lambda o, s: s.offload or s.zero > 0,
+    "moves": lambda o, s: s.tp > 1 or s.experts or s.zero == 3,
+    "duplex": lambda o, s: s.tp > 1 or s.experts,
+    "slack": lambda o, s: s.family == "interlaced",
+    "apart": lambda o, s: (
+        s.keep is not Keep.EVERYTHING and (s.family == "interlaced" or _in_pipeline(o, s))
+    ),
+}
+"""For which settings an attribute matters, by its name."""
+
+SWITCHES = ("sequence", "vocabulary", "experts", "moves", "duplex", "apart")
+"""Attributes that are on or off."""
+
 MOVES: tuple[Move, ...] = (
-    _scaled,
-    _scheduled,
-    _kept,
-    _in_half_and_kept,
-    _values("sequence", True, False, when=_may_cut_tokens),
-    _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3),
-    _overlapped,
-    _values("experts", True, False, when=lambda o, s: o.has_experts(s)),
-    _sharded,
-    _values("vocabulary", True, False,
-            when=lambda o, s: o.traits.has_words and s.tp > 1
-            and s.family in ("hybrid", "interlaced")),
-    _in_fewer_parts,
-    _values("apart", True, False,
-            when=lambda o, s: s.keep is not Keep.EVERYTHING
-            and (s.family == "interlaced" or _in_pipeline(o, s))),
-    _values("slack", 0, 1, when=lambda o, s: s.family == "interlaced"),
-    _values("duplex", True, False, when=lambda o, s: s.tp > 1 or s.experts),
-    _values("offload", False, when=lambda o, s: s.offload),
-)  # fmt: skip
-"""Changes of a setting that fits; ``Ranking`` orders them."""
+    *(_scaled, _scheduled, _kept, _in_half_and_kept, _overlapped, _sharded, _in_fewer_parts),
+    *(_values(name, True, False) for name in SWITCHES),
+    *(_values("slack", 0, 1), _values("offload", False)),
+)
+"""Changes of a setting that fits; ``Waiting`` orders them."""
 
 SAVINGS: tuple[Move, ...] = (
-    _values("keep", Keep.ATTENTION_ONLY, when=lambda o, s: s.keep is Keep.EVERYTHING),
-    _values("keep", Keep.SEGMENT_INPUTS,
-            when=lambda o, s: s.keep is Keep.EVERYTHING and s.family != "axial"),
-    _values("keep", Keep.BLOCK_INPUTS, when=lambda o, s: s.keep is not Keep.BLOCK_INPUTS),
-    _values("keep", Keep.STAGE_INPUT, when=lambda o, s: s.keep is Keep.BLOCK_INPUTS and s.pp > 1),
-    _values("sequence", True, when=_may_cut_tokens),
-    _values("zero", 3, when=_has_replicas),
-    _in_more_parts,
-    _in_half,
-    _values("offload", True, when=lambda o, s: s.zero > 0),
-)  # fmt: skip
-"""Changes of a setting that lacks memory; ``Guess`` selects those that may fit."""
+    *(_kept_less, _in_more_parts, _in_half),
+    *(_values("sequence", True), _values("zero", 3), _values("offload", True)),
+)
+"""Changes of a setting that lacks memory."""

@@ -1,0 +1,110 @@
+"""Model cost: the costs of a model's blocks on one device, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from superscaler_core.cost import MemoryCost
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Parameters on a device.
+
+    Attributes:
+        num_bytes: bytes that the device reads, in the model's dtype.
+        grad_bytes: bytes of their gradient, in the master weights' dtype; 0 if not trained.
+        replicas: devices of the stage that read the same box.
+        name: of a parameter that ops outside the block read as well; empty for all others together.
+    """
+
+    num_bytes: int
+    grad_bytes: int
+    replicas: int
+    name: str = ""
+
+    def among(self, times: int) -> Weights:
+        """The same parameters in a stage of so many times the replicas."""
+        return replace(self, replicas=self.replicas * times)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockCost:
+    """The cost of a block on one device of its stage, per microbatch.
+
+    Attributes:
+        forward_secs, backward_secs: computing, without recomputation.
+        again_secs: recomputation, with the communication inside regions recomputed as a whole.
+        sent_secs, received_secs: communication inside the stage, forward and backward.
+        num_calls: number of its calls in the forward.
+        memory: memory of its activations.
+        weights: its parameters.
+    """
+
+    forward_secs: float
+    backward_secs: float
+    again_secs: float
+    sent_secs: float
+    received_secs: float
+    num_calls: int
+    memory: MemoryCost
+    weights: tuple[Weights, ...]
+
+    def without(self, names: Set[str]) -> BlockCost:
+        """The same cost without some parameters."""
+        return replace(self, weights=tuple(w for w in self.weights if w.name not in names))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """The costs of a model in order: of the ops before its blocks, of each block, of those behind.
+
+    Attributes:
+        before, behind: one cost each; none if there are no such ops.
+        layers: the cost of every block.
+    """
+
+    before: tuple[BlockCost, ...]
+    layers: tuple[BlockCost, ...]
+    behind: tuple[BlockCost, ...]
+
+    def stages(self, sizes: Sequence[int]) -> list[tuple[BlockCost, ...]]:
+        """The costs of the blocks of every stage, which have ``sizes`` blocks."""
+        rows, behind = [self.layers[a:b] for a, b in pairwise([0, *accumulate(sizes)])], self.behind
+        if len(sizes) == 1:
+            # A table for look-ups that is the head as well is stored once.
+            shared = {weight.name for block in self.before for weight in block.weights} - {""}
+            behind = tuple(block.without(shared) for block in behind)
+        rows[0], rows[-1] = (*self.before, *rows[0]), (*rows[-1], *behind)
+        return rows
+
+
+def as_one(chain: Sequence[MemoryCost]) -> MemoryCost:
+    """The memory of consecutive ops as that of one op.
+
+    Law (tests/superscaler_core/planners/auto/test_block_costs.py): ``peak_bytes`` of a chain is
+    that of the chain in which consecutive costs are replaced by their ``as_one``.
+    """
+    before = [0, *accumulate(each.kept_bytes for each in chain)]
+    behind = [0, *accumulate(each.grads_bytes for each in reversed(chain))][::-1]
+
+    def total(name: str) -> int:
+        return sum(getattr(each, name) for each in chain)
+
+    def most(name: str, added: Sequence[int]) -> int:
+        rows = zip(chain, before, added, strict=False)
+        return max((getattr(each, name) + a + b for each, a, b in rows), default=0)
+
+    none = [0] * len(chain)
+    return MemoryCost(
+        total("weights_bytes"),
+        total("grads_bytes"),
+        total("states_bytes"),
+        before[-1],
+        chain[0].input_bytes if chain else 0,
+        most("forward_bytes", none),
+        most("backward_bytes", none),
+        most("first_backward_bytes", behind[1:]),
+    )
