@@ -30,6 +30,7 @@ from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.estimate import estimate_of
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
+from superscaler_core.planners.auto.order import rounds_of
 from superscaler_core.planners.auto.others import Others
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import traits_of
@@ -41,12 +42,6 @@ from superscaler_core.planners.search.request import (
     SearchPlanner,
     Trial,
 )
-
-ROUNDS = 4
-"""Periods of microbatches in the quick evaluation of a pipeline; two more per further chunk.
-
-With 3, those of pipelines of uneven stages were up to 5 % too fast (Wide-ResNet, mBART).
-"""
 
 OWN = 7
 """Evaluations of settings per evaluation of another planner's candidate: every eighth is theirs."""
@@ -159,7 +154,7 @@ class Proposals:
             bound_secs=self._bounds.secs,
             guess_secs=expected_secs,
             least_bytes=self._bounds.least_bytes(setting),
-            look=Look(period, ROUNDS + 2 * (setting.chunks - 1), filling.sizes),
+            look=Look(period, rounds_of(setting), filling.sizes),
             follow=follow,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import groupby
+from itertools import groupby, islice
 
 from superscaler_core.cost import CostModel, MemoryCost, recomputed
 from superscaler_core.cost.memory_cost import counted_once
@@ -22,7 +22,7 @@ from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, ITEM_BYTES, PTensor
 from superscaler_core.plan import Keep, OpSplit, Plan
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost, Weights, as_one
+from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost, Output, Weights, as_one
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.search.request import Request
 from superscaler_core.planners.search.shortened import repeats_of
@@ -92,9 +92,7 @@ class BlockCosts:
 
     def _filled(self, chosen: Setting) -> _Priced:
         request = self.request
-        whole = find_blocks(request.graph_of(chosen.microbatch))
-        short = repeats_of(whole.graph).short((len(whole.layers),))
-        graph = whole.graph if short is None else short.graphs[0]
+        graph = repeats_of(request.graph_of(chosen.microbatch)).fewest
         plan = Plan(graph, request.devices[: chosen.dp * chosen.tp])
         sizes = (len(plan.blocks.layers),)
         Filling(chosen, request.profile, request.recycle, 1)(plan, 1, sizes)
@@ -166,7 +164,19 @@ class _Priced:
             sum(secs > 0 for _, (secs, _) in moves),
             as_one(self._memory(parts)),
             tuple(self._weights(ops)),
+            tuple(self._outputs(ops)),
         )
+
+    def _outputs(self, ops: OpGroup) -> Iterator[Output]:
+        """The results that later blocks read, with the end of their first reader there."""
+        graph, last = self.plan.graph, ops[-1].index
+        for op in ops:
+            src = sides_of(op.form, self.splits[op]).outputs
+            for number, of in enumerate(op.outputs):
+                later = ((r, i) for r, i in graph.readers.get(of, ()) if r.index > last)
+                for reader, i in islice(later, 1):
+                    dst = sides_of(reader.form, self.splits[reader]).inputs[i]
+                    yield Output(of.shape, of.dtype, of.requires_grad, src[number], dst)
 
     def _moving(self, tensor: PTensor) -> tuple[float, float]:
         """Seconds of moving a result to its readers, and its gradient back."""

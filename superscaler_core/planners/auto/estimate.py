@@ -6,7 +6,7 @@ a search returns was compiled and simulated in full.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf
@@ -14,16 +14,21 @@ from operator import mul
 
 import rvdcomm as rv
 from rvdcomm.collector import paused_collector
+from superscaler_core.cost import CostModel
+from superscaler_core.cost.wire import TICKS_PER_SEC, Wire, ticks
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import find_blocks
-from superscaler_core.plan import Keep
+from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.auto.block_costs import BlockCosts
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.auto.order import Order, order_of
+from superscaler_core.planners.auto.model_cost import BlockCost
+from superscaler_core.planners.auto.order import Order, orders_of
+from superscaler_core.planners.auto.sending import Sending
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.stage_cost import Stage, Stages
+from superscaler_core.planners.auto.stepping import Route, makespan
 from superscaler_core.planners.search.request import Request
-from superscaler_core.schedules import ScheduleError
+from superscaler_core.schedules import ActionKind, ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,27 @@ class Figures:
     num_bytes: float = inf
 
 
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """What an estimate is made of.
+
+    Attributes:
+        orders: the schedule, as of ``orders_of``.
+        rows: costs of the blocks of every stage.
+        stages: costs of the stages.
+    """
+
+    orders: tuple[Order, ...]
+    rows: Sequence[Sequence[BlockCost]]
+    stages: Sequence[Stage]
+
+
 @dataclass(frozen=True, eq=False)
 class Estimate:
     """Estimates of one request's settings; each is computed once.
 
-    Law (tests/superscaler_core/planners/auto/test_estimate.py): for one stage of equal parts and
-    without overlap, the time is that of the simulator.
+    Laws (tests/superscaler_core/planners/auto/test_estimate.py): for one stage of equal parts and
+    without overlap, the time is that of the simulator; ``least_secs`` is at most the time.
     """
 
     request: Request
@@ -52,30 +72,103 @@ class Estimate:
     def of(self, setting: Setting) -> Figures:
         """The figures of a setting."""
         if setting not in self._known:
-            try:
-                with paused_collector():
-                    self._known[setting] = self._find(setting)
-            except (PlanError, ScheduleError, rv.LayoutError):
-                self._known[setting] = Figures()
+            priced = self._priced(setting)
+            secs = inf if priced is None else self._secs(setting, priced)
+            self._known[setting] = Figures(secs, self.num_bytes(setting))
         return self._known[setting]
 
-    def _find(self, setting: Setting) -> Figures:
-        num = self.request.microbatches(setting.microbatch)
-        order = order_of(setting, num // (2 if setting.duplex else 1))
-        stages = self._stages(setting, order)
-        secs = self._secs(setting, order, stages)
-        return Figures(secs, _num_bytes(setting, order, stages))
+    def num_bytes(self, setting: Setting) -> float:
+        """Bytes on the fullest device."""
+        priced = self._priced(setting)
+        return inf if priced is None else _num_bytes(setting, priced.orders[0], priced.stages)
 
-    def _stages(self, setting: Setting, order: Order) -> list[Stage]:
-        """The stages of a setting; equal stages are computed once."""
+    def least_secs(self, setting: Setting) -> float:
+        """A lower bound of the estimated time, which needs no step in time.
+
+        A worker begins when the first microbatch has come to one of its stages, and computes all of
+        them. If a backward computes all gradients, the last one then goes back to the first stage.
+        Of two workers with copies of the same stages, one computes at least half.
+        """
+        priced = self._priced(setting)
+        if priced is None:
+            return inf
+        (order, *_), stages, longest = priced.orders, priced.stages, 0.0
+        num = self.request.microbatches(setting.microbatch)
+        for mine in order.stages:
+            before = stages[: min(mine)]
+            busy = sum(stages[i].secs + self.request.recycle * stages[i].forward_secs for i in mine)
+            filling = sum(stage.forward_secs for stage in before)
+            again = 0 if setting.apart else 1
+            draining = sum(stage.backward_secs + again * stage.again_secs for stage in before)
+            draining *= not order.is_split
+            longest = max(longest, filling + num * busy / order.copies + draining)
+        return longest + _weights_secs(order, stages)
+
+    def fastest(self, settings: Iterable[Setting]) -> Setting | None:
+        """The setting with the least estimated time; None if there is none."""
+        best, best_secs = None, inf
+        for setting in sorted(settings, key=self.least_secs):
+            if best is not None and self.least_secs(setting) >= best_secs:
+                break
+            secs = self.of(setting).secs
+            if best is None or secs < best_secs:
+                best, best_secs = setting, secs
+        return best
+
+    def _priced(self, setting: Setting) -> _Priced | None:
+        """What the estimate of a setting is made of; None if the model cannot be cut so."""
+        if setting not in self._known_parts:
+            try:
+                with paused_collector():
+                    self._known_parts[setting] = self._find(setting)
+            except (PlanError, ScheduleError, rv.LayoutError):
+                self._known_parts[setting] = None
+        return self._known_parts[setting]
+
+    def _find(self, setting: Setting) -> _Priced:
+        num = self.request.microbatches(setting.microbatch) // _halves(setting)
+        orders = orders_of(setting, num, self.request.recycle)
+        rows = self._rows(setting)
+        return _Priced(orders, rows, self._stages(setting, orders[0], rows))
+
+    def _secs(self, setting: Setting, priced: _Priced) -> float:
+        """Seconds of a step."""
+        num = self.request.microbatches(setting.microbatch) // _halves(setting)
+        times = [self._step_secs(setting, order, priced) for order in priced.orders]
+        secs = times[0]
+        if len(times) > 1:
+            most, fewer = (order.num_microbatches for order in priced.orders)
+            secs += (num - most) * (times[0] - times[1]) / (most - fewer)
+        secs += _weights_secs(priced.orders[0], priced.stages)
+        return max(secs, self.least_secs(setting))
+
+    def _rows(self, setting: Setting) -> list[tuple[BlockCost, ...]]:
+        """The blocks of every stage."""
         sizes, blocks = self._sizes(setting), self._blocks.of(setting)
         if sum(sizes) != len(blocks.layers):
             raise PlanError(f"{setting}: the model has {len(blocks.layers)} blocks, not {sizes}.")
-        whole = replace(setting, keep=Keep.EVERYTHING, coshard=1, heavy=False)
-        held = self._blocks.of(whole) if order.is_split else blocks
-        replicas = setting.dp // self._blocks.replicas(setting)
-        pairs = zip(blocks.stages(sizes), held.stages(sizes), strict=True)
-        return [self._known_stages.of(setting, mine, kept, replicas) for mine, kept in pairs]
+        return blocks.stages(sizes)
+
+    def _stages(
+        self, setting: Setting, order: Order, blocks: Sequence[Sequence[BlockCost]]
+    ) -> list[Stage]:
+        """The stages of a setting."""
+        held = blocks
+        if order.is_split:
+            whole = replace(setting, keep=Keep.EVERYTHING, coshard=1, heavy=False)
+            held = self._rows(whole)
+        replicas = order.copies * setting.dp // self._blocks.replicas(setting)
+        home = tuple(d for worker in order.workers_of(0) for d in self._devices(setting, worker))
+        of = self._known_stages.of
+        return [
+            of(setting, mine, kept, replicas, home)
+            for mine, kept in zip(blocks, held, strict=True)
+        ]
+
+    def _devices(self, setting: Setting, worker: int) -> tuple[Device, ...]:
+        """The devices of a worker."""
+        num = setting.dp * setting.tp
+        return tuple(self.request.devices[worker * num : (worker + 1) * num])
 
     def _sizes(self, setting: Setting) -> Sequence[int]:
         key = setting.family, setting.pp, setting.chunks, setting.schedule
@@ -86,31 +179,39 @@ class Estimate:
             self._known_sizes[key] = filling.sizes(blocks)
         return self._known_sizes[key]
 
-    def _secs(self, setting: Setting, order: Order, stages: Sequence[Stage]) -> float:
-        """Seconds of a step.
+    def _step_secs(self, setting: Setting, order: Order, priced: _Priced) -> float:
+        """Seconds of the actions of an order."""
+        durations: dict[tuple[ActionKind, int], int] = {}
+        for i, stage in enumerate(priced.stages):
+            again = 0.0 if setting.apart else stage.again_secs
+            backward = stage.backward_secs + again
+            for kind, secs in {
+                ActionKind.TURN: stage.forward_secs,
+                ActionKind.FORWARD: stage.forward_secs,
+                ActionKind.BACKWARD: backward,
+                ActionKind.INPUTS: backward - stage.weights_secs,
+                ActionKind.WEIGHTS: stage.weights_secs,
+                ActionKind.RECOMPUTE: stage.again_secs,
+            }.items():
+                durations[kind, i] = _halves(setting) * ticks(secs)
+        wires = {route: self._wires(setting, priced, route) for route in order.routes}
+        return makespan(order.events, order.num_workers, durations, wires) / TICKS_PER_SEC
 
-        A worker begins when the first microbatch has come to one of its stages, computes all
-        microbatches, and ends before the last one has gone back to the first stage. So the step
-        takes at least the three times together, for every worker, in whatever order.
-        """
-        num = self.request.microbatches(setting.microbatch)
-        turns, longest = self.request.recycle, 0.0
-        for mine in order.stages:
-            before = min(mine)
-            filling = sum(stage.forward_secs for stage in stages[:before])
-            # Recomputation apart from the backward needs no gradient, so none waits for it.
-            again = 0 if setting.apart else 1
-            draining = sum(s.backward_secs + again * s.again_secs for s in stages[:before])
-            # Only gradients of inputs, half of a backward, go back before the weights' gradients.
-            draining /= 2 if order.is_split else 1
-            busy = sum(stages[i].secs + turns * stages[i].forward_secs for i in mine)
-            longest = max(longest, filling + num * busy / order.copies + draining)
-        return longest + max(sum(stages[i].step_secs for i in mine) for mine in order.stages)
+    def _wires(self, setting: Setting, priced: _Priced, route: Route) -> Sequence[Wire]:
+        """The calls of a transfer between stages."""
+        workers = (route.dst, route.src) if route.is_back else (route.src, route.dst)
+        src, dst = (self._devices(setting, worker) for worker in workers)
+        outputs = priced.rows[route.stage][-1].outputs
+        return self._sending.wires(outputs, src, dst, route.is_back)
 
     # --- what is computed once ------------------------------------------------------------------
 
     @cached_property
     def _known(self) -> dict[Setting, Figures]:
+        return {}
+
+    @cached_property
+    def _known_parts(self) -> dict[Setting, _Priced | None]:
         return {}
 
     @cached_property
@@ -123,13 +224,31 @@ class Estimate:
 
     @cached_property
     def _known_stages(self) -> Stages:
-        return Stages(self.request.costs(self.request.samples[0]), self.request.devices)
+        return Stages(self._costs)
+
+    @cached_property
+    def _sending(self) -> Sending:
+        return Sending(self._costs, self.request.devices)
+
+    @cached_property
+    def _costs(self) -> CostModel:
+        return self.request.costs(self.request.samples[0])
 
 
 @lru_cache(maxsize=1)
 def estimate_of(request: Request) -> Estimate:
     """The estimates of a request, which its space of settings and its search share."""
     return Estimate(request)
+
+
+def _halves(setting: Setting) -> int:
+    """The microbatches that run as one."""
+    return 2 if setting.duplex else 1
+
+
+def _weights_secs(order: Order, stages: Sequence[Stage]) -> float:
+    """Seconds that weights and gradients take at the ends of a step, on the slowest worker."""
+    return max(sum(stages[i].step_secs for i in mine) for mine in order.stages)
 
 
 def _num_bytes(setting: Setting, order: Order, stages: Sequence[Stage]) -> float:
@@ -140,5 +259,5 @@ def _num_bytes(setting: Setting, order: Order, stages: Sequence[Stage]) -> float
         kept = max(sum(map(mul, moment, each)) for moment in held)
         working = max(stages[i].working_bytes for i in mine)
         stored = sum(stages[i].stored_bytes for i in mine)
-        most = max(most, stored + (kept + working) * (2 if setting.duplex else 1))
+        most = max(most, stored + (kept + working) * _halves(setting))
     return most

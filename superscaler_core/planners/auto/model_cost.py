@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from superscaler_core.cost import MemoryCost
+from superscaler_core.program.side import Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,23 @@ class Weights:
         return replace(self, replicas=self.replicas * times)
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result of a block that later blocks read.
+
+    Attributes:
+        shape, dtype: of the result on the devices that were priced.
+        has_grad: whether its gradient comes back.
+        src, dst: its ends, if the later block is on the same devices.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    has_grad: bool
+    src: Side
+    dst: Side
+
+
 @dataclass(frozen=True, eq=False)
 class BlockCost:
     """The cost of a block on one device of its stage, per microbatch.
@@ -41,6 +59,7 @@ class BlockCost:
         num_calls: number of its calls in the forward.
         memory: memory of its activations.
         weights: its parameters.
+        outputs: its results that later blocks read.
     """
 
     forward_secs: float
@@ -51,6 +70,7 @@ class BlockCost:
     num_calls: int
     memory: MemoryCost
     weights: tuple[Weights, ...]
+    outputs: tuple[Output, ...]
 
     def without(self, names: Set[str]) -> BlockCost:
         """The same cost without some parameters."""

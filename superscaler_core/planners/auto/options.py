@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf
 from typing import Any
 
 from superscaler_core.plan import Keep
@@ -20,9 +22,8 @@ MAX_SAMPLES = 32
 MAX_PARTS = 8
 """Most co-shard parts of an attention or MLP on a device, as in the studies."""
 
-
-KEPT_LESS = (Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
-"""Levels that a setting with which a search begins may have, besides ``EVERYTHING``."""
+LEVELS = (Keep.EVERYTHING, Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
+"""Levels that a setting with which a search begins may have, each recomputing more."""
 
 
 STORAGES: tuple[Mapping[str, Any], ...] = (
@@ -63,37 +64,46 @@ class Options:
     def _sized(self, setting: Setting) -> Iterator[Setting]:
         """The setting with the best microbatch size; with the smallest one if none seems to fit.
 
-        Sequence parallelism is chosen as well, where it seems to help. A setting that recomputes is
-        added if nothing fits that keeps everything, or if it seems faster.
+        A setting that recomputes is added if nothing fits that keeps everything, or if it seems
+        faster.
         """
-        whole = self._fastest(self._fitting(setting, Keep.EVERYTHING))
-        kept = (self._fitting(setting, keep) for keep in KEPT_LESS)
-        less = self._fastest(chain.from_iterable(kept))
+        fitting = [*self._fitting(setting)]
+        whole = self.estimate.fastest(each for each in fitting if each.keep is Keep.EVERYTHING)
+        less = self.estimate.fastest(each for each in fitting if each.keep is not Keep.EVERYTHING)
         if less and (whole is None or self.estimate.of(less).secs < self.estimate.of(whole).secs):
             yield less
         if whole or not less:
             yield whole or replace(setting, samples=self._sizes(setting)[0])
 
-    def _fitting(self, setting: Setting, keep: Keep) -> Iterator[Setting]:
-        """The setting with the microbatch sizes that seem to fit; larger ones need more memory."""
-        apart = setting.family == "interlaced" and keep is not Keep.EVERYTHING
-        for cut in (False, True) if _may_cut_tokens(self, setting) else (False,):
-            for samples in self._sizes(setting):
-                each = replace(setting, sequence=cut, samples=samples, keep=keep, apart=apart)
-                if not self.allows(each):
-                    continue
-                if self.estimate.of(each).num_bytes > self.request.memory_bytes:
-                    break
-                yield each
+    def _fitting(self, setting: Setting) -> Iterator[Setting]:
+        """The setting with microbatch sizes that seem to fit, each at its fastest level.
+
+        What a level recomputes, the next level recomputes as well, so the first level that fits is
+        the fastest. A larger microbatch needs more memory at every level. Sizes behind the first
+        one that is slower at the same level are left out, as a heuristic.
+        """
+        levels, sizes, last_secs = [*LEVELS], deque(self._sizes(setting)), inf
+        while levels and sizes:
+            keep = levels[0]
+            apart = setting.family == "interlaced" and keep is not Keep.EVERYTHING
+            each = replace(setting, samples=sizes[0], keep=keep, apart=apart)
+            if not (self.allows(each) and self._fits(each)):
+                levels, last_secs = levels[1:], inf
+                continue
+            yield each
+            secs = self.estimate.least_secs(each)
+            if secs > last_secs:
+                return
+            last_secs = secs
+            sizes.popleft()
+
+    def _fits(self, setting: Setting) -> bool:
+        return self.estimate.num_bytes(setting) <= self.request.memory_bytes
 
     def _sizes(self, setting: Setting) -> list[int]:
         """The samples per microbatch and replica that are possible, ascending."""
         every = (replace(setting, samples=samples) for samples in range(1, MAX_SAMPLES + 1))
         return [each.samples for each in every if self.allows(each)]
-
-    def _fastest(self, settings: Iterable[Setting]) -> Setting | None:
-        """The setting with the least estimated time."""
-        return min(settings, key=lambda each: self.estimate.of(each).secs, default=None)
 
     @property
     def estimate(self) -> Estimate:
@@ -103,13 +113,16 @@ class Options:
     def _with_defaults(self, setting: Setting) -> Setting:
         """Turn on what saves memory or time and costs nearly nothing; moves may turn it off."""
         is_shared = setting.dp > 1 or setting.family in ("axial", "spatial")
-        return replace(
+        chosen = replace(
             setting,
             zero=1 if is_shared and setting.family != "interlaced" else 0,
             vocabulary=self.traits.has_words and setting.tp > 1 and setting.family == "hybrid",
             moves=_in_tensor_parallel(self, setting),
             experts=self.has_experts(setting),
         )
+        cut = replace(chosen, sequence=True)
+        can_cut = _may_cut_tokens(self, chosen) and self.estimate.num_bytes(cut) < inf
+        return cut if can_cut else chosen
 
     def has_experts(self, setting: Setting) -> bool:
         """Whether expert parallelism over the replicas is possible."""

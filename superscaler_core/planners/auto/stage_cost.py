@@ -23,6 +23,7 @@ class Stage:
     Attributes:
         forward_secs, backward_secs: seconds per microbatch, without recomputation.
         again_secs: seconds of recomputation per microbatch.
+        weights_secs: seconds of a backward that compute gradients of weights, if they are apart.
         step_secs: seconds once per step: weights, their gradients, and the update.
         stored_bytes: bytes that do not depend on the microbatches in flight.
         kept_bytes: bytes kept from forward to backward per microbatch.
@@ -32,6 +33,7 @@ class Stage:
     forward_secs: float
     backward_secs: float
     again_secs: float
+    weights_secs: float
     step_secs: float
     stored_bytes: float
     kept_bytes: float
@@ -49,11 +51,9 @@ class Stages:
 
     Attributes:
         costs: the cost functions of the request.
-        devices: devices of the request.
     """
 
     costs: CostModel
-    devices: Sequence[Device]
 
     def of(
         self,
@@ -61,6 +61,7 @@ class Stages:
         blocks: Sequence[BlockCost],
         held: Sequence[BlockCost],
         replicas: int,
+        home: tuple[Device, ...],
     ) -> Stage:
         """The stage of some blocks.
 
@@ -69,10 +70,11 @@ class Stages:
             blocks: their costs.
             held: their costs for the memory from forward to backward.
             replicas: replicas of the stage for each that ``blocks`` were priced with.
+            home: the devices that have the stage's weights.
         """
         own = {block: [w.among(replicas) for w in block.weights] for block in {*blocks}}
         weights = [weight for block in blocks for weight in own[block]]
-        secs = {block: self._secs(setting, block, mine) for block, mine in own.items()}
+        secs = {block: self._secs(setting, block, mine, home) for block, mine in own.items()}
         forward, backward, again = map(sum, zip(*(secs[block] for block in blocks), strict=True))
         memory = as_one([block.memory for block in held])
         kept, peak = memory.kept_bytes, max(memory.forward_bytes, memory.backward_bytes)
@@ -83,7 +85,8 @@ class Stages:
             forward + self.costs.profile.segment_secs,
             backward + self.costs.profile.segment_secs,
             again,
-            self._step_secs(setting, weights, backward),
+            sum(block.backward_secs for block in blocks) / 2,
+            self._step_secs(setting, weights, home, backward),
             self._stored_bytes(setting, weights, [own[block] for block in blocks]),
             kept,
             working,
@@ -92,13 +95,17 @@ class Stages:
     # --- time -----------------------------------------------------------------------------------
 
     def _secs(
-        self, setting: Setting, block: BlockCost, weights: Sequence[Weights]
+        self,
+        setting: Setting,
+        block: BlockCost,
+        weights: Sequence[Weights],
+        home: tuple[Device, ...],
     ) -> tuple[float, float, float]:
         """Seconds of a block's forward, backward and recomputation, with its communication."""
         forward, backward, again = block.forward_secs, block.backward_secs, block.again_secs
         sent, received = block.sent_secs, block.received_secs
         if setting.zero == 3:
-            fetch, reduce = self._moving_secs(setting, weights)
+            fetch, reduce = self._moving_secs(setting, weights, home)
             ahead, behind = fetch * (setting.prefetch > 0), reduce * setting.reductions
             # The block's own communication waits for what is on its way, and computing for it.
             share = 1 / (1 + block.num_calls)
@@ -113,7 +120,11 @@ class Stages:
         return forward + sent, backward + received, again
 
     def _step_secs(
-        self, setting: Setting, weights: Sequence[Weights], backward_secs: float
+        self,
+        setting: Setting,
+        weights: Sequence[Weights],
+        home: tuple[Device, ...],
+        backward_secs: float,
     ) -> float:
         """Seconds once per step: the update, and moving what is not moved in every microbatch."""
         times, profile = self.costs.times, self.costs.profile
@@ -122,7 +133,7 @@ class Stages:
         secs = times.update_secs(STATES[self.costs.optimizer], here, hosted)
         if setting.zero == 3:
             return secs
-        fetch, scatter = self._moving_secs(setting, weights)
+        fetch, scatter = self._moving_secs(setting, weights, home)
         # An all-reduce takes as long as a reduce-scatter and an all-gather.
         reduce = scatter if setting.zero else 2 * scatter
         secs += fetch if setting.zero else 0.0
@@ -131,7 +142,9 @@ class Stages:
             secs += 2 * sum(w.num_bytes for w in weights) / profile.host_bytes_per_sec
         return secs
 
-    def _moving_secs(self, setting: Setting, weights: Iterable[Weights]) -> tuple[float, float]:
+    def _moving_secs(
+        self, setting: Setting, weights: Iterable[Weights], home: tuple[Device, ...]
+    ) -> tuple[float, float]:
         """Seconds to gather weights from the devices that store pieces, and to sum gradients."""
         fetch = reduce = 0.0
         totals: dict[int, tuple[int, int]] = {}
@@ -141,7 +154,7 @@ class Stages:
                 totals[weight.replicas] = read + weight.num_bytes, grads + weight.grad_bytes
         for num, (read, grads) in totals.items():
             if num > 1:
-                latency, per_byte = self._line(num, setting.dp * setting.tp // num)
+                latency, per_byte = self._line(num, home)
                 fetch += latency + per_byte * read
                 reduce += latency + per_byte * grads
             if setting.zero == 3 and setting.offload:
@@ -151,14 +164,13 @@ class Stages:
         return fetch, reduce
 
     @cached_property
-    def _line(self) -> Callable[[int, int], tuple[float, float]]:
+    def _line(self) -> Callable[[int, tuple[Device, ...]], tuple[float, float]]:
         """Latency and seconds per byte of an all-gather among ``num`` devices, in all groups."""
         return cache(self._find_line)
 
-    def _find_line(self, num: int, groups: int) -> tuple[float, float]:
-        places = [
-            (i, row, self.devices[i * groups + row]) for i in range(num) for row in range(groups)
-        ]
+    def _find_line(self, num: int, home: tuple[Device, ...]) -> tuple[float, float]:
+        groups = len(home) // num
+        places = [(i, row, home[i * groups + row]) for i in range(num) for row in range(groups)]
 
         def secs(size: int) -> float:
             """Seconds if each device has a piece of so many elements."""
