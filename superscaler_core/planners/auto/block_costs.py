@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby, islice
+from math import inf
 
 from superscaler_core.cost import CostModel, MemoryCost, recomputed
 from superscaler_core.cost.memory_cost import counted_once
@@ -43,15 +44,17 @@ class BlockCosts:
         """
         keep = Keep.EVERYTHING if setting.keep is Keep.STAGE_INPUT else setting.keep
         names = ("tp", "samples", "sequence", "vocabulary", "experts", "coshard", "heavy")
-        return self._costs(
-            Setting(
-                "hybrid" if setting.family == "interlaced" else setting.family,
-                dp=self.replicas(setting),
-                keep=keep,
-                keep_coshard=setting.keep_coshard,
-                **setting.knobs(*names),
-            )
+        chosen = Setting(
+            "hybrid" if setting.family == "interlaced" else setting.family,
+            dp=self.replicas(setting),
+            keep=keep,
+            keep_coshard=setting.keep_coshard,
+            **setting.knobs(*names),
         )
+        if setting.sequence and chosen.dp < setting.dp:
+            # Samples and tokens may be one dim, which all replicas cut together.
+            self._stage(replace(chosen, dp=setting.dp, keep=Keep.EVERYTHING, keep_coshard=None))
+        return self._costs(chosen)
 
     def replicas(self, setting: Setting) -> int:
         """Replicas of the stage that is priced: one suffices where they do not communicate."""
@@ -143,6 +146,7 @@ class _Priced:
     def cost(self, ops: OpGroup) -> BlockCost:
         """The cost of consecutive ops."""
         forward = backward = again = 0.0
+        working: dict[Op, tuple[float, float]] = {}
         parts = self._parts(ops)
         left_out = self._left_out(parts)
         for each in parts:
@@ -150,6 +154,8 @@ class _Priced:
             secs = 0.0 if self._near.is_joined(each.op) else cost.forward_secs
             forward += secs
             backward += cost.backward_secs + cost.accumulate_secs
+            before = working.get(each.op, (0.0, 0.0))
+            working[each.op] = before[0] + secs, before[1] + cost.backward_secs
             # A region's recomputation leaves out a group that nothing else in it reads.
             is_in_region = each.region > 0 and each.group not in left_out
             again += secs * ((each.group != _NONE) + is_in_region)
@@ -161,11 +167,34 @@ class _Priced:
             again,
             sum(secs for _, (secs, _) in moves),
             sum(secs for _, (_, secs) in moves),
-            sum(secs > 0 for _, (secs, _) in moves),
+            self._alone_shares(ops, working),
             as_one(self._memory(parts)),
             tuple(self._weights(ops)),
             tuple(self._outputs(ops)),
         )
+
+    def _alone_shares(
+        self, ops: OpGroup, working: Mapping[Op, tuple[float, float]]
+    ) -> tuple[float, float]:
+        """Shares of computing before the first communication: forward, and backward.
+
+        Args:
+            ops: ops of a block.
+            working: seconds of their forwards and backwards.
+        """
+        inside = {tensor for op in ops for tensor in op.outputs}
+        into = [(op, [self._moving(x) for x in op.inputs if x in inside]) for op in ops]
+        out = [self._moving(x)[1] for op in ops for x in op.outputs if self._leaves(x, ops)]
+        first = next((op.index for op, moves in into if any(there for there, _ in moves)), inf)
+        last = next((op.index for op, moves in reversed(into) if any(b for _, b in moves)), -1)
+        forward, backward = (sum(secs[i] for secs in working.values()) or 1.0 for i in range(2))
+        alone = sum(secs for op, (secs, _) in working.items() if op.index < first)
+        alone_back = sum(secs for op, (_, secs) in working.items() if op.index >= last)
+        return alone / forward, 0.0 if any(out) else alone_back / backward
+
+    def _leaves(self, tensor: PTensor, ops: OpGroup) -> bool:
+        """Whether ops outside some ops read a result."""
+        return any(reader not in ops for reader in self._readers([tensor]))
 
     def _outputs(self, ops: OpGroup) -> Iterator[Output]:
         """The results that later blocks read, with the end of their first reader there."""

@@ -56,7 +56,8 @@ class BlockCost:
         forward_secs, backward_secs: computing, without recomputation.
         again_secs: recomputation, with the communication inside regions recomputed as a whole.
         sent_secs, received_secs: communication inside the stage, forward and backward.
-        num_calls: number of its calls in the forward.
+        alone_shares: shares of computing in the forward and the backward before the first
+            communication.
         memory: memory of its activations.
         weights: its parameters.
         outputs: its results that later blocks read.
@@ -67,7 +68,7 @@ class BlockCost:
     again_secs: float
     sent_secs: float
     received_secs: float
-    num_calls: int
+    alone_shares: tuple[float, float]
     memory: MemoryCost
     weights: tuple[Weights, ...]
     outputs: tuple[Output, ...]

@@ -70,6 +70,7 @@ class Options:
         fitting = [*self._fitting(setting)]
         whole = self.estimate.fastest(each for each in fitting if each.keep is Keep.EVERYTHING)
         less = self.estimate.fastest(each for each in fitting if each.keep is not Keep.EVERYTHING)
+        whole, less = (each and self._joined(each) for each in (whole, less))
         if less and (whole is None or self.estimate.of(less).secs < self.estimate.of(whole).secs):
             yield less
         if whole or not less:
@@ -96,6 +97,11 @@ class Options:
                 return
             last_secs = secs
             sizes.popleft()
+
+    def _joined(self, setting: Setting) -> Setting:
+        """The setting, or the one without sequence parallelism if it fits and seems faster."""
+        others = (setting, replace(setting, sequence=False))
+        return self.estimate.fastest(filter(self._fits, others)) or setting
 
     def _fits(self, setting: Setting) -> bool:
         return self.estimate.num_bytes(setting) <= self.request.memory_bytes

@@ -104,20 +104,37 @@ class Stages:
         """Seconds of a block's forward, backward and recomputation, with its communication."""
         forward, backward, again = block.forward_secs, block.backward_secs, block.again_secs
         sent, received = block.sent_secs, block.received_secs
-        if setting.zero == 3:
-            fetch, reduce = self._moving_secs(setting, weights, home)
-            ahead, behind = fetch * (setting.prefetch > 0), reduce * setting.reductions
-            # The block's own communication waits for what is on its way, and computing for it.
-            share = 1 / (1 + block.num_calls)
-            sent += fetch - ahead + max(0.0, ahead - share * forward)
-            received += fetch - ahead + reduce - behind
-            received += max(0.0, ahead + behind - share * (backward + again))
         if setting.moves:
             # A gradient travels while the other half of the backward computes those of weights.
             received = max(0.0, received - backward / 2)
+        if setting.zero == 3:
+            forth, back = self._sharded_secs(setting, block, weights, home)
+            sent, received = sent + forth, received + back
         if setting.duplex:
             return max(forward, sent), max(backward, received), again
         return forward + sent, backward + received, again
+
+    def _sharded_secs(
+        self,
+        setting: Setting,
+        block: BlockCost,
+        weights: Sequence[Weights],
+        home: tuple[Device, ...],
+    ) -> tuple[float, float]:
+        """Seconds of a block's forward and backward that wait for weights and their gradients.
+
+        What is on its way is hidden by the computing before the block's own communication, which
+        waits for it.
+        """
+        fetch, reduce = self._moving_secs(weights, home)
+        copied = self._copied_secs(weights) if setting.offload else 0.0
+        fetch, reduce = fetch + copied, reduce + copied
+        ahead, behind = fetch * (setting.prefetch > 0), reduce * setting.reductions
+        first, last = block.alone_shares
+        forth = fetch - ahead + max(0.0, ahead - first * block.forward_secs)
+        computing = last * (block.backward_secs + block.again_secs)
+        back = fetch - ahead + reduce - behind + max(0.0, ahead + behind - computing)
+        return forth, back
 
     def _step_secs(
         self,
@@ -133,7 +150,7 @@ class Stages:
         secs = times.update_secs(STATES[self.costs.optimizer], here, hosted)
         if setting.zero == 3:
             return secs
-        fetch, scatter = self._moving_secs(setting, weights, home)
+        fetch, scatter = self._moving_secs(weights, home)
         # An all-reduce takes as long as a reduce-scatter and an all-gather.
         reduce = scatter if setting.zero else 2 * scatter
         secs += fetch if setting.zero else 0.0
@@ -143,25 +160,26 @@ class Stages:
         return secs
 
     def _moving_secs(
-        self, setting: Setting, weights: Iterable[Weights], home: tuple[Device, ...]
+        self, weights: Iterable[Weights], home: tuple[Device, ...]
     ) -> tuple[float, float]:
         """Seconds to gather weights from the devices that store pieces, and to sum gradients."""
         fetch = reduce = 0.0
         totals: dict[int, tuple[int, int]] = {}
         for weight in weights:
-            if weight.grad_bytes:
+            if weight.grad_bytes and weight.replicas > 1:
                 read, grads = totals.get(weight.replicas, (0, 0))
                 totals[weight.replicas] = read + weight.num_bytes, grads + weight.grad_bytes
         for num, (read, grads) in totals.items():
-            if num > 1:
-                latency, per_byte = self._line(num, home)
-                fetch += latency + per_byte * read
-                reduce += latency + per_byte * grads
-            if setting.zero == 3 and setting.offload:
-                profile = self.costs.profile
-                trip = 1 / profile.host_bytes_per_sec + 1 / profile.host_memory_bytes_per_sec
-                fetch, reduce = fetch + trip * read / num, reduce + trip * read / num
+            latency, per_byte = self._line(num, home)
+            fetch += latency + per_byte * read
+            reduce += latency + per_byte * grads
         return fetch, reduce
+
+    def _copied_secs(self, weights: Iterable[Weights]) -> float:
+        """Seconds to copy the device's pieces of weights from its host, or gradients back."""
+        profile = self.costs.profile
+        trip = 1 / profile.host_bytes_per_sec + 1 / profile.host_memory_bytes_per_sec
+        return sum(trip * w.num_bytes / w.replicas for w in weights if w.grad_bytes)
 
     @cached_property
     def _line(self) -> Callable[[int, tuple[Device, ...]], tuple[float, float]]:
