@@ -24,7 +24,7 @@ from superscaler_core.graph.tensor import ACTIVATION, ITEM_BYTES, PTensor
 from superscaler_core.plan import Keep, OpSplit, Plan
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost, Output, Weights, as_one
-from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.auto.setting import MAX_SAMPLES, Setting
 from superscaler_core.planners.search.request import Request
 from superscaler_core.planners.search.shortened import repeats_of
 from superscaler_core.program.side import sides_of
@@ -55,6 +55,23 @@ class BlockCosts:
             # Samples and tokens may be one dim, which all replicas cut together.
             self._stage(replace(chosen, dp=setting.dp, keep=Keep.EVERYTHING, keep_coshard=None))
         return self._costs(chosen)
+
+    def near(self, setting: Setting) -> ModelCost:
+        """The costs of all blocks, interpolated between two microbatch sizes.
+
+        Times and bytes are linear in the samples, except where the roofline has its corner or
+        another op has the peak; the costs are convex there, so these are upper bounds.
+        """
+        sizes = [n for n in range(1, MAX_SAMPLES + 1) if n * setting.dp in self.request.samples]
+        ends = sizes[0], sizes[-1]
+        if setting.samples in ends:
+            return self.of(setting)
+        first, last = (self.of(replace(setting, samples=num)) for num in ends)
+        return self._between(first, last, (setting.samples - ends[0]) / (ends[1] - ends[0]))
+
+    @cached_property
+    def _between(self) -> Callable[[ModelCost, ModelCost, float], ModelCost]:
+        return cache(ModelCost.between)
 
     def replicas(self, setting: Setting) -> int:
         """Replicas of the stage that is priced: one suffices where they do not communicate."""

@@ -6,7 +6,7 @@ a search returns was compiled and simulated in full.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf
@@ -21,7 +21,7 @@ from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.auto.block_costs import BlockCosts
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.auto.model_cost import BlockCost
+from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost
 from superscaler_core.planners.auto.order import Order, orders_of
 from superscaler_core.planners.auto.sending import Sending
 from superscaler_core.planners.auto.setting import Setting
@@ -42,6 +42,10 @@ class Figures:
 
     secs: float = inf
     num_bytes: float = inf
+
+
+Costs = Callable[[Setting], ModelCost]
+"""The costs of a model's blocks under a setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +76,35 @@ class Estimate:
     def of(self, setting: Setting) -> Figures:
         """The figures of a setting."""
         if setting not in self._known:
-            priced = self._priced(setting)
-            secs = inf if priced is None else self._secs(setting, priced)
-            self._known[setting] = Figures(secs, self.num_bytes(setting))
+            priced, figures = self._priced(setting, self._blocks.of), Figures()
+            if priced is not None:
+                num_bytes = _num_bytes(setting, priced.orders[0], priced.stages)
+                figures = Figures(self._secs(setting, priced), num_bytes)
+            self._known[setting] = figures
         return self._known[setting]
 
-    def num_bytes(self, setting: Setting) -> float:
-        """Bytes on the fullest device."""
-        priced = self._priced(setting)
-        return inf if priced is None else _num_bytes(setting, priced.orders[0], priced.stages)
+    def near(self, setting: Setting) -> Figures:
+        """The figures from interpolated costs of blocks, with the least time of their schedule."""
+        if setting not in self._known_near:
+            priced, figures = self._priced(setting, self._blocks.near), Figures()
+            if priced is not None:
+                num_bytes = _num_bytes(setting, priced.orders[0], priced.stages)
+                figures = Figures(self._least_secs(setting, priced), num_bytes)
+            self._known_near[setting] = figures
+        return self._known_near[setting]
 
     def least_secs(self, setting: Setting) -> float:
-        """A lower bound of the estimated time, which needs no step in time.
+        """A lower bound of the estimated time, which needs no step in time (``_least_secs``)."""
+        priced = self._priced(setting, self._blocks.of)
+        return inf if priced is None else self._least_secs(setting, priced)
+
+    def _least_secs(self, setting: Setting, priced: _Priced) -> float:
+        """The least seconds of a step, in whatever order workers run their actions.
 
         A worker begins when the first microbatch has come to one of its stages, and computes all of
         them. If a backward computes all gradients, the last one then goes back to the first stage.
         Of two workers with copies of the same stages, one computes at least half.
         """
-        priced = self._priced(setting)
-        if priced is None:
-            return inf
         (order, *_), stages, longest = priced.orders, priced.stages, 0.0
         num = self.request.microbatches(setting.microbatch)
         for mine in order.stages:
@@ -104,32 +117,20 @@ class Estimate:
             longest = max(longest, filling + num * busy / order.copies + draining)
         return longest + _weights_secs(order, stages)
 
-    def fastest(self, settings: Iterable[Setting]) -> Setting | None:
-        """The setting with the least estimated time; None if there is none."""
-        best, best_secs = None, inf
-        for setting in sorted(settings, key=self.least_secs):
-            if best is not None and self.least_secs(setting) >= best_secs:
-                break
-            secs = self.of(setting).secs
-            if best is None or secs < best_secs:
-                best, best_secs = setting, secs
-        return best
-
-    def _priced(self, setting: Setting) -> _Priced | None:
+    def _priced(self, setting: Setting, costs: Costs) -> _Priced | None:
         """What the estimate of a setting is made of; None if the model cannot be cut so."""
-        if setting not in self._known_parts:
-            try:
-                with paused_collector():
-                    self._known_parts[setting] = self._find(setting)
-            except (PlanError, ScheduleError, rv.LayoutError):
-                self._known_parts[setting] = None
-        return self._known_parts[setting]
+        try:
+            with paused_collector():
+                return self._find(setting, costs)
+        except (PlanError, ScheduleError, rv.LayoutError):
+            return None
 
-    def _find(self, setting: Setting) -> _Priced:
+    def _find(self, setting: Setting, costs: Costs) -> _Priced:
         num = self.request.microbatches(setting.microbatch) // _halves(setting)
         orders = orders_of(setting, num, self.request.recycle)
-        rows = self._rows(setting)
-        return _Priced(orders, rows, self._stages(setting, orders[0], rows))
+        rows = self._rows(setting, costs)
+        held = self._rows(_keeping_all(setting), costs) if orders[0].is_split else rows
+        return _Priced(orders, rows, self._stages(setting, orders[0], rows, held))
 
     def _secs(self, setting: Setting, priced: _Priced) -> float:
         """Seconds of a step."""
@@ -140,30 +141,28 @@ class Estimate:
             most, fewer = (order.num_microbatches for order in priced.orders)
             secs += (num - most) * (times[0] - times[1]) / (most - fewer)
         secs += _weights_secs(priced.orders[0], priced.stages)
-        return max(secs, self.least_secs(setting))
+        return max(secs, self._least_secs(setting, priced))
 
-    def _rows(self, setting: Setting) -> list[tuple[BlockCost, ...]]:
+    def _rows(self, setting: Setting, costs: Costs) -> list[tuple[BlockCost, ...]]:
         """The blocks of every stage."""
-        sizes, blocks = self._sizes(setting), self._blocks.of(setting)
+        sizes, blocks = self._sizes(setting), costs(setting)
         if sum(sizes) != len(blocks.layers):
             raise PlanError(f"{setting}: the model has {len(blocks.layers)} blocks, not {sizes}.")
         return blocks.stages(sizes)
 
     def _stages(
-        self, setting: Setting, order: Order, blocks: Sequence[Sequence[BlockCost]]
+        self,
+        setting: Setting,
+        order: Order,
+        rows: Sequence[Sequence[BlockCost]],
+        held: Sequence[Sequence[BlockCost]],
     ) -> list[Stage]:
-        """The stages of a setting."""
-        held = blocks
-        if order.is_split:
-            whole = replace(setting, keep=Keep.EVERYTHING, coshard=1, heavy=False)
-            held = self._rows(whole)
+        """The stages of a setting, given their blocks, and those with what is held in memory."""
         replicas = order.copies * setting.dp // self._blocks.replicas(setting)
         home = tuple(d for worker in order.workers_of(0) for d in self._devices(setting, worker))
         of = self._known_stages.of
-        return [
-            of(setting, mine, kept, replicas, home)
-            for mine, kept in zip(blocks, held, strict=True)
-        ]
+        pairs = zip(rows, held, strict=True)
+        return [of(setting, mine, kept, replicas, home) for mine, kept in pairs]
 
     def _devices(self, setting: Setting, worker: int) -> tuple[Device, ...]:
         """The devices of a worker."""
@@ -211,7 +210,7 @@ class Estimate:
         return {}
 
     @cached_property
-    def _known_parts(self) -> dict[Setting, _Priced | None]:
+    def _known_near(self) -> dict[Setting, Figures]:
         return {}
 
     @cached_property
@@ -239,6 +238,10 @@ class Estimate:
 def estimate_of(request: Request) -> Estimate:
     """The estimates of a request, which its space of settings and its search share."""
     return Estimate(request)
+
+
+def _keeping_all(setting: Setting) -> Setting:
+    return replace(setting, keep=Keep.EVERYTHING, coshard=1, heavy=False)
 
 
 def _halves(setting: Setting) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 
 from superscaler_core.cost import MemoryCost
@@ -73,6 +73,19 @@ class BlockCost:
     weights: tuple[Weights, ...]
     outputs: tuple[Output, ...]
 
+    def between(self, other: BlockCost, share: float) -> BlockCost:
+        """The cost at this share of the way to the cost with more samples."""
+        secs = {
+            name: _between(getattr(self, name), getattr(other, name), share)
+            for name in ("forward_secs", "backward_secs", "again_secs", "sent_secs")
+        }
+        received = _between(self.received_secs, other.received_secs, share)
+        names = (each.name for each in fields(MemoryCost) if each.name.endswith("_bytes"))
+        pairs = ((name, getattr(self.memory, name), getattr(other.memory, name)) for name in names)
+        num_bytes = {name: round(_between(a, b, share)) for name, a, b in pairs}
+        memory = replace(self.memory, **num_bytes)
+        return replace(self, **secs, received_secs=received, memory=memory)
+
     def without(self, names: Set[str]) -> BlockCost:
         """The same cost without some parameters."""
         return replace(self, weights=tuple(w for w in self.weights if w.name not in names))
@@ -91,6 +104,26 @@ class ModelCost:
     layers: tuple[BlockCost, ...]
     behind: tuple[BlockCost, ...]
 
+    def between(self, other: ModelCost, share: float) -> ModelCost:
+        """The costs at this share of the way to the costs with more samples."""
+        known: dict[tuple[BlockCost, BlockCost], BlockCost] = {}
+
+        def one(pair: tuple[BlockCost, BlockCost]) -> BlockCost:
+            if pair not in known:
+                known[pair] = pair[0].between(pair[1], share)
+            return known[pair]
+
+        def each(
+            mine: tuple[BlockCost, ...], theirs: tuple[BlockCost, ...]
+        ) -> tuple[BlockCost, ...]:
+            return tuple(map(one, zip(mine, theirs, strict=True)))
+
+        return ModelCost(
+            each(self.before, other.before),
+            each(self.layers, other.layers),
+            each(self.behind, other.behind),
+        )
+
     def stages(self, sizes: Sequence[int]) -> list[tuple[BlockCost, ...]]:
         """The costs of the blocks of every stage, which have ``sizes`` blocks."""
         rows, behind = [self.layers[a:b] for a, b in pairwise([0, *accumulate(sizes)])], self.behind
@@ -100,6 +133,10 @@ class ModelCost:
             behind = tuple(block.without(shared) for block in behind)
         rows[0], rows[-1] = (*self.before, *rows[0]), (*rows[-1], *behind)
         return rows
+
+
+def _between(first: float, last: float, share: float) -> float:
+    return first + share * (last - first)
 
 
 def as_one(chain: Sequence[MemoryCost]) -> MemoryCost:

@@ -12,12 +12,9 @@ from typing import Any
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.estimate import Estimate, estimate_of
 from superscaler_core.planners.auto.layouts import layouts_of
-from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.auto.setting import MAX_SAMPLES, Setting
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Request
-
-MAX_SAMPLES = 32
-"""Most samples per microbatch and replica: more gain nothing, and leave pipelines empty."""
 
 MAX_PARTS = 8
 """Most co-shard parts of an attention or MLP on a device, as in the studies."""
@@ -68,10 +65,10 @@ class Options:
         faster.
         """
         fitting = [*self._fitting(setting)]
-        whole = self.estimate.fastest(each for each in fitting if each.keep is Keep.EVERYTHING)
-        less = self.estimate.fastest(each for each in fitting if each.keep is not Keep.EVERYTHING)
+        whole = self._fastest(each for each in fitting if each.keep is Keep.EVERYTHING)
+        less = self._fastest(each for each in fitting if each.keep is not Keep.EVERYTHING)
         whole, less = (each and self._joined(each) for each in (whole, less))
-        if less and (whole is None or self.estimate.of(less).secs < self.estimate.of(whole).secs):
+        if less and (whole is None or self._secs(less) < self._secs(whole)):
             yield less
         if whole or not less:
             yield whole or replace(setting, samples=self._sizes(setting)[0])
@@ -88,23 +85,28 @@ class Options:
             keep = levels[0]
             apart = setting.family == "interlaced" and keep is not Keep.EVERYTHING
             each = replace(setting, samples=sizes[0], keep=keep, apart=apart)
-            if not (self.allows(each) and self._fits(each)):
+            near = self.estimate.near(each)
+            if not (self.allows(each) and near.num_bytes <= self.request.memory_bytes):
                 levels, last_secs = levels[1:], inf
                 continue
             yield each
-            secs = self.estimate.least_secs(each)
-            if secs > last_secs:
+            if near.secs > last_secs:
                 return
-            last_secs = secs
+            last_secs = near.secs
             sizes.popleft()
 
     def _joined(self, setting: Setting) -> Setting:
         """The setting, or the one without sequence parallelism if it fits and seems faster."""
-        others = (setting, replace(setting, sequence=False))
-        return self.estimate.fastest(filter(self._fits, others)) or setting
+        whole = replace(setting, sequence=False)
+        fits = self.estimate.near(whole).num_bytes <= self.request.memory_bytes
+        return whole if fits and self._secs(whole) < self._secs(setting) else setting
 
-    def _fits(self, setting: Setting) -> bool:
-        return self.estimate.num_bytes(setting) <= self.request.memory_bytes
+    def _fastest(self, settings: Iterable[Setting]) -> Setting | None:
+        """The setting with the least estimated time."""
+        return min(settings, key=self._secs, default=None)
+
+    def _secs(self, setting: Setting) -> float:
+        return self.estimate.near(setting).secs
 
     def _sizes(self, setting: Setting) -> list[int]:
         """The samples per microbatch and replica that are possible, ascending."""
@@ -127,7 +129,7 @@ class Options:
             experts=self.has_experts(setting),
         )
         cut = replace(chosen, sequence=True)
-        can_cut = _may_cut_tokens(self, chosen) and self.estimate.num_bytes(cut) < inf
+        can_cut = _may_cut_tokens(self, chosen) and self._secs(cut) < inf
         return cut if can_cut else chosen
 
     def has_experts(self, setting: Setting) -> bool:

@@ -1,4 +1,4 @@
-"""Sending: the calls that move the results of a stage to the next one, priced as a program's are."""
+"""Sending: the calls that move the results of a stage to the next, priced as a program's are."""
 
 from __future__ import annotations
 

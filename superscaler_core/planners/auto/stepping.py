@@ -14,7 +14,6 @@ from superscaler_core.cost.wire import Wire
 from superscaler_core.schedules import Action, ActionKind, Schedule, timeline
 from superscaler_core.simulator.ports import Ports
 
-
 Key = tuple[int, int, bool, int]
 """What arrives at an action: its stage, its microbatch, whether it goes back, and its turn."""
 

@@ -5,9 +5,11 @@ settings that need less memory are added in its place, and it is the last to be 
 expected is the estimate, times its error at the evaluated setting that differs in fewest choices
 and has the same layout of the devices. If that differs in d choices, only 1/d of its error is
 expected, and else the most favourable error of all settings, or none. So what is unlike all that
-was evaluated is left out only if it is slower even with little error. Every second time the choice
-is by the estimates alone, because a choice that causes an error also spoils what is expected of its
-neighbours.
+was evaluated is left out only if it is slower even with little error.
+
+Every second evaluation is of a layout and a way of storing weights that was not yet evaluated, as
+long as one of these may be the fastest (``FASTER``): only an evaluation shows the error of all its
+settings.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from operator import attrgetter
 from superscaler_core.planners.auto.estimate import Estimate, Figures
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.search.request import Trial
+
+FASTER = 1.3
+"""The most by which a step is faster than its estimate, in the tests of estimates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,10 @@ class Waiting:
     def __init__(self, estimate: Estimate, memory_bytes: int) -> None:
         self._estimate, self._memory_bytes = estimate, memory_bytes
         self._settings: dict[Setting, Figures] = {}
+        self._rough: set[Setting] = set()
         self._last: set[Setting] = set()
-        self._is_blind = False
+        self._taken: set[Hashable] = set()
+        self._is_new_turn, self._best_secs = False, inf
         self._errors: dict[Hashable, dict[Setting, _Error]] = {}
         self._least_secs = 1.0
 
@@ -62,20 +69,40 @@ class Waiting:
             is_last: whether it waits until nothing else does, as long as it is not expected to fit.
                 Of such settings, the one that is expected to need least memory comes first.
         """
+        self._rough.add(setting)
         self._settings[setting] = self.expected(setting)
         if is_last:
             self._last.add(setting)
 
     def take(self) -> tuple[Setting, float, bool]:
         """Remove and return the next setting, its expected seconds, and whether to evaluate it."""
-        chosen = min(self._settings, key=self._order)
+        chosen = self._next()
+        while chosen in self._rough:
+            self._rough.remove(chosen)
+            self._settings[chosen] = self.expected(chosen)
+            chosen = self._next()
         is_ready = chosen in self._last or self._fits(self._settings[chosen])
-        self._is_blind ^= is_ready
+        if is_ready:
+            self._is_new_turn = not self._is_new_turn
+            self._taken.add(_kind(chosen))
         return chosen, self._settings.pop(chosen).secs, is_ready
 
+    def _next(self) -> Setting:
+        unseen = self._unseen() if self._is_new_turn else []
+        return min(unseen or self._settings, key=self._order)
+
+    def _unseen(self) -> list[Setting]:
+        """The settings of kinds that were not yet evaluated and may be the fastest."""
+        most = FASTER * self._best_secs
+        return [
+            setting
+            for setting, figures in self._settings.items()
+            if figures.secs < most and setting not in self._last
+            if _kind(setting) not in self._taken
+        ]
+
     def _order(self, setting: Setting) -> tuple[float, float]:
-        figures = self._estimate.of(setting) if self._is_blind else self._settings[setting]
-        return self._bytes_over(setting), figures.secs
+        return self._bytes_over(setting), self._settings[setting].secs
 
     def _bytes_over(self, setting: Setting) -> float:
         """The expected bytes of a setting that is among the last; 0 of any other."""
@@ -85,6 +112,7 @@ class Waiting:
     def learn(self, setting: Setting, trial: Trial) -> None:
         """Learn the error of a setting's estimate from its trial."""
         estimated = self._estimate.of(setting)
+        self._best_secs = min(self._best_secs, trial.secs)
         if not trial.peak_bytes or estimated.num_bytes == inf:
             return
         secs = trial.secs / estimated.secs if trial.fits else None
@@ -98,8 +126,12 @@ class Waiting:
                 self._settings[other] = self.expected(other)
 
     def expected(self, setting: Setting) -> Figures:
-        """What is expected of a setting: its estimate without the expected error."""
-        estimated, known = self._estimate.of(setting), self._errors.get(_layout(setting), {})
+        """What is expected of a setting: its estimate without the expected error.
+
+        Until it is the best, a rough estimate suffices (``Estimate.near``).
+        """
+        estimate = self._estimate.near if setting in self._rough else self._estimate.of
+        estimated, known = estimate(setting), self._errors.get(_layout(setting), {})
         alike = sorted((_distance(setting, other), i) for i, other in enumerate(known))
         errors = [*known.values()]
         num_bytes = next((errors[i].num_bytes for _, i in alike), 1.0)
@@ -113,6 +145,11 @@ class Waiting:
 
 def _layout(setting: Setting) -> Hashable:
     return setting.family, setting.dp, setting.tp, setting.pp
+
+
+def _kind(setting: Setting) -> Hashable:
+    """What settings share whose estimates have about the same error."""
+    return _layout(setting), setting.zero == 3, setting.offload
 
 
 def _distance(setting: Setting, other: Setting) -> int:
