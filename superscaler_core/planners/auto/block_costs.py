@@ -17,6 +17,7 @@ from superscaler_core.cost import CostModel, MemoryCost, recomputed
 from superscaler_core.cost.memory_cost import counted_once
 from superscaler_core.cost.neighbours import Neighbours, product_of
 from superscaler_core.cost.split_memory import weights_of
+from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import OpGroup, find_blocks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
@@ -59,14 +60,18 @@ class BlockCosts:
     def near(self, setting: Setting) -> ModelCost:
         """The costs of all blocks, interpolated between two microbatch sizes.
 
-        Times and bytes are linear in the samples, except where the roofline has its corner or
-        another op has the peak; the costs are convex there, so these are upper bounds.
+        Bytes are linear in the samples, except where another op has the peak. Times are nearly so:
+        speeds grow with the work, and the roofline has a corner. So this is a heuristic.
         """
         sizes = [n for n in range(1, MAX_SAMPLES + 1) if n * setting.dp in self.request.samples]
         ends = sizes[0], sizes[-1]
         if setting.samples in ends:
             return self.of(setting)
-        first, last = (self.of(replace(setting, samples=num)) for num in ends)
+        try:
+            first, last = (self.of(replace(setting, samples=num)) for num in ends)
+        except PlanError:
+            # One sample may have too few tokens to cut.
+            return self.of(setting)
         return self._between(first, last, (setting.samples - ends[0]) / (ends[1] - ends[0]))
 
     @cached_property

@@ -133,6 +133,9 @@ class Stages:
         first, last = block.alone_shares
         forth = fetch - ahead + max(0.0, ahead - first * block.forward_secs)
         computing = last * (block.backward_secs + block.again_secs)
+        if setting.keep in (Keep.BLOCK_INPUTS, Keep.STAGE_INPUT):
+            # The block's forward is recomputed first, with its communication.
+            computing = first * block.again_secs
         back = fetch - ahead + reduce - behind + max(0.0, ahead + behind - computing)
         return forth, back
 

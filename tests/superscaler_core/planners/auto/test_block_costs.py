@@ -48,8 +48,10 @@ def test_tensor_parallelism_cuts_weights_and_work_and_adds_communication() -> No
     alone, both = (costs.of(Setting(tp=tp)).layers[0] for tp in (1, 2))
     assert both.forward_secs < alone.forward_secs
     assert both.memory.kept_bytes < alone.memory.kept_bytes
-    # A sum behind attention and one behind the MLP, each with a counterpart in the backward.
-    assert (alone.num_calls, both.num_calls) == (0, 2)
+    # The first sum is behind attention in the forward, and before the MLP in the backward.
+    assert alone.alone_shares == pytest.approx((1, 1))
+    forward, backward = both.alone_shares
+    assert 0 < forward < backward < 1
     assert alone.sent_secs == 0 < both.sent_secs
 
 
@@ -68,3 +70,20 @@ def test_block_that_keeps_only_its_input_recomputes_its_forward() -> None:
     block = BlockCosts(REQUEST).of(Setting.parse("hybrid keep=block_inputs")).layers[0]
     assert block.again_secs == pytest.approx(block.forward_secs)
     assert block.memory.kept_bytes == 512 * 1024 * 4
+
+
+def test_interpolated_costs_are_exact_at_both_ends_and_near_between() -> None:
+    costs = BlockCosts(REQUEST)
+    for samples in (1, 8):
+        setting = Setting(tp=2, samples=samples)
+        assert costs.near(setting) is costs.of(setting)
+    near, exact = (find(Setting(tp=2, samples=4)).layers[0] for find in (costs.near, costs.of))
+    assert near.memory.kept_bytes == exact.memory.kept_bytes
+    # Speeds grow with the work.
+    assert near.forward_secs == pytest.approx(exact.forward_secs, rel=0.05)
+
+
+def test_results_of_a_block_are_read_by_the_next_one() -> None:
+    (output,) = BlockCosts(REQUEST).of(Setting(tp=2, sequence=True)).layers[0].outputs
+    assert output.shape == (1, 512, 1024)
+    assert len(output.src.shards) == len(output.dst.shards) == 2

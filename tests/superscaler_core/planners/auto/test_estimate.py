@@ -39,6 +39,11 @@ SETTINGS = (
     "hybrid dp=2 tp=4 pp=1 samples=4 keep=segment_inputs sequence vocabulary",
     "hybrid dp=2 tp=4 pp=1 samples=8 keep=attention_only sequence vocabulary",
     "hybrid dp=2 tp=4 pp=1 samples=8 sequence vocabulary",
+    "hybrid dp=4 tp=2 pp=1 samples=1 vocabulary zero=3 prefetch=1 reductions moves",
+    "hybrid dp=4 tp=2 pp=1 samples=1 sequence vocabulary zero=3 prefetch=1 reductions moves",
+    "hybrid dp=2 tp=1 pp=4 samples=1 schedule=chimera zero=1",
+    "hybrid dp=4 tp=1 pp=2 samples=1 schedule=zero-bubble-h2 zero=1",
+    "hybrid dp=2 tp=1 pp=4 samples=2 chunks=2",
 )
 
 SECS, BYTES = 1.08, 1.27
@@ -169,3 +174,9 @@ def test_time_of_one_stage_is_that_of_the_simulator(tp: int, keep: str) -> None:
 
 def test_setting_that_cannot_be_cut_is_estimated_to_take_for_ever() -> None:
     assert Estimate(REQUEST).of(Setting(tp=3)) == Figures()
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_least_seconds_are_a_bound_of_the_estimate(text: str) -> None:
+    estimate, setting = Estimate(REQUEST), Setting.parse(text)
+    assert 0 < estimate.least_secs(setting) <= estimate.of(setting).secs

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from superscaler_core.planners.auto import Setting
-from superscaler_core.planners.auto.order import Order, order_of
+from superscaler_core.planners.auto.order import ROUNDS, Order, orders_of
 from superscaler_core.schedules import ScheduleError
 
 NUM = 64
 """Number of microbatches of a step."""
+
+
+def order_of(setting: Setting, microbatches: int) -> Order:
+    return orders_of(setting, microbatches)[0]
 
 
 def most(order: Order) -> int:
@@ -51,3 +55,9 @@ def test_worker_with_the_first_and_the_last_stage_holds_most_of_the_first() -> N
 def test_impossible_schedule_raises_its_error() -> None:
     with pytest.raises(ScheduleError, match="chimera"):
         order_of(Setting(pp=3, schedule="chimera"), NUM)
+
+
+def test_long_step_has_two_orders_that_differ_by_a_period() -> None:
+    first, second = orders_of(Setting(pp=4), NUM)
+    assert (first.num_microbatches, second.num_microbatches) == (ROUNDS * 4, ROUNDS * 4 - 4)
+    assert len(orders_of(Setting(pp=4), ROUNDS * 4)) == 1

@@ -20,13 +20,24 @@ WIDE, DEEP = Setting(dp=4), Setting(pp=4)
 
 
 class Table:
-    """Estimates from a table."""
+    """Estimates from a table.
 
-    def __init__(self, figures: dict[Setting, tuple[float, float]]) -> None:
-        self.figures = figures
+    Attributes:
+        rough: factor on the seconds of rough estimates.
+        asked: settings of which more than a rough estimate was asked for.
+    """
+
+    def __init__(self, figures: dict[Setting, tuple[float, float]], rough: float = 1.0) -> None:
+        self.figures, self.rough = figures, rough
+        self.asked: set[Setting] = set()
 
     def of(self, setting: Setting) -> Figures:
+        self.asked.add(setting)
         return Figures(*self.figures[setting])
+
+    def near(self, setting: Setting) -> Figures:
+        secs, num_bytes = self.figures[setting]
+        return Figures(self.rough * secs, num_bytes)
 
 
 def waiting(figures: dict[Setting, tuple[float, float]]) -> Waiting:
@@ -102,10 +113,26 @@ def test_setting_without_an_estimate_is_the_last() -> None:
     assert taken(found) == [DEEP, WIDE]
 
 
-def test_every_second_choice_is_by_the_estimates_alone() -> None:
-    near, deeper = replace(WIDE, zero=1), replace(DEEP, zero=1)
-    figures = {WIDE: (1, 50), near: (0.9, 50), DEEP: (0.95, 50), deeper: (1.05, 50)}
-    found = waiting(figures)
-    found.learn(WIDE, trial(1.2, 50))
-    assert found.expected(near).secs > found.expected(deeper).secs
-    assert taken(found) == [DEEP, near, deeper, WIDE]
+def test_every_second_evaluation_is_of_an_unseen_kind_that_may_be_the_fastest() -> None:
+    near, deeper = replace(WIDE, samples=2), replace(DEEP, samples=2)
+    apart, slow = replace(WIDE, zero=3), Setting(tp=4)
+    found = waiting(
+        {WIDE: (1, 50), near: (1.1, 50), DEEP: (1.2, 50), deeper: (1.25, 50), apart: (1.2, 50)}
+        | {slow: (1.4, 50)}
+    )
+    chosen = []
+    for _ in range(len(found)):
+        setting, secs, _ = found.take()
+        found.learn(setting, trial(secs, 50))
+        chosen.append(setting)
+    assert chosen == [WIDE, DEEP, near, apart, deeper, slow]
+
+
+def test_estimate_is_refined_only_for_settings_that_may_be_the_next() -> None:
+    a, b, c = (replace(WIDE, samples=n) for n in range(1, 4))
+    table = Table({a: (10, 50), b: (11, 50), c: (20, 50)}, rough=0.8)
+    found = Waiting(table, MEMORY)
+    for setting in (c, b, a):
+        found.add(setting)
+    assert found.take() == (a, 10, True)
+    assert table.asked == {a, b}
