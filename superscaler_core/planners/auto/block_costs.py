@@ -64,8 +64,8 @@ class BlockCosts:
         speeds grow with the work, and the roofline has a corner. So this is a heuristic.
         """
         sizes = [n for n in range(1, MAX_SAMPLES + 1) if n * setting.dp in self.request.samples]
-        ends = sizes[0], sizes[-1]
-        if setting.samples in ends:
+        ends = sizes[:1] + sizes[-1:]
+        if setting.samples in ends or setting.samples not in sizes:
             return self.of(setting)
         try:
             first, last = (self.of(replace(setting, samples=num)) for num in ends)

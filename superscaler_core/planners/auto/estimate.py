@@ -68,7 +68,8 @@ class Estimate:
     """Estimates of one request's settings; each is computed once.
 
     Laws (tests/superscaler_core/planners/auto/test_estimate.py): for one stage of equal parts and
-    without overlap, the time is that of the simulator; ``least_secs`` is at most the time.
+    without overlap, the time is that of the simulator; ``near`` of the microbatch sizes between
+    which it interpolates is at most the time.
     """
 
     request: Request
@@ -92,11 +93,6 @@ class Estimate:
                 figures = Figures(self._least_secs(setting, priced), num_bytes)
             self._known_near[setting] = figures
         return self._known_near[setting]
-
-    def least_secs(self, setting: Setting) -> float:
-        """A lower bound of the estimated time, which needs no step in time (``_least_secs``)."""
-        priced = self._priced(setting, self._blocks.of)
-        return inf if priced is None else self._least_secs(setting, priced)
 
     def _least_secs(self, setting: Setting, priced: _Priced) -> float:
         """The least seconds of a step, in whatever order workers run their actions.

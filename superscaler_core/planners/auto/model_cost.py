@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 from superscaler_core.cost import MemoryCost
 from superscaler_core.program.side import Side
@@ -75,16 +76,13 @@ class BlockCost:
 
     def between(self, other: BlockCost, share: float) -> BlockCost:
         """The cost at this share of the way to the cost with more samples."""
-        secs = {
-            name: _between(getattr(self, name), getattr(other, name), share)
-            for name in ("forward_secs", "backward_secs", "again_secs", "sent_secs")
+        found: dict[str, Any] = {
+            name: _between(getattr(self, name), getattr(other, name), share) for name in SECS
         }
-        received = _between(self.received_secs, other.received_secs, share)
         names = (each.name for each in fields(MemoryCost) if each.name.endswith("_bytes"))
         pairs = ((name, getattr(self.memory, name), getattr(other.memory, name)) for name in names)
-        num_bytes = {name: round(_between(a, b, share)) for name, a, b in pairs}
-        memory = replace(self.memory, **num_bytes)
-        return replace(self, **secs, received_secs=received, memory=memory)
+        num_bytes: dict[str, Any] = {name: round(_between(a, b, share)) for name, a, b in pairs}
+        return replace(self, **found, memory=replace(self.memory, **num_bytes))
 
     def without(self, names: Set[str]) -> BlockCost:
         """The same cost without some parameters."""
@@ -133,6 +131,10 @@ class ModelCost:
             behind = tuple(block.without(shared) for block in behind)
         rows[0], rows[-1] = (*self.before, *rows[0]), (*rows[-1], *behind)
         return rows
+
+
+SECS = ("forward_secs", "backward_secs", "again_secs", "sent_secs", "received_secs")
+"""Names of the times of a block."""
 
 
 def _between(first: float, last: float, share: float) -> float:

@@ -129,7 +129,8 @@ class Options:
             experts=self.has_experts(setting),
         )
         cut = replace(chosen, sequence=True)
-        can_cut = _may_cut_tokens(self, chosen) and self._secs(cut) < inf
+        sizes = self._sizes(cut) if _may_cut_tokens(self, chosen) else []
+        can_cut = any(self._secs(replace(cut, samples=samples)) < inf for samples in sizes[:1])
         return cut if can_cut else chosen
 
     def has_experts(self, setting: Setting) -> bool:

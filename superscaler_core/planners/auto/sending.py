@@ -11,7 +11,7 @@ from superscaler_core.cost import CostModel
 from superscaler_core.cost.wire import Wire
 from superscaler_core.plan import Device
 from superscaler_core.planners.auto.model_cost import Output
-from superscaler_core.program.side import Side
+from superscaler_core.program.side import Side, View
 from superscaler_core.program.transfer import transfers
 
 
@@ -61,8 +61,8 @@ class Sending:
     def _replicated(self, side: Side, devices: tuple[Device, ...]) -> Side:
         """An end on devices of as many replicas as fit, each of which has samples of its own."""
         priced = {device: i for i, device in enumerate(self.devices[: len(side.shards)])}
-        return Side.of(
-            (
+        views = (
+            View(
                 devices[row * len(priced) + priced[view.device]],
                 rv.Box((row, *view.box.lo), (row + 1, *view.box.hi)),
                 view.summand,
@@ -70,3 +70,4 @@ class Sending:
             for row in range(len(devices) // len(priced))
             for view in side.views
         )
+        return Side(side.num_summands, tuple(sorted(views)))

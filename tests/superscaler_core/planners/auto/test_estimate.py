@@ -42,7 +42,6 @@ SETTINGS = (
     "hybrid dp=4 tp=2 pp=1 samples=1 vocabulary zero=3 prefetch=1 reductions moves",
     "hybrid dp=4 tp=2 pp=1 samples=1 sequence vocabulary zero=3 prefetch=1 reductions moves",
     "hybrid dp=2 tp=1 pp=4 samples=1 schedule=chimera zero=1",
-    "hybrid dp=4 tp=1 pp=2 samples=1 schedule=zero-bubble-h2 zero=1",
     "hybrid dp=2 tp=1 pp=4 samples=2 chunks=2",
 )
 
@@ -172,11 +171,27 @@ def test_time_of_one_stage_is_that_of_the_simulator(tp: int, keep: str) -> None:
     assert secs == pytest.approx(1, rel=3e-2)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hybrid dp=4 tp=1 pp=2 samples=1 zero=1",
+        "hybrid dp=4 tp=1 pp=2 samples=1 schedule=zero-bubble zero=1",
+        "hybrid dp=4 tp=1 pp=2 samples=1 schedule=zero-bubble-h2 zero=1",
+        "hybrid dp=1 tp=1 pp=8 samples=1 schedule=zero-bubble-h2",
+    ],
+)
+def test_time_of_a_pipeline_is_that_of_the_simulator(text: str) -> None:
+    """They agree but for the latency of the last calls, and for ticks."""
+    secs, _ = factors(REQUEST, text)
+    assert secs == pytest.approx(1, rel=1e-3)
+
+
 def test_setting_that_cannot_be_cut_is_estimated_to_take_for_ever() -> None:
     assert Estimate(REQUEST).of(Setting(tp=3)) == Figures()
 
 
-@pytest.mark.parametrize("text", SETTINGS)
+@pytest.mark.parametrize("text", [text for text in SETTINGS if "samples=1" in text])
 def test_least_seconds_are_a_bound_of_the_estimate(text: str) -> None:
+    """With one sample nothing is interpolated."""
     estimate, setting = Estimate(REQUEST), Setting.parse(text)
-    assert 0 < estimate.least_secs(setting) <= estimate.of(setting).secs
+    assert 0 < estimate.near(setting).secs <= estimate.of(setting).secs
