@@ -51,10 +51,9 @@ if TYPE_CHECKING:
     from superscaler_core.planners.search.found import Found
     from superscaler_core.planners.search.search import search
     from superscaler_core.run.live_bytes import LiveBytes
-    from superscaler_core.run.load import load
+    from superscaler_core.run.load import load, run_threads
     from superscaler_core.run.pipemare import PipeMare
     from superscaler_core.run.resume import latest, load_run
-    from superscaler_core.run.threads import run_threads
     from superscaler_core.run.trainer import Trainer
     from superscaler_core.run.training_state import save_run
     from superscaler_core.simulator import DeviceProfile, simulate
@@ -75,7 +74,7 @@ _LAZY = {
     "parallelize": "superscaler_core.parallel",
     "register_module": "superscaler_core.front_end.modules",
     "register_op": "superscaler_core.front_end.register",
-    "run_threads": "superscaler_core.run.threads",
+    "run_threads": "superscaler_core.run.load",
     "save_run": "superscaler_core.run.training_state",
     "search": "superscaler_core.planners.search.search",
     "shard": "superscaler_core.front_end.shard",

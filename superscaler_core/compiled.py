@@ -29,9 +29,8 @@ from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.report import Report, report_of
 from superscaler_core.run.checkpoint import save_weights
-from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, save_constants
 from superscaler_core.run.execute import Executor
-from superscaler_core.run.program_folder import saving
+from superscaler_core.run.program_folder import TOPOLOGY, WEIGHTS, save_constants, saving
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +47,10 @@ class Compiled:
     optimizer: str = "adam"
     master_dtype: str | None = None
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
-        """The sProgram's decisions."""
-        return self.materialized.decided or self.materialized.plan
+        """A copy of the sProgram's decisions; what is done to it does not change the program."""
+        return (self.materialized.decided or self.materialized.plan).with_splits({})
 
     @property
     def step_program(self) -> StepProgram:
@@ -88,7 +87,7 @@ class Compiled:
             topology: price the plan on this topology; the one that it was compiled for if None.
         """
         topology = topology or self.materialized.topology
-        return report_of(self.materialized, self.memory, topology, self.master_dtype)
+        return report_of(self.materialized, self.plan, self.memory, topology, self.master_dtype)
 
     def summary(self) -> str:
         """The plan in a few lines."""

@@ -65,7 +65,7 @@ examples:
   Everything about tensor parallelism on two devices:
     superscaler explain gpt megatron --devices 2
   One edge, with the plan of its communication:
-    superscaler explain gpt megatron --devices 2 --edge e0
+    superscaler explain gpt megatron --devices 2 --edge e3
   The whole step, instruction by instruction:
     superscaler explain gpt zero3 --devices 2 --step
   A pipeline, with the picture of its schedule:

@@ -26,8 +26,7 @@ from superscaler_core.cli.arguments import (
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.training import Trained, Training, on_single_device
 from superscaler_core.compiled import compile
-from superscaler_core.run.load import load
-from superscaler_core.run.threads import run_threads
+from superscaler_core.run.load import load, run_threads
 from superscaler_core.run.world import join_world, local_device
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}

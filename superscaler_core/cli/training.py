@@ -17,7 +17,7 @@ from superscaler_core.compiled import compile
 from superscaler_core.front_end.model_call import loss_of
 from superscaler_core.models.recycling import last_turn
 from superscaler_core.plan import Plan
-from superscaler_core.run.threads import run_threads
+from superscaler_core.run.load import run_threads
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.schedules import nf1b, on_one_worker
 

@@ -6,25 +6,20 @@ segment calls with the weights of each block.
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from superscaler_core.codegen.line_writer import LineWriter
 from superscaler_core.codegen.repeats import repeats_of
-from superscaler_core.codegen.statement import (
-    Expression,
-    Statement,
-    freed,
-    reads_of,
-    tuple_expression,
-)
-from superscaler_core.codegen.text import function, wrapped
-from superscaler_core.codegen.variables import Variable, Variables, combined
+from superscaler_core.codegen.statement import Statement, freed
+from superscaler_core.codegen.text import function, tuple_of, wrapped
 from superscaler_core.graph.part import Part
-from superscaler_core.program.flow import Flow
+from superscaler_core.program.flow import Flow, Held
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.value import Value
 from superscaler_core.quoted import commented, quoted
+from superscaler_core.run.lines import Expression, Variable, combined, variables_in
 
 SEED = "rng"
 """The first argument of a function: the number that seeds its random numbers."""
@@ -59,16 +54,16 @@ class SegmentWriter:
     Args:
         made: the plan.
         flow: the values of the stage on the device.
-        variables: the variables of the device.
+        writer: writes expressions of the device's variables.
     """
 
-    def __init__(self, made: Materialized, flow: Flow, variables: Variables) -> None:
-        self._made, self._flow, self._variables = made, flow, variables
+    def __init__(self, made: Materialized, flow: Flow, writer: LineWriter) -> None:
+        self._made, self._flow, self._writer = made, flow, writer
 
     def body(self, segment: Segment) -> Body:
         """The parts of a segment, with its arguments and results."""
-        mine, all_of = self._flow.of[segment.name], self._variables.all
-        ends = all_of(mine.args), all_of(mine.results)
+        mine = self._flow.of[segment.name]
+        ends = _variables(mine.args), _variables(mine.results)
         return Body(segment.name, segment.parts, *ends, segment.products)
 
     def function(self, segment: Segment) -> str:
@@ -82,7 +77,7 @@ class SegmentWriter:
             body: the parts.
             calls: for parts that functions of their own compute, the call, at the first of them.
         """
-        names = [SEED, *(variable.name for variable in body.args)]
+        names = [SEED, *self._writer.names(body.args)]
         lines: list[Statement] = []
         module = None
         calls = calls or {}
@@ -101,22 +96,22 @@ class SegmentWriter:
                 title = commented(module or self._made.plan.graph.name)
                 lines.append(Statement(f"# {title}", is_last=True))
             lines.append(self._statement(part, products.get(part)))
-        value = tuple_expression(Expression.of(result.name) for result in body.results)
-        lines.append(Statement(f"return {value}", reads=value.reads, is_last=True))
+        results = self._writer.names(body.results)
+        lines.append(Statement(f"return {tuple_of(results)}", reads=results, is_last=True))
         return function(wrapped(f"def {body.name}(", names, "):"), freed(lines))
 
     def form_of(self, body: Body) -> Hashable:
         """A key that is equal for bodies whose functions do the same, whatever the names."""
-        numbers: dict[str, int] = {}
+        numbers: dict[Value, int] = {}
 
-        def number(variable: Variable) -> int:
-            return numbers.setdefault(variable.name, len(numbers))
+        def number(each: Variable | Held) -> int:
+            return numbers.setdefault(each.value, len(numbers))
 
         given = tuple(map(number, body.args))
         parts = []
         for part in body.parts:
-            sources = (self._read(part, i) for i in range(len(part.op.inputs)))
-            read = tuple(tuple((number(v), v.box) for v in values) for values in sources)
+            sources = (self._flow.read(part, i) for i in range(len(part.op.inputs)))
+            read = tuple(tuple((number(held), held.box) for held in each) for each in sources)
             parts.append((part.form, read, tuple(map(number, self._made_by(part)))))
         places = {part: place for place, part in enumerate(body.parts)}
         sums = tuple((places[a], places[b]) for a, b in body.products.items() if a in places)
@@ -138,10 +133,10 @@ class SegmentWriter:
     def _last_reads(self, body: Body) -> Mapping[Value, int]:
         """For each value that a body reads or returns, the place of the last reader."""
         found = {
-            variable.value: place
+            held.value: place
             for place, part in enumerate(body.parts)
             for position in range(len(part.op.inputs))
-            for variable in self._read(part, position)
+            for held in self._flow.read(part, position)
         }
         return found | {variable.value: len(body.parts) for variable in body.results}
 
@@ -154,44 +149,44 @@ class SegmentWriter:
         args: dict[Value, Variable] = {}
         for part in parts:
             for position in range(len(part.op.inputs)):
-                read = (v for v in self._read(part, position) if v.value not in made)
-                args |= {variable.value: variable for variable in read}
+                read = _variables(self._flow.read(part, position))
+                args |= {each.value: each for each in read if each.value not in made}
         products = {a: b for a, b in body.products.items() if a in mine and b in mine}
-        results = [variable for value, variable in made.items() if value in wanted]
+        results = [each for value, each in made.items() if value in wanted]
         return Body(name, parts, [*args.values()], results, products)
 
     # --- statements -----------------------------------------------------------------------------
 
     def _statement(self, part: Part, product: Part | None = None) -> Statement:
         """The statement of a part, or of a bias addition with its product in one call."""
-        outs = tuple(variable.name for variable in self._made_by(part))
-        call = self._call(product or part, None if product is None else self._bias(part))
-        return Statement(f"{', '.join(outs)} = {call}", outs, call.reads)
+        outs, called = self._writer.names(self._made_by(part)), product or part
+        operands = [self._operand(called, position) for position in range(len(called.inputs))]
+        texts, seed = [*map(self._writer.text, operands)], f"{SEED} + {called.op.seed}"
+        call = called.call(texts, seed, None if product is None else self._bias(part))
+        given = operands if product is None else [*operands, self._operand(part, 1)]
+        reads = self._writer.names(v for each in given for v in variables_in(each))
+        return Statement(f"{', '.join(outs)} = {call}", outs, reads)
 
-    def _bias(self, part: Part) -> Expression:
+    def _bias(self, part: Part) -> str:
         """The bias that a part adds, in the dtype of the sum."""
-        bias, dtype = self._expression(part, 1), part.op.outputs[0].dtype
-        if part.op.inputs[1].dtype == dtype:
-            return bias
-        return Expression(f"({bias.text}).to(torch.{dtype})", bias.reads)
+        bias, dtype = self._writer.text(self._operand(part, 1)), part.op.outputs[0].dtype
+        return bias if part.op.inputs[1].dtype == dtype else f"({bias}).to(torch.{dtype})"
 
-    def _call(self, part: Part, bias: Expression | None) -> Expression:
-        operands = [self._expression(part, position) for position in range(len(part.inputs))]
-        texts, seed = [operand.text for operand in operands], f"{SEED} + {part.op.seed}"
-        given = operands if bias is None else [*operands, bias]
-        return Expression(part.call(texts, seed, bias.text if bias else None), reads_of(given))
-
-    def _expression(self, part: Part, position: int) -> Expression:
+    def _operand(self, part: Part, position: int) -> Expression:
         """The expression of an operand of a part."""
-        return combined(part.inputs[position].box, self._read(part, position))
+        return combined(part.inputs[position].box, self._flow.read(part, position))
 
-    def _read(self, part: Part, position: int) -> list[Variable]:
-        """The variables that form an operand of a part."""
-        return self._variables.all(self._flow.read(part, position))
-
-    def _made_by(self, part: Part) -> list[Variable]:
+    def _made_by(self, part: Part) -> tuple[Variable, ...]:
         """The variables of a part's results."""
-        return [self._variables.of(self._flow.result(part, i)) for i in range(len(part.op.outputs))]
+        return _variables(self._flow.result(part, i) for i in range(len(part.op.outputs)))
+
+    def call_of(self, known: Body, block: Body) -> Statement:
+        """The call of a function that does what a block does."""
+        shift = block.seeds[0] - known.seeds[0] if block.seeds else 0
+        reads, outs = self._writer.names(block.args), self._writer.names(block.results)
+        args = [f"{SEED} + {shift}" if shift else SEED, *reads]
+        head = f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {known.name}("
+        return Statement(wrapped(head, args, ")", "    "), outs, reads)
 
 
 class Functions:
@@ -215,15 +210,9 @@ class Functions:
             if first is block:
                 yield writer.text(block)
             calls |= dict.fromkeys(block.parts)
-            calls[block.parts[0]] = _call_of(first, block)
+            calls[block.parts[0]] = writer.call_of(first, block)
         yield writer.text(body, calls)
 
 
-def _call_of(known: Body, block: Body) -> Statement:
-    """The call of a function that does what a block does."""
-    shift = block.seeds[0] - known.seeds[0] if block.seeds else 0
-    args = [f"{SEED} + {shift}" if shift else SEED, *(variable.name for variable in block.args)]
-    outs = tuple(variable.name for variable in block.results)
-    head = f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {known.name}("
-    reads = tuple(variable.name for variable in block.args)
-    return Statement(wrapped(head, args, ")", "    "), outs, reads)
+def _variables(values: Iterable[Held]) -> tuple[Variable, ...]:
+    return tuple(Variable(held.value) for held in values)

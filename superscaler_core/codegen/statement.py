@@ -5,44 +5,10 @@ No code parses generated text: the writer of a statement records its variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A Python expression.
-
-    Attributes:
-        text: its text.
-        reads: the variables in it.
-    """
-
-    text: str
-    reads: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.text
-
-    @classmethod
-    def of(cls, name: str) -> Expression:
-        """A variable."""
-        return cls(name, (name,))
-
-
-NONE = Expression("None")
-
-
-def tuple_expression(items: Iterable[Expression]) -> Expression:
-    """A tuple of expressions."""
-    given = list(items)
-    text = "(" + ", ".join(item.text for item in given) + ("," if len(given) == 1 else "") + ")"
-    return Expression(text, reads_of(given))
-
-
-def reads_of(items: Iterable[Expression]) -> tuple[str, ...]:
-    """The variables in expressions, in order."""
-    return tuple(name for item in items for name in item.reads)
+from superscaler_core.run.lines import last_uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +27,6 @@ class Statement:
     reads: tuple[str, ...] = ()
     is_last: bool = False
 
-    @classmethod
-    def call(cls, text: str, *operands: Expression) -> Statement:
-        """A call that assigns nothing."""
-        return cls(text, reads=reads_of(operands))
-
-    @classmethod
-    def assign(cls, name: str, value: Expression, comment: str = "") -> Statement:
-        """An assignment of a value to a variable."""
-        return cls(f"{name} = {value}{comment}", (name,), value.reads)
-
 
 def freed(statements: Sequence[Statement]) -> list[str]:
     r"""The lines of a function, with variables deleted after their last use.
@@ -78,11 +34,10 @@ def freed(statements: Sequence[Statement]) -> list[str]:
     Python keeps local variables until a function returns, and with them tensors that are no longer
     needed. Arguments and returned values are not deleted, because the caller holds them.
 
-    >>> x, y = map(Expression.of, "xy")
     >>> print("\n".join(freed([
-    ...     Statement.assign("y", Expression("x + 1", ("x",))),
-    ...     Statement.assign("z", Expression("y * 2", ("y",))),
-    ...     Statement.assign("w", Expression("z - 1", ("z",))),
+    ...     Statement("y = x + 1", ("y",), ("x",)),
+    ...     Statement("z = y * 2", ("z",), ("y",)),
+    ...     Statement("w = z - 1", ("w",), ("z",)),
     ...     Statement("return w", reads=("w",), is_last=True),
     ... ])))
     y = x + 1
@@ -91,22 +46,12 @@ def freed(statements: Sequence[Statement]) -> list[str]:
     w = z - 1
     return w
     """
-    last_use: dict[str, int] = {}
-    made: set[str] = set()
-    end = 0
-    for number, statement in enumerate(statements):
-        if not statement.is_last:
-            end = number
-        made.update(statement.makes)
-        last_use.update(dict.fromkeys((*statement.makes, *statement.reads), number))
     # After the last statement the function returns, which releases the remaining variables.
-    dead: dict[int, list[str]] = {}
-    for name, number in last_use.items():
-        if name in made and number < end:
-            dead.setdefault(number, []).append(name)
+    end = max((n for n, each in enumerate(statements) if not each.is_last), default=0)
+    dead = last_uses((each.makes, each.reads) for each in statements)
     found: list[str] = []
     for number, statement in enumerate(statements):
         found.append(statement.text)
-        if number in dead:
+        if number in dead and number < end:
             found.append(f"del {', '.join(dead[number])}")
     return found

@@ -35,8 +35,9 @@ def tables_of(made: Materialized, device: Device) -> Tables:
     uses = [u for u in made.weights.uses if device in u.side.shards or device in u.storage.shards]
     steps = (s for program in made.stages for s in program.steps.get(device, ()))
     segments = [step for step in steps if isinstance(step, Segment)]
-    for program in made.stages:
-        made.sources.inputs_on(program.steps.get(device, ()), device)
+    for segment in segments:
+        for part in segment.parts:
+            made.sources.inputs_of(part, device)
     schedule = plan.schedule if made.is_asynchronous else None
     names = dict.fromkeys(name for use in uses for name in (use.tensor.name, use.name))
     return Tables(
@@ -50,7 +51,7 @@ def tables_of(made: Materialized, device: Device) -> Tables:
         loss=_legs(made.loss, device),
         edges={e.name: _edge(e, device) for e in made.edges.all if device in e.devices},
         weights={use.name: _weight(use, device) for use in uses},
-        parameters=dict(_parameters(made, device)),
+        parameters=_parameters(made, device),
         order=tuple(tensor.name for tensor in graph.parameters.values()),
         aliases=dict(graph.aliases),
         recomputed=frozenset(segment.name for segment in segments if segment.recompute),
@@ -88,24 +89,23 @@ def _weight(use: Use, device: Device) -> Weight:
     )
 
 
-def _parameters(made: Materialized, device: Device) -> Iterator[tuple[str, Stored]]:
+def _parameters(made: Materialized, device: Device) -> Mapping[str, Stored]:
     """Every parameter, with the box that this device stores."""
     graph, hosted = made.plan.graph, made.plan.on_host
+    # Layers have equal parameters.
+    known: dict[Any, Stored] = {}
+    found = {}
     for tensor in graph.parameters.values():
-        storage, legs = made.weights.storage[tensor], made.whole[tensor]
-        # When parameters are saved they go to all devices, so this device is in most legs.
-        yield (
-            tensor.name,
-            Stored(
-                tensor.shape,
-                tensor.dtype,
-                _box(storage, device),
-                tensor.requires_grad,
-                _legs(legs, device),
-                tensor.name in hosted,
-                graph.packed.get(tensor.name),
-            ),
-        )
+        storage, packed = made.weights.storage[tensor], graph.packed.get(tensor.name)
+        of = tensor.shape, tensor.dtype, tensor.requires_grad, tensor.name in hosted
+        key = *of, storage, None if packed is None else id(packed)
+        if key not in known:
+            shape, dtype, is_trained, is_hosted = of
+            legs = _legs(made.whole[tensor], device)
+            box = _box(storage, device)
+            known[key] = Stored(shape, dtype, box, is_trained, legs, is_hosted, packed)
+        found[tensor.name] = known[key]
+    return found
 
 
 def _extra(graph: Graph) -> Iterator[tuple[str, str | PlanError]]:
@@ -167,12 +167,17 @@ def _default(of: Any) -> Any:
 def _grouped(entries: Mapping[str, Any]) -> Iterator[str]:
     """The entries; those that differ in their names alone are written once."""
     groups: dict[Any, list[str]] = {}
+    same: dict[int, list[str]] = {}
     for name, entry in entries.items():
         if getattr(entry, "name", name) != name:
             yield f"{2 * INDENT}{quoted(name)}: {_literal(entry)},"
+        elif hasattr(entry, "name"):
+            groups.setdefault(replace(entry, name=""), []).append(name)
         else:
-            bare = replace(entry, name="") if hasattr(entry, "name") else entry
-            groups.setdefault(bare, []).append(name)
+            # Most equal entries are one object.
+            if id(entry) not in same:
+                same[id(entry)] = groups.setdefault(entry, [])
+            same[id(entry)].append(name)
     for entry, names in groups.items():
         head = f"{2 * INDENT}**{_literal(entry)}.named("
         yield wrapped(head, [*map(quoted, names)], "),", 2 * INDENT)

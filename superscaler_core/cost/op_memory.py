@@ -20,10 +20,9 @@ from torch.autograd.graph import get_gradient_edge
 from superscaler_core.graph.form import MAX_PART_FORMS
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER
-from superscaler_core.memory.fused_attention import FusedAttention
-from superscaler_core.memory.meta_meter import MetaMeter
+from superscaler_core.memory.meta import FusedAttention, MetaMeter
 from superscaler_core.run.evaluate import run_part
-from superscaler_core.run.swap import emptied
+from superscaler_core.run.host import emptied
 
 
 class Kept(Enum):

@@ -167,6 +167,11 @@ class Wires:
         self._made = lru_cache(maxsize=MAX_WIRES)(self._wire)
 
     @property
+    def topology(self) -> rv.Topology:
+        """The topology."""
+        return self._topology
+
+    @property
     def level_names(self) -> tuple[str, ...]:
         """Names of the levels, innermost first, and of the host memory."""
         return (*(level.name for level in self._topology.levels), HOST_NAME)

@@ -15,7 +15,7 @@ from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.name_text import name_text
 from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.shard_spec import ShardSpec
-from superscaler_core.graph.tensor import PARAMETER, PTensor
+from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
 
 UPDATE = "update"
 """Kind of the op that applies an optimizer to one parameter."""
@@ -94,10 +94,20 @@ class Op:
         """Whether the loop can be cut."""
         return identifier not in self.form.uncut
 
+    @cached_property
+    def reads_batch(self) -> bool:
+        """Whether an input is a part of the batch."""
+        return any(tensor.kind == INPUT for tensor in self.inputs)
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The positions of the inputs that are parameters."""
+        return tuple(i for i, tensor in enumerate(self.inputs) if tensor.kind == PARAMETER)
+
     @property
     def parameters(self) -> tuple[PTensor, ...]:
         """The parameters that it reads."""
-        return tuple(t for t in self.inputs if t.kind == PARAMETER)
+        return tuple(self.inputs[position] for position in self.weights)
 
     def __repr__(self) -> str:
         return f"Op({self.name})"
@@ -217,7 +227,7 @@ class Graph:
 
     @cached_property
     def known(self) -> dict[Any, Any]:
-        """Results that ``once_per_graph`` keeps for this graph."""
+        """Results that ``once_per_graph`` and ``known_of`` keep for this graph."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:

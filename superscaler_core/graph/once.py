@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from superscaler_core.graph.graph import Graph
+from superscaler_core.known import Known
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def known_of(graph: Graph, kind: str, most: int) -> Known[Any, Any]:
+    """Results of one kind about a graph, which live as long as it does.
+
+    Args:
+        graph: the graph.
+        kind: what they are.
+        most: largest number of them.
+    """
+    if kind not in graph.known:
+        graph.known[kind] = Known(most)
+    found: Known[Any, Any] = graph.known[kind]
+    return found
 
 
 def once_per_graph(find: Callable[Concatenate[Graph, P], R]) -> Callable[Concatenate[Graph, P], R]:

@@ -6,10 +6,13 @@ stages that do the same have equal effects, and these are the key under which th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from superscaler_core.memory.piece import Strided
+from superscaler_core.memory.meta import Index, Strided
+from superscaler_core.program.flow import Held
+from superscaler_core.program.value import IN_BLOCK, Role, Value
+from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
 
 LOSS_GRAD = 0
@@ -21,36 +24,18 @@ NOTHING = -1
 Numbers = tuple[int, ...]
 """Values by their numbers."""
 
-Index = tuple[tuple[int, int], ...] | None
-"""A box of a tensor; None for all of it."""
+Term = tuple[int, Index]
+"""A box of a value."""
+
+WEIGHTS = frozenset({Role.COPY, Role.WEIGHT})
+"""Roles of copies of weights."""
 
 
 class Effect(NamedTuple):
-    """A call of a method of ``Fold``.
-
-    Attributes:
-        do: the method.
-        args: its arguments.
-        uses: the values that it reads and makes.
-    """
+    """A call of a method of ``Fold``, with its arguments."""
 
     do: Callable[..., None]
     args: tuple[Any, ...] = ()
-    uses: Numbers = ()
-
-
-class Combination(NamedTuple):
-    """How a value is computed from others: their sum, or one tensor joined from them.
-
-    Attributes:
-        boxes: the box that is read of each value.
-        in_place: whether the others are added to the first one, which is the result.
-        joined: if the values are joined, the box of the result and then the box of each value.
-    """
-
-    boxes: tuple[Index, ...]
-    in_place: bool = False
-    joined: tuple[str, ...] = ()
 
 
 class TrainedWeight(NamedTuple):
@@ -102,3 +87,48 @@ class StageEffects(NamedTuple):
     runs: tuple[tuple[ActionKind, tuple[Effect, ...]], ...]
     segments: tuple[SegmentShape, ...]
     outside: tuple[tuple[int, Strided], ...]
+
+
+class Numbering:
+    """Numbers the values of a stage on one device, in the order of their first use.
+
+    Args:
+        uses: the uses of weights, by name.
+        loss_dtype: the dtype of the loss.
+
+    Attributes:
+        outside: the values whose memory is counted elsewhere: weights and the batch.
+    """
+
+    def __init__(self, uses: Mapping[str, Use], loss_dtype: str) -> None:
+        self._uses = uses
+        self.outside = {LOSS_GRAD: Strided.new((), loss_dtype)}
+        self._numbers: dict[Hashable, int] = {"gradient of the loss": LOSS_GRAD}
+
+    def number(self, value: Hashable) -> int:
+        """The number of a value."""
+        return self._numbers.setdefault(value, len(self._numbers))
+
+    def of_run(self, value: Value, half: int | None) -> int:
+        """The number of a value that lives while the stage runs a half of the microbatch."""
+        return self.number((value.key, half))
+
+    def grad(self, value: Value, half: int | None) -> int:
+        """The number of the gradient of a value, to which its readers add."""
+        return self.number(("grad", value.key, half))
+
+    def of(self, held: Held, half: int | None) -> int:
+        """The number of what a device holds of a tensor, in a half of the microbatch."""
+        value = held.value
+        if value.role in IN_BLOCK:
+            return self.of_run(value, half)
+        number = self.number(value.key)
+        if number not in self.outside:
+            is_trained = value.role in WEIGHTS and self._uses[value.name].is_trained
+            shape, dtype = held.box.shape, held.tensor.dtype
+            self.outside[number] = Strided.new(shape, dtype, is_trained=is_trained)
+        return number
+
+    def all(self, held: Iterable[Held], half: int | None) -> Numbers:
+        """The numbers of several values."""
+        return tuple(self.of(each, half) for each in held)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 
 from torch import Tensor
 
 from superscaler_core import ops
+from superscaler_core.memory.account import (
+    Located,
+    MemoryPiece,
+    MemoryPool,
+    StageAccount,
+    layouts_of,
+)
 from superscaler_core.memory.effects import (
     NOTHING,
-    Combination,
     Effect,
     Numbers,
     StageEffects,
+    Term,
     TrainedWeight,
 )
-from superscaler_core.memory.moments import StageAccount
-from superscaler_core.memory.piece import Layouts, Located, MemoryPiece, MemoryPool, Strided
+from superscaler_core.memory.meta import Index, Strided
 from superscaler_core.memory.trace import Drop, Stretch, TracedCalls, TracedFunction
 from superscaler_core.program.verb import Verb
 from superscaler_core.run.tape import SegmentFunction
@@ -26,11 +32,16 @@ _LAST = frozenset({Verb.COMPUTE, Verb.BACKWARD, Verb.BACKWARD_WEIGHTS})
 """Calls after which a segment keeps nothing."""
 
 
+Boxes = tuple[str, ...]
+"""The box of a tensor that is joined from others, and then the box of each of them, as texts."""
+
+
 class Fold:
     """The memory of a device while a stage runs one microbatch.
 
     A value holds a piece of memory from the effect that makes it until it is freed; a segment holds
-    what its trace says that it keeps.
+    what its trace says that it keeps. Sums add up as the run time adds them: the first term is the
+    sum, the first addition makes a new tensor, and all others add to it in place.
 
     Args:
         stage: what the stage does.
@@ -38,16 +49,18 @@ class Fold:
 
     Attributes:
         account, host: the memory of the device, and of its host.
+        values: the values that exist, by number.
     """
 
     def __init__(self, stage: StageEffects, function: Callable[[int], SegmentFunction]) -> None:
         self._stage, self._function = stage, function
         self.account, self.host = StageAccount(), MemoryPool()
-        self._values = {
+        self.values = {
             number: Located(MemoryPiece(form.num_bytes, None).hold(), form)
             for number, form in stage.outside
         }
-        self._spans: dict[Hashable, list[Located]] = {}
+        self._sums: set[int] = set()
+        self._spans: dict[int, list[Located]] = {}
         self._segments: dict[tuple[int, int], _Segment] = {}
 
     def run(self, effects: Sequence[Effect]) -> None:
@@ -70,19 +83,44 @@ class Fold:
 
     def _make(self, number: int, value: Located) -> None:
         value.piece.hold()
-        if number in self._values:
-            self._values[number].piece.release()
-        self._values[number] = value
+        if number in self.values:
+            self.values[number].piece.release()
+        self.values[number] = value
 
     def free(self, values: Numbers) -> None:
-        """Values are not needed any more."""
+        """Values that exist are not needed any more."""
         for number in values:
-            self._values.pop(number).piece.release()
+            if number in self.values:
+                self.values.pop(number).piece.release()
+                self._sums.discard(number)
 
-    def combine(self, reads: Numbers, made: int, how: Combination) -> None:
-        """A value is computed from others."""
-        segment = _Segment(_combining(how), self.account, self.host)
-        (result,) = segment.call(Verb.COMPUTE, [self._values[number] for number in reads])
+    def pack(self, made: int, terms: Sequence[Term], joined: Boxes = ()) -> None:
+        """A value is a box of another one, or the sum of several, or joined from their boxes."""
+        given = [self._within(*term) for term in terms]
+        if len(given) > 1 or joined:
+            self._combine(made, given, joined)
+        else:
+            self._make(made, given[0])
+
+    def add(self, total: int, term: int, index: Index) -> None:
+        """A box of a value is added to a sum."""
+        given = self._within(term, index)
+        if total not in self.values:
+            self._make(total, given)
+            return
+        terms = [self.values[total], given]
+        self._combine(total, terms, is_in_place=total in self._sums)
+        self._sums.add(total)
+
+    def _within(self, number: int, index: Index) -> Located:
+        piece, form = self.values[number]
+        return Located(piece, form.within(index))
+
+    def _combine(
+        self, made: int, given: Sequence[Located], joined: Boxes = (), *, is_in_place: bool = False
+    ) -> None:
+        segment = _Segment(_combining(joined, is_in_place), self.account, self.host)
+        (result,) = segment.call(Verb.COMPUTE, given)
         self._make(made, result)
         segment.end()
 
@@ -95,13 +133,13 @@ class Fold:
             self._make(made, Located(MemoryPiece(form.num_bytes, pool), form))
         self.account.look(passing_bytes)
 
-    def keep_span(self, span: Hashable, reads: Numbers) -> None:
+    def keep_span(self, span: int, reads: Numbers) -> None:
         """The values that a span reads are kept for its rerun."""
-        self._spans[span] = [self._values[number] for number in reads]
+        self._spans[span] = [self.values[number] for number in reads]
         for value in self._spans[span]:
             value.piece.hold()
 
-    def resume_span(self, span: Hashable, makes: Numbers) -> None:
+    def resume_span(self, span: int, makes: Numbers) -> None:
         """The kept values of a span are taken for its rerun."""
         for number, value in zip(makes, self._spans.pop(span), strict=True):
             self._make(number, value)
@@ -117,7 +155,7 @@ class Fold:
         if key not in self._segments:
             self._segments[key] = self._segment(segment)
         mine = self._segments[key]
-        given = [None if number == NOTHING else self._values[number] for number in reads]
+        given = [None if number == NOTHING else self.values[number] for number in reads]
         for number, value in zip(makes, mine.call(verb, given), strict=True):
             self._make(number, value)
         mine.settle()
@@ -185,7 +223,7 @@ class _Segment:
 
     def call(self, verb: Verb, given: Sequence[Located | None]) -> list[Located]:
         """Add what a call does, and return its results, which it holds until ``settle``."""
-        trace = self._calls.trace(verb, Layouts.of(given))
+        trace = self._calls.trace(verb, layouts_of(given))
         pieces = self._pieces
         if verb is Verb.FORWARD:
             staying = given[self._num_inputs :]
@@ -240,21 +278,18 @@ class _Segment:
 
 
 @lru_cache(maxsize=1 << 10)
-def _combining(how: Combination) -> TracedFunction:
-    """The function that combines values."""
+def _combining(joined: Boxes, is_in_place: bool) -> TracedFunction:
+    """The function that combines values: joins them, or adds the others to the first one."""
 
     def combine(_: int, *values: Tensor) -> tuple[Tensor]:
-        if how.joined:
-            return (ops.join(how.joined[0], list(zip(values, how.joined[1:], strict=True))),)
-        total, *others = (
-            x if box is None else x[tuple(slice(*ends) for ends in box)]
-            for x, box in zip(values, how.boxes, strict=True)
-        )
+        if joined:
+            return (ops.join(joined[0], list(zip(values, joined[1:], strict=True))),)
+        total, *others = values
         for other in others:
-            if how.in_place:
+            if is_in_place:
                 total += other
             else:
                 total = total + other
         return (total,)
 
-    return TracedFunction(how, lambda: combine)
+    return TracedFunction((joined, is_in_place), lambda: combine)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import starmap
 from weakref import WeakKeyDictionary
 
-from superscaler_core.graph.form import OpForm
 from superscaler_core.known import Known
+from superscaler_core.memory.account import Moment, Peak
 from superscaler_core.memory.effects import StageEffects
 from superscaler_core.memory.fold import Fold
 from superscaler_core.memory.lowering import Lowering
-from superscaler_core.memory.moments import Moment, Peak
+from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
-from superscaler_core.plan import Device, OpSplit
+from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Open
 from superscaler_core.program.side import MAX_SIDES, Side
 from superscaler_core.run.tape import SegmentFunction
 from superscaler_core.schedules import ActionKind
+
+Devices = tuple[Device, ...]
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,34 @@ def footprints(
         device: one of its devices.
         master_dtype: dtype of stored parameters; the model's if None.
     """
-    found = _FOUND.setdefault(made, {})
-    if master_dtype not in found:
-        found[master_dtype] = _Footprints(made, master_dtype)
-    return found[master_dtype].of(made, device)
+    return _of_plan(made, master_dtype).of(made, device)
+
+
+def alike_devices(made: Materialized, master_dtype: str | None = None) -> Iterable[Devices]:
+    """The devices of a plan in groups, ascending, whose parts and shards have equal shapes."""
+    in_stages = _of_plan(made, master_dtype).alike
+    ends = {(use.side, use.storage) for use in made.weights.uses}
+    ends |= {(side, side) for side in made.weights.storage.values()}
+    shapes = list(starmap(_ends, ends))
+    groups: dict[Hashable, list[Device]] = {}
+    for device in sorted(made.plan.devices):
+        mine = tuple(in_stages.get(device, {}).items())
+        groups.setdefault((mine, *(each.get(device) for each in shapes)), []).append(device)
+    return map(tuple, groups.values())
 
 
 class _Footprints:
     """All footprints of a plan. Devices whose parts have equal shapes share one footprint.
 
     The plan itself is not stored here, because it is the weak key of the cache of these objects.
+
+    Attributes:
+        alike: for each device and stage, all devices whose parts have equal shapes.
     """
 
     def __init__(self, made: Materialized, master_dtype: str | None) -> None:
         self._master = master_dtype
-        self._alike = _alike(made)
+        self.alike = _alike_in_stages(made)
         self._found: dict[tuple[int, Devices], Mapping[ActionKind, Footprint]] = {}
         self._of: dict[Device, Mapping[tuple[ActionKind, int], Footprint]] = {}
 
@@ -97,7 +111,7 @@ class _Footprints:
         if device in self._of:
             return self._of[device]
         found: dict[tuple[ActionKind, int], Footprint] = {}
-        for stage, alike in self._alike.get(device, {}).items():
+        for stage, alike in self.alike.get(device, {}).items():
             if (stage, alike) not in self._found:
                 self._found[stage, alike] = _footprints_of(made, stage, alike, self._master)
             found |= {(kind, stage): f for kind, f in self._found[stage, alike].items()}
@@ -108,11 +122,26 @@ class _Footprints:
 _FOUND: WeakKeyDictionary[Materialized, dict[str | None, _Footprints]] = WeakKeyDictionary()
 
 
+def _of_plan(made: Materialized, master_dtype: str | None) -> _Footprints:
+    found = _FOUND.setdefault(made, {})
+    if master_dtype not in found:
+        found[master_dtype] = _Footprints(made, master_dtype)
+    return found[master_dtype]
+
+
 def _footprints_of(
     made: Materialized, stage: int, devices: Devices, master_dtype: str | None
 ) -> Mapping[ActionKind, Footprint]:
     """The footprints of a stage on devices, with the names of its gradients and segments."""
-    lowering = Lowering(made, stage, devices, StoredMemory(made, master_dtype))
+    stored = StoredMemory(made, master_dtype)
+    key = outline(made, stage, devices, stored)
+    known = _OUTLINES.get(key)
+    if known is None:
+        known = _OUTLINES[key] = _lowered(Lowering(made, stage, devices, stored))
+    return known
+
+
+def _lowered(lowering: Lowering) -> Mapping[ActionKind, Footprint]:
     effects = lowering.effects()
     known = _KNOWN.get(effects)
     if known is None:
@@ -153,10 +182,12 @@ class _Ran:
     parcel_bytes: Mapping[int, int]
 
 
-MAX_STAGES = 256
-"""Bound on stages whose memory is known; each takes some tens of kilobytes with its key."""
+MAX_STAGES = 64
+"""Bound on stages whose memory is known; each takes some hundred kilobytes with its keys."""
 
 _KNOWN: Known[StageEffects, Mapping[ActionKind, _Ran]] = Known(MAX_STAGES)
+
+_OUTLINES: Known[Hashable, Mapping[ActionKind, Footprint]] = Known(MAX_STAGES)
 
 
 def _folded(
@@ -210,50 +241,28 @@ def _worst(peaks: Sequence[Peak]) -> Moment:
 # --- devices that are alike ---------------------------------------------------------------------
 
 
-Devices = tuple[Device, ...]
-
-
-def _alike(made: Materialized) -> Mapping[Device, Mapping[int, Devices]]:
+def _alike_in_stages(made: Materialized) -> Mapping[Device, Mapping[int, Devices]]:
     """For each device and stage, all devices whose parts have the same shapes, ascending."""
     found: dict[Device, dict[int, Devices]] = {}
     for stage, program in enumerate(made.stages):
-        shapes = _shapes(made, stage)
-        alike: dict[Hashable, list[Device]] = {}
-        for device, steps in program.steps.items():
-            key = tuple(map(_mark, steps)), tuple(each.get(device) for each in shapes)
-            alike.setdefault(key, []).append(device)
-        for devices in alike.values():
-            for device in devices:
-                found.setdefault(device, {})[stage] = tuple(sorted(devices))
+        shapes = [program.shapes, *_shapes_of_ends(made, stage)]
+        for alike in program.steps.alike:
+            groups: dict[Hashable, list[Device]] = {}
+            for device in alike.devices:
+                groups.setdefault(tuple(each.get(device) for each in shapes), []).append(device)
+            for devices in map(tuple, groups.values()):
+                for device in devices:
+                    found.setdefault(device, {})[stage] = devices
     return found
 
 
-def _mark(step: Step) -> Hashable:
-    """What a step is, without its shapes."""
-    if isinstance(step, Segment):
-        return step.recompute, step.swap, step.parts[0].op.index, len(step.parts)
-    return step
-
-
-def _shapes(made: Materialized, stage: int) -> Sequence[Mapping[Device, Hashable]]:
-    """The shapes of everything in a stage by device; layers have equal ones, which count once."""
-    plan = made.plan
-    splits = dict.fromkeys((op.form, plan.op_split(op)) for op in plan.stages[stage].ops)
-    edges = (*made.edges.of_stage(stage), *made.crossing_from(stage), *made.crossing_to(stage))
+def _shapes_of_ends(made: Materialized, stage: int) -> Sequence[Mapping[Device, Hashable]]:
+    """The shapes of what moves in a stage by device; layers have equal ones, which count once."""
+    edges = (*made.edges.of_stage(stage), *made.edges.leaving(stage), *made.edges.arriving(stage))
     windows = (s.window for s in made.items[stage] if isinstance(s, Open))
     uses = (use for window in windows for use in made.uses_in(window))
     ends = [(edge.src, edge.dst) for edge in edges] + [(use.side, use.storage) for use in uses]
-    return [*starmap(_extents, splits), *starmap(_ends, dict.fromkeys(ends))]
-
-
-@lru_cache(maxsize=MAX_SIDES)
-def _extents(form: OpForm, split: OpSplit) -> Mapping[Device, Hashable]:
-    found: dict[Device, tuple[Hashable, ...]] = {}
-    for part in split.parts:
-        assert part.device is not None, "a materialized plan is complete"
-        extents = form.part(part.pieces).extents
-        found[part.device] = (*found.get(part.device, ()), extents)
-    return found
+    return [*starmap(_ends, dict.fromkeys(ends))]
 
 
 @lru_cache(maxsize=MAX_SIDES)

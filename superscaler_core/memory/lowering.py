@@ -4,32 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
+from superscaler_core.codegen.line_writer import LineWriter
+from superscaler_core.codegen.names import Names
+from superscaler_core.codegen.segment_writer import SegmentWriter
 from superscaler_core.graph.form import PartForm
 from superscaler_core.graph.tensor import ITEM_BYTES
-from superscaler_core.memory.edge_effects import EdgeEffects
 from superscaler_core.memory.effects import (
     LOSS_GRAD,
+    NOTHING,
+    WEIGHTS,
     Effect,
+    Numbering,
     Numbers,
     SegmentShape,
     StageEffects,
     TrainedWeight,
 )
 from superscaler_core.memory.fold import Fold
-from superscaler_core.memory.functions import function_of
+from superscaler_core.memory.moves import EdgeEffects, WindowEffects
 from superscaler_core.memory.stored import StoredMemory
-from superscaler_core.memory.terms import WEIGHTS, Statement, Terms, begin, freed
-from superscaler_core.memory.window_effects import WindowEffects
 from superscaler_core.plan import Device
-from superscaler_core.program.flow import Flow, Held
+from superscaler_core.program.flow import Flow, Held, partial_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.operands import FORWARDS
 from superscaler_core.program.segments import Segment
+from superscaler_core.program.value import IN_BLOCK, Role
 from superscaler_core.program.verb import BETWEEN, MOVES, OF_WEIGHTS, Phase, Verb
+from superscaler_core.run.evaluate import code_names
 from superscaler_core.run.tape import SegmentFunction
 from superscaler_core.schedules import ActionKind
 
-_FORWARDS = frozenset({ActionKind.FORWARD, ActionKind.TURN})
+_HELD = IN_BLOCK - {Role.GRAD}
+"""Roles of values that a program frees one by one; gradients are freed as sums."""
 
 
 class Lowering:
@@ -38,9 +45,6 @@ class Lowering:
     The order is that of the highest device, and so are functions that say where their part lies:
     its causal attention sees the most keys. Values are those of the lowest device, for which the
     stage's program has found them already; on all of these devices they have equal forms.
-
-    What an instruction reads is combined as the run time does it: the gradients that several
-    readers give to a value, and the summands that an edge moves, are added up as they come.
 
     Args:
         made: the plan.
@@ -59,8 +63,8 @@ class Lowering:
         self._here, self._highest = devices[0], devices[-1]
         self._flow = made.stages[stage].flow(self._here)
         self._places = {step: n for n, step in enumerate(made.stages[stage].steps[self._here])}
-        self._terms = Terms(stored.uses, made.plan.graph.loss.dtype)
-        self._edges = EdgeEffects(made, self._here, self._flow, self._terms, self._places)
+        self._numbers = Numbering(stored.uses, made.plan.graph.loss.dtype)
+        self._edges = EdgeEffects(made, self._here, self._flow, self._numbers, self._places)
         self._windows = WindowEffects(made, self._here, stored, self._places)
         self.segments: dict[Segment, int] = {}
 
@@ -69,16 +73,26 @@ class Lowering:
         runs = []
         for run in self._made.stages[self._stage].order:
             block = self._made.step_program.on(self._highest, self._stage, run)
-            runs.append((run, tuple(self._lowered(block, run))))
+            mine = [i for i in block if i.is_for(0)]
+            runs.append((run, tuple(self._lowered(mine, run))))
         shapes = tuple(map(self._shape, self.segments))
-        return StageEffects(
-            len(self._places), tuple(runs), shapes, tuple(self._terms.outside.items())
-        )
+        outside = tuple(self._numbers.outside.items())
+        return StageEffects(len(self._places), tuple(runs), shapes, outside)
 
     def function(self, number: int) -> SegmentFunction:
-        """The function of a segment."""
+        """The function of a segment, as generated code has it."""
         device, segment = self._shown(list(self.segments)[number])
-        return function_of(self._made, self._made.stages[self._stage].flow(device), segment)
+        flow = self._made.stages[self._stage].flow(device)
+        scope = {name: x for op in segment.ops for name, x in code_names(op).items()}
+        writer = SegmentWriter(self._made, flow, LineWriter(self._made, Names()))
+        exec(writer.function(segment), scope)
+        function: SegmentFunction = scope[segment.name]
+        return function
+
+    @property
+    def grads(self) -> Sequence[str]:
+        """The names of gradients of weights, by number."""
+        return list(self._windows.grads)
 
     def _shown(self, segment: Segment) -> tuple[Device, Segment]:
         """The device whose function of a segment stands for those of all devices."""
@@ -87,75 +101,81 @@ class Lowering:
         return device, self._made.segment(segment.name, device)
 
     def _lowered(self, block: Sequence[StepInstruction], run: ActionKind) -> Iterator[Effect]:
-        self._terms.forget()
-        statements = [
-            statement
-            for instruction in block if instruction.is_for(0)
-            for statement in self._statements(instruction, run)
-        ]  # fmt: skip
-        if run in _FORWARDS:
-            statements += self._edges.unsent(block)
-        return freed(statements, self._terms.outside)
+        unsent = self._unsent(block) if run in FORWARDS else frozenset()
+        for i in block:
+            gone = [
+                self._numbers.of_run(value, i.half)
+                for value in i.frees if value.role in _HELD and value.key not in unsent
+                if not value.devices or self._highest in value.devices
+            ]  # fmt: skip
+            if i.kind in OF_WEIGHTS:
+                yield from self._windows.lower(i, run)
+            elif i.kind in MOVES or i.kind in BETWEEN:
+                yield from self._edges.lower(i, tuple(gone))
+            else:
+                yield from _LOWER[i.kind](self, i, tuple(gone))
+        halves = {i.half for i in block} if unsent else ()
+        for half in halves:
+            yield Effect(Fold.free, (tuple(self._numbers.number((k, half)) for k in unsent),))
 
-    def _statements(self, i: StepInstruction, run: ActionKind) -> Iterator[Statement]:
-        if i.kind in OF_WEIGHTS:
-            return self._windows.lower(i, run)
-        if i.kind in MOVES or i.kind in BETWEEN:
-            return self._edges.lower(i)
-        return _LOWER[i.kind](self, i, run)
-
-    @property
-    def grads(self) -> Sequence[str]:
-        """The names of gradients of weights, by number."""
-        return list(self._windows.grads)
+    def _unsent(self, block: Sequence[StepInstruction]) -> Sequence[str]:
+        """What only other turns send: in a file it lives to the end, as one function runs them."""
+        sent = {i.name for i in block if i.kind is Verb.SEND}
+        unsent = [edge for edge in self._flow.leaving if edge.name not in sent]
+        return list(dict.fromkeys(h.value.key for e in unsent for h in self._flow.sent[e]))
 
     # --- segments -------------------------------------------------------------------------------
 
-    def _forward(self, i: StepInstruction, run: ActionKind) -> Iterator[Statement]:
+    def _forward(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
         segment, mine = self._made.segment(i.name, self._here), self._flow.of[i.name]
         results = () if i.kind is Verb.HOLD else mine.results
-        reads, makes = (
-            tuple(self._terms.of(h, i.half) for h in each) for each in (mine.args, results)
-        )
-        yield self._running(i, segment, reads, makes)
-        again = 0 if run in _FORWARDS else segment.span
-        for held, number in zip(results, makes, strict=False):
-            for edge in self._flow.summands.get(held.value, ()):
-                if not again or self._flow.is_summed_in(edge, again):
-                    yield from self._terms.add((edge, i.half), (number, None))
+        reads, makes = (self._numbers.all(each, i.half) for each in (mine.args, results))
+        yield from self._running(i, segment, reads, makes)
+        partials = {v.key for v in i.writes if v.role is Role.PARTIAL}
+        adds = [
+            (self._numbers.of_run(partial_of(edge), i.half), number, None)
+            for held, number in zip(results, makes, strict=True)
+            for edge in self._flow.summands.get(held.value, ())
+            if partial_of(edge).key in partials
+        ]
+        summed = {number for total, term, _ in adds for number in (total, term)}
+        yield Effect(Fold.free, (tuple(number for number in gone if number not in summed),))
+        yield from (Effect(Fold.add, add) for add in adds)
+        if adds:
+            yield Effect(Fold.free, (tuple(number for number in gone if number in summed),))
 
-    def _backward(self, i: StepInstruction, _: ActionKind) -> Iterator[Statement]:
-        mine, terms = self._flow.of[i.name], self._terms
-        statement: Statement = []
-        reads = []
-        for held in mine.results:
-            if held.value in mine.losses:
-                reads.append(LOSS_GRAD)
-            elif held.has_grad:
-                taking, number = terms.taken(terms.grad(held.value, i.half))
-                statement += taking
-                reads.append(number)
-        makes = tuple(terms.number((i.name, held.value.key, i.half)) for held in mine.inputs)
+    def _backward(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+        mine, numbers = self._flow.of[i.name], self._numbers
+        grads = {
+            held.value: numbers.grad(held.value, i.half)
+            for held in mine.results if self._flow.grads.get(held.value)
+        }  # fmt: skip
+        reads = tuple(
+            LOSS_GRAD if held.value in mine.losses else grads.get(held.value, NOTHING)
+            for held in mine.results if held.has_grad or held.value in mine.losses
+        )  # fmt: skip
+        makes = tuple(numbers.number((i.name, held.value.key, i.half)) for held in mine.inputs)
         segment = self._made.segment(i.name, self._here)
-        yield statement + self._running(i, segment, tuple(reads), makes)
+        yield from self._running(i, segment, reads, makes)
+        yield Effect(Fold.free, ((*gone, *grads.values()),))
         for held, number in zip(mine.inputs, makes, strict=True):
-            yield from terms.add_grad(held.value, i.half, (number, None))
+            yield Effect(Fold.add, (numbers.grad(held.value, i.half), number, None))
+            yield Effect(Fold.free, ((number,),))
 
-    def _alone(self, i: StepInstruction, _: ActionKind) -> Iterator[Statement]:
-        yield self._running(i, self._made.segment(i.name, self._here), (), ())
+    def _alone(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+        yield from self._running(i, self._made.segment(i.name, self._here), (), ())
 
-    def _copied(self, i: StepInstruction, _: ActionKind) -> Iterator[Statement]:
+    def _copied(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
         # Memory leaves at the end of a copy to the host, and comes at the start of a copy back.
         if i.phase is not (Phase.START if i.kind is Verb.OUT else Phase.WAIT):
-            yield self._running(i, self._made.segment(i.name, self._here), (), ())[1:]
+            yield self._running(i, self._made.segment(i.name, self._here), (), ())[1]
 
     def _running(
         self, i: StepInstruction, segment: Segment, reads: Numbers, makes: Numbers
-    ) -> Statement:
+    ) -> tuple[Effect, Effect]:
         number = self.segments.setdefault(segment, len(self.segments))
-        args = i.kind, number, i.half or 0, reads, makes
-        run = Effect(Fold.run_segment, args, (*reads, *makes))
-        return [begin(self._places[segment]), run]
+        run = Effect(Fold.run_segment, (i.kind, number, i.half or 0, reads, makes))
+        return Effect(Fold.begin, (self._places[segment],)), run
 
     def _shape(self, segment: Segment) -> SegmentShape:
         mine = self._flow.of[segment.name]
@@ -176,30 +196,21 @@ class Lowering:
 
     # --- spans ----------------------------------------------------------------------------------
 
-    def _span(self, i: StepInstruction) -> tuple[Hashable, Numbers]:
-        span = int(i.name.rpartition("_span")[2])
-        return (span, i.half), tuple(
-            self._terms.of(held, i.half) for held in self._flow.entering(span)
-        )
-
-    def _keep(self, i: StepInstruction, _: ActionKind) -> Iterator[Statement]:
-        span, entering = self._span(i)
-        yield [Effect(Fold.keep_span, (span, entering), entering)]
-
-    def _resume(self, i: StepInstruction, _: ActionKind) -> Iterator[Statement]:
-        # What edges move is summed again.
-        self._terms.forget((edge, i.half) for edge in self._flow.sent)
-        span, entering = self._span(i)
-        yield [Effect(Fold.resume_span, (span, entering), entering)]
+    def _span(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+        """The values that enter a span are kept, or taken for its rerun."""
+        entering = self._flow.entering(int(i.name.rpartition("_span")[2]))
+        values = self._numbers.all(entering, i.half)
+        do = Fold.keep_span if i.kind is Verb.KEEP else Fold.resume_span
+        yield Effect(do, (self._numbers.number((i.name, i.half)), values))
+        yield Effect(Fold.free, (gone,))
 
 
-_LOWER: Mapping[Verb, Callable[[Lowering, StepInstruction, ActionKind], Iterator[Statement]]] = {
+_LOWER: Mapping[Verb, Callable[[Lowering, StepInstruction, Numbers], Iterator[Effect]]] = {
     **dict.fromkeys((Verb.FORWARD, Verb.COMPUTE, Verb.HOLD), Lowering._forward),
     **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUTS), Lowering._backward),
     **dict.fromkeys((Verb.RERUN, Verb.BACKWARD_WEIGHTS), Lowering._alone),
     **dict.fromkeys((Verb.OUT, Verb.IN), Lowering._copied),
-    Verb.KEEP: Lowering._keep,
-    Verb.RESUME: Lowering._resume,
+    **dict.fromkeys((Verb.KEEP, Verb.RESUME), Lowering._span),
 }
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TypeVar
 
 from rvdcomm.collector import paused_collector
 from rvdcomm.units import bytes_text
 from superscaler_core.errors import DeviceMemoryError, PlanError
+from superscaler_core.memory.footprint import alike_devices
 from superscaler_core.memory.held import tensors_in_flight
 from superscaler_core.memory.step_memory import StepMemory
 from superscaler_core.memory.step_peaks import StepPeaks
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
+
+T = TypeVar("T")
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """For each optimizer, its states per element, in the dtype of stored parameters."""
@@ -111,7 +115,10 @@ def memory_of(
         PlanError: the optimizer or the dtype is not known.
         OrderError: the schedule cannot run.
     """
-    return _Account(made, optimizer, master_dtype).all()
+    key = "memory", optimizer, check_states(optimizer, master_dtype)
+    if key not in made.known:
+        made.known[key] = _Account(made, optimizer, master_dtype).all()
+    return dict(made.known[key])
 
 
 @paused_collector()
@@ -191,14 +198,17 @@ class _Account:
 
     def all(self) -> dict[Device, DeviceMemory]:
         """The memory of all devices."""
-        return {device: self._memory(device) for device in self._made.plan.devices}
+        return self._of_all(self._memory)
 
     def peaks(self) -> dict[Device, StepPeaks]:
         """The peaks of the steps of all devices."""
-        return {
-            device: self._steps.peaks(device, self._states_bytes(device))
-            for device in self._made.plan.devices
-        }
+        return self._of_all(lambda device: self._steps.peaks(device, self._states_bytes(device)))
+
+    def _of_all(self, find: Callable[[Device], T]) -> dict[Device, T]:
+        """What is found for each device; devices that are alike share it."""
+        alike = alike_devices(self._made, self._stored.master_dtype)
+        found = {device: mine for group in alike for mine in [find(group[0])] for device in group}
+        return {device: found[device] for device in self._made.plan.devices}
 
     def tensors(self, device: Device) -> dict[str, int]:
         """Bytes by tensor: stored parameters with their states, and activations in flight."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+import rvdcomm as rv
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import Footprint, footprints, runs_in_reverse
-from superscaler_core.memory.moments import Moment
-from superscaler_core.memory.staging import staging_by_device
 from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_form
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.event import Carry, Woven, actions_in
 from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.moved_home import moved_home
+from superscaler_core.program.transfer import Transfer
 from superscaler_core.schedules import GRADS, Action, ActionKind
 
 
@@ -114,7 +116,7 @@ class StepMemory:
         made, is_back = self._made, run.kind.goes_back
         if run.kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS):
             return ()
-        edges = made.crossing_from(run.stage) if is_back else made.crossing_to(run.stage)
+        edges = made.edges.leaving(run.stage) if is_back else made.edges.arriving(run.stage)
         mbs = made.microbatches_of(run)
         return ((edge, mb, is_back) for edge in edges for mb in mbs)
 
@@ -200,3 +202,54 @@ class _Walk:
         if now.total > self.worst.total:
             self.worst = now
         return now.total
+
+
+# --- staging ------------------------------------------------------------------------------------
+
+MAX_STAGED = 1 << 14
+"""Bound on cached transfers; equal layers, and devices that look alike, have equal transfers."""
+
+Moves = tuple[tuple[Transfer, ...], str, Iterable[Device]]
+"""Transfers, the dtype of what moves, and the devices that take part."""
+
+
+def staging_by_device(made: Materialized, master_dtype: str | None) -> Mapping[Device, int]:
+    """For each device, what its largest transfer of a step takes besides the shards at both ends.
+
+    Args:
+        made: the plan.
+        master_dtype: dtype of stored parameters, in which gradients move; the model's if None.
+    """
+    # Equal ends have one tuple of transfers.
+    known: dict[tuple[int, str], int] = {}
+    found: dict[Device, int] = {}
+    for legs, dtype, devices in _moves(made, master_dtype):
+        key = id(legs), dtype
+        if key not in known:
+            sizes = (_staged(leg.of_dtype(dtype), made.topology) for leg in legs)
+            known[key] = max(sizes, default=0)
+        for device in devices if known[key] else ():
+            found[device] = max(found.get(device, 0), known[key])
+    return found
+
+
+def _moves(made: Materialized, master_dtype: str | None) -> Iterable[Moves]:
+    for edge in made.edges.all:
+        for legs in (edge.forward, edge.backward):
+            yield legs, edge.tensor.dtype, edge.devices
+    for use in made.weights.uses:
+        devices = {*use.side.shards, *use.storage.shards}
+        yield use.fetch, use.tensor.dtype, devices
+        yield use.reduce, master_dtype or use.tensor.dtype, devices
+
+
+@lru_cache(maxsize=MAX_STAGED)
+def _staged(leg: Transfer, topology: rv.Topology | None) -> int:
+    if leg.is_idle:
+        return 0
+    src, dst = moved_home(leg.src, leg.dst, topology)[:2]
+    plan = rv.plan(src, dst, leg.dtype, topology, executor="dist")
+    # Only this cost is read, because the others take longer to compute.
+    peak_bytes = plan.peak_bytes if plan.is_counted else plan.cost.peak_bytes
+    # Any plan needs at least its shards.
+    return max(0, peak_bytes - plan.bound.peak_bytes)

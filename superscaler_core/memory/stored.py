@@ -168,7 +168,7 @@ class StoredMemory:
         equal bytes, as equal layers have them, are one use with their number.
         """
         made = self._made
-        blocks = [made.begin, made.end]
+        blocks = [made.step_program.begin, made.step_program.end]
         if made.plan.overlap or made.is_asynchronous:
             blocks[1:1] = made.step_program.blocks.values()
         found: dict[tuple[Verb, Device], list[list[tuple[Use, int]]]] = {}

@@ -24,9 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from rvdcomm.collector import paused_collector
 from superscaler_core.known import Known
-from superscaler_core.memory.fused_attention import FusedAttention
-from superscaler_core.memory.meta_meter import MetaMeter
-from superscaler_core.memory.piece import Layouts, Lying, Strided
+from superscaler_core.memory.meta import FusedAttention, Layouts, Lying, MetaMeter, Strided
 from superscaler_core.program.verb import Verb
 from superscaler_core.run.host import Arrival, Host
 from superscaler_core.run.tape import SegmentFunction, Tape

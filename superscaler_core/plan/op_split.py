@@ -9,11 +9,16 @@ from itertools import product
 from math import prod
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph.part import Piece
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part, Piece
 from superscaler_core.plan.decisions import PlacedPart
 
 MAX_SPLITS = 1 << 16
 """Bound on cached splits. The cache interns them: equal splits are one object."""
+
+
+MAX_PARTS = 1 << 13
+"""Bound on cached parts of ops: the splits of some plans of a deep model."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,22 @@ class OpSplit:
     @cached_property
     def _hash(self) -> int:
         return hash(self.parts)
+
+
+@lru_cache(maxsize=MAX_PARTS)
+def parts_of(op: Op, split: OpSplit) -> tuple[Part, ...]:
+    """The parts of an op with this split; plans that have the same split share them."""
+    return tuple(Part(op, placed.pieces, placed.replica) for placed in split.parts)
+
+
+@lru_cache(maxsize=MAX_PARTS)
+def parts_by_device(op: Op, split: OpSplit) -> Mapping[int, tuple[Part, ...]]:
+    """The parts of an op with this split that run on each device."""
+    found: dict[int, tuple[Part, ...]] = {}
+    for part, placed in zip(parts_of(op, split), split.parts, strict=True):
+        if placed.device is not None:
+            found[placed.device] = (*found.get(placed.device, ()), part)
+    return found
 
 
 @lru_cache(maxsize=MAX_SPLITS)

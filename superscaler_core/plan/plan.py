@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import accumulate, chain, groupby, pairwise, product
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 from superscaler_core.errors import PlanError
@@ -25,7 +26,7 @@ from superscaler_core.known import Known
 from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
 from superscaler_core.plan.keep import Keep
 from superscaler_core.plan.members import check_member
-from superscaler_core.plan.op_split import OpSplit
+from superscaler_core.plan.op_split import OpSplit, parts_of
 from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
 from superscaler_core.plan.overlap import NO_OVERLAP, Overlap
 from superscaler_core.plan.placement import Placement
@@ -100,8 +101,6 @@ class Plan(Savings):
         self.placement: Placement | None = None
         """Which devices act as which workers of the schedule; None if not given."""
         self._splits: dict[int, OpSplit] = {}
-        # Derived from the splits on demand.
-        self._parts: dict[int, tuple[Part, ...]] = {}
         self._orders: list[tuple[Op | Part, Op | Part]] = []
         self._cuts: tuple[int, ...] = ()
 
@@ -169,15 +168,10 @@ class Plan(Savings):
 
     def _set(self, op: Op, chosen: OpSplit) -> None:
         self._splits[op.index] = chosen
-        self._parts.pop(op.index, None)
 
     def parts(self, op: Op) -> tuple[Part, ...]:
         """The present parts of an op."""
-        found = self._parts.get(op.index)
-        if found is None:
-            pairs = ((p.pieces, p.replica) for p in self.op_split(op).parts)
-            found = self._parts[op.index] = tuple(Part(op, *pair) for pair in pairs)
-        return found
+        return parts_of(op, self.op_split(op))
 
     def has_parts(self, op: Op) -> bool:
         """Whether the plan has cut or assigned the op."""
@@ -341,6 +335,11 @@ class Plan(Savings):
         return bool(self._orders)
 
     @property
+    def given_orders(self) -> tuple[tuple[Op | Part, Op | Part], ...]:
+        """The pairs that ``op_order`` was given."""
+        return tuple(self._orders)
+
+    @property
     def orders(self) -> tuple[tuple[Part, Part], ...]:
         """All pairs of parts that ``op_order`` was given, for the parts that the ops have now.
 
@@ -477,6 +476,17 @@ class Plan(Savings):
         self.notes.append(text)
 
     # --- decisions ------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> Hashable:
+        """A key of all decisions; plans of one graph with equal keys have equal decisions."""
+        groups = (self._recomputed, self._rerun, self._swapped)
+        splits = sorted(self._splits.items(), key=itemgetter(0))
+        return (
+            self.devices, tuple(splits), self._cuts, self.schedule, self.placement,
+            self.given_orders, tuple(each.key for each in groups), self.on_host,
+            self.windows, self.overlap, tuple(self.notes),
+        )  # fmt: skip
 
     @property
     def decisions(self) -> Decisions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import count
@@ -28,6 +28,11 @@ class Groups:
         made = Groups(self._numbers)
         made._number = dict(self._number)
         return made
+
+    @property
+    def key(self) -> Hashable:
+        """The number of every member, as a value."""
+        return frozenset(self._number.items())
 
     def __bool__(self) -> bool:
         """Whether any group has members."""

@@ -41,12 +41,17 @@ def products_of(
         if not _takes_bias(producer):
             continue
         products = (p for p in on_device.get(producer, ()) if p in mine)
-        product = next((p for p in products if p.form.outputs[0] == (wanted, ())), None)
+        product = next((p for p in products if adds_whole_product(part, p)), None)
         read = ((p, p.form.inputs[0][0]) for p in on_device[part.op])
         others = (p for p, box in read if box.overlaps(wanted))
         if product is not None and mine.issuperset(others):
             found[part] = product
     return found
+
+
+def adds_whole_product(part: Part, product: Part) -> bool:
+    """Whether a part is a bias addition to exactly what another part computes."""
+    return part.op.kind == ADDS_BIAS and product.form.outputs[0] == (part.form.inputs[0][0], ())
 
 
 def _sums_a_product(part: Part, graph: Graph, edges: Edges) -> bool:

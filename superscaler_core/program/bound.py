@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
@@ -11,11 +11,17 @@ from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.split_backward import in_halves
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Value
-from superscaler_core.program.verb import Phase, Verb
+from superscaler_core.program.verb import ALONE, OF_WEIGHTS, Phase, Verb
+from superscaler_core.schedules import ActionKind
 
 Values = tuple[Value, ...]
-Known = dict[tuple[Verb, str, tuple[Device, ...], bool], list[tuple[Values, Values]]]
-"""For each kind, name and devices, and whether nothing moves: what they read and write."""
+Key = tuple[int | None, Verb, str, tuple[Device, ...], bool]
+"""A stage, a kind, a name, devices, and whether nothing moves.
+
+The stage is None for communication of the step, which may be in a stage's block or around all.
+"""
+Known = dict[Key, list[tuple[Values, Values]]]
+"""What instructions read and write, by their keys."""
 
 
 def check_bound(program: StepProgram, own: StepProgram) -> None:
@@ -33,40 +39,89 @@ def check_bound(program: StepProgram, own: StepProgram) -> None:
         if mine != wanted:
             raise PlanError(f"the step has {name} {mine!r}, and its plan has {wanted!r}.")
     known = _known(own)
-    for instruction in (i for block in program.all_blocks for i in block):
-        _check(instruction, known)
+    for stage, instruction in _with_stages(program):
+        _check(stage, instruction, known)
+    _check_devices(program, own)
     carried = {(e.name, e.is_back) for e in own.events if isinstance(e, Carry)}
     for event in program.events:
         if isinstance(event, Carry) and (event.name, event.is_back) not in carried:
             raise PlanError(f"{event}: the plan has no such transfer.")
 
 
-def _known(own: StepProgram) -> Known:
-    starts: dict[tuple[object, ...], Values] = {}
-    found: Known = {}
-    for instruction in _with_halves(own):
-        key = instruction.kind, instruction.name, instruction.devices, instruction.stays
-        reads, writes = instruction.given_reads, instruction.given_writes
-        if instruction.phase is Phase.START:
-            starts[key] = reads
-        else:
-            found.setdefault(key, []).append(
-                (starts.get(key, ()) if instruction.phase is Phase.WAIT else reads, writes)
-            )
+def _check_devices(program: StepProgram, own: StepProgram) -> None:
+    """What stands in a stage's block is done by the devices that run the stage, and no others."""
+    running = _running(own)
+    for (stage, run), block in program.blocks.items():
+        mine = running.get((stage, run is ActionKind.UPDATE), frozenset())
+        for instruction in block:
+            idle = sorted(set(instruction.devices) - mine)
+            if idle:
+                raise PlanError(
+                    f"{instruction.short}: device {idle[0]} does not run stage {stage}, so it does "
+                    f"nothing in its block {run}; devices {sorted(mine)} do."
+                )
+
+
+def _running(own: StepProgram) -> Mapping[tuple[int, bool], frozenset[Device]]:
+    """For each stage, and for whether it is updated, the devices that do anything in its blocks."""
+    found: dict[tuple[int, bool], frozenset[Device]] = {}
+    for (stage, run), block in own.blocks.items():
+        key = stage, run is ActionKind.UPDATE
+        found[key] = found.get(key, frozenset()).union(*(i.devices for i in block))
     return found
 
 
-def _with_halves(own: StepProgram) -> Iterator[StepInstruction]:
+def _known(own: StepProgram) -> Known:
+    starts: dict[Key, Values] = {}
+    found: Known = {}
+    for stage, instruction in _with_halves(own):
+        reads, writes = instruction.given_reads, instruction.given_writes
+        for key in _keys(stage, instruction):
+            if instruction.phase is Phase.START:
+                starts[key] = reads
+            else:
+                found.setdefault(key, []).append(
+                    (starts.get(key, ()) if instruction.phase is Phase.WAIT else reads, writes)
+                )
+    return found
+
+
+def _with_stages(program: StepProgram) -> Iterator[tuple[int | None, StepInstruction]]:
+    """The instructions, each with the stage in whose run it is; None around all stages."""
+    yield from ((None, i) for i in program.begin)
+    yield from ((stage, i) for (stage, _), block in program.blocks.items() for i in block)
+    for pair, block in program.pairs.items():
+        yield from ((pair[i.half or 0][0], i) for i in block)
+    yield from ((None, i) for i in program.end)
+
+
+def _keys(stage: int | None, instruction: StepInstruction) -> Iterator[Key]:
+    """The keys of an instruction: one for each device, if each does it alone."""
+    kind, devices = instruction.kind, instruction.devices
+    at = None if kind in _OF_STEP else stage
+    for mine in zip(devices) if kind in ALONE else [devices]:
+        yield at, kind, instruction.name, mine, instruction.stays
+
+
+_OF_STEP = OF_WEIGHTS | {Verb.LOSS, Verb.UPDATE}
+
+
+def _with_halves(own: StepProgram) -> Iterator[tuple[int | None, StepInstruction]]:
     """The plan's instructions, with both halves of its backwards."""
-    for instruction in (i for block in own.all_blocks for i in block):
-        yield instruction
+    for stage, instruction in _with_stages(own):
+        yield stage, instruction
         if instruction.kind is Verb.BACKWARD:
-            yield from in_halves(instruction)
+            yield from ((stage, half) for half in in_halves(instruction))
 
 
-def _check(instruction: StepInstruction, known: Known) -> None:
-    key = instruction.kind, instruction.name, instruction.devices, instruction.stays
-    variants = known.get(key)
+def _check(stage: int | None, instruction: StepInstruction, known: Known) -> None:
+    for key in _keys(stage, instruction):
+        _check_values(instruction, known.get(key))
+
+
+def _check_values(
+    instruction: StepInstruction, variants: Sequence[tuple[Values, Values]] | None
+) -> None:
     if variants is None:
         raise PlanError(f"{instruction.short}: the plan has no such instruction.")
     reads, writes = instruction.given_reads, instruction.given_writes

@@ -14,231 +14,30 @@ devices keep. The earliest instruction that is not done can always be done, so d
 in a circle.
 
 A block is the same for all microbatches. So what it needs, makes and frees is found once, as an
-``Effect``, for all devices that do the same in it, and the step is a walk over the effects of its
-events. Which segments, edges and weights the values are parts of is the plan's (``program.bound``);
-which version of weights is read is ``version_check``'s.
+``Effect``, and the step is a walk over the effects of its events. Devices that take part in the
+same instructions with the same values are alike, and one of them is walked for all. Which segments,
+edges and weights the values are parts of is the plan's (``program.bound``); which version of
+weights is read is ``version_check``'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
+from superscaler_core.program.effect import HALVES, Effects, Key, effects_of
 from superscaler_core.program.event import Carry, Event, Woven, actions_in
 from superscaler_core.program.form import check_form
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.value import GIVEN, IN_BLOCK, OF_STEP, SUMMED, Role
-from superscaler_core.program.verb import OF_WEIGHTS, Verb
+from superscaler_core.program.value import Role
+from superscaler_core.program.verb import Verb
 from superscaler_core.program.version_check import check_borrowed, check_versions
 
 if TYPE_CHECKING:
     from superscaler_core.program.step_program import StepProgram
-
-_UNTRACKED = frozenset({*GIVEN, Role.VERSION})
-"""Roles of values that exist before the step, and of weights' versions (``version_check``)."""
-
-Key = str
-"""A value on a device, as ``Value.key``; with "half 1 " before it if it is of the second half."""
-
-_HALVES = "", "half 1 "
-
-
-@dataclass
-class Effect:
-    """What a sequence of instructions does on one device.
-
-    It can run where all of ``needs`` exist and none of ``fresh``. If ``live`` are the values that
-    exist before it, ``(live - frees) | makes`` exist after it.
-
-    Law (tests/superscaler_core/program/test_check.py): the effect of a block is that of its
-    instructions, one after another.
-
-    Attributes:
-        needs: values that exist before it.
-        fresh: values that do not exist before it.
-        frees: values that it frees, if they existed before it.
-        makes: values that exist after it because of it.
-    """
-
-    needs: set[Key] = field(default_factory=set)
-    fresh: set[Key] = field(default_factory=set)
-    frees: set[Key] = field(default_factory=set)
-    makes: set[Key] = field(default_factory=set)
-
-    def read(self, key: Key) -> str:
-        """Read a value; returns what is wrong, or nothing."""
-        if key not in self.makes:
-            if key in self.frees or key in self.fresh:
-                return f"{key} was freed before"
-            self.needs.add(key)
-        return ""
-
-    def free(self, key: Key, *, is_summed: bool) -> None:
-        """Free a value that was read or written."""
-        if key not in self.makes or is_summed:
-            self.frees.add(key)
-        self.makes.discard(key)
-
-    def write(self, key: Key, *, is_summed: bool) -> str:
-        """Write a value; returns what is wrong, or nothing."""
-        if not is_summed:
-            if key in self.makes:
-                return f"{key} exists already"
-            if key in self.needs and key not in self.frees:
-                return f"{key} exists already, as it is read before"
-            if key not in self.frees:
-                self.fresh.add(key)
-        self.makes.add(key)
-        return ""
-
-
-@dataclass
-class _Effects:
-    """The effects of a sequence of instructions on all devices.
-
-    Attributes:
-        of_microbatch, of_step: by device, the effect on values of one microbatch (or two halves),
-            and on those of the whole step.
-    """
-
-    of_microbatch: dict[Device, Effect] = field(default_factory=dict)
-    of_step: dict[Device, Effect] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """How an instruction uses a value.
-
-    Attributes:
-        key: the value.
-        is_of_step: whether all microbatches share it.
-        is_read: whether it is read, and not written.
-        is_summed: whether several instructions add to it.
-        devices: the devices that use it.
-        gone: the devices that free it.
-    """
-
-    key: Key
-    is_of_step: bool
-    is_read: bool
-    is_summed: bool
-    devices: Collection[Device]
-    gone: Collection[Device]
-
-
-def _uses(instruction: StepInstruction) -> list[_Use]:
-    """How an instruction uses its values, in order."""
-    half, devices = _HALVES[instruction.half or 0], instruction.devices
-    freed = {value.key: value.devices or devices for value in instruction.frees}
-    found = []
-    for values, is_read in ((instruction.reads, True), (instruction.writes, False)):
-        for value in values:
-            if value.role not in _UNTRACKED:
-                is_of_step = _is_of_step(value.role, instruction)
-                key = value.key if is_of_step else half + value.key
-                there, gone = value.devices or devices, freed.get(value.key, ())
-                use = _Use(key, is_of_step, is_read, value.role in SUMMED, there, gone)
-                found.append(use)
-    return found
-
-
-def _add(use: _Use, device: Device, effect: Effect) -> str:
-    """Add the use of a value to the effect of those before it; returns what is wrong."""
-    if use.is_read:
-        wrong = effect.read(use.key)
-    else:
-        wrong = effect.write(use.key, is_summed=use.is_summed)
-    if device in use.gone:
-        effect.free(use.key, is_summed=use.is_summed)
-    return wrong
-
-
-def _is_of_step(role: Role, instruction: StepInstruction) -> bool:
-    """Whether all microbatches share a value; a communication of weights serves all of them."""
-    if role is Role.FLIGHT:
-        return instruction.kind in OF_WEIGHTS
-    return role in OF_STEP
-
-
-def effects_of(block: Iterable[StepInstruction], *, is_whole: bool = True) -> _Effects:
-    """The effects of a block.
-
-    Args:
-        block: the instructions.
-        is_whole: whether all values of a run are made and freed in it.
-
-    Raises:
-        PlanError: names the instruction and the value.
-    """
-    made = _Effects()
-    uses: dict[int, list[_Use]] = {}
-    for devices, mine in _alike(block):
-        device, of_microbatch, of_step = devices[0], Effect(), Effect()
-        for instruction in mine:
-            if id(instruction) not in uses:
-                uses[id(instruction)] = _uses(instruction)
-            for use in uses[id(instruction)]:
-                if device in use.devices:
-                    wrong = _add(use, device, of_step if use.is_of_step else of_microbatch)
-                    if wrong:
-                        raise PlanError(f"{instruction.short}: device {device}: {wrong}.")
-        if is_whole:
-            _check_local(mine, device, of_microbatch)
-        made.of_microbatch |= dict.fromkeys(devices, of_microbatch)
-        made.of_step |= dict.fromkeys(devices, of_step)
-    return made
-
-
-def _check_local(block: Iterable[StepInstruction], device: Device, effect: Effect) -> None:
-    """All values of a run are made and freed in it."""
-    for key in filter(_is_local, effect.needs):
-        reader = next(i for i in block if _reads(i, key, device))
-        raise PlanError(f"{reader.short}: device {device}: {key} is not made before it.")
-    for key in filter(_is_local, effect.makes):
-        raise PlanError(f"device {device}: nothing frees {key} after its last reader.")
-
-
-def _alike(
-    block: Iterable[StepInstruction],
-) -> Iterable[tuple[list[Device], list[StepInstruction]]]:
-    """The devices that do the same in a block, together; with the instructions of the first one.
-
-    Devices share tuples of values if they do the same (``SegmentOperands``), so a comparison of
-    identities finds most of them. What it does not find is only worked on again.
-    """
-    mine: dict[Device, list[StepInstruction]] = {}
-    done: dict[Device, list[object]] = {}
-    apart: dict[object, bool] = {}
-    for i in block:
-        key = i.kind, i.phase, i.name, i.half, id(i.reads), id(i.writes), id(i.frees)
-        if key not in apart:
-            apart[key] = any(value.devices for value in (*i.reads, *i.writes, *i.frees))
-        for device in i.devices:
-            mine.setdefault(device, []).append(i)
-            done.setdefault(device, []).append((key, device) if apart[key] else key)
-    groups: dict[object, list[Device]] = {}
-    for device, keys in done.items():
-        groups.setdefault(tuple(keys), []).append(device)
-    return [(devices, mine[devices[0]]) for devices in groups.values()]
-
-
-_LOCAL = tuple(f"{half}{role}:" for half in _HALVES for role in IN_BLOCK)
-
-
-def _is_local(key: Key) -> bool:
-    """Whether a value lives only while a stage runs."""
-    return key.startswith(_LOCAL)
-
-
-def _reads(instruction: StepInstruction, key: Key, device: Device) -> bool:
-    half, devices = _HALVES[instruction.half or 0], instruction.devices
-    return any(half + v.key == key and device in (v.devices or devices) for v in instruction.reads)
-
-
-# --- the step -----------------------------------------------------------------------------------
 
 
 def check(program: StepProgram) -> None:
@@ -248,7 +47,7 @@ def check(program: StepProgram) -> None:
         PlanError: names the instruction, the device, the microbatch and the value.
     """
     check_form(program)
-    walk = _Walk(program)
+    walk = _Walk(program, representatives(program))
     walk.block(program.begin, {0: None})
     for event in program.events:
         walk.event(event)
@@ -258,13 +57,29 @@ def check(program: StepProgram) -> None:
     walk.end()
 
 
-class _Walk:
-    """The values that exist on every device after the events so far."""
+def representatives(program: StepProgram) -> tuple[Device, ...]:
+    """The first of all devices that take part in the same instructions, with the same values."""
+    done: dict[Device, list[int]] = {device: [] for device in program.devices}
+    for number, instruction in enumerate(i for block in program.all_blocks for i in block):
+        values = (*instruction.reads, *instruction.writes, *instruction.frees)
+        apart = [place for place, value in enumerate(values) if value.devices]
+        for device in instruction.devices:
+            done[device].append(number)
+            # Places in the instruction are negative, so that they are no other instruction.
+            done[device] += [-1 - place for place in apart if device in values[place].devices]
+    first: dict[object, Device] = {}
+    for device in sorted(done):
+        first.setdefault(tuple(done[device]), device)
+    return tuple(first.values())
 
-    def __init__(self, program: StepProgram) -> None:
-        self._program = program
-        self._known: dict[object, _Effects] = {}
-        self._of_step: dict[Device, set[Key]] = {device: set() for device in program.devices}
+
+class _Walk:
+    """The values that exist on some devices after the events so far."""
+
+    def __init__(self, program: StepProgram, devices: Sequence[Device]) -> None:
+        self._program, self._devices = program, devices
+        self._known: dict[object, Effects] = {}
+        self._of_step: dict[Device, set[Key]] = {device: set() for device in devices}
         self._live: dict[tuple[Device, int | None], set[Key]] = {}
         self._senders, self._readers = _ends(i for block in program.all_blocks for i in block)
         # Blocks that differ by microbatch.
@@ -282,9 +97,12 @@ class _Walk:
         }
         for run in (run for event in self._program.events for run in actions_in(event)):
             for i in recycled[run.stage, run.kind]:
-                for device in i.devices:
-                    key = f"{_HALVES[i.half or 0]}{Role.CARRIED}:{i.name}"
+                for device in self._among(i.devices):
+                    key = f"{HALVES[i.half or 0]}{Role.CARRIED}:{i.name}"
                     self._of(device, run.microbatch).add(key)
+
+    def _among(self, devices: Collection[Device]) -> list[Device]:
+        return [device for device in self._devices if device in devices]
 
     def _of(self, device: Device, microbatch: int | None) -> set[Key]:
         return self._live.setdefault((device, microbatch), set())
@@ -316,13 +134,14 @@ class _Walk:
         """
         found = self._known.get(key) if key is not None else None
         if found is None:
-            found = effects_of(block)
+            found = effects_of(block, self._devices)
             self._known[key] = found
         pairs = [(effect, self._of_step[device]) for device, effect in found.of_step.items()]
         for half, mb in mbs.items():
             mine = found
             if len(mbs) > 1:
-                mine = effects_of([replace(i, half=None) for i in block if i.half == half])
+                alone = [replace(i, half=None) for i in block if i.half == half]
+                mine = effects_of(alone, self._devices)
             pairs += [(effect, self._of(d, mb)) for d, effect in mine.of_microbatch.items()]
         if any(not effect.needs <= live or effect.fresh & live for effect, live in pairs):
             self._explain(block, mbs)
@@ -337,9 +156,9 @@ class _Walk:
             PlanError: always.
         """
         for instruction in block:
-            alone = effects_of([instruction], is_whole=False)
+            alone = effects_of([instruction], self._devices, is_whole=False)
             mb = mbs[(instruction.half or 0) if len(mbs) > 1 else 0]
-            for device in instruction.devices:
+            for device in self._among(instruction.devices):
                 here = f"device {device}" + ("" if mb is None else f", microbatch {mb}")
                 sides = (alone.of_step.get(device), self._of_step[device]), (
                     alone.of_microbatch.get(device), self._of(device, mb)
@@ -359,19 +178,20 @@ class _Walk:
         """Add a transfer to another stage or turn, or out of the program."""
         halves = self._program.num_halves
         mb, half = divmod(event.microbatch, halves)
-        prefix, name = _HALVES[half], event.name
+        prefix, name = HALVES[half], event.name
         sent, brought = (Role.OUT_BACK, Role.CARRIED_BACK) if event.is_back else (
             Role.OUT, Role.CARRIED
         )  # fmt: skip
         senders = self._senders.get((name, event.is_back), ())
         if not senders:
             raise PlanError(f"{event}: no stage sends it.")
-        for device in senders:
+        for device in self._among(senders):
             live, key = self._of(device, mb), f"{prefix}{sent}:{name}"
             if key not in live:
                 raise PlanError(f"device {device}: {event}: {_missing(key)}.")
             live.discard(key)
-        for device in self._readers.get((name, event.is_back), self._program.devices):
+        readers = self._readers.get((name, event.is_back), self._program.devices)
+        for device in self._among(readers):
             live, key = self._of(device, mb), f"{prefix}{brought}:{name}"
             if key in live:
                 raise PlanError(f"device {device}: {event}: {key} exists already.")
@@ -393,7 +213,7 @@ class _Walk:
         results = tuple(
             f"{half}{Role.CARRIED}:{name}"
             for name, is_back in self._senders if not is_back
-            for half in _HALVES if (name, is_back) not in self._readers
+            for half in HALVES if (name, is_back) not in self._readers
         )  # fmt: skip
         for (device, mb), live in self._live.items():
             for key in sorted(live.difference(results)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -11,10 +12,14 @@ import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.form import OpForm, PartForm
 from superscaler_core.graph.graph import Op
+from superscaler_core.graph.once import known_of
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
 from superscaler_core.plan import Device, OpSplit, Plan
 from superscaler_core.program.side import MAX_SIDES, Side, sides_of
 from superscaler_core.program.transfer import Transfer, transfers
+
+MAX_EDGES = 1 << 14
+"""Bound on cached edges of a graph, by tensor and by the splits of its writer and readers."""
 
 Reader = tuple[Op, int]
 """An op, and the position of the input at which it reads the tensor."""
@@ -24,8 +29,11 @@ Reader = tuple[Op, int]
 class Edge:
     """A tensor that moves from its writers to some of its readers, and its gradient back.
 
+    Plans of one graph share the edges that are equal in them, so edges are compared by identity.
+
     Attributes:
-        index: unique number in the plan.
+        index: the index of the op that computes the tensor.
+        number: its number among the edges of the op's results.
         tensor: the tensor that moves.
         src_stage, dst_stage: the stages in which it is written and read.
         src, dst: the two ends.
@@ -39,6 +47,7 @@ class Edge:
     """
 
     index: int
+    number: int
     tensor: PTensor
     src_stage: int
     dst_stage: int
@@ -52,7 +61,12 @@ class Edge:
     @property
     def name(self) -> str:
         """The name in texts and in generated code."""
-        return f"e{self.index}"
+        return f"e{self.index}" + (f".{self.number}" if self.number else "")
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place in the order of edges."""
+        return self.index, self.number
 
     @cached_property
     def forward(self) -> tuple[Transfer, ...]:
@@ -123,8 +137,20 @@ class Edges:
         return tuple(e for e in self._from.get(stage, ()) if not e.crosses)
 
     def leaving(self, stage: int) -> tuple[Edge, ...]:
-        """The edges from a stage to others, or to another turn."""
+        """The edges from a stage to others, to another turn, or out of the program."""
         return tuple(e for e in self._from.get(stage, ()) if e.crosses)
+
+    def arriving(self, stage: int) -> tuple[Edge, ...]:
+        """The edges to a stage from others, or from another turn."""
+        return tuple(self._to.get(stage, ()))
+
+    @cached_property
+    def _to(self) -> Mapping[int, list[Edge]]:
+        found: dict[int, list[Edge]] = {}
+        for edge in self.all:
+            if edge.crosses and not edge.result:
+                found.setdefault(edge.dst_stage, []).append(edge)
+        return found
 
     @cached_property
     def _from(self) -> Mapping[int, list[Edge]]:
@@ -137,14 +163,20 @@ class Edges:
 def find_edges(plan: Plan) -> Edges:
     """Compare the readers of every activation with its writers, and create the edges needed."""
     stage_of = stages_by_op(plan)
+    known = known_of(plan.graph, "edges", MAX_EDGES)
     made: list[Edge] = []
     deferred: dict[Op, Mapping[Device, int]] = {}
+    chosen = {op: (stage_of[op.index], plan.op_split(op)) for op in plan.graph.ops}
+    readers = plan.graph.readers
     for tensor, op in plan.graph.producer.items():
-        new, shares = edges_of(plan, tensor, stage_of, len(made))
+        key = tensor, chosen[op], *(chosen[reader] for reader, _ in readers.get(tensor, ()))
+        if key not in known:
+            known[key] = _edges_of(plan, tensor, stage_of)
+        new, shares = known[key]
         made += new
         if shares is not None:
             deferred[op] = shares
-    made += edges_beyond(plan, stage_of, len(made))
+    made += _edges_beyond(plan, stage_of, Counter(edge.tensor for edge in made))
     return Edges.of(made, deferred)
 
 
@@ -153,8 +185,8 @@ def stages_by_op(plan: Plan) -> Mapping[int, int]:
     return {op.index: stage.index for stage in plan.stages for op in stage.ops}
 
 
-def edges_of(
-    plan: Plan, tensor: PTensor, stage_of: Mapping[int, int], first: int
+def _edges_of(
+    plan: Plan, tensor: PTensor, stage_of: Mapping[int, int]
 ) -> tuple[list[Edge], Mapping[Device, int] | None]:
     """The edges of one activation, or the gradient shares that make an edge unnecessary.
 
@@ -162,50 +194,68 @@ def edges_of(
         plan: the decisions.
         tensor: an output of an op.
         stage_of: result of ``stages_by_op``.
-        first: number of the first edge.
     """
     op = plan.graph.producer[tensor]
-    readers = plan.graph.readers.get(tensor, ())
-    if not readers:
+    groups = _groups(plan, tensor, stage_of)
+    if not groups:
         return [], None
-    groups: dict[tuple[int, Side], list[Reader]] = {}
-    for reader in readers:
-        end = stage_of[reader[0].index], input_side(plan, *reader)
-        groups.setdefault(end, []).append(reader)
     shares = _shares(plan, op, groups, stage_of[op.index])
     if shares is not None:
         return [], shares
     src = output_side(plan, op, op.outputs.index(tensor))
-    return _edges_of(tensor, stage_of[op.index], src, groups, first), None
+    return _edges_to(op, tensor, stage_of[op.index], src, groups), None
 
 
-def edges_beyond(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iterator[Edge]:
-    """Edges, numbered from ``first``, to the next turn of a microbatch and out of the program."""
-    numbers = count(first)
-    yield from _recycling_edges(plan, stage_of, numbers)
-    yield from _result_edges(plan, stage_of, numbers)
+def _groups(
+    plan: Plan, tensor: PTensor, stage_of: Mapping[int, int]
+) -> dict[tuple[int, Side], list[Reader]]:
+    """The readers of a tensor, by stage and end."""
+    groups: dict[tuple[int, Side], list[Reader]] = {}
+    for reader in plan.graph.readers.get(tensor, ()):
+        end = stage_of[reader[0].index], input_side(plan, *reader)
+        groups.setdefault(end, []).append(reader)
+    return groups
 
 
-def _recycling_edges(
-    plan: Plan, stage_of: Mapping[int, int], numbers: Iterator[int]
+def _numbers(op: Op, tensor: PTensor, taken: int = 0) -> Iterator[int]:
+    """Numbers for the edges of one result of an op, of which some are taken."""
+    step = len(op.outputs)
+    return count(op.outputs.index(tensor) + taken * step, step)
+
+
+def _edges_beyond(
+    plan: Plan, stage_of: Mapping[int, int], taken: Counter[PTensor]
 ) -> Iterator[Edge]:
-    for given, tensor in plan.graph.recycled.items():
+    """Edges to the next turn of a microbatch and out of the program.
+
+    Args:
+        plan: the decisions.
+        stage_of: result of ``stages_by_op``.
+        taken: how many edges each tensor has already.
+    """
+    known = known_of(plan.graph, "edges beyond", MAX_EDGES)
+    for tensor, ends in (*_recycling(plan, stage_of), *_results(plan, stage_of)):
         op = plan.graph.producer[tensor]
-        src = output_side(plan, op, op.outputs.index(tensor))
-        groups: dict[tuple[int, Side], list[Reader]] = {}
-        for reader in plan.graph.readers.get(given, ()):
-            end = stage_of[reader[0].index], input_side(plan, *reader)
-            groups.setdefault(end, []).append(reader)
-        for (stage, dst), readers in groups.items():
-            yield Edge(
-                next(numbers), tensor, stage_of[op.index], stage, src, dst, tuple(readers),
-                recycles=given,
-            )  # fmt: skip
+        stage, src = stage_of[op.index], output_side(plan, op, op.outputs.index(tensor))
+        number = next(_numbers(op, tensor, taken[tensor]))
+        taken[tensor] += 1
+        given = op.index, number, tensor, stage, ends[0], src, *ends[1:]
+        if given not in known:
+            known[given] = Edge(*given)
+        yield known[given]
 
 
-def _result_edges(
-    plan: Plan, stage_of: Mapping[int, int], numbers: Iterator[int]
-) -> Iterator[Edge]:
+Ends = tuple[int, Side, tuple[Reader, ...], None, PTensor | None, str]
+"""The attributes of an edge that are about its dst end, in their order."""
+
+
+def _recycling(plan: Plan, stage_of: Mapping[int, int]) -> Iterator[tuple[PTensor, Ends]]:
+    for given, tensor in plan.graph.recycled.items():
+        for (stage, dst), readers in _groups(plan, given, stage_of).items():
+            yield tensor, (stage, dst, tuple(readers), None, given, "")
+
+
+def _results(plan: Plan, stage_of: Mapping[int, int]) -> Iterator[tuple[PTensor, Ends]]:
     """The edges that bring each result whole to all devices.
 
     Raises:
@@ -218,11 +268,10 @@ def _result_edges(
                 f"dim, so its {plan.num_microbatches} microbatches cannot be joined: return a sum "
                 "or mean of it as a scalar, a value for each sample, or plan one microbatch."
             )
-        op = plan.graph.producer[tensor]
-        src = output_side(plan, op, op.outputs.index(tensor))
-        stage, everyone = stage_of[op.index], Side.everyone(plan.devices, tensor.shape)
+        stage = stage_of[plan.graph.producer[tensor].index]
+        everyone = Side.everyone(plan.devices, tensor.shape)
         for name in names:
-            yield Edge(next(numbers), tensor, stage, stage, src, everyone, (), result=name)
+            yield tensor, (stage, everyone, (), None, None, name)
 
 
 def _is_between(edge: Edge) -> bool:
@@ -297,14 +346,15 @@ def _are_apart(kinds: Iterable[frozenset[PartForm]]) -> bool:
     return not is_summed and len(set(parts)) == len(parts)
 
 
-def _edges_of(
+def _edges_to(
+    op: Op,
     tensor: PTensor,
     stage: int,
     src: Side,
     groups: Mapping[tuple[int, Side], list[Reader]],
-    first: int,
 ) -> list[Edge]:
-    """The edges of one tensor, numbered from ``first``."""
+    """The edges of one result of an op in a stage to groups of readers."""
+    numbers = _numbers(op, tensor)
     left = {
         end: readers
         for end, readers in groups.items()
@@ -317,14 +367,13 @@ def _edges_of(
         # summands. The other readers start from the result.
         whole = min(left, key=lambda end: (end[0] != stage, end[1].num_summands, end[0]))
         side = whole[1].whole
-        direct = left.pop((whole[0], side), [])
-        parent = Edge(first, tensor, stage, whole[0], src, side, tuple(direct))
+        direct = tuple(left.pop((whole[0], side), []))
+        parent = Edge(op.index, next(numbers), tensor, stage, whole[0], src, side, direct)
         made.append(parent)
         src, stage = side, whole[0]
     for (dst_stage, dst), readers in left.items():
-        made.append(
-            Edge(first + len(made), tensor, stage, dst_stage, src, dst, tuple(readers), parent)
-        )
+        ends = tensor, stage, dst_stage, src, dst
+        made.append(Edge(op.index, next(numbers), *ends, tuple(readers), parent))
     return made
 
 

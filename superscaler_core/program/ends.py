@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import (
+    FORWARDS,
     Operands,
     arriving_grads,
     instruction_of,
     sent,
     sent_grads,
 )
-from superscaler_core.program.stage_program import StageProgram
-from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import ActionKind
+
+if TYPE_CHECKING:
+    from superscaler_core.program.stage_program import StageProgram
+    from superscaler_core.program.step_program import StepProgram
+
+    _Maker = Callable[[StageProgram, Edge, tuple[Device, ...]], StepInstruction | None]
 
 
 def with_ends(program: StepProgram, stages: Sequence[StageProgram]) -> StepProgram:
@@ -29,7 +35,7 @@ def with_ends(program: StepProgram, stages: Sequence[StageProgram]) -> StepProgr
         stages: the stages, as ordinary stages and copies on other routes.
     """
     ends = {
-        (s, kind): (_begin(stages[s], kind), _end(stages[s], kind)) for s, kind in program.blocks
+        (s, kind): (taken(stages[s], kind), left(stages[s], kind)) for s, kind in program.blocks
     }
     halves = (None,) if program.num_halves == 1 else range(program.num_halves)
     blocks, pairs = {}, {}
@@ -45,20 +51,19 @@ def with_ends(program: StepProgram, stages: Sequence[StageProgram]) -> StepProgr
     return replace(program, blocks=blocks, pairs=pairs)
 
 
-def _begin(stage: StageProgram, kind: ActionKind) -> Block:
-    if kind in _FORWARDS:
+def taken(stage: StageProgram, kind: ActionKind) -> Block:
+    """What a run of a stage takes from other stages."""
+    if kind in FORWARDS:
         return tuple(_each(stage, stage.arriving, False, _received))
     return tuple(_each(stage, stage.leaving, True, _received_back) if kind.goes_back else ())
 
 
-def _end(stage: StageProgram, kind: ActionKind) -> Block:
-    if kind in _FORWARDS:
+def left(stage: StageProgram, kind: ActionKind) -> Block:
+    """What a run of a stage leaves for other stages."""
+    if kind in FORWARDS:
         leaving = [edge for edge in stage.leaving if _leaves(edge, kind)]
         return tuple(_each(stage, leaving, True, _sent))
     return tuple(_each(stage, stage.arriving, False, _sent_back) if kind.goes_back else ())
-
-
-_FORWARDS = (ActionKind.FORWARD, ActionKind.TURN)
 
 
 def _leaves(edge: Edge, kind: ActionKind) -> bool:
@@ -68,11 +73,8 @@ def _leaves(edge: Edge, kind: ActionKind) -> bool:
     return kind is ActionKind.FORWARD or not edge.result
 
 
-Maker = Callable[[StageProgram, Edge, tuple[Device, ...]], StepInstruction | None]
-
-
 def _each(
-    stage: StageProgram, edges: Sequence[Edge], is_src: bool, make: Maker
+    stage: StageProgram, edges: Sequence[Edge], is_src: bool, make: _Maker
 ) -> Iterator[StepInstruction]:
     """One instruction for every edge, of the devices that write it, or of those that read it."""
     for edge in edges:

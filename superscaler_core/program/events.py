@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from superscaler_core.errors import OrderError
 from superscaler_core.plan import Plan
 from superscaler_core.program.edges import Edge, Edges
@@ -59,7 +61,7 @@ def step_events(plan: Plan, edges: Edges, *, pairs_are_one: bool = False) -> tup
             carried.setdefault((kind, edge.src_stage), []).append(edge)
         for kind in (ActionKind.BACKWARD, ActionKind.INPUTS) if edge.backward else ():
             carried.setdefault((kind, edge.dst_stage), []).append(edge)
-    timed: list[tuple[tuple[int, ...], Event]] = []
+    timed: list[tuple[tuple[Any, ...], Event]] = []
     for scheduled, span in spans.items():
         if scheduled.kind not in _FORWARDS and not plan.graph.loss.requires_grad:
             continue
@@ -68,7 +70,7 @@ def step_events(plan: Plan, edges: Edges, *, pairs_are_one: bool = False) -> tup
         timed.append(((start, 1, action.stage, mb), action))
         is_back = action.kind.goes_back
         for edge in carried.get((action.kind, action.stage), ()):
-            timed.append(((end, 0, int(is_back), edge.index, mb), Carry(edge.name, mb, is_back)))
+            timed.append(((end, 0, int(is_back), edge.place, mb), Carry(edge.name, mb, is_back)))
     return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))
 
 

@@ -12,6 +12,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, INPUT, PARAMETER, PTensor, VTensor
 from superscaler_core.plan import Device, Plan
+from superscaler_core.plan.op_split import parts_by_device
 from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Move
@@ -46,22 +47,11 @@ class Sources:
     def __init__(self, plan: Plan, edges: Edges, weights: Weights) -> None:
         self.plan, self.edges, self.weights = plan, edges, weights
         self._read: dict[tuple[Part, int], tuple[Held, ...]] = {}
-        self._boxes: dict[tuple[Device, PTensor], dict[rv.Box, Value]] = {}
+        self._boxes: dict[Device, dict[PTensor, dict[rv.Box, Value]]] = {}
 
     def parts_on(self, op: Op, device: Device) -> tuple[Part, ...]:
         """The parts of an op that run on a device."""
-        return self._parts_on.get((op.index, device), ())
-
-    @cached_property
-    def _parts_on(self) -> Mapping[tuple[int, Device], tuple[Part, ...]]:
-        found: dict[tuple[int, Device], tuple[Part, ...]] = {}
-        for op in self.plan.graph.ops:
-            split = self.plan.op_split(op)
-            for part, placed in zip(self.plan.parts(op), split.parts, strict=True):
-                if placed.device is not None:
-                    key = op.index, placed.device
-                    found[key] = (*found.get(key, ()), part)
-        return found
+        return parts_by_device(op, self.plan.op_split(op)).get(device, ())
 
     def result(self, part: Part, position: int, device: Device) -> Held:
         """One result of a part."""
@@ -99,7 +89,7 @@ class Sources:
 
     def _input(self, tensor: PTensor, box: rv.Box, device: Device) -> Value:
         """A box of the batch; boxes of one input are numbered on each device."""
-        known = self._boxes.setdefault((device, tensor), {})
+        known = self._boxes.setdefault(device, {}).setdefault(tensor, {})
         if box not in known:
             name = tensor.name + (f"#{len(known)}" if known else "")
             known[box] = Value(Role.INPUT, name)
@@ -109,19 +99,15 @@ class Sources:
         """The boxes of the batch that a device reads: by value, the input and the box as text."""
         return {
             value.name: (tensor.name, str(box))
-            for (there, tensor), boxes in self._boxes.items() if there == device
+            for tensor, boxes in self._boxes.get(device, {}).items()
             for box, value in boxes.items()
         }  # fmt: skip
 
-    def inputs_on(self, steps: Iterable[Step], device: Device) -> tuple[Value, ...]:
-        """The boxes of the batch that the steps of a device read, in order."""
-        return tuple(
-            held.value
-            for step in steps if isinstance(step, Segment)
-            for part in step.parts if any(t.kind == INPUT for t in part.op.inputs)
-            for position, tensor in enumerate(part.op.inputs) if tensor.kind == INPUT
-            for held in self.read(part, position, device)
-        )  # fmt: skip
+    def inputs_of(self, part: Part, device: Device) -> tuple[Value, ...]:
+        """The boxes of the batch that a part reads, in order."""
+        forms = enumerate(part.op.form.inputs)
+        given = [position for position, form in forms if form.kind == INPUT]
+        return tuple(held.value for i in given for held in self.read(part, i, device))
 
     def writers(self, view: VTensor, device: Device) -> tuple[Held, ...]:
         """The results of parts on a device that form a view, each summand of it once."""
@@ -217,38 +203,66 @@ class Flow:
         self.summands = self._find_summands()
         self.spans = {n: tuple(run) for n, run in groupby(steps, span) if n}
 
-    @cached_property
-    def form(self) -> Hashable:
-        """A key that is equal for devices whose functions of the stage have the same text."""
-        return (
-            tuple(self._form_of(segment) for segment in self.segments),
-            tuple((e, self._within(e.src.shards[self._device].box, held))
-                  for e, sent in self.sent.items() for held in sent),
-            self.leaving, self.arriving, tuple(self._inside),
-        )  # fmt: skip
+    def form_on(self, device: Device) -> Hashable:
+        """A key that is equal for alike devices whose functions of the stage have the same text.
 
-    def _form_of(self, segment: Segment) -> Hashable:
-        of = self.of[segment.name]
-        parts = tuple(
-            (part.op, part.form.call, tuple(
-                self._within(part.form.inputs[i][0], held)
-                for i in range(len(part.op.inputs)) for held in self.read(part, i)
+        Args:
+            device: this device, or one that does the same with its own parts.
+        """
+        sent = tuple(
+            self._within(edge.src.shards[device].box, held, device)
+            for edge, mine in self.sent.items() for held in mine
+        )  # fmt: skip
+        return sent, tuple(
+            (form.call, *(
+                self._within(form.inputs[i][0], held, device, part.op, i)
+                for i in range(len(form.inputs)) for held in self.read(part, i)
             ))
-            for part in segment.parts
+            for segment in self.segments for part in segment.parts
+            for form in [self._own(part, device).form]
         )  # fmt: skip
-        places = {part: number for number, part in enumerate(segment.parts)}
-        sums = tuple((places[a], places[b]) for a, b in segment.products.items())
-        ends = tuple(held.value for held in (*of.args, *of.results))
-        return segment.name, segment.span, segment.has_backward, sums, ends, parts
 
-    @staticmethod
-    def _within(box: rv.Box, held: Held) -> Hashable:
-        """A value, and where a box lies in what it holds of its tensor."""
-        if box == held.box:
-            return held.value
-        lo = tuple(a - b for a, b in zip(box.lo, held.box.lo, strict=True))
-        hi = tuple(a - b for a, b in zip(box.hi, held.box.lo, strict=True))
-        return held.value, lo, hi, held.box.shape
+    def _own(self, part: Part, device: Device) -> Part:
+        """The part of an op on a device that does the same."""
+        return part if device == self._device else self._sources.parts_on(part.op, device)[0]
+
+    def _within(
+        self, box: rv.Box, held: Held, device: Device, op: Op | None = None, position: int = 0
+    ) -> Hashable:
+        """Where a box on a device lies in what a value holds there of its tensor.
+
+        ``op`` is the op that reads the box as its input ``position``; None for an edge.
+        """
+        there = self._box_on(held, device, op, position)
+        if there is None or box == there:
+            return None
+        lo = tuple(a - b for a, b in zip(box.lo, there.lo, strict=True))
+        hi = tuple(a - b for a, b in zip(box.hi, there.lo, strict=True))
+        return lo, hi, there.shape
+
+    def _box_on(self, held: Held, device: Device, op: Op | None, position: int) -> rv.Box | None:
+        """What a value holds of its tensor on a device; None for just what is read."""
+        sources, value = self._sources, held.value
+        if device == self._device:
+            return held.box
+        match value.role:
+            case Role.RESULT:
+                maker = sources.plan.graph.producer[held.tensor]
+                form = sources.parts_on(maker, device)[0].form
+                return form.outputs[maker.outputs.index(held.tensor)][0]
+            case Role.ARRIVED:
+                edge = self._edge_of[value.name]
+                return edge.dst.shards[device].box
+            case Role.WEIGHT | Role.COPY if op is not None:
+                return sources.weights.of_reader[op, position].side.shards[device].box
+            case Role.INPUT:
+                return None
+        return held.box
+
+    @cached_property
+    def _edge_of(self) -> Mapping[str, Edge]:
+        edges = self._sources.edges.all
+        return {edge.name: edge for edge in edges if self._device in edge.dst.shards}
 
     @property
     def all(self) -> Iterator[Held]:
@@ -338,6 +352,24 @@ class Flow:
 
     # --- edges ----------------------------------------------------------------------------------
 
+    def packed(self, edge: Edge, again: int = 0) -> tuple[Value, ...]:
+        """The values that the device writes to an edge, or the partial sum of them.
+
+        Args:
+            edge: the edge.
+            again: the span that is rerun; 0 in a forward.
+        """
+        sent = tuple(held.value for held in self.sent[edge])
+        return (partial_of(edge),) if edge in self.sums(sent[0], again) else sent
+
+    def sums(self, value: Value, again: int = 0) -> tuple[Edge, ...]:
+        """The edges to whose partial sums a result is added when it is made.
+
+        A rerun makes the partial sum only if it makes all summands; others read them one by one.
+        """
+        edges = self.summands.get(value, ())
+        return tuple(edge for edge in edges if not again or self.is_summed_in(edge, again))
+
     def _find_summands(self) -> Mapping[Value, tuple[Edge, ...]]:
         found: dict[Value, tuple[Edge, ...]] = {}
         for edge, sent in self.sent.items():
@@ -385,6 +417,11 @@ class Flow:
         """Whether an edge and all summands that it moves are in a span."""
         makers = (self._maker[held.value] for held in self.sent[edge])
         return self._span(Move(edge)) == span and all(maker.span == span for maker in makers)
+
+
+def partial_of(edge: Edge) -> Value:
+    """The sum of several results of a device that an edge moves."""
+    return Value(Role.PARTIAL, edge.name)
 
 
 def grad_of(value: Value, reader: str) -> Value:

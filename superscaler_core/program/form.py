@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from superscaler_core.errors import PlanError
@@ -11,7 +12,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.event import Woven, actions_in, pair_of
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.value import IN_BLOCK, Role, Value
-from superscaler_core.program.verb import COMPUTING, IN_PHASES, MOVES, OF_WEIGHTS, OWN, Phase, Verb
+from superscaler_core.program.verb import IN_PHASES, MOVES, OF_WEIGHTS, OWN, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 
 if TYPE_CHECKING:
@@ -33,15 +34,10 @@ def check_form(program: StepProgram) -> None:
             actions.
     """
     _check_events(program)
-    seen: set[object] = set()
+    everyone = frozenset(program.devices)
     for instruction in (i for block in program.all_blocks for i in block):
-        _check_devices(instruction, program.devices)
-        # Devices that do the same share tuples of values (``SegmentOperands``).
-        i = instruction
-        key = i.kind, i.phase, i.name, i.microbatch, id(i.reads), id(i.writes), id(i.frees)
-        if key not in seen:
-            _check_values(instruction)
-            seen.add(key)
+        _check_devices(instruction, everyone)
+        _check_values(instruction)
     for instruction in (*program.begin, *program.end):
         if instruction.kind not in _AROUND:
             raise PlanError(f"{instruction.short}: it stands in a stage's block, not around all.")
@@ -103,18 +99,16 @@ def _check_routes(program: StepProgram, forwards: Iterable[Action]) -> None:
 # --- instructions -------------------------------------------------------------------------------
 
 
-def _check_devices(instruction: StepInstruction, everyone: tuple[Device, ...]) -> None:
+def _check_devices(instruction: StepInstruction, everyone: frozenset[Device]) -> None:
     mine, operands = instruction.devices, _operands(instruction)
     named = {d for value in operands if value.devices for d in value.devices}
-    if not (named.issubset(mine) and set(everyone).issuperset(mine)):
-        strange = sorted((named - set(mine)) | (set(mine) - set(everyone)))
+    if not (named.issubset(mine) and everyone.issuperset(mine)):
+        strange = sorted((named - set(mine)) | (set(mine) - everyone))
         raise PlanError(
             f"{instruction.short}: device {strange[0]} does not take part in it, or in the program."
         )
-    if instruction.kind in COMPUTING and len(mine) != 1:
-        raise PlanError(f"{instruction.short}: a segment runs on one device, not on {len(mine)}.")
-    if instruction.kind is Verb.LOSS and mine != everyone:
-        raise PlanError(f"{instruction.short}: every device gets the loss: {everyone}.")
+    if instruction.kind is Verb.LOSS and everyone != set(mine):
+        raise PlanError(f"{instruction.short}: every device gets the loss: {sorted(everyone)}.")
     # A reader without a backward takes part in the move of a gradient, and adds nothing to it.
     if instruction.kind is Verb.MOVE and instruction.phase is Phase.WHOLE:
         idle = set(mine).difference(d for value in operands for d in value.devices or mine)
@@ -139,7 +133,7 @@ def _check_values(instruction: StepInstruction) -> None:
         raise PlanError(f"{instruction}: it names a value twice.")
     _check_own(instruction)
     freed = [places.get(value.key, -1) for value in instruction.frees]
-    if freed and (min(freed) < 0 or freed != sorted(freed) or len(set(freed)) < len(freed)):
+    if any(one >= then for one, then in pairwise([-1, *freed])):
         raise PlanError(f"{instruction}: it frees values that it uses, each once, in their order.")
 
 
@@ -148,7 +142,7 @@ def _check_own(instruction: StepInstruction) -> None:
     (own_reads, own_writes), phase = instruction.own, instruction.phase
     reads, writes = instruction.reads, instruction.writes
     given = len(reads) - len(own_reads), len(writes) - len(own_writes)
-    frees = OWN[instruction.kind].frees | {Role.FLIGHT}
+    frees = _PASSED[instruction.kind]
     passed = [value for value in instruction.frees if value.role not in IN_BLOCK]
     if (
         min(given) < 0
@@ -159,6 +153,10 @@ def _check_own(instruction: StepInstruction) -> None:
     ):
         wanted = instruction.with_values(instruction.given_reads, instruction.given_writes)
         raise PlanError(f"{instruction}: from its kind and name would follow {wanted}.")
+
+
+_PASSED = {kind: own.frees | {Role.FLIGHT} for kind, own in OWN.items()}
+"""Roles of values that instructions of a kind free, besides those that live in a run."""
 
 
 def _operands(instruction: StepInstruction) -> tuple[Value, ...]:
@@ -182,19 +180,18 @@ def _check_segments(program: StepProgram) -> None:
     """All runs of a segment read the same values, and its backward is for some of them."""
     read: dict[tuple[str, Device], tuple[Value, ...]] = {}
     for instruction in (i for block in program.blocks.values() for i in block):
-        key = instruction.name, instruction.devices[0]
-        if (
-            instruction.kind in _RUNS
-            and read.setdefault(key, instruction.reads) != instruction.reads
-        ):
-            raise PlanError(
-                f"{instruction.short}: another run of this segment reads "
-                f"{', '.join(map(str, read[key]))}."
-            )
+        for device in instruction.devices if instruction.kind in _RUNS else ():
+            known = read.setdefault((instruction.name, device), instruction.reads)
+            if known is not instruction.reads and known != instruction.reads:
+                raise PlanError(
+                    f"{instruction.short}: another run of this segment reads "
+                    f"{', '.join(map(str, known))}."
+                )
     for instruction in (i for block in program.blocks.values() for i in block):
-        args = read.get((instruction.name, instruction.devices[0]))
-        if instruction.kind in _BACKWARDS and args is not None:
-            _check_backward(instruction, args)
+        if instruction.kind in _BACKWARDS:
+            args = (read.get((instruction.name, device)) for device in instruction.devices)
+            for mine in {id(each): each for each in args if each is not None}.values():
+                _check_backward(instruction, mine)
 
 
 def _check_backward(backward: StepInstruction, read: Iterable[Value]) -> None:
@@ -242,7 +239,7 @@ def _check_states(program: StepProgram) -> None:
     replacing = {
         key: block
         for key, block in program.blocks.items()
-        if any(value.role is Role.STATE for i in block for value in i.writes)
+        if any(v.role is Role.STATE for i in block if i.kind in _RUNS for v in i.writes)
     }
     last: dict[int, tuple[int, int]] = {}
     for action in (run for event in program.events for run in actions_in(event)):
@@ -263,12 +260,17 @@ def _check_states_of_halves(block: Block) -> None:
     replaced: set[tuple[Device, str]] = set()
     halved = any(i.half == 1 for i in block)
     for instruction in block if halved else ():
-        device = instruction.devices[0]
-        for value in instruction.reads:
-            key = device, value.key
-            if value.role is Role.STATE and instruction.half == 1 and key not in replaced:
+        devices = instruction.devices
+        for value in instruction.reads if instruction.half == 1 else ():
+            done = value.role is not Role.STATE or replaced.issuperset(_on(value, devices))
+            if not done:
                 raise PlanError(
                     f"{instruction.short}: the first half has not replaced {value} yet."
                 )
-        if instruction.half == 0:
-            replaced |= {(device, v.key) for v in instruction.writes if v.role is Role.STATE}
+        for value in instruction.writes if instruction.half == 0 else ():
+            replaced |= set(_on(value, devices)) if value.role is Role.STATE else set()
+
+
+def _on(value: Value, devices: tuple[Device, ...]) -> list[tuple[Device, str]]:
+    """A value on each of its devices."""
+    return [(device, value.key) for device in value.devices or devices]

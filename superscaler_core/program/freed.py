@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING
 
 from superscaler_core.plan import Device
 from superscaler_core.program.instruction import Block, StepInstruction
-from superscaler_core.program.value import IN_BLOCK, Role, Value
+from superscaler_core.program.value import IN_BLOCK, SUMMED, Role, Value
 
 if TYPE_CHECKING:
     from superscaler_core.program.step_program import StepProgram
 
 Key = tuple[Role, str, int | None]
 """A value of a run, with the half of the microbatch."""
-
-
-Known = dict[tuple[int, int], tuple[Value, ...]]
-"""What instructions free, by the identity of their tuples of values."""
 
 
 def freed(program: StepProgram) -> StepProgram:
@@ -38,20 +34,15 @@ def freed_block(block: Sequence[StepInstruction]) -> Block:
     """The instructions of a block, with what each of them frees."""
     # Devices on which an instruction further down reads a value.
     later: dict[Key, set[Device]] = {}
-    known: Known = {}
-    return tuple(reversed([_freed(instruction, later, known) for instruction in reversed(block)]))
+    return tuple(reversed([_freed(instruction, later) for instruction in reversed(block)]))
 
 
-def _freed(
-    instruction: StepInstruction, later: dict[Key, set[Device]], known: Known
-) -> StepInstruction:
+def _freed(instruction: StepInstruction, later: dict[Key, set[Device]]) -> StepInstruction:
     """An instruction with what it frees, given what is read after it; the rest is kept."""
-    found = tuple(_last(instruction, later))
-    # Devices that do the same share the tuple, so that whoever asks for it works once for them.
-    frees = known.setdefault((id(instruction.reads), id(instruction.writes)), found)
-    frees = frees if frees == found else found
+    frees = tuple(_last(instruction, later))
     for value in instruction.writes:
-        if value.role in IN_BLOCK:
+        # What is added to a sum before is read too.
+        if value.role in IN_BLOCK - SUMMED:
             later.setdefault(_key(value, instruction), set()).difference_update(
                 value.devices or instruction.devices
             )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import rvdcomm as rv
 from rvdcomm.collector import paused_collector
 from superscaler_core.graph.graph import Op
+from superscaler_core.graph.once import known_of
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
+from superscaler_core.known import Known
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.bound import check_bound
@@ -29,11 +32,11 @@ from superscaler_core.program.operands import Operands, copies, instruction_of, 
 from superscaler_core.program.pairs import has_moves
 from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.routes import by_routes, on_its_route
-from superscaler_core.program.segments import Segment, StageItems, Step
-from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
+from superscaler_core.program.segments import Segment, stage_of_segment
+from superscaler_core.program.sequence import Close, Item, Open
 from superscaler_core.program.side import Side
-from superscaler_core.program.spans import spans_of
 from superscaler_core.program.stage_program import StageProgram
+from superscaler_core.program.stages import Placed, placed, stage_program
 from superscaler_core.program.state import with_state
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.transfer import Transfer, transfers
@@ -58,7 +61,7 @@ class Materialized:
         plan: the sProgram's decisions, with one copy of every stage per route (``by_routes``).
         edges: the edges of activations.
         weights: where parameters are stored and used.
-        items: for each stage, the items of its forward, in one order for all devices.
+        placed: for each stage, what it does in its forward.
         scheduled: the events of a step, in one order for all devices, as the schedule has them.
         topology: the topology that communication is planned for; one host if None.
         decided: the plan as the sProgram left it; None if it is the same as ``plan``.
@@ -68,11 +71,23 @@ class Materialized:
     plan: Plan
     edges: Edges
     weights: Weights
-    items: tuple[tuple[Item, ...], ...]
+    placed: tuple[Placed, ...]
     scheduled: tuple[Event, ...]
     topology: rv.Topology | None = None
     decided: Plan | None = None
     given: StepProgram | None = None
+
+    @cached_property
+    def known(self) -> Known[Hashable, Any]:
+        """What readers have found about the plan, by what they were asked; equal plans share it."""
+        if self.given is not None or self.decided is None:
+            return Known(MAX_RESULTS)
+        of_plans = known_of(self.decided.graph, "results of plans", MAX_RESULTS)
+        key = self.decided.key, self.topology
+        if key not in of_plans:
+            of_plans[key] = Known(MAX_RESULTS)
+        found: Known[Hashable, Any] = of_plans[key]
+        return found
 
     def with_program(self, program: StepProgram) -> Materialized:
         """The plan with another step program: one that was rewritten, or read from a text.
@@ -141,40 +156,35 @@ class Materialized:
         return Side.everyone(self.plan.devices, tensor.shape)
 
     def plan_communication(self) -> None:
-        """Find all communication and all reruns, so that an impossible plan is refused now."""
-        _ = self.spans
+        """Find all communication, so that an impossible plan is refused now."""
         for edge in self.edges.all:
             _ = edge.forward, edge.backward
         for use in self.weights.uses:
             _ = use.fetch, use.reduce
         _ = self.loss, self.whole, self.states, self._updates
 
-    @cached_property
-    def spans(self) -> tuple[Mapping[Item, int], ...]:
-        """For each stage, the spans that are rerun as a whole: the number of each item's span."""
-        return tuple(spans_of(self.plan, items) for items in self.items)
+    @property
+    def items(self) -> tuple[tuple[Item, ...], ...]:
+        """For each stage, the items of its forward, in one order for all devices."""
+        return tuple(here.items for here in self.placed)
 
     @cached_property
     def stages(self) -> tuple[StageProgram, ...]:
         """For each stage, its forward and backward, written out."""
-        edges = self.edges
         found = []
-        for stage, (items, spans) in enumerate(zip(self.items, self.spans, strict=True)):
-            taking_part: dict[Step, tuple[Device, ...]] = {
-                item: self._devices_of(item) for item in items if not isinstance(item, Compute)
-            }
-            kinds = self.stage_kinds[stage]
-            given = StageItems(
-                self.plan, stage, items, spans, taking_part, edges, self.segment_ends, kinds
-            )
-            ends = self.crossing_from(stage), self.crossing_to(stage)
-            found.append(StageProgram(given, self.sources, *ends))
+        for stage, (here, kinds) in enumerate(zip(self.placed, self.stage_kinds, strict=True)):
+            windows = {
+                item: tuple(sorted(self.window_devices(item.window)))
+                for item in here.items if isinstance(item, Open | Close)
+            } if self.plan.windows else {}  # fmt: skip
+            made = stage_program(here, self.sources, stage, windows, self.segment_ends, kinds)
+            found.append(made)
         return tuple(found)
 
     @cached_property
     def stage_kinds(self) -> tuple[frozenset[ActionKind], ...]:
         """For each stage, the kinds of actions that the schedule has for it."""
-        kinds: list[set[ActionKind]] = [set() for _ in self.items]
+        kinds: list[set[ActionKind]] = [set() for _ in self.placed]
         for event in self.scheduled:
             if isinstance(event, Action):
                 kinds[event.stage].add(event.kind)
@@ -185,21 +195,16 @@ class Materialized:
         """The ops before which segments end although there is no communication."""
         return ends(self.plan, self.weights)
 
-    def _devices_of(self, item: Move | Open | Close) -> tuple[Device, ...]:
-        """The devices that take part in a communication."""
-        if isinstance(item, Move):
-            return item.edge.devices
-        return tuple(sorted(self.window_devices(item.window)))
-
     @cached_property
     def step_program(self) -> StepProgram:
         """The whole step as a value, with the overlap that the plan asks for."""
         if self.given is not None:
             return self.given
+        is_rewritten = bool(self.plan.overlap) or self.plan.swaps
         blocks = {
             (stage, run): block
             for stage, program in enumerate(self.stages)
-            for run, block in program.order.items()
+            for run, block in (program.order if is_rewritten else program.whole).items()
         }
         blocks |= {(stage, ActionKind.UPDATE): block for stage, block in self._updates.items()}
         overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
@@ -208,9 +213,10 @@ class Materialized:
         given = blocks, self.scheduled, *self._around, num_microbatches, num_routes
         versions, borrowed = self._versions, self.borrowed
         program = StepProgram(name, devices, *given, versions=versions, borrowed=borrowed)
-        if overlap or self.plan.swaps:
+        if is_rewritten:
             program = rewritten(program, overlap, self.pairs, self._bytes_of)
-        return freed(with_ends(program, self.stages))
+            program = freed(with_ends(program, self.stages))
+        return program
 
     def _bytes_of(self, instruction: StepInstruction) -> int:
         """The bytes of weights that a communication brings to a device, at most."""
@@ -221,7 +227,7 @@ class Materialized:
         """The instructions before all stages and after them, without overlap."""
         begin = tuple(instruction for _, instruction in self._fetches)
         everyone = tuple(sorted(self.plan.devices))
-        has_loss = [d for d in everyone if any(program.has_loss(d) for program in self.stages)]
+        has_loss = frozenset[Device]().union(*(program.with_loss for program in self.stages))
         share = Value(Role.LOSS, "loss").on(has_loss, everyone)
         loss = instruction_of(Verb.LOSS, "loss", everyone, Operands((share,)))
         if self.is_asynchronous:
@@ -252,7 +258,11 @@ class Materialized:
 
     def _sums(self, uses: Collection[Use], devices: Collection[Device]) -> tuple[Value, ...]:
         """The gradients of copies of weights, on the devices whose backwards make them."""
-        return sums(uses, [program.on(devices) for program in self.stages], devices)
+        return sums(uses, self._trained_on, devices)
+
+    def _trained_on(self, use: str) -> frozenset[Device]:
+        """The devices whose segments add to the gradient of a use of a weight."""
+        return frozenset[Device]().union(*(program.trained_on(use) for program in self.stages))
 
     @cached_property
     def trained(self) -> Mapping[int, Sequence[PTensor]]:
@@ -338,28 +348,9 @@ class Materialized:
         schedule = self.plan.schedule
         return {} if schedule is None else borrowed_of(schedule, self.scheduled, self.borrowers)
 
-    @property
-    def _is_rewritten(self) -> bool:
-        """Whether any rewrite for overlap applies; if not, each stage is written out alone."""
-        return bool(self.plan.overlap) or self.plan.swaps or self.given is not None
-
     def block(self, stage: int, run: ActionKind) -> Block:
-        """The instructions of all devices in a run of a stage, as in the step program."""
-        if self._is_rewritten:
-            return self.step_program.blocks[stage, run]
-        if run is ActionKind.UPDATE:
-            return self._updates[stage]
-        return self.stages[stage].order[run]
-
-    @property
-    def begin(self) -> Block:
-        """The instructions of all devices before all stages, as in the step program."""
-        return self.step_program.begin if self._is_rewritten else self._around[0]
-
-    @property
-    def end(self) -> Block:
-        """The instructions of all devices after all stages, as in the step program."""
-        return self.step_program.end if self._is_rewritten else self._around[1]
+        """The instructions of all devices in a run of a stage."""
+        return self.step_program.blocks[stage, run]
 
     @cached_property
     def counts(self) -> Counter[tuple[Verb, Any]]:
@@ -387,7 +378,10 @@ class Materialized:
     # --- what instructions name -----------------------------------------------------------------
 
     def subject(self, instruction: StepInstruction) -> Any:
-        """What an instruction names: a segment, an edge, a window, a bucket, or parameters."""
+        """What an instruction names: an edge, a window, a bucket, or parameters.
+
+        Of segments the one of its first device.
+        """
         kind, name = instruction.kind, instruction.name
         if kind in COMPUTING or kind in SWAPS or kind is Verb.HOLD:
             return self.segment(name, instruction.devices[0])
@@ -399,17 +393,7 @@ class Materialized:
 
     def segment(self, name: str, device: Device) -> Segment:
         """A segment of a device, by its name."""
-        return self._segments[name, device]
-
-    @cached_property
-    def _segments(self) -> Mapping[tuple[str, Device], Segment]:
-        return {
-            (step.name, device): step
-            for program in self.stages
-            for device, steps in program.steps.items()
-            for step in steps
-            if isinstance(step, Segment)
-        }
+        return self.stages[stage_of_segment(name)].steps.segment(name, device)
 
     def edge(self, name: str) -> Edge:
         """An edge, by its name."""
@@ -472,29 +456,16 @@ class Materialized:
             return self.stage_devices[stage]
         return {device for instruction in self._updates[stage] for device in instruction.devices}
 
-    def crossing_from(self, stage: int) -> tuple[Edge, ...]:
-        """The edges from a stage to other stages, and out of the program."""
-        return self._crossing[0].get(stage, ())
 
-    def crossing_to(self, stage: int) -> tuple[Edge, ...]:
-        """The edges from other stages to a stage."""
-        return self._crossing[1].get(stage, ())
-
-    @cached_property
-    def _crossing(self) -> tuple[Mapping[int, tuple[Edge, ...]], Mapping[int, tuple[Edge, ...]]]:
-        outgoing: dict[int, tuple[Edge, ...]] = {}
-        incoming: dict[int, tuple[Edge, ...]] = {}
-        for edge in self.edges.all:
-            if edge.crosses:
-                outgoing[edge.src_stage] = (*outgoing.get(edge.src_stage, ()), edge)
-                if not edge.result:
-                    incoming[edge.dst_stage] = (*incoming.get(edge.dst_stage, ()), edge)
-        return outgoing, incoming
+MAX_RESULTS = 8
+"""Bound on plans of a graph whose memory and times are known, and on results about each of them."""
 
 
 @paused_collector()
 def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized:
     """Decide all communication of a plan whose parts are complete (see ``check_coverage``).
+
+    Equal plans of one graph share the result while somebody has it.
 
     Args:
         plan: every part has a device.
@@ -504,12 +475,22 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
         OrderError: data dependencies and ``op_order`` form a cycle, or the schedule cannot run.
         PlanError: partial sums on devices do not add up to a value, or groups to rerun overlap.
     """
+    known = plan.graph.known.setdefault("materialized", WeakValueDictionary())
+    key = plan.key, topology
+    found: Materialized | None = known.get(key)
+    if found is None:
+        # Whoever has the plan may change it.
+        found = known[key] = _materialized(plan.with_splits({}), topology)
+    return found
+
+
+def _materialized(plan: Plan, topology: rv.Topology | None) -> Materialized:
     routed = by_routes(with_state(plan))
     edges = find_edges(routed)
-    items = tuple(stage_items(routed, stage, edges) for stage in routed.stages)
+    stages = tuple(placed(routed, stage, edges) for stage in routed.stages)
     hides = routed.overlap.pairs and has_moves(edges)
     weights = find_weights(routed, edges)
     events = step_events(routed, edges, pairs_are_one=hides)
-    made = Materialized(routed, edges, weights, items, events, topology, plan)
+    made = Materialized(routed, edges, weights, stages, events, topology, plan)
     made.plan_communication()
     return made

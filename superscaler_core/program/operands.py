@@ -6,19 +6,22 @@ keeps for its backward, follows from its kind and name (``OWN``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.flow import Flow, Signature, copy_of, grad_of
+from superscaler_core.program.flow import Flow, Signature, copy_of, grad_of, partial_of
 from superscaler_core.program.halves import reads_weights_late
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
+
+FORWARDS = frozenset({ActionKind.FORWARD, ActionKind.TURN})
+"""Runs of a stage that are no rerun, and no backward."""
 
 _COPIES = frozenset({Role.COPY, Role.WEIGHT})
 
@@ -41,17 +44,12 @@ class SegmentOperands:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self._segments = {segment.name: segment for segment in flow.segments}
-        self._known: dict[tuple[Verb, str, ActionKind], StepInstruction] = {}
 
-    def of(self, kind: Verb, name: str, run: ActionKind, device: Device) -> StepInstruction:
-        """The instruction that runs a segment on one of the devices, in a run of the stage.
-
-        All devices that do the same share the tuples of its values.
-        """
-        key = kind, name, run
-        if key not in self._known:
-            self._known[key] = instruction_of(kind, name, (device,), self._of(*key))
-        return replace(self._known[key], devices=(device,))
+    def of(
+        self, kind: Verb, name: str, run: ActionKind, devices: tuple[Device, ...]
+    ) -> StepInstruction:
+        """The instruction by which each of these devices runs a segment, in a run of the stage."""
+        return instruction_of(kind, name, devices, self._of(kind, name, run))
 
     def _of(self, kind: Verb, name: str, run: ActionKind) -> Operands:
         # The loss counts in the forward that is trained, and buffers change in all turns; a
@@ -62,10 +60,14 @@ class SegmentOperands:
         match kind:
             case Verb.FORWARD | Verb.COMPUTE:
                 more = [Value(Role.STATE, buffer) for buffer in mine.states]
-                more = [] if run not in (ActionKind.FORWARD, ActionKind.TURN) else more
+                more = more if run in FORWARDS else []
                 if mine.losses and run is ActionKind.FORWARD:
                     more.append(Value(Role.LOSS, "loss"))
-                return Operands(args, (*(held.value for held in mine.results), *more))
+                again = 0 if run in FORWARDS else self._segments[name].span
+                sums = (e for held in mine.results for e in self.flow.sums(held.value, again))
+                partials = dict.fromkeys(map(partial_of, sums))
+                results = (held.value for held in mine.results)
+                return Operands(args, (*results, *partials, *more))
             case Verb.HOLD:
                 return Operands(args)
             case Verb.RERUN:
@@ -94,11 +96,11 @@ def _sums(mine: Signature) -> tuple[Value, ...]:
     return tuple(Value(Role.SUM, use) for use in mine.trained)
 
 
-def moved(edge: Edge, flows: Mapping[Device, Flow]) -> Operands:
-    """The operands of the move of an edge's value inside a stage."""
+def moved(edge: Edge, flows: Mapping[Device, Flow], again: int) -> Operands:
+    """The operands of the move of an edge's value inside a stage, or in the rerun of a span."""
     there = flows.keys() & edge.dst.shards.keys()
     arrived = Value(Role.ARRIVED, edge.name).on(there, flows)
-    return Operands(sent(edge, flows), (arrived,) if there else ())
+    return Operands(sent(edge, flows, again), (arrived,) if there else ())
 
 
 def moved_back(edge: Edge, flows: Mapping[Device, Flow]) -> Operands:
@@ -106,11 +108,9 @@ def moved_back(edge: Edge, flows: Mapping[Device, Flow]) -> Operands:
     return Operands(arriving_grads(edge, flows), sent_grads(edge, flows))
 
 
-def sent(edge: Edge, flows: Mapping[Device, Flow]) -> tuple[Value, ...]:
-    """The values that devices write to an edge."""
-    by_device = {
-        d: [held.value for held in f.sent[edge]] for d, f in flows.items() if edge in f.sent
-    }
+def sent(edge: Edge, flows: Mapping[Device, Flow], again: int = 0) -> tuple[Value, ...]:
+    """The values that devices write to an edge, in a forward or in the rerun of a span."""
+    by_device = {d: flow.packed(edge, again) for d, flow in flows.items() if edge in flow.sent}
     return _joined(by_device, flows)
 
 
@@ -145,25 +145,19 @@ def copies(uses: Iterable[Use], devices: Collection[Device]) -> tuple[Value, ...
 
 
 def sums(
-    uses: Iterable[Use], flows: Iterable[Mapping[Device, Flow]], devices: Collection[Device]
+    uses: Iterable[Use],
+    trained_on: Callable[[str], Collection[Device]],
+    devices: Collection[Device],
 ) -> tuple[Value, ...]:
     """The gradients of copies of weights, on the devices whose backwards make them.
 
     Args:
         uses: the uses of the weights.
-        flows: for one or several stages, the values on devices.
+        trained_on: for a use, by name, the devices whose segments add to its gradient.
         devices: the devices of the instruction.
     """
-    stages = list(flows)
-    by_device = {
-        device: [
-            Value(Role.SUM, use.name)
-            for use in uses
-            if any(use.name in here[device].trained for here in stages if device in here)
-        ]
-        for device in devices
-    }
-    return _joined(by_device, devices)
+    named = ((use.name, set(devices).intersection(trained_on(use.name))) for use in uses)
+    return tuple(Value(Role.SUM, name).on(there, devices) for name, there in named if there)
 
 
 def stored(uses: Iterable[Use], devices: Collection[Device]) -> tuple[Value, ...]:

@@ -212,7 +212,7 @@ class _Spread:
         """Whether the devices of a communication compute between two positions."""
         devices = frozenset(self._block[place].devices)
         between = self._block[first:last]
-        return any(i.kind in COMPUTING and i.devices[0] in devices for i in between)
+        return any(i.kind in COMPUTING and not devices.isdisjoint(i.devices) for i in between)
 
     def rows(self) -> Iterator[Block]:
         """What is before all stages, at each position, and after all stages."""

@@ -8,13 +8,16 @@ same list from its end.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
 
 from superscaler_core.errors import OrderError
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
-from superscaler_core.plan import Device, Plan, Stage
+from superscaler_core.plan import Device, OpSplit, Plan, Stage
+from superscaler_core.plan.op_split import MAX_PARTS, parts_of
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge, Edges
 
@@ -61,7 +64,8 @@ class Close:
 
 
 Item = Compute | Move | Open | Close
-Key = tuple[int, int, int]
+Key = tuple[int, int, int | tuple[int, int]]
+"""The index of an op, an order of items at one op, and an order of equal items there."""
 
 
 def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
@@ -73,35 +77,43 @@ def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
     Raises:
         OrderError: data dependencies and ``op_order`` form a cycle; the message lists the cycle.
     """
-    keys: dict[Item, Key] = {}
-    computes: dict[Part, Compute] = {}
-    for op in stage.ops:
-        pairs = zip(plan.parts(op), plan.op_split(op).parts, strict=True)
-        for i, (part, placed) in enumerate(pairs):
-            assert placed.device is not None
-            computes[part] = Compute(part, placed.device)
-            keys[computes[part]] = op.index, 1, i
-    moves: dict[Edge, Move] = {}
-    for index, waiting in moves_before(edges, stage.index).items():
-        for edge in waiting:
-            moves[edge] = Move(edge)
-            keys[moves[edge]] = index, 0, edge.index
-    for i, window in enumerate(plan.windows):
-        mine = [op.index for op in window.ops if stage.ops[0].index <= op.index]
-        mine = [index for index in mine if index <= stage.ops[-1].index]
-        if mine:
-            keys[Open(window)] = min(mine), -1, i
-            keys[Close(window)] = max(mine), 2, i
+    placed = sorted(_placed(plan, stage, edges), key=itemgetter(0))
     orders = _orders_of(plan, stage)
     if not orders:
-        return tuple(sorted(keys, key=keys.__getitem__))
+        return tuple(item for _, item in placed)
+    keys, items = zip(*placed, strict=True)
+    computes = {item.part: item for item in items if isinstance(item, Compute)}
+    moves = {item.edge: item for item in items if isinstance(item, Move)}
     # Numbers stand for items, because there may be millions of ordered pairs.
-    numbers = {item: number for number, item in enumerate(keys)}
+    numbers = {item: number for number, item in enumerate(items)}
     parts = {part: numbers[item] for part, item in computes.items()}
     before = _data_order(plan, edges, computes, moves, numbers)
     for first, then in orders:
         before[parts[then]].append(parts[first])
-    return _sorted([*keys], [*keys.values()], before)
+    return _sorted(items, keys, before)
+
+
+def _placed(plan: Plan, stage: Stage, edges: Edges) -> Iterator[tuple[Key, Item]]:
+    """The items of a stage, each with a key that says where it is without ``op_order``."""
+    for op in stage.ops:
+        for i, item in enumerate(_computes(op, plan.op_split(op))):
+            yield (op.index, 1, i), item
+    for index, waiting in moves_before(edges, stage.index).items():
+        for edge in waiting:
+            yield (index, 0, edge.place), Move(edge)
+    for i, window in enumerate(plan.windows):
+        mine = [op.index for op in window.ops if stage.ops[0].index <= op.index]
+        mine = [index for index in mine if index <= stage.ops[-1].index]
+        if mine:
+            yield (min(mine), -1, i), Open(window)
+            yield (max(mine), 2, i), Close(window)
+
+
+@lru_cache(maxsize=MAX_PARTS)
+def _computes(op: Op, split: OpSplit) -> tuple[Compute, ...]:
+    """The items of the parts of an op, which all have a device."""
+    devices = (placed.device for placed in split.parts if placed.device is not None)
+    return tuple(map(Compute, parts_of(op, split), devices))
 
 
 def moves_before(edges: Edges, stage: int) -> Mapping[int, list[Edge]]:
@@ -117,7 +129,7 @@ def moves_before(edges: Edges, stage: int) -> Mapping[int, list[Edge]]:
             first[parent] = min(first[parent], first[edge])
             parent = parent.parent
     found: dict[int, list[Edge]] = {}
-    for edge in sorted(inside, key=lambda edge: edge.index):
+    for edge in sorted(inside, key=lambda edge: edge.place):
         found.setdefault(first[edge], []).append(edge)
     return found
 

@@ -12,14 +12,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
+from superscaler_core.known import Known
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
+from superscaler_core.program.device_steps import Alike, DeviceSteps
 from superscaler_core.program.edges import Edge
+from superscaler_core.program.ends import left, taken
 from superscaler_core.program.flow import Flow, Sources
+from superscaler_core.program.freed import freed_block
 from superscaler_core.program.halves import reads_weights_late
-from superscaler_core.program.instruction import StepInstruction
+from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import (
+    FORWARDS,
     Operands,
     SegmentOperands,
     copies,
@@ -30,16 +36,15 @@ from superscaler_core.program.operands import (
     stored,
     sums,
 )
-from superscaler_core.program.segments import (
-    Segment,
-    StageItems,
-    Step,
-    device_steps,
-    sequence_of,
-)
+from superscaler_core.program.segments import Segment, StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Move, Open
+from superscaler_core.program.shapes import equal_shapes
+from superscaler_core.program.together import together
 from superscaler_core.program.verb import GOES_BACK, Verb
 from superscaler_core.schedules import ActionKind
+
+MAX_KNOWN = 1 << 5
+"""Bound on cached results about a stage, such as its times on one kind of device."""
 
 RUNS = (
     *(ActionKind.TURN, ActionKind.FORWARD, ActionKind.RECOMPUTE),
@@ -68,9 +73,10 @@ class StageProgram:
     arriving: tuple[Edge, ...] = ()
 
     @cached_property
-    def steps(self) -> Mapping[Device, tuple[Step, ...]]:
+    def steps(self) -> DeviceSteps:
         """For each device, its forward as segments and communication."""
-        return device_steps(self.given)
+        crossing = (*self.leaving, *self.arriving)
+        return DeviceSteps(self.given, crossing, self.sources.inputs_of)
 
     def flow(self, device: Device) -> Flow:
         """The values that the steps of a device pass to each other."""
@@ -95,6 +101,14 @@ class StageProgram:
         runs = (run for run in RUNS if run in self.given.kinds)
         return {run: tuple(self._in_order(run)) for run in runs}
 
+    @cached_property
+    def whole(self) -> Mapping[ActionKind, Block]:
+        """The same with what the stage takes from others and leaves for them, and what is freed."""
+        return {
+            kind: together(freed_block((*taken(self, kind), *block, *left(self, kind))))
+            for kind, block in self.order.items()
+        }
+
     # --- the order of all devices ---------------------------------------------------------------
 
     def _in_order(self, run: ActionKind) -> Iterator[StepInstruction]:
@@ -102,33 +116,33 @@ class StageProgram:
 
         All devices meet communication in the order of the stage's items. Between two
         communications, segments of different devices are merged in the order of their ops; so a
-        later insertion at an op has one position for all devices.
+        later insertion at an op has one position for all devices. Alike devices are one row.
         """
-        given = self.given
-        left = {device: list(self._one_way(mine, run))[::-1] for device, mine in self.steps.items()}
+        given, steps = self.given, self.steps
+        left = {alike: list(self._one_way(alike.steps, run))[::-1] for alike in steps.alike}
         together = [item for item in given.items if not isinstance(item, Compute)]
         for wanted in self._one_way(together, run):
             if isinstance(wanted, _Border):
                 continue
-            devices = [d for d in given.taking_part[wanted.step] if d in left]
-            before: dict[Device, list[_Turn | _Border]] = {device: [] for device in devices}
-            for device, alone in before.items():
-                while (mine := left[device].pop()) != wanted:
+            devices = tuple(d for d in given.taking_part[wanted.step] if d in steps)
+            before: dict[Alike, list[_Turn | _Border]] = {steps.like(d): [] for d in devices}
+            for alike, alone in before.items():
+                while (mine := left[alike].pop()) != wanted:
                     alone.append(mine)
             yield from self._side_by_side(before, run)
-            yield from self._written(wanted, tuple(devices), run)
-        yield from self._side_by_side({device: rest[::-1] for device, rest in left.items()}, run)
+            yield from self._written(wanted, devices, run)
+        yield from self._side_by_side({alike: rest[::-1] for alike, rest in left.items()}, run)
 
     def _side_by_side(
-        self, alone: Mapping[Device, Sequence[_Turn | _Border]], run: ActionKind
+        self, alone: Mapping[Alike, Sequence[_Turn | _Border]], run: ActionKind
     ) -> Iterator[StepInstruction]:
         """Merge steps of devices that do not communicate, in the order of their ops."""
         rows = [
-            [(place, device, turn) for place, turn in _placed(turns)]
-            for device, turns in alone.items()
+            [(place, alike.devices, turn) for place, turn in _placed(turns)]
+            for alike, turns in alone.items()
         ]
-        for _, device, turn in heapq.merge(*rows, key=itemgetter(0)):
-            yield from self._written(turn, (device,), run)
+        for _, devices, turn in heapq.merge(*rows, key=itemgetter(0)):
+            yield from self._written(turn, devices, run)
 
     def _one_way(self, steps: Iterable[Step], run: ActionKind) -> Iterator[_Turn | _Border]:
         """Steps in the order of a run; a backward begins each span with its rerun.
@@ -163,13 +177,12 @@ class StageProgram:
             return
         step = turn.step
         if isinstance(step, Segment):
-            (device,) = devices
-            mine = self.operands(device)
+            mine = self.operands(devices[0])
             for verb in self._segment_verbs(step, turn, run):
-                yield mine.of(verb, step.name, run, device)
+                yield mine.of(verb, step.name, run, devices)
         elif isinstance(step, Move):
             for verb in self._move_verbs(step, turn, run):
-                yield self._move(step.edge, verb, devices)
+                yield self._move(step, verb, devices, run)
         elif isinstance(step, Open | Close):
             for verb in self._window_verbs(step, turn, run):
                 yield self._of_window(step.window, verb, devices, run)
@@ -180,9 +193,12 @@ class StageProgram:
         entering = entering_span(span, flows)
         return Operands(entering) if verb is Verb.KEEP else Operands((), entering)
 
-    def _move(self, edge: Edge, verb: Verb, devices: tuple[Device, ...]) -> StepInstruction:
-        flows = self.on(devices)
-        given, legs = moved(edge, flows), edge.forward
+    def _move(
+        self, step: Move, verb: Verb, devices: tuple[Device, ...], run: ActionKind
+    ) -> StepInstruction:
+        edge, flows = step.edge, self.on(devices)
+        again = 0 if run in FORWARDS else self.given.span(step)
+        given, legs = moved(edge, flows, again), edge.forward
         if verb is Verb.MOVE_BACK:
             given, legs = moved_back(edge, flows), edge.backward
         stays = all(leg.is_idle for leg in legs)
@@ -197,45 +213,67 @@ class StageProgram:
         given = Operands((), mine) if verb is Verb.GATHER else Operands(mine)
         if verb is Verb.REDUCE:
             is_open = run is not ActionKind.WEIGHTS or window in self._read_late
-            reads = (*sums(uses, [self.on(devices)], devices), *(mine if is_open else ()))
+            reads = (*sums(uses, self.trained_on, devices), *(mine if is_open else ()))
             given = Operands(reads, stored(uses, devices))
         return instruction_of(verb, self._name(window), devices, given)
 
+    def text_key(self, device: Device) -> Hashable:
+        """A key that is equal for devices whose functions of the stage have the same text."""
+        first = self.steps.like(device).devices[0]
+        return first, self._flow_of[first].form_on(device)
+
     def on(self, devices: Iterable[Device]) -> Mapping[Device, Flow]:
         """For some devices, the values that their steps pass, up to the boxes of the values."""
-        return {d: self.operands(d).flow for d in devices if d in self.steps}
+        known = self._flow_of
+        return {device: known[device] for device in devices if device in known}
+
+    @cached_property
+    def _flow_of(self) -> Mapping[Device, Flow]:
+        return {
+            device: flow
+            for alike in self.steps.alike for flow in [self.operands(alike.devices[0]).flow]
+            for device in alike.devices
+        }  # fmt: skip
+
+    @cached_property
+    def shapes(self) -> Mapping[Device, int]:
+        """A number for each device; devices whose parts have equal shapes share it."""
+        plan = self.given.plan
+        return equal_shapes(plan, plan.stages[self.given.stage].ops)
+
+    @cached_property
+    def known(self) -> Known[Hashable, Any]:
+        """What readers have found about the stage, by what they were asked."""
+        return Known(MAX_KNOWN)
 
     def operands(self, device: Device) -> SegmentOperands:
-        """The operands of the segments of a device, which devices that do the same share."""
-        if device not in self._operands:
-            key = self._key(device)
-            known = self._alike.get(key) if key is not None else None
-            if known is None:
-                known = self._alike[key] = SegmentOperands(self.flow(device))
-            self._operands[device] = known
-        return self._operands[device]
-
-    def has_loss(self, device: Device) -> bool:
-        """Whether a device computes a part of the loss in this stage."""
-        mine = self.operands(device).flow.of.values() if device in self.steps else ()
-        return any(signature.losses for signature in mine)
+        """The operands of the segments of a device, which alike devices share."""
+        alike = self.steps.like(device)
+        if alike not in self._operands:
+            self._operands[alike] = SegmentOperands(self.flow(alike.devices[0]))
+        return self._operands[alike]
 
     @cached_property
-    def _operands(self) -> dict[Device, SegmentOperands]:
+    def _operands(self) -> dict[Alike, SegmentOperands]:
         return {}
 
     @cached_property
-    def _alike(self) -> dict[Hashable, SegmentOperands]:
-        return {}
+    def with_loss(self) -> frozenset[Device]:
+        """The devices that compute a part of the loss in this stage."""
+        flows = self._flow_of.items()
+        return frozenset(d for d, flow in flows if any(mine.losses for mine in flow.of.values()))
 
-    def _key(self, device: Device) -> Hashable:
-        """A key that is equal for devices that do the same with other boxes; None if unknown."""
-        steps = self.steps[device]
-        key = sequence_of(steps)
-        edges = [*self.leaving, *self.arriving]
-        edges += [step.edge for step in steps if isinstance(step, Move)]
-        ends = tuple((device in e.src.shards, device in e.dst.shards) for e in edges)
-        return None if key is None else (key, ends, self.sources.inputs_on(steps, device))
+    def trained_on(self, use: str) -> frozenset[Device]:
+        """The devices whose segments add to the gradient of a use of a weight."""
+        return self._trained.get(use, frozenset())
+
+    @cached_property
+    def _trained(self) -> Mapping[str, frozenset[Device]]:
+        found: dict[str, frozenset[Device]] = {}
+        for alike in self.steps.alike:
+            for use in self.operands(alike.devices[0]).flow.trained:
+                found[use] = found.get(use, frozenset()).union(alike.devices)
+        return found
 
     def _segment_verbs(self, segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
         """The instructions of a segment; swapped values come back before their first use."""
@@ -293,7 +331,8 @@ class StageProgram:
     @cached_property
     def _read_late(self) -> frozenset[Window]:
         """Windows of weights whose values W may read."""
-        segments = {s for mine in self.steps.values() for s in mine if isinstance(s, Segment)}
+        mine = (step for alike in self.steps.alike for step in alike.steps)
+        segments = [step for step in mine if isinstance(step, Segment)]
         ops = {part.op for s in segments if reads_weights_late(s) for part in s.parts}
         windows = (item.window for item in self.given.items if isinstance(item, Open))
         return frozenset(window for window in windows if not ops.isdisjoint(window.ops))

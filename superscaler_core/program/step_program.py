@@ -11,6 +11,7 @@ from superscaler_core.program.check import check
 from superscaler_core.program.event import Event, Pair, Woven, pair_of
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.text import fields_of, text_of
+from superscaler_core.program.together import together
 from superscaler_core.schedules import Action, ActionKind
 
 
@@ -24,6 +25,9 @@ class StepProgram:
     pipeline a stage has a block of its updates (U), and events have the version of weights that
     they read or make: ``0F4 v1``, or ``2F4 v3 stage0 v1`` of a stage that borrows weights of stage
     0.
+
+    What devices do alone, one behind the other, is one instruction (``together``), so equal
+    programs are equal values.
 
     Law (tests/superscaler_core/program/test_step_program.py): ``StepProgram.parse(str(p)) == p``,
     and ``check`` accepts what ``materialize`` makes.
@@ -61,6 +65,11 @@ class StepProgram:
     pairs: Mapping[Pair, Block] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("begin", "end"):
+            object.__setattr__(self, name, together(getattr(self, name)))
+        for name in ("blocks", "pairs"):
+            blocks = {key: together(block) for key, block in getattr(self, name).items()}
+            object.__setattr__(self, name, blocks)
         versions = {action: version for action, version in self.versions.items() if version}
         object.__setattr__(self, "versions", versions)
 

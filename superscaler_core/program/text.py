@@ -17,8 +17,9 @@ from superscaler_core.plan import Device
 from superscaler_core.program.event import Event, Pair, parse_event, weights_of
 from superscaler_core.program.freed import freed_block
 from superscaler_core.program.instruction import Block, StepInstruction
+from superscaler_core.program.together import apart
 from superscaler_core.program.value import Value
-from superscaler_core.program.verb import COMPUTING, SWAPS, Phase, Verb
+from superscaler_core.program.verb import ALONE, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ _VERSIONED = re.compile(r"(.*?)(?: v([1-9][0-9]{0,8}))?((?: stage[0-9]{1,9} v[0-
 _BORROWED = re.compile(r"stage([0-9]+) v([0-9]+)")
 _BLOCK = re.compile(rf"stage ([0-9]+) ([{''.join(ActionKind)}]):")
 _PAIR = re.compile(rf"pair ([0-9]+)([{''.join(ActionKind)}])&([0-9]+)([{''.join(ActionKind)}]):")
-
-_OF_ONE_DEVICE = COMPUTING | SWAPS | {Verb.HOLD, Verb.KEEP, Verb.RESUME}
-"""Kinds of which devices have instructions of their own, which share their line of values."""
 
 # --- operands -----------------------------------------------------------------------------------
 
@@ -51,18 +49,18 @@ class Operands:
 
     def add(self, instruction: StepInstruction) -> None:
         """Take the values of an instruction, unless another one with its key has given them."""
-        key = _key(instruction)
-        if instruction.phase is not Phase.WAIT:
-            self._reads.setdefault(key, instruction.given_reads)
-        if instruction.phase is not Phase.START:
-            self._writes.setdefault(key, instruction.given_writes)
+        for key in _keys(instruction):
+            if instruction.phase is not Phase.WAIT:
+                self._reads.setdefault(key, instruction.given_reads)
+            if instruction.phase is not Phase.START:
+                self._writes.setdefault(key, instruction.given_writes)
 
     def filled(self, block: Iterable[StepInstruction]) -> Block:
         """The instructions of a block with these values."""
         return freed_block([self._filled(instruction) for instruction in block])
 
     def _filled(self, bare: StepInstruction) -> StepInstruction:
-        key = _key(bare)
+        key = _keys(bare)[0]
         return bare.with_values(self._reads.get(key, ()), self._writes.get(key, ()))
 
     def lines(self) -> Iterator[str]:
@@ -72,7 +70,7 @@ class Operands:
             (kind, name, mine), reads = given, self._reads.get(given, ())
             writes = self._writes.get(given, ())
             if reads or writes:
-                apart = () if kind in _OF_ONE_DEVICE else (mine,)
+                apart = () if kind in ALONE else (mine,)
                 devices.setdefault((kind, name, reads, writes, *apart), []).extend(mine)
         for (kind, name, reads, writes, *_), there in devices.items():
             yield f"  {StepInstruction(kind, name, tuple(there), reads=reads, writes=writes)}"
@@ -83,13 +81,13 @@ class Operands:
         Raises:
             PlanError: the line has another form.
         """
-        read = StepInstruction.parse(line)
-        for devices in zip(read.devices) if read.kind in _OF_ONE_DEVICE else (read.devices,):
-            self.add(replace(read, devices=devices))
+        self.add(StepInstruction.parse(line))
 
 
-def _key(instruction: StepInstruction) -> Key:
-    return instruction.kind, instruction.name, instruction.devices
+def _keys(instruction: StepInstruction) -> list[Key]:
+    """The keys of an instruction: one for each device, if each does it alone."""
+    kind, name, devices = instruction.kind, instruction.name, instruction.devices
+    return [(kind, name, mine) for mine in (zip(devices) if kind in ALONE else [devices])]
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -103,7 +101,8 @@ def text_of(program: StepProgram) -> str:
     lines = [_head(program)]
     titled = {f"stage {stage} {run}:": block for (stage, run), block in program.blocks.items()}
     titled |= {f"pair {a}{f}&{b}{g}:": both for ((a, f), (b, g)), both in program.pairs.items()}
-    for title, block in {"begin:": program.begin, **titled, "end:": program.end}.items():
+    for title, given in {"begin:": program.begin, **titled, "end:": program.end}.items():
+        block = [*apart(given)]
         bare = [replace(i, reads=(), writes=(), frees=()) for i in block]
         pairs = zip(block, operands.filled(bare), strict=True)
         lines += [title, *(f"  {i.short if i == known else i}" for i, known in pairs)]

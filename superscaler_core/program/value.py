@@ -19,6 +19,8 @@ class Role(StrEnum):
     """A result of an op that leaves its segment; the name is the tensor's."""
     ARRIVED = "e"
     """What an edge brings to its readers."""
+    PARTIAL = "part"
+    """What a device adds up, result by result, of the sum that an edge moves."""
     INPUT = "in"
     """A part of the batch."""
     CONSTANT = "const"
@@ -62,7 +64,7 @@ class Role(StrEnum):
 GIVEN = frozenset({Role.INPUT, Role.CONSTANT, Role.STATE, Role.WEIGHT})
 """Roles of values that exist before the step."""
 
-SUMMED = frozenset({Role.SUM, Role.STORED, Role.LOSS})
+SUMMED = frozenset({Role.PARTIAL, Role.SUM, Role.STORED, Role.LOSS})
 """Roles of values that several instructions add to."""
 
 OF_STEP = frozenset(
@@ -70,7 +72,7 @@ OF_STEP = frozenset(
 )
 """Roles of values that all microbatches share."""
 
-IN_BLOCK = frozenset({Role.RESULT, Role.ARRIVED, Role.GRAD})
+IN_BLOCK = frozenset({Role.RESULT, Role.ARRIVED, Role.PARTIAL, Role.GRAD})
 """Roles of values that live only while a stage runs."""
 
 _ROLES = "|".join(sorted((role for role in Role), key=len, reverse=True))

@@ -66,10 +66,13 @@ GOES_BACK = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS})
 """Kinds that compute gradients of a segment's inputs."""
 
 COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.RERUN, *GOES_BACK, Verb.BACKWARD_WEIGHTS})
-"""Kinds that run a segment; each is done by one device alone."""
+"""Kinds that run a segment."""
 
 SWAPS = frozenset({Verb.OUT, Verb.IN})
 """Copies between a device and its host; they wait for no other communication."""
+
+ALONE = COMPUTING | SWAPS | {Verb.HOLD, Verb.KEEP, Verb.RESUME}
+"""Kinds that each device of an instruction does by itself, without waiting for the others."""
 
 MOVES = frozenset({Verb.MOVE, Verb.MOVE_BACK})
 """Communication inside a stage, of a microbatch's values and gradients."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 
 from superscaler_core.graph.graph import Op
+from superscaler_core.graph.once import known_of
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
@@ -25,10 +25,15 @@ from superscaler_core.program.edges import Edges, Reader, input_side, output_sid
 from superscaler_core.program.side import Side, View
 from superscaler_core.program.transfer import Transfer, transfers
 
+MAX_USES = 1 << 14
+"""Bound on cached uses of the parameters of a graph, by parameter and the splits of its readers."""
+
 
 @dataclass(frozen=True, eq=False)
 class Use:
     """A parameter as one set of ops reads it.
+
+    Plans of one graph share the uses that are equal in them, so uses are compared by identity.
 
     Attributes:
         number: number among the uses of the parameter.
@@ -126,18 +131,32 @@ def find_weights(plan: Plan, edges: Edges) -> Weights:
     stage_of = stages_by_op(plan) if has_updates else {}
     uses: list[Use] = []
     storage: dict[PTensor, Side] = {}
-    for tensor in plan.graph.parameters.values():
-        storage[tensor], found = uses_of(plan, edges.deferred, tensor, window_of, stage_of)
+    known = known_of(plan.graph, "uses", MAX_USES)
+    chosen = {
+        op: (
+            plan.op_split(op), window_of.get(op), stage_of.get(op.index),
+            tuple(edges.deferred[op].items()) if op in edges.deferred else None,
+        )
+        for op in plan.graph.ops if op.parameters
+    }  # fmt: skip
+    readers = plan.graph.readers
+    for name, tensor in plan.graph.parameters.items():
+        update = plan.graph.updates[name]
+        stored = plan.op_split(update) if plan.has_parts(update) else plan.devices[0]
+        key = tensor, stored, *((chosen[op], i) for op, i in readers.get(tensor, ()))
+        if key not in known:
+            known[key] = _uses_of(plan, edges.deferred, tensor, window_of, stage_of)
+        storage[tensor], found = known[key]
         uses += found
     return Weights(storage, tuple(uses))
 
 
-def uses_of(
+def _uses_of(
     plan: Plan,
     deferred: Mapping[Op, Mapping[Device, int]],
     tensor: PTensor,
     window_of: Mapping[Op, Window],
-    stage_of: Mapping[int, int] = MappingProxyType({}),
+    stage_of: Mapping[int, int],
 ) -> tuple[Side, tuple[Use, ...]]:
     """Where one parameter is stored, and its uses.
 

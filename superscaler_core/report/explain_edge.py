@@ -19,6 +19,10 @@ MAX_SHARDS = 4
 """Number of shards of an end that are printed."""
 
 
+MOST_NAMES = 8
+"""Most names of edges in a message."""
+
+
 def explain_edge(
     made: Materialized, name: str, topology: rv.Topology | None = None, width: int = 100
 ) -> str:
@@ -47,8 +51,9 @@ def _named(made: Materialized, name: str) -> Edge | Use:
     known |= {use.name: use for use in made.weights.uses}
     if name in known:
         return known[name]
-    last = len(made.edges.all) - 1
-    edges = f"edges of activations are e0 to e{last}, " if last >= 0 else ""
+    first = ", ".join(edge.name for edge in made.edges.all[:MOST_NAMES])
+    more = ", ..." if len(made.edges.all) > MOST_NAMES else ""
+    edges = f"edges of activations are {first}{more}; " if first else ""
     raise PlanError(
         f"there is no edge {name!r}; {edges}uses of weights have the names of parameters; near "
         f"are {', '.join(get_close_matches(name, known, 3, 0.0))}."

@@ -9,7 +9,7 @@ import rvdcomm as rv
 from rvdcomm.units import bytes_text
 from superscaler_core.graph.opaque import opaque_notes
 from superscaler_core.memory.memory import DeviceMemory
-from superscaler_core.plan import Device
+from superscaler_core.plan import Device, Plan
 from superscaler_core.program.events import schedule_of
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.report.move import moves_of
@@ -116,6 +116,7 @@ class Report:
 
 def report_of(
     made: Materialized,
+    plan: Plan,
     memory: Mapping[Device, DeviceMemory],
     topology: rv.Topology | None = None,
     master_dtype: str | None = None,
@@ -123,7 +124,8 @@ def report_of(
     """The report of a plan.
 
     Args:
-        made: the plan.
+        made: the plan with its communication.
+        plan: the plan as its owner has it, with further notes.
         memory: the result of ``memory.memory_of``.
         topology: hosts and links; one host with a port for every device if None.
         master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
@@ -132,7 +134,6 @@ def report_of(
     Raises:
         LayoutError: a device is not in the topology.
     """
-    plan = made.decided or made.plan
     schedule = schedule_of(plan)
     routes = f", {plan.num_routes} routes" if plan.num_routes > 1 else ""
     return Report(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
+from superscaler_core.run.moves import Wait, Way
 from superscaler_core.run.tables import RankEdge, Tables, box_of
 from superscaler_core.run.transport import Transport
-from superscaler_core.run.way import Wait, Way
 
 
 class Carrier:

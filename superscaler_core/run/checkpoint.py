@@ -18,9 +18,8 @@ import rvdcomm as rv
 from rvdcomm.checkpoint import commit_shards, load_shards, reshard, save_shards
 from rvdcomm.whole_file import sync_folder
 from superscaler_core.front_end.state_names import StateNames
-from superscaler_core.run.agreed import Told, agreed
 from superscaler_core.run.tables import Stored, Tables
-from superscaler_core.run.together import ranks_of, texts_of_all
+from superscaler_core.run.together import Told, agreed, ranks_of, texts_of_all
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
 

@@ -1,27 +1,36 @@
-"""Load: creates a trainer from the folder of a generated program."""
+"""Load: trainers of a saved program: of this process, or of all ranks in threads."""
 
 from __future__ import annotations
 
 import itertools
 import linecache
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.ops.modules import FILE as MODULES
 from superscaler_core.ops.modules import load_modules
-from superscaler_core.run.constants import FILE as CONSTANTS
-from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, load_constants
-from superscaler_core.run.program_folder import ProgramFolder
+from superscaler_core.run.program_folder import (
+    CONSTANTS,
+    TOPOLOGY,
+    WEIGHTS,
+    ProgramFolder,
+    load_constants,
+)
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.tables import Tables
 from superscaler_core.run.together import ranks_of, texts_of_all
 from superscaler_core.run.trainer import Trainer
-from superscaler_core.run.transport import DistTransport, Transport
+from superscaler_core.run.transport import Board, DistTransport, ThreadTransport, Transport
+
+T = TypeVar("T")
 
 
 def load(
@@ -117,3 +126,79 @@ def module_of(program: ProgramFolder, rank: int) -> ModuleType:
         load_modules(program.read(MODULES))
     name = f"rank_{rank}.py"
     return _run(program.read(name).decode(), rank, str(program.path(name)))
+
+
+# --- ranks in threads of one process, for tests and for trying a plan ---------------------------
+
+
+def run_threads(
+    folder: str | Path,
+    work: Callable[[Trainer], T],
+    ranks: Mapping[int, Any] | range,
+    *,
+    timeout_secs: float = 60.0,
+    **options: Any,
+) -> dict[int, T]:
+    """Call ``work(trainer)`` on every rank, each in a thread; return the results by rank.
+
+    Communication is by ``rvdcomm.simulate``: it is correct and its bytes are counted, but slow.
+
+    Args:
+        folder: a program that ``Compiled.save`` wrote.
+        work: called on every rank; collective calls must have the same order on all ranks.
+        ranks: ranks of the program.
+        timeout_secs: a rank that waits longer than this for another rank fails.
+        options: options of ``Rank``.
+
+    Raises:
+        Exception: the exception of the first rank that failed.
+    """
+    # Read once, outside the threads: numpy parses headers with `ast`, whose recursion depth CPython
+    # 3.11 and 3.12 count per interpreter, so two threads in it raise SystemError. Every rank has a
+    # copy, because loading a state changes the values.
+    program = ProgramFolder.open(folder)
+    constants = load_constants(program.read(CONSTANTS))
+
+    def serve(transport: ThreadTransport) -> T:
+        own = {name: value.clone() for name, value in constants.items()}
+        made = Rank(module_of(program, transport.rank), transport, own, **options)
+        return work(started(Trainer(made, transport), program))
+
+    return in_threads(serve, ranks, timeout_secs=timeout_secs)
+
+
+def in_threads(
+    work: Callable[[ThreadTransport], T],
+    ranks: Mapping[int, Any] | range,
+    *,
+    timeout_secs: float = 60.0,
+) -> dict[int, T]:
+    """Call ``work`` on every rank, each in a thread with its transport; return the results.
+
+    Args:
+        work: called on every rank.
+        ranks: the ranks.
+        timeout_secs: a rank that waits longer than this for another rank fails.
+
+    Raises:
+        Exception: the exception of the first rank that failed.
+    """
+    board = Board(timeout_secs, len(ranks))
+    results: dict[int, T] = {}
+
+    def serve(rank: int) -> None:
+        try:
+            results[rank] = work(ThreadTransport(rank, board))
+        except BaseException as error:
+            board.fail(error)
+
+    threads = [threading.Thread(target=serve, args=(rank,), daemon=True) for rank in ranks]
+    grad = torch.is_grad_enabled()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.set_grad_enabled(grad)
+    if board.error is not None:
+        raise board.error
+    return results

@@ -1,9 +1,9 @@
-"""Rank: what the instructions of a program do on one rank; runs one training step there."""
+"""Rank: runs the training steps of a program on one rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -11,20 +11,13 @@ from torch import Tensor
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
-from superscaler_core.ops import mix
-from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.host import Host
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.own_samples import OwnSamples
-from superscaler_core.run.pipemare import Discrepancy
-from superscaler_core.run.segment_runner import SegmentRunner
-from superscaler_core.run.tables import Leg, Tables, box_of
-from superscaler_core.run.tape import Tape
+from superscaler_core.run.rank_calls import RankCalls
+from superscaler_core.run.tables import Leg, Tables
 from superscaler_core.run.transport import Transport
-from superscaler_core.run.way import Way
 from superscaler_core.run.weights import WeightStore
-
-_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class RankProgram(Protocol):
@@ -41,10 +34,8 @@ class RankProgram(Protocol):
     def step(self, rank: Any, /) -> None: ...
 
 
-class Rank(SegmentRunner):
-    """Does what the instructions of a program say.
-
-    The tape runs segments, the carrier moves tensors of edges, and the store holds the weights.
+class Rank(RankCalls):
+    """Runs steps: gives the program a batch, and the caller its loss and its results.
 
     Args:
         program: the program.
@@ -69,41 +60,21 @@ class Rank(SegmentRunner):
         host: Host | None = None,
         shares: Rank | None = None,
     ) -> None:
-        self.tables: Tables = program.TABLES
+        tables: Tables = program.TABLES
         host = host or Host(device)
         stored = None if shares is None else shares.weights.stored
-        self.weights: WeightStore = WeightStore(self.tables, transport, dtype, device, host, stored)
-        self.device = torch.device(device)
-        super().__init__(Tape(self.tables.recomputed, self.tables.swapped, host))
-        self._carrier = Carrier(self.tables, transport, self.device)
-        self._step: Callable[[Rank], None] = program.step
-        self._transport = transport
-        self._constants = {name: value.to(device) for name, value in constants.items()}
+        weights = WeightStore(tables, transport, dtype, device, host, stored)
+        own = {name: value.to(device) for name, value in constants.items()}
+        super().__init__(tables, transport, own, weights, torch.device(device), host, seed)
         if shares is not None:
             assert shares.boxes == self.boxes, "both programs store the same"
-            names = {*self.tables.buffers, *self.tables.states, *shares.tables.states}
-            self._constants |= {n: v for n, v in shares._constants.items() if n in names}
-        self._seed, self._num_steps = seed, 0
-        self.trains = any(weight.reduce for weight in self.tables.weights.values())
-        loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
-        num = self.tables.num_microbatches
-        per_update = self.tables.microbatches_per_update or num
-        shares_of = {
-            n: torch.tensor(1.0 / n, dtype=loss_dtype, device=device) for n in (num, per_update)
-        }
-        self._loss_share, self._grad_share = shares_of[num], shares_of[per_update]
-        self.loss_grad = self._grad_share
-        self.discrepancy: Discrepancy | None = None
+            names = {*tables.buffers, *tables.states, *shares.tables.states}
+            own |= {name: value for name, value in shares._constants.items() if name in names}
+        self._step: Callable[[Rank], None] = program.step
+        self._transport = transport
+        self.trains = any(weight.reduce for weight in tables.weights.values())
         self.grad_scale: Callable[[], float] | None = None
-        self._batch: Mapping[str, Tensor | OwnSamples] = {}
-        self._loss: Tensor | None = None
-        self._total = torch.zeros((), dtype=loss_dtype, device=device)
         self.results: Mapping[str, Tensor] = {}
-        self._turn: tuple[int, ...] = ()
-        self._states: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
-        self.updates: Callable[[Sequence[str]], object] = lambda _: None
-        scalar = rv.Box((), ())
-        self._way_of_loss = Way(transport, self.tables.loss, scalar, scalar)
 
     @property
     def draws(self) -> tuple[int, int]:
@@ -213,102 +184,11 @@ class Rank(SegmentRunner):
                     f"{'the same for all microbatches' if dim is None else cut}."
                 )
 
-    def begin(self) -> None:
-        """Refresh the copies of weights that this rank makes from its own storage."""
-        self.weights.begin()
-
-    def update(self, names: Sequence[str], keeps: int = 0) -> None:
-        """Put gradients of parameters where optimizers read them, and run the step's optimizers.
-
-        If ``updates`` does nothing, the caller steps the optimizer after the step.
-
-        Args:
-            names: the parameters.
-            keeps: for an update between microbatches, the number of versions that exist after it.
-        """
-        if not keeps:
-            self.weights.settle(names)
-            self.updates(names)
-            return
-        stored = [name for name in names if name in self.weights.stored]
-        self.weights.update(names, keeps, lambda: self.updates(stored) if stored else None)
-        if self.discrepancy is not None:
-            self.discrepancy.look(self.weights.newest(()))
-
-    def reads(
-        self,
-        stage: Callable[[Rank, int], None],
-        mb: int,
-        version: int,
-        borrowed: Mapping[str, int] = _NOTHING,
-    ) -> None:
-        """Run a stage's forward with a version of its weights; version 0 needs no such call.
-
-        Args:
-            stage: the function of the stage's forward.
-            mb: the microbatch.
-            version: the version of the stage's own weights.
-            borrowed: the versions of copies of weights that belong to other stages.
-        """
-        versions = self.weights.versions
-        versions.read, versions.borrowed = version, borrowed
-        stage(self, mb)
-        versions.read, versions.borrowed = 0, _NOTHING
-
-    def reads_back(
-        self,
-        stage: Callable[[Rank, int], None],
-        mb: int,
-        version: int,
-        borrowed: Mapping[str, int] = _NOTHING,
-    ) -> None:
-        """Like ``reads``, for a backward, whose weights may be corrected (``PipeMare``)."""
-        if self.discrepancy is None:
-            self.reads(stage, mb, version, borrowed)
-            return
-        with self.discrepancy.corrected(self.weights.newest(borrowed)):
-            self.reads(stage, mb, version, borrowed)
-
-    def total_loss(self) -> None:
-        """Sum the losses of all microbatches over all ranks."""
-        total = self._way_of_loss.move(self._loss)
-        assert total is not None, "every rank gets the loss"
-        self._total = total
-
-    # --- arguments of segments ------------------------------------------------------------------
-
-    def input(self, key: str, mb: int) -> Tensor:
-        """A box of a microbatch's input, by its key in ``Tables.boxes``."""
-        name, box = self.tables.boxes[key]
-        shape, _ = self.tables.inputs[name]
-        whole = self._batch[name]
-        if isinstance(whole, OwnSamples):
-            return whole.of(mb, box_of(box)).to(self.device)
-        dim = self.tables.samples_dim(name)
-        part = whole if dim is None else whole.narrow(dim, mb * shape[dim], shape[dim])
-        cut = part[box_of(box).slices_within(rv.Box.of_shape(shape))]
-        return cut.to(self.device)
-
-    def constant(self, name: str) -> Tensor:
-        """A value of the model that depends on no input."""
-        return self._constants[name]
-
     @property
     def changing(self) -> Mapping[str, Tensor]:
         """The buffers that a step may replace the values of."""
         names = {*self.tables.buffers, *self.tables.states}
         return {name: self._constants[name] for name in names if name in self._constants}
-
-    def state(self, name: str, mb: int) -> Tensor:
-        """The value of a buffer for a microbatch; a recomputation gets the same value."""
-        key = name, mb, self._turn
-        if key not in self._states:
-            self._states[key] = self._constants[name].clone()
-        return self._states[key]
-
-    def keep_state(self, name: str, value: Tensor) -> None:
-        """Replace a buffer, for the microbatches that follow."""
-        self._constants[name].copy_(value)
 
     def share_states(self) -> None:
         """Bring buffers that steps replaced to all ranks; collective."""
@@ -349,146 +229,6 @@ class Rank(SegmentRunner):
             if is_folded and name in state and state[name].shape == self._constants[name].shape
             and not torch.equal(state[name].to(self._constants[name]), self._constants[name])
         ]  # fmt: skip
-
-    def use(self, name: str) -> Tensor:
-        """The copy of a weight that segments read."""
-        return self.weights.copy(name)
-
-    # --- weights and their gradients; started communication runs while the rank continues -------
-
-    def fetch(self, names: Sequence[str]) -> None:
-        """Fetch weights to where they are read, for the whole step."""
-        self.weights.fetch(names)
-
-    def start_fetch(self, names: Sequence[str]) -> None:
-        """Start to fetch weights."""
-        self.weights.start_fetch(names)
-
-    def wait_fetch(self, names: Sequence[str]) -> None:
-        """Wait for ``start_fetch``."""
-        self.weights.wait_fetch(names)
-
-    def gather(self, names: Sequence[str]) -> None:
-        """Gather the weights of a window."""
-        self.weights.gather(names)
-
-    def start_gather(self, names: Sequence[str]) -> None:
-        """Start to gather the weights of a window."""
-        self.weights.start_gather(names)
-
-    def wait_gather(self, names: Sequence[str]) -> None:
-        """Wait for ``start_gather``."""
-        self.weights.wait_gather(names)
-
-    def drop(self, names: Sequence[str]) -> None:
-        """Drop the weights of a window."""
-        self.weights.drop(names)
-
-    def reduce(self, names: Sequence[str]) -> None:
-        """Reduce gradients of weights; drop the weights if they were gathered."""
-        self.weights.reduce(names)
-        self._drop_gathered(names)
-
-    def start_reduce(self, names: Sequence[str]) -> None:
-        """Start to reduce gradients of weights; drop the weights if they were gathered."""
-        self.weights.start_reduce(names)
-        self._drop_gathered(names)
-
-    def wait_reduce(self, names: Sequence[str]) -> None:
-        """Wait for ``start_reduce``."""
-        self.weights.wait_reduce(names)
-
-    def _drop_gathered(self, names: Sequence[str]) -> None:
-        self.weights.drop(n for n in names if self.tables.weights[n].windowed == "gather")
-
-    def _rng(self, mb: int) -> int:
-        return mix(self._seed, self._num_steps, mb, *self._turn)
-
-    # --- turns ----------------------------------------------------------------------------------
-
-    def without_grad(self, stage: Callable[[Rank, int], None], mb: int, turn: int) -> None:
-        """Run a stage's forward without gradient: only its results remain.
-
-        Args:
-            stage: the function of the stage's forward.
-            mb: the microbatch.
-            turn: the number of this forward among those of the microbatch.
-        """
-        self._with_grad, self._turn = False, (turn,)
-        stage(self, mb)
-        self._with_grad, self._turn = True, ()
-
-    def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
-        """Keep a result for the next turn; does nothing in the last turn, which is trained."""
-        if not self._with_grad:
-            self.send(name, mb, shard)
-
-    def result(self, name: str, mb: int, shard: Tensor | None) -> None:
-        """Leave a result of the program for ``carry``; only the last turn has results."""
-        if self._with_grad:
-            self.send(name, mb, shard)
-
-    def recycled(self, name: str, mb: int) -> Any:
-        """The result of the turn before; zeros in the first turn."""
-        return self._carrier.recycled(name, mb)
-
-    def add_loss(self, loss: Tensor) -> None:
-        """Add a part of a microbatch's loss."""
-        if not self._with_grad:
-            return
-        share = loss * self._loss_share
-        self._loss = share if self._loss is None else self._loss + share
-
-    # --- edges ----------------------------------------------------------------------------------
-    # These return None where this rank receives nothing; generated code knows where that is.
-
-    def move(self, name: str, shard: Tensor | None) -> Any:
-        """Move the value of an edge from its writers to its readers."""
-        return self._carrier.move(name, shard)
-
-    def move_back(self, name: str, grad: Tensor | None) -> Any:
-        """Move the gradient of an edge from its readers to its writers."""
-        return self._carrier.move_back(name, grad)
-
-    def start_move(self, name: str, shard: Tensor | None) -> None:
-        """Start ``move`` in the background."""
-        self._carrier.start_move(name, shard)
-
-    def wait_move(self, name: str) -> Any:
-        """Wait for ``start_move``, and return the value."""
-        return self._carrier.wait_move(name)
-
-    def start_move_back(self, name: str, grad: Tensor | None) -> None:
-        """Start ``move_back`` in the background."""
-        self._carrier.start_move_back(name, grad)
-
-    def wait_move_back(self, name: str) -> Any:
-        """Wait for ``start_move_back``, and return the gradient."""
-        return self._carrier.wait_move_back(name)
-
-    def send(self, name: str, mb: int, shard: Tensor | None) -> None:
-        """Leave a stage's result for ``carry``."""
-        self._carrier.send(name, mb, shard)
-
-    def carry(self, name: str, mb: int) -> None:
-        """Start to move the result of a microbatch over an edge to another stage."""
-        self._carrier.carry(name, mb)
-
-    def receive(self, name: str, mb: int) -> Any:
-        """Wait for ``carry``, and return the value."""
-        return self._carrier.receive(name, mb)
-
-    def send_grad(self, name: str, mb: int, grad: Tensor | None) -> None:
-        """Leave a gradient for ``carry_back``."""
-        self._carrier.send_grad(name, mb, grad)
-
-    def carry_back(self, name: str, mb: int) -> None:
-        """Start to move a gradient over an edge back to the other stage."""
-        self._carrier.carry_back(name, mb)
-
-    def receive_grad(self, name: str, mb: int) -> Any:
-        """Wait for ``carry_back``, and return the gradient."""
-        return self._carrier.receive_grad(name, mb)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -211,7 +211,7 @@ class Tables:
     def __post_init__(self) -> None:
         # All ranks prepare edges in one order, and optimizers have the parameters in the model's.
         place = {name: number for number, name in enumerate(self.order)}
-        edges = sorted(self.edges.items(), key=lambda pair: int(pair[0][1:]))
+        edges = sorted(self.edges.items(), key=lambda pair: place_of_edge(pair[0]))
         weights = sorted(self.weights.items(), key=lambda pair: place.get(pair[1].name, 0))
         parameters = sorted(self.parameters.items(), key=lambda pair: place.get(pair[0], 0))
         for name, entries in (("edges", edges), ("weights", weights), ("parameters", parameters)):
@@ -221,3 +221,12 @@ class Tables:
         """The dim of an input that has the samples; None if it belongs to all microbatches."""
         shape, _ = self.inputs[name]
         return self.samples.get(name, 0 if shape else None)
+
+
+def place_of_edge(name: str) -> tuple[int, ...]:
+    """The place of an edge in the order of edges, by its name.
+
+    >>> place_of_edge("e12.1") > place_of_edge("e12") > place_of_edge("e3")
+    True
+    """
+    return tuple(map(int, name.removeprefix("e").split(".")))

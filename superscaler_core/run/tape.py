@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from superscaler_core.run.host import Host
+from superscaler_core.run.host import Host, Parcel, Swap, emptied
 from superscaler_core.run.split_backward import SplitBackward
-from superscaler_core.run.swap import Parcel, Swap, emptied
 
 SegmentFunction = Callable[..., tuple[Tensor, ...]]
 """A function of a generated file; its arguments are the seed of its dropout, and tensors."""

@@ -273,13 +273,21 @@ class WeightStore:
     # --- gradients ------------------------------------------------------------------------------
 
     def reduce(self, names: Sequence[str]) -> None:
-        """Move gradients of copies to where the parameters are stored, and sum them there."""
+        """Move gradients of copies to where the parameters are stored, and sum them there.
+
+        Weights that were gathered are dropped.
+        """
         self._add_up(move_many(self._transport, self._reduced(names)))
+        self._drop_gathered(names)
 
     def start_reduce(self, names: Sequence[str]) -> None:
-        """Start to reduce gradients."""
+        """Start to reduce gradients; weights that were gathered are dropped."""
         wait = start_many(self._transport, self._reduced(names))
         self._under_way["reduce", names[0]] = wait
+        self._drop_gathered(names)
+
+    def _drop_gathered(self, names: Sequence[str]) -> None:
+        self.drop(name for name in names if self._tables.weights[name].windowed == "gather")
 
     def wait_reduce(self, names: Sequence[str]) -> None:
         """Wait for a started reduction, and add its result to the gradients."""

@@ -250,6 +250,8 @@ class _Inside:
                 self._start(act)
             elif act.phase is Phase.WAIT:
                 self._wait(act)
+            elif act.wire is None:
+                self._compute(act)
             else:
                 self._do(act)
         taken = tuple((port, (a - base, b - base)) for port, (a, b) in self._ports.taken[first:])
@@ -275,6 +277,17 @@ class _Inside:
         end = self._reserved(start, act.ticks, act.wire)
         self._beside.append((act, start - self._base, end - self._base))
         return end
+
+    def _compute(self, act: Act) -> None:
+        """Run an act on each of its devices as soon as it is free."""
+        clock = self._clock
+        starts: dict[int, list[Device]] = {}
+        for device in act.devices:
+            starts.setdefault(clock[device], []).append(device)
+            clock[device] += act.ticks
+        for start, devices in starts.items():
+            mine = act if len(starts) == 1 else replace(act, devices=tuple(devices))
+            self._span(mine, start, start + act.ticks)
 
     def _do(self, act: Act) -> None:
         """Run an act on its devices in the foreground."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
@@ -23,16 +25,21 @@ class Sums:
         self._made, self._is_first = made, is_first
         self._begun: set[tuple[Device, Use]] = set()
 
-    def of(self, device: Device, segment: Segment) -> list[int]:
-        """Bytes of the gradients that a segment accumulates; call in the order of the backward."""
+    def of(self, devices: Sequence[Device], segment: Segment) -> list[int]:
+        """Bytes of the gradients that a segment accumulates; call in the order of the backward.
+
+        Args:
+            devices: devices on which it accumulates as much.
+            segment: the segment of the first of them.
+        """
         found = []
         for part in reversed(segment.parts):
             for position in part.op.form.trained:
                 use = self._made.weights.of_reader[part.op, position]
                 is_new = self._is_first or use.window is not None
-                if (device, use) in self._begun or not is_new:
+                if (devices[0], use) in self._begun or not is_new:
                     dtype = part.op.form.inputs[position].dtype
                     box, _ = part.form.inputs[position]
                     found.append(box.num_elements * ITEM_BYTES[dtype])
-                self._begun.add((device, use))
+                self._begun |= {(device, use) for device in devices}
         return found

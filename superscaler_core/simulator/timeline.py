@@ -193,7 +193,7 @@ class Stepper:
 
     def _updates(self) -> Iterator[Act]:
         """The updates of a step on every device, all together."""
-        updates = (i for i in self._made.end if i.kind is Verb.UPDATE)
+        updates = (i for i in self._made.step_program.end if i.kind is Verb.UPDATE)
         for device in sorted({device for update in updates for device in update.devices}):
             yield Act("optimizer", (device,), ticks(self._optimizer_secs[device]))
 
@@ -268,5 +268,5 @@ class Stepper:
     def _awaited(self, stage: int, is_back: bool) -> Iterable[tuple[Edge, Mapping[Device, object]]]:
         """The edges whose carries a stage waits for, with the devices that wait."""
         if is_back:
-            return [(e, e.src.shards) for e in self._made.crossing_from(stage) if e.backward]
-        return [(e, e.dst.shards) for e in self._made.crossing_to(stage)]
+            return [(e, e.src.shards) for e in self._made.edges.leaving(stage) if e.backward]
+        return [(e, e.dst.shards) for e in self._made.edges.arriving(stage)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
+from typing import Any
 
 from superscaler_core.cost.halves import halves
 from superscaler_core.cost.op_time import OpTimes
@@ -13,11 +15,11 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge, stages_by_op
+from superscaler_core.program.edges import Edge
 from superscaler_core.program.event import Pair, Woven, actions_in, pair_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment
+from superscaler_core.program.segments import Segment, stage_of_segment
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import COMPUTING, GOES_BACK, Phase, Verb
 from superscaler_core.program.weights import Use
@@ -31,7 +33,8 @@ class Act:
 
     Attributes:
         name: name for people.
-        devices: devices that do it together: all begin when the last of them is free.
+        devices: devices that do it together: all begin when the last of them is free. Each of
+            them computes alone, when it is free itself.
         ticks: its duration.
         wire: its load on links; None if it computes.
         is_copy: whether it copies between a device and its host, parallel to all communication.
@@ -104,11 +107,12 @@ class Work:
     ) -> None:
         self._made, self._times, self._wires = made, times, wires
         self._methods, self._master = methods, master_dtype
-        self._stages: dict[tuple[str, int, bool, int | None], tuple[Act, ...]] = {}
+        self._stages: dict[Hashable, Any] = {}
         self._pairs: dict[tuple[Pair, bool, tuple[StepInstruction, ...]], tuple[Act, ...]] = {}
         self._waits: dict[str, Wire] = {}
         self._computing: dict[Segment, _Times] = {}
         self._of_forms: dict[tuple[object, ...], _Times] = {}
+        self._equal: dict[tuple[int, tuple[Device, ...]], tuple[tuple[Device, ...], ...]] = {}
         self._halves: dict[tuple[Op, ...], tuple[tuple[float, float], ...]] = {}
 
     # --- stages ---------------------------------------------------------------------------------
@@ -124,12 +128,24 @@ class Work:
         block = self._made.block(action.stage, action.kind)
         named = {i.microbatch for i in block}
         only = action.microbatch if action.microbatch in named else None
-        key = action.kind, action.stage, is_first, only
-        if key not in self._stages:
+        known, program = self._stages, self._made.stages[action.stage]
+        key: tuple[object, ...] = action.kind, action.stage, is_first, only
+        if block is program.whole.get(action.kind):
+            # Other plans have the same stage.
+            known, key = program.known, (*key, *self._asked)
+        if key not in known:
             mine = [i for i in block if i.is_for(action.microbatch)]
-            is_apart = ActionKind.RECOMPUTE in self._made.stage_kinds[action.stage]
-            self._stages[key] = tuple(self._acts(mine, Sums(self._made, is_first), is_apart))
-        return self._stages[key]
+            acts = tuple(self._acts(mine, Sums(self._made, is_first), action.stage))
+            # The profile is compared by identity, so the entry keeps it alive.
+            known[key] = acts, self._times.profile
+        found: tuple[Act, ...] = known[key][0]
+        return found
+
+    @cached_property
+    def _asked(self) -> tuple[object, ...]:
+        """All that the times of a stage depend on besides the stage."""
+        profile, topology = id(self._times.profile), self._wires.topology
+        return profile, topology, self._methods, self._master, self._made.plan.on_host
 
     def pair(self, event: Woven, *, is_first: bool = False) -> Sequence[Act]:
         """The acts of two actions that run as one; ``is_first`` is about the backward."""
@@ -138,29 +154,31 @@ class Work:
         if key not in self._pairs:
             made, actions = self._made, actions_in(event)
             sums = [Sums(made, is_first) for _ in actions]
-            apart = [ActionKind.RECOMPUTE in made.stage_kinds[run.stage] for run in actions]
             self._pairs[key] = tuple(
                 replace(act, half=half)
                 for instruction in mine
                 for half in [instruction.half or 0]
-                for act in self._acts([instruction], sums[half], apart[half])
+                for act in self._acts([instruction], sums[half], actions[half].stage)
             )
         return self._pairs[key]
 
-    def _acts(self, block: Sequence[StepInstruction], sums: Sums, is_apart: bool) -> Iterable[Act]:
-        """The acts of a block; with ``is_apart``, segments are recomputed in a run of their own."""
+    def _acts(self, block: Sequence[StepInstruction], sums: Sums, stage: int) -> Iterable[Act]:
+        """The acts of a block of a stage."""
         for instruction in block:
-            kind = instruction.kind
-            if kind in COMPUTING:
-                (device,) = instruction.devices
-                what = self._made.subject(instruction)
-                act = self._segment(device, what, kind, is_apart)
-                if kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS):
-                    secs = sum(map(self._times.sum_secs, sums.of(device, what)))
-                    act = replace(act, ticks=act.ticks + ticks(secs))
-                yield act
+            if instruction.kind in COMPUTING:
+                for devices in self._alike(stage, instruction.devices):
+                    yield self._segment(instruction, devices, sums, stage)
             else:
                 yield from self._in_phase(instruction)
+
+    def _alike(self, stage: int, devices: tuple[Device, ...]) -> Iterable[tuple[Device, ...]]:
+        """Devices whose parts of a stage have equal shapes, together."""
+        key = stage, devices
+        if key not in self._equal:
+            numbers = self._made.stages[stage].shapes
+            rows = groupby(sorted(devices, key=numbers.__getitem__), numbers.__getitem__)
+            self._equal[key] = tuple(tuple(mine) for _, mine in rows)
+        return self._equal[key]
 
     def _in_phase(self, instruction: StepInstruction) -> Iterable[Act]:
         """The acts of a communication, or of its start or its wait."""
@@ -193,10 +211,15 @@ class Work:
             case Verb.LOSS:
                 return self._each("loss", self._made.loss)
             case Verb.OUT | Verb.IN:
-                return self._swap(kind, instruction.devices[0], what)
+                return self._swap(instruction)
         return ()
 
-    def _segment(self, device: Device, segment: Segment, kind: Verb, is_apart: bool) -> Act:
+    def _segment(
+        self, instruction: StepInstruction, devices: tuple[Device, ...], sums: Sums, stage: int
+    ) -> Act:
+        """An instruction that runs a segment, on devices that take equally long."""
+        kind = instruction.kind
+        segment = self._made.segment(instruction.name, devices[0])
         times = self._computing.get(segment)
         if times is None:
             # Devices and layers whose parts have equal forms share these times.
@@ -206,10 +229,14 @@ class Work:
                 times = self._of_forms[forms] = self._secs(segment)
             self._computing[segment] = times
         secs = times.of(kind)
+        is_apart = ActionKind.RECOMPUTE in self._made.stage_kinds[stage]
         if kind in GOES_BACK and segment.recompute and not is_apart:
             secs += times.forward
+        count = ticks(secs + self._times.profile.segment_secs)
+        if kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS):
+            count += ticks(sum(map(self._times.sum_secs, sums.of(devices, segment))))
         name = segment.parts[0].op.module or segment.parts[0].op.kind
-        return Act(name, (device,), ticks(secs + self._times.profile.segment_secs))
+        return Act(name, devices, count)
 
     def _secs(self, segment: Segment) -> _Times:
         # Devices that run the same ops share these results.
@@ -226,20 +253,17 @@ class Work:
             num_split += bool(i_share and w_share)
         return _Times(forward, inputs, weights, num_split * self._times.profile.split_secs)
 
-    def _swap(self, kind: Verb, device: Device, segment: Segment) -> Iterable[Act]:
+    def _swap(self, instruction: StepInstruction) -> Iterable[Act]:
         """Copy the kept values of a segment to the host or back."""
-        stage = self._stage_of[segment.parts[0].op.index]
-        forward = footprints(self._made, device, self._master)[ActionKind.FORWARD, stage]
-        name = "to host" if kind is Verb.OUT else "from host"
-        wire = self._copy(device, forward.parcel_bytes[segment.name])
-        yield Act(name, (device,), wire.ticks, wire, is_copy=True)
+        run = ActionKind.FORWARD, stage_of_segment(instruction.name)
+        name = "to host" if instruction.kind is Verb.OUT else "from host"
+        for device in instruction.devices:
+            forward = footprints(self._made, device, self._master)[run]
+            wire = self._copy(device, forward.parcel_bytes[instruction.name])
+            yield Act(name, (device,), wire.ticks, wire, is_copy=True)
 
     def _copy(self, device: Device, num_bytes: int) -> Wire:
         return self._wires.copy(device, num_bytes, self._times.profile.host_bytes_per_sec)
-
-    @cached_property
-    def _stage_of(self) -> Mapping[int, int]:
-        return stages_by_op(self._made.plan)
 
     # --- weights --------------------------------------------------------------------------------
 
@@ -274,13 +298,13 @@ class Work:
     def begin(self) -> tuple[Act, ...]:
         """The acts at the start of a step."""
         alone = [use for use in self._made.weights.uses if not (use.fetch or use.is_fetched)]
-        acts = (act for i in self._made.begin for act in self._in_phase(i))
+        acts = (act for i in self._made.step_program.begin for act in self._in_phase(i))
         return (*self._host_copies("from host", alone, None), *acts)
 
     @cached_property
     def end(self) -> tuple[Act, ...]:
         """The acts at the end of a step, before the optimizer."""
-        end = self._made.end
+        end = self._made.step_program.end
         reduced = {use for i in end if i.kind is Verb.REDUCE for use in self._made.uses_of(i)}
         uses = [use for use in self._made.weights.uses if use.window is None and use.reduce]
         alone = [use for use in uses if use not in reduced]

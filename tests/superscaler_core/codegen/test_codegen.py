@@ -8,9 +8,8 @@ import pytest
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.codegen.names import Names
-from superscaler_core.codegen.statement import Expression, Statement, freed
+from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import index_text, wrapped
-from superscaler_core.codegen.totals import Totals
 from superscaler_core.graph.invocation import Invocation
 from tests.superscaler_core.small import branched, on_one, two_linears
 
@@ -137,17 +136,6 @@ def test_in_place_sum_counts_as_a_read_of_its_target() -> None:
     total = Statement("y += z", ("y",), ("z",))
     lines = [made("y", "x"), made("z", "x"), total, made("u", "y"), made("v", "u")]
     assert freed(lines)[2:6] == ["y += z", "del z", "u = f(y)", "del y"]
-
-
-def test_totals_allocate_once_and_then_add_in_place() -> None:
-    totals, a = Totals(Names()), Expression.of("a")
-    assert totals.of("k") is None
-    assert totals.add("k", "sum", a) == []
-    assert totals.of("k") == a
-    piece = Expression("b[1:]", ("b",))
-    assert totals.add("k", "sum", piece) == [Statement("sum = a + b[1:]", ("sum",), ("a", "b"))]
-    assert totals.add("k", "sum", a) == [Statement("sum += a", ("sum",), ("a",))]
-    assert totals.of("k") == Expression.of("sum")
 
 
 def test_partial_sums_on_one_device_are_accumulated_and_deleted() -> None:

@@ -20,7 +20,7 @@ from superscaler_core.parallel import Programs, SProgram
 from superscaler_core.plan import Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.run.evaluate import evaluate
-from superscaler_core.run.threads import run_threads
+from superscaler_core.run.load import run_threads
 
 X = torch.randn(4, 6, dtype=torch.float64)
 

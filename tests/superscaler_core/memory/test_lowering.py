@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,10 +12,11 @@ import torch
 import superscaler_core as ss
 from superscaler_core.known import Known
 from superscaler_core.memory import footprint
-from superscaler_core.memory.effects import LOSS_GRAD, NOTHING, StageEffects
+from superscaler_core.memory.effects import StageEffects
 from superscaler_core.memory.fold import Fold
 from superscaler_core.memory.footprint import Footprint, footprints
 from superscaler_core.memory.lowering import Lowering
+from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.models.gpt import GPT, GPTConfig
 from superscaler_core.plan import Keep
@@ -48,13 +48,18 @@ CASES: dict[str, Callable[[], ss.Compiled]] = {
 }
 
 
-def effects_of(program: ss.Compiled, stage: int, device: int) -> StageEffects:
+def lowering_of(program: ss.Compiled, stage: int, device: int) -> Lowering:
     made = program.materialized
-    return Lowering(made, stage, [device], StoredMemory(made, program.master_dtype)).effects()
+    return Lowering(made, stage, [device], StoredMemory(made, program.master_dtype))
+
+
+def effects_of(program: ss.Compiled, stage: int, device: int) -> StageEffects:
+    return lowering_of(program, stage, device).effects()
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footprint, "_KNOWN", Known(footprint.MAX_STAGES))
+    monkeypatch.setattr(footprint, "_OUTLINES", Known(footprint.MAX_STAGES))
     monkeypatch.setattr(footprint, "_FOUND", WeakKeyDictionary())
 
 
@@ -70,21 +75,18 @@ def all_footprints(program: ss.Compiled, devices: Sequence[int]) -> Mapping[Any,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_value_is_freed_once_after_its_last_use(name: str) -> None:
+def test_nothing_is_left_after_a_forward_and_its_backward_but_what_is_outside(name: str) -> None:
     program = CASES[name]()
     for device, stage in [
         (d, s) for s, p in enumerate(program.materialized.stages) for d in p.steps
     ]:
-        effects = effects_of(program, stage, device)
-        staying = {NOTHING, LOSS_GRAD, *dict(effects.outside)}
+        lowering = lowering_of(program, stage, device)
+        effects = lowering.effects()
+        fold = Fold(effects, lowering.function)
         for _, run in effects.runs:
-            used = Counter(number for effect in run for number in {*effect.uses} - staying)
-            for effect in run:
-                used.subtract({*effect.uses} - staying)
-                if effect.do is Fold.free:
-                    (values,) = effect.args
-                    assert all(used.pop(number) == 0 for number in values)
-            assert not used
+            fold.run(run)
+            assert fold.values.keys() == dict(effects.outside).keys()
+        assert (fold.account.now_bytes, fold.host.now_bytes) == (0, 0)
 
 
 def test_stages_of_equal_layers_have_equal_effects() -> None:
@@ -98,6 +100,43 @@ def test_stages_of_equal_layers_have_equal_effects() -> None:
 def test_stage_with_recomputation_has_other_effects() -> None:
     plain, saving = compiled("hybrid", pp=2), compiled("hybrid", pp=2, keep=Keep.SEGMENT_INPUTS)
     assert effects_of(plain, 0, 0) != effects_of(saving, 0, 0)
+
+
+# --- outlines -----------------------------------------------------------------------------------
+
+
+def outlines_of(program: ss.Compiled) -> Iterator[tuple[Hashable, StageEffects]]:
+    """The outline and the effects of every stage on every device."""
+    made = program.materialized
+    stored = StoredMemory(made, program.master_dtype)
+    for stage, steps in enumerate(made.stages):
+        for device in steps.steps:
+            yield outline(made, stage, [device], stored), effects_of(program, stage, device)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plans_that_are_made_twice_have_equal_outlines(name: str) -> None:
+    first, second = (list(outlines_of(CASES[name]())) for _ in range(2))
+    assert first == second
+    assert len({key for key, _ in first}) == len(first)
+
+
+def test_equal_outlines_have_equal_effects() -> None:
+    """Options that change what a stage does change its outline."""
+    variants = [
+        *(make() for make in CASES.values()),
+        *(compiled("hybrid", pp=2, keep=keep) for keep in (None, *Keep)),
+        *(compiled("hybrid", pp=2, tp=2, zero1=zero1) for zero1 in (False, True)),
+        *(compiled(name) for name in ("zero1", "zero2", "zero_offload", "zero3_offload")),
+        *(Case("zero3", 4, overlap=ss.Overlap(prefetch=n)).compiled() for n in (0, 1)),
+        *(Case("megatron", 4, overlap=ss.Overlap(moves=on)).compiled() for on in (False, True)),
+        Case("one_f_one_b", 2, {"microbatches": 3}, rewrite="late").compiled(),
+        Case("one_f_one_b", 2, {"microbatches": 3}).compiled(),
+    ]
+    found: dict[Hashable, StageEffects] = {}
+    for program in variants:
+        for key, effects in outlines_of(program):
+            assert found.setdefault(key, effects) == effects
 
 
 # --- footprints of known effects ----------------------------------------------------------------

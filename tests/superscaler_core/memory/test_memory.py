@@ -22,7 +22,7 @@ from superscaler_core.memory.footprint import footprints
 from superscaler_core.memory.held import held_of, in_flight
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Plan
-from superscaler_core.run.threads import run_threads
+from superscaler_core.run.load import run_threads
 from superscaler_core.run.trainer import Trainer
 
 SMALL = {"width": 32, "heads": 4, "sequence": 16, "vocabulary": 48}
@@ -239,9 +239,9 @@ def test_named_tensors_are_within_ten_percent_of_the_bytes_a_forward_keeps(
 ) -> None:
     sizes = {"width": 64, "sequence": 32, "vocabulary": 100} if name in ("gpt", "moe") else {}
     made = compiled(graph_of(name, **sizes), plan_name, num_devices).materialized
-    held = held_of(made, 0, made.stages[0].steps[0])
+    held = held_of(made.stages[0].steps[0])
     inputs = {t.name for t in made.plan.graph.inputs}
-    named = sum(s.num_bytes for s in held if s.name not in inputs)
+    named = sum(num_bytes for name, num_bytes in held.items() if name not in inputs)
     assert named == pytest.approx(footprints(made, 0)["F", 0].kept.activations, rel=0.1)
 
 

@@ -9,7 +9,8 @@ import torch
 
 from superscaler_core.known import Known
 from superscaler_core.memory import trace
-from superscaler_core.memory.piece import Layouts, Located, MemoryPiece, MemoryPool, Strided
+from superscaler_core.memory.account import Located, MemoryPiece, MemoryPool, layouts_of
+from superscaler_core.memory.meta import Strided
 from superscaler_core.memory.trace import Drop, Stretch, TracedCalls, TracedFunction, WeightGrad
 from superscaler_core.program.verb import Verb
 from tests.superscaler_core.memory.test_lowering import compiled, forget
@@ -35,13 +36,13 @@ def test_trace_of_a_product_keeps_what_its_backward_reads() -> None:
     gradients.
     """
     calls = TracedCalls(TracedFunction("product", lambda: product, num_inputs=1))
-    given = Layouts.of([located(6, 10), located(10, 14, is_trained=True)])
+    given = layouts_of([located(6, 10), located(10, 14, is_trained=True)])
     forward = calls.trace(Verb.FORWARD, given)
     size = 6 * 14 * 4
     assert forward.happenings == (Stretch(2 * size, 0, (size, 4)),)
     assert [lying.number for lying in forward.results] == [2]
     assert forward.kept == (0, 1, 2, 3)
-    back = calls.trace(Verb.BACKWARD, Layouts.of([located(6, 14)]))
+    back = calls.trace(Verb.BACKWARD, layouts_of([located(6, 14)]))
     assert WeightGrad(1) in back.happenings
     assert {what.number for what in back.happenings if isinstance(what, Drop)} == {0, 1, 2, 3}
     assert [lying.number for lying in back.results] == [5]
@@ -50,13 +51,13 @@ def test_trace_of_a_product_keeps_what_its_backward_reads() -> None:
 
 @pytest.mark.usefixtures("nothing_known")
 def test_backward_is_traced_although_its_forward_was_known() -> None:
-    given = Layouts.of([located(6, 10), located(10, 14, is_trained=True)])
+    given = layouts_of([located(6, 10), located(10, 14, is_trained=True)])
     found = []
     for grads in (located(6, 14), located(6, 14), located(6, 1)):
         calls = TracedCalls(TracedFunction("product", lambda: product, num_inputs=1))
         calls.trace(Verb.FORWARD, given)
         lying = Located(grads.piece, grads.form._replace(shape=(6, 14), stride=(1, 0)))
-        found.append(calls.trace(Verb.BACKWARD, Layouts.of([lying])))
+        found.append(calls.trace(Verb.BACKWARD, layouts_of([lying])))
     assert len(trace._TRACES) == 3
     assert found[0] is found[1]
 
@@ -78,7 +79,7 @@ def test_collector_changes_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
         gc.set_threshold(threshold)
         try:
             calls = TracedCalls(TracedFunction("cyclic", lambda: cyclic))
-            return calls.trace(Verb.COMPUTE, Layouts.of([located(6, 10)]))
+            return calls.trace(Verb.COMPUTE, layouts_of([located(6, 10)]))
         finally:
             gc.set_threshold(*before)
 
@@ -124,7 +125,7 @@ def test_piece_is_freed_with_its_last_holder_and_its_copy_after_it() -> None:
 def test_tensors_made_from_layouts_keep_their_shared_storage() -> None:
     whole, other = located(4, 6), located(3, 1)
     part = Located(whole.piece, Strided.of(torch.empty(4, 6)[1:, ::2]))
-    layouts = Layouts.of([whole, part, None, other])
+    layouts = layouts_of([whole, part, None, other])
     assert layouts.sizes == (4 * 6 * 4, 3 * 4)
     first, second, nothing, third = layouts.made()
     assert nothing is None
@@ -133,6 +134,12 @@ def test_tensors_made_from_layouts_keep_their_shared_storage() -> None:
     assert third is not None
     assert list(map(Strided.of, (first, second, third))) == [whole.form, part.form, other.form]
     assert first.untyped_storage() is second.untyped_storage()
+
+
+def test_form_of_a_box_is_that_of_a_slice() -> None:
+    x = torch.empty(6, 10, 14).transpose(0, 2)[1:]
+    assert Strided.of(x).within(((2, 9), (0, 10), (5, 5))) == Strided.of(x[2:9, :, 5:5])
+    assert Strided.of(x).within(None) == Strided.of(x)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0, 4), (1, 5, 3)])

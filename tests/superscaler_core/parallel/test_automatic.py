@@ -13,7 +13,7 @@ from superscaler_core.errors import CoverageError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel import SProgram, automatic
 from superscaler_core.parallel.automatic import AutoOptions, searched
-from superscaler_core.run.threads import in_threads
+from superscaler_core.run.load import in_threads
 from superscaler_core.run.transport import Transport
 from tests.superscaler_core.parallel.test_sample_flow import batch, model
 from tests.superscaler_core.parallel.threads import on_threads

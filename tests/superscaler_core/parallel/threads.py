@@ -10,7 +10,7 @@ import superscaler_core as ss
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel import Programs, SProgram
 from superscaler_core.parallel.programs import Made
-from superscaler_core.run.threads import in_threads
+from superscaler_core.run.load import in_threads
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from superscaler_core.errors import PlanError
 from superscaler_core.program.event import Carry, Event, Woven
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.step_program import StepProgram
@@ -34,6 +35,15 @@ class Mutant:
     change: str
     what: str
     program: StepProgram
+
+
+def is_accepted(program: StepProgram) -> bool:
+    """Whether the check accepts a program."""
+    try:
+        program.check()
+    except PlanError:
+        return False
+    return True
 
 
 def mutant(program: StepProgram, rng: random.Random) -> Mutant:

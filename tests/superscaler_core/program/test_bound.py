@@ -11,12 +11,14 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plans import PLANS
+from superscaler_core.program.bound import check_bound
 from superscaler_core.program.event import Carry
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
-from superscaler_core.program.verb import MOVES, OWN, Verb
+from superscaler_core.program.verb import MOVES, OF_WEIGHTS, OWN, Verb
+from superscaler_core.schedules import ActionKind
 from tests.superscaler_core.program.few import FEW, compiled
 from tests.superscaler_core.program.test_step_program import CASES
 from tests.superscaler_core.training import Case
@@ -79,7 +81,9 @@ def test_a_program_of_another_model_is_refused() -> None:
 
 
 def test_a_program_of_another_plan_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"F stage0_segment0 on 0: .*: in the plan its values are"):
+    with pytest.raises(
+        PlanError, match=r"F stage0_segment0 on 0,1: .*: in the plan its values are"
+    ):
         compiled("windows").with_program(compiled("moves").step_program)
 
 
@@ -93,6 +97,36 @@ def test_a_move_of_another_value_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(PlanError, match=f"{move.kind} {move.name} .*: in the plan its values are"):
         own.with_program(program)
+
+
+def test_an_instruction_in_a_block_of_another_stage_is_refused() -> None:
+    """A segment of stage 0 could run in stage 1, by its values, but stages have their own."""
+    for mechanism in ("routes", "stages"):
+        own = compiled(mechanism).step_program
+        for run in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            for moved in own.blocks[0, run]:
+                here = tuple(i for i in own.blocks[0, run] if i is not moved)
+                there = (*own.blocks[1, run], moved)
+                program = replace(own, blocks={**own.blocks, (0, run): here, (1, run): there})
+                with pytest.raises(PlanError, match="the plan has no such instruction"):
+                    check_bound(program, own)
+
+
+def test_communication_of_the_step_in_a_stage_of_other_devices_is_refused() -> None:
+    """Only the devices of a stage run its block; the others would not come."""
+    own = compiled("routes").step_program
+    of_weights = [i for i in (*own.begin, *own.end) if i.kind in OF_WEIGHTS]
+    assert of_weights
+    for moved in of_weights:
+        for key, block in own.blocks.items():
+            program = replace(
+                own,
+                begin=tuple(i for i in own.begin if i is not moved),
+                end=tuple(i for i in own.end if i is not moved),
+                blocks={**own.blocks, key: (*block, moved)},
+            )
+            with pytest.raises(PlanError, match=rf"does not run stage {key[0]}"):
+                check_bound(program, own)
 
 
 def test_a_transfer_that_the_plan_does_not_have_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -10,25 +11,30 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.check import effects_of
+from superscaler_core.program import check as check_module
+from superscaler_core.program.check import representatives
+from superscaler_core.program.effect import effects_of
 from superscaler_core.program.event import Carry
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import Phase, Verb
 from tests.superscaler_core.program.few import FEW, compiled
-from tests.superscaler_core.program.mutants import Place, blocks_of, with_block
+from tests.superscaler_core.program.mutants import Place, blocks_of, is_accepted, mutant, with_block
 from tests.superscaler_core.small import two_linears
 
 # --- effects ------------------------------------------------------------------------------------
 
 Live = dict[Device, set[str]]
 
+DEVICES = range(4)
+"""All devices of the programs here, and more."""
+
 
 def live_after(block: Iterable[StepInstruction], before: Live, kind: str) -> Live:
     """The values of a kind that exist on every device after the instructions of a block."""
     live = {device: set(values) for device, values in before.items()}
     for instruction in block:
-        alone = effects_of([instruction], is_whole=False)
+        alone = effects_of([instruction], instruction.devices, is_whole=False)
         for device, effect in getattr(alone, kind).items():
             assert effect.needs <= live[device]
             assert live[device].isdisjoint(effect.fresh)
@@ -42,7 +48,7 @@ def test_the_effect_of_a_block_is_that_of_its_instructions_in_order(
     mechanism: str, kind: str
 ) -> None:
     for block in compiled(mechanism).step_program.all_blocks:
-        effects = getattr(effects_of(block), kind)
+        effects = getattr(effects_of(block, DEVICES), kind)
         needed = {device: effect.needs for device, effect in effects.items()}
         after = {d: (e.needs - e.frees) | e.makes for d, e in effects.items()}
         assert live_after(block, needed, kind) == after
@@ -52,7 +58,7 @@ def test_the_effect_of_a_block_is_that_of_its_instructions_in_order(
 def test_a_block_without_a_value_that_it_needs_stops_at_its_reader(mechanism: str) -> None:
     for block in compiled(mechanism).step_program.all_blocks:
         for kind in ("of_microbatch", "of_step"):
-            effects = getattr(effects_of(block), kind)
+            effects = getattr(effects_of(block, DEVICES), kind)
             needed = {device: set(effect.needs) for device, effect in effects.items()}
             for device, keys in needed.items():
                 for key in sorted(keys):
@@ -155,6 +161,24 @@ def test_named_mutants_are_refused(name: str) -> None:
     StepProgram.parse(text).check()
     with pytest.raises(PlanError, match=words):
         StepProgram.parse(change(text)).check()
+
+
+@pytest.mark.parametrize("mechanism", FEW)
+def test_one_of_several_alike_devices_is_refused_for_all_of_them(
+    mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = compiled(mechanism).step_program
+    assert set(representatives(program)) <= set(program.devices)
+    rng = random.Random(mechanism)
+    changed = [mutant(program, rng).program for _ in range(40)]
+    answers = [is_accepted(one) for one in changed]
+    monkeypatch.setattr(check_module, "representatives", lambda program: program.devices)
+    assert [is_accepted(one) for one in changed] == answers
+
+
+def test_alike_devices_have_one_representative() -> None:
+    assert representatives(compiled("moves").step_program) == (0,)
+    assert representatives(compiled("stages").step_program) == (0, 2)
 
 
 # --- every kind of instruction ------------------------------------------------------------------

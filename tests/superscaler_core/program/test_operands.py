@@ -7,10 +7,12 @@ import pytest
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import COMPUTING, OWN, Verb
+from superscaler_core.schedules import ActionKind
 from tests.superscaler_core.program.few import FEW, compiled
 
+F = ActionKind.FORWARD
 RUNS = (Verb.FORWARD, Verb.COMPUTE)
-OWN_WRITES = (Role.KEPT, Role.STATE, Role.LOSS)
+OWN_WRITES = (Role.KEPT, Role.STATE, Role.LOSS, Role.PARTIAL)
 
 
 @pytest.mark.parametrize("mechanism", FEW)
@@ -35,6 +37,21 @@ def test_a_backward_adds_to_the_gradients_of_what_its_forward_reads(mechanism: s
             grads = [v.name for v in i.writes if v.role is Role.GRAD]
             assert grads == [f"{held.value} by {i.name}" for held in mine.inputs]
             assert [v.name for v in i.writes if v.role is Role.SUM] == list(mine.trained)
+
+
+def test_a_move_of_a_sum_reads_the_partial_sum_to_which_its_summands_were_added() -> None:
+    (stage,) = compiled("spans").materialized.stages
+    flow, block = stage.flow(0), [i for i in stage.order[F] if 0 in i.devices]
+    summed = {edge for edges in flow.summands.values() for edge in edges}
+    assert summed
+    for edge in summed:
+        partial = Value(Role.PARTIAL, edge.name)
+        makers = [i for i in block if any(partial.is_same(value) for value in i.writes)]
+        made = {value for i in makers for value in i.writes if value.role is Role.RESULT}
+        assert made >= {held.value for held in flow.sent[edge]}
+        (move,) = (i for i in block if i.name == edge.name)
+        assert [value.key for value in move.given_reads] == [partial.key]
+        assert block.index(move) > max(map(block.index, makers))
 
 
 @pytest.mark.parametrize("mechanism", FEW)

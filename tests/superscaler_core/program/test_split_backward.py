@@ -47,8 +47,8 @@ def test_input_gradients_move_while_weight_gradients_are_computed(plan: str) -> 
     assert len(found) >= 4
     for wait in found:
         between = under_way(block, wait)
-        computing = {i.devices for i in between if i.kind is Verb.BACKWARD_WEIGHTS}
-        assert computing == {(0,), (1,)}
+        weights = [i for i in between if i.kind is Verb.BACKWARD_WEIGHTS]
+        assert {device for i in weights for device in i.devices} == {0, 1}
         assert all(i.kind in (Verb.BACKWARD_WEIGHTS, Verb.MOVE_BACK) for i in between)
 
 
@@ -61,7 +61,7 @@ def test_forward_moves_overlap_with_independent_computation(case: Case) -> None:
     for wait in found:
         between, edge = under_way(block, wait), made.subject(block[wait])
         computing = [i for i in between if i.kind in COMPUTING]
-        assert any(i.devices[0] in edge.devices for i in computing)
+        assert any(not set(edge.devices).isdisjoint(i.devices) for i in computing)
         ops = {part.op for i in computing for part in made.subject(i).parts}
         assert all(edge.tensor not in op.outputs for op in ops)
 

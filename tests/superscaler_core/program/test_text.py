@@ -6,11 +6,10 @@ import random
 
 import pytest
 
-from superscaler_core.errors import PlanError
 from superscaler_core.program.freed import freed_block
 from superscaler_core.program.step_program import StepProgram
 from tests.superscaler_core.program.few import FEW, compiled
-from tests.superscaler_core.program.mutants import blocks_of, mutant, with_block
+from tests.superscaler_core.program.mutants import blocks_of, is_accepted, mutant, with_block
 
 
 @pytest.mark.parametrize("mechanism", FEW)
@@ -46,14 +45,6 @@ def test_every_change_that_the_check_accepts_is_read_back(mechanism: str) -> Non
     accepted = [one for one in changed if is_accepted(one)]
     assert accepted
     assert [str(one) for one in accepted if StepProgram.parse(str(one)) != one] == []
-
-
-def is_accepted(program: StepProgram) -> bool:
-    try:
-        program.check()
-    except PlanError:
-        return False
-    return True
 
 
 def test_devices_that_do_the_same_share_a_line_of_values() -> None:

@@ -10,9 +10,8 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core.plan import Keep
-from superscaler_core.run.load import module_from
+from superscaler_core.run.load import in_threads, module_from
 from superscaler_core.run.rank import Rank
-from superscaler_core.run.threads import in_threads
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import ThreadTransport
 from tests.matrix import part

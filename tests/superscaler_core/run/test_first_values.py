@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from superscaler_core.run.first_values import share_buffers
-from superscaler_core.run.threads import in_threads
+from superscaler_core.run.load import in_threads
 from superscaler_core.run.transport import Transport
 
 

@@ -14,7 +14,7 @@ from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.plan import Keep
 from superscaler_core.program.segments import Segment
 from superscaler_core.report.explain import split_text
-from superscaler_core.run.swap import Parcel, Swap
+from superscaler_core.run.host import Parcel, Swap
 from superscaler_core.run.trainer import Trainer
 from tests.superscaler_core.recorder import Recorder
 from tests.superscaler_core.training import Case, difference, train

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from superscaler_core.errors import CaptureError, PlanError
+from superscaler_core.run.load import in_threads
 from superscaler_core.run.same_call import Request, SameCall
-from superscaler_core.run.threads import in_threads
 from superscaler_core.run.transport import Transport
 
 RANKS = (0, 1, 2)

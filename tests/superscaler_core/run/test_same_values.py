@@ -11,7 +11,7 @@ from torch import Tensor
 
 import superscaler_core as ss
 from superscaler_core.parallel import Programs, SProgram
-from superscaler_core.run.threads import in_threads
+from superscaler_core.run.load import in_threads
 from tests.superscaler_core.parallel.small_nets import batch, net
 from tests.superscaler_core.parallel.threads import on_threads
 

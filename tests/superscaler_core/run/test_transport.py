@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from superscaler_core.run.threads import in_threads
+from superscaler_core.run.load import in_threads
 from superscaler_core.run.together import rows_of
 from superscaler_core.run.transport import CPU, DistTransport, Transport
 

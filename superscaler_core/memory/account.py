@@ -1,10 +1,86 @@
-"""Moments: the memory of a device while a stage runs, step by step."""
+"""Account: the memory of a device while a stage runs, piece by piece and step by step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from superscaler_core.memory.piece import MemoryPool
+from superscaler_core.memory.meta import Layouts, Lying, Strided
+
+# --- pieces -------------------------------------------------------------------------------------
+
+
+class MemoryPool:
+    """A memory.
+
+    Attributes:
+        now_bytes: bytes of its pieces.
+    """
+
+    def __init__(self) -> None:
+        self.now_bytes = 0
+
+
+class MemoryPiece:
+    """A piece of memory, which is freed when nobody holds it.
+
+    Args:
+        num_bytes: its size.
+        pool: the memory that it is in; None if it is not counted.
+
+    Attributes:
+        copy: the copy of it in host memory, which lives at least as long.
+    """
+
+    __slots__ = ("_holders", "_pool", "copy", "num_bytes")
+
+    def __init__(self, num_bytes: int, pool: MemoryPool | None) -> None:
+        self.num_bytes, self._pool, self._holders = num_bytes, pool, 0
+        self.copy: MemoryPiece | None = None
+        if pool is not None:
+            pool.now_bytes += num_bytes
+
+    def hold(self) -> MemoryPiece:
+        """Add a holder."""
+        self._holders += 1
+        return self
+
+    def release(self) -> None:
+        """Remove a holder."""
+        self._holders -= 1
+        if self._holders:
+            return
+        if self._pool is not None:
+            self._pool.now_bytes -= self.num_bytes
+        if self.copy is not None:
+            self.copy.release()
+
+    def copied(self, pool: MemoryPool) -> MemoryPiece:
+        """Its copy in another memory, which is made once."""
+        if self.copy is None:
+            self.copy = MemoryPiece(self.num_bytes, pool).hold()
+        return self.copy
+
+
+class Located(NamedTuple):
+    """A tensor: its form, and the piece of memory that it lies in."""
+
+    piece: MemoryPiece
+    form: Strided
+
+
+def layouts_of(given: Sequence[Located | None]) -> Layouts:
+    """The layouts of tensors; pieces are numbered in the order of their first tensors."""
+    numbers: dict[MemoryPiece, int] = {}
+    lying = tuple(
+        None if x is None else Lying(numbers.setdefault(x.piece, len(numbers)), x.form)
+        for x in given
+    )
+    return Layouts(lying, tuple(piece.num_bytes for piece in numbers))
+
+
+# --- moments ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,297 @@
+"""RankCalls: the methods of a rank that its program calls, be it executed or printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+import rvdcomm as rv
+from superscaler_core.ops import mix
+from superscaler_core.run.carrier import Carrier
+from superscaler_core.run.host import Host, Parcel
+from superscaler_core.run.moves import Way
+from superscaler_core.run.own_samples import OwnSamples
+from superscaler_core.run.pipemare import Discrepancy
+from superscaler_core.run.tables import Tables, box_of
+from superscaler_core.run.tape import Grads, SegmentFunction, Tape, Tensors
+from superscaler_core.run.transport import Transport
+from superscaler_core.run.weights import WeightStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+StageFunction = Callable[[Any, int], None]
+"""Runs a stage on a rank, for a microbatch."""
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+def _of(
+    part: str, method: Callable[Concatenate[Any, P], T]
+) -> Callable[Concatenate[RankCalls, P], T]:
+    """A method of a part of the rank, as a method of the rank."""
+    get = attrgetter(part)
+
+    @wraps(method)
+    def call(rank: RankCalls, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(get(rank), *args, **kwargs)
+
+    return call
+
+
+def _swapped(
+    *steps: Callable[[Parcel], None],
+) -> Callable[[RankCalls, SegmentFunction, int], None]:
+    """Steps of the kept values of a segment to the host or back; a turn has kept none."""
+
+    def call(rank: RankCalls, segment: SegmentFunction, mb: int) -> None:
+        for step in steps if rank._with_grad else ():
+            step(rank._tape.parcel(segment, mb))
+
+    return call
+
+
+class RankCalls:
+    """What the lines of a program call on one rank.
+
+    The tape runs segments, the carrier moves tensors of edges, and the store holds the weights.
+    Some methods give None where this rank receives nothing; programs know where that is.
+
+    Args:
+        tables: tables of the program.
+        transport: moves tensors between ranks.
+        constants: values of the model that depend on no input, on the device.
+        weights: the weights.
+        device: where tensors live.
+        host: the place of tensors that the program swaps.
+        seed: seed of dropout.
+
+    Attributes:
+        loss_grad: the gradient of each microbatch's loss.
+        updates: runs the optimizers of some parameters.
+        discrepancy: corrects the weights that backwards read (``PipeMare``), if any.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        transport: Transport,
+        constants: dict[str, Tensor],
+        weights: WeightStore,
+        device: torch.device,
+        host: Host,
+        seed: int,
+    ) -> None:
+        self.tables, self.weights, self.device = tables, weights, device
+        self._constants = constants
+        self._tape = Tape(tables.recomputed, tables.swapped, host)
+        self._carrier = Carrier(tables, transport, device)
+        self._seed, self._num_steps = seed, 0
+        dtype: torch.dtype = getattr(torch, tables.loss_dtype)
+        num = tables.num_microbatches
+        per_update = tables.microbatches_per_update or num
+        shares = {n: torch.tensor(1.0 / n, dtype=dtype, device=device) for n in (num, per_update)}
+        self._loss_share, self._grad_share = shares[num], shares[per_update]
+        self.loss_grad = self._grad_share
+        self._loss: Tensor | None = None
+        self._total = torch.zeros((), dtype=dtype, device=device)
+        scalar = rv.Box((), ())
+        self._way_of_loss = Way(transport, tables.loss, scalar, scalar)
+        self.updates: Callable[[Sequence[str]], object] = lambda _: None
+        self.discrepancy: Discrepancy | None = None
+        self._batch: Mapping[str, Tensor | OwnSamples] = {}
+        self._states: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
+        self._with_grad = True
+        self._turn: tuple[int, ...] = ()
+
+    # --- runs of stages -------------------------------------------------------------------------
+
+    def reads(
+        self, stage: StageFunction, mb: int, version: int, borrowed: Mapping[str, int] = _NOTHING
+    ) -> None:
+        """Run a stage's forward with a version of its weights; version 0 needs no such call.
+
+        Args:
+            stage: the function of the stage's forward.
+            mb: the microbatch.
+            version: the version of the stage's own weights.
+            borrowed: the versions of copies of weights that belong to other stages.
+        """
+        versions = self.weights.versions
+        versions.read, versions.borrowed = version, borrowed
+        stage(self, mb)
+        versions.read, versions.borrowed = 0, _NOTHING
+
+    def reads_back(
+        self, stage: StageFunction, mb: int, version: int, borrowed: Mapping[str, int] = _NOTHING
+    ) -> None:
+        """Like ``reads``, for a backward, whose weights may be corrected (``PipeMare``)."""
+        if self.discrepancy is None:
+            self.reads(stage, mb, version, borrowed)
+            return
+        with self.discrepancy.corrected(self.weights.newest(borrowed)):
+            self.reads(stage, mb, version, borrowed)
+
+    def without_grad(self, stage: StageFunction, mb: int, turn: int) -> None:
+        """Run the forward of one turn of a microbatch without gradient: only its results remain."""
+        self._with_grad, self._turn = False, (turn,)
+        stage(self, mb)
+        self._with_grad, self._turn = True, ()
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Add a part of a microbatch's loss."""
+        if not self._with_grad:
+            return
+        share = loss * self._loss_share
+        self._loss = share if self._loss is None else self._loss + share
+
+    def total_loss(self) -> None:
+        """Sum the losses of all microbatches over all ranks."""
+        total = self._way_of_loss.move(self._loss)
+        assert total is not None, "every rank gets the loss"
+        self._total = total
+
+    def _rng(self, mb: int) -> int:
+        return mix(self._seed, self._num_steps, mb, *self._turn)
+
+    # --- segments; in a turn without gradient they keep nothing ---------------------------------
+
+    def forward(
+        self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
+    ) -> Tensors:
+        """Run a segment, and keep what its backward needs (``Tape.forward``)."""
+        if not self._with_grad:
+            return self.compute(segment, mb, inputs, others)
+        return self._tape.forward(segment, mb, self._rng(mb), inputs, others)
+
+    def compute(
+        self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
+    ) -> Tensors:
+        """Run a segment that has no backward."""
+        return self._tape.compute(segment, self._rng(mb), inputs, others)
+
+    def backward(self, segment: SegmentFunction, mb: int, grads: Grads) -> Tensors:
+        """The gradients of a segment's inputs, given those of its outputs."""
+        return self._tape.backward(segment, mb, self._rng(mb), grads)
+
+    def backward_inputs(self, segment: SegmentFunction, mb: int, grads: Grads) -> Tensors:
+        """Like ``backward``, without the gradients of weights; ``backward_weights`` adds those."""
+        return self._tape.backward_inputs(segment, mb, self._rng(mb), grads)
+
+    def rerun(self, segment: SegmentFunction, mb: int) -> None:
+        """Recompute a segment that kept only its inputs, before its backward."""
+        self._tape.rerun(segment, mb, self._rng(mb))
+
+    hold = _of("_tape", Tape.hold)
+    backward_weights = _of("_tape", Tape.backward_weights)
+    kept = _of("_tape", Tape.kept)
+
+    def keep(self, name: str, mb: int, values: Tensors) -> None:
+        """Keep the inputs of a span for its rerun, if there will be a backward."""
+        if self._with_grad:
+            self._tape.keep(name, mb, values)
+
+    # Copies of kept values to the host and back.
+    start_swap_out = _swapped(Parcel.send)
+    wait_swap_out = _swapped(Parcel.leave)
+    swap_out = _swapped(Parcel.send, Parcel.leave)
+    start_swap_in = _swapped(Parcel.fetch)
+    wait_swap_in = _swapped(Parcel.arrive)
+    swap_in = _swapped(Parcel.fetch, Parcel.arrive)
+
+    # --- arguments of segments ------------------------------------------------------------------
+
+    def input(self, key: str, mb: int) -> Tensor:
+        """A box of a microbatch's input, by its key in ``Tables.boxes``."""
+        name, box = self.tables.boxes[key]
+        shape, _ = self.tables.inputs[name]
+        whole = self._batch[name]
+        if isinstance(whole, OwnSamples):
+            return whole.of(mb, box_of(box)).to(self.device)
+        dim = self.tables.samples_dim(name)
+        part = whole if dim is None else whole.narrow(dim, mb * shape[dim], shape[dim])
+        cut = part[box_of(box).slices_within(rv.Box.of_shape(shape))]
+        return cut.to(self.device)
+
+    def constant(self, name: str) -> Tensor:
+        """A value of the model that depends on no input."""
+        return self._constants[name]
+
+    def state(self, name: str, mb: int) -> Tensor:
+        """The value of a buffer for a microbatch; a recomputation gets the same value."""
+        key = name, mb, self._turn
+        if key not in self._states:
+            self._states[key] = self._constants[name].clone()
+        return self._states[key]
+
+    def keep_state(self, name: str, value: Tensor) -> None:
+        """Replace a buffer, for the microbatches that follow."""
+        self._constants[name].copy_(value)
+
+    # --- edges ----------------------------------------------------------------------------------
+
+    move = _of("_carrier", Carrier.move)
+    start_move = _of("_carrier", Carrier.start_move)
+    wait_move = _of("_carrier", Carrier.wait_move)
+    move_back = _of("_carrier", Carrier.move_back)
+    start_move_back = _of("_carrier", Carrier.start_move_back)
+    wait_move_back = _of("_carrier", Carrier.wait_move_back)
+    send = _of("_carrier", Carrier.send)
+    carry = _of("_carrier", Carrier.carry)
+    receive = _of("_carrier", Carrier.receive)
+    send_grad = _of("_carrier", Carrier.send_grad)
+    carry_back = _of("_carrier", Carrier.carry_back)
+    receive_grad = _of("_carrier", Carrier.receive_grad)
+    recycled = _of("_carrier", Carrier.recycled)
+
+    def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
+        """Keep a result for the next turn; does nothing in the last turn, which is trained."""
+        if not self._with_grad:
+            self.send(name, mb, shard)
+
+    def result(self, name: str, mb: int, shard: Tensor | None) -> None:
+        """Leave a result of the program for ``carry``; only the last turn has results."""
+        if self._with_grad:
+            self.send(name, mb, shard)
+
+    # --- weights; started communication runs while the rank continues ---------------------------
+
+    begin = _of("weights", WeightStore.begin)
+    fetch = _of("weights", WeightStore.fetch)
+    start_fetch = _of("weights", WeightStore.start_fetch)
+    wait_fetch = _of("weights", WeightStore.wait_fetch)
+    gather = _of("weights", WeightStore.gather)
+    start_gather = _of("weights", WeightStore.start_gather)
+    wait_gather = _of("weights", WeightStore.wait_gather)
+    drop = _of("weights", WeightStore.drop)
+    reduce = _of("weights", WeightStore.reduce)
+    start_reduce = _of("weights", WeightStore.start_reduce)
+    wait_reduce = _of("weights", WeightStore.wait_reduce)
+
+    def use(self, name: str) -> Tensor:
+        """The copy of a weight that segments read."""
+        return self.weights.copy(name)
+
+    def update(self, names: Sequence[str], keeps: int = 0) -> None:
+        """Put gradients of parameters where optimizers read them, and run the step's optimizers.
+
+        If ``updates`` does nothing, the caller steps the optimizer after the step.
+
+        Args:
+            names: the parameters.
+            keeps: for an update between microbatches, the number of versions that exist after it.
+        """
+        if not keeps:
+            self.weights.settle(names)
+            self.updates(names)
+            return
+        stored = [name for name in names if name in self.weights.stored]
+        self.weights.update(names, keeps, lambda: self.updates(stored) if stored else None)
+        if self.discrepancy is not None:
+            self.discrepancy.look(self.weights.newest(()))
