@@ -72,12 +72,7 @@ def probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
         # Equal layers are run once.
         text = pickled(call)
         key = text, tuple((tuple(x.shape), x.dtype) for x in tensors)
-        if text and key in _KNOWN:
-            return _KNOWN[key]
-        made = _probe(call, tensors)
-        if text:
-            _KNOWN[key] = made
-    return made
+        return _KNOWN.of(key, lambda: _probe(call, tensors)) if text else _probe(call, tensors)
 
 
 _KNOWN: Known[Hashable, Probed] = Known(64)

@@ -21,10 +21,8 @@ def known_of(graph: Graph, kind: str, most: int) -> Known[Any, Any]:
         kind: what they are.
         most: largest number of them.
     """
-    if kind not in graph.known:
-        graph.known[kind] = Known(most)
-    found: Known[Any, Any] = graph.known[kind]
-    return found
+    found: Known[Any, Any] | None = graph.known.get(kind)
+    return graph.known.setdefault(kind, Known(most)) if found is None else found
 
 
 def once_per_graph(find: Callable[Concatenate[Graph, P], R]) -> Callable[Concatenate[Graph, P], R]:
@@ -38,7 +36,7 @@ def once_per_graph(find: Callable[Concatenate[Graph, P], R]) -> Callable[Concate
     def remembering(graph: Graph, /, *args: P.args, **kwargs: P.kwargs) -> R:
         key = find, args, *kwargs.items()
         if key not in graph.known:
-            graph.known[key] = find(graph, *args, **kwargs)
+            graph.known.setdefault(key, find(graph, *args, **kwargs))
         found: R = graph.known[key]
         return found
 

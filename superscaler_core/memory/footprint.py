@@ -135,17 +135,12 @@ def _footprints_of(
     """The footprints of a stage on devices, with the names of its gradients and segments."""
     stored = StoredMemory(made, master_dtype)
     key = outline(made, stage, devices, stored)
-    known = _OUTLINES.get(key)
-    if known is None:
-        known = _OUTLINES[key] = _lowered(Lowering(made, stage, devices, stored))
-    return known
+    return _OUTLINES.of(key, lambda: _lowered(Lowering(made, stage, devices, stored)))
 
 
 def _lowered(lowering: Lowering) -> Mapping[ActionKind, Footprint]:
     effects = lowering.effects()
-    known = _KNOWN.get(effects)
-    if known is None:
-        known = _KNOWN[effects] = dict(_folded(effects, lowering.function))
+    known = _KNOWN.of(effects, lambda: dict(_folded(effects, lowering.function)))
     grads, segments = list(lowering.grads), list(lowering.segments)
     return {
         kind: Footprint(

@@ -153,10 +153,9 @@ class Plan(Savings):
         check_member(self.graph, "op_trans", what)
         if isinstance(what, Op):
             key = what.form, self.op_split(what), how
-            if key not in _CUTS:
-                cut = (new for part in self.parts(what) for new in how(part))
-                _CUTS[key] = OpSplit.of((p.pieces, p.replica, None) for p in cut)
-            self._set(what, _CUTS[key])
+            self._set(what, _CUTS.of(key, lambda: OpSplit.of(
+                (new.pieces, new.replica, None) for part in self.parts(what) for new in how(part)
+            )))  # fmt: skip
             return self.parts(what)
         op, now = what.op, self.parts(what.op)
         if what not in now:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import count
 
 import rvdcomm as rv
@@ -170,9 +170,7 @@ def find_edges(plan: Plan) -> Edges:
     readers = plan.graph.readers
     for tensor, op in plan.graph.producer.items():
         key = tensor, chosen[op], *(chosen[reader] for reader, _ in readers.get(tensor, ()))
-        if key not in known:
-            known[key] = _edges_of(plan, tensor, stage_of)
-        new, shares = known[key]
+        new, shares = known.of(key, partial(_edges_of, plan, tensor, stage_of))
         made += new
         if shares is not None:
             deferred[op] = shares
@@ -240,9 +238,7 @@ def _edges_beyond(
         number = next(_numbers(op, tensor, taken[tensor]))
         taken[tensor] += 1
         given = op.index, number, tensor, stage, ends[0], src, *ends[1:]
-        if given not in known:
-            known[given] = Edge(*given)
-        yield known[given]
+        yield known.of(given, partial(Edge, *given))
 
 
 Ends = tuple[int, Side, tuple[Reader, ...], None, PTensor | None, str]

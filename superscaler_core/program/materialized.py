@@ -84,9 +84,7 @@ class Materialized:
             return Known(MAX_RESULTS)
         of_plans = known_of(self.decided.graph, "results of plans", MAX_RESULTS)
         key = self.decided.key, self.topology
-        if key not in of_plans:
-            of_plans[key] = Known(MAX_RESULTS)
-        found: Known[Hashable, Any] = of_plans[key]
+        found: Known[Hashable, Any] = of_plans.of(key, lambda: Known(MAX_RESULTS))
         return found
 
     def with_program(self, program: StepProgram) -> Materialized:

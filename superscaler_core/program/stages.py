@@ -44,11 +44,13 @@ def placed(plan: Plan, stage: Stage, edges: Edges) -> Placed:
         PlanError: groups to rerun overlap.
     """
     known, key = known_of(plan.graph, "items of stages", MAX_STAGES), _key(plan, stage, edges)
-    if key not in known:
+
+    def find() -> Placed:
         items = stage_items(plan, stage, edges)
-        known[key] = Placed(key, items, spans_of(plan, items))
-    found: Placed = known[key]
-    return found
+        return Placed(key, items, spans_of(plan, items))
+
+    here: Placed = known.of(key, find)
+    return here
 
 
 def _key(plan: Plan, stage: Stage, edges: Edges) -> Hashable:
@@ -98,15 +100,17 @@ def stage_program(
         # A window may have ops of other stages too.
         tuple(sources.weights.of_window.get(item.window, ()) for item in window_devices),
     )  # fmt: skip
-    if key not in known:
+
+    def write() -> StageProgram:
         taking_part: dict[Step, Sequence[Device]] = {
             item: item.edge.devices if isinstance(item, Move) else window_devices[item]
             for item in here.items if not isinstance(item, Compute)
         }  # fmt: skip
         given = StageItems(plan, stage, here.items, here.spans, taking_part, edges, ends, kinds)
-        known[key] = StageProgram(given, sources, edges.leaving(stage), edges.arriving(stage))
-    found: StageProgram = known[key]
-    return found
+        return StageProgram(given, sources, edges.leaving(stage), edges.arriving(stage))
+
+    program: StageProgram = known.of(key, write)
+    return program
 
 
 def _inputs(sources: Sources, ops: Sequence[Op]) -> Hashable:

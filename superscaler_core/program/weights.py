@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.once import known_of
@@ -144,9 +144,8 @@ def find_weights(plan: Plan, edges: Edges) -> Weights:
         update = plan.graph.updates[name]
         stored = plan.op_split(update) if plan.has_parts(update) else plan.devices[0]
         key = tensor, stored, *((chosen[op], i) for op, i in readers.get(tensor, ()))
-        if key not in known:
-            known[key] = _uses_of(plan, edges.deferred, tensor, window_of, stage_of)
-        storage[tensor], found = known[key]
+        find = partial(_uses_of, plan, edges.deferred, tensor, window_of, stage_of)
+        storage[tensor], found = known.of(key, find)
         uses += found
     return Weights(storage, tuple(uses))
 

@@ -82,9 +82,9 @@ def simulate(
     wires = wires or wires_on(topology_for(topology or made.topology, made.plan.devices))
     # Profiles are compared by identity, so the entry keeps its profile alive.
     key = id(profile), wires.topology, methods, compiled.master_dtype, compiled.optimizer
-    if key not in made.known:
-        made.known[key] = profile, *_timed(compiled, profile, wires, methods)
-    _, timeline, update_secs = made.known[key]
+    _, timeline, update_secs = made.known.of(
+        key, lambda: (profile, *_timed(compiled, profile, wires, methods))
+    )
     if made.is_asynchronous and made.plan.schedule is not None:
         num_updates = made.plan.num_microbatches // made.plan.schedule.microbatches_per_update
         update_secs = {device: secs * num_updates for device, secs in update_secs.items()}

@@ -13,6 +13,7 @@ from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.wire import Wire, Wires, ticks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.known import Known
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
@@ -25,6 +26,9 @@ from superscaler_core.program.verb import COMPUTING, GOES_BACK, Phase, Verb
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.sums import Sums
+
+MAX_BLOCKS = 1 << 10
+"""Bound on cached blocks of one step; some differ among microbatches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class Work:
     ) -> None:
         self._made, self._times, self._wires = made, times, wires
         self._methods, self._master = methods, master_dtype
-        self._stages: dict[Hashable, Any] = {}
+        self._stages: Known[Hashable, Any] = Known(MAX_BLOCKS)
         self._pairs: dict[tuple[Pair, bool, tuple[StepInstruction, ...]], tuple[Act, ...]] = {}
         self._waits: dict[str, Wire] = {}
         self._computing: dict[Segment, _Times] = {}
@@ -133,12 +137,11 @@ class Work:
         if block is program.whole.get(action.kind):
             # Other plans have the same stage.
             known, key = program.known, (*key, *self._asked)
-        if key not in known:
-            mine = [i for i in block if i.is_for(action.microbatch)]
-            acts = tuple(self._acts(mine, Sums(self._made, is_first), action.stage))
-            # The profile is compared by identity, so the entry keeps it alive.
-            known[key] = acts, self._times.profile
-        found: tuple[Act, ...] = known[key][0]
+        mine = [i for i in block if i.is_for(action.microbatch)]
+        # The profile is compared by identity, so the entry keeps it alive.
+        found: tuple[Act, ...] = known.of(key, lambda: (
+            tuple(self._acts(mine, Sums(self._made, is_first), action.stage)), self._times.profile
+        ))[0]  # fmt: skip
         return found
 
     @cached_property

@@ -126,8 +126,9 @@ class Remembered:
 
     def __call__(self, plan: Plan) -> None:
         known = _answers(plan.graph)
-        if self.name in known:
-            plan.decide(known[self.name])
+        decided = known.get(self.name)
+        if decided is not None:
+            plan.decide(decided)
             return
         self.sprogram(plan)
         known[self.name] = plan.decisions

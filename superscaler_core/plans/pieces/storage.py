@@ -42,15 +42,17 @@ def storage_among(update: Op, holders: Mapping[rv.Box, Iterable[Device]]) -> OpS
         holders: the devices that read each box.
     """
     key = update.form, tuple((box, *devices) for box, devices in holders.items())
-    if key not in _STORED:
+
+    def find() -> OpSplit:
         boxes = pieces(*map(_ranges, holders))(Part(update))
-        _STORED[key] = OpSplit.of(
+        return OpSplit.of(
             (part.pieces, part.replica, device)
             for whole, (box, devices) in zip(boxes, holders.items(), strict=True)
             for mine in [[*devices]]
             for part, device in zip(_how(box, len(mine))(whole), mine, strict=True)
         )
-    return _STORED[key]
+
+    return _STORED.of(key, find)
 
 
 _STORED: Known[Hashable, OpSplit] = Known(MAX_SPLITS)
