@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import inf
 from operator import mul
 
@@ -76,23 +76,21 @@ class Estimate:
 
     def of(self, setting: Setting) -> Figures:
         """The figures of a setting."""
-        if setting not in self._known:
-            priced, figures = self._priced(setting, self._blocks.of), Figures()
-            if priced is not None:
-                num_bytes = _num_bytes(setting, priced.orders[0], priced.stages)
-                figures = Figures(self._secs(setting, priced), num_bytes)
-            self._known[setting] = figures
-        return self._known[setting]
+        return self._figures(setting, False)
 
     def near(self, setting: Setting) -> Figures:
         """The figures from interpolated costs of blocks, with the least time of their schedule."""
-        if setting not in self._known_near:
-            priced, figures = self._priced(setting, self._blocks.near), Figures()
-            if priced is not None:
-                num_bytes = _num_bytes(setting, priced.orders[0], priced.stages)
-                figures = Figures(self._least_secs(setting, priced), num_bytes)
-            self._known_near[setting] = figures
-        return self._known_near[setting]
+        return self._figures(setting, True)
+
+    def _find_figures(self, setting: Setting, is_near: bool) -> Figures:
+        blocks = self._blocks
+        costs, secs = (blocks.near, self._least_secs) if is_near else (blocks.of, self._secs)
+        try:
+            with paused_collector():
+                priced = self._priced(setting, costs)
+        except (PlanError, ScheduleError, rv.LayoutError):
+            return Figures()
+        return Figures(secs(setting, priced), _num_bytes(setting, priced.orders[0], priced.stages))
 
     def _least_secs(self, setting: Setting, priced: _Priced) -> float:
         """The least seconds of a step, in whatever order workers run their actions.
@@ -113,15 +111,8 @@ class Estimate:
             longest = max(longest, filling + num * busy / order.copies + draining)
         return longest + _weights_secs(order, stages)
 
-    def _priced(self, setting: Setting, costs: Costs) -> _Priced | None:
-        """What the estimate of a setting is made of; None if the model cannot be cut so."""
-        try:
-            with paused_collector():
-                return self._find(setting, costs)
-        except (PlanError, ScheduleError, rv.LayoutError):
-            return None
-
-    def _find(self, setting: Setting, costs: Costs) -> _Priced:
+    def _priced(self, setting: Setting, costs: Costs) -> _Priced:
+        """What the estimate of a setting is made of."""
         num = self.request.microbatches(setting.microbatch) // _halves(setting)
         orders = orders_of(setting, num, self.request.recycle)
         rows = self._rows(setting, costs)
@@ -166,13 +157,12 @@ class Estimate:
         return tuple(self.request.devices[worker * num : (worker + 1) * num])
 
     def _sizes(self, setting: Setting) -> Sequence[int]:
-        key = setting.family, setting.pp, setting.chunks, setting.schedule
-        if key not in self._known_sizes:
-            request = self.request
-            filling = Filling(setting, request.profile, request.recycle, 1)
-            blocks = find_blocks(request.graph_of(request.samples[0]))
-            self._known_sizes[key] = filling.sizes(blocks)
-        return self._known_sizes[key]
+        return self._cut(Setting(**setting.knobs("family", "pp", "chunks", "schedule")))
+
+    def _find_sizes(self, setting: Setting) -> Sequence[int]:
+        request = self.request
+        blocks = find_blocks(request.graph_of(request.samples[0]))
+        return Filling(setting, request.profile, request.recycle, 1).sizes(blocks)
 
     def _step_secs(self, setting: Setting, order: Order, priced: _Priced) -> float:
         """Seconds of the actions of an order."""
@@ -202,16 +192,13 @@ class Estimate:
     # --- what is computed once ------------------------------------------------------------------
 
     @cached_property
-    def _known(self) -> dict[Setting, Figures]:
-        return {}
+    def _figures(self) -> Callable[[Setting, bool], Figures]:
+        return cache(self._find_figures)
 
     @cached_property
-    def _known_near(self) -> dict[Setting, Figures]:
-        return {}
-
-    @cached_property
-    def _known_sizes(self) -> dict[tuple[str, int, int, str], Sequence[int]]:
-        return {}
+    def _cut(self) -> Callable[[Setting], Sequence[int]]:
+        """Blocks of every stage of a setting that has default values besides."""
+        return cache(self._find_sizes)
 
     @cached_property
     def _blocks(self) -> BlockCosts:

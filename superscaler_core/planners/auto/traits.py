@@ -10,7 +10,7 @@ from typing import Any
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, OpGroup, find_blocks
-from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.once import once_per_graph
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
@@ -128,34 +128,26 @@ def heavy_blocks(blocks: Blocks) -> tuple[int, ...]:
 
 
 @once_per_graph
-def kept_bytes(graph: Graph, ops: tuple[Op, ...] | None = None) -> int:
-    """Bytes that autograd saves of an uncut microbatch; arguments as in ``kept_sizes``."""
-    return sum(size for _, size in kept_sizes(graph, ops))
-
-
-@once_per_graph
-def kept_sizes(graph: Graph, ops: tuple[Op, ...] | None = None) -> tuple[tuple[PTensor, int], ...]:
-    """The tensors that autograd saves of an uncut microbatch, each with its bytes.
-
-    A view counts as the tensor that it views. A mask is listed under the result that it masks.
+def kept_bytes(graph: Graph, ops: OpGroup | None = None) -> int:
+    """Bytes that autograd saves of an uncut microbatch: each tensor once, of which views are taken.
 
     Args:
         graph: graph of the microbatch.
-        ops: the ops whose saved tensors are listed; all if None.
+        ops: the ops whose saved tensors count; all if None.
     """
-    found: dict[Any, tuple[PTensor, int]] = {}
+    found: dict[Any, int] = {}
     for op in graph.ops if ops is None else ops:
         if not any(tensor.requires_grad for tensor in op.outputs):
             continue
         for number in op.saves:
             if number >= len(op.inputs) and op.kind in SAVED_ITEM_BYTES:
                 made = op.outputs[number - len(op.inputs)]
-                found[op, number] = made, made.box.num_elements * SAVED_ITEM_BYTES[op.kind]
+                found[op, number] = made.box.num_elements * SAVED_ITEM_BYTES[op.kind]
                 continue
             tensor = _viewed(graph, (*op.inputs, *op.outputs)[number])
             if tensor in graph.producer:
-                found[tensor] = tensor, tensor.num_bytes
-    return tuple(found.values())
+                found[tensor] = tensor.num_bytes
+    return sum(found.values())
 
 
 def _viewed(graph: Graph, tensor: PTensor) -> PTensor:
