@@ -180,7 +180,7 @@ class Estimate:
             }.items():
                 durations[kind, i] = _halves(setting) * ticks(secs)
         wires = {route: self._wires(setting, priced, route) for route in order.routes}
-        return makespan(order.events, order.num_workers, durations, wires) / TICKS_PER_SEC
+        return makespan(order.events, order.schedule.num_workers, durations, wires) / TICKS_PER_SEC
 
     def _wires(self, setting: Setting, priced: _Priced, route: Route) -> Sequence[Wire]:
         """The calls of a transfer between stages."""

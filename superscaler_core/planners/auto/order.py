@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.stepping import Event, Route, Send, events_of
@@ -29,31 +29,53 @@ def rounds_of(setting: Setting) -> int:
     return ROUNDS + 2 * (setting.chunks - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Order:
     """What a schedule makes its workers do.
 
     Attributes:
-        events: the actions, and the transfers between stages, in the order of a step.
-        routes: the transfers between stages, without microbatches.
-        num_workers: number of workers.
-        num_microbatches: number of microbatches of the events.
-        stages: for each worker, its stages.
-        held: for each worker, the microbatches that it holds of each of its stages, at every moment
-            at which it holds most in all.
-        num_stages: number of stages.
-        is_split: whether gradients of weights are computed in a later action (W). All that they
-            need is then kept until W, so recomputation saves nothing.
+        schedule: the schedule.
+        num_microbatches: number of its microbatches.
     """
 
-    events: tuple[Event, ...]
-    routes: frozenset[Route]
-    num_workers: int
+    schedule: Schedule
     num_microbatches: int
-    stages: tuple[tuple[int, ...], ...]
-    held: tuple[frozenset[tuple[int, ...]], ...]
-    num_stages: int
-    is_split: bool
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return self.schedule.num_stages
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The actions, and the transfers between stages, in the order of a step."""
+        return events_of(self.schedule)
+
+    @cached_property
+    def routes(self) -> frozenset[Route]:
+        """The transfers between stages, without microbatches."""
+        return frozenset(event.route for event in self.events if isinstance(event, Send))
+
+    @cached_property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """For each worker, its stages."""
+        return tuple(map(self.schedule.stages_of, range(self.schedule.num_workers)))
+
+    @cached_property
+    def held(self) -> tuple[frozenset[tuple[int, ...]], ...]:
+        """For each worker, the microbatches that it holds of each of its stages.
+
+        At every moment at which it holds most in all.
+        """
+        return tuple(map(self._held, range(self.schedule.num_workers)))
+
+    @cached_property
+    def is_split(self) -> bool:
+        """Whether gradients of weights are computed in a later action (W).
+
+        All that they need is then kept until W, so recomputation saves nothing.
+        """
+        return any(action.kind is ActionKind.WEIGHTS for action in self.schedule.places)
 
     @property
     def copies(self) -> int:
@@ -63,6 +85,15 @@ class Order:
     def workers_of(self, stage: int) -> tuple[int, ...]:
         """The workers that have a copy of a stage."""
         return tuple(worker for worker, mine in enumerate(self.stages) if stage in mine)
+
+    def _held(self, worker: int) -> frozenset[tuple[int, ...]]:
+        counts, moments = dict.fromkeys(self.stages[worker], 0), set[tuple[int, ...]]()
+        for action in self.schedule.rows[worker]:
+            if action.kind is not ActionKind.RECOMPUTE:
+                counts[action.stage] += held_by(action, runs_again=False)
+            moments.add(tuple(counts.values()))
+        most = max(map(sum, moments))
+        return frozenset(moment for moment in moments if sum(moment) == most)
 
 
 def orders_of(setting: Setting, microbatches: int, recycle: int = 0) -> tuple[Order, ...]:
@@ -86,25 +117,4 @@ def _order(name: str, workers: int, num: int, chunks: int, apart: bool, recycle:
     generator = SCHEDULES[name] if name else one_f_one_b
     if recycle:
         generator = partial(nf1b, recycle=recycle)
-    schedule = generate(generator, workers, num, chunks=chunks, apart=apart)
-    events = events_of(schedule)
-    return Order(
-        events,
-        frozenset(event.route for event in events if isinstance(event, Send)),
-        schedule.num_workers,
-        num,
-        tuple(schedule.stages_of(worker) for worker in range(workers)),
-        tuple(_held(schedule, worker) for worker in range(workers)),
-        schedule.num_stages,
-        any(action.kind is ActionKind.WEIGHTS for action in schedule.places),
-    )
-
-
-def _held(schedule: Schedule, worker: int) -> frozenset[tuple[int, ...]]:
-    counts, moments = dict.fromkeys(schedule.stages_of(worker), 0), set[tuple[int, ...]]()
-    for action in schedule.rows[worker]:
-        if action.kind is not ActionKind.RECOMPUTE:
-            counts[action.stage] += held_by(action, runs_again=False)
-        moments.add(tuple(counts.values()))
-    most = max(map(sum, moments))
-    return frozenset(moment for moment in moments if sum(moment) == most)
+    return Order(generate(generator, workers, num, chunks=chunks, apart=apart), num)
