@@ -27,7 +27,7 @@ from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost, Output, Weights, as_one
 from superscaler_core.planners.auto.setting import MAX_SAMPLES, Setting
 from superscaler_core.planners.search.request import Request
-from superscaler_core.planners.search.shortened import repeats_of
+from superscaler_core.planners.search.shortened import forms_of, repeats_of
 from superscaler_core.program.side import sides_of
 
 
@@ -92,13 +92,13 @@ class BlockCosts:
         blocks = stage.plan.blocks
         firsts: dict[object, OpGroup] = {}
         for ops in blocks.layers:
-            firsts.setdefault(_forms(ops), ops)
+            firsts.setdefault(forms_of(ops), ops)
         like = {forms: stage.cost(ops) for forms, ops in firsts.items()}
         before = blocks.graph.ops[: blocks.layers[0][0].index]
         whole = find_blocks(self.request.graph_of(chosen.microbatch))
         return ModelCost(
             tuple(map(stage.cost, filter(None, [before]))),
-            tuple(like[_forms(ops)] for ops in whole.layers),
+            tuple(like[forms_of(ops)] for ops in whole.layers),
             tuple(map(stage.cost, filter(None, [blocks.behind]))),
         )
 
@@ -123,10 +123,6 @@ class BlockCosts:
         Filling(chosen, request.profile, request.recycle, 1)(plan, 1, sizes)
         costs = replace(request.costs(chosen.microbatch), graph=graph)
         return _Priced(costs, plan, {op: plan.op_split(op) for op in graph.ops}, {})
-
-
-def _forms(ops: OpGroup) -> tuple[object, ...]:
-    return tuple(op.form for op in ops)
 
 
 @dataclass(frozen=True, slots=True)

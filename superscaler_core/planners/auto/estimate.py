@@ -132,7 +132,8 @@ class Estimate:
 
     def _rows(self, setting: Setting, costs: Costs) -> list[tuple[BlockCost, ...]]:
         """The blocks of every stage."""
-        sizes, blocks = self._sizes(setting), costs(setting)
+        sizes = self._sizes(Setting(**setting.knobs("family", "pp", "chunks", "schedule")))
+        blocks = costs(setting)
         if sum(sizes) != len(blocks.layers):
             raise PlanError(f"{setting}: the model has {len(blocks.layers)} blocks, not {sizes}.")
         return blocks.stages(sizes)
@@ -155,9 +156,6 @@ class Estimate:
         """The devices of a worker."""
         num = setting.dp * setting.tp
         return tuple(self.request.devices[worker * num : (worker + 1) * num])
-
-    def _sizes(self, setting: Setting) -> Sequence[int]:
-        return self._cut(Setting(**setting.knobs("family", "pp", "chunks", "schedule")))
 
     def _find_sizes(self, setting: Setting) -> Sequence[int]:
         request = self.request
@@ -196,7 +194,7 @@ class Estimate:
         return cache(self._find_figures)
 
     @cached_property
-    def _cut(self) -> Callable[[Setting], Sequence[int]]:
+    def _sizes(self) -> Callable[[Setting], Sequence[int]]:
         """Blocks of every stage of a setting that has default values besides."""
         return cache(self._find_sizes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -104,23 +105,13 @@ class ModelCost:
 
     def between(self, other: ModelCost, share: float) -> ModelCost:
         """The costs at this share of the way to the costs with more samples."""
-        known: dict[tuple[BlockCost, BlockCost], BlockCost] = {}
 
-        def one(pair: tuple[BlockCost, BlockCost]) -> BlockCost:
-            if pair not in known:
-                known[pair] = pair[0].between(pair[1], share)
-            return known[pair]
+        @cache
+        def one(mine: BlockCost, theirs: BlockCost) -> BlockCost:
+            return mine.between(theirs, share)
 
-        def each(
-            mine: tuple[BlockCost, ...], theirs: tuple[BlockCost, ...]
-        ) -> tuple[BlockCost, ...]:
-            return tuple(map(one, zip(mine, theirs, strict=True)))
-
-        return ModelCost(
-            each(self.before, other.before),
-            each(self.layers, other.layers),
-            each(self.behind, other.behind),
-        )
+        groups = ((getattr(each, field.name) for each in (self, other)) for field in fields(self))
+        return ModelCost(*(tuple(map(one, *group)) for group in groups))
 
     def stages(self, sizes: Sequence[int]) -> list[tuple[BlockCost, ...]]:
         """The costs of the blocks of every stage, which have ``sizes`` blocks."""

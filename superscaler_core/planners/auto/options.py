@@ -152,7 +152,7 @@ class Options:
             and (is_pipeline or setting.schedule == "interleaved")
             and (setting.chunks == 1 or (is_pipeline and num % setting.pp == 0))
             and setting.pp * setting.chunks <= self.traits.num_layers
-            and (setting.keep is not Keep.ATTENTION_ONLY or bool(self.traits.attentions))
+            and (setting.keep is not Keep.ATTENTION_ONLY or self.traits.has_attention)
             and self._can_cut_features(setting)
         )
 
@@ -213,9 +213,8 @@ def _may_cut_tokens(options: Options, setting: Setting) -> bool:
 
 def _scaled(options: Options, setting: Setting) -> Iterator[Setting]:
     """Double or halve the microbatch."""
-    for samples in (2 * setting.samples, setting.samples // 2):
-        if samples:
-            yield replace(setting, samples=samples)
+    yield replace(setting, samples=2 * setting.samples)
+    yield from _in_half(options, setting)
 
 
 def _in_half(options: Options, setting: Setting) -> Iterator[Setting]:

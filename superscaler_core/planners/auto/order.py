@@ -41,11 +41,6 @@ class Order:
     schedule: Schedule
     num_microbatches: int
 
-    @property
-    def num_stages(self) -> int:
-        """Number of stages."""
-        return self.schedule.num_stages
-
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """The actions, and the transfers between stages, in the order of a step."""
@@ -63,10 +58,7 @@ class Order:
 
     @cached_property
     def held(self) -> tuple[frozenset[tuple[int, ...]], ...]:
-        """For each worker, the microbatches that it holds of each of its stages.
-
-        At every moment at which it holds most in all.
-        """
+        """For each worker, its microbatches of each of its stages, when it holds most in all."""
         return tuple(map(self._held, range(self.schedule.num_workers)))
 
     @cached_property
@@ -80,7 +72,7 @@ class Order:
     @property
     def copies(self) -> int:
         """The number of workers that have a copy of each stage; 2 for Chimera."""
-        return sum(map(len, self.stages)) // self.num_stages
+        return sum(map(len, self.stages)) // self.schedule.num_stages
 
     def workers_of(self, stage: int) -> tuple[int, ...]:
         """The workers that have a copy of a stage."""

@@ -86,10 +86,9 @@ class Traits:
         return gcd(*(n for dim in dims for n in self.blocks.dims.sizes(dim)))
 
     @cached_property
-    def attentions(self) -> tuple[OpGroup, ...]:
-        """The ops of every attention."""
-        groups = self.blocks.attention if _has(lambda: self.blocks.attention) else ()
-        return tuple(ops for ops in groups if ops)
+    def has_attention(self) -> bool:
+        """Whether any block attends."""
+        return _has(lambda: any(self.blocks.attention))
 
     @cached_property
     def is_axial(self) -> bool:

@@ -119,7 +119,7 @@ class Repeats:
     def fewest(self) -> Graph:
         """The graph with the fewest blocks in which every kind is followed by what follows it."""
         graph, period = self.blocks.graph, self.period
-        kinds = {_forms(ops) for ops in self.blocks.layers}
+        kinds = {forms_of(ops) for ops in self.blocks.layers}
         runs = self._runs(0, len(self.blocks.layers))
         most = max((len(run) // period for run in runs), default=0)
         for left in range(1, most):
@@ -127,7 +127,7 @@ class Repeats:
             few = self.without(lost)
             layers = find_blocks(few).layers if few is not None else ()
             is_found = len(layers) == len(self.blocks.layers) - len(lost)
-            if few is not None and is_found and {_forms(ops) for ops in layers} == kinds:
+            if few is not None and is_found and {forms_of(ops) for ops in layers} == kinds:
                 return few
         return graph
 
@@ -265,7 +265,8 @@ class Repeats:
         }
 
 
-def _forms(ops: OpGroup) -> tuple[OpForm, ...]:
+def forms_of(ops: OpGroup) -> tuple[OpForm, ...]:
+    """The forms of some ops, which are equal for blocks that compute the same."""
     return tuple(op.form for op in ops)
 
 
