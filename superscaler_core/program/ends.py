@@ -91,18 +91,18 @@ def _received(_: StageProgram, edge: Edge, devices: tuple[Device, ...]) -> StepI
 
 
 def _sent(stage: StageProgram, edge: Edge, devices: tuple[Device, ...]) -> StepInstruction:
-    return instruction_of(Verb.SEND, edge.name, devices, Operands(sent(edge, stage.on(devices))))
+    return instruction_of(Verb.SEND, edge.name, devices, Operands(sent(edge, stage.flows(devices))))
 
 
 def _received_back(
     stage: StageProgram, edge: Edge, devices: tuple[Device, ...]
 ) -> StepInstruction | None:
-    given = Operands((), sent_grads(edge, stage.on(devices)))
+    given = Operands((), sent_grads(edge, stage.flows(devices)))
     return instruction_of(Verb.RECEIVE_BACK, edge.name, devices, given) if edge.backward else None
 
 
 def _sent_back(
     stage: StageProgram, edge: Edge, devices: tuple[Device, ...]
 ) -> StepInstruction | None:
-    given = Operands(arriving_grads(edge, stage.on(devices)))
+    given = Operands(arriving_grads(edge, stage.flows(devices)))
     return instruction_of(Verb.SEND_BACK, edge.name, devices, given) if edge.backward else None

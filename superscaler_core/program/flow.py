@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 
 import rvdcomm as rv
 from superscaler_core.graph.graph import Op
+from superscaler_core.graph.once import known_of
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, INPUT, PARAMETER, PTensor, VTensor
 from superscaler_core.plan import Device, Plan
@@ -18,6 +19,9 @@ from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Move
 from superscaler_core.program.value import IN_BLOCK, Role, Value
 from superscaler_core.program.weights import Use, Weights
+
+MAX_RESULTS = 1 << 16
+"""Bound on cached results of parts of a graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Sources:
         self.plan, self.edges, self.weights = plan, edges, weights
         self._read: dict[tuple[Part, int], tuple[Held, ...]] = {}
         self._boxes: dict[Device, dict[PTensor, dict[rv.Box, Value]]] = {}
+        self._results = known_of(plan.graph, "results of parts", MAX_RESULTS)
 
     def parts_on(self, op: Op, device: Device) -> tuple[Part, ...]:
         """The parts of an op that run on a device."""
@@ -55,10 +60,12 @@ class Sources:
 
     def result(self, part: Part, position: int, device: Device) -> Held:
         """One result of a part."""
-        view, parts = part.outputs[position], self.parts_on(part.op, device)
+        parts = self.parts_on(part.op, device)
         number = parts.index(part) if len(parts) > 1 else 0
-        name = view.tensor.name + (f"#{number}" if number else "")
-        return Held(Value(Role.RESULT, name), view.tensor, view.box, view.tensor.requires_grad)
+        found: Held = self._results.of(
+            (part, position, number), partial(_result, part, position, number)
+        )
+        return found
 
     def arrived(self, edge: Edge, device: Device) -> Held:
         """What an edge brings to a device."""
@@ -125,6 +132,13 @@ class Sources:
         if edge.parent is not None:
             return (self.arrived(edge.parent, device),)
         return self.writers(VTensor(edge.tensor, edge.src.shards[device].box, ()), device)
+
+
+def _result(part: Part, position: int, number: int) -> Held:
+    """One result of a part, with the part's number among those of its op on a device."""
+    view = part.outputs[position]
+    name = view.tensor.name + (f"#{number}" if number else "")
+    return Held(Value(Role.RESULT, name), view.tensor, view.box, view.tensor.requires_grad)
 
 
 def copy_of(use: Use) -> Value:
@@ -353,14 +367,14 @@ class Flow:
     # --- edges ----------------------------------------------------------------------------------
 
     def packed(self, edge: Edge, again: int = 0) -> tuple[Value, ...]:
-        """The values that the device writes to an edge, or the partial sum of them.
+        """The values that the device writes to an edge, if any, or the partial sum of them.
 
         Args:
             edge: the edge.
             again: the span that is rerun; 0 in a forward.
         """
-        sent = tuple(held.value for held in self.sent[edge])
-        return (partial_of(edge),) if edge in self.sums(sent[0], again) else sent
+        sent = tuple(held.value for held in self.sent.get(edge, ()))
+        return (partial_of(edge),) if sent and edge in self.sums(sent[0], again) else sent
 
     def sums(self, value: Value, again: int = 0) -> tuple[Edge, ...]:
         """The edges to whose partial sums a result is added when it is made.
@@ -401,7 +415,7 @@ class Flow:
         """The values that the steps of a span read and none of them computes."""
         read: dict[Value, Held] = {}
         made: set[Value] = set()
-        for step in self.spans[span]:
+        for step in self.spans.get(span, ()):
             if isinstance(step, Segment):
                 mine = self.of[step.name]
                 passed = (held for held in mine.others if held.value.role in IN_BLOCK)

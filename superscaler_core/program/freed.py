@@ -51,7 +51,7 @@ def _freed(instruction: StepInstruction, later: dict[Key, set[Device]]) -> StepI
             later.setdefault(_key(value, instruction), set()).update(
                 value.devices or instruction.devices
             )
-    return replace(instruction, frees=frees)
+    return instruction.freeing(frees)
 
 
 def _last(instruction: StepInstruction, later: dict[Key, set[Device]]) -> Iterator[Value]:

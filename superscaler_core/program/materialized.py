@@ -258,9 +258,14 @@ class Materialized:
         """The gradients of copies of weights, on the devices whose backwards make them."""
         return sums(uses, self._trained_on, devices)
 
-    def _trained_on(self, use: str) -> frozenset[Device]:
-        """The devices whose segments add to the gradient of a use of a weight."""
-        return frozenset[Device]().union(*(program.trained_on(use) for program in self.stages))
+    @cached_property
+    def _trained_on(self) -> Mapping[str, frozenset[Device]]:
+        """The devices whose segments add to the gradient of a use of a weight, by its name."""
+        found: dict[str, frozenset[Device]] = {}
+        for program in self.stages:
+            for use, devices in program.trained_on.items():
+                found[use] = found.get(use, frozenset()) | devices
+        return found
 
     @cached_property
     def trained(self) -> Mapping[int, Sequence[PTensor]]:

@@ -6,7 +6,7 @@ keeps for its backward, follows from its kind and name (``OWN``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,43 +96,57 @@ def _sums(mine: Signature) -> tuple[Value, ...]:
     return tuple(Value(Role.SUM, use) for use in mine.trained)
 
 
-def moved(edge: Edge, flows: Mapping[Device, Flow], again: int) -> Operands:
+Flows = Mapping[Flow, Sequence[Device]]
+"""The devices of an instruction, together where they pass the same values."""
+
+
+def moved(edge: Edge, flows: Flows, again: int) -> Operands:
     """The operands of the move of an edge's value inside a stage, or in the rerun of a span."""
-    there = flows.keys() & edge.dst.shards.keys()
-    arrived = Value(Role.ARRIVED, edge.name).on(there, flows)
+    everyone = _devices(flows)
+    there = edge.dst.shards.keys() & everyone
+    arrived = Value(Role.ARRIVED, edge.name).on(there, everyone)
     return Operands(sent(edge, flows, again), (arrived,) if there else ())
 
 
-def moved_back(edge: Edge, flows: Mapping[Device, Flow]) -> Operands:
+def moved_back(edge: Edge, flows: Flows) -> Operands:
     """The operands of the move of its gradient."""
     return Operands(arriving_grads(edge, flows), sent_grads(edge, flows))
 
 
-def sent(edge: Edge, flows: Mapping[Device, Flow], again: int = 0) -> tuple[Value, ...]:
+def sent(edge: Edge, flows: Flows, again: int = 0) -> tuple[Value, ...]:
     """The values that devices write to an edge, in a forward or in the rerun of a span."""
-    by_device = {d: flow.packed(edge, again) for d, flow in flows.items() if edge in flow.sent}
-    return _joined(by_device, flows)
+    return _joined(flows, lambda flow: flow.packed(edge, again))
 
 
-def sent_grads(edge: Edge, flows: Mapping[Device, Flow]) -> tuple[Value, ...]:
+def sent_grads(edge: Edge, flows: Flows) -> tuple[Value, ...]:
     """What an edge adds to the gradients of the values that it moves."""
-    by_device = {
-        d: [grad_of(held.value, edge.name) for held in f.sent[edge]]
-        for d, f in flows.items() if edge in f.sent
-    }  # fmt: skip
-    return _joined(by_device, flows)
+    name = edge.name
+    return _joined(flows, lambda flow: (grad_of(h.value, name) for h in flow.sent.get(edge, ())))
 
 
-def arriving_grads(edge: Edge, flows: Mapping[Device, Flow]) -> tuple[Value, ...]:
+def arriving_grads(edge: Edge, flows: Flows) -> tuple[Value, ...]:
     """What readers have added to the gradient of what an edge brings."""
     value = Value(Role.ARRIVED, edge.name)
-    return _joined({d: f.grads.get(value, ()) for d, f in flows.items()}, flows)
+    return _joined(flows, lambda flow: flow.grads.get(value, ()))
 
 
-def entering_span(span: int, flows: Mapping[Device, Flow]) -> tuple[Value, ...]:
+def entering_span(span: int, flows: Flows) -> tuple[Value, ...]:
     """The values that a span keeps for its rerun."""
-    there = {d: flow for d, flow in flows.items() if span in flow.spans}
-    return _joined({d: [h.value for h in f.entering(span)] for d, f in there.items()}, flows)
+    return _joined(flows, lambda flow: (held.value for held in flow.entering(span)))
+
+
+def _joined(flows: Flows, values_of: Callable[[Flow], Iterable[Value]]) -> tuple[Value, ...]:
+    """The values of several devices; each names its devices unless it is on all of them."""
+    found: dict[Value, list[Device]] = {}
+    for flow, devices in flows.items():
+        for value in values_of(flow):
+            found.setdefault(value, []).extend(devices)
+    everyone = _devices(flows)
+    return tuple(value.on(mine, everyone) for value, mine in found.items())
+
+
+def _devices(flows: Flows) -> Sequence[Device]:
+    return [device for devices in flows.values() for device in devices]
 
 
 # --- weights ------------------------------------------------------------------------------------
@@ -146,17 +160,18 @@ def copies(uses: Iterable[Use], devices: Collection[Device]) -> tuple[Value, ...
 
 def sums(
     uses: Iterable[Use],
-    trained_on: Callable[[str], Collection[Device]],
+    trained_on: Mapping[str, Collection[Device]],
     devices: Collection[Device],
 ) -> tuple[Value, ...]:
     """The gradients of copies of weights, on the devices whose backwards make them.
 
     Args:
         uses: the uses of the weights.
-        trained_on: for a use, by name, the devices whose segments add to its gradient.
+        trained_on: by a use's name, the devices whose segments add to its gradient.
         devices: the devices of the instruction.
     """
-    named = ((use.name, set(devices).intersection(trained_on(use.name))) for use in uses)
+    mine = set(devices)
+    named = ((use.name, mine.intersection(trained_on.get(use.name, ()))) for use in uses)
     return tuple(Value(Role.SUM, name).on(there, devices) for name, there in named if there)
 
 
@@ -164,17 +179,6 @@ def stored(uses: Iterable[Use], devices: Collection[Device]) -> tuple[Value, ...
     """The gradients of parameters where they are stored."""
     there = {use.tensor.name: use.storage.shards.keys() for use in uses if use.reduce}
     return tuple(Value(Role.STORED, name).on(mine, devices) for name, mine in there.items())
-
-
-def _joined(
-    by_device: Mapping[Device, Iterable[Value]], devices: Collection[Device]
-) -> tuple[Value, ...]:
-    """The values of several devices; each names its devices unless it is on all of them."""
-    found: dict[Value, list[Device]] = {}
-    for device, values in by_device.items():
-        for value in values:
-            found.setdefault(value, []).append(device)
-    return tuple(value.on(mine, devices) for value, mine in found.items())
 
 
 # --- instructions -------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from superscaler_core.program.halves import reads_weights_late
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import (
     FORWARDS,
+    Flows,
     Operands,
     SegmentOperands,
     copies,
@@ -189,14 +190,13 @@ class StageProgram:
 
     def _border(self, span: int, devices: Sequence[Device], verb: Verb) -> Operands:
         """The values that a span keeps, or takes for its rerun."""
-        flows = self.on(devices)
-        entering = entering_span(span, flows)
+        entering = entering_span(span, self.flows(devices))
         return Operands(entering) if verb is Verb.KEEP else Operands((), entering)
 
     def _move(
         self, step: Move, verb: Verb, devices: tuple[Device, ...], run: ActionKind
     ) -> StepInstruction:
-        edge, flows = step.edge, self.on(devices)
+        edge, flows = step.edge, self.flows(devices)
         again = 0 if run in FORWARDS else self.given.span(step)
         given, legs = moved(edge, flows, again), edge.forward
         if verb is Verb.MOVE_BACK:
@@ -222,10 +222,14 @@ class StageProgram:
         first = self.steps.like(device).devices[0]
         return first, self._flow_of[first].form_on(device)
 
-    def on(self, devices: Iterable[Device]) -> Mapping[Device, Flow]:
-        """For some devices, the values that their steps pass, up to the boxes of the values."""
+    def flows(self, devices: Iterable[Device]) -> Flows:
+        """The values that the steps of some devices pass, up to the boxes of the values."""
         known = self._flow_of
-        return {device: known[device] for device in devices if device in known}
+        found: dict[Flow, list[Device]] = {}
+        for device in devices:
+            if device in known:
+                found.setdefault(known[device], []).append(device)
+        return found
 
     @cached_property
     def _flow_of(self) -> Mapping[Device, Flow]:
@@ -263,12 +267,9 @@ class StageProgram:
         flows = self._flow_of.items()
         return frozenset(d for d, flow in flows if any(mine.losses for mine in flow.of.values()))
 
-    def trained_on(self, use: str) -> frozenset[Device]:
-        """The devices whose segments add to the gradient of a use of a weight."""
-        return self._trained.get(use, frozenset())
-
     @cached_property
-    def _trained(self) -> Mapping[str, frozenset[Device]]:
+    def trained_on(self) -> Mapping[str, frozenset[Device]]:
+        """The devices whose segments add to the gradient of a use of a weight, by its name."""
         found: dict[str, frozenset[Device]] = {}
         for alike in self.steps.alike:
             for use in self.operands(alike.devices[0]).flow.trained:

@@ -59,10 +59,14 @@ def _is_same(one: StepInstruction, other: StepInstruction) -> bool:
 
 
 def _plain(block: Iterable[StepInstruction]) -> Iterator[StepInstruction]:
-    """The instructions; where devices alone have different values, one for each device."""
+    """The instructions; where devices alone have different values, one for each device.
+
+    One that names another device stays as it is, so that ``check`` refuses it.
+    """
     for now in block:
         values = (*now.reads, *now.writes, *now.frees) if now.kind in ALONE else ()
-        if any([value.devices for value in values]):
+        named = {device for value in values if value.devices for device in value.devices}
+        if named and named.issubset(now.devices):
             yield from apart([now])
         else:
             yield now

@@ -107,8 +107,8 @@ class Value:
 
     def on(self, devices: Collection[Device], instruction: Collection[Device]) -> Value:
         """The value on some of the devices of an instruction."""
-        is_all = len(devices) == len(instruction)
-        return Value(self.role, self.name, () if is_all else tuple(sorted(devices)))
+        there = () if len(devices) == len(instruction) else tuple(sorted(devices))
+        return self if there == self.devices else Value(self.role, self.name, there)
 
     def is_same(self, other: Value) -> bool:
         """Whether two instructions use one value, on the same devices or on others."""

@@ -41,9 +41,8 @@ Events = tuple[Event, ...]
 X = Value(Role.RESULT, "x")
 INSTRUCTIONS: list[tuple[str, Verb, Change, str]] = [
     ("windows", Verb.FORWARD, lambda i: replace(i, devices=(7,)), "device 7 does not take part"),
-    ("windows", Verb.FORWARD, lambda i: replace(i, reads=(replace(X, devices=(1,)),)),
-     "device 1 does not take part"),
-    ("windows", Verb.FORWARD, lambda i: replace(i, devices=(0, 1)), "on one device, not on 2"),
+    ("windows", Verb.FORWARD, lambda i: replace(i, reads=(replace(X, devices=(7,)),)),
+     "device 7 does not take part"),
     ("windows", Verb.FORWARD, lambda i: replace(i, half=1), "has a half, and is done once"),
     ("windows", Verb.FORWARD, lambda i: replace(i, phase=Phase.START), "only communication has"),
     ("windows", Verb.FORWARD, lambda i: replace(i, writes=i.writes[:-1]), "would follow"),
