@@ -135,7 +135,7 @@ class Proposals:
 
         def follow(trial: Trial) -> Iterator[Candidate]:
             self._credit += self._charge(trial)
-            self._best_secs = min(self._best_secs, trial.secs)
+            self._compare(trial)
             self._waiting.learn(setting, trial)
             # If the change had no effect, its followers are those of the unchanged setting.
             if before is None or _seen_of(trial) != _seen_of(before):
@@ -169,10 +169,15 @@ class Proposals:
 
         def follow(trial: Trial) -> Iterator[Candidate]:
             self._credit -= OWN * self._charge(trial)
-            self._best_secs = min(self._best_secs, trial.secs)
+            self._compare(trial)
             return iter(followers(trial))
 
         return replace(candidate, bound_secs=self._bounds.secs, follow=follow)
+
+    def _compare(self, trial: Trial) -> None:
+        """Note the fastest step so far."""
+        if trial.secs < self._best_secs:
+            self._best_secs, self._others.usual_samples = trial.secs, trial.candidate.samples
 
     def _charge(self, trial: Trial) -> float:
         """What a trial costs: one evaluation if the search counts these, else its seconds."""

@@ -1,8 +1,9 @@
 """Others: the candidates of other planners, which take turns with auto's settings.
 
 The planners take turns in the order in which they are given, and propose plans for microbatches of
-about one sample per device first. What follows a candidate, such as the same plan with overlap,
-comes first if it may be the fastest so far: it may hide all communication, but no computing.
+about the size of the fastest plan so far first. What follows a candidate, such as the same plan
+with overlap, comes first if it may be the fastest so far: it may hide all communication, but no
+computing.
 """
 
 from __future__ import annotations
@@ -36,14 +37,19 @@ class Others:
     Args:
         request: the model, cluster and step.
         planners: the planners by name, in the order of their turns.
+
+    Attributes:
+        usual_samples: samples of a microbatch that planners are asked for first: those of the
+            fastest step so far, or one per device.
     """
 
     def __init__(self, request: Request, planners: Mapping[str, SearchPlanner]) -> None:
+        self.usual_samples = len(request.devices)
         # What planners send to workers needs no second copy of the captured graphs.
         asked = replace(request, captured=None)
         search = f"{os.getpid()}.{next(_searches)}"
         self._turns = deque(
-            _proposals(asked, f"{search} {name}", name, planner)
+            self._proposals(asked, f"{search} {name}", name, planner)
             for name, planner in planners.items()
         )
         self._followers: list[tuple[float, int, Candidate]] = []
@@ -76,25 +82,23 @@ class Others:
 
         return replace(candidate, follow=follow)
 
+    def _proposals(
+        self, request: Request, search: str, name: str, planner: SearchPlanner
+    ) -> Iterator[Candidate]:
+        """The candidates of a planner, each also with overlap; none of a size without a plan."""
 
-def _proposals(
-    request: Request, search: str, name: str, planner: SearchPlanner
-) -> Iterator[Candidate]:
-    """The candidates of a planner, each also with overlap; none of a size without a plan."""
+        def remembered(each: Candidate) -> Candidate:
+            return replace(
+                each,
+                name=each.name if each.name.split()[0] == name else f"{name} {each.name}",
+                sprogram=Remembered(f"{search} {each.name}", each.sprogram),
+                follow=lambda trial: map(remembered, each.follow(trial)),
+            )
 
-    def remembered(each: Candidate) -> Candidate:
-        return replace(
-            each,
-            name=each.name if each.name.split()[0] == name else f"{name} {each.name}",
-            sprogram=Remembered(f"{search} {each.name}", each.sprogram),
-            follow=lambda trial: map(remembered, each.follow(trial)),
-        )
-
-    planned = with_overlap(lambda asked: map(remembered, planner(asked)))
-    usual = len(request.devices)
-    for samples in sorted(request.samples, key=lambda n: abs(log2(n / usual))):
-        with suppress(PlanError):
-            yield from planned(replace(request, samples=(samples,)))
+        planned = with_overlap(lambda asked: map(remembered, planner(asked)))
+        for samples in sorted(request.samples, key=lambda n: abs(log2(n / self.usual_samples))):
+            with suppress(PlanError):
+                yield from planned(replace(request, samples=(samples,)))
 
 
 def _least_secs(trial: Trial) -> float:

@@ -135,10 +135,10 @@ class Waiting:
         estimated, known = estimate(setting), self._errors.get(_layout(setting), {})
         alike = sorted((_distance(setting, other), i) for i, other in enumerate(known))
         errors = [*known.values()]
-        num_bytes = next((errors[i].num_bytes for _, i in alike), 1.0)
+        more = (1 + (errors[i].num_bytes - 1) / max(1, d) for d, i in alike)
         secs, least = ((d, errors[i].secs) for d, i in alike), self._least_secs
         near = (least + (error - least) / max(1, d) for d, error in secs if error is not None)
-        return Figures(estimated.secs * next(near, least), estimated.num_bytes * num_bytes)
+        return Figures(estimated.secs * next(near, least), estimated.num_bytes * next(more, 1.0))
 
     def _fits(self, figures: Figures) -> bool:
         return figures.num_bytes <= self._memory_bytes
