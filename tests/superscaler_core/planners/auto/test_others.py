@@ -117,6 +117,12 @@ def test_planners_take_turns_with_sizes_near_one_sample_per_device_first() -> No
                           "a data_parallel 2"]  # fmt: skip
 
 
+def test_planners_begin_with_sizes_near_those_of_the_fastest_plan() -> None:
+    others = Others(replace(request("mlp", 4), samples=(1, 2, 4)), {"a": Fake([])})
+    others.usual_samples = 2
+    assert names_of(others, 1.0)[0] == "a data_parallel 2"
+
+
 def test_followers_of_a_plan_that_may_become_the_best_come_first() -> None:
     others = Others(replace(request("mlp", 2), samples=(2,)), {"a": Fake([]), "b": Fake([])})
     names = names_of(others, 3.0, b_data_parallel_2=2.0)

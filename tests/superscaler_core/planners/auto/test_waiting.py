@@ -84,8 +84,9 @@ def test_error_of_a_setting_is_expected_of_those_that_differ_in_fewest_choices()
 def test_error_is_expected_in_part_of_settings_that_differ_in_more_choices() -> None:
     far = replace(WIDE, zero=3, prefetch=1)
     found = waiting({WIDE: (10, 50), far: (10, 50)})
-    found.learn(WIDE, trial(12, 50))
+    found.learn(WIDE, trial(12, 60))
     assert found.expected(far).secs == pytest.approx(10 * (1 + 0.2 / 2))
+    assert found.expected(far).num_bytes == pytest.approx(50 * (1 + 0.2 / 2))
 
 
 def test_unknown_layout_is_expected_to_have_the_most_favourable_error() -> None:
