@@ -84,10 +84,16 @@ class Cell:
             captured=graphs.as_captured if self.has_check else None,
         )
 
-    def row(self, planner: str, budget_secs: float) -> dict[str, Any]:
+    def row(self, planner: str, budget_secs: float, max_tried: int = 0) -> dict[str, Any]:
         """A planner's result as a row; ``problem`` says why there is none.
 
         The model is captured before the search begins, because capturing is equal for all planners.
+
+        Args:
+            planner: name of the planner.
+            budget_secs: time limit of the search.
+            max_tried: limit of its evaluations; 0 for none. Then it has one process, so that the
+                same code finds the same plan again.
         """
         head = {"cell": self.name, "gpus": self.num_gpus, "planner": planner}
         self.workload.capture()
@@ -97,7 +103,8 @@ class Cell:
                 request,
                 self.planner(planner, budget_secs),
                 budget_secs=budget_secs,
-                num_processes=NUM_PROCESSES,
+                max_tried=max_tried,
+                num_processes=1 if max_tried else NUM_PROCESSES,
             )
         except PlanError as error:
             return {**head, "problem": str(error)}
@@ -130,6 +137,7 @@ def _figures(found: Found) -> dict[str, Any]:
         "shares": parts.shares,
         "levels": parts.levels,
         "tried": len(found.tried),
+        "full": found.num_full,
         "skipped": found.num_skipped,
         "left": found.num_left,
         "search_secs": found.search_secs,

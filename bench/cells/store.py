@@ -37,8 +37,11 @@ IMPORTS = re.compile(r"^from (bench[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 Row = Mapping[str, Any]
 """The result of one job."""
 
-Compute = Callable[[str, str, float], dict[str, Any]]
-"""From the name of a cell, the name of a planner and a budget in seconds to a row; picklable."""
+Compute = Callable[..., dict[str, Any]]
+"""From the name of a cell, the name of a planner and a budget in seconds to a row; picklable.
+
+It takes ``max_tried`` as well if jobs have it.
+"""
 
 
 class DirtyError(Exception):
@@ -133,17 +136,20 @@ class Job:
         cell, planner: names of the cell and of the planner.
         budget_secs: time budget of the search.
         workload: the model to capture before all searches; if None, there is nothing to capture.
+        max_tried: budget of the search in evaluations; 0 if it is in seconds.
     """
 
     cell: str
     planner: str
     budget_secs: float
     workload: Workload | None = None
+    max_tried: int = 0
 
     @property
     def path(self) -> Path:
         """The file that stores the row."""
-        return SCRATCH / f"{self.cell}-{self.planner}.json".replace(" ", "_")
+        limit = f"-{self.max_tried}" if self.max_tried else ""
+        return SCRATCH / f"{self.cell}-{self.planner}{limit}.json".replace(" ", "_")
 
     def kept(self, version: Version) -> dict[str, Any] | None:
         """The stored row, if it is valid for this version and had enough time; otherwise None.
@@ -172,7 +178,8 @@ def restore(path: Path, version: Version) -> None:
     So a run continues on a machine that has only what is committed.
     """
     for row in json.loads(path.read_text())["rows"]:
-        job = Job(row["cell"], row["planner"], row["budget_secs"])
+        limit = row.get("max_tried", 0)
+        job = Job(row["cell"], row["planner"], row["budget_secs"], max_tried=limit)
         if version.has(row) and job.kept(version) is None:
             job.keep(row)
 
@@ -225,9 +232,15 @@ def _capture(graphs: Path, workload: Workload) -> None:
 def _computed(compute: Compute, version: Version, graphs: Path, job: Job) -> dict[str, Any]:
     keep_graphs(graphs)
     start = time.monotonic()
-    row = compute(job.cell, job.planner, job.budget_secs)
+    limit = {"max_tried": job.max_tried} if job.max_tried else {}
+    row = compute(job.cell, job.planner, job.budget_secs, **limit)
     took_secs = time.monotonic() - start
-    row |= {"budget_secs": job.budget_secs, "took_secs": took_secs, "commit": version.commit}
+    row |= {
+        "budget_secs": job.budget_secs,
+        "took_secs": took_secs,
+        "commit": version.commit,
+        **limit,
+    }
     if not version.is_here:
         raise DirtyError(f"files were changed during the run, which is of {version.commit}.")
     job.keep(row)

@@ -22,6 +22,6 @@ def cells() -> Mapping[str, Cell]:
     return {cell.name: cell for cell in sorted(found, key=lambda cell: cell.num_gpus)}
 
 
-def compute(cell: str, planner: str, budget_secs: float) -> dict[str, Any]:
+def compute(cell: str, planner: str, budget_secs: float, max_tried: int = 0) -> dict[str, Any]:
     """Compute the row of a cell and a planner, given by their names."""
-    return cells()[cell].row(planner, budget_secs)
+    return cells()[cell].row(planner, budget_secs, max_tried)

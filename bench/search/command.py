@@ -35,9 +35,14 @@ examples:
   python -m bench.search --quick                     # 4 and 8 GPUs
   python -m bench.search --cells gpt3-4,moe-2.4b     # cells whose names begin so
   python -m bench.search --budget 15                 # seconds of a search, in place of 60
+  python -m bench.search --evaluations 48 --planners auto       # equal on every machine
   python -m bench.search --kept                      # the table of what was computed so far
   python -m bench.search --others bench/results/search.json     # auto, and what the file lacks
 """
+
+
+DAY_SECS = 86400.0
+"""The time limit of a search whose budget is in evaluations."""
 
 
 # --- jobs ---------------------------------------------------------------------------------------
@@ -96,7 +101,9 @@ def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
         rows: the rows of all cells.
         tuned: names of the tuned systems of every cell.
     """
-    head = f"{'cell':<30} {'auto':>8} {'took':>5} {'others':>8} {'ratio':>6} {'tuned':>6}"
+    head = (
+        f"{'cell':<30} {'auto':>8} {'took':>5} {'full':>4} {'others':>8} {'ratio':>6} {'tuned':>6}"
+    )
     lines = [f"{head} {'ceiling':>7}"]
     figures: list[tuple[float | None, ...]] = []
     for name, mine in by_cell(rows).items():
@@ -106,7 +113,7 @@ def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
         texts = ["-" if number is None else f"{number:.3f}" for number in numbers]
         lines.append(
             f"{name:<30} {secs_text(ours['secs']) if ours else '-':>8} "
-            f"{ours['search_secs'] if ours else 0:4.0f}s "
+            f"{ours['search_secs'] if ours else 0:4.0f}s {ours.get('full', '') if ours else '':>4} "
             f"{secs_text(best['secs']) if best else '-':>8} {texts[0]:>6} {texts[1]:>6} "
             f"{texts[2]:>7} {best['planner'] if best else ''}"
         )
@@ -139,8 +146,9 @@ def main(words: list[str]) -> int:
         and (not args.quick or cell.num_gpus <= 8)
     ]
     planners = args.planners.split(",") if args.planners else ()
+    budget_secs = DAY_SECS if args.evaluations else args.budget
     jobs = [
-        Job(cell.name, name, args.budget, cell.workload)
+        Job(cell.name, name, budget_secs, cell.workload, args.evaluations)
         for cell, name in wanted_of(chosen, planners)
     ]
     searched, older = rows_of_jobs(args, jobs)
@@ -179,4 +187,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "found again take the same time as then",
     )
     parser.add_argument("--quick", action="store_true", help="only 4 and 8 GPUs")
+    parser.add_argument(
+        "--evaluations",
+        type=int,
+        default=0,
+        metavar="NUM",
+        help="budget of a search in evaluations, quick and full ones, in place of seconds",
+    )
     return parse(parser, words, out="bench/results/search.json", budget_secs=60.0)

@@ -14,7 +14,8 @@ from typing import Any
 
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Proposals, Setting, Settings, options_of
-from superscaler_core.planners.auto.options import Options, powers
+from superscaler_core.planners.auto.layouts import powers
+from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.search.request import Request
 
 Layouts = Callable[[int], Iterable[Setting]]

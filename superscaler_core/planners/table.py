@@ -8,6 +8,7 @@ from functools import partial
 
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.auto import auto
+from superscaler_core.planners.auto.asked import Asking
 from superscaler_core.planners.by_hand import by_hand
 from superscaler_core.planners.hidup import propose_hidup
 from superscaler_core.planners.hierarchical import propose_alpa
@@ -23,20 +24,28 @@ from superscaler_core.planners.stages.proposals import propose_stages
 from superscaler_core.planners.tofu import propose_tofu
 
 _OTHERS: Mapping[str, SearchPlanner] = {
+    "tofu": propose_tofu,
+    "alpa_hierarchical": propose_alpa,
+    "hidup": propose_hidup,
     "by_hand": by_hand,
     **{name: partial(propose_stages, planner=planner) for name, planner in STAGE_PLANNERS.items()},
-    "alpa_hierarchical": propose_alpa,
-    "alpa_intra": partial(propose_space, planner=alpa_intra),
     "flexflow": partial(propose_space, planner=flexflow),
-    "unity": partial(propose_space, planner=unity),
-    "tofu": propose_tofu,
     "mesh_tf": propose_mesh_tf,
-    "hidup": propose_hidup,
+    "alpa_intra": partial(propose_space, planner=alpa_intra),
+    "unity": partial(propose_space, planner=unity),
     "earliest_finish": search_placement(earliest_finish),
     "min_cut": search_placement(min_cut),
 }
+"""All planners but ``auto``, which asks them in this order: those first that answer soonest."""
 
-PLANNERS: Mapping[str, SearchPlanner] = {"auto": partial(auto, others=_OTHERS), **_OTHERS}
+_THINK_FIRST = ("alpa_hierarchical", "mesh_tf", "earliest_finish", "min_cut")
+"""Those that compute before they propose; the others compute when a plan is filled."""
+
+_ASKED: Mapping[str, SearchPlanner] = {
+    name: Asking(planner) if name in _THINK_FIRST else planner for name, planner in _OTHERS.items()
+}
+
+PLANNERS: Mapping[str, SearchPlanner] = {"auto": partial(auto, others=_ASKED), **_OTHERS}
 """Planners by name; ``auto`` also looks at the candidates of all others."""
 
 

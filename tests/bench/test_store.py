@@ -170,6 +170,25 @@ def test_run_resumes_from_a_result_file() -> None:
     assert computed(2.0)
 
 
+@pytest.mark.usefixtures("repository")
+def test_budgets_in_evaluations_have_rows_of_their_own() -> None:
+    limits = []
+
+    def compute(cell: str, planner: str, budget: float, max_tried: int = 0) -> dict[str, object]:
+        limits.append(max_tried)
+        return {"cell": cell, "planner": planner, "left": 3}
+
+    jobs = [Job("c", "p", 2.0, max_tried=num) for num in (0, 24, 48, 24)]
+    version = Version.now("bench.one")
+    rows = [row for job in jobs for row in rows_of([job], compute, version, 1)]
+    assert limits == [0, 24, 48]
+    assert [row.get("max_tried", 0) for row in rows] == [0, 24, 48, 24]
+    Path("result.json").write_text(json.dumps({"rows": rows}))
+    jobs[1].path.unlink()
+    restore(Path("result.json"), version)
+    assert jobs[1].kept(version) == rows[1]
+
+
 def test_uncommitted_code_is_rejected_or_marked_as_dirty(repository: Path) -> None:
     assert computed()
     (repository / "bench/two.py").write_text("x = 2\n")

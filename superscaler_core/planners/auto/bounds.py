@@ -9,7 +9,7 @@ from superscaler_core.cost.neighbours import product_of
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.part import Part
-from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
+from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.setting import Setting
@@ -80,24 +80,12 @@ class Bounds:
         """A lower bound of the bytes on the fullest device."""
         if setting.offload:
             return 0.0
-        keeps_all = setting.keep is Keep.EVERYTHING and setting.coshard == 1
-        kept_bytes = self.kept_bytes / len(self.request.devices) if keeps_all else 0.0
-        return self.stored_bytes(setting) + kept_bytes
-
-    def stored_bytes(self, setting: Setting) -> float:
-        """A lower bound of a device's bytes of weights and states; 0 if they are on the host."""
-        if setting.offload:
-            return 0.0
         num = len(self.request.devices)
-        splits = 1.0 * _splits(setting, num)
+        splits = _splits(setting, num)
         states = self.state_bytes / (num if setting.zero else splits)
-        return self.weight_bytes / splits + states
-
-    @property
-    def is_tight(self) -> bool:
-        """Whether every plan has to recompute, because kept activations exceed all memory."""
-        kept = self.kept_bytes / len(self.request.devices)
-        return kept > self.request.memory_bytes
+        keeps_all = setting.keep is Keep.EVERYTHING and setting.coshard == 1
+        kept = kept_bytes(self._graph) / num if keeps_all else 0.0
+        return self.weight_bytes / splits + states + kept
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -107,25 +95,11 @@ class Bounds:
     @cached_property
     def state_bytes(self) -> int:
         """Bytes of the optimizer states and master weights of all trained weights."""
-        has_masters = self.gradient_bytes != sum(tensor.num_bytes for tensor in self._trained)
-        return (STATES[self.request.optimizer] + has_masters) * self.gradient_bytes
-
-    @cached_property
-    def gradient_bytes(self) -> int:
-        """Bytes of all gradients of weights, which are accumulated in the master weights' dtype."""
-        if self.request.master_dtype is None:
-            return sum(tensor.num_bytes for tensor in self._trained)
-        size = ITEM_BYTES[self.request.master_dtype]
-        return sum(size * tensor.box.num_elements for tensor in self._trained)
-
-    @property
-    def _trained(self) -> list[PTensor]:
-        return [t for t in self._graph.parameters.values() if t.requires_grad]
-
-    @cached_property
-    def kept_bytes(self) -> int:
-        """Bytes that the smallest microbatch keeps for its backward; larger ones keep no less."""
-        return kept_bytes(self._graph)
+        trained = [t for t in self._graph.parameters.values() if t.requires_grad]
+        master, own = self.request.master_dtype, sum(tensor.num_bytes for tensor in trained)
+        num = sum(tensor.box.num_elements for tensor in trained)
+        each = own if master is None else num * ITEM_BYTES[master]
+        return (STATES[self.request.optimizer] + (each != own)) * each
 
 
 def _splits(setting: Setting, num: int) -> int:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import product
+from itertools import chain
+from math import inf
 from typing import Any
 
 from superscaler_core.plan import Keep
-from superscaler_core.planners.auto.guess import Guess
-from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.auto.estimate import Estimate, estimate_of
+from superscaler_core.planners.auto.layouts import layouts_of
+from superscaler_core.planners.auto.setting import MAX_SAMPLES, Setting
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Request
-
-MAX_SAMPLES = 32
-"""Most samples per microbatch and replica: more gain nothing, and leave pipelines empty."""
 
 MAX_PARTS = 8
 """Most co-shard parts of an attention or MLP on a device, as in the studies."""
 
+LEVELS = (Keep.EVERYTHING, Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
+"""Levels that a setting with which a search begins may have, each recomputing more."""
 
-KEPT_LESS = (Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
-"""Levels that a setting with which a search begins may have, besides ``EVERYTHING``."""
+
+STORAGES: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"zero": 3, "prefetch": 1, "reductions": True},
+    {"zero": 3, "prefetch": 1, "reductions": True, "offload": True},
+    {"offload": True},
+)
+"""Storage of weights; all but the first need replicas.
+
+Each is a root of its own, because its gain is mainly the memory for larger microbatches.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,57 +50,88 @@ class Options:
     def roots(self) -> Iterator[Setting]:
         """Settings for every layout of the devices and the weights.
 
-        Each has the microbatch size and the recomputation guessed to be the fastest within memory.
+        Each has the microbatch size and the recomputation that seem the fastest within memory.
         """
-        for family, lay_out in LAYOUTS.items():
-            for chosen in lay_out(self):
-                setting = self._with_defaults(replace(chosen, family=family))
-                yield from self._sized(setting)
-                for storage in STORAGES if _has_replicas(self, setting) else ():
-                    yield from self._sized(replace(setting, **storage))
+        for chosen in layouts_of(self.request, self.traits):
+            setting = self._with_defaults(chosen)
+            storages = STORAGES if _has_replicas(self, setting) else STORAGES[:1]
+            for storage in storages if self._sizes(setting) else ():
+                yield from self._sized(replace(setting, **storage))
 
     def _sized(self, setting: Setting) -> Iterator[Setting]:
         """The setting with the best microbatch size; with the smallest one if none seems to fit.
 
-        Sequence parallelism is chosen as well, where it seems to help. A setting that recomputes is
-        added if nothing fits that keeps everything, or if it seems faster.
+        A setting that recomputes is added if nothing fits that keeps everything, or if it seems
+        faster.
         """
-        cuts = (False, True) if _may_cut_tokens(self, setting) else (False,)
-        every = [
-            replace(setting, sequence=cut, samples=n)
-            for cut, n in product(cuts, range(1, MAX_SAMPLES + 1))
-        ]
-        sizes = [each for each in every if self.allows(each)]
-        whole = self._fastest(sizes)
-        apart = setting.family == "interlaced"
-        smaller = (replace(each, keep=k, apart=apart) for k, each in product(KEPT_LESS, sizes))
-        less = self._fastest(filter(self.allows, smaller))
-        if whole is None or (less is not None and self.guess.secs(less) < self.guess.secs(whole)):
-            yield from [less] if less is not None else sizes[:1]
-        if whole is not None:
-            yield whole
+        fitting = [*self._fitting(setting)]
+        whole = self._fastest(each for each in fitting if each.keep is Keep.EVERYTHING)
+        less = self._fastest(each for each in fitting if each.keep is not Keep.EVERYTHING)
+        whole, less = (each and self._joined(each) for each in (whole, less))
+        if less and (whole is None or self._secs(less) < self._secs(whole)):
+            yield less
+        if whole or not less:
+            yield whole or replace(setting, samples=self._sizes(setting)[0])
+
+    def _fitting(self, setting: Setting) -> Iterator[Setting]:
+        """The setting with microbatch sizes that seem to fit, each at its fastest level.
+
+        What a level recomputes, the next level recomputes as well, so the first level that fits is
+        the fastest. A larger microbatch needs more memory at every level. Sizes behind the first
+        one that is slower at the same level are left out, as a heuristic.
+        """
+        levels, sizes, last_secs = [*LEVELS], deque(self._sizes(setting)), inf
+        while levels and sizes:
+            keep = levels[0]
+            apart = setting.family == "interlaced" and keep is not Keep.EVERYTHING
+            each = replace(setting, samples=sizes[0], keep=keep, apart=apart)
+            near = self.estimate.near(each)
+            if not (self.allows(each) and near.num_bytes <= self.request.memory_bytes):
+                levels, last_secs = levels[1:], inf
+                continue
+            yield each
+            if near.secs > last_secs:
+                return
+            last_secs = near.secs
+            sizes.popleft()
+
+    def _joined(self, setting: Setting) -> Setting:
+        """The setting, or the one without sequence parallelism if it fits and seems faster."""
+        whole = replace(setting, sequence=False)
+        fits = self.estimate.near(whole).num_bytes <= self.request.memory_bytes
+        return whole if fits and self._secs(whole) < self._secs(setting) else setting
 
     def _fastest(self, settings: Iterable[Setting]) -> Setting | None:
-        """The setting with the least guessed time among those guessed to fit in memory."""
-        memory_bytes = self.request.memory_bytes
-        fit = (each for each in settings if self.guess.num_bytes(each) <= memory_bytes)
-        return min(fit, key=self.guess.secs, default=None)
+        """The setting with the least estimated time."""
+        return min(settings, key=self._secs, default=None)
 
-    @cached_property
-    def guess(self) -> Guess:
+    def _secs(self, setting: Setting) -> float:
+        return self.estimate.near(setting).secs
+
+    def _sizes(self, setting: Setting) -> list[int]:
+        """The samples per microbatch and replica that are possible, ascending."""
+        every = (replace(setting, samples=samples) for samples in range(1, MAX_SAMPLES + 1))
+        return [each.samples for each in every if self.allows(each)]
+
+    @property
+    def estimate(self) -> Estimate:
         """Estimates of time and memory of settings."""
-        return Guess(self.request)
+        return estimate_of(self.request)
 
     def _with_defaults(self, setting: Setting) -> Setting:
         """Turn on what saves memory or time and costs nearly nothing; moves may turn it off."""
         is_shared = setting.dp > 1 or setting.family in ("axial", "spatial")
-        return replace(
+        chosen = replace(
             setting,
             zero=1 if is_shared and setting.family != "interlaced" else 0,
             vocabulary=self.traits.has_words and setting.tp > 1 and setting.family == "hybrid",
             moves=_in_tensor_parallel(self, setting),
             experts=self.has_experts(setting),
         )
+        cut = replace(chosen, sequence=True)
+        sizes = self._sizes(cut) if _may_cut_tokens(self, chosen) else []
+        can_cut = any(self._secs(replace(cut, samples=samples)) < inf for samples in sizes[:1])
+        return cut if can_cut else chosen
 
     def has_experts(self, setting: Setting) -> bool:
         """Whether expert parallelism over the replicas is possible."""
@@ -111,7 +152,7 @@ class Options:
             and (is_pipeline or setting.schedule == "interleaved")
             and (setting.chunks == 1 or (is_pipeline and num % setting.pp == 0))
             and setting.pp * setting.chunks <= self.traits.num_layers
-            and (setting.keep is not Keep.ATTENTION_ONLY or bool(self.traits.attentions))
+            and (setting.keep is not Keep.ATTENTION_ONLY or self.traits.has_attention)
             and self._can_cut_features(setting)
         )
 
@@ -127,81 +168,16 @@ class Options:
 
     def moves(self, setting: Setting) -> Iterator[Setting]:
         """Settings that differ in one choice."""
-        for move in MOVES:
-            for changed in move(self, setting):
-                if changed != setting and self.allows(changed):
-                    yield changed
+        return self._changed(setting, MOVES)
 
     def savings(self, setting: Setting) -> Iterator[Setting]:
         """Settings that need less memory."""
-        for move in SAVINGS:
-            for changed in move(self, setting):
-                if changed != setting and self.allows(changed):
-                    yield changed
+        return self._changed(setting, SAVINGS)
 
-
-# --- layouts ------------------------------------------------------------------------------------
-
-
-def powers(most: int) -> list[int]:
-    """Powers of two up to a number, ascending."""
-    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
-
-
-def _hybrid(options: Options) -> Iterator[Setting]:
-    num, traits = len(options.request.devices), options.traits
-    sides = [n for n in range(1, num + 1) if num % n == 0]
-    for tp, pp in product(sides, sides):
-        if num % (tp * pp) or (tp > 1 and not traits.has_features) or pp > traits.num_layers:
-            continue
-        yield Setting(dp=num // (tp * pp), tp=tp, pp=pp)
-
-
-def _axial(options: Options) -> Iterator[Setting]:
-    num = len(options.request.devices)
-    if not options.traits.is_axial:
-        return
-    for pp, dp in product(powers(num), powers(num)):
-        if num % (pp * dp) == 0:
-            yield Setting(dp=dp, tp=num // (pp * dp), pp=pp)
-
-
-def _interlaced(options: Options) -> Iterator[Setting]:
-    num, traits = len(options.request.devices), options.traits
-    is_possible = traits.has_blocks and traits.has_lookups and traits.has_features
-    if not is_possible or options.request.recycle:
-        return
-    for tp in powers(num // 2):
-        if num % tp == 0 and num // tp <= traits.num_layers:
-            yield Setting(tp=tp, pp=num // tp, slack=1)
-
-
-def _spatial(options: Options) -> Iterator[Setting]:
-    num = len(options.request.devices)
-    if options.traits.has_images and not options.request.recycle:
-        for rows in powers(num)[1:]:
-            if num % rows == 0:
-                yield Setting(dp=num // rows, tp=rows)
-
-
-LAYOUTS: dict[str, Callable[[Options], Iterator[Setting]]] = {
-    "hybrid": _hybrid,
-    "axial": _axial,
-    "interlaced": _interlaced,
-    "spatial": _spatial,
-}
-"""By family, the layouts of the devices; empty if the model does not allow the family."""
-
-
-STORAGES: tuple[Mapping[str, Any], ...] = (
-    {"zero": 3, "prefetch": 1, "reductions": True},
-    {"zero": 3, "prefetch": 1, "reductions": True, "offload": True},
-    {"offload": True},
-)
-"""Further storage of weights, if there are replicas.
-
-Each is a root of its own, because its gain is mainly the memory for larger microbatches.
-"""
+    def _changed(self, setting: Setting, moves: Iterable[Move]) -> Iterator[Setting]:
+        for changed in chain.from_iterable(move(self, setting) for move in moves):
+            if changed != setting and self.allows(changed):
+                yield changed
 
 
 # --- moves --------------------------------------------------------------------------------------
@@ -209,13 +185,12 @@ Each is a root of its own, because its gain is mainly the memory for larger micr
 Move = Callable[[Options, Setting], Iterator[Setting]]
 
 
-def _values(name: str, *values: Any, when: Callable[[Options, Setting], bool]) -> Move:
-    """A move that sets an attribute to each of ``values``, where ``when`` holds."""
+def _values(name: str, *values: Any) -> Move:
+    """A move that sets an attribute to each of ``values``, where it matters (``MATTERS``)."""
 
     def move(options: Options, setting: Setting) -> Iterator[Setting]:
-        if when(options, setting):
-            for value in values:
-                yield replace(setting, **{name: value})
+        if MATTERS[name](options, setting):
+            yield from (replace(setting, **{name: value}) for value in values)
 
     return move
 
@@ -238,9 +213,8 @@ def _may_cut_tokens(options: Options, setting: Setting) -> bool:
 
 def _scaled(options: Options, setting: Setting) -> Iterator[Setting]:
     """Double or halve the microbatch."""
-    for samples in (2 * setting.samples, setting.samples // 2):
-        if samples:
-            yield replace(setting, samples=samples)
+    yield replace(setting, samples=2 * setting.samples)
+    yield from _in_half(options, setting)
 
 
 def _in_half(options: Options, setting: Setting) -> Iterator[Setting]:
@@ -313,39 +287,46 @@ def _sharded(options: Options, setting: Setting) -> Iterator[Setting]:
         yield replace(setting, zero=3, prefetch=2, reductions=True)
 
 
+def _kept_less(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Keep less, to recompute more."""
+    levels = {
+        Keep.EVERYTHING: (Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS),
+        Keep.BLOCK_INPUTS: (Keep.STAGE_INPUT,) if setting.pp > 1 else (),
+    }
+    for keep in levels.get(setting.keep, (Keep.BLOCK_INPUTS,)):
+        if keep is not Keep.SEGMENT_INPUTS or setting.family != "axial":
+            yield replace(setting, keep=keep)
+
+
+MATTERS: Mapping[str, Callable[[Options, Setting], bool]] = {
+    "sequence": _may_cut_tokens,
+    "vocabulary": lambda o, s: (
+        o.traits.has_words and s.tp > 1 and s.family in ("hybrid", "interlaced")
+    ),
+    "experts": Options.has_experts,
+    "zero": _has_replicas,
+    "offload": lambda o, s: s.offload or s.zero > 0,
+    "moves": lambda o, s: s.tp > 1 or s.experts or s.zero == 3,
+    "duplex": lambda o, s: s.tp > 1 or s.experts,
+    "slack": lambda o, s: s.family == "interlaced",
+    "apart": lambda o, s: (
+        s.keep is not Keep.EVERYTHING and (s.family == "interlaced" or _in_pipeline(o, s))
+    ),
+}
+"""For which settings an attribute matters, by its name."""
+
+SWITCHES = ("sequence", "vocabulary", "experts", "moves", "duplex", "apart")
+"""Attributes that are on or off."""
+
 MOVES: tuple[Move, ...] = (
-    _scaled,
-    _scheduled,
-    _kept,
-    _in_half_and_kept,
-    _values("sequence", True, False, when=_may_cut_tokens),
-    _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3),
-    _overlapped,
-    _values("experts", True, False, when=lambda o, s: o.has_experts(s)),
-    _sharded,
-    _values("vocabulary", True, False,
-            when=lambda o, s: o.traits.has_words and s.tp > 1
-            and s.family in ("hybrid", "interlaced")),
-    _in_fewer_parts,
-    _values("apart", True, False,
-            when=lambda o, s: s.keep is not Keep.EVERYTHING
-            and (s.family == "interlaced" or _in_pipeline(o, s))),
-    _values("slack", 0, 1, when=lambda o, s: s.family == "interlaced"),
-    _values("duplex", True, False, when=lambda o, s: s.tp > 1 or s.experts),
-    _values("offload", False, when=lambda o, s: s.offload),
-)  # fmt: skip
-"""Changes of a setting that fits; ``Ranking`` orders them."""
+    *(_scaled, _scheduled, _kept, _in_half_and_kept, _overlapped, _sharded, _in_fewer_parts),
+    *(_values(name, True, False) for name in SWITCHES),
+    *(_values("slack", 0, 1), _values("offload", False)),
+)
+"""Changes of a setting that fits; ``Waiting`` orders them."""
 
 SAVINGS: tuple[Move, ...] = (
-    _values("keep", Keep.ATTENTION_ONLY, when=lambda o, s: s.keep is Keep.EVERYTHING),
-    _values("keep", Keep.SEGMENT_INPUTS,
-            when=lambda o, s: s.keep is Keep.EVERYTHING and s.family != "axial"),
-    _values("keep", Keep.BLOCK_INPUTS, when=lambda o, s: s.keep is not Keep.BLOCK_INPUTS),
-    _values("keep", Keep.STAGE_INPUT, when=lambda o, s: s.keep is Keep.BLOCK_INPUTS and s.pp > 1),
-    _values("sequence", True, when=_may_cut_tokens),
-    _values("zero", 3, when=_has_replicas),
-    _in_more_parts,
-    _in_half,
-    _values("offload", True, when=lambda o, s: s.zero > 0),
-)  # fmt: skip
-"""Changes of a setting that lacks memory; ``Guess`` selects those that may fit."""
+    *(_kept_less, _in_more_parts, _in_half),
+    *(_values("sequence", True), _values("zero", 3), _values("offload", True)),
+)
+"""Changes of a setting that lacks memory."""

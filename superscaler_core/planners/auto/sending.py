@@ -1,88 +1,73 @@
-"""Sending: estimate the time of communication under a setting, from degrees and bytes alone.
-
-A group of devices has ``size`` members that are ``stride`` apart. An all-reduce goes level by
-level: reduce-scatter inside each host, all-reduce between hosts, where all devices of a host share
-its port, then all-gather inside each host (Cho et al., "BlueConnect", 2019).
-"""
+"""Sending: the calls that move the results of a stage to the next, priced as a program's are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cache, cached_property
 
 import rvdcomm as rv
-from superscaler_core.graph.graph import Op
-from superscaler_core.graph.tensor import PTensor
-from superscaler_core.planners.auto.traits import Traits
-
-WAYS = 2
-"""Passes that communicate: every collective of the forward has a counterpart in the backward."""
+from superscaler_core.cost import CostModel
+from superscaler_core.cost.wire import Wire
+from superscaler_core.plan import Device
+from superscaler_core.planners.auto.model_cost import Output
+from superscaler_core.program.side import Side, View
+from superscaler_core.program.transfer import transfers
 
 
 @dataclass(frozen=True, eq=False)
 class Sending:
-    """Times and bytes of a model's communication on a cluster, without overlap.
+    """The transfers between the stages of one request.
 
     Attributes:
-        traits: traits of the model with its smallest microbatch.
-        topology: topology of the cluster.
+        costs: the cost functions of the request.
+        devices: devices of the request; stages are priced on the first of them.
     """
 
-    traits: Traits
-    topology: rv.Topology
+    costs: CostModel
+    devices: Sequence[Device]
 
-    # --- a group of devices ---------------------------------------------------------------------
+    def wires(
+        self,
+        outputs: Sequence[Output],
+        src: tuple[Device, ...],
+        dst: tuple[Device, ...],
+        is_back: bool,
+    ) -> tuple[Wire, ...]:
+        """The calls that move results of a stage, or their gradients back.
 
-    def all_reduce_secs(self, num_bytes: float, size: int, stride: int = 1) -> float:
-        """Seconds of all-reduces of ``num_bytes`` in all groups at once; all-gathers take half."""
-        secs, left = 0.0, num_bytes
-        for link, sharing, num in self._meetings(size, stride):
-            if num > 1:
-                sent = 2 * (num - 1) / num * left * sharing
-                secs += 2 * link.alpha_secs + sent / link.bytes_per_sec
-            left /= num
-        return secs
-
-    def all_to_all_secs(self, num_bytes: float, size: int, stride: int = 1) -> float:
-        """Seconds of all-to-alls in all groups at once; each member has ``num_bytes`` to send."""
-        secs, inside = 0.0, float(size)
-        for link, sharing, num in self._meetings(size, stride):
-            if num > 1:
-                sent = (1 - 1 / inside) * num_bytes * sharing
-                secs += link.alpha_secs + sent / link.bytes_per_sec
-            inside /= num
-        return secs
-
-    def _meetings(self, size: int, stride: int) -> Iterator[tuple[rv.Link, int, float]]:
-        """For each level: its link, devices behind a port, ports of a group that communicate."""
-        num = len(self.topology.ranks)
-        levels = self.topology.levels
-        sharing = [min(num, len(level.groups[0])) for level in levels]
-        ports = [*(max(1.0, min(size, size * stride / n)) for n in sharing), 1.0]
-        for level, shared, (inner, outer) in zip(levels, sharing, pairwise(ports), strict=True):
-            yield level.link, shared, inner / outer
-
-    # --- what a model sends ---------------------------------------------------------------------
-
-    @cached_property
-    def summed(self) -> tuple[int, int]:
-        """Number and bytes of the sums that tensor parallelism all-reduces per microbatch.
-
-        Both count forward and backward.
+        Args:
+            outputs: the results.
+            src, dst: devices of the stage and of the next one.
+            is_back: whether gradients move, from ``dst`` to ``src``.
         """
-        return WAYS * len(self.traits.sums), WAYS * self.traits.summed_bytes
+        moved = (each for each in outputs if each.has_grad or not is_back)
+        return tuple(wire for each in moved for wire in self._wires(each, src, dst, is_back))
 
     @cached_property
-    def dealt_bytes(self) -> int:
-        """Bytes that a microbatch sends to its experts and back, gradients included."""
-        return WAYS * sum(
-            min(tensor.num_bytes for tensor in (*_read(op), *op.outputs))
-            for op in self.traits.expert_maps
+    def _wires(self) -> Callable[..., tuple[Wire, ...]]:
+        return cache(self._find_wires)
+
+    def _find_wires(
+        self, output: Output, src: tuple[Device, ...], dst: tuple[Device, ...], is_back: bool
+    ) -> tuple[Wire, ...]:
+        ends = self._replicated(output.src, src), self._replicated(output.dst, dst)
+        start, end = ends[::-1] if is_back else ends
+        num = len(src) // len(output.src.shards)
+        legs = transfers(start, end.whole, (num, *output.shape), output.dtype)
+        method, wires = self.costs.communication, self.costs.wires
+        return tuple(wires.of([leg], method) for leg in legs if not leg.is_idle)
+
+    def _replicated(self, side: Side, devices: tuple[Device, ...]) -> Side:
+        """An end on devices of as many replicas as fit, each of which has samples of its own."""
+        priced = {device: i for i, device in enumerate(self.devices[: len(side.shards)])}
+        views = (
+            View(
+                devices[row * len(priced) + priced[view.device]],
+                rv.Box((row, *view.box.lo), (row + 1, *view.box.hi)),
+                view.summand,
+            )
+            for row in range(len(devices) // len(priced))
+            for view in side.views
         )
-
-
-def _read(op: Op) -> list[PTensor]:
-    """The activations that an op reads."""
-    return [tensor for tensor in op.inputs if tensor not in op.parameters]
+        return Side(side.num_summands, tuple(sorted(views)))

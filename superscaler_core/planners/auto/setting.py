@@ -9,8 +9,8 @@ from typing import Any
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Keep
 
-ROWS = ("axial", "spatial")
-"""Families that cut rows and columns, not features; every device of a stage has its weights."""
+MAX_SAMPLES = 32
+"""Most samples per microbatch and replica: more gain nothing, and leave pipelines empty."""
 
 
 @dataclass(frozen=True, slots=True)

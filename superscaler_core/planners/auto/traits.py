@@ -10,9 +10,8 @@ from typing import Any
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, OpGroup, find_blocks
-from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.once import once_per_graph
-from superscaler_core.graph.repeats import is_map
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 from superscaler_core.plans.pieces.axial import EVOFORMER, axial_loops
@@ -44,34 +43,6 @@ class Traits:
         return len(self.blocks.layers)
 
     @cached_property
-    def layer_bytes(self) -> tuple[int, ...]:
-        """Bytes of the weights of each block."""
-        return self._layer_bytes(())
-
-    @cached_property
-    def shared_layer_bytes(self) -> tuple[int, ...]:
-        """Bytes of the weights of each block, without its experts."""
-        return self._layer_bytes(self.expert_maps)
-
-    def _layer_bytes(self, without: tuple[Op, ...]) -> tuple[int, ...]:
-        left_out = {*without}
-        layers = [
-            {tensor for op in layer if op not in left_out for tensor in op.parameters}
-            for layer in self.blocks.layers
-        ]
-        return tuple(sum(tensor.num_bytes for tensor in weights) for weights in layers)
-
-    @cached_property
-    def layer_inputs(self) -> tuple[frozenset[PTensor], ...]:
-        """The tensors that each block reads and other ops make."""
-        maker, found = self.graph.producer, []
-        for layer in self.blocks.layers:
-            inside = {*layer}
-            read = {tensor for op in layer for tensor in op.inputs if tensor in maker}
-            found.append(frozenset(tensor for tensor in read if maker[tensor] not in inside))
-        return tuple(found)
-
-    @cached_property
     def has_features(self) -> bool:
         """Whether blocks have inner features, which tensor parallelism cuts."""
         return _has(lambda: self.blocks.inner)
@@ -90,26 +61,6 @@ class Traits:
     def _cuts(self) -> dict[tuple[int, bool], bool]:
         """Results of ``can_cut_features`` so far."""
         return {}
-
-    @cached_property
-    def sums(self) -> tuple[PTensor, ...]:
-        """Results that sum over inner features: partial sums under tensor parallelism."""
-        if not self.has_features:
-            return ()
-        dims, inner = self.blocks.dims, {*self.blocks.inner}
-        return tuple(
-            op.outputs[0]
-            for op in self.graph.ops
-            if any(
-                dims.of_loop(op, loop) in inner
-                for loop in filter(op.is_splittable, op.annotation.reductions)
-            )
-        )
-
-    @cached_property
-    def summed_bytes(self) -> int:
-        """Bytes of ``sums``."""
-        return sum(tensor.num_bytes for tensor in self.sums)
 
     @cached_property
     def has_tokens(self) -> bool:
@@ -135,35 +86,9 @@ class Traits:
         return gcd(*(n for dim in dims for n in self.blocks.dims.sizes(dim)))
 
     @cached_property
-    def attentions(self) -> tuple[OpGroup, ...]:
-        """The ops of every attention."""
-        groups = self.blocks.attention if _has(lambda: self.blocks.attention) else ()
-        return tuple(ops for ops in groups if ops)
-
-    @cached_property
-    def word_bytes(self) -> int:
-        """Bytes of the word tables."""
-        return sum(table.num_bytes for table in self.word_tables)
-
-    @cached_property
-    def word_tables(self) -> tuple[PTensor, ...]:
-        """Weights with a row for every word: those of embeddings and heads."""
-        if not self.has_words:
-            return ()
-        words, dims = {*self.blocks.words}, self.blocks.dims
-        return tuple(t for t in self.graph.parameters.values() if words & {*dims.of_tensor(t)})
-
-    @cached_property
-    def expert_maps(self) -> tuple[Op, ...]:
-        """The linear maps of the experts."""
-        if not self.num_experts:
-            return ()
-        return tuple(op for op in self.blocks.experts if is_map(op) and op.parameters)
-
-    @cached_property
-    def expert_bytes(self) -> int:
-        """Bytes of the weights of all experts."""
-        return sum(t.num_bytes for t in {t for op in self.expert_maps for t in op.parameters})
+    def has_attention(self) -> bool:
+        """Whether any block attends."""
+        return _has(lambda: any(self.blocks.attention))
 
     @cached_property
     def is_axial(self) -> bool:
@@ -202,34 +127,26 @@ def heavy_blocks(blocks: Blocks) -> tuple[int, ...]:
 
 
 @once_per_graph
-def kept_bytes(graph: Graph, ops: tuple[Op, ...] | None = None) -> int:
-    """Bytes that autograd saves of an uncut microbatch; arguments as in ``kept_sizes``."""
-    return sum(size for _, size in kept_sizes(graph, ops))
-
-
-@once_per_graph
-def kept_sizes(graph: Graph, ops: tuple[Op, ...] | None = None) -> tuple[tuple[PTensor, int], ...]:
-    """The tensors that autograd saves of an uncut microbatch, each with its bytes.
-
-    A view counts as the tensor that it views. A mask is listed under the result that it masks.
+def kept_bytes(graph: Graph, ops: OpGroup | None = None) -> int:
+    """Bytes that autograd saves of an uncut microbatch: each tensor once, of which views are taken.
 
     Args:
         graph: graph of the microbatch.
-        ops: the ops whose saved tensors are listed; all if None.
+        ops: the ops whose saved tensors count; all if None.
     """
-    found: dict[Any, tuple[PTensor, int]] = {}
+    found: dict[Any, int] = {}
     for op in graph.ops if ops is None else ops:
         if not any(tensor.requires_grad for tensor in op.outputs):
             continue
         for number in op.saves:
             if number >= len(op.inputs) and op.kind in SAVED_ITEM_BYTES:
                 made = op.outputs[number - len(op.inputs)]
-                found[op, number] = made, made.box.num_elements * SAVED_ITEM_BYTES[op.kind]
+                found[op, number] = made.box.num_elements * SAVED_ITEM_BYTES[op.kind]
                 continue
             tensor = _viewed(graph, (*op.inputs, *op.outputs)[number])
             if tensor in graph.producer:
-                found[tensor] = tensor, tensor.num_bytes
-    return tuple(found.values())
+                found[tensor] = tensor.num_bytes
+    return sum(found.values())
 
 
 def _viewed(graph: Graph, tensor: PTensor) -> PTensor:

@@ -60,6 +60,11 @@ class Found:
         """Speed of training."""
         return self.request.batch / self.secs
 
+    @property
+    def num_full(self) -> int:
+        """Number of evaluations in full: of all microbatches and all blocks."""
+        return sum(not trial.is_estimate for trial in self.tried)
+
     @cached_property
     def plan(self) -> Plan:
         """The chosen plan, filled."""

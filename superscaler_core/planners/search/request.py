@@ -35,6 +35,7 @@ class Request:
         communication: how tensors move, as in ``simulate``.
         captured: the captured graphs, on which the chosen plan is checked. None if ``graph_of``
             itself never resizes (``resized``).
+        max_tried: the budget in evaluations, as in ``search``; 0 if it is one in seconds.
 
     Raises:
         PlanError: no microbatch size, or one that does not divide the batch; no devices, or not
@@ -53,6 +54,7 @@ class Request:
     recycle: int = 0
     communication: str = "rvd"
     captured: Captured | None = None
+    max_tried: int = 0
 
     def __post_init__(self) -> None:
         wrong = [each for each in self.samples if each < 1 or self.batch % each]
@@ -145,7 +147,6 @@ class Candidate:
         bound_secs: the planner's lower bound of the step time; 0 if it knows none.
         guess_secs: an estimate of the step time that orders the looks; if 0, the bound is used.
         least_bytes: a lower bound of the bytes on the fullest device; 0 if the planner knows none.
-        cost: time of a look at the candidate, in units of a usual look.
         look: the reduced look with which the search begins; ``WHOLE`` if there is none.
         follow: from a trial of the candidate to the candidates to look at next; called after the
             reduced look and after the full one.
@@ -157,7 +158,6 @@ class Candidate:
     bound_secs: float = 0.0
     guess_secs: float = 0.0
     least_bytes: float = 0.0
-    cost: float = 1.0
     look: Look = WHOLE
     follow: Callable[[Trial], Iterable[Candidate]] = nothing_more
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -129,6 +130,7 @@ def search_request(
 ) -> Found:
     """Search as ``search`` does, given a request."""
     start = time.monotonic()
+    request = replace(request, max_tried=max_tried)
     with Workers(request, num_processes) as workers:
         if request.captured is not None:
             request.captured.begin()

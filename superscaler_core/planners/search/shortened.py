@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, groupby, pairwise
 
-from superscaler_core.graph.blocks import Blocks, find_blocks
+from superscaler_core.graph.blocks import Blocks, OpGroup, find_blocks
+from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
 
@@ -114,6 +115,22 @@ class Repeats:
     def _shorts(self) -> dict[tuple[int, ...], Short | None]:
         return {}
 
+    @cached_property
+    def fewest(self) -> Graph:
+        """The graph with the fewest blocks in which every kind is followed by what follows it."""
+        graph, period = self.blocks.graph, self.period
+        kinds = {forms_of(ops) for ops in self.blocks.layers}
+        runs = self._runs(0, len(self.blocks.layers))
+        most = max((len(run) // period for run in runs), default=0)
+        for left in range(1, most):
+            lost = frozenset(i for run in runs for i in run[left * period :])
+            few = self.without(lost)
+            layers = find_blocks(few).layers if few is not None else ()
+            is_found = len(layers) == len(self.blocks.layers) - len(lost)
+            if few is not None and is_found and {forms_of(ops) for ops in layers} == kinds:
+                return few
+        return graph
+
     def _short(self, sizes: tuple[int, ...]) -> Short | None:
         num, ends = len(self.blocks.layers), [*accumulate(sizes, initial=0)]
         if ends[-1] != num:
@@ -145,7 +162,11 @@ class Repeats:
     def _rows(self, start: int, end: int) -> list[range]:
         """Runs of consecutive blocks of a stage that may be removed, each of whole periods."""
         # The first blocks of a stage repeat blocks of another stage.
-        inside = range(start + LEAST * self.period, end)
+        return self._runs(start + LEAST * self.period, end)
+
+    def _runs(self, start: int, end: int) -> list[range]:
+        """Runs of consecutive blocks that repeat earlier ones, each of whole periods."""
+        inside = range(start, end)
         rows = (list(row) for again, row in groupby(inside, self._is_again.__getitem__) if again)
         return [range(row[0], row[0] + len(row) // self.period * self.period) for row in rows]
 
@@ -242,6 +263,11 @@ class Repeats:
             for at, op in enumerate(ops)
             for which, tensor in enumerate(op.outputs)
         }
+
+
+def forms_of(ops: OpGroup) -> tuple[OpForm, ...]:
+    """The forms of some ops, which are equal for blocks that compute the same."""
+    return tuple(op.form for op in ops)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from superscaler_core.models import build, example_inputs
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting, options_of
 from superscaler_core.planners.auto.families import Filling
-from tests.superscaler_core.planners.auto.test_guess import REQUEST
+from tests.superscaler_core.planners.auto.test_estimate import REQUEST
 from tests.superscaler_core.planners.search.test_search import request
 
 
@@ -26,22 +26,23 @@ def roots(memory_bytes: float, **layout: int) -> list[Setting]:
     ]
 
 
-def test_root_uses_sequence_parallelism_if_all_activations_fit_only_then() -> None:
+def test_root_uses_sequence_parallelism_where_it_is_faster_or_all_fits_only_then() -> None:
     layout = {"dp": 1, "tp": 8, "pp": 1}
     options = options_of(REQUEST)
     (plenty,) = (root for root in roots(1 << 40, **layout) if root.family == "hybrid")
     assert plenty.keep is Keep.EVERYTHING
-    assert not plenty.sequence
+    secs = [options.estimate.of(replace(plenty, sequence=cut)).secs for cut in (True, False)]
+    assert plenty.sequence == (secs[0] < secs[1])
     # The smallest microbatch fits with sequence parallelism, and does not fit without it.
     small = replace(plenty, samples=1)
-    need = [options.guess.num_bytes(replace(small, sequence=cut)) for cut in (True, False)]
+    need = [options.estimate.of(replace(small, sequence=cut)).num_bytes for cut in (True, False)]
     assert need[0] < need[1]
     kept = [r for r in roots(sum(need) / 2, **layout) if r.keep is Keep.EVERYTHING]
     assert [root.sequence for root in kept if root.family == "hybrid"] == [True]
 
 
 def test_search_begins_with_communication_of_tensor_parallel_hidden() -> None:
-    """Guesses do not know how much is hidden, and the trial of a root says what others gain."""
+    """The trial of a root says what is hidden, and one without ``moves`` what that gains."""
     options = options_of(REQUEST)
     hybrid = [root for root in options.roots() if root.family == "hybrid"]
     assert {root.moves for root in hybrid if root.tp > 1} == {True}
@@ -51,14 +52,14 @@ def test_search_begins_with_communication_of_tensor_parallel_hidden() -> None:
 
 
 @pytest.mark.parametrize("gib", [1, 4, 16])
-def test_root_is_guessed_to_fit_if_any_setting_of_its_layout_fits(gib: int) -> None:
+def test_root_is_estimated_to_fit_if_any_setting_of_its_layout_fits(gib: int) -> None:
     options = options_of(replace(REQUEST, memory_bytes=gib << 30))
-    fitting = [r for r in options.roots() if options.guess.num_bytes(r) <= gib << 30]
+    fitting = [r for r in options.roots() if options.estimate.of(r).num_bytes <= gib << 30]
     others = [r for r in options.roots() if r not in fitting]
     assert fitting
     for root in others:
         leaner = replace(root, samples=1, keep=Keep.BLOCK_INPUTS)
-        assert options.guess.num_bytes(leaner) > gib << 30
+        assert options.estimate.of(leaner).num_bytes > gib << 30
 
 
 @pytest.mark.parametrize("model, has_attention", [("mlp", False), ("gpt", True)])

@@ -1,4 +1,4 @@
-"""Laws of other planners in auto's queue: all are evaluated, and each runs once, in a worker."""
+"""Laws of other planners in auto's queue: all are evaluated, in turns, and each is filled once."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
-from pathlib import Path
 
 import pytest
 
 import superscaler_core as ss
 from superscaler_core.planners.auto import auto, options
-from superscaler_core.planners.auto.asked import SPENT, Asked, Remembered
-from superscaler_core.planners.auto.bounds import Bounds
-from superscaler_core.planners.auto.change import NO_CHANGE, Change, Changed
-from superscaler_core.planners.auto.others import Others
-from superscaler_core.planners.auto.traits import traits_of
+from superscaler_core.planners.auto.asked import SPENT, Asking
+from superscaler_core.planners.auto.others import Others, Remembered
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
 from tests.superscaler_core.planners.search.test_search import request
-from tests.superscaler_core.training import Case, errors_on_threads
 
 BATCH = 8
 
@@ -90,50 +85,88 @@ class Fake:
                 yield Candidate(f"{name} {samples}", samples, plan, follow=follow)
 
 
-def test_every_proposal_of_an_unknown_planner_is_evaluated() -> None:
+def test_every_proposal_of_a_planner_is_evaluated_and_filled_once() -> None:
     planner = Fake([])
     asked = replace(request("mlp", 2), samples=(2, 4, 8))
-    tried = [
-        t.candidate.name for t in found_by(lambda r: auto(r, others={"new": planner}), asked).tried
-    ]
-    names = [f"new samples={samples} {number}" for samples in (2, 4, 8) for number in (1, 2, 3)]
-    assert [name for name in names if name not in tried] == []
-    # The third of each size is the answer that there is none. All others are computed once.
-    assert sorted(planner.calls) == ["data_parallel"] * 3 + ["zero1"] * 3
+    found = found_by(lambda r: auto(r, others={"new": planner}), asked)
+    tried = {trial.candidate.name for trial in found.tried}
+    names = [f"{name} {n}" for n in (2, 4, 8) for name in ("data_parallel", "zero1")]
+    assert {f"new {name}" for name in (*names, "third")} <= tried
+    assert {f"new {name} overlap" for name in names} <= tried
+    # A candidate with overlap repeats the decisions of the one without.
+    assert sorted(planner.calls) == ["data_parallel"] * 3 + ["zero1"] * 3 + ["zero3"] * 3
 
 
-def test_sizes_near_the_best_come_before_later_proposals_of_a_planner() -> None:
-    """Two devices begin with size 2. Sizes 4 and 8 are faster; each is next to the best so far."""
+def names_of(others: Others, best_secs: float, **secs: float) -> list[str]:
+    """The names of all candidates in the order of their turns, given the times of some."""
+    found = []
+    while candidate := others.take(best_secs):
+        found.append(candidate.name)
+        took = secs.get(candidate.name.replace(" ", "_"), 9.0)
+        for follower in candidate.follow(Trial(candidate, took, 1)):
+            raise AssertionError(f"{follower.name} waits with the others")
+    return found
+
+
+def test_planners_take_turns_with_sizes_near_one_sample_per_device_first() -> None:
+    asked = replace(request("mlp", 4), samples=(1, 2, 4))
+    others = Others(asked, {"a": Fake([]), "b": Fake([])})
+    names = names_of(others, 1.0)
+    firsts = [name for name in names if name.count(" ") == 2 and "overlap" not in name]
+    assert firsts[:5] == ["a data_parallel 4", "b data_parallel 4", "a zero1 4", "b zero1 4",
+                          "a data_parallel 2"]  # fmt: skip
+
+
+def test_planners_begin_with_sizes_near_those_of_the_fastest_plan() -> None:
+    others = Others(replace(request("mlp", 4), samples=(1, 2, 4)), {"a": Fake([])})
+    others.usual_samples = 2
+    assert names_of(others, 1.0)[0] == "a data_parallel 2"
+
+
+def test_followers_of_a_plan_that_may_become_the_best_come_first() -> None:
+    others = Others(replace(request("mlp", 2), samples=(2,)), {"a": Fake([]), "b": Fake([])})
+    names = names_of(others, 3.0, b_data_parallel_2=2.0)
+    place = names.index("b data_parallel 2")
+    assert {*names[place + 1 : place + 4]} == {
+        "b third", "b data_parallel 2 overlap", "b data_parallel 2 overlap moves"
+    }  # fmt: skip
+
+
+def test_planner_without_a_plan_proposes_nothing() -> None:
+    def none(asked: Request) -> Iterator[Candidate]:
+        raise ss.PlanError("no plan")
+
+    assert Others(ASKED, {"none": none}).take(inf) is None
+
+
+def test_every_eighth_evaluation_is_another_planners() -> None:
+    found = search_request(
+        request("mlp", 4), lambda r: auto(r, others={"a": Fake([])}), max_tried=17
+    )
+    theirs = [trial.candidate.name.startswith("a ") for trial in found.tried]
+    assert theirs[:11] == [n in (1, 9) for n in range(11)]
+
+
+def test_planner_that_thinks_first_is_asked_when_its_plans_are_filled() -> None:
     planner = Fake([])
-    asked = replace(request("mlp", 2), samples=(1, 2, 4, 8))
-    secs = {1: 9.0, 2: 5.0, 4: 4.0, 8: 3.0}
-    others = Others(asked, traits_of(asked.graph_of(1)), Bounds(asked), {"new": planner})
-    waiting, order = [*others.roots()], []
-    while waiting:
-        candidate = waiting.pop(0)
-        order.append((candidate.samples, candidate.name.split()[2]))
-        how = candidate.sprogram
-        assert isinstance(how, Remembered)
-        assert isinstance(how.sprogram, Asked)
-        problem = SPENT if how.sprogram.number > 1 else "no"
-        trial = Trial(candidate, secs[candidate.samples], problem=problem)
-        waiting += [*candidate.follow(trial)]
-    assert order[:5] == [(2, "1"), (1, "1"), (4, "1"), (8, "1"), (8, "2")]
-    assert sorted(order) == [(n, str(k)) for n in asked.samples for k in (1, 2, 3)]
-
-
-def test_follow_up_candidates_of_a_lazy_planner_are_evaluated() -> None:
-    planner = Fake([])
-    found = found_by(lambda r: auto(r, others={"dapple": planner}), ASKED)
-    tried = [trial.candidate.name for trial in found.tried]
-    assert {"dapple data_parallel 8", "dapple zero1 8", "dapple third"} <= {*tried}
+    asked = replace(request("mlp", 2), samples=(2,))
+    (first,) = Asking(planner)(asked)
+    (second,) = first.follow(Trial(first, 1.0, 1))
+    (third,) = second.follow(Trial(second, problem="needs more"))
+    assert planner.calls == []
+    for candidate in (first, second):
+        candidate.plan(asked)
+    assert planner.calls == ["data_parallel", "zero1"]
+    with pytest.raises(ss.PlanError, match=SPENT):
+        third.plan(asked)
+    assert [*third.follow(Trial(third, problem=SPENT))] == []
 
 
 def test_answers_of_planners_are_remembered_per_search_and_graph() -> None:
     """Decisions name pieces, so those of a graph suit no graph of another size."""
     calls: list[str] = []
     for search, samples in (("a", BATCH), ("a", BATCH), ("b", BATCH), ("a", 2)):
-        how = Remembered(search, "x", Shipped("data_parallel", calls))
+        how = Remembered(search, Shipped("data_parallel", calls))
         plan = ss.Plan(ASKED.graph_of(samples), range(2))
         how(plan)
         assert plan.is_assigned
@@ -146,42 +179,3 @@ def test_pickled_candidates_of_other_planners_contain_no_graph() -> None:
     sizes = {each.name: len(pickle.dumps(each.sprogram)) for each in candidates}
     assert len(sizes) > len(PLANNERS)
     assert max(sizes.values()) < 20_000
-
-
-# --- changes ------------------------------------------------------------------------------------
-
-
-def test_changes_lead_to_every_combination() -> None:
-    found, left = set(), [NO_CHANGE]
-    while left:
-        change = left.pop()
-        if change not in found:
-            found.add(change)
-            left += [*change.more(), *change.savings(is_far=False)]
-    assert len(found) == len({str(each) for each in found}) == 3**3
-
-
-@dataclass(frozen=True)
-class ChangedCase(Case):
-    """A shipped plan with all changes."""
-
-    def planned(self) -> ss.Plan:
-        plan = ss.Plan(self._graph(), range(self.num_devices))
-        change = Change("overlap moves", 3, ss.Keep.BLOCK_INPUTS)
-        Changed(PLANS[self.plan], change)(plan)
-        assert plan.overlap.prefetch
-        assert plan.decisions.windows
-        assert plan.decisions.rerun
-        return plan
-
-
-def test_a_changed_plan_trains_as_one_device(tmp_path: Path) -> None:
-    errors = errors_on_threads(ChangedCase("mesh_2d", 4, model="gpt"), tmp_path)
-    assert max(errors) < 1e-9
-
-
-def test_change_keeps_the_overlap_that_a_plan_already_has() -> None:
-    plan = ss.Plan(ASKED.graph_of(BATCH), range(2))
-    plan.overlap = ss.Overlap(prefetch=2, duplex=True)
-    Change("overlap")(plan)
-    assert plan.overlap == ss.Overlap(prefetch=2, reductions=True, duplex=True)

@@ -446,7 +446,7 @@ def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None
     asked = replace(request("wide_resnet", 4), batch=128, graph_of=uneven_graph)
     setting = Setting.parse(f"hybrid {words}")
     proposals = auto(asked)
-    proposals._add(setting)
+    proposals._add([setting])
     candidate = proposals._candidate(setting, 1.0)
     estimate, whole = evaluate(asked, candidate, candidate.look), evaluate(asked, candidate)
     assert (estimate.is_estimate, whole.is_estimate) == (True, False)

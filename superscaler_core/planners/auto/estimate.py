@@ -1,0 +1,247 @@
+"""Estimate: the time and memory of a step under a setting, from the costs of its blocks.
+
+Nothing is compiled, so an estimate takes a thousandth of an evaluation. It only orders these: what
+a search returns was compiled and simulated in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+from math import inf
+from operator import mul
+
+import rvdcomm as rv
+from rvdcomm.collector import paused_collector
+from superscaler_core.cost import CostModel
+from superscaler_core.cost.wire import TICKS_PER_SEC, Wire, ticks
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.blocks import find_blocks
+from superscaler_core.plan import Device, Keep
+from superscaler_core.planners.auto.block_costs import BlockCosts
+from superscaler_core.planners.auto.families import Filling
+from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost
+from superscaler_core.planners.auto.order import Order, orders_of
+from superscaler_core.planners.auto.sending import Sending
+from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.auto.stage_cost import Stage, Stages
+from superscaler_core.planners.auto.stepping import Route, makespan
+from superscaler_core.planners.search.request import Request
+from superscaler_core.schedules import ActionKind, ScheduleError
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Time and memory of a step; infinite if the model cannot be cut so.
+
+    Attributes:
+        secs: seconds.
+        num_bytes: bytes on the fullest device.
+    """
+
+    secs: float = inf
+    num_bytes: float = inf
+
+
+Costs = Callable[[Setting], ModelCost]
+"""The costs of a model's blocks under a setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """What an estimate is made of.
+
+    Attributes:
+        orders: the schedule, as of ``orders_of``.
+        rows: costs of the blocks of every stage.
+        stages: costs of the stages.
+    """
+
+    orders: tuple[Order, ...]
+    rows: Sequence[Sequence[BlockCost]]
+    stages: Sequence[Stage]
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """Estimates of one request's settings; each is computed once.
+
+    Laws (tests/superscaler_core/planners/auto/test_estimate.py): for one stage of equal parts and
+    without overlap, the time is that of the simulator; ``near`` of the microbatch sizes between
+    which it interpolates is at most the time.
+    """
+
+    request: Request
+
+    def of(self, setting: Setting) -> Figures:
+        """The figures of a setting."""
+        return self._figures(setting, False)
+
+    def near(self, setting: Setting) -> Figures:
+        """The figures from interpolated costs of blocks, with the least time of their schedule."""
+        return self._figures(setting, True)
+
+    def _find_figures(self, setting: Setting, is_near: bool) -> Figures:
+        blocks = self._blocks
+        costs, secs = (blocks.near, self._least_secs) if is_near else (blocks.of, self._secs)
+        try:
+            with paused_collector():
+                priced = self._priced(setting, costs)
+        except (PlanError, ScheduleError, rv.LayoutError):
+            return Figures()
+        return Figures(secs(setting, priced), _num_bytes(setting, priced.orders[0], priced.stages))
+
+    def _least_secs(self, setting: Setting, priced: _Priced) -> float:
+        """The least seconds of a step, in whatever order workers run their actions.
+
+        A worker begins when the first microbatch has come to one of its stages, and computes all of
+        them. If a backward computes all gradients, the last one then goes back to the first stage.
+        Of two workers with copies of the same stages, one computes at least half.
+        """
+        (order, *_), stages, longest = priced.orders, priced.stages, 0.0
+        num = self.request.microbatches(setting.microbatch)
+        for mine in order.stages:
+            before = stages[: min(mine)]
+            busy = sum(stages[i].secs + self.request.recycle * stages[i].forward_secs for i in mine)
+            filling = sum(stage.forward_secs for stage in before)
+            again = 0 if setting.apart else 1
+            draining = sum(stage.backward_secs + again * stage.again_secs for stage in before)
+            draining *= not order.is_split
+            longest = max(longest, filling + num * busy / order.copies + draining)
+        return longest + _weights_secs(order, stages)
+
+    def _priced(self, setting: Setting, costs: Costs) -> _Priced:
+        """What the estimate of a setting is made of."""
+        num = self.request.microbatches(setting.microbatch) // _halves(setting)
+        orders = orders_of(setting, num, self.request.recycle)
+        rows = self._rows(setting, costs)
+        held = self._rows(_keeping_all(setting), costs) if orders[0].is_split else rows
+        return _Priced(orders, rows, self._stages(setting, orders[0], rows, held))
+
+    def _secs(self, setting: Setting, priced: _Priced) -> float:
+        """Seconds of a step."""
+        num = self.request.microbatches(setting.microbatch) // _halves(setting)
+        times = [self._step_secs(setting, order, priced) for order in priced.orders]
+        secs = times[0]
+        if len(times) > 1:
+            most, fewer = (order.num_microbatches for order in priced.orders)
+            secs += (num - most) * (times[0] - times[1]) / (most - fewer)
+        secs += _weights_secs(priced.orders[0], priced.stages)
+        return max(secs, self._least_secs(setting, priced))
+
+    def _rows(self, setting: Setting, costs: Costs) -> list[tuple[BlockCost, ...]]:
+        """The blocks of every stage."""
+        sizes = self._sizes(Setting(**setting.knobs("family", "pp", "chunks", "schedule")))
+        blocks = costs(setting)
+        if sum(sizes) != len(blocks.layers):
+            raise PlanError(f"{setting}: the model has {len(blocks.layers)} blocks, not {sizes}.")
+        return blocks.stages(sizes)
+
+    def _stages(
+        self,
+        setting: Setting,
+        order: Order,
+        rows: Sequence[Sequence[BlockCost]],
+        held: Sequence[Sequence[BlockCost]],
+    ) -> list[Stage]:
+        """The stages of a setting, given their blocks, and those with what is held in memory."""
+        replicas = order.copies * setting.dp // self._blocks.replicas(setting)
+        home = tuple(d for worker in order.workers_of(0) for d in self._devices(setting, worker))
+        of = self._known_stages.of
+        pairs = zip(rows, held, strict=True)
+        return [of(setting, mine, kept, replicas, home) for mine, kept in pairs]
+
+    def _devices(self, setting: Setting, worker: int) -> tuple[Device, ...]:
+        """The devices of a worker."""
+        num = setting.dp * setting.tp
+        return tuple(self.request.devices[worker * num : (worker + 1) * num])
+
+    def _find_sizes(self, setting: Setting) -> Sequence[int]:
+        request = self.request
+        blocks = find_blocks(request.graph_of(request.samples[0]))
+        return Filling(setting, request.profile, request.recycle, 1).sizes(blocks)
+
+    def _step_secs(self, setting: Setting, order: Order, priced: _Priced) -> float:
+        """Seconds of the actions of an order."""
+        durations: dict[tuple[ActionKind, int], int] = {}
+        for i, stage in enumerate(priced.stages):
+            again = 0.0 if setting.apart else stage.again_secs
+            backward = stage.backward_secs + again
+            for kind, secs in {
+                ActionKind.TURN: stage.forward_secs,
+                ActionKind.FORWARD: stage.forward_secs,
+                ActionKind.BACKWARD: backward,
+                ActionKind.INPUTS: backward - stage.weights_secs,
+                ActionKind.WEIGHTS: stage.weights_secs,
+                ActionKind.RECOMPUTE: stage.again_secs,
+            }.items():
+                durations[kind, i] = _halves(setting) * ticks(secs)
+        wires = {route: self._wires(setting, priced, route) for route in order.routes}
+        return makespan(order.events, order.schedule.num_workers, durations, wires) / TICKS_PER_SEC
+
+    def _wires(self, setting: Setting, priced: _Priced, route: Route) -> Sequence[Wire]:
+        """The calls of a transfer between stages."""
+        workers = (route.dst, route.src) if route.is_back else (route.src, route.dst)
+        src, dst = (self._devices(setting, worker) for worker in workers)
+        outputs = priced.rows[route.stage][-1].outputs
+        return self._sending.wires(outputs, src, dst, route.is_back)
+
+    # --- what is computed once ------------------------------------------------------------------
+
+    @cached_property
+    def _figures(self) -> Callable[[Setting, bool], Figures]:
+        return cache(self._find_figures)
+
+    @cached_property
+    def _sizes(self) -> Callable[[Setting], Sequence[int]]:
+        """Blocks of every stage of a setting that has default values besides."""
+        return cache(self._find_sizes)
+
+    @cached_property
+    def _blocks(self) -> BlockCosts:
+        return BlockCosts(self.request)
+
+    @cached_property
+    def _known_stages(self) -> Stages:
+        return Stages(self._costs)
+
+    @cached_property
+    def _sending(self) -> Sending:
+        return Sending(self._costs, self.request.devices)
+
+    @cached_property
+    def _costs(self) -> CostModel:
+        return self.request.costs(self.request.samples[0])
+
+
+@lru_cache(maxsize=1)
+def estimate_of(request: Request) -> Estimate:
+    """The estimates of a request, which its space of settings and its search share."""
+    return Estimate(request)
+
+
+def _keeping_all(setting: Setting) -> Setting:
+    return replace(setting, keep=Keep.EVERYTHING, coshard=1, heavy=False)
+
+
+def _halves(setting: Setting) -> int:
+    """The microbatches that run as one."""
+    return 2 if setting.duplex else 1
+
+
+def _weights_secs(order: Order, stages: Sequence[Stage]) -> float:
+    """Seconds that weights and gradients take at the ends of a step, on the slowest worker."""
+    return max(sum(stages[i].step_secs for i in mine) for mine in order.stages)
+
+
+def _num_bytes(setting: Setting, order: Order, stages: Sequence[Stage]) -> float:
+    """Bytes on the fullest worker."""
+    most = 0.0
+    for mine, held in zip(order.stages, order.held, strict=True):
+        each = [stages[i].kept_bytes for i in mine]
+        kept = max(sum(map(mul, moment, each)) for moment in held)
+        working = max(stages[i].working_bytes for i in mine)
+        stored = sum(stages[i].stored_bytes for i in mine)
+        most = max(most, stored + (kept + working) * _halves(setting))
+    return most
