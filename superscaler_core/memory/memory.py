@@ -116,7 +116,7 @@ def memory_of(
         OrderError: the schedule cannot run.
     """
     key = "memory", optimizer, check_states(optimizer, master_dtype)
-    return dict(made.known.of(key, _Account(made, optimizer, master_dtype).all))
+    return dict(made.known.of(key, lambda: _Account(made, optimizer, master_dtype).all()))
 
 
 @paused_collector()

@@ -145,17 +145,14 @@ def _check_values(
     if variants is None:
         raise PlanError(f"{instruction.short}: the plan has no such instruction.")
     reads, writes = instruction.given_reads, instruction.given_writes
-    match instruction.phase:
-        case Phase.START:
-            is_known = any(reads == each for each, _ in variants)
-        case Phase.WAIT:
-            is_known = any(writes == each for _, each in variants)
-        case _:
-            is_known = (reads, writes) in variants
-    if not is_known:
-        mine = reads if instruction.phase is not Phase.WAIT else ()
-        made = writes if instruction.phase is not Phase.START else ()
-        words = min((_differing((mine, made), each) for each in variants), key=len)
+    is_start, is_wait = (instruction.phase is phase for phase in (Phase.START, Phase.WAIT))
+    # A start writes only its flight, and a wait reads only that.
+    pairs = [
+        ((mine if is_wait else reads, made if is_start else writes), (mine, made))
+        for mine, made in variants
+    ]
+    if all(here != there for here, there in pairs):
+        words = min((_differing(here, there) for here, there in pairs), key=len)
         raise PlanError(f"{instruction.short}: {words}.")
 
 

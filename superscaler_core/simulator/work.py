@@ -137,11 +137,14 @@ class Work:
         if block is program.whole.get(action.kind):
             # Other plans have the same stage.
             known, key = program.known, (*key, *self._asked)
-        mine = [i for i in block if i.is_for(action.microbatch)]
-        # The profile is compared by identity, so the entry keeps it alive.
-        found: tuple[Act, ...] = known.of(key, lambda: (
-            tuple(self._acts(mine, Sums(self._made, is_first), action.stage)), self._times.profile
-        ))[0]  # fmt: skip
+
+        def find() -> tuple[tuple[Act, ...], object]:
+            mine = [i for i in block if i.is_for(action.microbatch)]
+            acts = tuple(self._acts(mine, Sums(self._made, is_first), action.stage))
+            # The profile is compared by identity, so the entry keeps it alive.
+            return acts, self._times.profile
+
+        found: tuple[Act, ...] = known.of(key, find)[0]
         return found
 
     @cached_property
