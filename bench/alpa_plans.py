@@ -31,7 +31,7 @@ from bench.tables import Lines, markdown
 from rvdcomm.units import bytes_text, secs_text
 from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.hierarchical import (
+from superscaler_core.published.alpa import (
     MeshCut,
     alpa_hierarchical,
     meshes_of,

@@ -26,6 +26,7 @@ from bench.command_line import parser_for
 from bench.result import environment, write
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.published.asynchronous import PipeMare
 from superscaler_core.schedules import SCHEDULES, on_one_worker
 
 STAGES, SEQUENCES = 4, 16
@@ -49,7 +50,7 @@ class Method:
     schedule: str
     every: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
-    corrections: ss.PipeMare | None = None
+    corrections: PipeMare | None = None
 
     def order(self, num_updates: int) -> ss.Schedule:
         """The schedule of a run on one worker; of a single update if it is synchronous."""
@@ -66,7 +67,7 @@ class Method:
 
 def methods(num_updates: int) -> dict[str, Method]:
     """The methods that are compared, by their names in the plot."""
-    mare = ss.PipeMare(annealing=num_updates // 4, decay=DECAY)
+    mare = PipeMare(annealing=num_updates // 4, decay=DECAY)
     return {
         "synchronous (1F1B)": Method("1f1b", every=STAGES),
         "PipeDream": Method("pipedream"),
@@ -123,7 +124,7 @@ def losses(method: Method, num_runs: int, num_updates: int) -> list[float]:
 
     def work(trainer: ss.Trainer) -> list[float]:
         trainer.load_state_dict(state)
-        trainer.update_with(make, pipemare=method.corrections)
+        trainer.update_with(make, correction=method.corrections)
         size = 1 if method.is_synchronous else num_updates
         steps = range(0, num_runs * num_updates, size)
         found = torch.tensor([trainer.step(*_batch(first, size)).item() for first in steps])

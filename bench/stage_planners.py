@@ -19,7 +19,7 @@ from bench.command_line import parser_for
 from bench.result import environment, write
 from bench.studies.study import STUDIES
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.stages import (
+from superscaler_core.published.stages import (
     STAGE_PLANNERS,
     Degrees,
     Layer,
@@ -33,7 +33,7 @@ from superscaler_core.planners.stages import (
 from superscaler_core.simulator import simulate
 
 DESCRIPTION = """\
-Let every planner of superscaler_core.planners.stages cut the largest models of the four studies on
+Let every planner of superscaler_core.published.stages cut the largest models of the four studies on
 32 V100s (4 hosts of 8) and a GPT-3 of 39 B parameters on 64 (8 hosts), whose costs are those of the
 cost functions. Each planner has microbatches of 1 and of 8 samples, and layers that keep everything
 or their input alone; of those the cut with the least predicted step counts, if the memory reader

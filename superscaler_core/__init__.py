@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from superscaler_core.planners.search.search import search
     from superscaler_core.run.live_bytes import LiveBytes
     from superscaler_core.run.load import load, run_threads
-    from superscaler_core.run.pipemare import PipeMare
     from superscaler_core.run.resume import latest, load_run
     from superscaler_core.run.trainer import Trainer
     from superscaler_core.run.training_state import save_run
@@ -65,7 +64,6 @@ _LAZY = {
     "Found": "superscaler_core.planners.search.found",
     "LiveBytes": "superscaler_core.run.live_bytes",
     "Parallel": "superscaler_core.parallel",
-    "PipeMare": "superscaler_core.run.pipemare",
     "Trainer": "superscaler_core.run.trainer",
     "capture": "superscaler_core.front_end",
     "latest": "superscaler_core.run.resume",
@@ -112,7 +110,6 @@ __all__ = [
     "PTensor",
     "Parallel",
     "Part",
-    "PipeMare",
     "Placement",
     "Plan",
     "PlanError",
@@ -144,9 +141,18 @@ __all__ = [
 ]
 
 
+_MOVED = {"PipeMare": "superscaler_core.published.asynchronous"}
+"""Earlier public names, with where they are now; they can be used for one release more."""
+
+
 def __getattr__(name: str) -> Any:
     import importlib
+    import warnings
 
+    if name in _MOVED:
+        said = f"superscaler_core.{name} has moved: import it from {_MOVED[name]}."
+        warnings.warn(said, DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(_MOVED[name]), name)
     if name == "cost":
         return importlib.import_module("superscaler_core.cost")
     if name not in _LAZY:

@@ -33,5 +33,9 @@ class DeviceMemoryError(PlanError):
     """A device needs more memory than it has."""
 
 
+class PluginError(PlanError):
+    """A row of a table that an installed package brings cannot be used."""
+
+
 class OpaqueWarning(UserWarning):
     """Some ops of a model are opaque: correct under every plan, but no plan can split them."""

@@ -26,7 +26,7 @@ from bench.hidup.models import CLUSTERS, MODELS, SYSTEMS, num_gpus, topology_of,
 from bench.tables import Lines, grid
 from rvdcomm.units import bytes_text
 from superscaler_core.cost import CostModel
-from superscaler_core.planners.hidup import (
+from superscaler_core.published.hidup import (
     BEAM,
     FormPrices,
     FormStrategy,

@@ -16,7 +16,8 @@ from tqdm import tqdm
 from bench.command_line import parser_for
 from bench.placement.shapes import Machine, inception, nmt, rnnlm
 from bench.result import environment, write
-from superscaler_core.planners.placement import (
+from superscaler_core.planners.space import Solution
+from superscaler_core.published.placement import (
     PlacementProblem,
     by_patterns,
     earliest_finish,
@@ -25,12 +26,11 @@ from superscaler_core.planners.placement import (
     integer_placement,
     min_cut,
 )
-from superscaler_core.planners.placement.policy import learn_placement
-from superscaler_core.planners.space import Solution
+from superscaler_core.published.placement.policy import learn_placement
 
 DESCRIPTION = """\
 Place operations of the shapes of an LSTM language model, NMT and Inception on 2 and 4 devices, by
-every planner of superscaler_core.planners.placement. All times are simulated; those of operations
+every planner of superscaler_core.published.placement. All times are simulated; those of operations
 are assumed. The best of all placements is known by enumeration. "chance" draws as many placements
 as the policy, uniformly; its budget is the number of simulated placements.
 """

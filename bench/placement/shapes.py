@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from superscaler_core.planners.placement.problem import (
+from superscaler_core.published.placement.problem import (
     Operation,
     OperationResult,
     PlacementProblem,

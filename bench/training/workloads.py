@@ -18,7 +18,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from superscaler_core.models import gpt, moe, wide_resnet
+from superscaler_core.models import gpt, moe
+from superscaler_core.published.models import wide_resnet
 
 Batch = tuple[Tensor, Tensor]
 """The inputs and the targets of samples."""

@@ -22,9 +22,10 @@ from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import STATES
 from superscaler_core.models import MODELS
-from superscaler_core.parallel.knobs import SPROGRAMS, parse_plan
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.plan.overlap import BUCKET_BYTES
+from superscaler_core.plans import PLANS
+from superscaler_core.plans.option_texts import parse_plan
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -44,7 +45,7 @@ _FILLS = (
 MODEL_NAMES = _names("MODEL", MODELS, _RETURNS) + "\n"
 
 NAMES = f"""\
-{MODEL_NAMES}{_names("PLAN", SPROGRAMS, _FILLS)}
+{MODEL_NAMES}{_names("PLAN", PLANS, _FILLS)}
 """
 
 

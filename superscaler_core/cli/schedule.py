@@ -32,7 +32,7 @@ def _timeline(name: str, args: argparse.Namespace) -> Timeline:
     knobs = {"durations": args.times} if "durations" in takes else {}
     schedule = generate(
         partial(generator, **knobs), args.workers, args.microbatches,
-        chunks=args.chunks if "num_chunks" in takes else 1, halves=args.halves, apart=args.apart,
+        chunks=args.chunks if "chunks" in takes else 1, halves=args.halves, apart=args.apart,
     )  # fmt: skip
     # Times are for 1/D of the model; if it has more stages, each takes proportionally less.
     share = Fraction(args.workers, schedule.num_stages)

@@ -19,9 +19,10 @@ from rvdcomm.cli import UsageError
 from superscaler_core.cli import options
 from superscaler_core.errors import PlanError
 from superscaler_core.models import MODELS, config_of
-from superscaler_core.parallel import knobs as texts
-from superscaler_core.parallel.knobs import SPROGRAMS
 from superscaler_core.plan import Decisions, Plan
+from superscaler_core.plans import PLANS
+from superscaler_core.plans import option_texts as texts
+from superscaler_core.plans.row import TextReader
 
 DECISIONS_SUFFIX = ".plan"
 """Suffix of files that ``superscaler plan --decisions`` writes."""
@@ -85,7 +86,7 @@ class Source:
     defaults: Mapping[str, Any]
     call: Callable[..., Any]
     recycled: Mapping[str, int] = field(default_factory=dict)
-    readers: Mapping[str, texts.TextReader] = field(default_factory=dict)
+    readers: Mapping[str, TextReader] = field(default_factory=dict)
     also: Collection[str] = ()
 
 
@@ -127,10 +128,10 @@ def plan_source(name: str) -> Source:
         if not Path(name).is_file():
             raise UsageError(f"{name}: there is no such file of decisions.")
         return Source(name, {}, lambda plan: plan.decide(Decisions.load(name)))
-    is_shipped = name in SPROGRAMS
+    is_shipped = name in PLANS
     if ":" not in name:
-        _check_known("plan", name, SPROGRAMS)
-    function = _function(name) if ":" in name else SPROGRAMS[name]
+        _check_known("plan", name, PLANS)
+    function = _function(name) if ":" in name else PLANS[name]
     first = next(iter(inspect.signature(function).parameters), None)
     if first is None:
         raise UsageError(f"{name} takes no plan: an sProgram is a function of one.")
@@ -143,7 +144,7 @@ def plan_source(name: str) -> Source:
             plan.keep(level)
 
     takes = _settings(function, skip=first)
-    readers = {**texts.PARTS, **(texts.READERS if is_shipped else {})}
+    readers = texts.readers_of(function) if is_shipped else texts.PARTS
     also = [*texts.PARTS, *options.savings(takes)] if is_shipped else [*texts.PARTS]
     also = [word for word in also if word not in takes]
     return Source(name, takes, fill, readers=readers, also=also)

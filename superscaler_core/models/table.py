@@ -9,16 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from superscaler_core.models import (
-    evoformer,
-    gpt,
-    mbart,
-    mlp,
-    moe,
-    moe_encoder,
-    swin,
-    wide_resnet,
-)
+from superscaler_core.models import gpt, mlp, moe, swin
+from superscaler_core.table import Table
 
 
 @dataclass(frozen=True)
@@ -38,25 +30,16 @@ class Model:
     recycled: Mapping[str, int] = field(default_factory=dict)
 
 
-MODELS = {
-    "gpt": Model(gpt.GPTConfig, gpt.GPT, gpt.example_inputs),
-    "moe": Model(moe.MoEConfig, moe.MoETransformer, moe.example_inputs),
-    "moe_encoder": Model(
-        moe_encoder.EncoderConfig, moe_encoder.MoEEncoder, moe_encoder.example_inputs
-    ),
-    "mbart": Model(mbart.MBartConfig, mbart.MBart, mbart.example_inputs),
-    "mlp": Model(mlp.MLPConfig, mlp.MLPModel, mlp.example_inputs),
-    "swin": Model(swin.SwinConfig, swin.Swin, swin.example_inputs),
-    "wide_resnet": Model(
-        wide_resnet.WideResNetConfig, wide_resnet.WideResNet, wide_resnet.example_inputs
-    ),
-    "evoformer": Model(
-        evoformer.EvoformerConfig,
-        evoformer.Evoformer,
-        evoformer.example_inputs,
-        evoformer.RECYCLED,
-    ),
-}
+MODELS: Table[Model] = Table(
+    "models",
+    {
+        "gpt": Model(gpt.GPTConfig, gpt.GPT, gpt.example_inputs),
+        "moe": Model(moe.MoEConfig, moe.MoETransformer, moe.example_inputs),
+        "mlp": Model(mlp.MLPConfig, mlp.MLPModel, mlp.example_inputs),
+        "swin": Model(swin.SwinConfig, swin.Swin, swin.example_inputs),
+    },
+)
+"""Models by name; ``published`` and other installed packages bring further ones."""
 
 
 def config_of(name: str, preset: str = "tiny", **sizes: Any) -> Any:

@@ -9,8 +9,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from superscaler_core.errors import PlanError
-from superscaler_core.parallel.knobs import PARTS, SPROGRAMS, parse_plan, value_of, with_parts
 from superscaler_core.plan import Plan
+from superscaler_core.plans import PLANS
+from superscaler_core.plans.option_texts import PARTS, parse_plan, value_of, with_parts
 
 _MICROBATCHES = "microbatches"
 """The knob by which shipped plans take the number of microbatches."""
@@ -38,13 +39,13 @@ class SProgram:
             PlanError: there is no plan of that name, or it takes no such knob.
         """
         plan, said = parse_plan(plan) if isinstance(plan, str) else (plan, {})
-        if isinstance(plan, str) and plan not in SPROGRAMS:
-            near = get_close_matches(plan, SPROGRAMS, 3)
+        if isinstance(plan, str) and plan not in PLANS:
+            near = get_close_matches(plan, PLANS, 3)
             hint = f" Is it {' or '.join(near)}?" if near else ""
-            raise PlanError(f"there is no plan {plan!r}; there are {', '.join(SPROGRAMS)}.{hint}")
+            raise PlanError(f"there is no plan {plan!r}; there are {', '.join(PLANS)}.{hint}")
         if isinstance(plan, str):
             knobs = {name: value_of(plan, name, value) for name, value in (knobs or {}).items()}
-        made = cls(SPROGRAMS[plan] if isinstance(plan, str) else plan, {**said, **(knobs or {})})
+        made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **(knobs or {})})
         known = {*made._takes, *PARTS}
         unknown = [name for name in made.knobs if name not in known and not made._takes_any]
         if unknown:

@@ -10,9 +10,7 @@ from typing import Any
 from superscaler_core.plan import Keep
 from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.plans import PLANS
-
-OTHER_RESULTS = ("pipedream", "pipedream_2bw", "ampnet", "pipemare")
-"""Plans that are not proposed, because their training differs from that of one device."""
+from superscaler_core.plans.row import row_of
 
 SAMPLES = (1, 4)
 """Samples per microbatch and replica."""
@@ -24,7 +22,7 @@ KEEPS = (Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
 def by_hand(request: Request) -> Iterator[Candidate]:
     """Propose every plan with a few options; where memory is short, try to recompute."""
     for name, plan in PLANS.items():
-        if name in OTHER_RESULTS:
+        if not row_of(plan).is_proposed:
             continue
         takes = signature(plan).parameters
         for knobs in _forms(request, takes):

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
-from functools import partial
 
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.auto import auto
 from superscaler_core.planners.auto.asked import Asking
 from superscaler_core.planners.by_hand import by_hand
-from superscaler_core.planners.hidup import propose_hidup
-from superscaler_core.planners.hierarchical import propose_alpa
-from superscaler_core.planners.mesh_tf import propose_mesh_tf
-from superscaler_core.planners.placement import earliest_finish, min_cut, search_placement
-from superscaler_core.planners.search.request import SearchPlanner
-from superscaler_core.planners.space.alpa_intra import alpa_intra
-from superscaler_core.planners.space.flexflow import flexflow
-from superscaler_core.planners.space.proposals import propose_space
-from superscaler_core.planners.space.unity import unity
-from superscaler_core.planners.stages.plan_stages import STAGE_PLANNERS
-from superscaler_core.planners.stages.proposals import propose_stages
-from superscaler_core.planners.tofu import propose_tofu
+from superscaler_core.planners.row import PlannerRow
+from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner
+from superscaler_core.table import Table
 
-_OTHERS: Mapping[str, SearchPlanner] = {
-    "tofu": propose_tofu,
-    "alpa_hierarchical": propose_alpa,
-    "hidup": propose_hidup,
-    "by_hand": by_hand,
-    **{name: partial(propose_stages, planner=planner) for name, planner in STAGE_PLANNERS.items()},
-    "flexflow": partial(propose_space, planner=flexflow),
-    "mesh_tf": propose_mesh_tf,
-    "alpa_intra": partial(propose_space, planner=alpa_intra),
-    "unity": partial(propose_space, planner=unity),
-    "earliest_finish": search_placement(earliest_finish),
-    "min_cut": search_placement(min_cut),
-}
-"""All planners but ``auto``, which asks them in this order: those first that answer soonest."""
 
-_THINK_FIRST = ("alpa_hierarchical", "mesh_tf", "earliest_finish", "min_cut")
-"""Those that compute before they propose; the others compute when a plan is filled."""
+def _auto(request: Request) -> Iterable[Candidate]:
+    """``auto``, with the candidates of all other planners."""
+    rows = {name: PLANNERS[name] for name in PLANNERS if name != "auto"}
+    turns = sorted(rows, key=lambda name: rows[name].turn)
+    others = {
+        name: Asking(rows[name].propose) if rows[name].thinks_first else rows[name].propose
+        for name in turns
+    }
+    return auto(request, others=others)
 
-_ASKED: Mapping[str, SearchPlanner] = {
-    name: Asking(planner) if name in _THINK_FIRST else planner for name, planner in _OTHERS.items()
-}
 
-PLANNERS: Mapping[str, SearchPlanner] = {"auto": partial(auto, others=_ASKED), **_OTHERS}
-"""Planners by name; ``auto`` also looks at the candidates of all others."""
+PLANNERS: Table[PlannerRow] = Table(
+    "planners", {"auto": PlannerRow(_auto), "by_hand": PlannerRow(by_hand, turn=40)}
+)
+"""Planners by name; ``published`` and other installed packages bring further ones."""
 
 
 def planner_of(planner: str | SearchPlanner) -> SearchPlanner:

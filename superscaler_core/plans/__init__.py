@@ -1,10 +1,11 @@
-"""sPrograms: functions that fill a plan, one file per plan, with their usual names.
+"""Plans: short functions that parallelize a model with the three primitives of ``Plan``.
 
-An sProgram takes a ``Plan`` and decides, by ``op_trans``, ``op_assign`` and ``op_order``, what its
-devices do. Further arguments are its options, values with a default. Code that several plans share
-is in ``pieces``.
+A plan is called with a new ``Plan`` of a captured model, and with its options by name. Its
+docstring says what it communicates for every microbatch, and what a device holds.
 """
 
+from superscaler_core.plans.pipeline import Pipeline
+from superscaler_core.plans.row import plan_row
 from superscaler_core.plans.table import PLANS
 
-__all__ = ["PLANS"]
+__all__ = ["PLANS", "Pipeline", "plan_row"]

@@ -99,8 +99,8 @@ class Rank(RankCalls):
         if self.grad_scale is not None:
             self.loss_grad = self._grad_share * self.grad_scale()
         self._num_steps += 1
-        if self.discrepancy is not None:
-            self.discrepancy.restart()
+        if self.corrected is not None:
+            self.corrected.restart()
         try:
             self._step(self)
             self._tape.check_done()

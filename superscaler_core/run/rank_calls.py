@@ -14,10 +14,10 @@ from torch import Tensor
 import rvdcomm as rv
 from superscaler_core.ops import mix
 from superscaler_core.run.carrier import Carrier
+from superscaler_core.run.delay import CorrectedWeights
 from superscaler_core.run.host import Host, Parcel
 from superscaler_core.run.moves import Way
 from superscaler_core.run.own_samples import OwnSamples
-from superscaler_core.run.pipemare import Discrepancy
 from superscaler_core.run.tables import Tables, box_of
 from superscaler_core.run.tape import Grads, SegmentFunction, Tape, Tensors
 from superscaler_core.run.transport import Transport
@@ -75,7 +75,7 @@ class RankCalls:
     Attributes:
         loss_grad: the gradient of each microbatch's loss.
         updates: runs the optimizers of some parameters.
-        discrepancy: corrects the weights that backwards read (``PipeMare``), if any.
+        corrected: corrects the weights that backwards read, if anything does.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RankCalls:
         scalar = rv.Box((), ())
         self._way_of_loss = Way(transport, tables.loss, scalar, scalar)
         self.updates: Callable[[Sequence[str]], object] = lambda _: None
-        self.discrepancy: Discrepancy | None = None
+        self.corrected: CorrectedWeights | None = None
         self._batch: Mapping[str, Tensor | OwnSamples] = {}
         self._states: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
         self._with_grad = True
@@ -131,11 +131,11 @@ class RankCalls:
     def reads_back(
         self, stage: StageFunction, mb: int, version: int, borrowed: Mapping[str, int] = _NOTHING
     ) -> None:
-        """Like ``reads``, for a backward, whose weights may be corrected (``PipeMare``)."""
-        if self.discrepancy is None:
+        """Like ``reads``, for a backward, whose weights may be corrected (``DelayCorrection``)."""
+        if self.corrected is None:
             self.reads(stage, mb, version, borrowed)
             return
-        with self.discrepancy.corrected(self.weights.newest(borrowed)):
+        with self.corrected.corrected(self.weights.newest(borrowed)):
             self.reads(stage, mb, version, borrowed)
 
     def without_grad(self, stage: StageFunction, mb: int, turn: int) -> None:
@@ -293,5 +293,5 @@ class RankCalls:
             return
         stored = [name for name in names if name in self.weights.stored]
         self.weights.update(names, keeps, lambda: self.updates(stored) if stored else None)
-        if self.discrepancy is not None:
-            self.discrepancy.look(self.weights.newest(()))
+        if self.corrected is not None:
+            self.corrected.look(self.weights.newest(()))

@@ -20,10 +20,10 @@ from superscaler_core.ops import mix
 from superscaler_core.run import resume, training_state
 from superscaler_core.run.checkpoint import FORMATS, StoredModel
 from superscaler_core.run.checksum import checksum
+from superscaler_core.run.delay import DelayCorrection, scaled_rates
 from superscaler_core.run.first_values import share_buffers
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.moves import move_many
-from superscaler_core.run.pipemare import Discrepancy, PipeMare, scaled_rates
 from superscaler_core.run.plain import value_of
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.resume import Resumed
@@ -235,7 +235,7 @@ class Trainer:
         self,
         make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
         *,
-        pipemare: PipeMare | None = None,
+        correction: DelayCorrection | None = None,
     ) -> None:
         """Let steps update weights themselves, where the program has an ``update``.
 
@@ -245,7 +245,7 @@ class Trainer:
         Args:
             make: creates an optimizer of the parameters of one update, for example of a stage. It
                 is called at the first update. Gradients are freed after each update.
-            pipemare: corrections of delayed gradients.
+            correction: of delayed gradients, such as ``published.asynchronous.PipeMare``.
 
         Raises:
             PlanError: gradients are scaled by a ``grad_scaler``, or corrections are given to a
@@ -254,11 +254,11 @@ class Trainer:
         if self._rank.grad_scale is not None:
             raise PlanError(_SCALED_UPDATES)
         delays, weights = self._rank.tables.delays, self._rank.tables.weights
-        if pipemare is not None:
-            self._check_corrected(pipemare)
-            if pipemare.decay:
+        if correction is not None:
+            self._check_corrected(correction)
+            if correction.corrects_weights:
                 taus = {n: delays.get(n, delays.get(w.name, 0.0)) for n, w in weights.items()}
-                self._rank.discrepancy = Discrepancy(pipemare.decay, taus)
+                self._rank.corrected = correction.weights(taus)
         num_updates = Counter[str]()
 
         def update(names: Sequence[str]) -> None:
@@ -268,7 +268,7 @@ class Trainer:
                 if self._resumed is not None:
                     self._resumed.into(made, stored)
             optimizer, tau = self.optimizers[names[0]], delays.get(names[0], 0.0)
-            rate = 1.0 if pipemare is None else pipemare.rate(tau, num_updates[names[0]])
+            rate = 1.0 if correction is None else correction.rate(tau, num_updates[names[0]])
             num_updates[names[0]] += 1
             with scaled_rates(optimizer, rate):
                 optimizer.step()
@@ -276,15 +276,16 @@ class Trainer:
 
         self._rank.updates, self._makes_optimizers = update, True
 
-    def _check_corrected(self, pipemare: PipeMare) -> None:
+    def _check_corrected(self, correction: DelayCorrection) -> None:
         """Refuse corrections of a program whose gradients are not delayed as they assume."""
         tables = self._rank.tables
         if tables.microbatches_per_update is None:
-            raise PlanError(f"{pipemare}: this program updates after a step, without delay.")
-        if pipemare.decay and not tables.one_version:
+            raise PlanError(f"{correction}: this program updates after a step, without delay.")
+        if correction.corrects_weights and not tables.one_version:
             raise PlanError(
-                f"{pipemare}: this program keeps the versions that its forwards read, so there is "
-                "no discrepancy to correct; leave decay out, or plan by ampnet or pipemare."
+                f"{correction}: this program keeps the versions that its forwards read, so there "
+                "is no difference to correct; leave the correction of weights out, or take a plan "
+                "that keeps one version."
             )
 
     def clip_grad_norm_(

@@ -8,12 +8,8 @@ worker 1 -- F0 F1 F2 B0 B1 B2 --
 """
 
 from superscaler_core.schedules.action import Action, ActionKind
-from superscaler_core.schedules.ampnet import ampnet, pipemare
-from superscaler_core.schedules.asynchronous import on_one_worker, with_updates
-from superscaler_core.schedules.chimera import chimera
 from superscaler_core.schedules.dualpipe import dualpipe, dualpipe_v
 from superscaler_core.schedules.errors import ScheduleError
-from superscaler_core.schedules.fitted import zero_bubble_fitted
 from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.grid import grid
 from superscaler_core.schedules.interlaced import interlaced, interlaced_edges
@@ -21,12 +17,10 @@ from superscaler_core.schedules.interleaved import interleaved, looped_bfs
 from superscaler_core.schedules.naive import naive
 from superscaler_core.schedules.nf1b import nf1b
 from superscaler_core.schedules.one_f_one_b import one_f_one_b
-from superscaler_core.schedules.pipedream import pipedream, pipedream_2bw
+from superscaler_core.schedules.one_worker import on_one_worker
 from superscaler_core.schedules.schedule import Schedule, held_by
-from superscaler_core.schedules.search import exact_schedule, search_schedule
 from superscaler_core.schedules.split_backward import recompute_apart, split_backward
 from superscaler_core.schedules.table import SCHEDULES, Generator, generate
-from superscaler_core.schedules.terapipe import terapipe, terapipe_edges
 from superscaler_core.schedules.timeline import Span, Timeline, timeline
 from superscaler_core.schedules.versions import GRADS, WeightRule
 from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2
@@ -43,11 +37,8 @@ __all__ = [
     "Span",
     "Timeline",
     "WeightRule",
-    "ampnet",
-    "chimera",
     "dualpipe",
     "dualpipe_v",
-    "exact_schedule",
     "generate",
     "gpipe",
     "grid",
@@ -60,18 +51,10 @@ __all__ = [
     "nf1b",
     "on_one_worker",
     "one_f_one_b",
-    "pipedream",
-    "pipedream_2bw",
-    "pipemare",
     "recompute_apart",
-    "search_schedule",
     "split_backward",
-    "terapipe",
-    "terapipe_edges",
     "timeline",
-    "with_updates",
     "zero_bubble",
-    "zero_bubble_fitted",
     "zero_bubble_h2",
     "zero_bubble_v",
 ]

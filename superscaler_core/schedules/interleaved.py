@@ -12,8 +12,8 @@ from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.straight import alternate
 
 
-def interleaved(num_workers: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
-    """1F1B over ``num_workers * num_chunks`` stages; worker d holds stages d, D + d, 2D + d, ...
+def interleaved(num_workers: int, num_microbatches: int, chunks: int = 1) -> Schedule:
+    """1F1B over ``num_workers * chunks`` stages; worker d holds stages d, D + d, 2D + d, ...
 
     Microbatches are grouped in rounds of D: a worker runs a round through its first stage (a
     *chunk* of the model), then through its second, and so on; the backward takes the chunks in the
@@ -29,30 +29,30 @@ def interleaved(num_workers: int, num_microbatches: int, num_chunks: int = 1) ->
     Args:
         num_workers: D, at least 1.
         num_microbatches: N, at least 1.
-        num_chunks: v, stages per worker; with v = 1 the schedule is 1F1B.
+        chunks: v, stages per worker; with v = 1 the schedule is 1F1B.
 
     Raises:
         ScheduleError: a count is below 1.
 
     Source: Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021.
     """
-    _check("interleaved", num_workers, num_microbatches, num_chunks)
-    if num_chunks == 1:
+    _check("interleaved", num_workers, num_microbatches, chunks)
+    if chunks == 1:
         # There is no second chunk to fill the time until the first backward arrives, so half the
         # warm-up is enough.
         return one_f_one_b(num_workers, num_microbatches)
     rounds = _split(num_microbatches, max(1, num_microbatches // num_workers))
-    first = (num_chunks - 1) * len(rounds[0])
+    first = (chunks - 1) * len(rounds[0])
     return _in_rounds(
         "interleaved",
         num_workers,
-        num_chunks,
+        chunks,
         rounds,
         lambda worker: first + 2 * (num_workers - 1 - worker),
     )
 
 
-def looped_bfs(num_workers: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
+def looped_bfs(num_workers: int, num_microbatches: int, chunks: int = 1) -> Schedule:
     """GPipe over the stages of interleaved 1F1B: all forwards, chunk by chunk, then all backwards.
 
     It takes as long as interleaved 1F1B, and a worker holds all ``v N`` microbatches of a chunk. A
@@ -68,46 +68,44 @@ def looped_bfs(num_workers: int, num_microbatches: int, num_chunks: int = 1) -> 
     Args:
         num_workers: D, at least 1.
         num_microbatches: N, at least 1.
-        num_chunks: v, stages per worker; with v = 1 it has the rows of GPipe.
+        chunks: v, stages per worker; with v = 1 it has the rows of GPipe.
 
     Raises:
         ScheduleError: a count is below 1.
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2022.
     """
-    _check("looped-bfs", num_workers, num_microbatches, num_chunks)
+    _check("looped-bfs", num_workers, num_microbatches, chunks)
     return _in_rounds(
         "looped-bfs",
         num_workers,
-        num_chunks,
+        chunks,
         [range(num_microbatches)],
-        lambda worker: num_chunks * num_microbatches,
+        lambda worker: chunks * num_microbatches,
     )
 
 
-def _check(name: str, num_workers: int, num_microbatches: int, num_chunks: int) -> None:
-    require_counts(
-        name, num_workers=num_workers, num_microbatches=num_microbatches, num_chunks=num_chunks
-    )
+def _check(name: str, num_workers: int, num_microbatches: int, chunks: int) -> None:
+    require_counts(name, num_workers=num_workers, num_microbatches=num_microbatches, chunks=chunks)
 
 
 def _in_rounds(
     name: str,
     num_workers: int,
-    num_chunks: int,
+    chunks: int,
     rounds: Sequence[range],
     num_warmup: Callable[[int], int],
 ) -> Schedule:
     """The schedule in which each round of microbatches passes a worker's chunks one by one."""
     rows = []
     for worker in range(num_workers):
-        stages = range(worker, num_workers * num_chunks, num_workers)
+        stages = range(worker, num_workers * chunks, num_workers)
         forwards, backwards = (
             [Action(kind, s, m) for part in rounds for s in order for m in part]
             for kind, order in ((ActionKind.FORWARD, stages), (ActionKind.BACKWARD, stages[::-1]))
         )
         rows.append(alternate(forwards, backwards, num_warmup(worker)))
-    return Schedule(name, num_workers * num_chunks, rounds[-1].stop, tuple(rows))
+    return Schedule(name, num_workers * chunks, rounds[-1].stop, tuple(rows))
 
 
 def _split(num_microbatches: int, num_rounds: int) -> list[range]:

@@ -5,46 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import signature
 
-from superscaler_core.schedules.ampnet import ampnet, pipemare
-from superscaler_core.schedules.chimera import chimera
 from superscaler_core.schedules.dualpipe import dualpipe, dualpipe_v
 from superscaler_core.schedules.errors import ScheduleError
-from superscaler_core.schedules.fitted import zero_bubble_fitted
 from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.interlaced import interlaced
 from superscaler_core.schedules.interleaved import interleaved, looped_bfs
 from superscaler_core.schedules.naive import naive
 from superscaler_core.schedules.nf1b import nf1b
 from superscaler_core.schedules.one_f_one_b import one_f_one_b
-from superscaler_core.schedules.pipedream import pipedream, pipedream_2bw
 from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.split_backward import recompute_apart, split_backward
 from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2
 from superscaler_core.schedules.zero_bubble_v import zero_bubble_v
+from superscaler_core.table import Table
 
 Generator = Callable[..., Schedule]
 """Takes the numbers of workers and of microbatches, and may take further arguments."""
 
-SCHEDULES: dict[str, Generator] = {
-    "naive": naive,
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-    "looped-bfs": looped_bfs,
-    "interlaced": interlaced,
-    "nf1b": nf1b,
-    "zero-bubble": zero_bubble,
-    "zero-bubble-h2": zero_bubble_h2,
-    "zero-bubble-fitted": zero_bubble_fitted,
-    "zero-bubble-v": zero_bubble_v,
-    "chimera": chimera,
-    "dualpipe": dualpipe,
-    "dualpipe-v": dualpipe_v,
-    "pipedream": pipedream,
-    "pipedream-2bw": pipedream_2bw,
-    "ampnet": ampnet,
-    "pipemare": pipemare,
-}
+SCHEDULES: Table[Generator] = Table(
+    "schedules",
+    {
+        "naive": naive,
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "interleaved": interleaved,
+        "looped-bfs": looped_bfs,
+        "interlaced": interlaced,
+        "nf1b": nf1b,
+        "zero-bubble": zero_bubble,
+        "zero-bubble-h2": zero_bubble_h2,
+        "zero-bubble-v": zero_bubble_v,
+        "dualpipe": dualpipe,
+        "dualpipe-v": dualpipe_v,
+    },
+)
 """Functions that generate schedules, by the name of the schedule."""
 
 
@@ -74,14 +68,14 @@ def generate(
     Raises:
         ScheduleError: the generator has no choice of chunks, or does not take these counts.
     """
-    takes_chunks = "num_chunks" in signature(generator).parameters
+    takes_chunks = "chunks" in signature(generator).parameters
     if chunks != 1 and not takes_chunks:
         name = getattr(generator, "__name__", generator)
         raise ScheduleError(
             f"{name} with chunks={chunks}: only interleaved and looped_bfs have a choice of stages "
             "a worker; leave chunks out."
         )
-    knobs = {"num_chunks": chunks} if takes_chunks else {}
+    knobs = {"chunks": chunks} if takes_chunks else {}
     schedule = generator(num_workers, num_microbatches, **knobs)
     schedule = split_backward(schedule) if halves else schedule
     return recompute_apart(schedule) if apart else schedule

@@ -9,7 +9,7 @@ import pytest
 
 from bench import stage_planners
 from bench.cells.workload import Workload
-from superscaler_core.planners.stages import STAGE_PLANNERS, StageCut, alpa
+from superscaler_core.published.stages import STAGE_PLANNERS, StageCut, alpa
 
 TINY = Workload(
     "gpt",

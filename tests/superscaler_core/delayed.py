@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 
 import superscaler_core as ss
+from superscaler_core.published.asynchronous import PipeMare
 from superscaler_core.run.evaluate import evaluate
 from superscaler_core.schedules import Action, ActionKind, timeline
 from tests.superscaler_core.training import OPTIMIZERS, Case, Trained
@@ -227,11 +228,11 @@ def train_asynchronously(
     trainer: ss.Trainer,
     case: Case,
     state: Mapping[str, Tensor],
-    pipemare: ss.PipeMare | None = None,
+    pipemare: PipeMare | None = None,
 ) -> Trained:
     """Train one rank's part of an asynchronous program, from the parameters in ``state``."""
     trainer.load_state_dict(state)
-    trainer.update_with(OPTIMIZERS[case.optimizer], pipemare=pipemare)
+    trainer.update_with(OPTIMIZERS[case.optimizer], correction=pipemare)
     losses = []
     for step in range(case.num_steps):
         losses.append(trainer.step(*case.inputs(step, trainer.num_microbatches)).item())

@@ -16,10 +16,10 @@ from superscaler_core.planners.auto.balance import balanced_sizes
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import heavy_blocks
 from superscaler_core.planners.search.shortened import even
-from superscaler_core.plans.dap_pipeline import dap_pipeline
 from superscaler_core.plans.hybrid import hybrid
 from superscaler_core.plans.interlaced import interlaced
 from superscaler_core.plans.nf1b import nf1b
+from superscaler_core.plans.pieces.axial import EVOFORMER, axial_stages
 from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.plans.spatial import spatial
 from superscaler_core.schedules import SCHEDULES, one_f_one_b
@@ -104,7 +104,8 @@ def _axial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> No
     if filling.recycle:
         nf1b(plan, recycle=filling.recycle, microbatches=num, sizes=sizes, **knobs)
     else:
-        dap_pipeline(plan, microbatches=num, sizes=sizes, **knobs)
+        pp, dp = knobs.pop("pp"), knobs.pop("dp")
+        axial_stages(plan, one_f_one_b(pp, num), dp, EVOFORMER, sizes=sizes, **knobs)
 
 
 def _interlaced(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:

@@ -10,10 +10,13 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.modules import Modules
 from superscaler_core.graph.once import once_per_graph
-from superscaler_core.plan import Device, Plan
+from superscaler_core.plan import Device, Keep, Placement, Plan
 from superscaler_core.plan.op_trans import Transformation, replicate, split
-from superscaler_core.plans.pieces.along import along
+from superscaler_core.plans.pieces.along import along, shares
 from superscaler_core.plans.pieces.follow import followed
+from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.plans.pieces.storage import shard_storage
+from superscaler_core.schedules import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,40 @@ def axially(plan: Plan, op: Op, num: int, loops: Mapping[Op, str]) -> Transforma
             f"{op.sizes[loops[op]]}; use at most as many devices, or data parallel groups of them."
         )
     return split(loops[op], num)
+
+
+def axial_stages(
+    plan: Plan,
+    schedule: Schedule,
+    dp: int,
+    cuts: Sequence[Cut],
+    *,
+    zero1: bool = False,
+    keep: Keep = Keep.EVERYTHING,
+    sizes: Sequence[int] = (),
+) -> None:
+    """Stages of blocks on groups of devices, which share rows and columns inside a stage.
+
+    Args:
+        plan: to fill.
+        schedule: a schedule with one stage per worker.
+        dp: groups of a stage's devices among which the batch is cut.
+        cuts: the dim along which each module is cut.
+        zero1: cut master weights and states among all devices that read them.
+        keep: which values of the blocks are kept for the backward.
+        sizes: blocks of every stage, as in ``stages_of_blocks``.
+
+    Raises:
+        PlanError: the stages times ``dp`` do not divide the devices, or as in ``axially``.
+    """
+    num = shares(plan, pp=schedule.num_stages, dp=dp) * dp
+    for stage in stages_of_blocks(plan, schedule.num_stages, sizes):
+        devices = plan.devices[stage.index * num :][:num]
+        spread_axially(plan, stage.ops, devices, dp, cuts)
+    plan.op_order(schedule, Placement.even(plan.devices, schedule.num_stages))
+    if zero1:
+        shard_storage(plan)
+    plan.keep(keep)
 
 
 def spread_axially(

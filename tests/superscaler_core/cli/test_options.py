@@ -12,11 +12,12 @@ from rvdcomm.cli import UsageError
 from superscaler_core.cli import options
 from superscaler_core.cli.sources import Source, plan_source, settings_of
 from superscaler_core.parallel import SProgram
-from superscaler_core.parallel import knobs as texts
-from superscaler_core.parallel.knobs import SPROGRAMS, parse_plan
 from superscaler_core.plan import Keep, Plan
-from superscaler_core.plans.branch_parallel import EVOFORMER as BRANCHES
+from superscaler_core.plans import PLANS
+from superscaler_core.plans.option_texts import cuts, parse_plan, readers_of
 from superscaler_core.plans.pieces.axial import EVOFORMER, Cut
+from superscaler_core.published.alphafold2.branch_parallel import EVOFORMER as BRANCHES
+from superscaler_core.published.alphafold2.branch_parallel import branches_of
 from tests.superscaler_core.training import Case
 
 MODEL = Source("model", {"experts": 4, "layers": 2}, lambda: None)
@@ -96,12 +97,12 @@ def test_malformed_knob_text_is_rejected(plan: str, text: str, words: str) -> No
         knobs(plan, text)
 
 
-@pytest.mark.parametrize("name", SPROGRAMS)
+@pytest.mark.parametrize("name", PLANS)
 def test_every_non_numeric_knob_has_a_reader(name: str) -> None:
     """Only knobs that are not numbers need a reader."""
-    for parameter in list(inspect.signature(SPROGRAMS[name]).parameters.values())[1:]:
+    for parameter in list(inspect.signature(PLANS[name]).parameters.values())[1:]:
         is_number = isinstance(parameter.default, bool | int)
-        assert is_number or parameter.name in texts.READERS, parameter.name
+        assert is_number or parameter.name in readers_of(PLANS[name]), parameter.name
 
 
 def test_setting_of_both_model_and_plan_goes_to_the_model() -> None:
@@ -158,6 +159,6 @@ def test_default_cuts_and_branches_equal_their_text_form() -> None:
         "*.msa_row:1, *.msa_col:2, *.msa_transition:2, *.outer:2>1, *.tri_out:1, *.tri_in:2, "
         "*.tri_start:1, *.tri_end:2, *.pair_transition:1"
     )
-    assert texts.cuts(text) == EVOFORMER
-    assert texts.branches("layers.*.msa_*; layers.*.outer,layers.*.tri_*,"
+    assert cuts(text) == EVOFORMER
+    assert branches_of("layers.*.msa_*; layers.*.outer,layers.*.tri_*,"
                             "layers.*.pair_transition") == BRANCHES  # fmt: skip

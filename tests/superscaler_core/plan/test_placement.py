@@ -9,7 +9,8 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Decisions, Placement, check_placement
-from superscaler_core.schedules import Action, Schedule, chimera, interleaved, one_f_one_b
+from superscaler_core.published.chimera import chimera
+from superscaler_core.schedules import Action, Schedule, interleaved, one_f_one_b
 from tests.superscaler_core.training import MODEL_OF, Case
 
 

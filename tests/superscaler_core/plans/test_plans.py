@@ -14,8 +14,8 @@ from torch import Tensor
 import superscaler_core as ss
 from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
+from superscaler_core.published.chimera import chimera
 from superscaler_core.schedules import (
-    chimera,
     dualpipe,
     dualpipe_v,
     gpipe,

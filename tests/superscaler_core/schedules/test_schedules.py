@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from superscaler_core.published.chimera import chimera
 from superscaler_core.schedules import (
     SCHEDULES,
     Action,
     Schedule,
-    chimera,
     gpipe,
     interlaced,
     interleaved,

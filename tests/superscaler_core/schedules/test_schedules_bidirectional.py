@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from superscaler_core.published.chimera import chimera
 from superscaler_core.schedules import (
     SCHEDULES,
     Action,
@@ -15,7 +16,6 @@ from superscaler_core.schedules import (
     Generator,
     Schedule,
     ScheduleError,
-    chimera,
     dualpipe,
     dualpipe_v,
     generate,

@@ -131,7 +131,9 @@ def test_schedule_name_that_is_not_one_word_is_rejected(name: str) -> None:
     ],
 )
 def test_generators_refuse_counts_below_one(name: str, counts: tuple[int, ...]) -> None:
-    with pytest.raises(ScheduleError, match=f"{name}: num_.* is an integer of at least 1, got"):
+    with pytest.raises(
+        ScheduleError, match=f"{name}: (num_.*|chunks) is an integer of at least 1, got"
+    ):
         SCHEDULES[name](*counts)
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superscaler_core.published.chimera import chimera
 from superscaler_core.schedules import (
     Action,
     Schedule,
     ScheduleError,
     Timeline,
-    chimera,
     gpipe,
     one_f_one_b,
     timeline,

@@ -19,16 +19,9 @@ import superscaler_core as ss
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.wire import METHODS, TICKS_PER_SEC, Wires, wires_on
 from superscaler_core.plans import PLANS
-from superscaler_core.schedules import (
-    ampnet,
-    chimera,
-    gpipe,
-    interleaved,
-    nf1b,
-    one_f_one_b,
-    pipedream,
-    timeline,
-)
+from superscaler_core.published.asynchronous import ampnet, pipedream
+from superscaler_core.published.chimera import chimera
+from superscaler_core.schedules import gpipe, interleaved, nf1b, one_f_one_b, timeline
 from superscaler_core.simulator import PROFILES, Simulated, simulate
 from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.trace import events

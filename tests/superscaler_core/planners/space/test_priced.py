@@ -13,7 +13,7 @@ import superscaler_core as ss
 from superscaler_core.cost import PROFILES, StageCost
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.space import PricedSpace, brute_force, price_space
-from superscaler_core.planners.space.alpa_intra import alpa_intra
+from superscaler_core.published.alpa.alpa_intra import alpa_intra
 from superscaler_core.simulator import simulate
 from tests.superscaler_core.cost.choices import ONE_BUCKET, ONE_HOST, TWO_HOSTS, graph
 from tests.superscaler_core.planners.space.models import block_on_paper, captured, mlp_on_paper

@@ -11,11 +11,11 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.planners.search.request import Request, Trial
 from superscaler_core.planners.search.search import search_request
-from superscaler_core.planners.space.alpa_intra import alpa_intra
-from superscaler_core.planners.space.flexflow import flexflow
 from superscaler_core.planners.space.proposals import SpacePlanner, propose_space
-from superscaler_core.planners.space.unity import unity
 from superscaler_core.planners.table import PLANNERS
+from superscaler_core.published.alpa.alpa_intra import alpa_intra
+from superscaler_core.published.flexflow.flexflow import flexflow
+from superscaler_core.published.unity import unity
 from tests.superscaler_core.planners.search.test_search import request
 from tests.superscaler_core.training import Case, errors_on_threads
 

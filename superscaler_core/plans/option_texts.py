@@ -1,0 +1,208 @@
+"""Knobs: options of plans as texts, such as ``hybrid:tp=2,pp=2``; only this table parses them.
+
+Functions of the Python API take values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import rvdcomm as rv
+from rvdcomm.units import parse_bytes
+from superscaler_core.cost import PROFILES
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.blocks import find_blocks
+from superscaler_core.graph.modules import Modules
+from superscaler_core.plan import Keep, Plan
+from superscaler_core.plan.mesh import Mesh
+from superscaler_core.plans.pieces.axial import Cut
+from superscaler_core.plans.row import TextReader, row_of
+from superscaler_core.plans.table import PLANS
+from superscaler_core.schedules import SCHEDULES
+
+
+def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
+    """The name of a plan and the values of its knobs; for a plan not shipped, the whole text.
+
+    Raises:
+        PlanError: the plan has no such knob, or a value has another form; the message has the
+            plan's knobs, or the form.
+
+    >>> parse_plan("hybrid:tp=2,sizes=3,1")
+    ('hybrid', {'tp': 2, 'sizes': (3, 1)})
+    >>> parse_plan("mine.py:split")
+    ('mine.py:split', {})
+    """
+    name, _, rest = text.partition(":")
+    if name not in PLANS:
+        return text, {}
+    takes = [*inspect.signature(PLANS[name]).parameters.values()][1:]
+    defaults = {parameter.name: parameter.default for parameter in takes}
+    found = {}
+    # A comma that no new knob follows is in a value.
+    for word in re.split(r",(?=\s*\w+\s*=)", rest) if rest else ():
+        knob, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or knob not in {*defaults, *PARTS}:
+            raise PlanError(
+                f"{text}: expected {name}:KNOB=VALUE,KNOB=VALUE, not {word.strip()!r}; {name} "
+                f"takes {', '.join(defaults) or 'nothing'}, and every plan {', '.join(PARTS)}."
+            )
+        found[knob] = value_of(name, knob, value)
+    return name, found
+
+
+def value_of(plan: str, knob: str, value: Any) -> Any:
+    """The value of a knob of a shipped plan; a text is read as one that follows the plan's name.
+
+    >>> value_of("hybrid", "tp", "2"), value_of("hybrid", "tp", 2)
+    (2, 2)
+
+    Raises:
+        PlanError: the text has another form than such values.
+    """
+    if not isinstance(value, str):
+        return value
+    takes = inspect.signature(PLANS[plan]).parameters
+    reader = readers_of(PLANS[plan]).get(knob)
+    if reader is None and knob in takes:
+        reader = reader_of(takes[knob].default)
+    return value if reader is None else read(f"{plan}:{knob}={value}", value, reader)
+
+
+def readers_of(fill: Callable[..., None]) -> Mapping[str, TextReader]:
+    """The readers of a plan's options; others are read by the type of their default."""
+    return {**READERS, **PARTS, **row_of(fill).readers}
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Counts, such as ``3,2``."""
+    return tuple(_number(word) for word in words(text, ","))
+
+
+def numbers(text: str) -> tuple[int, ...] | None:
+    """Numbers and ranges, such as ``0-3,8``; None, which means all, for an empty text."""
+    found: set[int] = set()
+    for word in words(text, ","):
+        first, _, last = word.partition("-")
+        found.update(range(_number(first), _number(last or first) + 1))
+    return tuple(sorted(found)) or None
+
+
+def modules(text: str) -> Modules:
+    """Patterns of module paths, such as ``layers.*.outer,layers.*.tri_*``."""
+    return Modules(*words(text, ","))
+
+
+def cuts(text: str) -> tuple[Cut, ...]:
+    """Patterns with one dim or two, such as ``*.tri_in:2,*.outer:2>1``."""
+    found = []
+    for word in words(text, ","):
+        pattern, _, dims = word.rpartition(":")
+        first, arrow, then = dims.partition(">")
+        if not pattern:
+            raise ValueError(word)
+        found.append(Cut(Modules(pattern), _number(first), _number(then) if arrow else None))
+    return tuple(found)
+
+
+def dims(text: str) -> tuple[tuple[str, int], ...]:
+    """Parameters with one dim each, such as ``*.fc1.weight:0,*.q.weight:0``."""
+    found = []
+    for word in words(text, ","):
+        name, _, dim = word.rpartition(":")
+        if not name:
+            raise ValueError(word)
+        found.append((name, _number(dim)))
+    return tuple(found)
+
+
+def truth(text: str) -> bool:
+    """Yes or no."""
+    return _TRUTHS[text.lower()]
+
+
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+_BLOCKS = TextReader(numbers, "numbers of blocks, such as 0-3,8")
+MESH_TEXT = TextReader(Mesh.parse, "NAME:DEVICES with commas between, such as x:2,y:4")
+_KEEP = TextReader(Keep, {str(keep): keep for keep in Keep})
+
+READERS: Mapping[str, TextReader] = {
+    "sizes": TextReader(counts, "whole numbers with commas between, such as 3,2"),
+    "blocks": _BLOCKS,
+    "coshard_blocks": _BLOCKS,
+    "modules": TextReader(
+        cuts, "PATTERN:DIM or PATTERN:DIM>DIM with commas between, such as *.tri_in:2"
+    ),
+    "schedule": TextReader.named(SCHEDULES),
+    "profile": TextReader.named(PROFILES),
+    "topology": TextReader(rv.Topology.load, "a JSON file that rvdcomm.Topology.save wrote"),
+    "memory_bytes": TextReader(parse_bytes, "bytes, such as 32GiB"),
+    "keep": _KEEP,
+    "keep_coshard": _KEEP,
+}
+"""Options of several plans whose values are not numbers, by name; ``plan_row`` has a plan's own."""
+
+PARTS: Mapping[str, TextReader] = {
+    "block": TextReader(modules, "a pattern of modules' paths, such as layers.*"),
+    "features": TextReader(dims, "NAME:DIM with commas between, such as *.fc1.weight:0"),
+    "experts": TextReader(modules, "a pattern of modules' paths, such as *.experts"),
+    "embedding": TextReader(str, "the name of a parameter"),
+}
+"""Options of every plan: parts of the model that the search by structure does not find."""
+
+_TAKES = {"block": "blocks"}
+"""The name of an option's parameter in ``find_blocks``, where it differs."""
+
+
+def reader_of(default: Any) -> TextReader:
+    """How to parse a value of the same type as a default."""
+    if isinstance(default, bool):
+        return TextReader(truth, "true or false, such as " + str(default))
+    if isinstance(default, Keep):
+        return READERS["keep"]
+    if isinstance(default, int | float):
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        return TextReader(type(default), f"{kind}, such as {default}")
+    if isinstance(default, tuple):
+        shown = ",".join(map(str, default))
+        return TextReader(_integers, f"whole numbers with commas between, such as {shown}")
+    return TextReader(str, "a text")
+
+
+def read(given: str, text: str, reader: TextReader) -> Any:
+    """Parse a value.
+
+    Raises:
+        PlanError: the text has another form; the message shows what was given and the right form.
+    """
+    try:
+        return reader.parse(text)
+    except (KeyError, ValueError):
+        raise PlanError(f"{given}: expected {reader.form}.") from None
+
+
+def with_parts(plan: Plan, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Set the parts of the plan's model; return the other options."""
+    parts = {_TAKES.get(name, name): knobs[name] for name in PARTS if name in knobs}
+    if parts:
+        plan.blocks = find_blocks(plan.graph, **parts)
+    return {name: value for name, value in knobs.items() if name not in PARTS}
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
+def words(text: str, separator: str) -> list[str]:
+    """The words between separators that are not empty."""
+    return [word.strip() for word in text.split(separator) if word.strip()]
+
+
+def _number(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(text)
+    return int(text)

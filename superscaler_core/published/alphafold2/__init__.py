@@ -1,0 +1,1 @@
+"""AlphaFold2's Evoformer, and the published ways to parallelize it."""

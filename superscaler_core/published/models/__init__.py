@@ -1,0 +1,1 @@
+"""Models of published studies of planners."""
