@@ -133,7 +133,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-tried", metavar="N", type=int, default=0,
-        help="look at so many candidates at most; with --processes 1 the result is then the same "
+        help="evaluate so many candidates at most; with --processes 1 the result is then the same "
         "every time (default: any number)",
     )  # fmt: skip
     parser.add_argument(
@@ -146,7 +146,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--processes", metavar="N", type=count, default=min(2, os.cpu_count() or 1),
-        help="processes that look at candidates side by side (default 2)",
+        help="processes that evaluate candidates side by side (default 2)",
     )  # fmt: skip
     parser.add_argument(
         "--out", metavar="FILE.plan", type=decisions_file,

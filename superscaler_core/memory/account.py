@@ -169,7 +169,7 @@ class StageAccount(MemoryPool):
 
     def step(self, place: int | None) -> None:
         """End a step and begin another; None gives it no place."""
-        self.look()
+        self.note_peak()
         if self._place is not None:
             now, first = self._moment(), Moment(grads=self._staying_bytes)
             _add(self.peaks, self._place, self._most, now)
@@ -177,7 +177,7 @@ class StageAccount(MemoryPool):
             self._begin()
         self._place = place
 
-    def look(self, more: int = 0, buffers: int = 0) -> None:
+    def note_peak(self, more: int = 0, buffers: int = 0) -> None:
         """Update the peaks with the present memory, plus so much that is freed at once."""
         total = self.now_bytes + more + self.opened + self.buffers + buffers + self._passing_bytes
         if total > self._most_total:
@@ -204,7 +204,7 @@ class StageAccount(MemoryPool):
     def _begin(self) -> None:
         self._most_total = self._first_total = -1
         self._most = self._first_most = Moment()
-        self.look()
+        self.note_peak()
 
     def _moment(self, more: int = 0, buffers: int = 0) -> Moment:
         now = self.now_bytes + more

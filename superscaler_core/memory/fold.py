@@ -131,7 +131,7 @@ class Fold:
         if form is not None:
             pool = self.account if is_counted else None
             self._make(made, Located(MemoryPiece(form.num_bytes, pool), form))
-        self.account.look(passing_bytes)
+        self.account.note_peak(passing_bytes)
 
     def keep_span(self, span: int, reads: Numbers) -> None:
         """The values that a span reads are kept for its rerun."""
@@ -177,13 +177,13 @@ class Fold:
 
     def touch(self) -> None:
         """Values are read and stay as they are."""
-        self.account.look()
+        self.account.note_peak()
 
     def shift(self, opened: int = 0, buffers: int = 0, passing_bytes: int = 0) -> None:
         """Weights move: open windows and buffers grow, and further buffers exist for a moment."""
         self.account.opened += opened
         self.account.buffers += buffers
-        self.account.look(buffers=passing_bytes)
+        self.account.note_peak(buffers=passing_bytes)
 
     def reduce(self, gone: Numbers, stored: Sequence[tuple[int, int]]) -> None:
         """Gradients of a window move to where they are stored, with their bytes there."""
@@ -257,7 +257,7 @@ class _Segment:
     def _stretch(self, what: Stretch) -> None:
         account = self._account
         if what.peak_bytes is not None:
-            account.look(what.peak_bytes)
+            account.note_peak(what.peak_bytes)
         account.now_bytes += what.left_bytes
         for num_bytes in what.made:
             self._held.add(len(self._pieces))
@@ -274,7 +274,7 @@ class _Segment:
     def _add_grad(self, weight: TrainedWeight) -> None:
         self._account.add_grad(weight.grad, weight.num_bytes, stays=weight.stays)
         if weight.is_cast:
-            self._account.look()
+            self._account.note_peak()
 
 
 @lru_cache(maxsize=1 << 10)

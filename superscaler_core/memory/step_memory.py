@@ -86,7 +86,7 @@ class StepMemory:
         stored = self._stored
         walk = _Walk(footprints(self._made, device, stored.master_dtype))
         # All weights arrive at the start; all gradients leave at the end.
-        walk.look(Moment(buffers=stored.fetched_bytes(device)))
+        walk.see(Moment(buffers=stored.fetched_bytes(device)))
         for event in self._made.events_on[device]:
             if isinstance(event, Woven):
                 walk.look_at_both(event)
@@ -149,7 +149,7 @@ class _Walk:
         for letter in read:
             self._mail.pop(letter, None)
         key = run.kind, run.stage, is_first
-        held_bytes = self._look(most) - most.total
+        held_bytes = self._seen_bytes(most) - most.total
         self.held_bytes[key] = max(self.held_bytes.get(key, held_bytes), held_bytes)
         self._kept += footprint.kept
         self._host_bytes += footprint.host_bytes
@@ -166,11 +166,11 @@ class _Walk:
 
     def look_at_both(self, pair: Woven) -> None:
         """Bound two runs that are woven: both may be at their peaks at one time."""
-        self.look(self._about(pair.first)[1] + self._about(pair.second)[1])
+        self.see(self._about(pair.first)[1] + self._about(pair.second)[1])
 
     def update(self, copies: Collection[str], arriving_bytes: int, handed_bytes: int) -> None:
         """Add an update between microbatches, which frees the gradients of its copies."""
-        self.look(Moment(buffers=arriving_bytes))
+        self.see(Moment(buffers=arriving_bytes))
         self._kept += Moment(grads=handed_bytes)
         self.grads = {name: size for name, size in self.grads.items() if name not in copies}
 
@@ -184,19 +184,19 @@ class _Walk:
         if shard is None or (device in src.shards and all(leg.is_idle for leg in legs)):
             return
         self._mail[letter] = shard.box.num_elements * ITEM_BYTES[edge.tensor.dtype]
-        self.look(Moment())
+        self.see(Moment())
 
     def end(self, arriving_bytes: int) -> None:
         """End the step: nothing is kept but gradients."""
         self._kept = Moment()
         self._mail.clear()
-        self.look(Moment(buffers=arriving_bytes))
+        self.see(Moment(buffers=arriving_bytes))
 
-    def look(self, more: Moment) -> None:
+    def see(self, more: Moment) -> None:
         """Update the peaks outside runs with the present memory plus ``more``."""
-        self.between_bytes = max(self.between_bytes, self._look(more))
+        self.between_bytes = max(self.between_bytes, self._seen_bytes(more))
 
-    def _look(self, more: Moment) -> int:
+    def _seen_bytes(self, more: Moment) -> int:
         here = Moment(grads=sum(self.grads.values()), buffers=sum(self._mail.values()))
         now = self._kept + here + more
         if now.total > self.worst.total:

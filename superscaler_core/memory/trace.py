@@ -231,7 +231,7 @@ class _Event(Enum):
 
     MADE = auto()
     GONE = auto()
-    LOOKED = auto()
+    PEAK_NOTED = auto()
     GRAD = auto()
 
 
@@ -276,7 +276,7 @@ class _Recorder(MetaMeter):  # type: ignore[no-untyped-call]
                     yield Stretch(most, now - sum(made), tuple(made))
                 now, most, made = 0, None, []
                 yield Drop(known[number]) if is_drop else WeightGrad(number)
-            elif event is _Event.LOOKED:
+            elif event is _Event.PEAK_NOTED:
                 most = now if most is None else max(most, now)
             else:
                 now += self._bytes[number] if event is _Event.MADE else -self._bytes[number]
@@ -293,8 +293,8 @@ class _Recorder(MetaMeter):  # type: ignore[no-untyped-call]
 
         return hook
 
-    def look(self) -> None:
-        self._events.append((_Event.LOOKED, -1))
+    def note_peak(self) -> None:
+        self._events.append((_Event.PEAK_NOTED, -1))
 
     def _watch(self, storage: UntypedStorage, num_bytes: int) -> None:
         self._numbers[id(storage)] = len(self._bytes)

@@ -22,7 +22,7 @@ class CorrectedWeights(Protocol):
     def corrected(self, copies: Iterable[tuple[str, Tensor, int]]) -> AbstractContextManager[None]:
         """Put other values into copies, and the real ones back at the end."""
 
-    def look(self, copies: Iterable[tuple[str, Tensor, int]]) -> object:
+    def note(self, copies: Iterable[tuple[str, Tensor, int]]) -> object:
         """Note the present values; called before a step's first update, and after every update."""
 
     def restart(self) -> None:

@@ -84,7 +84,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PieceView:
     """A placeholder for a packed tensor: the number of a piece of memory, and a view of it."""
 
     piece: int
@@ -138,13 +138,13 @@ class Parcel:
         """A context in which autograd packs the tensors that it saves."""
         return saved_tensors_hooks(self.pack, self.unpack)
 
-    def pack(self, x: Tensor) -> Tensor | Look:
+    def pack(self, x: Tensor) -> Tensor | PieceView:
         """A placeholder for a tensor until it is needed again."""
         storage = x.untyped_storage()
         if storage in self._staying:
             return x
         piece = self._packed.setdefault(storage, len(self._packed))
-        return Look(piece, x.dtype, tuple(x.shape), x.stride(), x.storage_offset())
+        return PieceView(piece, x.dtype, tuple(x.shape), x.stride(), x.storage_offset())
 
     def send(self) -> None:
         """Start to copy the packed values to the host."""
@@ -166,7 +166,7 @@ class Parcel:
         for arrival in self._arrivals:
             arrival()
 
-    def unpack(self, kept: Tensor | Look) -> Tensor:
+    def unpack(self, kept: Tensor | PieceView) -> Tensor:
         """The tensor that was packed."""
         if isinstance(kept, Tensor):
             return kept

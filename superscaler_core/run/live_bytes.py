@@ -62,7 +62,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator."""
         return func(*args, **kwargs)
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Called after every operator, while its inputs and results are live."""
 
     def _watch(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
@@ -95,7 +95,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.ignore(t for t in tensors if id(t.untyped_storage()) not in self._watched)
             else:
                 self.count(tensors)
-                self.look()
+                self.measure()
         return result
 
 
@@ -134,7 +134,7 @@ class LiveBytes:
             torch.cuda.reset_peak_memory_stats(self._rank.device)
             return self
         self._meter.count(self._resting())
-        self._meter.look()
+        self._meter.measure()
         host = self._rank.weights._host
         # On a CPU, tensors on the host are ordinary tensors; they are not counted.
         self._to_host, host.to_host = host.to_host, self._unseen  # type: ignore[method-assign]
@@ -206,6 +206,6 @@ class _Peak(StorageMeter):  # type: ignore[no-untyped-call]
         self.ignore(tensor for tensor in new if self._is_outside(tensor))
         super().count(given)
 
-    def look(self) -> None:
+    def measure(self) -> None:
         opened = sum(storage.nbytes() for storage in self._resized)
         self.peak_bytes = max(self.peak_bytes, self.now_bytes + opened)

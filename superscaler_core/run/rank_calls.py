@@ -294,4 +294,4 @@ class RankCalls:
         stored = [name for name in names if name in self.weights.stored]
         self.weights.update(names, keeps, lambda: self.updates(stored) if stored else None)
         if self.corrected is not None:
-            self.corrected.look(self.weights.newest(()))
+            self.corrected.note(self.weights.newest(()))

@@ -37,8 +37,8 @@ from superscaler_core.planners.auto.traits import traits_of
 from superscaler_core.planners.auto.waiting import Waiting
 from superscaler_core.planners.search.request import (
     Candidate,
-    Look,
     Request,
+    Scope,
     SearchPlanner,
     Trial,
 )
@@ -154,7 +154,7 @@ class Proposals:
             bound_secs=self._bounds.secs,
             guess_secs=expected_secs,
             least_bytes=self._bounds.least_bytes(setting),
-            look=Look(period, rounds_of(setting), filling.sizes),
+            quick=Scope(period, rounds_of(setting), filling.sizes),
             follow=follow,
         )
 
@@ -181,7 +181,7 @@ class Proposals:
 
     def _charge(self, trial: Trial) -> float:
         """What a trial costs: one evaluation if the search counts these, else its seconds."""
-        return 1.0 if self._request.max_tried else trial.look_secs
+        return 1.0 if self._request.max_tried else trial.evaluation_secs
 
 
 def _seen_of(trial: Trial) -> tuple[float, int]:

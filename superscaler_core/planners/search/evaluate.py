@@ -1,4 +1,4 @@
-"""Evaluate: a look at a candidate compiles it, reads its memory and simulates its step."""
+"""Evaluate: an evaluation of a candidate compiles it, reads its memory and simulates its step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from superscaler_core.cost.wire import wires_on
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.planners.search.request import (
-    WHOLE,
+    FULL,
     Candidate,
-    Look,
     Request,
+    Scope,
     Trial,
     filled,
 )
@@ -31,55 +31,57 @@ FAULTS = (PlanError, ScheduleError, rv.LayoutError, rv.MemoryLimitError)
 
 
 @dataclass(frozen=True)
-class Looked:
-    """The result of a look: a ``Trial`` without its candidate, so that it can be pickled."""
+class Evaluation:
+    """The result of an evaluation: a ``Trial`` without its candidate, so that it can be pickled."""
 
     secs: float = float("inf")
     peak_bytes: int = 0
     problem: str = ""
     is_estimate: bool = False
-    look_secs: float = 0.0
+    evaluation_secs: float = 0.0
     breakdown: Breakdown | None = None
 
 
-def evaluate(request: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
+def evaluate(request: Request, candidate: Candidate, how: Scope = FULL) -> Trial:
     """Compile a candidate, read its memory, and simulate its step.
 
     Args:
         request: the model, cluster and step.
         candidate: the proposed plan.
-        how: which part of the step and of the model to look at.
+        how: which part of the step and of the model to evaluate.
     """
-    return trial_of(candidate, look(request, candidate.samples, candidate.sprogram, how))
+    return trial_of(candidate, evaluation_of(request, candidate.samples, candidate.sprogram, how))
 
 
-def trial_of(candidate: Candidate, looked: Looked) -> Trial:
-    """The trial of a candidate, from the result of its look."""
+def trial_of(candidate: Candidate, evaluation: Evaluation) -> Trial:
+    """The trial of a candidate, from the result of its evaluation."""
     return Trial(
-        candidate, looked.secs, looked.peak_bytes, looked.problem, looked.is_estimate,
-        looked.look_secs, looked.breakdown,
+        candidate, evaluation.secs, evaluation.peak_bytes, evaluation.problem, evaluation.is_estimate,
+        evaluation.evaluation_secs, evaluation.breakdown,
     )  # fmt: skip
 
 
-def look(
-    request: Request, samples: int, sprogram: Callable[..., None], how: Look = WHOLE
-) -> Looked:
+def evaluation_of(
+    request: Request, samples: int, sprogram: Callable[..., None], how: Scope = FULL
+) -> Evaluation:
     """As ``evaluate``, given a candidate's microbatch size and sProgram."""
     start = time.monotonic()
-    looked = _look(request, samples, sprogram, how)
-    return replace(looked, look_secs=time.monotonic() - start)
+    evaluation = _evaluation(request, samples, sprogram, how)
+    return replace(evaluation, evaluation_secs=time.monotonic() - start)
 
 
-def _look(request: Request, samples: int, sprogram: Callable[..., None], how: Look) -> Looked:
+def _evaluation(
+    request: Request, samples: int, sprogram: Callable[..., None], how: Scope
+) -> Evaluation:
     if gc.get_count()[0] > MAX_GARBAGE:
         gc.collect()
     with paused_collector():
         try:
-            return _looked(request, samples, sprogram, how)
+            return _evaluated(request, samples, sprogram, how)
         except NotEvenError:
-            return _looked(request, samples, sprogram, replace(how, stages=None))
+            return _evaluated(request, samples, sprogram, replace(how, stages=None))
         except FAULTS as error:
-            return Looked(problem=str(error))
+            return Evaluation(problem=str(error))
 
 
 MAX_GARBAGE = 1_000_000
@@ -89,7 +91,9 @@ A collection takes a third of a second in a process that has torch, longer than 
 """
 
 
-def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: Look) -> Looked:
+def _evaluated(
+    request: Request, samples: int, sprogram: Callable[..., None], how: Scope
+) -> Evaluation:
     request = request.as_captured if how.is_exact else request
     num = request.microbatches(samples)
     few = how.rounds * how.period if how.rounds * how.period < num else 0
@@ -111,15 +115,15 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
     peak = _peak_bytes(programs, 1 if short is None else short.steps)
     is_estimate = few > 0 or short is not None
     if peak > request.memory_bytes:
-        return Looked(peak_bytes=peak, problem=lack(peak, request), is_estimate=is_estimate)
+        return Evaluation(peak_bytes=peak, problem=lack(peak, request), is_estimate=is_estimate)
     if not is_estimate:
         whole = simulated(programs[0])
-        return Looked(whole.secs, peak, breakdown=whole.breakdown)
+        return Evaluation(whole.secs, peak, breakdown=whole.breakdown)
     secs = at_whole(*map(secs_of, programs))
     if few:
         fewer_secs = at_whole(*(secs_of(made(pair, few - how.period)) for pair in pairs))
         secs += (num - few) * (secs - fewer_secs) / how.period
-    return Looked(secs, peak, is_estimate=True)
+    return Evaluation(secs, peak, is_estimate=True)
 
 
 def _peak_bytes(programs: Sequence[Compiled], steps: int) -> int:
@@ -140,8 +144,8 @@ def _alone(figure: float) -> float:
     return figure
 
 
-def _short(graph: Graph, how: Look) -> Short | None:
-    """Two short graphs; None if the look is at all blocks, or the model is not deep enough."""
+def _short(graph: Graph, how: Scope) -> Short | None:
+    """Two short graphs; None if all blocks are evaluated, or the model is not deep enough."""
     if how.stages is None:
         return None
     repeats = repeats_of(graph)

@@ -115,7 +115,7 @@ class Found:
     def summary(self) -> str:
         """The chosen plan, and how many candidates were tried, skipped and left."""
         num, samples = len(self.tried), self.best.candidate.samples
-        left = f", {self.num_left} not looked at" if self.num_left else ""
+        left = f", {self.num_left} not evaluated" if self.num_left else ""
         return "\n".join(
             [
                 f"chosen   {self.name}",
@@ -163,7 +163,7 @@ class Found:
 
 
 def _last(tried: Sequence[Trial]) -> list[Trial]:
-    """The last trial of every candidate, which is the full look if there was one."""
+    """The last trial of every candidate, which is the full evaluation if there was one."""
     found: dict[Candidate, Trial] = {}
     for trial in tried:
         found[trial.candidate] = trial

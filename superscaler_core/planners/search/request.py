@@ -1,4 +1,4 @@
-"""Request, Candidate and Trial: a planner's task, its proposals, and the results of the looks."""
+"""Request, Candidate and Trial: a planner's task, its proposals, and the results of their evaluation."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def nothing_more(trial: Trial) -> Iterable[Candidate]:
 
 
 @dataclass(frozen=True)
-class Look:
+class Scope:
     """The part of a candidate that is compiled and simulated; the rest is extrapolated.
 
     Attributes:
@@ -130,26 +130,26 @@ class Look:
     is_exact: bool = False
 
 
-WHOLE, EXACT = Look(), Look(is_exact=True)
-"""Looks at all microbatches and all blocks; ``EXACT`` uses the captured graph."""
+FULL, EXACT = Scope(), Scope(is_exact=True)
+"""Scopes of all microbatches and all blocks; ``EXACT`` uses the captured graph."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan that a planner proposes; the plan is filled only when it is looked at.
+    """A plan that a planner proposes; the plan is filled only when it is evaluated.
 
     Attributes:
         name: the plan's options as text; unique among the candidates of a planner.
         samples: samples of a microbatch.
         sprogram: fills a new plan of ``Request.graph_of(samples)``. If it sets no schedule, the
-            microbatches run one after another. If it can be pickled, another process may look at
+            microbatches run one after another. If it can be pickled, another process may evaluate
             the candidate.
         bound_secs: the planner's lower bound of the step time; 0 if it knows none.
-        guess_secs: an estimate of the step time that orders the looks; if 0, the bound is used.
+        guess_secs: an estimate of the step time that orders the evaluations; if 0, the bound is used.
         least_bytes: a lower bound of the bytes on the fullest device; 0 if the planner knows none.
-        look: the reduced look with which the search begins; ``WHOLE`` if there is none.
-        follow: from a trial of the candidate to the candidates to look at next; called after the
-            reduced look and after the full one.
+        quick: the scope of the evaluation with which the search begins; ``FULL`` if there is none.
+        follow: from a trial of the candidate to the candidates to evaluate next; called after the
+            quick evaluation and after the full one.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Candidate:
     bound_secs: float = 0.0
     guess_secs: float = 0.0
     least_bytes: float = 0.0
-    look: Look = WHOLE
+    quick: Scope = FULL
     follow: Callable[[Trial], Iterable[Candidate]] = nothing_more
 
     def plan(self, request: Request) -> Plan:
@@ -219,7 +219,7 @@ def filled(
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """The result of one look at a candidate.
+    """The result of one evaluation of a candidate.
 
     Attributes:
         candidate: the candidate.
@@ -228,7 +228,7 @@ class Trial:
         problem: why the plan is not possible; empty if it is.
         is_estimate: whether only a few microbatches or blocks were simulated, and the rest was
             extrapolated.
-        look_secs: seconds that the look took.
+        evaluation_secs: seconds that the evaluation took.
         breakdown: where the time and the memory of the step go, if all of it was simulated.
     """
 
@@ -237,7 +237,7 @@ class Trial:
     peak_bytes: int = 0
     problem: str = ""
     is_estimate: bool = False
-    look_secs: float = 0.0
+    evaluation_secs: float = 0.0
     breakdown: Breakdown | None = None
 
     @property

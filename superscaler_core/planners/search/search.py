@@ -21,10 +21,10 @@ from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.microbatches import Resizing, graphs_of
 from superscaler_core.planners.search.request import (
     EXACT,
-    WHOLE,
+    FULL,
     Candidate,
-    Look,
     Request,
+    Scope,
     SearchPlanner,
     Trial,
 )
@@ -76,13 +76,13 @@ def search(
         batch: samples per step.
         memory_bytes: memory of a device; that of the profile if None.
         planner: a name of ``PLANNERS``, or a function that proposes candidates.
-        budget_secs: seconds of the whole search. They include capturing the model, the full look
+        budget_secs: seconds of the whole search. They include capturing the model, the full evaluation
             at the best estimate, and the capture of the graph on which the chosen plan is checked:
-            no other look begins when less time is left than these may take. A look in another
+            no other evaluation begins when less time is left than these may take. An evaluation in another
             process that is under way in the end is abandoned. The search goes on beyond the budget
-            until one plan was looked at in full and fits, or no candidate is left, and no estimate
+            until one plan was evaluated in full and fits, or no candidate is left, and no estimate
             is 3 % faster than it, and if this plan's graph differs from the captured one.
-        max_tried: the largest number of trials, besides the full looks at the best estimates in the
+        max_tried: the largest number of trials, besides the full evaluations of the best estimates in the
             end; 0 is no limit. With one process, and if the budget suffices, two searches with the
             same arguments find the same plan.
         profile: profile of every device, or the name of a preset.
@@ -91,7 +91,7 @@ def search(
         recycled: as in ``capture``, for a model.
         recycle: forwards without gradient per microbatch, for a model that recycles its results.
         optimizer, master_dtype: as in ``compile``.
-        num_processes: processes that look at candidates side by side. More than one needs a main
+        num_processes: processes that evaluate candidates side by side. More than one needs a main
             module that can be imported, as ``multiprocessing`` does.
         progress: called after every trial.
 
@@ -134,54 +134,54 @@ def search_request(
     with Workers(request, num_processes) as workers:
         if request.captured is not None:
             request.captured.begin()
-        looking = _Looking(request, workers, start, budget_secs, max_tried, progress)
+        evaluating = _Evaluating(request, workers, start, budget_secs, max_tried, progress)
         for phase in (
-            partial(looking.run, planner),
-            looking.confirm,
-            looking.go_on,
-            looking.settle,
+            partial(evaluating.run, planner),
+            evaluating.confirm,
+            evaluating.go_on,
+            evaluating.settle,
         ):
             try:
                 phase()
             except KeyboardInterrupt:
-                if not looking.has_any:
+                if not evaluating.has_any:
                     raise
-                looking.stop()
-                looking.confirm()
-        return looking.found(time.monotonic() - start)
+                evaluating.stop()
+                evaluating.confirm()
+        return evaluating.found(time.monotonic() - start)
 
 
 LAST_SHARE = 0.1
-"""Last share of the budget, in which full looks at the best estimates precede all other looks.
+"""Last share of the budget, in which full evaluations of the best estimates precede all other evaluations.
 
-They begin earlier if a full look takes longer than this share.
+They begin earlier if a full evaluation takes longer than this share.
 """
 
 EARLY_SHARE = 0.05
-"""Share of the remaining budget up to which a full look is cheap."""
+"""Share of the remaining budget up to which a full evaluation is cheap."""
 
 MUCH_FASTER = 0.97
-"""An estimate below this share of the best step is looked at in full at once, if that is cheap.
+"""An estimate below this share of the best step is evaluated in full at once, if that is cheap.
 
-Planners learn from full looks how wrong estimates are, mainly those of memory. The search does not
-end with such an estimate: a user would rather wait for a full look than train at the slower step.
+Planners learn from full evaluations how wrong estimates are, mainly those of memory. The search does not
+end with such an estimate: a user would rather wait for a full evaluation than train at the slower step.
 """
 
 TIMES_LONGER = 1.5
-"""Assumed time of a full look over that of a reduced one, until a pair of both was seen."""
+"""Assumed time of a full evaluation over that of a reduced one, until a pair of both was seen."""
 
 
-class _Looking:
+class _Evaluating:
     """The state of one search: waiting candidates, trials, and the best plan so far.
 
-    Candidates are looked at in the order of their guesses. If a reduced look estimates a step below
-    the best, the candidate is looked at in full late in the search, or when nothing else waits: a
-    full look takes longer, and most estimates are beaten before. It is looked at in full at once
-    only if it is much faster and a full look is cheap. A candidate whose bound is not below the
+    Candidates are evaluated in the order of their guesses. If a quick evaluation estimates a step below
+    the best, the candidate is evaluated in full late in the search, or when nothing else waits: a
+    full evaluation takes longer, and most estimates are beaten before. It is evaluated in full at once
+    only if it is much faster and a full evaluation is cheap. A candidate whose bound is not below the
     best step is skipped, so a search that ends by itself has found the best of all candidates.
 
     Attributes:
-        best: the fastest trial that was looked at in full.
+        best: the fastest trial that was evaluated in full.
         leader: the fastest trial so far, estimates included.
     """
 
@@ -200,7 +200,7 @@ class _Looking:
         self._times_longer, self._is_stopped = TIMES_LONGER, False
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
-        # Seconds of the reduced looks, and the estimates of candidates that are looked at in full.
+        # Seconds of the quick evaluations, and the estimates of candidates that are evaluated in full.
         self._small_secs: dict[Candidate, float] = {}
         self._in_full: dict[Candidate, float] = {}
         self._numbers = count()
@@ -211,10 +211,10 @@ class _Looking:
         self.leader: Trial | None = None
 
     def run(self, planner: SearchPlanner) -> None:
-        """Look at candidates until none waits, or the budget is spent.
+        """Evaluate candidates until none waits, or the budget is spent.
 
         Candidates that a planner returns as a sequence are ordered by their guesses at once. If the
-        planner yields them, which may take long, they are looked at as they come. If its answer can
+        planner yields them, which may take long, they are evaluated as they come. If its answer can
         be iterated again, it is asked for more after every trial.
         """
         self._given = planner(self._request)
@@ -222,14 +222,14 @@ class _Looking:
             for candidate in self._given:
                 self._push(candidate)
             self._given = ()
-        self._look_on()
+        self._go_on()
 
     def go_on(self) -> None:
-        """While no plan fits, look at further candidates, beyond the budget too."""
+        """While no plan fits, evaluate further candidates, beyond the budget too."""
         is_new = True
         while self.best is None and is_new and not (self._is_stopped or self._is_at_limit):
             num_before = len(self._tried)
-            self._look_on()
+            self._go_on()
             self.confirm()
             is_new = len(self._tried) > num_before
 
@@ -237,7 +237,7 @@ class _Looking:
     def _is_at_limit(self) -> bool:
         return 0 < self._max_tried <= len(self._tried)
 
-    def _look_on(self) -> None:
+    def _go_on(self) -> None:
         while not self._is_over:
             while self._workers.has_room and not self._is_over:
                 for candidate in islice(self._given, 1):
@@ -286,7 +286,7 @@ class _Looking:
 
     @property
     def _left_secs(self) -> float:
-        """Seconds of the budget that are left, minus those of a full look at the best estimate."""
+        """Seconds of the budget that are left, minus those of a full evaluation of the best estimate."""
         return self._rest_secs - self._full_secs
 
     @property
@@ -298,14 +298,14 @@ class _Looking:
 
     @property
     def _hope(self) -> Candidate | None:
-        """The candidate with the best estimate, if a full look may show that it is the best."""
+        """The candidate with the best estimate, if a full evaluation may show that it is the best."""
         if not self._promising or not self._is_faster(self._promising[0][0]):
             return None
         return self._promising[0][2]
 
     @property
     def _full_secs(self) -> float:
-        """Seconds that a full look at the best estimate may take; 0 if it cannot be the best."""
+        """Seconds that a full evaluation of the best estimate may take; 0 if it cannot be the best."""
         return self._times_longer * self._small_secs[self._hope] if self._hope else 0.0
 
     def _push(self, candidate: Candidate) -> None:
@@ -324,11 +324,11 @@ class _Looking:
             problem = f"at least {lack(candidate.least_bytes, self._request)}"
             self._take(Trial(candidate, peak_bytes=int(candidate.least_bytes), problem=problem))
         else:
-            self._workers.begin(candidate, candidate.look)
+            self._workers.begin(candidate, candidate.quick)
 
     @property
     def _is_time(self) -> bool:
-        """Whether the best estimate is to be looked at in full now."""
+        """Whether the best estimate is to be evaluated in full now."""
         if self._left_secs <= max(self._last_secs, self._full_secs):
             return True
         # With a limit of trials, the result must not depend on the speed of the machine.
@@ -336,11 +336,11 @@ class _Looking:
         return is_cheap and self._is_much_faster(self._promising[0][0])
 
     def _begin_in_full(self) -> None:
-        """Give the best estimate to a worker for a full look, if it may be the best plan."""
+        """Give the best estimate to a worker for a full evaluation, if it may be the best plan."""
         secs, _, candidate = heapq.heappop(self._promising)
         if self._is_faster(secs):
             self._in_full[candidate] = secs
-            self._workers.begin(candidate, WHOLE)
+            self._workers.begin(candidate, FULL)
 
     def _is_faster(self, secs: float) -> bool:
         """Whether a step of ``secs`` seconds would be the best so far."""
@@ -354,12 +354,12 @@ class _Looking:
         candidate = trial.candidate
         self._tried.append(trial)
         if trial.is_estimate:
-            self._small_secs[candidate] = trial.look_secs
+            self._small_secs[candidate] = trial.evaluation_secs
         else:
             self._in_full.pop(candidate, None)
             small_secs = self._small_secs.get(candidate, 0.0)
             if small_secs:
-                longer = trial.look_secs / small_secs
+                longer = trial.evaluation_secs / small_secs
                 self._times_longer = max(self._times_longer, longer)
         if trial.fits and self._is_faster(trial.secs):
             if trial.is_estimate:
@@ -374,7 +374,7 @@ class _Looking:
             self._progress(len(self._tried), self._num_left, self.leader)
 
     def stop(self) -> None:
-        """Set the budget to 0: go on only until one plan was looked at in full."""
+        """Set the budget to 0: go on only until one plan was evaluated in full."""
         self._end, self._is_stopped = 0.0, True
         if self.best is not None:
             self._workers.forget()
@@ -383,7 +383,7 @@ class _Looking:
     def confirm(self) -> None:
         """Look at estimates in full, best first, until time is up and none is much faster.
 
-        In another process a look may begin that is perhaps too long: nothing else is left to do,
+        In another process an evaluation may begin that is perhaps too long: nothing else is left to do,
         and when time is up, it is not waited for, unless its estimate is much faster.
         """
         while self._rest_secs > 0 or self._is_any_owed:
@@ -408,34 +408,34 @@ class _Looking:
         return self.best is None or any(map(self._is_owed, estimates))
 
     def _is_owed(self, secs: float) -> bool:
-        """Whether an estimate of ``secs`` seconds is worth a full look beyond the budget."""
+        """Whether an estimate of ``secs`` seconds is worth a full evaluation beyond the budget."""
         return self.best is None or (not self._is_stopped and self._is_much_faster(secs))
 
     def settle(self) -> None:
         """Check the best plan on the captured graph, if its own graph was made by resizing.
 
-        If the two graphs differ, the plan is looked at again on the captured graph. If it is then
+        If the two graphs differ, the plan is evaluated again on the captured graph. If it is then
         slower than the next best trial, that trial is checked as well.
         """
         request, exact = self._request, self._request.as_captured
         if request.captured is None:
             return
-        # What other looks would find is not waited for, and they would slow the capture down.
+        # What other evaluations would find is not waited for, and they would slow the capture down.
         self._workers.abandon()
         settled: Trial | None = None
         fits = sorted((t for t in self._tried if t.fits and not t.is_estimate), key=_secs_of)
         for trial in fits:
             if settled is None or trial.secs < settled.secs:
-                samples, looked = trial.candidate.samples, trial
+                samples, evaluation = trial.candidate.samples, trial
                 if not is_same(request.graph_of(samples), exact.graph_of(samples)):
-                    looked = self._looked(trial.candidate, EXACT)
-                    self._tried.append(looked)
-                settled = min(filter(None, [settled, looked]), key=_secs_of)
+                    evaluation = self._evaluated(trial.candidate, EXACT)
+                    self._tried.append(evaluation)
+                settled = min(filter(None, [settled, evaluation]), key=_secs_of)
         self._request = exact
         self.best = settled if settled is not None and settled.fits else None
 
-    def _looked(self, candidate: Candidate, how: Look) -> Trial:
-        """Look at a candidate now, in a worker that has looked at others if one is idle."""
+    def _evaluated(self, candidate: Candidate, how: Scope) -> Trial:
+        """Evaluate a candidate now, in a worker that has evaluated others if one is idle."""
         self._workers.begin(candidate, how)
         ended = self._workers.wait()
         assert ended is not None, "what was begun ends"

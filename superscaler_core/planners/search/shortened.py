@@ -2,7 +2,7 @@
 
 Blocks that compute the same take the same time and memory, so the step time and the memory of a
 plan are linear in their number. Two short graphs show how much a block adds, at a cost that does
-not depend on the depth of the model (``Look``).
+not depend on the depth of the model (``Scope``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workers: processes that look at candidates side by side, or this process alone."""
+"""Workers: processes that evaluate candidates side by side, or this process alone."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from multiprocessing.context import SpawnProcess
 
 from tqdm import tqdm
 
-from superscaler_core.planners.search.evaluate import Looked, evaluate, look, trial_of
-from superscaler_core.planners.search.request import Candidate, Look, Request, Trial
+from superscaler_core.planners.search.evaluate import Evaluation, evaluate, evaluation_of, trial_of
+from superscaler_core.planners.search.request import Candidate, Request, Scope, Trial
 
 
 class Workers:
-    """A context that looks at candidates of one request, and ends all its processes at exit.
+    """A context that evaluates candidates of one request, and ends all its processes at exit.
 
-    A candidate that cannot be pickled is looked at in this process. So is a candidate whose process
+    A candidate that cannot be pickled is evaluated in this process. So is a candidate whose process
     was ended by the system, for example because memory was short.
 
     Each worker is a process with a pipe. A pool of the standard library would end only when all
@@ -30,13 +30,13 @@ class Workers:
 
     Args:
         request: the request that all candidates answer.
-        num_processes: number of workers; with one, all looks are in this process, in turn.
+        num_processes: number of workers; with one, all evaluations are in this process, in turn.
     """
 
     def __init__(self, request: Request, num_processes: int) -> None:
         self._request = request
-        self._here: deque[tuple[Candidate, Look]] = deque()
-        self._away: dict[Connection, tuple[Candidate, Look]] = {}
+        self._here: deque[tuple[Candidate, Scope]] = deque()
+        self._away: dict[Connection, tuple[Candidate, Scope]] = {}
         can_send = num_processes > 1 and _pickled(request) is not None
         count = num_processes if can_send else 0
         self._workers = dict(_started(request, number) for number in range(count))
@@ -50,16 +50,16 @@ class Workers:
 
     @property
     def has_room(self) -> bool:
-        """Whether a look at another candidate would begin at once."""
+        """Whether an evaluation of another candidate would begin at once."""
         return len(self._here) + len(self._away) < max(1, len(self._workers))
 
     @property
     def are_apart(self) -> bool:
-        """Whether looks are in other processes, so that they can be abandoned."""
+        """Whether evaluations are in other processes, so that they can be abandoned."""
         return bool(self._workers)
 
-    def begin(self, candidate: Candidate, how: Look) -> None:
-        """Begin a look at a candidate, in an idle worker if possible, else in this process."""
+    def begin(self, candidate: Candidate, how: Scope) -> None:
+        """Begin an evaluation of a candidate, in an idle worker if possible, else in this process."""
         idle = next((each for each in self._workers if each not in self._away), None)
         sent = _pickled((candidate.samples, candidate.sprogram, how))
         if idle is None or sent is None:
@@ -72,7 +72,7 @@ class Workers:
             self._lose(idle)
 
     def wait(self, timeout_secs: float | None = None) -> Trial | None:
-        """The next trial to end; None if no look is under way or none ends before the timeout."""
+        """The next trial to end; None if no evaluation is under way or none ends before the timeout."""
         if not self._here and self._away:
             timeout_secs = None if timeout_secs is None else max(0.0, timeout_secs)
             for connection in wait([*self._away], timeout_secs)[:1]:
@@ -92,17 +92,17 @@ class Workers:
                 return trial_of(candidate, answer)
         if not self._here:
             return None
-        # A look that is interrupted stays the first, and begins again with the next call.
+        # An evaluation that is interrupted stays the first, and begins again with the next call.
         trial = evaluate(self._request, *self._here[0])
         self._here.popleft()
         return trial
 
     def forget(self) -> None:
-        """Forget the looks of this process that have not ended."""
+        """Forget the evaluations of this process that have not ended."""
         self._here.clear()
 
     def abandon(self) -> None:
-        """End all looks that are under way, and the workers that they are in."""
+        """End all evaluations that are under way, and the workers that they are in."""
         self.forget()
         for connection in [*self._away]:
             del self._away[connection]
@@ -114,7 +114,7 @@ class Workers:
         self._end(connection)
 
     def _end(self, connection: Connection) -> None:
-        """Terminate a worker, even in the middle of a look."""
+        """Terminate a worker, even in the middle of an evaluation."""
         process = self._workers.pop(connection)
         connection.close()
         process.terminate()
@@ -141,7 +141,7 @@ def _pickled(value: object) -> bytes | None:
 
 
 def _answer(connection: Connection, request: Request, number: int) -> None:
-    """The main loop of a worker: look at the candidates it receives, until the pipe is closed.
+    """The main loop of a worker: evaluate the candidates it receives, until the pipe is closed.
 
     It captures the model first, beside the process that searches, which begins with another size.
     An exception that is a defect of this package is sent back as an answer.
@@ -157,14 +157,14 @@ def _answer(connection: Connection, request: Request, number: int) -> None:
                 request.captured.begin(number + 1)
         while True:
             samples, sprogram, how = connection.recv()
-            connection.send(_looked(request, samples, sprogram, how))
+            connection.send(_evaluated(request, samples, sprogram, how))
 
 
-def _looked(
-    request: Request, samples: int, sprogram: Callable[..., None], how: Look
-) -> Looked | Exception:
+def _evaluated(
+    request: Request, samples: int, sprogram: Callable[..., None], how: Scope
+) -> Evaluation | Exception:
     try:
-        return look(request, samples, sprogram, how)
+        return evaluation_of(request, samples, sprogram, how)
     except Exception as error:
         error.add_note(traceback.format_exc())
         return error

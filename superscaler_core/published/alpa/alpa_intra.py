@@ -46,7 +46,7 @@ from superscaler_core.planners.space.elimination import Core
 from superscaler_core.planners.space.proposals import propose_space
 from superscaler_core.published.integer_program import IntegerProgram
 
-WHOLE = 1e-6
+FULL = 1e-6
 """Values this near to a whole number count as whole; HiGHS has the same tolerance."""
 
 UNIT = 1e4
@@ -77,7 +77,7 @@ def alpa_intra(space: Space, *, limit_secs: float = 60.0) -> Solution:
     if space.fits(found.assignment):
         return found
     # HiGHS may exceed a limit by its tolerance; the second, lower limit leaves room for that.
-    for memory_bytes in (space.memory_bytes, space.memory_bytes * (1 - WHOLE)):
+    for memory_bytes in (space.memory_bytes, space.memory_bytes * (1 - FULL)):
         limited = _solved(space, Core.of(space), memory_bytes, limit_secs)
         if limited is not None and space.fits(limited.assignment):
             return limited
@@ -168,7 +168,7 @@ class _Programme:
     def is_whole(self, values: Array) -> bool:
         """Whether the values of all nodes' choices are whole numbers."""
         mine = np.concatenate([each[each >= 0] for each in self.variables.values()])
-        return bool((np.abs(values[mine] - values[mine].round()) <= WHOLE).all())
+        return bool((np.abs(values[mine] - values[mine].round()) <= FULL).all())
 
     def chosen(self, values: Array) -> dict[int, int]:
         """The choice of every node of the core."""

@@ -9,7 +9,7 @@ from math import log2
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.search.request import Candidate, Look, Request
+from superscaler_core.planners.search.request import Candidate, Request, Scope
 from superscaler_core.published.alpa.alpa_hierarchical import alpa_hierarchical, meshes_of
 from superscaler_core.published.alpa.mesh_cut import MeshCut
 from superscaler_core.published.alpa.ways import price_ways
@@ -78,8 +78,8 @@ def _smaller(sizes: Sequence[int], too_large: int, fits: int) -> list[int]:
 
 def _candidate(name: str, samples: int, cut: MeshCut) -> Candidate:
     """A candidate for a cut, first looked at with a few rounds of its pipeline and fewer blocks."""
-    look = Look(len(cut.stages) + cut.recycle, stages=partial(_sizes, cut))
-    return Candidate(name, samples, cut, guess_secs=cut.objective, look=look)
+    quick = Scope(len(cut.stages) + cut.recycle, stages=partial(_sizes, cut))
+    return Candidate(name, samples, cut, guess_secs=cut.objective, quick=quick)
 
 
 def _sizes(cut: MeshCut, blocks: Blocks) -> tuple[int, ...]:

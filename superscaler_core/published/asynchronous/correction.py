@@ -89,7 +89,7 @@ class Discrepancy:
                 memory, the first is corrected.
         """
         firsts: dict[int, tuple[str, Tensor]] = {}
-        for name, copy in self.look(copies):
+        for name, copy in self.note(copies):
             firsts.setdefault(copy.data_ptr(), (name, copy))
         for name, copy in firsts.values():
             copy.sub_(self._deltas[name], alpha=self._delays[name])
@@ -99,7 +99,7 @@ class Discrepancy:
             for name, copy in firsts.values():
                 copy.copy_(self._values[name])
 
-    def look(self, copies: Iterable[tuple[str, Tensor, int]]) -> list[tuple[str, Tensor]]:
+    def note(self, copies: Iterable[tuple[str, Tensor, int]]) -> list[tuple[str, Tensor]]:
         """Update the running means of the weights' changes.
 
         Call this before a step's first update, and after every update.

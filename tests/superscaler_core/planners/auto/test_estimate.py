@@ -17,7 +17,7 @@ from superscaler_core.models.swin import Swin, SwinConfig
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.estimate import Estimate, Figures
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.search.evaluate import look
+from superscaler_core.planners.search.evaluate import evaluation_of
 from superscaler_core.planners.search.request import Request
 from superscaler_core.simulator import PROFILES
 
@@ -126,7 +126,7 @@ def factors(request: Request, text: str) -> tuple[float, float]:
     """The ratios of simulated to estimated seconds and bytes of a setting."""
     setting, estimate = Setting.parse(text), Estimate(request)
     num = request.microbatches(setting.microbatch)
-    seen = look(request, setting.microbatch, Filling(setting, request.profile, 0, num))
+    seen = evaluation_of(request, setting.microbatch, Filling(setting, request.profile, 0, num))
     found = estimate.of(setting)
     return seen.secs / found.secs, seen.peak_bytes / found.num_bytes
 

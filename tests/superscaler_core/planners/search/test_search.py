@@ -20,14 +20,14 @@ from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.captured import Captured
-from superscaler_core.planners.search.evaluate import compiled, evaluate, look
+from superscaler_core.planners.search.evaluate import compiled, evaluate, evaluation_of
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.request import (
     EXACT,
-    WHOLE,
+    FULL,
     Candidate,
-    Look,
     Request,
+    Scope,
     Trial,
 )
 from superscaler_core.planners.search.search import Progress, search_request
@@ -106,7 +106,7 @@ def test_best_plan_equals_the_best_of_all_settings_that_fit(few_moves: None) -> 
     """
     asked = replace(request("mlp"), samples=(4,))
     every = [
-        look(asked, setting.microbatch, Filling(setting, asked.profile, 0, 2))
+        evaluation_of(asked, setting.microbatch, Filling(setting, asked.profile, 0, 2))
         for setting in every_setting(asked)
     ]
     most = min(every, key=lambda each: each.secs).peak_bytes
@@ -176,7 +176,7 @@ def test_interrupted_search_returns_the_best_plan_so_far() -> None:
 
 
 class Interrupting:
-    """An sProgram whose first look at the whole step is interrupted by Ctrl-C."""
+    """An sProgram whose first evaluation of the whole step is interrupted by Ctrl-C."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -191,8 +191,8 @@ class Interrupting:
 
 @pytest.mark.parametrize("num_known", [0, 1])
 def test_interrupted_full_look_loses_no_plan(num_known: int) -> None:
-    """Without another plan, the look begins again; with one, the search ends with that one."""
-    stopped = Candidate("stopped", 2, Interrupting(), look=Look(1), guess_secs=2)
+    """Without another plan, the evaluation begins again; with one, the search ends with that one."""
+    stopped = Candidate("stopped", 2, Interrupting(), quick=Scope(1), guess_secs=2)
     known = [Candidate("slower", 1, PLANS["data_parallel"], guess_secs=1)][:num_known]
     found = search_request(request(), lambda _: [*known, stopped], max_tried=1 + num_known)
     assert isinstance(stopped.sprogram, Interrupting)
@@ -211,7 +211,7 @@ def test_interrupted_check_of_the_best_plan_keeps_it() -> None:
 def test_a_budget_ends_a_search() -> None:
     found = search_request(request("gpt"), auto, budget_secs=0)
     assert found.num_left > 0
-    assert "not looked at" in str(found)
+    assert "not evaluated" in str(found)
 
 
 def test_search_goes_on_beyond_its_budget_until_a_plan_fits() -> None:
@@ -276,7 +276,7 @@ def test_unproposed_candidates_of_a_planner_count_as_left() -> None:
 def test_estimate_of_a_pipeline_is_near_the_full_simulation() -> None:
     asked = replace(request("gpt"), batch=64, samples=(1,))
     (candidate, *_) = [c for c in auto(asked) if "pp=2" in c.name]
-    short, whole = (evaluate(asked, candidate, how) for how in (candidate.look, WHOLE))
+    short, whole = (evaluate(asked, candidate, how) for how in (candidate.quick, FULL))
     assert short.is_estimate
     assert not whole.is_estimate
     # The estimate uses the rate of a full pipeline, which is that of its slowest stage. The start
@@ -425,8 +425,10 @@ def test_estimate_from_few_microbatches_is_near_the_full_simulation(words: str) 
     asked = replace(request("gpt"), batch=64, graph_of=deep_graph)
     setting = Setting.parse(f"hybrid {words}")
     how = Filling(setting, asked.profile, 0, 64 // setting.microbatch)
-    whole = look(asked, setting.microbatch, how)
-    estimate = look(asked, setting.microbatch, how, Look(2 if setting.duplex else setting.pp))
+    whole = evaluation_of(asked, setting.microbatch, how)
+    estimate = evaluation_of(
+        asked, setting.microbatch, how, Scope(2 if setting.duplex else setting.pp)
+    )
     assert (estimate.is_estimate, whole.is_estimate) == (True, False)
     assert estimate.secs == pytest.approx(whole.secs, rel=0.02)
 
@@ -448,13 +450,13 @@ def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None
     proposals = auto(asked)
     proposals._add([setting])
     candidate = proposals._candidate(setting, 1.0)
-    estimate, whole = evaluate(asked, candidate, candidate.look), evaluate(asked, candidate)
+    estimate, whole = evaluate(asked, candidate, candidate.quick), evaluate(asked, candidate)
     assert (estimate.is_estimate, whole.is_estimate) == (True, False)
     assert estimate.secs == pytest.approx(whole.secs, rel=1e-3)
 
 
 def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> Found:
-    """A search of 100 s in which full looks take 15 s, others 1 s, and estimates get better."""
+    """A search of 100 s in which full evaluations take 15 s, others 1 s, and estimates get better."""
     now = 0.0
 
     def capture(samples: int) -> ss.Graph:
@@ -462,19 +464,21 @@ def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> 
         now += capture_secs
         return graph("mlp", samples)
 
-    def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
+    def seen(asked: Request, candidate: Candidate, how: Scope = FULL) -> Trial:
         nonlocal now
-        is_full = how in (WHOLE, EXACT)
+        is_full = how in (FULL, EXACT)
         took = 15.0 if is_full else 1.0
         now += took
         secs = float(candidate.name)
-        return Trial(candidate, secs, 1, is_estimate=not is_full, look_secs=took)
+        return Trial(candidate, secs, 1, is_estimate=not is_full, evaluation_secs=took)
 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", seen)
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr("superscaler_core.planners.search.search.time", clock)
     monkeypatch.setattr("superscaler_core.planners.search.captured.time", clock)
-    given = (Candidate(f"{100 - n}", 1, PLANS["data_parallel"], look=Look(1)) for n in range(1000))
+    given = (
+        Candidate(f"{100 - n}", 1, PLANS["data_parallel"], quick=Scope(1)) for n in range(1000)
+    )
     asked = replace(request(), captured=Captured(capture, first=(2,)))
     return search_request(asked, lambda _: given, budget_secs=100)
 
@@ -485,7 +489,7 @@ def test_time_budget_includes_captures_and_the_final_full_simulation(
 ) -> None:
     found = timed_search(monkeypatch, capture_secs)
     assert 100 - 15 < found.search_secs <= 100
-    assert found.best.look_secs == 15
+    assert found.best.evaluation_secs == 15
     assert not found.best.is_estimate
     estimates = [trial.secs for trial in found.tried if trial.is_estimate]
     assert found.secs <= min(estimates) + 1  # of those that there was time for
@@ -494,18 +498,20 @@ def test_time_budget_includes_captures_and_the_final_full_simulation(
 def search_with_late_estimate(
     monkeypatch: pytest.MonkeyPatch, estimate: str, progress: Progress | None = None
 ) -> Found:
-    """A search of 35 s: a plan of 582 s is looked at in full, then there is an estimate.
+    """A search of 35 s: a plan of 582 s is evaluated in full, then there is an estimate.
 
-    A full look at the plan of the estimate would take 60 s.
+    A full evaluation at the plan of the estimate would take 60 s.
     """
     now = 0.0
 
-    def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
+    def seen(asked: Request, candidate: Candidate, how: Scope = FULL) -> Trial:
         nonlocal now
-        is_full = how is WHOLE
+        is_full = how is FULL
         took = 1.0 if candidate.name == "582" else 60.0 if is_full else 2.0
         now += took
-        return Trial(candidate, float(candidate.name), 1, is_estimate=not is_full, look_secs=took)
+        return Trial(
+            candidate, float(candidate.name), 1, is_estimate=not is_full, evaluation_secs=took
+        )
 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", seen)
     clock = SimpleNamespace(monotonic=lambda: now)
@@ -513,7 +519,7 @@ def search_with_late_estimate(
     monkeypatch.setattr("superscaler_core.planners.search.search.TIMES_LONGER", 30.0)
     given = [
         Candidate("582", 1, PLANS["data_parallel"], guess_secs=1),
-        Candidate(estimate, 1, PLANS["data_parallel"], guess_secs=2, look=Look(1)),
+        Candidate(estimate, 1, PLANS["data_parallel"], guess_secs=2, quick=Scope(1)),
     ]
     return search_request(request(), lambda _: given, budget_secs=35, progress=progress)
 
@@ -541,7 +547,7 @@ def test_last_full_look_may_be_too_long_if_it_can_be_abandoned(
 ) -> None:
     alone = timed_search(monkeypatch)
     monkeypatch.setattr(Workers, "are_apart", True)
-    # These looks are in this process all the same, so the last one is waited for.
+    # These evaluations are in this process all the same, so the last one is waited for.
     apart = timed_search(monkeypatch)
     assert len(apart.tried) > len(alone.tried)
     assert apart.search_secs > 100 >= alone.search_secs
@@ -558,10 +564,10 @@ class Doubled:
 def test_worker_evaluates_the_best_plan_on_the_captured_graph(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker that has looked at plans of the model before is faster than the main process."""
+    """A worker that has evaluated plans of the model before is faster than the main process."""
 
     def here(*_: object) -> Trial:
-        raise AssertionError("looked at in this process")
+        raise AssertionError("evaluated in this process")
 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", here)
     asked = replace(request("mlp", 2), captured=Captured(Doubled()))
@@ -572,20 +578,20 @@ def test_worker_evaluates_the_best_plan_on_the_captured_graph(
     assert not found.best.is_estimate
 
 
-@pytest.mark.parametrize("look_secs", [0.0, 30.0])
+@pytest.mark.parametrize("evaluation_secs", [0.0, 30.0])
 def test_slightly_faster_candidate_is_fully_simulated_only_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, look_secs: float
+    monkeypatch: pytest.MonkeyPatch, evaluation_secs: float
 ) -> None:
-    """This also holds if looks take long and ``max_tried`` is given."""
+    """This also holds if evaluations take long and ``max_tried`` is given."""
 
-    def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
-        estimate = how is not WHOLE
+    def seen(asked: Request, candidate: Candidate, how: Scope = FULL) -> Trial:
+        estimate = how is not FULL
         secs = float(candidate.name)
-        return Trial(candidate, secs, 1, is_estimate=estimate, look_secs=look_secs)
+        return Trial(candidate, secs, 1, is_estimate=estimate, evaluation_secs=evaluation_secs)
 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", seen)
     given = [
-        Candidate(secs, 1, PLANS["data_parallel"], look=Look(1))
+        Candidate(secs, 1, PLANS["data_parallel"], quick=Scope(1))
         for secs in ("10.0", "9.9", "9.8", "5.0", "4.99")
     ]
     found = search_request(request(), lambda _: iter(given), budget_secs=400, max_tried=100)

@@ -13,8 +13,8 @@ import superscaler_core as ss
 from superscaler_core.models import MODELS, build, example_inputs
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.search.evaluate import look
-from superscaler_core.planners.search.request import Look, Request
+from superscaler_core.planners.search.evaluate import evaluation_of
+from superscaler_core.planners.search.request import Request, Scope
 from superscaler_core.planners.search.shortened import NotEvenError, even, repeats_of, shortened
 from superscaler_core.simulator import PROFILES
 
@@ -108,7 +108,7 @@ ALONE = ["dp=2 zero=1", "tp=2 vocabulary", "dp=2 zero=3 prefetch=1 reductions", 
 @pytest.mark.parametrize("words", ALONE)
 @pytest.mark.parametrize("model", ["gpt", "moe"])
 def test_estimate_from_fewer_blocks_equals_the_step_of_the_model(model: str, words: str) -> None:
-    short, whole = looks(model, words)
+    short, whole = evaluations(model, words)
     assert (short.is_estimate, whole.is_estimate) == (True, False)
     # The simulator rounds the time of each op to whole picoseconds.
     assert short.secs == pytest.approx(whole.secs, rel=1e-6)
@@ -116,14 +116,14 @@ def test_estimate_from_fewer_blocks_equals_the_step_of_the_model(model: str, wor
 
 @pytest.mark.parametrize("words", ["pp=2", "pp=2 keep=block_inputs", "pp=2 schedule=chimera"])
 def test_estimate_from_fewer_blocks_is_near_the_step_of_a_pipeline(words: str) -> None:
-    short, whole = looks("gpt", words)
+    short, whole = evaluations("gpt", words)
     # The slowest stage of the short model may be another one.
     assert short.secs == pytest.approx(whole.secs, rel=0.01)
     assert short.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.01)
 
 
-def looks(model: str, words: str) -> tuple[Any, Any]:
-    """The trials of a look at fewer blocks and of a look at all blocks."""
+def evaluations(model: str, words: str) -> tuple[Any, Any]:
+    """The trials of an evaluation of fewer blocks and of all blocks."""
     graph = captured(model, layers=24 if model == "moe" else 12, sequence=16)
     asked = Request(
         lambda samples: graph, (2,), 8, (0, 1), rv.Topology.single_host(2, 5e-6, 20e9),
@@ -131,5 +131,5 @@ def looks(model: str, words: str) -> tuple[Any, Any]:
     )  # fmt: skip
     setting = Setting.parse(f"hybrid {words}")
     filling = Filling(setting, asked.profile, 0, 4)
-    short = look(asked, 2, filling, Look(stages=filling.sizes))
-    return short, look(replace(asked), 2, filling)
+    short = evaluation_of(asked, 2, filling, Scope(stages=filling.sizes))
+    return short, evaluation_of(replace(asked), 2, filling)

@@ -15,7 +15,7 @@ from superscaler_core.errors import CaptureError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.planners.search.captured import Captured
 from superscaler_core.planners.search.evaluate import evaluate
-from superscaler_core.planners.search.request import WHOLE, Candidate
+from superscaler_core.planners.search.request import FULL, Candidate
 from superscaler_core.planners.search.workers import Workers
 from superscaler_core.plans import PLANS
 from tests.superscaler_core.planners.search.test_search import request
@@ -57,40 +57,40 @@ def workers() -> Iterator[Workers]:
 
 def test_worker_returns_the_same_trial_as_this_process(workers: Workers) -> None:
     asked = candidate(PLANS["data_parallel"])
-    workers.begin(asked, WHOLE)
+    workers.begin(asked, FULL)
     here, away = evaluate(request(), asked), workers.wait(60)
     assert away is not None
     assert (away.candidate, away.secs, away.peak_bytes) == (asked, here.secs, here.peak_bytes)
 
 
 def test_candidate_of_a_dead_worker_is_evaluated_in_this_process(workers: Workers) -> None:
-    workers.begin(candidate(dies_when_away), WHOLE)
+    workers.begin(candidate(dies_when_away), FULL)
     found = workers.wait(60)
     assert found is not None
     assert found.fits
     # One worker is left, so one candidate occupies all workers.
-    workers.begin(candidate(PLANS["data_parallel"]), WHOLE)
+    workers.begin(candidate(PLANS["data_parallel"]), FULL)
     assert not workers.has_room
 
 
 def test_candidate_that_cannot_be_pickled_is_evaluated_in_this_process(workers: Workers) -> None:
     seen = []
-    workers.begin(candidate(lambda plan: seen.append(is_away())), WHOLE)
+    workers.begin(candidate(lambda plan: seen.append(is_away())), FULL)
     workers.wait(60)
     assert seen == [False]
 
 
 def test_wait_returns_none_after_its_timeout(workers: Workers) -> None:
-    workers.begin(candidate(sleeps_when_away), WHOLE)
+    workers.begin(candidate(sleeps_when_away), FULL)
     assert workers.wait(0.1) is None
     # The fixture ends the worker, and fails if the process is still alive.
 
 
 def test_abandoned_looks_end_with_their_workers(workers: Workers) -> None:
-    workers.begin(candidate(sleeps_when_away), WHOLE)
+    workers.begin(candidate(sleeps_when_away), FULL)
     workers.abandon()
     assert workers.wait(0.1) is None
-    workers.begin(candidate(PLANS["data_parallel"]), WHOLE)
+    workers.begin(candidate(PLANS["data_parallel"]), FULL)
     found = workers.wait(60)  # by the worker that was idle
     assert found is not None
     assert found.fits
@@ -99,7 +99,7 @@ def test_abandoned_looks_end_with_their_workers(workers: Workers) -> None:
 def test_worker_goes_on_if_the_model_cannot_be_captured() -> None:
     asked = replace(request(), captured=Captured(fails, (2,)))
     with Workers(asked, 2) as workers:
-        workers.begin(candidate(PLANS["data_parallel"]), WHOLE)
+        workers.begin(candidate(PLANS["data_parallel"]), FULL)
         found = workers.wait(60)
         assert found is not None
         assert found.fits
@@ -107,7 +107,7 @@ def test_worker_goes_on_if_the_model_cannot_be_captured() -> None:
 
 
 def test_unexpected_exception_in_a_worker_is_raised_with_its_traceback(workers: Workers) -> None:
-    workers.begin(candidate(is_at_fault), WHOLE)
+    workers.begin(candidate(is_at_fault), FULL)
     with pytest.raises(ZeroDivisionError, match="of this package") as raised:
         workers.wait(60)
     assert "in is_at_fault" in raised.value.__notes__[0]
