@@ -212,7 +212,7 @@ def _measure(case: str, size: str, num_samples: int, executors: list[str], group
 # pack before and the unpack after the collective are not included.
 
 
-def _swap(theirs: Tensor, mine: Tensor, group: Any) -> None:
+def _offload(theirs: Tensor, mine: Tensor, group: Any) -> None:
     peer = 1 - dist.get_rank()
     works = [dist.irecv(theirs, peer, group), dist.isend(mine, peer, group)]
     for work in works:
@@ -226,7 +226,7 @@ def _gathers(tensor: Tensor, out: Tensor, group: Any) -> dict[str, Way]:
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
     def messages() -> None:
-        _swap(halves[1 - rank], tensor, group)
+        _offload(halves[1 - rank], tensor, group)
         halves[rank].copy_(tensor)
 
     return {"all_gather": partial(all_gather, out, tensor, group=group), "isend, irecv": messages}
@@ -236,7 +236,7 @@ def _sums(tensor: Tensor, out: Tensor, group: Any) -> dict[str, Way]:
     room = torch.zeros_like(tensor)
 
     def messages() -> None:
-        _swap(room, tensor, group)
+        _offload(room, tensor, group)
         torch.add(tensor, room, out=out)
 
     zeros = torch.zeros_like(tensor)
@@ -248,7 +248,7 @@ def _exchanges(tensor: Tensor, out: Tensor, group: Any) -> dict[str, Way]:
     theirs, mine = received.chunk(2)[1 - rank], sent.chunk(2)[1 - rank]
     return {
         "all_to_all": partial(dist.all_to_all_single, received, sent, group=group),
-        "isend, irecv": partial(_swap, theirs, mine, group),
+        "isend, irecv": partial(_offload, theirs, mine, group),
     }
 
 

@@ -64,7 +64,7 @@ class Ours:
         made = self._compiled[plan]
         if dist.get_rank() == 0:
             made.save(self.folder / plan)
-            if not made.plan.windows:
+            if not made.plan.fsdp_units:
                 self.planned_bytes[name] = planned_bytes(made, self._machine.topology)
         dist.barrier()
 

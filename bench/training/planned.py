@@ -12,7 +12,7 @@ from superscaler_core.program.transfer import Transfer
 def planned_bytes(compiled: Compiled, topology: rv.Topology) -> list[int]:
     """Bytes that each rank sends to others in a step, by rank; no weight may be in a window."""
     made, plan = compiled.materialized, compiled.plan
-    assert not plan.windows, "weights in windows move once a microbatch"
+    assert not plan.fsdp_units, "weights in windows move once a microbatch"
     each_microbatch = [leg for e in made.edges.all for leg in (*e.forward, *e.backward)]
     each_step = [leg for use in made.weights.uses for leg in (*use.fetch, *use.reduce)]
     each_step += made.loss

@@ -55,7 +55,7 @@ def tables_of(made: Materialized, device: Device) -> Tables:
         order=tuple(tensor.name for tensor in graph.parameters.values()),
         aliases=dict(graph.aliases),
         recomputed=frozenset(segment.name for segment in segments if segment.recompute),
-        swapped=frozenset(segment.name for segment in segments if segment.swap),
+        offloaded=frozenset(segment.name for segment in segments if segment.swap),
         buffers={name: name in graph.folded for name in graph.buffers},
         results={
             edge.name: (edge.result, plan.dims.samples_dim(edge.tensor))
@@ -84,7 +84,7 @@ def _weight(use: Use, device: Device) -> Weight:
         use.tensor.dtype,
         _legs(use.fetch, device),
         _legs(use.reduce, device),
-        "" if use.window is None else "gather" if use.window.gathers else "reduce",
+        "" if use.unit is None else "unshard" if use.unit.unshards else "reduce",
         use.owner is not None,
     )
 

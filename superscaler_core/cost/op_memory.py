@@ -116,7 +116,7 @@ def _measured(of: _PartOfForm) -> OpMemory:
         meter.most_bytes = meter.first_bytes = 0
         grads = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in like]
         torch.autograd.backward(roots, grads)
-        meter.note_peak()
+        meter.measure()
         del leaves
     ends = meter.most_bytes, meter.first_bytes
     return OpMemory(saved_bytes, input_bytes, forward_bytes, *ends, saved, views)
@@ -135,7 +135,7 @@ class _PeakMeter(MetaMeter):  # type: ignore[no-untyped-call]
         self.grads: dict[str, int] = {}
         self.most_bytes = self.first_bytes = 0
 
-    def note_peak(self) -> None:
+    def measure(self) -> None:
         self.most_bytes = max(self.most_bytes, self.now_bytes)
         self.first_bytes = max(self.first_bytes, self.now_bytes + sum(self.grads.values()))
 

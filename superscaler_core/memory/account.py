@@ -90,7 +90,7 @@ class Moment:
     Attributes:
         activations: kept values and results of segments, gradients of activations, and gradients
             of weights until they are accumulated.
-        weights: weights of open windows.
+        weights: weights of open FSDP units.
         grads: accumulated gradients of weights.
         buffers: further memory of communication.
     """
@@ -142,7 +142,7 @@ class StageAccount(MemoryPool):
     existed before, and as if they were allocated now, as in the first backward.
 
     Attributes:
-        opened, buffers: bytes of weights of open windows, and of communication.
+        opened, buffers: bytes of weights of open FSDP units, and of communication.
         staying: bytes of gradients that stay, by weight.
         peaks, first_peaks: the peaks of steps, by their places; the latter with all gradients.
     """
@@ -188,7 +188,7 @@ class StageAccount(MemoryPool):
             self._first_most = self._moment(more, buffers) + Moment(grads=self._staying_bytes)
 
     def add_grad(self, weight: int, num_bytes: int, *, stays: bool) -> None:
-        """Count the gradient of a weight: one that stays, or one of an open window."""
+        """Count the gradient of a weight: one that stays, or one of an open FSDP unit."""
         grads = self.staying if stays else self._passing
         added = num_bytes - grads.get(weight, 0)
         grads[weight] = num_bytes
@@ -198,7 +198,7 @@ class StageAccount(MemoryPool):
             self._passing_bytes += added
 
     def pass_grad(self, weight: int) -> None:
-        """Free the gradient of a weight whose window closes."""
+        """Free the gradient of a weight whose FSDP unit closes."""
         self._passing_bytes -= self._passing.pop(weight, 0)
 
     def _begin(self) -> None:
@@ -212,7 +212,7 @@ class StageAccount(MemoryPool):
 
 
 def _add(peaks: dict[int, Peak], place: int, most: Moment, after: Moment) -> None:
-    """Note the peak of a step; a backward with a rerun runs the step twice."""
+    """Note the peak of a step; a backward with a recomputation runs the step twice."""
     before = peaks.get(place)
     if before is not None and before.most.total > most.total:
         most = before.most

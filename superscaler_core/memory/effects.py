@@ -45,7 +45,7 @@ class TrainedWeight(NamedTuple):
         position: its position among the tensors given to the forward.
         grad: number of its gradient.
         num_bytes: bytes of the gradient where it is accumulated.
-        stays: whether it stays until the step's end; otherwise until its window closes.
+        stays: whether it stays until the step's end; otherwise until its FSDP unit closes.
         is_cast: whether it is accumulated in another dtype than it is computed in.
     """
 

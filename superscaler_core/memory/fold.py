@@ -60,7 +60,7 @@ class Fold:
             for number, form in stage.outside
         }
         self._sums: set[int] = set()
-        self._spans: dict[int, list[Located]] = {}
+        self._regions: dict[int, list[Located]] = {}
         self._segments: dict[tuple[int, int], _Segment] = {}
 
     def run(self, effects: Sequence[Effect]) -> None:
@@ -133,15 +133,15 @@ class Fold:
             self._make(made, Located(MemoryPiece(form.num_bytes, pool), form))
         self.account.note_peak(passing_bytes)
 
-    def keep_span(self, span: int, reads: Numbers) -> None:
-        """The values that a span reads are kept for its rerun."""
-        self._spans[span] = [self.values[number] for number in reads]
-        for value in self._spans[span]:
+    def keep_region(self, region: int, reads: Numbers) -> None:
+        """The values that a region reads are kept for its recomputation."""
+        self._regions[region] = [self.values[number] for number in reads]
+        for value in self._regions[region]:
             value.piece.hold()
 
-    def resume_span(self, span: int, makes: Numbers) -> None:
-        """The kept values of a span are taken for its rerun."""
-        for number, value in zip(makes, self._spans.pop(span), strict=True):
+    def resume_region(self, region: int, makes: Numbers) -> None:
+        """The kept values of a region are taken for its recomputation."""
+        for number, value in zip(makes, self._regions.pop(region), strict=True):
             self._make(number, value)
             value.piece.release()
 
@@ -180,13 +180,13 @@ class Fold:
         self.account.note_peak()
 
     def shift(self, opened: int = 0, buffers: int = 0, passing_bytes: int = 0) -> None:
-        """Weights move: open windows and buffers grow, and further buffers exist for a moment."""
+        """Weights move: open units and buffers grow, and further buffers exist for a moment."""
         self.account.opened += opened
         self.account.buffers += buffers
         self.account.note_peak(buffers=passing_bytes)
 
     def reduce(self, gone: Numbers, stored: Sequence[tuple[int, int]]) -> None:
-        """Gradients of a window move to where they are stored, with their bytes there."""
+        """Gradients of an FSDP unit move to where they are stored, with their bytes there."""
         for grad in gone:
             self.account.pass_grad(grad)
         for grad, num_bytes in stored:
@@ -233,7 +233,7 @@ class _Segment:
             if isinstance(what, Stretch):
                 self._stretch(what)
             elif isinstance(what, Drop):
-                self._drop(what.number, to_host=verb is Verb.OUT)
+                self._drop(what.number, to_host=verb is Verb.OFFLOAD)
             else:
                 self._add_grad(self._trained[what.position])
         self._kept = set(trace.kept)

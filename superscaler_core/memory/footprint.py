@@ -39,7 +39,7 @@ class Footprint:
         first_peaks: the same for the first backward of a step, which allocates these gradients.
         grads: bytes of these gradients, by weight.
         host_bytes: bytes added in host memory by the run: the values that a forward swapped.
-        parcel_bytes: bytes in host memory of each swapped segment, by its name; memory shared by
+        offloaded_bytes: bytes in host memory of each swapped segment, by its name; memory shared by
             several segments counts in each of them.
     """
 
@@ -47,7 +47,7 @@ class Footprint:
     first_peaks: tuple[Peak, ...]
     grads: Mapping[str, int]
     host_bytes: int = 0
-    parcel_bytes: Mapping[str, int] = field(default_factory=dict)
+    offloaded_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def most(self) -> Moment:
@@ -148,7 +148,7 @@ def _lowered(lowering: Lowering) -> Mapping[ActionKind, Footprint]:
             ran.first_peaks,
             {grads[number]: size for number, size in ran.grads.items()},
             ran.host_bytes,
-            {segments[number].name: size for number, size in ran.parcel_bytes.items()},
+            {segments[number].name: size for number, size in ran.offloaded_bytes.items()},
         )
         for kind, ran in known.items()
     }
@@ -174,7 +174,7 @@ class _Ran:
     first_peaks: tuple[Peak, ...]
     grads: Mapping[int, int]
     host_bytes: int
-    parcel_bytes: Mapping[int, int]
+    offloaded_bytes: Mapping[int, int]
 
 
 MAX_STAGES = 64
@@ -254,8 +254,8 @@ def _alike_in_stages(made: Materialized) -> Mapping[Device, Mapping[int, Devices
 def _shapes_of_ends(made: Materialized, stage: int) -> Sequence[Mapping[Device, Hashable]]:
     """The shapes of what moves in a stage by device; layers have equal ones, which count once."""
     edges = (*made.edges.of_stage(stage), *made.edges.leaving(stage), *made.edges.arriving(stage))
-    windows = (s.window for s in made.items[stage] if isinstance(s, Open))
-    uses = (use for window in windows for use in made.uses_in(window))
+    units = (s.unit for s in made.items[stage] if isinstance(s, Open))
+    uses = (use for unit in units for use in made.uses_in(unit))
     ends = [(edge.src, edge.dst) for edge in edges] + [(use.side, use.storage) for use in uses]
     return [*starmap(_ends, dict.fromkeys(ends))]
 

@@ -21,7 +21,7 @@ from superscaler_core.memory.effects import (
     TrainedWeight,
 )
 from superscaler_core.memory.fold import Fold
-from superscaler_core.memory.moves import EdgeEffects, WindowEffects
+from superscaler_core.memory.moves import EdgeEffects, UnitEffects
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.flow import Flow, Held, partial_of
@@ -65,7 +65,7 @@ class Lowering:
         self._places = {step: n for n, step in enumerate(made.stages[stage].steps[self._here])}
         self._numbers = Numbering(stored.uses, made.plan.graph.loss.dtype)
         self._edges = EdgeEffects(made, self._here, self._flow, self._numbers, self._places)
-        self._windows = WindowEffects(made, self._here, stored, self._places)
+        self._units = UnitEffects(made, self._here, stored, self._places)
         self.segments: dict[Segment, int] = {}
 
     def effects(self) -> StageEffects:
@@ -92,7 +92,7 @@ class Lowering:
     @property
     def grads(self) -> Sequence[str]:
         """The names of gradients of weights, by number."""
-        return list(self._windows.grads)
+        return list(self._units.grads)
 
     def _shown(self, segment: Segment) -> tuple[Device, Segment]:
         """The device whose function of a segment stands for those of all devices."""
@@ -109,7 +109,7 @@ class Lowering:
                 if not value.devices or self._highest in value.devices
             ]  # fmt: skip
             if i.kind in OF_WEIGHTS:
-                yield from self._windows.lower(i, run)
+                yield from self._units.lower(i, run)
             elif i.kind in MOVES or i.kind in BETWEEN:
                 yield from self._edges.lower(i, tuple(gone))
             else:
@@ -167,7 +167,7 @@ class Lowering:
 
     def _copied(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
         # Memory leaves at the end of a copy to the host, and comes at the start of a copy back.
-        if i.phase is not (Phase.START if i.kind is Verb.OUT else Phase.WAIT):
+        if i.phase is not (Phase.START if i.kind is Verb.OFFLOAD else Phase.WAIT):
             yield self._running(i, self._made.segment(i.name, self._here), (), ())[1]
 
     def _running(
@@ -191,16 +191,16 @@ class Lowering:
                 item_bytes = self._stored.item_bytes(use.tensor)
                 is_cast = item_bytes != ITEM_BYTES[use.tensor.dtype]
                 num_bytes = held.box.num_elements * item_bytes
-                grad = self._windows.number(use.name)
-                yield TrainedWeight(position, grad, num_bytes, use.window is None, is_cast)
+                grad = self._units.number(use.name)
+                yield TrainedWeight(position, grad, num_bytes, use.unit is None, is_cast)
 
-    # --- spans ----------------------------------------------------------------------------------
+    # --- regions ----------------------------------------------------------------------------------
 
-    def _span(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
-        """The values that enter a span are kept, or taken for its rerun."""
-        entering = self._flow.entering(int(i.name.rpartition("_span")[2]))
+    def _region(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+        """The values that enter a region are kept, or taken for its recomputation."""
+        entering = self._flow.entering(int(i.name.rpartition("_region")[2]))
         values = self._numbers.all(entering, i.half)
-        do = Fold.keep_span if i.kind is Verb.KEEP else Fold.resume_span
+        do = Fold.keep_region if i.kind is Verb.KEEP else Fold.resume_region
         yield Effect(do, (self._numbers.number((i.name, i.half)), values))
         yield Effect(Fold.free, (gone,))
 
@@ -208,9 +208,9 @@ class Lowering:
 _LOWER: Mapping[Verb, Callable[[Lowering, StepInstruction, Numbers], Iterator[Effect]]] = {
     **dict.fromkeys((Verb.FORWARD, Verb.COMPUTE, Verb.HOLD), Lowering._forward),
     **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUTS), Lowering._backward),
-    **dict.fromkeys((Verb.RERUN, Verb.BACKWARD_WEIGHTS), Lowering._alone),
-    **dict.fromkeys((Verb.OUT, Verb.IN), Lowering._copied),
-    **dict.fromkeys((Verb.KEEP, Verb.RESUME), Lowering._span),
+    **dict.fromkeys((Verb.RECOMPUTE, Verb.BACKWARD_WEIGHTS), Lowering._alone),
+    **dict.fromkeys((Verb.OFFLOAD, Verb.RELOAD), Lowering._copied),
+    **dict.fromkeys((Verb.KEEP, Verb.RESUME), Lowering._region),
 }
 
 

@@ -28,13 +28,13 @@ _UPDATED = ("float16", "bfloat16", "float32", "float64")
 
 _ADVICE = {
     "weights": "cut weights over more devices (tensor parallel), make more stages, or gather them "
-    "for the ops that read them (plan.gather_weights, ZeRO 3)",
+    "for the ops that read them (plan.unshard, ZeRO 3)",
     "grads": "reduce them as soon as they are there (plan.reduce_grads, ZeRO 2)",
     "optimizer": "let several devices store a share each (parts of plan.update(name), ZeRO 1), "
     "or store them on the host (plan.store_on_host)",
-    "activations": "recompute groups of ops (plan.recompute), swap them to the host (plan.swap), "
-    "or make microbatches smaller, or cut ops along the batch or the sequence",
-    "buffers": "reduce gradients in windows (plan.reduce_grads), and cut what moves",
+    "activations": "recompute groups of ops (plan.recompute), offload them to the host "
+    "(plan.offload), or make microbatches smaller, or cut ops along the batch or the sequence",
+    "buffers": "reduce gradients in FSDP units (plan.reduce_grads), and cut what moves",
 }
 
 
@@ -47,9 +47,9 @@ class DeviceMemory:
     and 16/N for a model in bfloat16 that is stored in float32 and trained with Adam.
 
     Attributes:
-        weights_bytes: stored parameters, copies in another form, and weights of open windows.
-        grads_bytes: gradients of copies, gradients that windows reduced to storage, and gradients
-            in open windows.
+        weights_bytes: stored parameters, copies in another form, and weights of open FSDP units.
+        grads_bytes: gradients of copies, gradients that FSDP units reduced to storage, and
+            gradients in open FSDP units.
         optimizer_bytes: optimizer states of stored parameters.
         activations_bytes: activations of all microbatches in flight, and the values of running
             segments: results, their gradients, recomputed values, and gradients of weights that

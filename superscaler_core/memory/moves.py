@@ -191,8 +191,8 @@ def _begin(place: int) -> Effect:
 # --- weights ------------------------------------------------------------------------------------
 
 
-class WindowEffects:
-    """Lowers gathers, releases and reductions of weights in windows.
+class UnitEffects:
+    """Lowers gathers, releases and reductions of weights in FSDP units.
 
     Args:
         made: the plan.
@@ -216,30 +216,32 @@ class WindowEffects:
 
     def lower(self, i: StepInstruction, run: ActionKind) -> Iterator[Effect]:
         """The effects of an instruction in a run of the stage."""
-        # Gradients outside windows are counted at the step's end, and copies at its start.
+        # Gradients outside FSDP units are counted at the step's end, and copies at its start.
         if not self._made.is_of_bucket(i):
             here, uses = self._here, self._made.uses_of(i)
             mine = [u for u in uses if here in u.side.shards or here in u.storage.shards]
-            yield from _OF_WINDOW[i.kind](self, i, mine, run)
+            yield from _OF_UNIT[i.kind](self, i, mine, run)
 
-    def _gather(self, i: StepInstruction, uses: Sequence[Use], run: ActionKind) -> Iterator[Effect]:
+    def _unshard(
+        self, i: StepInstruction, uses: Sequence[Use], run: ActionKind
+    ) -> Iterator[Effect]:
         opened = self._opened(uses)
         # Weights that are stored on the host are first copied from it.
         arriving = opened + sum(self._stored.passing_bytes(use, self._here) for use in uses)
         if i.phase is Phase.START:
             yield _shift(buffers=arriving)
             return
-        yield self._at_window(i, opens=not (run.goes_back or run is ActionKind.WEIGHTS))
+        yield self._at_unit(i, opens=not (run.goes_back or run is ActionKind.WEIGHTS))
         yield _shift(opened, passing_bytes=arriving if i.phase is Phase.WHOLE else 0)
         if i.phase is Phase.WAIT:
             yield _shift(buffers=-arriving)
 
-    def _release(
+    def _reshard(
         self, i: StepInstruction, uses: Sequence[Use], run: ActionKind
     ) -> Iterator[Effect]:
-        # A backward of inputs (I) drops a window at the step that opens it in the forward; other
-        # runs drop it at the step that closes it.
-        yield self._at_window(i, opens=run is ActionKind.INPUTS)
+        # A backward of inputs (I) drops an FSDP unit at the step that opens it in the forward;
+        # other runs drop it at the step that closes it.
+        yield self._at_unit(i, opens=run is ActionKind.INPUTS)
         yield _shift(-self._opened(uses))
 
     def _reduce(self, i: StepInstruction, uses: Sequence[Use], _: ActionKind) -> Iterator[Effect]:
@@ -247,7 +249,7 @@ class WindowEffects:
         arriving = sum(num_bytes(use, self._here) for use in uses)
         if i.phase is not Phase.WAIT:
             is_whole = i.phase is Phase.WHOLE
-            yield self._at_window(i, opens=True)
+            yield self._at_unit(i, opens=True)
             yield _shift(passing_bytes=arriving) if is_whole else _shift(buffers=arriving)
         else:
             yield _shift(buffers=-arriving)
@@ -259,12 +261,12 @@ class WindowEffects:
             gone = tuple(self.number(use.name) for use in uses)
             yield Effect(Fold.reduce, (gone, tuple(stored)))
         is_open = any(value.role is Role.COPY for value in i.frees)
-        if is_open and self._made.subject(i).gathers:
+        if is_open and self._made.subject(i).unshards:
             yield _shift(-self._opened(uses))
 
-    def _at_window(self, i: StepInstruction, *, opens: bool) -> Effect:
-        window = self._made.subject(i)
-        return _begin(self._places[Open(window) if opens else Close(window)])
+    def _at_unit(self, i: StepInstruction, *, opens: bool) -> Effect:
+        unit = self._made.subject(i)
+        return _begin(self._places[Open(unit) if opens else Close(unit)])
 
     def _opened(self, uses: Iterable[Use]) -> int:
         """Bytes of copies of weights."""
@@ -275,10 +277,10 @@ def _shift(opened: int = 0, buffers: int = 0, passing_bytes: int = 0) -> Effect:
     return Effect(Fold.shift, (opened, buffers, passing_bytes))
 
 
-_OF_WINDOW: Mapping[
-    Verb, Callable[[WindowEffects, StepInstruction, Sequence[Use], ActionKind], Iterator[Effect]]
+_OF_UNIT: Mapping[
+    Verb, Callable[[UnitEffects, StepInstruction, Sequence[Use], ActionKind], Iterator[Effect]]
 ] = {
-    Verb.GATHER: WindowEffects._gather,
-    Verb.RELEASE: WindowEffects._release,
-    Verb.REDUCE: WindowEffects._reduce,
+    Verb.UNSHARD: UnitEffects._unshard,
+    Verb.RESHARD: UnitEffects._reshard,
+    Verb.REDUCE: UnitEffects._reduce,
 }

@@ -31,7 +31,7 @@ def outline(
     flow = program.flow(here)
     ends = tuple(_edge(edge, sides) for edge in (*flow.leaving, *flow.arriving))
     uses = tuple(
-        (use.name, use.tensor, use.is_trained, use.window is None,
+        (use.name, use.tensor, use.is_trained, use.unit is None,
          *_numbers(use.side, use.storage, sides))
         for use in made.weights.uses if here in use.side.shards or here in use.storage.shards
     )  # fmt: skip
@@ -58,12 +58,12 @@ def _step(made: Materialized, step: Step, highest: Device, sides: dict[Side, int
         parts = tuple((part.op.inputs, part.op.outputs, part.form) for part in step.parts)
         shown = tuple(part.form for part in made.segment(step.name, highest).parts)
         sums = tuple((a.op.index, b.op.index) for a, b in step.products.items())
-        return step.name, step.recompute, step.swap, step.span, parts, shown, sums
+        return step.name, step.recompute, step.swap, step.region, parts, shown, sums
     if isinstance(step, Move):
         return _edge(step.edge, sides)
     assert isinstance(step, Open | Close)
-    window = step.window
-    return type(step), made.plan.windows.index(window), window.gathers
+    unit = step.unit
+    return type(step), made.plan.fsdp_units.index(unit), unit.unshards
 
 
 def _edge(edge: Edge, sides: dict[Side, int]) -> Hashable:

@@ -105,15 +105,15 @@ def _line(first: int, second: int, times: int) -> int:
 def step_form(made: Materialized, device: Device, step: Step) -> Hashable:
     """What a step does, by forms and shapes alone.
 
-    A segment may span many blocks, and more of them in a deeper model. The set of its parts' forms
-    is the same in both.
+    A segment may region many blocks, and more of them in a deeper model. The set of its parts'
+    forms is the same in both.
     """
     if isinstance(step, Segment):
         parts = frozenset(part.form for part in step.parts)
-        return step.recompute, step.swap, bool(step.span), parts
+        return step.recompute, step.swap, bool(step.region), parts
     if isinstance(step, Move):
         return step.edge.src.shape_on(device), step.edge.dst.shape_on(device)
     assert isinstance(step, Open | Close)
-    uses = made.uses_in(step.window)
+    uses = made.uses_in(step.unit)
     ends = tuple((u.side.shape_on(device), u.storage.shape_on(device)) for u in uses)
     return isinstance(step, Open), ends

@@ -66,9 +66,9 @@ class StoredMemory:
     """Adds up parameters, their copies and gradients.
 
     A parameter is *stored* in the master dtype. It is read from a *copy* if box or dtype differ, or
-    if a window gathers it. Gradients are accumulated at copies, in the dtype of storage, and
-    reduced to storage at the step's end, or at the end of a window's backward. If storage is on the
-    host, tensors that move between devices pass through device memory.
+    if an FSDP unit gathers it. Gradients are accumulated at copies, in the dtype of storage, and
+    reduced to storage at the step's end, or at the end of an FSDP unit's backward. If storage is on
+    the host, tensors that move between devices pass through device memory.
 
     Args:
         made: the plan.

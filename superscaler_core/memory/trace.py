@@ -183,20 +183,20 @@ class _Recording:
                 return tape.forward(function, 0, 0, tuple(tensors[:num]), tuple(tensors[num:]))
             case Verb.HOLD:
                 tape.hold(function, 0, tuple(tensors[:num]), tuple(tensors[num:]))
-            case Verb.RERUN:
-                tape.rerun(function, 0, 0)
+            case Verb.RECOMPUTE:
+                tape.recompute(function, 0, 0)
             case Verb.BACKWARD:
                 return tape.backward(function, 0, 0, tuple(tensors))
             case Verb.BACKWARD_INPUTS:
                 return tape.backward_inputs(function, 0, 0, tuple(tensors))
             case Verb.BACKWARD_WEIGHTS:
                 tape.backward_weights(function, 0)
-            case Verb.OUT:
-                tape.parcel(function, 0).send()
-                tape.parcel(function, 0).leave()
-            case Verb.IN:
-                tape.parcel(function, 0).fetch()
-                tape.parcel(function, 0).arrive()
+            case Verb.OFFLOAD:
+                tape.offloaded(function, 0).send()
+                tape.offloaded(function, 0).leave()
+            case Verb.RELOAD:
+                tape.offloaded(function, 0).fetch()
+                tape.offloaded(function, 0).arrive()
         return ()
 
     def _watch_grads(self, given: Layouts, tensors: Sequence[Tensor | None]) -> None:
@@ -231,7 +231,7 @@ class _Event(Enum):
 
     MADE = auto()
     GONE = auto()
-    PEAK_NOTED = auto()
+    MEASURED = auto()
     GRAD = auto()
 
 
@@ -276,7 +276,7 @@ class _Recorder(MetaMeter):  # type: ignore[no-untyped-call]
                     yield Stretch(most, now - sum(made), tuple(made))
                 now, most, made = 0, None, []
                 yield Drop(known[number]) if is_drop else WeightGrad(number)
-            elif event is _Event.PEAK_NOTED:
+            elif event is _Event.MEASURED:
                 most = now if most is None else max(most, now)
             else:
                 now += self._bytes[number] if event is _Event.MADE else -self._bytes[number]
@@ -293,8 +293,8 @@ class _Recorder(MetaMeter):  # type: ignore[no-untyped-call]
 
         return hook
 
-    def note_peak(self) -> None:
-        self._events.append((_Event.PEAK_NOTED, -1))
+    def measure(self) -> None:
+        self._events.append((_Event.MEASURED, -1))
 
     def _watch(self, storage: UntypedStorage, num_bytes: int) -> None:
         self._numbers[id(storage)] = len(self._bytes)

@@ -7,7 +7,7 @@ from superscaler_core.plan.op_split import OpSplit
 from superscaler_core.plan.overlap import Overlap
 from superscaler_core.plan.placement import Placement
 from superscaler_core.plan.plan import Axis, Device, Plan, Stage
-from superscaler_core.plan.savings import Window
+from superscaler_core.plan.savings import FsdpUnit
 from superscaler_core.plan.workers import check_placement
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Chosen",
     "Decisions",
     "Device",
+    "FsdpUnit",
     "Keep",
     "OpSplit",
     "Overlap",
@@ -22,7 +23,6 @@ __all__ = [
     "Placement",
     "Plan",
     "Stage",
-    "Window",
     "check_assigned",
     "check_coverage",
     "check_placement",

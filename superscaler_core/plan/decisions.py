@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,10 +83,11 @@ class Decisions:
         schedule: the order in which stages run; None for one microbatch.
         placement: which devices act as which workers of the schedule; None if not given.
         orders: pairs of ops of which the first runs before the second on a device.
-        recomputed, rerun, swapped: groups, as in ``Plan.recompute``, ``rerun`` and ``swap``.
+        recomputed, recompute_regions, offloaded: groups, as in ``Plan.recompute``,
+            ``Plan.recompute_regions`` and ``Plan.offload``.
         on_host: names of parameters that are stored in host memory.
-        windows: groups of ops, each with whether their weights are gathered
-            (``Plan.gather_weights``) or only their gradients are reduced (``reduce_grads``). For
+        units: groups of ops, each with whether their weights are gathered
+            (``Plan.unshard``) or only their gradients are reduced (``reduce_grads``). For
             an op in several groups the last one counts.
         overlap: which communication runs while devices compute.
         notes: differences between what the plan computes and what the model computes.
@@ -101,10 +103,10 @@ class Decisions:
     placement: Placement | None = None
     orders: tuple[tuple[Chosen, Chosen], ...] = ()
     recomputed: tuple[ChosenGroup, ...] = ()
-    rerun: tuple[ChosenGroup, ...] = ()
-    swapped: tuple[ChosenGroup, ...] = ()
+    recompute_regions: tuple[ChosenGroup, ...] = ()
+    offloaded: tuple[ChosenGroup, ...] = ()
     on_host: tuple[str, ...] = ()
-    windows: tuple[tuple[ChosenGroup, bool], ...] = ()
+    fsdp_units: tuple[tuple[ChosenGroup, bool], ...] = ()
     overlap: Overlap = NO_OVERLAP
     notes: tuple[str, ...] = ()
     slices: TokenSlices | None = None
@@ -128,8 +130,8 @@ class Decisions:
         for word, attribute in _GROUPS.items():
             lines += [f"{word} {_group_text(group)}" for group in getattr(self, attribute)]
         lines += [
-            f"{'gather' if gathers else 'reduce'} {_group_text(group)}"
-            for group, gathers in self.windows
+            f"{'unshard' if unshards else 'reduce'} {_group_text(group)}"
+            for group, unshards in self.fsdp_units
         ]
         lines += [f"host {name_text(name)}" for name in self.on_host]
         lines += [f"overlap {self.overlap}"] if self.overlap != NO_OVERLAP else []
@@ -155,6 +157,10 @@ class Decisions:
         rows: list[str] = []
         for number, line in lines[1:]:
             word, _, rest = line.partition(" ")
+            if word in _FORMER:
+                said = f"line {number} of a plan: {word!r} is {_FORMER[word]!r} now; save it again."
+                warnings.warn(said, FutureWarning, stacklevel=2)
+                word = _FORMER[word]
             try:
                 if word == "schedule" or (word == "worker" and rows):
                     rows.append(line.removeprefix("schedule "))
@@ -193,8 +199,8 @@ class Decisions:
 
 _GROUPS = {
     "recompute": "recomputed",
-    "rerun": "rerun",
-    "swap": "swapped",
+    "recompute-region": "recompute_regions",
+    "offload": "offloaded",
 }
 """The word that begins a line about a group, and the attribute that the line fills."""
 
@@ -293,9 +299,9 @@ def _group(text: str) -> ChosenGroup:
     return tuple(map(_chosen, text.split(", ")))
 
 
-def _with_window(gathers: bool) -> Callable[[Draft, str], None]:
+def _with_unit(unshards: bool) -> Callable[[Draft, str], None]:
     def read(found: Draft, rest: str) -> None:
-        _with(found, "windows", (_group(rest), gathers))
+        _with(found, "fsdp_units", (_group(rest), unshards))
 
     return read
 
@@ -313,11 +319,14 @@ _READ: Mapping[str, Callable[[Draft, str], None]] = {
     "order": _with_order,
     "place": _with_place,
     **{word: _with_group(attribute) for word, attribute in _GROUPS.items()},
-    "gather": _with_window(True),
-    "reduce": _with_window(False),
+    "unshard": _with_unit(True),
+    "reduce": _with_unit(False),
     "host": _with_name("on_host"),
     "overlap": _with_overlap,
     "note": _with_name("notes"),
     "slices": _with_slices,
 }
 """How to read the rest of a line, by the word with which the line begins."""
+
+_FORMER = {"rerun": "recompute-region", "swap": "offload", "gather": "unshard"}
+"""Words of earlier versions, with those of today; they can be read for one release more."""

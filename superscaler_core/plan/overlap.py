@@ -31,7 +31,7 @@ class Overlap:
 
     Attributes:
         prefetch: weights are gathered this many gathers before the ops that read them; 0 gathers
-            each when it is read. Each device needs memory for that many more windows (ZeRO-3) or
+            each when it is read. Each device needs memory for that many more FSDP units (ZeRO-3) or
             buckets. Swapped values are copied back that many segments ahead, or one ahead for 0.
         reductions: whether gradients are reduced during the rest of the stage's backward instead of
             after it. Each device needs memory for one more reduced bucket.

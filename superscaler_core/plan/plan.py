@@ -448,10 +448,10 @@ class Plan(Savings):
         if level is Keep.SEGMENT_INPUTS:
             self.recompute(*(self.blocks.layers if given is None else given))
         if level is Keep.BLOCK_INPUTS:
-            self.rerun(*(self.blocks.layers if given is None else given))
+            self.recompute_regions(*(self.blocks.layers if given is None else given))
         if level is Keep.STAGE_INPUT:
             inside = ([op for op in stage.ops if op in chosen] for stage in self.stages)
-            self.rerun(*filter(None, inside))
+            self.recompute_regions(*filter(None, inside))
         if level is Keep.ATTENTION_ONLY:
             attentions = ([op for op in ops if op in chosen] for ops in self.blocks.attention)
             self.recompute(*filter(None, attentions))
@@ -479,12 +479,12 @@ class Plan(Savings):
     @property
     def key(self) -> Hashable:
         """A key of all decisions; plans of one graph with equal keys have equal decisions."""
-        groups = (self._recomputed, self._rerun, self._swapped)
+        groups = (self._recomputed, self._regions, self._offloaded)
         splits = sorted(self._splits.items(), key=itemgetter(0))
         return (
             self.devices, tuple(splits), self._cuts, self.schedule, self.placement,
             self.given_orders, tuple(each.key for each in groups), self.on_host,
-            self.windows, self.overlap, tuple(self.notes),
+            self.fsdp_units, self.overlap, tuple(self.notes),
         )  # fmt: skip
 
     @property
@@ -504,10 +504,12 @@ class Plan(Savings):
             placement=self.placement,
             orders=tuple((self._chosen(a), self._chosen(b)) for a, b in self._orders),
             recomputed=self._groups(self.recompute_group),
-            rerun=self._groups(lambda part: self.rerun_group(part.op)),
-            swapped=self._groups(self.swap_group),
+            recompute_regions=self._groups(lambda part: self.region_group(part.op)),
+            offloaded=self._groups(self.offload_group),
             on_host=tuple(sorted(self.on_host)),
-            windows=tuple((tuple(map(self._chosen, w.ops)), w.gathers) for w in self.windows),
+            fsdp_units=tuple(
+                (tuple(map(self._chosen, w.ops)), w.unshards) for w in self.fsdp_units
+            ),
             overlap=self.overlap,
             notes=tuple(self.notes[len(self.graph.notes) :]),
             slices=self.graph.slices,
@@ -551,12 +553,14 @@ class Plan(Savings):
         for pair in decisions.orders:
             self.op_order(*map(self._meant, pair))
         self.recompute(*(map(self._meant, group) for group in decisions.recomputed))
-        self.rerun(*([self.op(one.op) for one in group] for group in decisions.rerun))
-        self.swap(*(map(self._meant, group) for group in decisions.swapped))
+        self.recompute_regions(
+            *([self.op(one.op) for one in group] for group in decisions.recompute_regions)
+        )
+        self.offload(*(map(self._meant, group) for group in decisions.offloaded))
         if decisions.on_host:
             self.store_on_host(*decisions.on_host)
-        for group, gathers in decisions.windows:
-            say = self.gather_weights if gathers else self.reduce_grads
+        for group, unshards in decisions.fsdp_units:
+            say = self.unshard if unshards else self.reduce_grads
             say([self.op(one.op) for one in group])
         self.overlap = decisions.overlap
         for note in decisions.notes:
@@ -577,8 +581,10 @@ class Plan(Savings):
         """
         made = Plan(without_grad(self.graph), self.devices)
         said = self.decisions
-        windows = tuple(window for window in said.windows if window[1])
-        made.decide(replace(said, recomputed=(), rerun=(), swapped=(), windows=windows))
+        units = tuple(unit for unit in said.fsdp_units if unit[1])
+        made.decide(
+            replace(said, recomputed=(), recompute_regions=(), offloaded=(), fsdp_units=units)
+        )
         return made
 
     def _chosen(self, what: Op | Part) -> Chosen:

@@ -47,15 +47,20 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Ops whose weights are gathered for them, or whose gradients are reduced right after them."""
+class FsdpUnit:
+    """Ops whose weights are unsharded for them, or whose gradients are reduced right after them.
+
+    Attributes:
+        ops: the ops.
+        unshards: whether weights are gathered, not only gradients reduced.
+    """
 
     ops: tuple[Op, ...]
-    gathers: bool
+    unshards: bool
 
 
 class Savings:
-    """Decisions about memory: recomputing, swapping to the host, storage on the host, gathering.
+    """Decisions about memory: recomputing, offloading, storage on the host, FSDP units.
 
     Args:
         graph: the graph that the decisions are about.
@@ -65,10 +70,10 @@ class Savings:
         self.graph = graph
         numbers = count(1)
         self._recomputed = Groups(numbers)
-        self._rerun = Groups(numbers)
-        self._swapped = Groups(numbers)
+        self._regions = Groups(numbers)
+        self._offloaded = Groups(numbers)
         self._on_host: set[str] = set()
-        self._windows: list[Window] = []
+        self._units: list[FsdpUnit] = []
 
     def recompute(self, *groups: Iterable[Op | Part]) -> None:
         """Keep only the inputs of each group, and recompute the group in the backward.
@@ -83,24 +88,24 @@ class Savings:
         """The number of the group with which a part is recomputed; 0 if it is not."""
         return self._recomputed.number(part)
 
-    def rerun(self, *groups: Iterable[Op]) -> None:
-        """Keep only the inputs of each group, and rerun the group as a whole before its backward.
+    def recompute_regions(self, *groups: Iterable[Op]) -> None:
+        """Keep only the inputs of each group, and recompute it as a whole before its backward.
 
-        The rerun includes communication inside the group, except for edges that only leave it. If
-        communication, or ``op_order`` of parts on one device, splits a group into many segments,
-        ``recompute`` keeps the inputs of each segment, while this keeps only those of the first.
-        Parts can also be recomputed in the backward of the rerun; the rerun leaves them out where
-        nothing else in the group reads their results. A group that cuts a window of
-        ``gather_weights`` is extended to the whole window.
+        The recomputation includes communication inside the group, except for edges that only leave
+        it. If communication, or ``op_order`` of parts on one device, splits a group into many
+        segments, ``recompute`` keeps the inputs of each segment, while this keeps only those of the
+        first. Parts can also be recomputed in the backward of the recomputation; the recomputation
+        leaves them out where nothing else in the group reads their results. A group that cuts a
+        FSDP unit of ``unshard`` is extended to the whole FSDP unit.
         """
         for group in groups:
-            self._rerun.add(members(self.graph, "rerun", group))
+            self._regions.add(members(self.graph, "recompute_regions", group))
 
-    def rerun_group(self, op: Op) -> int:
-        """The number of the group with which an op is rerun; 0 if it is not."""
-        return self._rerun.number(op)
+    def region_group(self, op: Op) -> int:
+        """The number of the group with which an op is recomputed; 0 if it is not."""
+        return self._regions.number(op)
 
-    def swap(self, *groups: Iterable[Op | Part]) -> None:
+    def offload(self, *groups: Iterable[Op | Part]) -> None:
         """Move what each group keeps for its backward to host memory in the meantime.
 
         It is copied back during the backward of the ops after the group. If the group is recomputed
@@ -111,37 +116,38 @@ class Savings:
             PlanError: a group has no ops.
         """
         for group in groups:
-            ops = members(self.graph, "swap", group)
+            ops = members(self.graph, "offload", group)
             if not ops:
-                raise PlanError("swap of a group without ops: give groups of ops, or none.")
-            self._swapped.add(ops)
+                raise PlanError("offload of a group without ops: give groups of ops, or none.")
+            self._offloaded.add(ops)
 
-    def swap_group(self, part: Part) -> int:
-        """The number of the group with which a part's kept values are swapped; 0 if none."""
-        return self._swapped.number(part)
+    def offload_group(self, part: Part) -> int:
+        """The number of the group with which a part's kept values are offloaded; 0 if none."""
+        return self._offloaded.number(part)
 
     @property
     def has_groups(self) -> bool:
-        """Whether any group is recomputed or swapped."""
-        return bool(self._recomputed or self._swapped)
+        """Whether any group is recomputed or offloaded."""
+        return bool(self._recomputed or self._offloaded)
 
     @property
     def runs_again(self) -> bool:
-        """Whether any group is rerun as a whole."""
-        return bool(self._rerun)
+        """Whether any group is recomputed as a whole."""
+        return bool(self._regions)
 
     @property
-    def swaps(self) -> bool:
-        """Whether any group is swapped to host memory."""
-        return bool(self._swapped)
+    def offloads(self) -> bool:
+        """Whether any group is offloaded to host memory."""
+        return bool(self._offloaded)
 
     @property
     def runs_in_order(self) -> bool:
         """Whether every op runs by itself, in the graph's order.
 
-        That is: no op is rerun or swapped with others, and no weights are gathered in windows.
+        That is: no op is recomputed or offloaded with others, and no weights are unsharded by
+        units.
         """
-        return not (self._rerun or self._swapped or self._windows)
+        return not (self._regions or self._offloaded or self._units)
 
     def store_on_host(self, *patterns: str) -> None:
         """Store parameters in host memory and run their optimizer there: ZeRO-Offload.
@@ -170,24 +176,25 @@ class Savings:
         """Names of the parameters that are stored in host memory."""
         return frozenset(self._on_host)
 
-    def gather_weights(self, *groups: Iterable[Op]) -> None:
-        """Gather the weights that a group of ops reads before the group, and drop them after it.
+    def unshard(self, *groups: Iterable[Op]) -> None:
+        """Unshard the weights that a group of ops reads before the group, and reshard them after
+        it.
 
         This happens in the forward and again in the backward, where the gradients are also reduced:
         ZeRO-3.
         """
-        self._windows += [self._window("gather_weights", group) for group in groups]
+        self._units += [self._unit("unshard", group) for group in groups]
 
     def reduce_grads(self, *groups: Iterable[Op]) -> None:
         """Reduce the gradients of a group's weights as soon as its backward is done: ZeRO-2."""
-        self._windows += [self._window("reduce_grads", group) for group in groups]
+        self._units += [self._unit("reduce_grads", group) for group in groups]
 
-    def _window(self, asked: str, group: Iterable[Op]) -> Window:
+    def _unit(self, asked: str, group: Iterable[Op]) -> FsdpUnit:
         found = members(self.graph, asked, group)
-        return Window(tuple(what.op if isinstance(what, Part) else what for what in found),
-                      gathers=asked == "gather_weights")  # fmt: skip
+        return FsdpUnit(tuple(what.op if isinstance(what, Part) else what for what in found),
+                      unshards=asked == "unshard")  # fmt: skip
 
     @property
-    def windows(self) -> tuple[Window, ...]:
-        """All windows: the groups of ``gather_weights`` and of ``reduce_grads``."""
-        return tuple(self._windows)
+    def fsdp_units(self) -> tuple[FsdpUnit, ...]:
+        """All FSDP units: the groups of ``unshard`` and of ``reduce_grads``."""
+        return tuple(self._units)

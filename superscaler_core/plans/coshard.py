@@ -54,5 +54,5 @@ def coshard(
         for first, then in in_turn(plan, turns):
             plan.op_order(first, then)
         plan.recompute(*turns)
-        plan.rerun(with_norm(plan, run, block))
+        plan.recompute_regions(with_norm(plan, run, block))
     plan.keep(keep)

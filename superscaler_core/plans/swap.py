@@ -21,5 +21,5 @@ def swap(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
     Source: Rhu et al., vDNN, 2016.
     """
     data_parallel(plan)
-    plan.swap(*plan.blocks.layers)
+    plan.offload(*plan.blocks.layers)
     plan.keep(keep)

@@ -16,4 +16,4 @@ def zero3(plan: Plan) -> None:
     Source: Rajbhandari et al., ZeRO, 2019.
     """
     zero1(plan)
-    plan.gather_weights(*plan.blocks.groups)
+    plan.unshard(*plan.blocks.groups)

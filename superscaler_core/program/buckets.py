@@ -1,4 +1,4 @@
-"""Buckets: weights outside windows, fetched or reduced together at a step's start or end."""
+"""Buckets: weights outside FSDP units, fetched or reduced together at a step's start or end."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def fetched(plan: Plan, weights: Weights, ends: Collection[Op]) -> tuple[Bucket,
 
 
 def reduced(plan: Plan, weights: Weights, ends: Collection[Op]) -> tuple[Bucket, ...]:
-    """Buckets of gradients outside windows, in the order in which backwards complete them."""
+    """Buckets of gradients outside FSDP units, in the order in which backwards complete them."""
     uses = [
         use
         for use in weights.uses
         # The gradient of a borrowed weight is handed over even where it does not have to move.
-        if use.window is None and (use.is_reduced or use.owner is not None)
+        if use.unit is None and (use.is_reduced or use.owner is not None)
     ]
     return _buckets("r", uses, plan, ends, -1)
 
@@ -112,7 +112,7 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
             use
             for position in range(len(op.inputs))
             if (use := weights.of_reader.get((op, position))) is not None
-            and use.window is None
+            and use.unit is None
             and (use.is_brought or use.is_reduced)
         }
         more = sum(use.most_bytes for use in mine - seen)

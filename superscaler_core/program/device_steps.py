@@ -220,8 +220,8 @@ class _Builder:
         if not self.parts:
             return
         name = segment_name(self.stage, self.num_segments)
-        recompute, swap, span = self.group
-        self.steps.append(Segment(name, tuple(self.parts), recompute > 0, swap > 0, span))
+        recompute, swap, region = self.group
+        self.steps.append(Segment(name, tuple(self.parts), recompute > 0, swap > 0, region))
         self.parts, self.num_segments = [], self.num_segments + 1
 
 
@@ -232,7 +232,8 @@ _Reads = Mapping[PTensor, Sequence[tuple[Step | None, rv.Box]]]
 
 
 def _marks(given: StageItems, device: Device, steps: Sequence[Step]) -> Iterator[tuple[bool, bool]]:
-    """Whether each segment has a backward, and whether the rerun of its span leaves it out.
+    """Whether each segment has a backward, and whether the recomputation of its region leaves it
+    out.
 
     Both follow from the readers of its results.
     """
@@ -246,8 +247,8 @@ def _marks(given: StageItems, device: Device, steps: Sequence[Step]) -> Iterator
                 for reader, box in reads.get(tensor, ()):
                     if reader is not step and box.overlaps(made):
                         has_backward |= tensor.requires_grad
-                        is_read_again |= reader is not None and given.span(reader) == step.span
-        yield has_backward, step.span > 0 and step.recompute and not is_read_again
+                        is_read_again |= reader is not None and given.region(reader) == step.region
+        yield has_backward, step.region > 0 and step.recompute and not is_read_again
 
 
 def _reads(given: StageItems, device: Device, steps: Sequence[Step]) -> _Reads:

@@ -115,7 +115,7 @@ class _Side:
             if instruction.kind not in self._shared:
                 self._replacing.subtract(_buffers(instruction.writes))
                 yield self.left.popleft()
-            elif instruction.kind is Verb.GATHER:
+            elif instruction.kind is Verb.UNSHARD:
                 if self.num_passed >= other.num_passed:
                     yield instruction
                 self._pass()

@@ -180,7 +180,7 @@ class Flow:
         sources: where parts read.
         device: the device.
         steps: its steps in the forward.
-        span: the number of the span that contains a step; 0 if none.
+        region: the number of the region that contains a step; 0 if none.
         leaving, arriving: the edges from the stage to others, and from others to it, in order.
 
     Attributes:
@@ -189,7 +189,7 @@ class Flow:
         of: the signature of each segment, by its name.
         summands: for each summand of a sum that an edge moves, the edges that move the sum.
         grads: for each value with gradient, what its readers add to the gradient.
-        spans: the steps of each span that is rerun, by its number.
+        regions: the steps of each region that is recomputed, by its number.
     """
 
     def __init__(
@@ -197,11 +197,11 @@ class Flow:
         sources: Sources,
         device: Device,
         steps: Sequence[Step],
-        span: Callable[[Step], int],
+        region: Callable[[Step], int],
         leaving: Iterable[Edge],
         arriving: Iterable[Edge],
     ) -> None:
-        self._sources, self._device, self._span = sources, device, span
+        self._sources, self._device, self._region = sources, device, region
         self.segments = [step for step in steps if isinstance(step, Segment)]
         inside = [step.edge for step in steps if isinstance(step, Move)]
         self._inside = [e for e in inside if device in e.dst.shards]
@@ -215,7 +215,7 @@ class Flow:
         self.sent = {e: sources.sent(e, device) for e in (*from_here, *self.leaving)}
         self.of = self._signatures()
         self.summands = self._find_summands()
-        self.spans = {n: tuple(run) for n, run in groupby(steps, span) if n}
+        self.regions = {n: tuple(run) for n, run in groupby(steps, region) if n}
 
     def form_on(self, device: Device) -> Hashable:
         """A key that is equal for alike devices whose functions of the stage have the same text.
@@ -371,7 +371,7 @@ class Flow:
 
         Args:
             edge: the edge.
-            again: the span that is rerun; 0 in a forward.
+            again: the region that is recomputed; 0 in a forward.
         """
         sent = tuple(held.value for held in self.sent.get(edge, ()))
         return (partial_of(edge),) if sent and edge in self.sums(sent[0], again) else sent
@@ -379,7 +379,8 @@ class Flow:
     def sums(self, value: Value, again: int = 0) -> tuple[Edge, ...]:
         """The edges to whose partial sums a result is added when it is made.
 
-        A rerun makes the partial sum only if it makes all summands; others read them one by one.
+        A recompute makes the partial sum only if it makes all summands; others read them one by
+        one.
         """
         edges = self.summands.get(value, ())
         return tuple(edge for edge in edges if not again or self.is_summed_in(edge, again))
@@ -409,13 +410,14 @@ class Flow:
                 add(held.value, edge.name)
         return found
 
-    # --- spans that are rerun -------------------------------------------------------------------
+    # --- regions that are recomputed
+    # -------------------------------------------------------------------
 
-    def entering(self, span: int) -> tuple[Held, ...]:
-        """The values that the steps of a span read and none of them computes."""
+    def entering(self, region: int) -> tuple[Held, ...]:
+        """The values that the steps of a region read and none of them computes."""
         read: dict[Value, Held] = {}
         made: set[Value] = set()
-        for step in self.spans.get(span, ()):
+        for step in self.regions.get(region, ()):
             if isinstance(step, Segment):
                 mine = self.of[step.name]
                 passed = (held for held in mine.others if held.value.role in IN_BLOCK)
@@ -427,10 +429,12 @@ class Flow:
                     made.add(self.arrived(step.edge).value)
         return tuple(held for value, held in read.items() if value not in made)
 
-    def is_summed_in(self, edge: Edge, span: int) -> bool:
-        """Whether an edge and all summands that it moves are in a span."""
+    def is_summed_in(self, edge: Edge, region: int) -> bool:
+        """Whether an edge and all summands that it moves are in a region."""
         makers = (self._maker[held.value] for held in self.sent[edge])
-        return self._span(Move(edge)) == span and all(maker.span == span for maker in makers)
+        return self._region(Move(edge)) == region and all(
+            maker.region == region for maker in makers
+        )
 
 
 def partial_of(edge: Edge) -> Value:

@@ -51,8 +51,8 @@ def sides_of(ops: Sequence[Op]) -> Iterator[Sides]:
 def reads_weights_late(segment: Segment) -> bool:
     """Whether W may read the value of a weight.
 
-    If it does not, a window may drop the weights after I. An op of an unknown kind is assumed to
-    read its weights.
+    If it does not, an FSDP unit may drop the weights after I. An op of an unknown kind is assumed
+    to read its weights.
     """
     return any(map(_reads_weights, sides_of(segment.ops)))
 

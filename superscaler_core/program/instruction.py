@@ -27,8 +27,8 @@ class StepInstruction:
 
     Attributes:
         kind: what is done.
-        name: name of the segment, edge, window, bucket or span, or of the stage whose weights are
-            updated. Devices have their own segments, which share names.
+        name: name of the segment, edge, FSDP unit, bucket or region, or of the stage whose weights
+            are updated. Devices have their own segments, which share names.
         devices: devices that take part, ascending.
         phase: the whole communication, its start, or the wait for its end.
         half: the half of the microbatch for which this is done, 0 or 1, if microbatches run in
@@ -178,7 +178,7 @@ class StepInstruction:
         sides = [_given(side) for side in _ARROW.split(operands, maxsplit=1)]
         (reads, gone), (writes, dead) = (*sides, ((), ()))[:2]
         own_reads, own_writes = bare.own
-        freed = () if bare.kind is Verb.RERUN else own_reads
+        freed = () if bare.kind is Verb.RECOMPUTE else own_reads
         return replace(
             bare,
             reads=(*reads, *own_reads),

@@ -1,4 +1,4 @@
-"""Kept open: a rewrite that keeps the last window of a forward for the backward right after it."""
+"""Kept open: the last FSDP unit of a forward stays unsharded for the backward right after it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _joined(forward: Block, backward: Block) -> tuple[Block, Block]:
     begins = [n for n, i in enumerate(backward) if i.kind not in BETWEEN][:1]
     for end, begin in zip(ends, begins, strict=False):
         last, first = forward[end], backward[begin]
-        is_pair = (last.kind, first.kind) == (Verb.RELEASE, Verb.GATHER)
+        is_pair = (last.kind, first.kind) == (Verb.RESHARD, Verb.UNSHARD)
         if is_pair and (last.name, last.devices) == (first.name, first.devices):
             return forward[:end] + forward[end + 1 :], backward[:begin] + backward[begin + 1 :]
     return forward, backward

@@ -17,7 +17,7 @@ from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.known import Known
 from superscaler_core.plan import Device, Plan
-from superscaler_core.plan.savings import Window
+from superscaler_core.plan.savings import FsdpUnit
 from superscaler_core.program.bound import check_bound
 from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
 from superscaler_core.program.duplex import both_halves
@@ -48,7 +48,15 @@ from superscaler_core.program.updates import (
     updates_at_end,
 )
 from superscaler_core.program.value import Role, Value
-from superscaler_core.program.verb import BETWEEN, COMPUTING, MOVES, OF_WEIGHTS, SWAPS, Phase, Verb
+from superscaler_core.program.verb import (
+    BETWEEN,
+    COMPUTING,
+    MOVES,
+    OF_WEIGHTS,
+    OFFLOADS,
+    Phase,
+    Verb,
+)
 from superscaler_core.program.weights import Use, Weights, find_weights
 from superscaler_core.schedules import Action, ActionKind, WeightRule
 
@@ -171,11 +179,11 @@ class Materialized:
         """For each stage, its forward and backward, written out."""
         found = []
         for stage, (here, kinds) in enumerate(zip(self.placed, self.stage_kinds, strict=True)):
-            windows = {
-                item: tuple(sorted(self.window_devices(item.window)))
+            units = {
+                item: tuple(sorted(self.unit_devices(item.unit)))
                 for item in here.items if isinstance(item, Open | Close)
-            } if self.plan.windows else {}  # fmt: skip
-            made = stage_program(here, self.sources, stage, windows, self.segment_ends, kinds)
+            } if self.plan.fsdp_units else {}  # fmt: skip
+            made = stage_program(here, self.sources, stage, units, self.segment_ends, kinds)
             found.append(made)
         return tuple(found)
 
@@ -198,7 +206,7 @@ class Materialized:
         """The whole step as a value, with the overlap that the plan asks for."""
         if self.given is not None:
             return self.given
-        is_rewritten = bool(self.plan.overlap) or self.plan.swaps
+        is_rewritten = bool(self.plan.overlap) or self.plan.offloads
         blocks = {
             (stage, run): block
             for stage, program in enumerate(self.stages)
@@ -246,7 +254,7 @@ class Materialized:
 
     @cached_property
     def _reductions(self) -> Sequence[tuple[Bucket, StepInstruction]]:
-        """The buckets of gradients outside windows, each with its instruction."""
+        """The buckets of gradients outside FSDP units, each with its instruction."""
         found = []
         for bucket in reduced(self.plan, self.weights, self.segment_ends):
             devices, uses = bucket.devices, bucket.uses
@@ -286,8 +294,8 @@ class Materialized:
     def _reduced_uses(self) -> frozenset[Use]:
         """The uses whose gradients an instruction reduces."""
         buckets = (use for bucket, _ in self._reductions for use in bucket.uses)
-        windows = (use for use in self.weights.uses if use.window is not None)
-        return frozenset((*buckets, *windows))
+        units = (use for use in self.weights.uses if use.unit is not None)
+        return frozenset((*buckets, *units))
 
     @cached_property
     def is_asynchronous(self) -> bool:
@@ -368,25 +376,25 @@ class Materialized:
 
     @cached_property
     def stage_devices(self) -> tuple[frozenset[Device], ...]:
-        """For each stage, the devices that run its parts or store weights of its windows."""
+        """For each stage, the devices that run its parts or store weights of its FSDP units."""
         found = []
         for stage, items in zip(self.plan.stages, self.items, strict=True):
             devices = {d for op in stage.ops for d in self.plan.op_split(op).devices}
-            for item in items if self.plan.windows else ():
+            for item in items if self.plan.fsdp_units else ():
                 if isinstance(item, Open):
-                    devices |= self.window_devices(item.window)
+                    devices |= self.unit_devices(item.unit)
             found.append(frozenset(devices))
         return tuple(found)
 
     # --- what instructions name -----------------------------------------------------------------
 
     def subject(self, instruction: StepInstruction) -> Any:
-        """What an instruction names: an edge, a window, a bucket, or parameters.
+        """What an instruction names: an edge, an FSDP unit, a bucket, or parameters.
 
         Of segments the one of its first device.
         """
         kind, name = instruction.kind, instruction.name
-        if kind in COMPUTING or kind in SWAPS or kind is Verb.HOLD:
+        if kind in COMPUTING or kind in OFFLOADS or kind is Verb.HOLD:
             return self.segment(name, instruction.devices[0])
         if kind in MOVES or kind in BETWEEN:
             return self.edge(name)
@@ -407,27 +415,27 @@ class Materialized:
         return {edge.name: edge for edge in self.edges.all}
 
     @cached_property
-    def _named(self) -> Mapping[str, Window | Bucket]:
-        """The windows and buckets, by name."""
+    def _named(self) -> Mapping[str, FsdpUnit | Bucket]:
+        """The FSDP units and buckets, by name."""
         buckets = {b.name: b for b, _ in (*self._fetches, *self._reductions)}
-        return buckets | {f"w{i}": window for i, window in enumerate(self.plan.windows)}
+        return buckets | {f"w{i}": unit for i, unit in enumerate(self.plan.fsdp_units)}
 
     def is_of_bucket(self, instruction: StepInstruction) -> bool:
-        """Whether an instruction fetches or reduces a bucket of weights outside windows."""
+        """Whether an instruction fetches or reduces a bucket of weights outside FSDP units."""
         is_of_weights = instruction.kind in OF_WEIGHTS
         return is_of_weights and isinstance(self._named[instruction.name], Bucket)
 
     def uses_of(self, instruction: StepInstruction) -> tuple[Use, ...]:
-        """The uses of weights in the window or bucket of an instruction."""
+        """The uses of weights in the FSDP unit or bucket of an instruction."""
         return self.uses_in(self._named[instruction.name])
 
-    def uses_in(self, what: Window | Bucket) -> tuple[Use, ...]:
-        """The uses of weights in one window or bucket."""
-        return what.uses if isinstance(what, Bucket) else self.weights.of_window.get(what, ())
+    def uses_in(self, what: FsdpUnit | Bucket) -> tuple[Use, ...]:
+        """The uses of weights in one FSDP unit or bucket."""
+        return what.uses if isinstance(what, Bucket) else self.weights.of_unit.get(what, ())
 
-    def window_devices(self, window: Window) -> frozenset[Device]:
-        """The devices that store or read the weights of a window."""
-        uses = self.weights.of_window.get(window, ())
+    def unit_devices(self, unit: FsdpUnit) -> frozenset[Device]:
+        """The devices that store or read the weights of an FSDP unit."""
+        uses = self.weights.of_unit.get(unit, ())
         return frozenset(d for use in uses for side in (use.storage, use.side) for d in side.shards)
 
     @cached_property
@@ -476,7 +484,7 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
 
     Raises:
         OrderError: data dependencies and ``op_order`` form a cycle, or the schedule cannot run.
-        PlanError: partial sums on devices do not add up to a value, or groups to rerun overlap.
+        PlanError: partial sums on devices do not add up to a value, or groups to recompute overlap.
     """
     known = plan.graph.known.setdefault("materialized", WeakValueDictionary())
     key = plan.key, topology

@@ -21,7 +21,7 @@ from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
 
 FORWARDS = frozenset({ActionKind.FORWARD, ActionKind.TURN})
-"""Runs of a stage that are no rerun, and no backward."""
+"""Runs of a stage that are no recomputation, and no backward."""
 
 _COPIES = frozenset({Role.COPY, Role.WEIGHT})
 
@@ -63,14 +63,14 @@ class SegmentOperands:
                 more = more if run in FORWARDS else []
                 if mine.losses and run is ActionKind.FORWARD:
                     more.append(Value(Role.LOSS, "loss"))
-                again = 0 if run in FORWARDS else self._segments[name].span
+                again = 0 if run in FORWARDS else self._segments[name].region
                 sums = (e for held in mine.results for e in self.flow.sums(held.value, again))
                 partials = dict.fromkeys(map(partial_of, sums))
                 results = (held.value for held in mine.results)
                 return Operands(args, (*results, *partials, *more))
             case Verb.HOLD:
                 return Operands(args)
-            case Verb.RERUN:
+            case Verb.RECOMPUTE:
                 return Operands(weights)
             case Verb.BACKWARD:
                 return Operands(self._entering(mine) + weights, self._given(mine, name, sums=True))
@@ -101,7 +101,9 @@ Flows = Mapping[Flow, Sequence[Device]]
 
 
 def moved(edge: Edge, flows: Flows, again: int) -> Operands:
-    """The operands of the move of an edge's value inside a stage, or in the rerun of a span."""
+    """The operands of the move of an edge's value inside a stage, or in the recomputation of a
+    region.
+    """
     everyone = _devices(flows)
     there = edge.dst.shards.keys() & everyone
     arrived = Value(Role.ARRIVED, edge.name).on(there, everyone)
@@ -114,7 +116,7 @@ def moved_back(edge: Edge, flows: Flows) -> Operands:
 
 
 def sent(edge: Edge, flows: Flows, again: int = 0) -> tuple[Value, ...]:
-    """The values that devices write to an edge, in a forward or in the rerun of a span."""
+    """The values that devices write to an edge, in a forward or when a region is recomputed."""
     return _joined(flows, lambda flow: flow.packed(edge, again))
 
 
@@ -130,9 +132,9 @@ def arriving_grads(edge: Edge, flows: Flows) -> tuple[Value, ...]:
     return _joined(flows, lambda flow: flow.grads.get(value, ()))
 
 
-def entering_span(span: int, flows: Flows) -> tuple[Value, ...]:
-    """The values that a span keeps for its rerun."""
-    return _joined(flows, lambda flow: (held.value for held in flow.entering(span)))
+def entering_region(region: int, flows: Flows) -> tuple[Value, ...]:
+    """The values that a region keeps for its recomputation."""
+    return _joined(flows, lambda flow: (held.value for held in flow.entering(region)))
 
 
 def _joined(flows: Flows, values_of: Callable[[Flow], Iterable[Value]]) -> tuple[Value, ...]:

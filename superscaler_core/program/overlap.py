@@ -49,10 +49,10 @@ OF_MOVES: Mapping[Verb, Reach] = dict.fromkeys(MOVES, Reach(ahead=ANY))
 
 def reach_of(overlap: Overlap) -> Mapping[Verb, Reach]:
     """How far a plan lets communication of weights, and copies to the host, start and end."""
-    reach = {Verb.IN: Reach(ahead=overlap.copied_ahead), Verb.OUT: Reach(under_way=1)}
+    reach = {Verb.RELOAD: Reach(ahead=overlap.copied_ahead), Verb.OFFLOAD: Reach(under_way=1)}
     if overlap.prefetch:
         early = Reach(ahead=overlap.prefetch, ahead_bytes=overlap.memory_bytes)
-        reach |= dict.fromkeys((Verb.FETCH, Verb.GATHER), early)
+        reach |= dict.fromkeys((Verb.FETCH, Verb.UNSHARD), early)
     if overlap.reductions:
         reach[Verb.REDUCE] = Reach(under_way=overlap.most_reductions)
     return reach

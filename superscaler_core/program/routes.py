@@ -60,7 +60,7 @@ def _decisions_of_copies(plan: Plan) -> Decisions:
     for name, parts in said.parts.items():
         splits |= splits_of_copies(plan, ops[name], parts)
     firsts = (plan.graph.ops[0].name, *said.stages)
-    windows = ((copy, gathers) for ops, gathers in said.windows for copy in of_copies([ops]))
+    units = ((copy, unshards) for ops, unshards in said.fsdp_units for copy in of_copies([ops]))
     return replace(
         said,
         parts={name: split.parts for name, split in splits.items()},
@@ -69,9 +69,9 @@ def _decisions_of_copies(plan: Plan) -> Decisions:
         placement=None,
         orders=tuple((first, then) for first, then in of_copies(said.orders)),
         recomputed=of_copies(said.recomputed),
-        rerun=of_copies(said.rerun),
-        swapped=of_copies(said.swapped),
-        windows=tuple(windows),
+        recompute_regions=of_copies(said.recompute_regions),
+        offloaded=of_copies(said.offloaded),
+        fsdp_units=tuple(units),
         slices=None,
     )
 

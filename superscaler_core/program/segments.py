@@ -24,10 +24,10 @@ class Segment:
         parts: the parts, in order.
         recompute: whether its backward recomputes its forward.
         swap: whether the values that it keeps for its backward wait on the host.
-        span: number of the group with which it is rerun as a whole; 0 if none.
+        region: number of the group with which it is recomputed as a whole; 0 if none.
         has_backward: whether any of its results has a gradient.
-        is_left_out: whether the rerun of its span leaves it out, because its own backward
-            recomputes it and nothing else in the span reads its results.
+        is_left_out: whether the recomputation of its region leaves it out, because its own backward
+            recomputes it and nothing else in the region reads its results.
         products: bias additions done by a product among the parts (see ``products_of``).
     """
 
@@ -35,7 +35,7 @@ class Segment:
     parts: tuple[Part, ...]
     recompute: bool
     swap: bool = False
-    span: int = 0
+    region: int = 0
     has_backward: bool = False
     is_left_out: bool = False
     products: Mapping[Part, Part] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class StageItems:
         plan: the decisions.
         stage: the number of the stage.
         items: the items of the forward, in one order for all devices.
-        spans: by item, the group with which it is rerun as a whole.
+        regions: by item, the group with which it is recomputed as a whole.
         taking_part: by item that communicates, the devices that take part.
         edges: the edges of the plan.
         ends: ops before which segments end although there is no communication.
@@ -82,29 +82,29 @@ class StageItems:
     plan: Plan
     stage: int
     items: Sequence[Item]
-    spans: Mapping[Item, int]
+    regions: Mapping[Item, int]
     taking_part: Mapping[Step, Sequence[Device]]
     edges: Edges
     ends: Collection[Op] = ()
     kinds: frozenset[ActionKind] = frozenset({ActionKind.FORWARD, ActionKind.BACKWARD})
 
-    def span(self, step: Step) -> int:
-        """The number of the span that contains a step; 0 if none."""
+    def region(self, step: Step) -> int:
+        """The number of the region that contains a step; 0 if none."""
         if isinstance(step, Segment):
-            return step.span
-        return self.spans.get(step, 0) if self.spans else 0
+            return step.region
+        return self.regions.get(step, 0) if self.regions else 0
 
     def group(self, item: Compute) -> tuple[int, int, int]:
-        """The numbers of the groups with which a part is recomputed, swapped, and rerun."""
+        """The numbers of the groups with which a part is recomputed, swapped, and recompute."""
         plan, part = self.plan, item.part
         if not self.has_groups:
             return 0, 0, 0
-        return plan.recompute_group(part), plan.swap_group(part), self.span(item)
+        return plan.recompute_group(part), plan.offload_group(part), self.region(item)
 
     @cached_property
     def has_groups(self) -> bool:
-        """Whether any part of the plan is recomputed, swapped or rerun."""
-        return bool(self.spans) or self.plan.has_groups
+        """Whether any part of the plan is recomputed, swapped or recompute."""
+        return bool(self.regions) or self.plan.has_groups
 
     @cached_property
     def read_outside(self) -> frozenset[PTensor]:

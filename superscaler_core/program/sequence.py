@@ -1,6 +1,6 @@
 """Sequence: the order of a stage's forward, the same on every device.
 
-Parts compute; edges and windows communicate. All devices take their items from one list, so they
+Parts compute; edges and FSDP units communicate. All devices take their items from one list, so they
 issue collectives in one order, and no two devices can wait for each other. The backward runs the
 same list from its end.
 """
@@ -18,7 +18,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.plan import Device, OpSplit, Plan, Stage
 from superscaler_core.plan.op_split import MAX_PARTS, parts_of
-from superscaler_core.plan.savings import Window
+from superscaler_core.plan.savings import FsdpUnit
 from superscaler_core.program.edges import Edge, Edges
 
 
@@ -45,22 +45,22 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Gather the weights of a window; in the backward, reduce their gradients."""
+    """Gather the weights of an FSDP unit; in the backward, reduce their gradients."""
 
-    window: Window
+    unit: FsdpUnit
 
     def __str__(self) -> str:
-        return f"weights of {self.window.ops[0].name} come"
+        return f"weights of {self.unit.ops[0].name} come"
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Drop the weights of a window; in the backward, gather them."""
+    """Drop the weights of an FSDP unit; in the backward, gather them."""
 
-    window: Window
+    unit: FsdpUnit
 
     def __str__(self) -> str:
-        return f"weights of {self.window.ops[0].name} go"
+        return f"weights of {self.unit.ops[0].name} go"
 
 
 Item = Compute | Move | Open | Close
@@ -101,12 +101,12 @@ def _placed(plan: Plan, stage: Stage, edges: Edges) -> Iterator[tuple[Key, Item]
     for index, waiting in moves_before(edges, stage.index).items():
         for edge in waiting:
             yield (index, 0, edge.place), Move(edge)
-    for i, window in enumerate(plan.windows):
-        mine = [op.index for op in window.ops if stage.ops[0].index <= op.index]
+    for i, unit in enumerate(plan.fsdp_units):
+        mine = [op.index for op in unit.ops if stage.ops[0].index <= op.index]
         mine = [index for index in mine if index <= stage.ops[-1].index]
         if mine:
-            yield (min(mine), -1, i), Open(window)
-            yield (max(mine), 2, i), Close(window)
+            yield (min(mine), -1, i), Open(unit)
+            yield (max(mine), 2, i), Close(unit)
 
 
 @lru_cache(maxsize=MAX_PARTS)
@@ -182,13 +182,13 @@ def _data_order(
             continue
         op = plan.graph.producer[edge.tensor]
         mine += [parts[part] for part in plan.parts(op)]
-    for window in plan.windows:
-        if Open(window) in numbers:
-            opened = numbers[Open(window)]
-            inside = [parts[p] for op in window.ops for p in plan.parts(op) if p in parts]
+    for unit in plan.fsdp_units:
+        if Open(unit) in numbers:
+            opened = numbers[Open(unit)]
+            inside = [parts[p] for op in unit.ops for p in plan.parts(op) if p in parts]
             for number in inside:
                 before[number].append(opened)
-            before[numbers[Close(window)]] += inside
+            before[numbers[Close(unit)]] += inside
     return before
 
 

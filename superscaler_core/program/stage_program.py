@@ -1,6 +1,6 @@
 """Stage program: the forward and the backward of one stage, written out for all devices.
 
-Only this module decides in which order a stage runs, what is rerun, and which segments have a
+Only this module decides in which order a stage runs, what is recomputed, and which segments have a
 backward. Code generation, time and memory estimates, and reports all read its instructions.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from superscaler_core.known import Known
 from superscaler_core.plan import Device
-from superscaler_core.plan.savings import Window
+from superscaler_core.plan.savings import FsdpUnit
 from superscaler_core.program.device_steps import Alike, DeviceSteps
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.ends import left, taken
@@ -30,7 +30,7 @@ from superscaler_core.program.operands import (
     Operands,
     SegmentOperands,
     copies,
-    entering_span,
+    entering_region,
     instruction_of,
     moved,
     moved_back,
@@ -83,7 +83,7 @@ class StageProgram:
         """The values that the steps of a device pass to each other."""
         if device not in self._flows:
             steps, ends = self.steps[device], (self.leaving, self.arriving)
-            self._flows[device] = Flow(self.sources, device, steps, self.given.span, *ends)
+            self._flows[device] = Flow(self.sources, device, steps, self.given.region, *ends)
         return self._flows[device]
 
     @cached_property
@@ -95,7 +95,7 @@ class StageProgram:
         """The instructions of all devices by kind of run, in an order that every device keeps.
 
         A stage has the runs that the schedule has for it. If there is a separate recomputation (R),
-        it contains all reruns, and B or I contains only the backward itself. I computes the
+        it contains all recomputations, and B or I contains only the backward itself. I computes the
         gradients of segments' inputs, and has all communication of gradients; W computes those of
         weights.
         """
@@ -146,17 +146,18 @@ class StageProgram:
             yield from self._written(turn, devices, run)
 
     def _one_way(self, steps: Iterable[Step], run: ActionKind) -> Iterator[_Turn | _Border]:
-        """Steps in the order of a run; a backward begins each span with its rerun.
+        """Steps in the order of a run; a backward begins each region with its recomputation.
 
-        A separate recomputation reruns all spans, and then the backward reruns none.
+        A separate recomputation recomputations all regions, and then the backward recomputations
+        none.
         """
-        spans = [(span, list(mine)) for span, mine in groupby(steps, self.given.span)]
+        regions = [(region, list(mine)) for region, mine in groupby(steps, self.given.region)]
         is_back = run.goes_back or run is ActionKind.WEIGHTS
-        for span, mine in spans[::-1] if is_back else spans:
+        for region, mine in regions[::-1] if is_back else regions:
             runs_again = run is ActionKind.RECOMPUTE or (run.goes_back and not self._is_apart)
-            if span and (not is_back or runs_again):
-                yield _Border(span)
-            if run is ActionKind.RECOMPUTE or (span and runs_again):
+            if region and (not is_back or runs_again):
+                yield _Border(region)
+            if run is ActionKind.RECOMPUTE or (region and runs_again):
                 yield from (_Turn(step, is_again=True) for step in mine)
             elif not is_back:
                 yield from (_Turn(step) for step in mine)
@@ -172,9 +173,9 @@ class StageProgram:
         if not devices:
             return
         if isinstance(turn, _Border):
-            name = f"stage{self.given.stage}_span{turn.span}"
+            name = f"stage{self.given.stage}_region{turn.region}"
             for verb in _border_verbs(run):
-                yield instruction_of(verb, name, devices, self._border(turn.span, devices, verb))
+                yield instruction_of(verb, name, devices, self._border(turn.region, devices, verb))
             return
         step = turn.step
         if isinstance(step, Segment):
@@ -185,37 +186,37 @@ class StageProgram:
             for verb in self._move_verbs(step, turn, run):
                 yield self._move(step, verb, devices, run)
         elif isinstance(step, Open | Close):
-            for verb in self._window_verbs(step, turn, run):
-                yield self._of_window(step.window, verb, devices, run)
+            for verb in self._unit_verbs(step, turn, run):
+                yield self._of_unit(step.unit, verb, devices, run)
 
-    def _border(self, span: int, devices: Sequence[Device], verb: Verb) -> Operands:
-        """The values that a span keeps, or takes for its rerun."""
-        entering = entering_span(span, self.flows(devices))
+    def _border(self, region: int, devices: Sequence[Device], verb: Verb) -> Operands:
+        """The values that a region keeps, or takes for its recomputation."""
+        entering = entering_region(region, self.flows(devices))
         return Operands(entering) if verb is Verb.KEEP else Operands((), entering)
 
     def _move(
         self, step: Move, verb: Verb, devices: tuple[Device, ...], run: ActionKind
     ) -> StepInstruction:
         edge, flows = step.edge, self.flows(devices)
-        again = 0 if run in FORWARDS else self.given.span(step)
+        again = 0 if run in FORWARDS else self.given.region(step)
         given, legs = moved(edge, flows, again), edge.forward
         if verb is Verb.MOVE_BACK:
             given, legs = moved_back(edge, flows), edge.backward
         stays = all(leg.is_idle for leg in legs)
         return instruction_of(verb, edge.name, devices, given, stays=stays)
 
-    def _of_window(
-        self, window: Window, verb: Verb, devices: tuple[Device, ...], run: ActionKind
+    def _of_unit(
+        self, unit: FsdpUnit, verb: Verb, devices: tuple[Device, ...], run: ActionKind
     ) -> StepInstruction:
-        uses = self.sources.weights.of_window.get(window, ())
-        # Copies that the step has fetched stay when a window ends that only reduces gradients.
-        mine = copies(uses, devices) if window.gathers else ()
-        given = Operands((), mine) if verb is Verb.GATHER else Operands(mine)
+        uses = self.sources.weights.of_unit.get(unit, ())
+        # Copies that the step has fetched stay when an FSDP unit ends that only reduces gradients.
+        mine = copies(uses, devices) if unit.unshards else ()
+        given = Operands((), mine) if verb is Verb.UNSHARD else Operands(mine)
         if verb is Verb.REDUCE:
-            is_open = run is not ActionKind.WEIGHTS or window in self._read_late
+            is_open = run is not ActionKind.WEIGHTS or unit in self._read_late
             reads = (*sums(uses, self.trained_on, devices), *(mine if is_open else ()))
             given = Operands(reads, stored(uses, devices))
-        return instruction_of(verb, self._name(window), devices, given)
+        return instruction_of(verb, self._name(unit), devices, given)
 
     def text_key(self, device: Device) -> Hashable:
         """A key that is equal for devices whose functions of the stage have the same text."""
@@ -278,13 +279,13 @@ class StageProgram:
 
     def _segment_verbs(self, segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
         """The instructions of a segment; swapped values come back before their first use."""
-        is_rerun = segment.recompute and self._is_apart
+        is_recompute = segment.recompute and self._is_apart
         for verb in _run_verbs(segment, turn, run):
-            if segment.swap and (verb is Verb.RERUN if is_rerun else verb in GOES_BACK):
-                yield Verb.IN
+            if segment.swap and (verb is Verb.RECOMPUTE if is_recompute else verb in GOES_BACK):
+                yield Verb.RELOAD
             yield verb
             if segment.swap and verb is Verb.FORWARD:
-                yield Verb.OUT
+                yield Verb.OFFLOAD
 
     @property
     def _is_apart(self) -> bool:
@@ -293,53 +294,54 @@ class StageProgram:
 
     def _move_verbs(self, move: Move, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
         if not turn.is_back:
-            if run is not ActionKind.RECOMPUTE or self.given.span(move):
+            if run is not ActionKind.RECOMPUTE or self.given.region(move):
                 yield Verb.MOVE
         elif run.goes_back and move.edge.backward:
             yield Verb.MOVE_BACK
 
-    def _window_verbs(self, step: Open | Close, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
-        """Gather and drop a window so that it is open while any step in it reads its weights."""
-        window = step.window
+    def _unit_verbs(self, step: Open | Close, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
+        """Gather and drop an FSDP unit so that it is open while any step in it reads its weights.
+        """
+        unit = step.unit
         begins = isinstance(step, Open) != turn.is_back
-        is_open = window.gathers
+        is_open = unit.unshards
         if run is ActionKind.RECOMPUTE:
-            is_open = window.gathers and window in self._run_again
+            is_open = unit.unshards and unit in self._run_again
         elif run is ActionKind.WEIGHTS:
-            is_open = window.gathers and window in self._read_late
+            is_open = unit.unshards and unit in self._read_late
         if turn.is_back and not begins and run is not ActionKind.INPUTS:
             # A reduction also drops the weights.
             yield Verb.REDUCE
         elif is_open:
-            yield Verb.GATHER if begins else Verb.RELEASE
+            yield Verb.UNSHARD if begins else Verb.RESHARD
 
     @cached_property
-    def _run_again(self) -> frozenset[Window]:
-        """Windows in which, or around which, a rerun takes place."""
-        found: set[Window] = set()
-        opened: list[Window] = []
+    def _run_again(self) -> frozenset[FsdpUnit]:
+        """FSDP units in which, or around which, a recomputation takes place."""
+        found: set[FsdpUnit] = set()
+        opened: list[FsdpUnit] = []
         for item in self.given.items:
             if isinstance(item, Open):
-                opened.append(item.window)
+                opened.append(item.unit)
             elif isinstance(item, Close):
-                opened.remove(item.window)
-            if self.given.span(item) or (
+                opened.remove(item.unit)
+            if self.given.region(item) or (
                 isinstance(item, Compute) and self.given.plan.recompute_group(item.part)
             ):
                 found.update(opened)
         return frozenset(found)
 
     @cached_property
-    def _read_late(self) -> frozenset[Window]:
-        """Windows of weights whose values W may read."""
+    def _read_late(self) -> frozenset[FsdpUnit]:
+        """FSDP units of weights whose values W may read."""
         mine = (step for alike in self.steps.alike for step in alike.steps)
         segments = [step for step in mine if isinstance(step, Segment)]
         ops = {part.op for s in segments if reads_weights_late(s) for part in s.parts}
-        windows = (item.window for item in self.given.items if isinstance(item, Open))
-        return frozenset(window for window in windows if not ops.isdisjoint(window.ops))
+        units = (item.unit for item in self.given.items if isinstance(item, Open))
+        return frozenset(unit for unit in units if not ops.isdisjoint(unit.ops))
 
-    def _name(self, window: Window) -> str:
-        return f"w{self.given.plan.windows.index(window)}"
+    def _name(self, unit: FsdpUnit) -> str:
+        return f"w{self.given.plan.fsdp_units.index(unit)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,9 +355,9 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """The begin of a span on a device: its inputs are kept, or taken for the rerun."""
+    """The begin of a region on a device: its inputs are kept, or taken for the recomputation."""
 
-    span: int
+    region: int
 
 
 def _placed(turns: Sequence[_Turn | _Border]) -> Iterator[tuple[int, _Turn | _Border]]:
@@ -386,15 +388,15 @@ def _run_verbs(segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]
         yield Verb.COMPUTE
         return
     if not turn.is_again:
-        # A segment that is rerun later keeps nothing the first time.
-        is_kept = segment.has_backward and not segment.span
+        # A segment that is recomputed later keeps nothing the first time.
+        is_kept = segment.has_backward and not segment.region
         yield Verb.FORWARD if is_kept else Verb.COMPUTE
         return
-    if segment.span and not (segment.is_left_out and not segment.has_backward):
+    if segment.region and not (segment.is_left_out and not segment.has_backward):
         kept = Verb.HOLD if segment.is_left_out else Verb.FORWARD
         yield kept if segment.has_backward else Verb.COMPUTE
     if run is ActionKind.RECOMPUTE and segment.recompute and segment.has_backward:
-        yield Verb.RERUN
+        yield Verb.RECOMPUTE
 
 
 def _back_verbs(segment: Segment, run: ActionKind) -> Iterator[Verb]:

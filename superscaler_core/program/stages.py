@@ -10,9 +10,9 @@ from superscaler_core.graph.once import known_of
 from superscaler_core.plan import Device, Plan, Stage
 from superscaler_core.program.edges import Edges
 from superscaler_core.program.flow import Sources
+from superscaler_core.program.regions import regions_of
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
-from superscaler_core.program.spans import spans_of
 from superscaler_core.program.stage_program import StageProgram
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
@@ -28,12 +28,12 @@ class Placed:
     Attributes:
         key: equal for stages of plans of one graph that do the same.
         items: its items, in one order for all devices.
-        spans: by item, the group with which it is rerun as a whole.
+        regions: by item, the group with which it is recomputed as a whole.
     """
 
     key: Hashable
     items: tuple[Item, ...]
-    spans: Mapping[Item, int]
+    regions: Mapping[Item, int]
 
 
 def placed(plan: Plan, stage: Stage, edges: Edges) -> Placed:
@@ -41,13 +41,13 @@ def placed(plan: Plan, stage: Stage, edges: Edges) -> Placed:
 
     Raises:
         OrderError: data dependencies and ``op_order`` form a cycle; the message lists the cycle.
-        PlanError: groups to rerun overlap.
+        PlanError: groups to recompute overlap.
     """
     known, key = known_of(plan.graph, "items of stages", MAX_STAGES), _key(plan, stage, edges)
 
     def find() -> Placed:
         items = stage_items(plan, stage, edges)
-        return Placed(key, items, spans_of(plan, items))
+        return Placed(key, items, regions_of(plan, items))
 
     here: Placed = known.of(key, find)
     return here
@@ -55,7 +55,7 @@ def placed(plan: Plan, stage: Stage, edges: Edges) -> Placed:
 
 def _key(plan: Plan, stage: Stage, edges: Edges) -> Hashable:
     ops, mine = stage.ops, set(stage.ops)
-    windows = [(n, w) for n, w in enumerate(plan.windows) if not mine.isdisjoint(w.ops)]
+    units = [(n, w) for n, w in enumerate(plan.fsdp_units) if not mine.isdisjoint(w.ops)]
     has_groups = plan.has_groups or plan.runs_again
     groups = [
         (op.index, *numbers) for op in ops if has_groups and any(numbers := _groups(plan, op))
@@ -63,21 +63,23 @@ def _key(plan: Plan, stage: Stage, edges: Edges) -> Hashable:
     return (
         stage.index, ops[0].index, tuple(map(plan.op_split, ops)),
         edges.of_stage(stage.index), edges.leaving(stage.index), edges.arriving(stage.index),
-        tuple(windows), plan.given_orders, tuple(groups),
+        tuple(units), plan.given_orders, tuple(groups),
     )  # fmt: skip
 
 
 def _groups(plan: Plan, op: Op) -> list[int]:
     """The numbers of the groups in which an op and its parts are; 0 for none."""
-    of_parts = [f(part) for part in plan.parts(op) for f in (plan.recompute_group, plan.swap_group)]
-    return [plan.rerun_group(op), *of_parts]
+    of_parts = [
+        f(part) for part in plan.parts(op) for f in (plan.recompute_group, plan.offload_group)
+    ]
+    return [plan.region_group(op), *of_parts]
 
 
 def stage_program(
     here: Placed,
     sources: Sources,
     stage: int,
-    window_devices: Mapping[Open | Close, Sequence[Device]],
+    unit_devices: Mapping[Open | Close, Sequence[Device]],
     ends: Collection[Op],
     kinds: frozenset[ActionKind],
 ) -> StageProgram:
@@ -87,7 +89,7 @@ def stage_program(
         here: the items of the stage.
         sources: where parts read their inputs.
         stage: the number of the stage.
-        window_devices: the devices that take part in items of windows.
+        unit_devices: the devices that take part in items of FSDP units.
         ends: ops before which segments end although there is no communication.
         kinds: the kinds of actions that the schedule has for the stage.
     """
@@ -96,17 +98,17 @@ def stage_program(
     ops = plan.stages[stage].ops
     key = (
         here.key, kinds, tuple(op for op in ops if op in ends), _inputs(sources, ops),
-        _uses(sources, ops), tuple(window_devices.values()),
-        # A window may have ops of other stages too.
-        tuple(sources.weights.of_window.get(item.window, ()) for item in window_devices),
+        _uses(sources, ops), tuple(unit_devices.values()),
+        # An FSDP unit may have ops of other stages too.
+        tuple(sources.weights.of_unit.get(item.unit, ()) for item in unit_devices),
     )  # fmt: skip
 
     def write() -> StageProgram:
         taking_part: dict[Step, Sequence[Device]] = {
-            item: item.edge.devices if isinstance(item, Move) else window_devices[item]
+            item: item.edge.devices if isinstance(item, Move) else unit_devices[item]
             for item in here.items if not isinstance(item, Compute)
         }  # fmt: skip
-        given = StageItems(plan, stage, here.items, here.spans, taking_part, edges, ends, kinds)
+        given = StageItems(plan, stage, here.items, here.regions, taking_part, edges, ends, kinds)
         return StageProgram(given, sources, edges.leaving(stage), edges.arriving(stage))
 
     program: StageProgram = known.of(key, write)

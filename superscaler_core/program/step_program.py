@@ -22,8 +22,8 @@ class StepProgram:
     """All instructions of a step on all devices, in one order that every device keeps.
 
     The instructions of a stage are written once for all microbatches, as its *block*; ``events``
-    say when a stage runs its block for which microbatch. Weights outside windows are fetched before
-    all events, and their gradients are reduced after them. In the program of an asynchronous
+    say when a stage runs its block for which microbatch. Weights outside FSDP units are fetched
+    before all events, and their gradients are reduced after them. In the program of an asynchronous
     pipeline a stage has a block of its updates (U), and events have the version of weights that
     they read or make: ``0F4 v1``, or ``2F4 v3 stage0 v1`` of a stage that borrows weights of stage
     0.

@@ -137,9 +137,9 @@ def check_asynchronous(plan: Plan) -> None:
     what = f"schedule {plan.schedule.name} updates weights between microbatches"
     if plan.num_routes > 1:
         raise PlanError(f"{what}: a stage has to be on one group of devices, not on a copy each.")
-    if plan.windows:
+    if plan.fsdp_units:
         raise PlanError(
-            f"{what}, so a window (gather_weights, reduce_grads; ZeRO 2 and 3) would gather "
+            f"{what}, so an FSDP unit (unshard, reduce_grads; ZeRO 2 and 3) would gather "
             "another version for a backward than for its forward; store weights by ZeRO 1."
         )
     if plan.on_host:

@@ -44,7 +44,7 @@ class Role(StrEnum):
     VERSION = "version"
     """A version of a stage's weights."""
     KEPT = "kept"
-    """What a segment, or a span, keeps for its backward."""
+    """What a segment, or a region, keeps for its backward."""
     HALF = "half"
     """What the backward of a segment for inputs keeps for the one for weights."""
     HOST = "host"

@@ -18,7 +18,7 @@ class Verb(StrEnum):
     """Run a segment, and keep nothing."""
     HOLD = "hold"
     """Keep only the inputs of a segment, because its backward recomputes it."""
-    RERUN = "R"
+    RECOMPUTE = "R"
     """Recompute, before its backward, a segment that kept only its inputs."""
     BACKWARD = "B"
     """Compute the gradients of a segment's inputs and of its weights."""
@@ -26,26 +26,27 @@ class Verb(StrEnum):
     """Compute the gradients of a segment's inputs; keep what the gradients of its weights need."""
     BACKWARD_WEIGHTS = "W"
     """Compute the gradients of a segment's weights, after those of its inputs."""
-    OUT = "out"
+    OFFLOAD = "offload"
     """Copy what a segment keeps for its backward to host memory."""
-    IN = "in"
+    RELOAD = "reload"
     """Copy it back to the device."""
     KEEP = "keep"
-    """Keep the inputs of a span, which is rerun as a whole before its backward."""
+    """Keep the inputs of a region, which is recomputed as a whole before its backward."""
     RESUME = "resume"
-    """Take the kept inputs of a span; the instructions after this rerun it."""
+    """Take the kept inputs of a region; the instructions after this recompute it."""
     MOVE = "move"
     """Move the value of an edge inside the stage."""
     MOVE_BACK = "move-back"
     """Move the gradient of that value back."""
     FETCH = "fetch"
     """Fetch the weights of a bucket to where they are read; they stay for the step."""
-    GATHER = "gather"
-    """Gather the weights of a window where they are read."""
-    RELEASE = "release"
-    """Drop the gathered weights of a window."""
+    UNSHARD = "unshard"
+    """Gather the weights of an FSDP unit where they are read."""
+    RESHARD = "reshard"
+    """Drop the gathered weights of an FSDP unit."""
     REDUCE = "reduce"
-    """Reduce the gradients of a window's or bucket's weights to where the weights are stored."""
+    """Reduce the gradients of an FSDP unit's or bucket's weights to where the weights are stored.
+    """
     LOSS = "loss"
     """Sum the losses of all microbatches; every device gets the sum."""
     SEND = "send"
@@ -65,26 +66,28 @@ class Verb(StrEnum):
 GOES_BACK = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS})
 """Kinds that compute gradients of a segment's inputs."""
 
-COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.RERUN, *GOES_BACK, Verb.BACKWARD_WEIGHTS})
+COMPUTING = frozenset(
+    {Verb.FORWARD, Verb.COMPUTE, Verb.RECOMPUTE, *GOES_BACK, Verb.BACKWARD_WEIGHTS}
+)
 """Kinds that run a segment."""
 
-SWAPS = frozenset({Verb.OUT, Verb.IN})
+OFFLOADS = frozenset({Verb.OFFLOAD, Verb.RELOAD})
 """Copies between a device and its host; they wait for no other communication."""
 
-ALONE = COMPUTING | SWAPS | {Verb.HOLD, Verb.KEEP, Verb.RESUME}
+ALONE = COMPUTING | OFFLOADS | {Verb.HOLD, Verb.KEEP, Verb.RESUME}
 """Kinds that each device of an instruction does by itself, without waiting for the others."""
 
 MOVES = frozenset({Verb.MOVE, Verb.MOVE_BACK})
 """Communication inside a stage, of a microbatch's values and gradients."""
 
-OF_MICROBATCH = SWAPS | MOVES
+OF_MICROBATCH = OFFLOADS | MOVES
 """Communication that belongs to one microbatch; all other communication is of weights."""
 
-OF_WEIGHTS = frozenset({Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE})
+OF_WEIGHTS = frozenset({Verb.FETCH, Verb.UNSHARD, Verb.RESHARD, Verb.REDUCE})
 """Communication of weights in a stage's block, done once for both halves of a microbatch."""
 
 
-IN_PHASES = OF_MICROBATCH | {Verb.FETCH, Verb.GATHER, Verb.REDUCE}
+IN_PHASES = OF_MICROBATCH | {Verb.FETCH, Verb.UNSHARD, Verb.REDUCE}
 """Communication that may be started in the background."""
 
 BETWEEN = frozenset({Verb.SEND, Verb.RECEIVE, Verb.RECYCLED, Verb.SEND_BACK, Verb.RECEIVE_BACK})
@@ -128,12 +131,12 @@ OWN: Mapping[Verb, Own] = {
     Verb.FORWARD: _own(None, Role.KEPT),
     Verb.COMPUTE: _own(),
     Verb.HOLD: _own(None, Role.KEPT),
-    Verb.RERUN: Own((Role.KEPT,)),
+    Verb.RECOMPUTE: Own((Role.KEPT,)),
     Verb.BACKWARD: _own(Role.KEPT),
     Verb.BACKWARD_INPUTS: _own(Role.KEPT, Role.HALF),
     Verb.BACKWARD_WEIGHTS: _own(Role.HALF),
-    Verb.OUT: _own(Role.KEPT, Role.HOST),
-    Verb.IN: _own(Role.HOST, Role.KEPT),
+    Verb.OFFLOAD: _own(Role.KEPT, Role.HOST),
+    Verb.RELOAD: _own(Role.HOST, Role.KEPT),
     Verb.KEEP: _own(None, Role.KEPT),
     Verb.RESUME: _own(Role.KEPT),
     Verb.MOVE: _own(),
@@ -144,8 +147,8 @@ OWN: Mapping[Verb, Own] = {
     Verb.RECYCLED: _own(Role.CARRIED, Role.ARRIVED),
     Verb.RECEIVE_BACK: _own(Role.CARRIED_BACK),
     Verb.FETCH: _own(),
-    Verb.GATHER: _own(),
-    Verb.RELEASE: _own(None, None, Role.COPY),
+    Verb.UNSHARD: _own(),
+    Verb.RESHARD: _own(None, None, Role.COPY),
     Verb.REDUCE: _own(None, None, Role.SUM, Role.COPY),
     Verb.LOSS: _own(None, Role.TOTAL, Role.LOSS),
     Verb.UPDATE: _own(None, Role.VERSION, Role.SUM, Role.STORED, Role.COPY),

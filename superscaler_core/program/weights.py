@@ -2,7 +2,7 @@
 
 A parameter is stored where the parts of its optimizer op are assigned; without such a decision,
 every device stores what it reads. A *use* is a set of ops that share one copy of the parameter per
-device: either all ops outside windows, or the ops of one window (``Plan.gather_weights``,
+device: either all ops outside FSDP units, or the ops of one FSDP unit (``Plan.unshard``,
 ``Plan.reduce_grads``). Ops that give partial sums of its gradient, and ops that give the whole
 gradient (such as the square of a weight in the loss), are separate uses.
 
@@ -20,7 +20,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.once import known_of
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device, Plan
-from superscaler_core.plan.savings import Window
+from superscaler_core.plan.savings import FsdpUnit
 from superscaler_core.program.edges import Edges, Reader, input_side, output_side, stages_by_op
 from superscaler_core.program.side import Side, View
 from superscaler_core.program.transfer import Transfer, transfers
@@ -42,7 +42,7 @@ class Use:
         side: the end where it is read; its summands are those of the gradient.
         readers: the ops.
         is_trained: whether the ops give the parameter a gradient.
-        window: the window of the ops; None if the copy exists all the time.
+        unit: the FSDP unit of the ops; None if the copy exists all the time.
         owner: for a borrowed parameter, the stage that updates it; otherwise None.
     """
 
@@ -52,7 +52,7 @@ class Use:
     side: Side
     readers: tuple[Reader, ...]
     is_trained: bool
-    window: Window | None
+    unit: FsdpUnit | None
     owner: int | None = None
 
     @property
@@ -62,8 +62,8 @@ class Use:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether the weight is gathered for its window, and dropped after it."""
-        return self.window is not None and self.window.gathers
+        """Whether the weight is gathered for its FSDP unit, and dropped after it."""
+        return self.unit is not None and self.unit.unshards
 
     @cached_property
     def is_stored(self) -> bool:
@@ -111,11 +111,11 @@ class Weights:
     uses: tuple[Use, ...]
 
     @cached_property
-    def of_window(self) -> Mapping[Window | None, tuple[Use, ...]]:
-        """The uses of weights, by window."""
-        found: dict[Window | None, tuple[Use, ...]] = {}
+    def of_unit(self) -> Mapping[FsdpUnit | None, tuple[Use, ...]]:
+        """The uses of weights, by FSDP unit."""
+        found: dict[FsdpUnit | None, tuple[Use, ...]] = {}
         for use in self.uses:
-            found[use.window] = (*found.get(use.window, ()), use)
+            found[use.unit] = (*found.get(use.unit, ()), use)
         return found
 
     @cached_property
@@ -126,7 +126,7 @@ class Weights:
 
 def find_weights(plan: Plan, edges: Edges) -> Weights:
     """Find where all parameters are stored and used."""
-    window_of: dict[Op, Window] = {op: w for w in plan.windows for op in w.ops}
+    unit_of: dict[Op, FsdpUnit] = {op: w for w in plan.fsdp_units for op in w.ops}
     has_updates = plan.schedule is not None and plan.schedule.weights is not None
     stage_of = stages_by_op(plan) if has_updates else {}
     uses: list[Use] = []
@@ -134,7 +134,7 @@ def find_weights(plan: Plan, edges: Edges) -> Weights:
     known = known_of(plan.graph, "uses", MAX_USES)
     chosen = {
         op: (
-            plan.op_split(op), window_of.get(op), stage_of.get(op.index),
+            plan.op_split(op), unit_of.get(op), stage_of.get(op.index),
             tuple(edges.deferred[op].items()) if op in edges.deferred else None,
         )
         for op in plan.graph.ops if op.parameters
@@ -144,7 +144,7 @@ def find_weights(plan: Plan, edges: Edges) -> Weights:
         update = plan.graph.updates[name]
         stored = plan.op_split(update) if plan.has_parts(update) else plan.devices[0]
         key = tensor, stored, *((chosen[op], i) for op, i in readers.get(tensor, ()))
-        find = partial(_uses_of, plan, edges.deferred, tensor, window_of, stage_of)
+        find = partial(_uses_of, plan, edges.deferred, tensor, unit_of, stage_of)
         storage[tensor], found = known.of(key, find)
         uses += found
     return Weights(storage, tuple(uses))
@@ -154,7 +154,7 @@ def _uses_of(
     plan: Plan,
     deferred: Mapping[Op, Mapping[Device, int]],
     tensor: PTensor,
-    window_of: Mapping[Op, Window],
+    unit_of: Mapping[Op, FsdpUnit],
     stage_of: Mapping[int, int],
 ) -> tuple[Side, tuple[Use, ...]]:
     """Where one parameter is stored, and its uses.
@@ -163,19 +163,19 @@ def _uses_of(
         plan: the decisions.
         deferred: as in ``Edges``.
         tensor: the parameter.
-        window_of: the windows of ops that are in one.
+        unit_of: the FSDP units of ops that are in one.
         stage_of: in an asynchronous pipeline, the stage of every op, by the op's index.
     """
     readers = plan.graph.readers.get(tensor, ())
     stages = {stage_of.get(op.index) for op, _ in readers} if tensor.requires_grad else set()
     owner = min((stage for stage in stages if stage is not None), default=None)
-    groups: dict[tuple[Window | None, bool, int | None], list[Reader]] = {}
+    groups: dict[tuple[FsdpUnit | None, bool, int | None], list[Reader]] = {}
     for reader in readers:
         # A device that added a partial sum to a whole gradient could pass on neither of the two.
         is_summed = _read_by(plan, deferred, *reader).num_summands > 1
         stage = stage_of.get(reader[0].index)
         borrower = None if owner is None or stage == owner else stage
-        key = window_of.get(reader[0]), is_summed, borrower
+        key = unit_of.get(reader[0]), is_summed, borrower
         groups.setdefault(key, []).append(reader)
     sides = [
         Side.joined(_read_by(plan, deferred, *reader) for reader in group)
@@ -183,11 +183,11 @@ def _uses_of(
     ]
     storage = _storage(plan, tensor, sides)
     found: list[Use] = []
-    for ((window, _, borrower), group), side in zip(groups.items(), sides, strict=True):
+    for ((unit, _, borrower), group), side in zip(groups.items(), sides, strict=True):
         gives_grad = any(op in plan.graph.ops_with_backward for op, _ in group)
         is_trained = tensor.requires_grad and gives_grad
         of = None if borrower is None else owner
-        found.append(Use(len(found), tensor, storage, side, tuple(group), is_trained, window, of))
+        found.append(Use(len(found), tensor, storage, side, tuple(group), is_trained, unit, of))
     return storage, tuple(found)
 
 

@@ -165,7 +165,7 @@ def cut(plan: Plan, halvings: Halvings) -> None:
             plan.op_trans(op, split(loop, 2) if loop else replicate(2))
         plan.op_assign(op, plan.devices)
     shard_storage(plan)
-    plan.gather_weights(*plan.blocks.groups)
+    plan.unshard(*plan.blocks.groups)
 
 
 def _loops(op: Op, before: Sequence[str]) -> tuple[str, ...]:

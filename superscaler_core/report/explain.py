@@ -17,7 +17,7 @@ def explain_ops(plan: Plan, width: int = 100) -> str:
     """How every op is split and where its parts are; ops of equal layers share a row.
 
     ``b/4`` is loop b in 4 pieces, ``2 copies`` means that two parts do the same work, ``again``
-    that the backward recomputes it, ``swapped`` that its kept values wait on the host.
+    that the backward recomputes it, ``offloaded`` that its kept values wait on the host.
     """
     stage_of = {op.index: stage.index for stage in plan.stages for op in stage.ops}
     groups: dict[Hashable, list[Op]] = {}
@@ -47,7 +47,7 @@ def split_text(plan: Plan, op: Op) -> str:
     most = max(copies.values())
     words += [f"{most} copies"] if most > 1 else []
     words += ["again"] if any(map(plan.recompute_group, parts)) else []
-    words += ["swapped"] if any(map(plan.swap_group, parts)) else []
+    words += ["swapped"] if any(map(plan.offload_group, parts)) else []
     return ", ".join(words) or "whole"
 
 

@@ -101,11 +101,11 @@ def moves_of(
 def _ways_of(
     made: Materialized, use: Use, master_dtype: str | None
 ) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
-    """The moves of a weight: once per step, or whenever its window gathers or reduces."""
+    """The moves of a weight: once per step, or whenever its FSDP unit gathers or reduces."""
     fetches = reductions = 1
-    if use.window is not None:
-        fetches = made.counts[Verb.GATHER, use.window]
-        reductions = made.counts[Verb.REDUCE, use.window]
+    if use.unit is not None:
+        fetches = made.counts[Verb.UNSHARD, use.unit]
+        reductions = made.counts[Verb.REDUCE, use.unit]
     yield "fetch", use.fetch, fetches if use.is_fetched else 1
     dtype = master_dtype or use.tensor.dtype
     reduce = tuple(replace(leg, dtype=dtype) for leg in use.reduce)

@@ -104,7 +104,8 @@ class Calls:
         """The gradient of a value, summed over its readers."""
         return self._grads.get(value, Fixed.NONE)
 
-    # --- spans that are rerun -------------------------------------------------------------------
+    # --- regions that are recomputed
+    # -------------------------------------------------------------------
 
     def _keep(self, i: StepInstruction) -> Iterator[Line]:
         yield Line(Call("keep", (i.name, Fixed.MICROBATCH, Tuple(self._entering(i)))))
@@ -113,8 +114,8 @@ class Calls:
         yield Line(Call("kept", (i.name, Fixed.MICROBATCH)), self._entering(i), unpacks=True)
 
     def _entering(self, i: StepInstruction) -> tuple[Variable, ...]:
-        span = int(i.name.rpartition("_span")[2])
-        return tuple(Variable(held.value) for held in self._flow.entering(span))
+        region = int(i.name.rpartition("_region")[2])
+        return tuple(Variable(held.value) for held in self._flow.entering(region))
 
     # --- edges ----------------------------------------------------------------------------------
 
@@ -192,13 +193,13 @@ class Calls:
 
 
 _METHODS = {
-    Verb.RERUN: "rerun",
+    Verb.RECOMPUTE: "recompute",
     Verb.BACKWARD_WEIGHTS: "backward_weights",
-    Verb.OUT: "swap_out",
-    Verb.IN: "swap_in",
+    Verb.OFFLOAD: "offload",
+    Verb.RELOAD: "reload",
     Verb.FETCH: "fetch",
-    Verb.GATHER: "gather",
-    Verb.RELEASE: "drop",
+    Verb.UNSHARD: "unshard",
+    Verb.RESHARD: "reshard",
     Verb.REDUCE: "reduce",
 }
 """Methods that take no values of the block."""
@@ -207,7 +208,9 @@ _LINES: Mapping[Verb, Callable[[Calls, StepInstruction], Iterator[Line]]] = {
     **dict.fromkeys((Verb.FORWARD, Verb.COMPUTE), Calls._forward),
     Verb.HOLD: Calls._hold,
     **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUTS), Calls._backward),
-    **dict.fromkeys((Verb.RERUN, Verb.BACKWARD_WEIGHTS, Verb.OUT, Verb.IN), Calls._of_segment),
+    **dict.fromkeys(
+        (Verb.RECOMPUTE, Verb.BACKWARD_WEIGHTS, Verb.OFFLOAD, Verb.RELOAD), Calls._of_segment
+    ),
     Verb.KEEP: Calls._keep,
     Verb.RESUME: Calls._resume,
     Verb.MOVE: Calls._move,

@@ -94,7 +94,7 @@ class PieceView:
     offset: int | torch.SymInt
 
 
-class Swap:
+class ActivationOffload:
     """Creates parcels; memory that several parcels keep is copied to the host only once."""
 
     def __init__(self, host: Host) -> None:
@@ -102,9 +102,9 @@ class Swap:
         # torch keeps the Python object of a storage as long as the storage, so it is an identity.
         self._sent: WeakKeyDictionary[UntypedStorage, Tensor] = WeakKeyDictionary()
 
-    def parcel(self, staying: Iterable[Tensor]) -> Parcel:
+    def offloaded(self, staying: Iterable[Tensor]) -> Offloaded:
         """An empty parcel for a segment's kept values, except tensors that stay on the device."""
-        return Parcel(self, frozenset(x.untyped_storage() for x in staying))
+        return Offloaded(self, frozenset(x.untyped_storage() for x in staying))
 
     def sent(self, storage: UntypedStorage) -> Tensor:
         """The bytes of a storage, on the host."""
@@ -114,7 +114,7 @@ class Swap:
         return self._sent[storage]
 
 
-class Parcel:
+class Offloaded:
     """The values that one segment keeps of one microbatch.
 
     ``send`` starts to copy all packed values to the host, each piece of memory once, however many
@@ -122,8 +122,8 @@ class Parcel:
     copies back, and ``arrive`` waits for them.
     """
 
-    def __init__(self, swap: Swap, staying: frozenset[UntypedStorage]) -> None:
-        self._swap, self._staying = swap, staying
+    def __init__(self, swap: ActivationOffload, staying: frozenset[UntypedStorage]) -> None:
+        self._offload, self._staying = swap, staying
         self._packed: dict[UntypedStorage, int] = {}
         self._pieces: list[Tensor] = []
         self._has_left: Callable[[], None] = _at_once
@@ -148,8 +148,8 @@ class Parcel:
 
     def send(self) -> None:
         """Start to copy the packed values to the host."""
-        self._pieces = [self._swap.sent(storage) for storage in self._packed]
-        self._has_left = self._swap.host.mark()
+        self._pieces = [self._offload.sent(storage) for storage in self._packed]
+        self._has_left = self._offload.host.mark()
 
     def leave(self) -> None:
         """Wait for ``send``, and free the memory on the device."""
@@ -159,7 +159,7 @@ class Parcel:
 
     def fetch(self) -> None:
         """Start to copy the values back."""
-        self._arrivals = [self._swap.host.to_device(piece) for piece in self._pieces]
+        self._arrivals = [self._offload.host.to_device(piece) for piece in self._pieces]
 
     def arrive(self) -> None:
         """Wait for ``fetch``."""

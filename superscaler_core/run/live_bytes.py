@@ -126,7 +126,7 @@ class LiveBytes:
 
     def __init__(self, trainer: Trainer) -> None:
         self._rank = trainer._rank
-        self._meter = _Peak(self._is_outside, self._windowed())
+        self._meter = _Peak(self._is_outside, self._with_units_of())
         self.peak_bytes = 0
 
     def __enter__(self) -> LiveBytes:
@@ -167,13 +167,13 @@ class LiveBytes:
             if not tables.parameters[name].on_host:
                 yield parameter
                 yield from () if parameter.grad is None else (parameter.grad,)
-        yield from (c for n, c in weights._copies.items() if tables.weights[n].windowed != "gather")
+        yield from (c for n, c in weights._copies.items() if tables.weights[n].unit != "unshard")
         yield from self._rank._constants.values()
 
-    def _windowed(self) -> list[Tensor]:
+    def _with_units_of(self) -> list[Tensor]:
         """Weights whose memory is resized without an operator."""
         weights, tables = self._rank.weights, self._rank.tables
-        return [c for n, c in weights._copies.items() if tables.weights[n].windowed == "gather"]
+        return [c for n, c in weights._copies.items() if tables.weights[n].unit == "unshard"]
 
     def _is_outside(self, tensor: Tensor) -> bool:
         """Whether memory belongs to the caller or to the host."""
@@ -190,15 +190,15 @@ class _Peak(StorageMeter):  # type: ignore[no-untyped-call]
 
     Args:
         is_outside: whether a tensor that is seen for the first time is not to be counted.
-        windowed: tensors whose memory is resized.
+        unit: tensors whose memory is resized.
     """
 
-    def __init__(self, is_outside: Callable[[Tensor], bool], windowed: Iterable[Tensor]) -> None:
+    def __init__(self, is_outside: Callable[[Tensor], bool], unit: Iterable[Tensor]) -> None:
         super().__init__()
         self.peak_bytes = 0
         self._is_outside = is_outside
-        self._resized = [tensor.untyped_storage() for tensor in windowed]
-        self.ignore(windowed)
+        self._resized = [tensor.untyped_storage() for tensor in unit]
+        self.ignore(unit)
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         given = list(tensors)

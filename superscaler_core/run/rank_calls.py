@@ -15,7 +15,7 @@ import rvdcomm as rv
 from superscaler_core.ops import mix
 from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.delay import CorrectedWeights
-from superscaler_core.run.host import Host, Parcel
+from superscaler_core.run.host import Host, Offloaded
 from superscaler_core.run.moves import Way
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.tables import Tables, box_of
@@ -45,14 +45,14 @@ def _of(
     return call
 
 
-def _swapped(
-    *steps: Callable[[Parcel], None],
+def _offloaded(
+    *steps: Callable[[Offloaded], None],
 ) -> Callable[[RankCalls, SegmentFunction, int], None]:
     """Steps of the kept values of a segment to the host or back; a turn has kept none."""
 
     def call(rank: RankCalls, segment: SegmentFunction, mb: int) -> None:
         for step in steps if rank._with_grad else ():
-            step(rank._tape.parcel(segment, mb))
+            step(rank._tape.offloaded(segment, mb))
 
     return call
 
@@ -90,7 +90,7 @@ class RankCalls:
     ) -> None:
         self.tables, self.weights, self.device = tables, weights, device
         self._constants = constants
-        self._tape = Tape(tables.recomputed, tables.swapped, host)
+        self._tape = Tape(tables.recomputed, tables.offloaded, host)
         self._carrier = Carrier(tables, transport, device)
         self._seed, self._num_steps = seed, 0
         dtype: torch.dtype = getattr(torch, tables.loss_dtype)
@@ -184,26 +184,26 @@ class RankCalls:
         """Like ``backward``, without the gradients of weights; ``backward_weights`` adds those."""
         return self._tape.backward_inputs(segment, mb, self._rng(mb), grads)
 
-    def rerun(self, segment: SegmentFunction, mb: int) -> None:
+    def recompute(self, segment: SegmentFunction, mb: int) -> None:
         """Recompute a segment that kept only its inputs, before its backward."""
-        self._tape.rerun(segment, mb, self._rng(mb))
+        self._tape.recompute(segment, mb, self._rng(mb))
 
     hold = _of("_tape", Tape.hold)
     backward_weights = _of("_tape", Tape.backward_weights)
     kept = _of("_tape", Tape.kept)
 
     def keep(self, name: str, mb: int, values: Tensors) -> None:
-        """Keep the inputs of a span for its rerun, if there will be a backward."""
+        """Keep the inputs of a region for its recomputation, if there will be a backward."""
         if self._with_grad:
             self._tape.keep(name, mb, values)
 
     # Copies of kept values to the host and back.
-    start_swap_out = _swapped(Parcel.send)
-    wait_swap_out = _swapped(Parcel.leave)
-    swap_out = _swapped(Parcel.send, Parcel.leave)
-    start_swap_in = _swapped(Parcel.fetch)
-    wait_swap_in = _swapped(Parcel.arrive)
-    swap_in = _swapped(Parcel.fetch, Parcel.arrive)
+    start_offload = _offloaded(Offloaded.send)
+    wait_offload = _offloaded(Offloaded.leave)
+    offload = _offloaded(Offloaded.send, Offloaded.leave)
+    start_reload = _offloaded(Offloaded.fetch)
+    wait_reload = _offloaded(Offloaded.arrive)
+    reload = _offloaded(Offloaded.fetch, Offloaded.arrive)
 
     # --- arguments of segments ------------------------------------------------------------------
 
@@ -266,10 +266,10 @@ class RankCalls:
     fetch = _of("weights", WeightStore.fetch)
     start_fetch = _of("weights", WeightStore.start_fetch)
     wait_fetch = _of("weights", WeightStore.wait_fetch)
-    gather = _of("weights", WeightStore.gather)
-    start_gather = _of("weights", WeightStore.start_gather)
-    wait_gather = _of("weights", WeightStore.wait_gather)
-    drop = _of("weights", WeightStore.drop)
+    unshard = _of("weights", WeightStore.unshard)
+    start_unshard = _of("weights", WeightStore.start_unshard)
+    wait_unshard = _of("weights", WeightStore.wait_unshard)
+    reshard = _of("weights", WeightStore.drop)
     reduce = _of("weights", WeightStore.reduce)
     start_reduce = _of("weights", WeightStore.start_reduce)
     wait_reduce = _of("weights", WeightStore.wait_reduce)

@@ -91,7 +91,7 @@ class Weight:
         dtype: dtype in which it is read.
         fetch: legs from storage to the readers; empty if every reader stores the parameter.
         reduce: legs of the gradient to storage.
-        windowed: "" outside windows; "gather" if a window gathers the weight and reduces its
+        unit: "" outside FSDP units; "unshard" if an FSDP unit gathers the weight and reduces its
             gradient, "reduce" if it only reduces the gradient.
         is_borrowed: whether another stage than that of the readers updates the parameter.
     """
@@ -101,7 +101,7 @@ class Weight:
     dtype: str
     fetch: tuple[Leg, ...]
     reduce: tuple[Leg, ...]
-    windowed: str = ""
+    unit: str = ""
     is_borrowed: bool = False
 
     def named(self, *names: str) -> dict[str, Weight]:
@@ -195,7 +195,7 @@ class Tables:
     parameters: Mapping[str, Stored] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     recomputed: frozenset[str] = frozenset()
-    swapped: frozenset[str] = frozenset()
+    offloaded: frozenset[str] = frozenset()
     buffers: Mapping[str, bool] = field(default_factory=dict)
     results: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
     states: Mapping[str, tuple[Leg, ...]] = field(default_factory=dict)

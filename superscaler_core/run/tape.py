@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from superscaler_core.run.host import Host, Parcel, Swap, emptied
+from superscaler_core.run.host import ActivationOffload, Host, Offloaded, emptied
 from superscaler_core.run.split_backward import SplitBackward
 
 SegmentFunction = Callable[..., tuple[Tensor, ...]]
@@ -43,14 +43,14 @@ class Saved:
     """The values that the backward of a segment needs.
 
     Gradients of its results enter at ``roots``; None if the backward recomputes the forward. For a
-    swapped segment ``parcel`` holds the values, and the leaves are empty (or packed, if
+    swapped segment ``offloaded`` holds the values, and the leaves are empty (or packed, if
     recomputed).
     """
 
     leaves: tuple[Any, ...]
     others: Tensors
     roots: tuple[GradientEdge | None, ...] | None
-    parcel: Parcel | None = None
+    offloaded: Offloaded | None = None
 
 
 class Tape:
@@ -58,13 +58,13 @@ class Tape:
 
     Args:
         recomputed: names of segments whose backward recomputes their forward.
-        swapped: names of segments whose kept values are moved to the host.
+        offloaded: names of segments whose kept values are moved to the host.
         host: the host memory.
     """
 
-    def __init__(self, recomputed: Collection[str], swapped: Collection[str], host: Host) -> None:
-        self._recomputed, self._swapped = recomputed, swapped
-        self._swap = Swap(host)
+    def __init__(self, recomputed: Collection[str], offloaded: Collection[str], host: Host) -> None:
+        self._recomputed, self._offloaded = recomputed, offloaded
+        self._offload = ActivationOffload(host)
         self._saved: dict[tuple[str, int], Saved] = {}
         self._split: dict[tuple[str, int], SplitBackward] = {}
         self._kept: dict[tuple[str, int], Tensors] = {}
@@ -82,7 +82,7 @@ class Tape:
             others: inputs without gradients, constants and weights.
         """
         name = segment.__name__
-        if name in self._swapped:
+        if name in self._offloaded:
             return self._forward_swapped(segment, mb, seed, inputs, others)
         if name in self._recomputed:
             self.hold(segment, mb, inputs, others)
@@ -116,18 +116,20 @@ class Tape:
         self, segment: SegmentFunction, mb: int, seed: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
         """Like ``forward``, but kept values are packed so that they can go to the host."""
-        name, parcel = segment.__name__, self._swap.parcel(others)
+        name, offloaded = segment.__name__, self._offload.offloaded(others)
         if name in self._recomputed:
             outputs = self.compute(segment, seed, inputs, others)
-            self._saved[name, mb] = Saved(tuple(map(parcel.pack, inputs)), others, None, parcel)
+            self._saved[name, mb] = Saved(
+                tuple(map(offloaded.pack, inputs)), others, None, offloaded
+            )
             return outputs
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
-        with parcel.packing():
+        with offloaded.packing():
             outputs = segment(seed, *leaves, *others)
-        self._saved[name, mb] = Saved(tuple(map(emptied, leaves)), (), _roots(outputs), parcel)
+        self._saved[name, mb] = Saved(tuple(map(emptied, leaves)), (), _roots(outputs), offloaded)
         return tuple(x.detach() for x in outputs)
 
-    def rerun(self, segment: SegmentFunction, mb: int, seed: int) -> None:
+    def recompute(self, segment: SegmentFunction, mb: int, seed: int) -> None:
         """Recompute a segment that kept only its inputs, so that its backward need not do it.
 
         From then on the tape keeps the same values as for a segment that is not recomputed.
@@ -140,8 +142,8 @@ class Tape:
         """The values that a backward starts from; recomputes the forward if still needed."""
         if saved.roots is not None:
             return saved
-        parcel = saved.parcel
-        inputs = saved.leaves if parcel is None else tuple(map(parcel.unpack, saved.leaves))
+        offloaded = saved.offloaded
+        inputs = saved.leaves if offloaded is None else tuple(map(offloaded.unpack, saved.leaves))
         return self._run(segment, seed, inputs, saved.others)[0]
 
     def backward(self, segment: SegmentFunction, mb: int, seed: int, grads: Grads) -> Tensors:
@@ -189,24 +191,25 @@ class Tape:
         saved = self._saved.pop((segment.__name__, mb))
         return self._with_graph(saved, segment, seed)
 
-    def parcel_bytes(self, mb: int) -> Mapping[str, int]:
+    def offloaded_bytes(self, mb: int) -> Mapping[str, int]:
         """The bytes on the host for each swapped segment of a microbatch."""
         return {
-            name: saved.parcel.num_bytes
+            name: saved.offloaded.num_bytes
             for (name, other), saved in self._saved.items()
-            if other == mb and saved.parcel is not None
+            if other == mb and saved.offloaded is not None
         }
 
-    def parcel(self, segment: SegmentFunction, mb: int) -> Parcel:
+    def offloaded(self, segment: SegmentFunction, mb: int) -> Offloaded:
         """The parcel with the kept values of a swapped segment."""
-        parcel = self._saved[segment.__name__, mb].parcel
-        assert parcel is not None, "it is of a segment that is swapped"
-        return parcel
+        offloaded = self._saved[segment.__name__, mb].offloaded
+        assert offloaded is not None, "it is of a segment that is swapped"
+        return offloaded
 
-    # --- reruns of spans ------------------------------------------------------------------------
+    # --- recomputations of regions
+    # ------------------------------------------------------------------------
 
     def keep(self, name: str, mb: int, values: Tensors) -> None:
-        """Keep the inputs of a span for its rerun."""
+        """Keep the inputs of a region for its recomputation."""
         self._kept[name, mb] = values
 
     def kept(self, name: str, mb: int) -> Tensors:
@@ -217,10 +220,10 @@ class Tape:
         """Check that a step ran the backward of every forward."""
         assert not self._saved, "every forward had its backward"
         assert not self._split, "every gradient of inputs had those of weights after it"
-        assert not self._kept, "every span was run again"
+        assert not self._kept, "every region was run again"
 
     def forget(self) -> None:
-        """The step has failed: drop what backwards and reruns would have needed."""
+        """The step has failed: drop what backwards and recomputations would have needed."""
         self._saved.clear()
         self._split.clear()
         self._kept.clear()

@@ -64,11 +64,9 @@ class WeightStore:
         self._totals: dict[str, Tensor] = {}
         self._landing: list[tuple[str, rv.Box, Tensor]] = []
         self._under_way: dict[tuple[str, str], Callable[[], Brought]] = {}
-        resting = [n for n, w in tables.weights.items() if w.windowed != "gather"]
+        resting = [n for n, w in tables.weights.items() if w.unit != "unshard"]
         self._read_here = [n for n in resting if all(x.is_idle for x in tables.weights[n].fetch)]
-        self._unwindowed = [
-            n for n, w in tables.weights.items() if not (w.windowed or w.is_borrowed)
-        ]
+        self._unwindowed = [n for n, w in tables.weights.items() if not (w.unit or w.is_borrowed)]
         self._handed: dict[str, deque[list[tuple[rv.Box, Tensor]]]] = {
             n: deque() for n, w in tables.weights.items() if w.is_borrowed
         }
@@ -132,7 +130,7 @@ class WeightStore:
         """Whether a copy shares memory with the stored parameter."""
         if weight.name not in self.stored or self._tables.parameters[weight.name].on_host:
             return False
-        is_here = not weight.fetch and weight.windowed != "gather"
+        is_here = not weight.fetch and weight.unit != "unshard"
         return is_here and self.stored_dtype(weight.name) == _dtype(weight.dtype)
 
     def _widen(self, name: str, copy: Tensor) -> None:
@@ -205,16 +203,16 @@ class WeightStore:
         self.drop(self._own)
         self._rests = True
 
-    def gather(self, names: Sequence[str]) -> None:
-        """Fill copies that a window drops when it ends."""
+    def unshard(self, names: Sequence[str]) -> None:
+        """Fill copies that an FSDP unit drops when it ends."""
         self._grow(names)
         self.fetch(names)
 
-    def start_gather(self, names: Sequence[str]) -> None:
-        """Start to fill copies of a window."""
+    def start_unshard(self, names: Sequence[str]) -> None:
+        """Start to fill copies of an FSDP unit."""
         self.start_fetch(names)
 
-    def wait_gather(self, names: Sequence[str]) -> None:
+    def wait_unshard(self, names: Sequence[str]) -> None:
         """Wait for a started gather, and fill the copies with its result."""
         self._grow(names)
         self.wait_fetch(names)
@@ -278,16 +276,16 @@ class WeightStore:
         Weights that were gathered are dropped.
         """
         self._add_up(move_many(self._transport, self._reduced(names)))
-        self._drop_gathered(names)
+        self._drop_unsharded(names)
 
     def start_reduce(self, names: Sequence[str]) -> None:
         """Start to reduce gradients; weights that were gathered are dropped."""
         wait = start_many(self._transport, self._reduced(names))
         self._under_way["reduce", names[0]] = wait
-        self._drop_gathered(names)
+        self._drop_unsharded(names)
 
-    def _drop_gathered(self, names: Sequence[str]) -> None:
-        self.drop(name for name in names if self._tables.weights[name].windowed == "gather")
+    def _drop_unsharded(self, names: Sequence[str]) -> None:
+        self.drop(name for name in names if self._tables.weights[name].unit == "unshard")
 
     def wait_reduce(self, names: Sequence[str]) -> None:
         """Wait for a started reduction, and add its result to the gradients."""
@@ -310,7 +308,8 @@ class WeightStore:
         return () if copy is None else self.versions.every(name, copy)
 
     def _add_up(self, brought: Brought) -> None:
-        # Gradients that an earlier window sent to the host have had the time since then to arrive.
+        # Gradients that an earlier FSDP unit sent to the host have had the time since then to
+        # arrive.
         if self._landing:
             self._settle()
         handed: dict[str, list[tuple[rv.Box, Tensor]]] = {}

@@ -36,7 +36,7 @@ class Sums:
         for part in reversed(segment.parts):
             for position in part.op.form.trained:
                 use = self._made.weights.of_reader[part.op, position]
-                is_new = self._is_first or use.window is not None
+                is_new = self._is_first or use.unit is not None
                 if (devices[0], use) in self._begun or not is_new:
                     dtype = part.op.form.inputs[position].dtype
                     box, _ = part.form.inputs[position]

@@ -210,14 +210,14 @@ class Work:
                 return self._each(what.tensor.name, what.forward)
             case Verb.MOVE_BACK:
                 return self._each(what.tensor.name, what.backward)
-            case Verb.FETCH | Verb.GATHER:
+            case Verb.FETCH | Verb.UNSHARD:
                 return self.fetch(self._made.uses_in(what))
             case Verb.REDUCE:
                 return self.reduce(self._made.uses_in(what))
             case Verb.LOSS:
                 return self._each("loss", self._made.loss)
-            case Verb.OUT | Verb.IN:
-                return self._swap(instruction)
+            case Verb.OFFLOAD | Verb.RELOAD:
+                return self._offload(instruction)
         return ()
 
     def _segment(
@@ -259,13 +259,13 @@ class Work:
             num_split += bool(i_share and w_share)
         return _Times(forward, inputs, weights, num_split * self._times.profile.split_secs)
 
-    def _swap(self, instruction: StepInstruction) -> Iterable[Act]:
+    def _offload(self, instruction: StepInstruction) -> Iterable[Act]:
         """Copy the kept values of a segment to the host or back."""
         run = ActionKind.FORWARD, stage_of_segment(instruction.name)
-        name = "to host" if instruction.kind is Verb.OUT else "from host"
+        name = "to host" if instruction.kind is Verb.OFFLOAD else "from host"
         for device in instruction.devices:
             forward = footprints(self._made, device, self._master)[run]
-            wire = self._copy(device, forward.parcel_bytes[instruction.name])
+            wire = self._copy(device, forward.offloaded_bytes[instruction.name])
             yield Act(name, (device,), wire.ticks, wire, is_copy=True)
 
     def _copy(self, device: Device, num_bytes: int) -> Wire:
@@ -312,7 +312,7 @@ class Work:
         """The acts at the end of a step, before the optimizer."""
         end = self._made.step_program.end
         reduced = {use for i in end if i.kind is Verb.REDUCE for use in self._made.uses_of(i)}
-        uses = [use for use in self._made.weights.uses if use.window is None and use.reduce]
+        uses = [use for use in self._made.weights.uses if use.unit is None and use.reduce]
         alone = [use for use in uses if use not in reduced]
         acts = (act for i in end for act in self._in_phase(i))
         return (*acts, *self._host_copies("to host", alone, self._master))

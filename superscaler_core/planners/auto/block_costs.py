@@ -259,7 +259,7 @@ class _Priced:
                     number = plan.recompute_group(part)
                     split = OpSplit.of([(placed.pieces, placed.replica, placed.device)])
                     group = (number, piece) if number else _NONE
-                    found.append(_Placed(op, part, split, plan.rerun_group(op), group))
+                    found.append(_Placed(op, part, split, plan.region_group(op), group))
         return found
 
     def _left_out(self, parts: Sequence[_Placed]) -> set[tuple[int, int]]:
@@ -276,9 +276,9 @@ class _Priced:
 
     def _stays_inside(self, op: Op) -> bool:
         """Whether the results of an op in a region are read in the region."""
-        region = self.plan.rerun_group(op)
+        region = self.plan.region_group(op)
         return region > 0 and any(
-            self.plan.rerun_group(reader) == region for reader in self._readers(op.outputs)
+            self.plan.region_group(reader) == region for reader in self._readers(op.outputs)
         )
 
     # --- memory ---------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Filling:
         sizes = tuple(sizes) or self.sizes(plan.blocks)
         FAMILIES[chosen.family](plan, self, num // overlap.num_halves, sizes)
         if chosen.zero == 3:
-            plan.gather_weights(*plan.blocks.groups)
+            plan.unshard(*plan.blocks.groups)
         if chosen.offload:
             plan.store_on_host()
         plan.overlap = overlap

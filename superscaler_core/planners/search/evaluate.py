@@ -56,8 +56,8 @@ def evaluate(request: Request, candidate: Candidate, how: Scope = FULL) -> Trial
 def trial_of(candidate: Candidate, evaluation: Evaluation) -> Trial:
     """The trial of a candidate, from the result of its evaluation."""
     return Trial(
-        candidate, evaluation.secs, evaluation.peak_bytes, evaluation.problem, evaluation.is_estimate,
-        evaluation.evaluation_secs, evaluation.breakdown,
+        candidate, evaluation.secs, evaluation.peak_bytes, evaluation.problem,
+        evaluation.is_estimate, evaluation.evaluation_secs, evaluation.breakdown,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Request, Candidate and Trial: a planner's task, its proposals, and the results of their evaluation."""
+"""Request, Candidate and Trial: a planner's task, its proposals, and their evaluations."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ class Candidate:
             microbatches run one after another. If it can be pickled, another process may evaluate
             the candidate.
         bound_secs: the planner's lower bound of the step time; 0 if it knows none.
-        guess_secs: an estimate of the step time that orders the evaluations; if 0, the bound is used.
+        guess_secs: an estimate of the step time that orders the evaluations; if 0, the bound is
+            used.
         least_bytes: a lower bound of the bytes on the fullest device; 0 if the planner knows none.
         quick: the scope of the evaluation with which the search begins; ``FULL`` if there is none.
         follow: from a trial of the candidate to the candidates to evaluate next; called after the

@@ -76,15 +76,16 @@ def search(
         batch: samples per step.
         memory_bytes: memory of a device; that of the profile if None.
         planner: a name of ``PLANNERS``, or a function that proposes candidates.
-        budget_secs: seconds of the whole search. They include capturing the model, the full evaluation
-            at the best estimate, and the capture of the graph on which the chosen plan is checked:
-            no other evaluation begins when less time is left than these may take. An evaluation in another
-            process that is under way in the end is abandoned. The search goes on beyond the budget
-            until one plan was evaluated in full and fits, or no candidate is left, and no estimate
-            is 3 % faster than it, and if this plan's graph differs from the captured one.
-        max_tried: the largest number of trials, besides the full evaluations of the best estimates in the
-            end; 0 is no limit. With one process, and if the budget suffices, two searches with the
-            same arguments find the same plan.
+        budget_secs: seconds of the whole search. They include capturing the model, the full
+            evaluation at the best estimate, and the capture of the graph on which the chosen plan
+            is checked: no other evaluation begins when less time is left than these may take. An
+            evaluation in another process that is under way in the end is abandoned. The search goes
+            on beyond the budget until one plan was evaluated in full and fits, or no candidate is
+            left, and no estimate is 3 % faster than it, and if this plan's graph differs from the
+            captured one.
+        max_tried: the largest number of trials, besides the full evaluations of the best estimates
+            in the end; 0 is no limit. With one process, and if the budget suffices, two searches
+            with the same arguments find the same plan.
         profile: profile of every device, or the name of a preset.
         devices: devices that may be used; all of the topology if None.
         samples: microbatch sizes to try; all divisors of the batch if empty.
@@ -152,7 +153,8 @@ def search_request(
 
 
 LAST_SHARE = 0.1
-"""Last share of the budget, in which full evaluations of the best estimates precede all other evaluations.
+"""Last share of the budget, in which full evaluations of the best estimates precede all other
+evaluations.
 
 They begin earlier if a full evaluation takes longer than this share.
 """
@@ -163,8 +165,9 @@ EARLY_SHARE = 0.05
 MUCH_FASTER = 0.97
 """An estimate below this share of the best step is evaluated in full at once, if that is cheap.
 
-Planners learn from full evaluations how wrong estimates are, mainly those of memory. The search does not
-end with such an estimate: a user would rather wait for a full evaluation than train at the slower step.
+Planners learn from full evaluations how wrong estimates are, mainly those of memory. The search
+does not end with such an estimate: a user would rather wait for a full evaluation than train at the
+slower step.
 """
 
 TIMES_LONGER = 1.5
@@ -174,11 +177,12 @@ TIMES_LONGER = 1.5
 class _Evaluating:
     """The state of one search: waiting candidates, trials, and the best plan so far.
 
-    Candidates are evaluated in the order of their guesses. If a quick evaluation estimates a step below
-    the best, the candidate is evaluated in full late in the search, or when nothing else waits: a
-    full evaluation takes longer, and most estimates are beaten before. It is evaluated in full at once
-    only if it is much faster and a full evaluation is cheap. A candidate whose bound is not below the
-    best step is skipped, so a search that ends by itself has found the best of all candidates.
+    Candidates are evaluated in the order of their guesses. If a quick evaluation estimates a step
+    below the best, the candidate is evaluated in full late in the search, or when nothing else
+    waits: a full evaluation takes longer, and most estimates are beaten before. It is evaluated in
+    full at once only if it is much faster and a full evaluation is cheap. A candidate whose bound
+    is not below the best step is skipped, so a search that ends by itself has found the best of all
+    candidates.
 
     Attributes:
         best: the fastest trial that was evaluated in full.
@@ -200,7 +204,8 @@ class _Evaluating:
         self._times_longer, self._is_stopped = TIMES_LONGER, False
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
-        # Seconds of the quick evaluations, and the estimates of candidates that are evaluated in full.
+        # Seconds of the quick evaluations, and the estimates of candidates that are evaluated in
+        # full.
         self._small_secs: dict[Candidate, float] = {}
         self._in_full: dict[Candidate, float] = {}
         self._numbers = count()
@@ -286,7 +291,7 @@ class _Evaluating:
 
     @property
     def _left_secs(self) -> float:
-        """Seconds of the budget that are left, minus those of a full evaluation of the best estimate."""
+        """Seconds that are left, without those of a full evaluation of the best estimate."""
         return self._rest_secs - self._full_secs
 
     @property
@@ -298,14 +303,14 @@ class _Evaluating:
 
     @property
     def _hope(self) -> Candidate | None:
-        """The candidate with the best estimate, if a full evaluation may show that it is the best."""
+        """The candidate of the best estimate, if a full evaluation may show it to be the best."""
         if not self._promising or not self._is_faster(self._promising[0][0]):
             return None
         return self._promising[0][2]
 
     @property
     def _full_secs(self) -> float:
-        """Seconds that a full evaluation of the best estimate may take; 0 if it cannot be the best."""
+        """Seconds of a full evaluation of the best estimate; 0 if it cannot be the best."""
         return self._times_longer * self._small_secs[self._hope] if self._hope else 0.0
 
     def _push(self, candidate: Candidate) -> None:
@@ -383,8 +388,8 @@ class _Evaluating:
     def confirm(self) -> None:
         """Look at estimates in full, best first, until time is up and none is much faster.
 
-        In another process an evaluation may begin that is perhaps too long: nothing else is left to do,
-        and when time is up, it is not waited for, unless its estimate is much faster.
+        In another process an evaluation may begin that is perhaps too long: nothing else is left to
+        do, and when time is up, it is not waited for, unless its estimate is much faster.
         """
         while self._rest_secs > 0 or self._is_any_owed:
             is_in_time = self._left_secs > 0 or (self._rest_secs > 0 and self._workers.are_apart)

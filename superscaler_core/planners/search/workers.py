@@ -59,7 +59,7 @@ class Workers:
         return bool(self._workers)
 
     def begin(self, candidate: Candidate, how: Scope) -> None:
-        """Begin an evaluation of a candidate, in an idle worker if possible, else in this process."""
+        """Begin to evaluate a candidate, in an idle worker if possible, else in this process."""
         idle = next((each for each in self._workers if each not in self._away), None)
         sent = _pickled((candidate.samples, candidate.sprogram, how))
         if idle is None or sent is None:
@@ -72,7 +72,9 @@ class Workers:
             self._lose(idle)
 
     def wait(self, timeout_secs: float | None = None) -> Trial | None:
-        """The next trial to end; None if no evaluation is under way or none ends before the timeout."""
+        """The next trial to end; None if no evaluation is under way or none ends before the
+        timeout.
+        """
         if not self._here and self._away:
             timeout_secs = None if timeout_secs is None else max(0.0, timeout_secs)
             for connection in wait([*self._away], timeout_secs)[:1]:

@@ -33,7 +33,7 @@ class Choice:
     Attributes:
         name: for every axis the loop that is cut and the number of pieces, such as ``b/8 -/4``.
         splits: the split of every op of the group, in order.
-        is_rerun: whether the group is recomputed: it keeps only what it reads, and runs again
+        is_recompute: whether the group is recomputed: it keeps only what it reads, and runs again
             before its backward.
         has_pieces: whether devices that read the same part of a weight store a piece of this part
             each (ZeRO).
@@ -41,7 +41,7 @@ class Choice:
 
     name: str
     splits: tuple[OpSplit, ...]
-    is_rerun: bool = False
+    is_recompute: bool = False
     has_pieces: bool = False
 
     def split_of(self, group: OpGroup) -> Mapping[Op, OpSplit]:
@@ -67,7 +67,9 @@ class Choice:
                     found[tensor] = storage_among(graph.updates[tensor.name], holders)
         return found
 
-    def options(self, graph: Graph, group: OpGroup, *, rerun: bool, pieces: bool) -> list[Choice]:
+    def options(
+        self, graph: Graph, group: OpGroup, *, recompute_regions: bool, pieces: bool
+    ) -> list[Choice]:
         """This choice, and its variants with recomputation and with weights in pieces.
 
         A group can be recomputed only if its ops are consecutive in the graph.
@@ -75,14 +77,14 @@ class Choice:
         Args:
             graph: the graph of the group.
             group: the ops that take this choice.
-            rerun, pieces: which variants are asked for.
+            recompute_regions, pieces: which variants are asked for.
         """
         found = [self]
         if pieces:
             cut = replace(self, name=f"{self.name} zero", has_pieces=True)
             found += [cut] if cut.storage(graph, group) else []
-        if rerun and group[-1].index - group[0].index == len(group) - 1:
-            found += [replace(x, name=f"{x.name} rerun", is_rerun=True) for x in found]
+        if recompute_regions and group[-1].index - group[0].index == len(group) - 1:
+            found += [replace(x, name=f"{x.name} rerun", is_recompute=True) for x in found]
         return found
 
 

@@ -40,7 +40,7 @@ class Nodes:
     microbatches: int
     same_blocks: bool
     keep: Keep
-    rerun: bool
+    recompute_regions: bool
     pieces: bool
 
     # --- groups ---------------------------------------------------------------------------------
@@ -90,7 +90,9 @@ class Nodes:
     def _choices(self, group: OpGroup) -> Iterator[Choice]:
         graph = self.costs.graph
         for choice in choices_of(self.blocks.dims, group, self.devices, self.mesh):
-            yield from choice.options(graph, group, rerun=self.rerun, pieces=self.pieces)
+            yield from choice.options(
+                graph, group, recompute_regions=self.recompute_regions, pieces=self.pieces
+            )
 
     def _cost(self, group: OpGroup, choice: Choice) -> StageCost:
         """The cost of a group by itself, without moves to other groups.
@@ -101,7 +103,7 @@ class Nodes:
         storage = choice.storage(self.costs.graph, group)
         splits = choice.split_of(group)
         stage = self.costs.stage_cost(group, self.devices, splits, storage=storage)
-        if not choice.is_rerun:
+        if not choice.is_recompute:
             return stage
         again = stage.forward_secs - self.costs.profile.segment_secs
         kept = self._read_bytes(group, choice)

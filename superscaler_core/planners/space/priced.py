@@ -81,7 +81,9 @@ class PricedSpace:
             plan.split_as(plan.update(tensor.name), split)
         if self.keep is not Keep.EVERYTHING:
             plan.keep(self.keep)
-        plan.rerun(*(group for group, each in self._taken(assignment) if each.is_rerun))
+        plan.recompute_regions(
+            *(group for group, each in self._taken(assignment) if each.is_recompute)
+        )
         if plan.schedule is None and plan.num_stages == 1 and self.space.microbatches > 1:
             plan.op_order(one_f_one_b(1, self.space.microbatches))
 

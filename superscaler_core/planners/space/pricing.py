@@ -33,7 +33,7 @@ def price_space(
     blocks: Blocks | None = None,
     same_blocks: bool = True,
     keep: Keep = Keep.EVERYTHING,
-    rerun: bool = False,
+    recompute_regions: bool = False,
     pieces: bool = False,
 ) -> PricedSpace:
     """The space of a model: its groups of ops, all cuts of each on a mesh, and their costs.
@@ -68,20 +68,22 @@ def price_space(
         blocks: the blocks of the graph; found by its structure if None.
         same_blocks: whether blocks with equal ops take the same decisions.
         keep: ``EVERYTHING``, or ``BLOCK_INPUTS`` for blocks that keep only what they read.
-        rerun: whether each choice also has a variant with recomputation, in which the group keeps
-            only what it reads and runs again before its backward; only for groups of consecutive
-            ops.
+        recompute_regions: whether each choice also has a variant with recomputation, in which the
+            group keeps only what it reads and runs again before its backward; only for groups of
+            consecutive ops.
         pieces: whether each choice that leaves copies of weights also has a variant in which the
             devices that read the same part of a weight store a piece of it each (ZeRO).
 
     Raises:
         PlanError: the mesh has another number of devices; ``keep`` is neither of the two; or
-            ``rerun`` is combined with ``BLOCK_INPUTS``.
+            ``recompute_regions`` is combined with ``BLOCK_INPUTS``.
     """
-    if keep not in (Keep.EVERYTHING, Keep.BLOCK_INPUTS) or (rerun and keep is Keep.BLOCK_INPUTS):
+    if keep not in (Keep.EVERYTHING, Keep.BLOCK_INPUTS) or (
+        recompute_regions and keep is Keep.BLOCK_INPUTS
+    ):
         raise PlanError(
-            f"keep={keep.value}, rerun={rerun}: a space has everything kept, or block_inputs, or "
-            "groups that are rerun."
+            f"keep={keep.value}, recompute_regions={recompute_regions}: a space has everything "
+            "kept, or block_inputs, or groups that are recomputed."
         )
     chosen = tuple(_mesh_of(devices, topology) if mesh is None else mesh)
     if prod(chosen) != len(devices):
@@ -92,7 +94,7 @@ def price_space(
     costs = CostModel(graph, profile, topology, optimizer=optimizer, master_dtype=master_dtype)
     nodes = Nodes(
         costs, blocks or find_blocks(graph), tuple(graph.ops if ops is None else ops),
-        tuple(devices), chosen, microbatches, same_blocks, keep, rerun, pieces,
+        tuple(devices), chosen, microbatches, same_blocks, keep, recompute_regions, pieces,
     )  # fmt: skip
     space = Space(
         nodes.priced,

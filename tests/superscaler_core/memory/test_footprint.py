@@ -176,7 +176,7 @@ def test_memory_with_overlap_is_no_less_than_a_step_takes(plan: str, tmp_path: P
     overlap = Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 14)
     case = replace(case_of(plan), overlap=overlap)
     made = case.compiled()
-    most = 1.15 if made.plan.windows else 1 + LOSS_BYTES / 1e6
+    most = 1.15 if made.plan.fsdp_units else 1 + LOSS_BYTES / 1e6
     for rank, size in step_bytes(made, case, tmp_path).items():
         assert size - LOSS_BYTES <= made.memory[rank].step_bytes <= most * size
 
@@ -251,16 +251,16 @@ def window_bytes(made: Compiled) -> dict[Any, int]:
     """Bytes of the weights of every window."""
     sizes: dict[Any, int] = {}
     for use in made.materialized.weights.uses:
-        sizes[use.window] = sizes.get(use.window, 0) + use.tensor.num_bytes
+        sizes[use.unit] = sizes.get(use.unit, 0) + use.tensor.num_bytes
     return sizes
 
 
 def test_swapped_activations_are_on_the_host() -> None:
-    _, swapped = found("swap")
+    _, offloaded = found("swap")
     _, kept = found("data_parallel")
-    assert swapped["F", 0].kept.activations < kept["F", 0].kept.activations / 2
-    assert swapped["F", 0].host_bytes > kept["F", 0].kept.activations / 2
-    assert swapped["B", 0].host_bytes == -swapped["F", 0].host_bytes
+    assert offloaded["F", 0].kept.activations < kept["F", 0].kept.activations / 2
+    assert offloaded["F", 0].host_bytes > kept["F", 0].kept.activations / 2
+    assert offloaded["B", 0].host_bytes == -offloaded["F", 0].host_bytes
 
 
 def test_operator_that_returns_a_view_allocates_no_memory() -> None:

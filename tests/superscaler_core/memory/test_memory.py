@@ -271,7 +271,7 @@ def test_memory_error_names_device_sizes_tensors_and_a_remedy() -> None:
     "plan_name, knob",
     [
         ("single", r"Most of it is optimizer: .* ZeRO 1"),
-        ("data_parallel", r"Most of it is buffers: reduce gradients in windows"),
+        ("data_parallel", r"Most of it is buffers: reduce gradients in FSDP units"),
         ("zero3", r"Most of it is weights: cut weights over more devices"),
     ],
 )

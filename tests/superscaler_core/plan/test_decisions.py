@@ -97,13 +97,13 @@ def test_order_of_windows_matters_and_order_of_parts_does_not() -> None:
         for op in graph.ops:
             plan.op_assign(plan.op_trans(op, ss.replicate(2)), [0, 1])
         for gathers in order:
-            (plan.gather_weights if gathers else plan.reduce_grads)(graph.ops)
+            (plan.unshard if gathers else plan.reduce_grads)(graph.ops)
         plans.append(plan)
     first, other = (plan.decisions for plan in plans)
     assert first != other
     for plan in plans:
         again = plan.copy()
-        assert again.windows == plan.windows
+        assert again.fsdp_units == plan.fsdp_units
         assert ss.compile(again).files == ss.compile(plan).files
     backwards = replace(first, parts=dict(reversed(first.parts.items())))
     assert backwards == first

@@ -151,7 +151,7 @@ def test_schedule_that_does_not_fit_the_plan_raises_plan_error() -> None:
 def test_decisions_about_wrong_groups_or_foreign_ops_raise_plan_error() -> None:
     plan, other = (ss.Plan(two_linears(), range(2)) for _ in range(2))
     (mine, *_), (theirs, *_) = plan.graph.ops, other.graph.ops
-    groups = (plan.recompute, plan.rerun, plan.swap, plan.gather_weights, plan.reduce_grads)
+    groups = (plan.recompute, plan.recompute_regions, plan.offload, plan.unshard, plan.reduce_grads)
     for decide in groups:
         name = decide.__name__
         with pytest.raises(ss.PlanError, match=f"{name} of 'a': give groups, each a list of ops"):

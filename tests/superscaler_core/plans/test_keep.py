@@ -80,7 +80,9 @@ def test_keep_level_can_apply_to_selected_blocks() -> None:
     plan.keep(Keep.BLOCK_INPUTS, [first])
     plan.keep(Keep.ATTENTION_ONLY, plan.blocks.all[1:2])
     said = plan.decisions
-    assert [{one.op for one in group} for group in said.rerun] == [{op.name for op in first}]
+    assert [{one.op for one in group} for group in said.recompute_regions] == [
+        {op.name for op in first}
+    ]
     attention = plan.blocks.attention[1]
     assert [[one.op for one in group] for group in said.recomputed] == [
         [op.name for op in attention]
@@ -92,7 +94,7 @@ def test_keep_everything_adds_no_decision() -> None:
     said = plan.decisions
     plan.keep(Keep.EVERYTHING)
     assert plan.decisions == said
-    assert (said.recomputed, said.rerun) == ((), ())
+    assert (said.recomputed, said.recompute_regions) == ((), ())
 
 
 @pytest.mark.parametrize("keep", LEVELS, ids=str)

@@ -123,7 +123,7 @@ def test_sequence_parallel_gathers_keys_and_values_of_every_layer() -> None:
 def test_data_parallel_only_all_reduces_every_gradient_once(name: str, model: str) -> None:
     made = Case(name, NUM, model=model, sizes=MLP if model == "mlp" else {}).compiled()
     assert kinds(forward(made)) == kinds(fetches(made)) == {}
-    assert made.plan.windows == ()  # so gradients are reduced at the end of a step
+    assert made.plan.fsdp_units == ()  # so gradients are reduced at the end of a step
     # The look-up of positions has no batch. The gradient of its output is reduced instead, which is
     # as large as that of the weight.
     volume = sent_bytes([*backward(made), *reductions(made)])
@@ -155,7 +155,7 @@ def test_zero_has_the_communication_volume_of_the_paper(
     assert kinds([*forward(made), *backward(made)]) == {}
     # Weights are gathered once per step, or under ZeRO 3 in each window's forward and backward.
     text = made.files[0]
-    windows = {use.window for use in made.materialized.weights.uses if use.is_fetched}
+    windows = {use.unit for use in made.materialized.weights.uses if use.is_fetched}
     assert text.count("run.gather(") == gathers * len(windows)
     volume = gathers * sent_bytes(fetches(made)) + sent_bytes(reductions(made))
     assert volume == share * all_reduce_bytes(weights)

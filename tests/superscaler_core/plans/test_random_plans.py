@@ -176,23 +176,23 @@ def further(draw: Callable[..., object], plan: ss.Plan) -> None:
     if draw(st.booleans()):
         plan.recompute(plan.graph.ops[:2])
     if draw(st.booleans()):
-        draw(rerun(plan))
-    window = draw(st.sampled_from([None, plan.gather_weights, plan.reduce_grads]))
-    if window is not None:
-        window(graph.ops[:1], graph.ops_in("down"))
+        draw(recompute_regions(plan))
+    unit = draw(st.sampled_from([None, plan.unshard, plan.reduce_grads]))
+    if unit is not None:
+        unit(graph.ops[:1], graph.ops_in("down"))
     if draw(st.booleans()):
-        if not any(plan.rerun_group(op) for op in graph.ops):
-            plan.swap(graph.ops[1:3])
+        if not any(plan.region_group(op) for op in graph.ops):
+            plan.offload(graph.ops[1:3])
         plan.store_on_host(draw(st.sampled_from(["*", "up.*"])))
 
 
 @st.composite
-def rerun(draw: Callable[..., object], plan: ss.Plan) -> None:
+def recompute_regions(draw: Callable[..., object], plan: ss.Plan) -> None:
     """Rerun a random range of ops in each stage."""
     for stage in plan.stages:
         first = draw(st.integers(0, len(stage.ops)))
         count = draw(st.integers(1, len(stage.ops)))
-        plan.rerun(stage.ops[first : first + count])
+        plan.recompute_regions(stage.ops[first : first + count])
 
 
 @st.composite
@@ -231,6 +231,6 @@ def check_that_it_computes(plan: ss.Plan) -> None:
         # A device adds up its parts of a sum, and replicas can make such partial sums overlap.
         # Rerun groups can overlap in a window.
         assume("put parts of one sum on distinct devices" not in str(error))
-        assume("rerun of two groups" not in str(error))
+        assume("recompute_regions of two groups" not in str(error))
         raise
     check(compiled)

@@ -155,8 +155,11 @@ def by_number(plan: ss.Plan) -> list[Any]:
         [numbers[name] for name in said.stages],
         said.schedule,
         list(map(group, said.orders)),
-        [list(map(group, groups)) for groups in (said.recomputed, said.rerun, said.swapped)],
-        [(group(ops), gathers) for ops, gathers in said.windows],
+        [
+            list(map(group, groups))
+            for groups in (said.recomputed, said.recompute_regions, said.offloaded)
+        ],
+        [(group(ops), gathers) for ops, gathers in said.fsdp_units],
     ]
 
 

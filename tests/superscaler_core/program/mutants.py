@@ -78,7 +78,7 @@ def _moved_by_one(items: list[T], place: int, _: random.Random) -> None:
     items.insert(place + 1, items.pop(place))
 
 
-def _swapped(items: list[T], place: int, rng: random.Random) -> None:
+def _offloaded(items: list[T], place: int, rng: random.Random) -> None:
     other = rng.randrange(len(items))
     items[place], items[other] = items[other], items[place]
 
@@ -89,7 +89,7 @@ SEQUENCES: Mapping[str, Callable[[list[Any], int, random.Random], None]] = {
     "done again": _again,
     "moved": _moved,
     "moved by one": _moved_by_one,
-    "swapped": _swapped,
+    "swapped": _offloaded,
 }
 """Changes of an order, by name."""
 

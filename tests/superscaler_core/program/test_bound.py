@@ -114,9 +114,9 @@ def test_updates_apply_the_gradients_of_the_microbatches_of_the_plan() -> None:
     text = str(original.step_program)
     order = text.index("order:")
     names = {"0B1": "0B2", "0B2": "0B1"}
-    swapped = re.sub("0B[12]", lambda found: names[found[0]], text[order:])
+    offloaded = re.sub("0B[12]", lambda found: names[found[0]], text[order:])
     with pytest.raises(PlanError, match=r"carried-back|applies gradients of microbatches \[2\]"):
-        original.with_program(StepProgram.parse(text[:order] + swapped))
+        original.with_program(StepProgram.parse(text[:order] + offloaded))
 
 
 def test_a_program_of_another_model_is_refused() -> None:

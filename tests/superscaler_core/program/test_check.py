@@ -103,12 +103,12 @@ NAMED: dict[str, tuple[str, Callable[[str], str], str]] = {
     "a forward before the one whose result it reads": (
         "windows",
         lambda t: exchanged(t, "  F stage0_segment0 on 0\n", "  F stage0_segment1 on 0\n"),
-        "gather w1 on 0,1: .*copy:.* exists already, as it is read before",
+        "unshard w1 on 0,1: .*copy:.* exists already, as it is read before",
     ),
     "the backwards of two segments swapped": (
         "windows",
         lambda t: exchanged(t, "  B stage0_segment1 on 0\n", "  B stage0_segment0 on 0\n"),
-        "gather w0 on 0,1: .*copy:.* exists already, as it is read before",
+        "unshard w0 on 0,1: .*copy:.* exists already, as it is read before",
     ),
     "a forward without windows before the one whose result it reads": (
         "spans",
@@ -122,18 +122,18 @@ NAMED: dict[str, tuple[str, Callable[[str], str], str]] = {
     ),
     "a gather and its release removed": (
         "windows",
-        lambda t: without(t, "  gather w0 on 0,1\n", "  release w0 on 0,1\n"),
+        lambda t: without(t, "  unshard w0 on 0,1\n", "  reshard w0 on 0,1\n"),
         "copy:.* is not there: these weights are not gathered",
     ),
     "a gather removed": (
         "windows",
-        lambda t: without(t, "  gather w0 on 0,1\n"),
+        lambda t: without(t, "  unshard w0 on 0,1\n"),
         "copy:.* is not there: these weights are not gathered",
     ),
     "a release removed": (
         "windows",
-        lambda t: without(t, "  release w0 on 0,1\n"),
-        "gather w0 on 0,1: .*copy:.* exists already|copy:.* exists already",
+        lambda t: without(t, "  reshard w0 on 0,1\n"),
+        "unshard w0 on 0,1: .*copy:.* exists already|copy:.* exists already",
     ),
     "the loss removed": (
         "windows",
@@ -157,7 +157,7 @@ NAMED: dict[str, tuple[str, Callable[[str], str], str]] = {
     ),
     "a version of communication": (
         "windows",
-        lambda t: t.replace("  gather w0 on 0,1\n", "  gather w0 on 0,1 v1\n"),
+        lambda t: t.replace("  unshard w0 on 0,1\n", "  unshard w0 on 0,1 v1\n"),
         "only segments and updates have a version",
     ),
     "a reduction that keeps versions": (
@@ -224,7 +224,7 @@ KINDS = sorted(
         for mechanism in FEW
         for block in compiled(mechanism).step_program.all_blocks
         for i in block
-        if i.kind is not Verb.RERUN and not i.stays
+        if i.kind is not Verb.RECOMPUTE and not i.stays
     }
 )
 """All kinds of instructions in the programs of ``FEW``. A RERUN is left out: a backward recomputes
@@ -243,7 +243,7 @@ def where(kind: Verb, phase: Phase) -> tuple[StepProgram, Place, int]:
 
 
 def test_programs_of_all_mechanisms_have_all_kinds_of_instructions() -> None:
-    assert {kind for kind, _ in KINDS} == {*Verb} - {Verb.RERUN}
+    assert {kind for kind, _ in KINDS} == {*Verb} - {Verb.RECOMPUTE}
 
 
 @pytest.mark.parametrize("kind, phase", KINDS)
@@ -269,7 +269,7 @@ def test_an_instruction_is_refused_before_the_step_or_after_it(kind: Verb, phase
     moved = block[number]
     less = with_block(program, place, (*block[:number], *block[number + 1 :]))
     # Weights may be gathered before the step; then they are there for their first release.
-    other = "end" if place[0] == "begin" or kind is Verb.GATHER else "begin"
+    other = "end" if place[0] == "begin" or kind is Verb.UNSHARD else "begin"
     with pytest.raises(PlanError):
         with_block(less, (other, None), (moved, *getattr(less, other))).check()
 

@@ -173,12 +173,12 @@ def test_one_half_computes_while_the_other_communicates(case: Case) -> None:
 def test_windows_are_open_until_both_halves_have_read_them() -> None:
     for block in programs(Case("zero3", 2))[1].blocks.values():
         verbs = [i.kind for i in of_kinds(block, {*OF_WEIGHTS, *COMPUTING})]
-        ends = [n for n, verb in enumerate(verbs) if verb in (Verb.RELEASE, Verb.REDUCE)]
+        ends = [n for n, verb in enumerate(verbs) if verb in (Verb.RESHARD, Verb.REDUCE)]
         assert ends
         # All devices compute, each for two halves.
         for begin, end in pairwise([-1, *ends]):
             assert sum(verb in COMPUTING for verb in verbs[begin + 1 : end]) % 2 == 0
-            assert verbs[begin + 1 : end].count(Verb.GATHER) <= 1
+            assert verbs[begin + 1 : end].count(Verb.UNSHARD) <= 1
 
 
 # --- against HiDup's formula --------------------------------------------------------------------

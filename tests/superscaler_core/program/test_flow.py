@@ -60,7 +60,7 @@ def test_values_are_one_part_of_one_tensor_on_a_device(mechanism: str) -> None:
 
 def test_a_rerun_span_reads_what_no_step_in_it_computes() -> None:
     for flow in flows("spans"):
-        for span, steps in flow.spans.items():
+        for region, steps in flow.regions.items():
             inside = {held.value for s in flow.segments if s in steps
                       for held in flow.of[s.name].results}  # fmt: skip
-            assert inside.isdisjoint(held.value for held in flow.entering(span))
+            assert inside.isdisjoint(held.value for held in flow.entering(region))

@@ -49,7 +49,7 @@ INSTRUCTIONS: list[tuple[str, Verb, Change, str]] = [
     ("windows", Verb.BACKWARD, lambda i: replace(i, frees=()), "follows that it"),
     ("windows", Verb.FORWARD, lambda i: replace(i, frees=(X,)), "it frees values that it uses"),
     ("windows", Verb.FORWARD, lambda i: replace(i, reads=i.reads[:1] * 2), "a value twice"),
-    ("windows", Verb.GATHER, lambda i: replace(i, phase=Phase.START), "follows that it"),
+    ("windows", Verb.UNSHARD, lambda i: replace(i, phase=Phase.START), "follows that it"),
     ("windows", Verb.BACKWARD, lambda i: replace(i, writes=(Value(Role.SUM, "x"),)),
      "its forward does not read what sum:x is a gradient of"),
     ("experts", Verb.MOVE, lambda i: replace(i, reads=tuple(replace(v, devices=(0,)) for v in

@@ -62,9 +62,9 @@ def test_windows_are_released_in_i_and_reduced_in_w() -> None:
     case = Case("zero3", 2, rewrite="halves")
     assert Verb.REDUCE not in kinds_of(case, ActionKind.INPUTS)
     inputs, weights = kinds_of(case, ActionKind.INPUTS), kinds_of(case, ActionKind.WEIGHTS)
-    assert inputs.count(Verb.GATHER) == inputs.count(Verb.RELEASE) > 0
-    assert weights.count(Verb.REDUCE) == inputs.count(Verb.GATHER)
-    assert Verb.GATHER not in weights
+    assert inputs.count(Verb.UNSHARD) == inputs.count(Verb.RESHARD) > 0
+    assert weights.count(Verb.REDUCE) == inputs.count(Verb.UNSHARD)
+    assert Verb.UNSHARD not in weights
 
 
 BACK = ("send-back", "receive-back")
@@ -84,7 +84,7 @@ def test_separate_recomputation_block_has_all_rerun_instructions() -> None:
 def test_recomputed_segment_is_rerun_in_the_separate_block() -> None:
     case = Case("recompute", 2, rewrite="apart")
     again = kinds_of(case, ActionKind.RECOMPUTE)
-    assert set(again) == {Verb.RERUN}
+    assert set(again) == {Verb.RECOMPUTE}
 
 
 # --- weights whose gradients read weights -------------------------------------------------------
@@ -123,11 +123,11 @@ def test_w_block_gathers_the_weights_whose_values_it_reads(
     for name in graph.parameters:
         plan.op_assign(plan.op_trans(plan.update(name), ss.split("d0", 2)), plan.devices)
     for group in [[op] for op in graph.ops] if which == "apart" else [graph.ops]:
-        plan.gather_weights(group)
+        plan.unshard(group)
     plan.op_order(split_backward(one_f_one_b(1, 2)))
     compiled = ss.compile(plan)
     kinds = [i.kind for i in compiled.step_program.blocks[0, ActionKind.WEIGHTS]]
-    assert kinds.count(Verb.GATHER) == num_windows
+    assert kinds.count(Verb.UNSHARD) == num_windows
     generator = torch.Generator().manual_seed(1)
     state = {
         name: torch.randn(t.shape, dtype=torch.float64, generator=generator)
@@ -208,12 +208,12 @@ def test_missing_instructions_of_one_half_raise_plan_error(kind: Verb, words: st
 
 
 def test_weight_half_before_its_input_half_raises_plan_error() -> None:
-    def swapped(given: list[Event]) -> list[Event]:
+    def offloaded(given: list[Event]) -> list[Event]:
         first = next(e for e in given if is_kind(e, ActionKind.WEIGHTS))
         return [first, *(e for e in given if e != first)]
 
     with pytest.raises(PlanError, match=r"half:.*: the gradients of the inputs come first"):
-        events(swapped).check()
+        events(offloaded).check()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ class GatheringPipeline(Case):
 
     def planned(self) -> ss.Plan:
         plan = super().planned()
-        plan.gather_weights(*plan.blocks.groups)
+        plan.unshard(*plan.blocks.groups)
         return plan
 
 
@@ -33,7 +33,7 @@ EARLY = ss.Overlap(prefetch=1)
 def num_gathers(program: StepProgram, stage: int) -> list[int]:
     """The gathers of a stage's forward and backward."""
     blocks = (program.blocks[stage, kind] for kind in "FB")
-    return [sum(i.kind is Verb.GATHER and i.phase is not Phase.WAIT for i in b) for b in blocks]
+    return [sum(i.kind is Verb.UNSHARD and i.phase is not Phase.WAIT for i in b) for b in blocks]
 
 
 def test_one_stage_gathers_its_last_window_once() -> None:

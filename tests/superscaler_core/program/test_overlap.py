@@ -65,7 +65,7 @@ def places(block: tuple[StepInstruction, ...], kind: Verb, phase: Phase) -> list
 @pytest.mark.parametrize("depth", [1, 2])
 def test_prefetch_starts_gathers_ahead_by_its_depth(depth: int) -> None:
     block = program_of(ss.Overlap(prefetch=depth)).blocks[0, "F"]
-    starts, waits = (places(block, Verb.GATHER, p) for p in (Phase.START, Phase.WAIT))
+    starts, waits = (places(block, Verb.UNSHARD, p) for p in (Phase.START, Phase.WAIT))
     names = [block[n].name for n in waits]
     assert [block[n].name for n in starts] == names
     # When the ops of a window run, the next ``depth`` gathers have been started.
@@ -78,8 +78,8 @@ def test_at_most_depth_plus_one_windows_are_gathered_at_once() -> None:
         for block in program_of(ss.Overlap(prefetch=depth)).blocks.values():
             there = 0
             for i in block:
-                there += i.kind is Verb.GATHER and i.phase is not Phase.WAIT
-                there -= i.kind in (Verb.RELEASE, Verb.REDUCE)
+                there += i.kind is Verb.UNSHARD and i.phase is not Phase.WAIT
+                there -= i.kind in (Verb.RESHARD, Verb.REDUCE)
                 assert there <= 1 + depth
 
 
@@ -133,7 +133,7 @@ def test_a_plan_bounds_the_weights_that_are_gathered_ahead_by_its_memory() -> No
     counts = []
     for memory_bytes in (0, 1 << 30):
         block = program_of(ss.Overlap(prefetch=2, memory_bytes=memory_bytes)).blocks[0, "F"]
-        counts.append(sum((i.kind, i.phase) == (Verb.GATHER, Phase.START) for i in block))
+        counts.append(sum((i.kind, i.phase) == (Verb.UNSHARD, Phase.START) for i in block))
     assert counts[0] == 0 < counts[1]
 
 

@@ -1,4 +1,4 @@
-"""``rerun``: a group keeps only its inputs, and runs again with its communication."""
+"""``recompute_regions``: a group keeps only its inputs, and runs again with its communication."""
 
 from __future__ import annotations
 
@@ -212,16 +212,16 @@ def test_simulated_rerun_repeats_the_forward_and_half_its_communication() -> Non
     assert one - calls - others == pytest.approx(recomputed, rel=1e-9)
 
 
-def windowed(groups: Sequence[Sequence[int]], windows: Sequence[Sequence[int]]) -> ss.Compiled:
+def with_units(groups: Sequence[Sequence[int]], units: Sequence[Sequence[int]]) -> ss.Compiled:
     """Data parallel of four blocks, with groups that are rerun and windows that gather weights."""
     graph = ss.capture(ONE.new_model(), ONE.inputs(0))
     plan, blocks = ss.Plan(graph, range(2)), find_blocks(graph).all
     for op in graph.ops:
         plan.spread(op, plan.devices, [ss.Axis(2, (plan.dims.batch,))])
-    plan.rerun(*([op for number in group for op in blocks[number]] for group in groups))
-    plan.gather_weights(*([op for number in w for op in blocks[number]] for w in windows))
-    for window in plan.windows:
-        for tensor in {tensor for op in window.ops for tensor in op.parameters}:
+    plan.recompute_regions(*([op for number in group for op in blocks[number]] for group in groups))
+    plan.unshard(*([op for number in w for op in blocks[number]] for w in units))
+    for unit in plan.fsdp_units:
+        for tensor in {tensor for op in unit.ops for tensor in op.parameters}:
             update = plan.update(tensor.name)
             loop = next(loop for loop, size in update.sizes.items() if size % 2 == 0)
             plan.op_assign(plan.op_trans(update, ss.split(loop, 2)), plan.devices)
@@ -242,23 +242,23 @@ ONE = Case("data_parallel", 2, sizes={"layers": 4, "sequence": 4})
 )
 def test_rerun_gathers_released_weights_again(
     groups: Sequence[Sequence[int]],
-    windows: Sequence[Sequence[int]],
+    units: Sequence[Sequence[int]],
     again: int,
     tmp_path: Path,
 ) -> None:
     """``again`` windows are gathered a third time, because they open and close in a group."""
-    compiled = windowed(groups, windows)
+    compiled = with_units(groups, units)
     compiled.save(tmp_path)
     start = ONE.new_model().state_dict()
     found = ss.run_threads(tmp_path, lambda t: train(t, ONE, start), range(2)).values()
     alone = train_alone(ONE, 1)
     assert [e for one in found if not (e := difference(one, alone, 1e-3)) <= 1e-12] == []
     text = compiled.files[0]
-    gathers = [literal_eval(names) for names in re.findall(r"run\.gather\((.*)\)", text)]
-    assert len(gathers) == 2 * len(windows) + again
-    assert text.partition("def step(run)")[0].count("run.reduce(") == len(windows)
+    unshards = [literal_eval(names) for names in re.findall(r"run\.gather\((.*)\)", text)]
+    assert len(unshards) == 2 * len(units) + again
+    assert text.partition("def step(run)")[0].count("run.reduce(") == len(units)
     moves = (move for row in compiled.report().of("fetch") for move in row.moves)
-    assert {move.name: move.num_times for move in moves} == Counter(chain.from_iterable(gathers))
+    assert {move.name: move.num_times for move in moves} == Counter(chain.from_iterable(unshards))
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -275,15 +275,17 @@ def plan_of_two_blocks() -> ss.Plan:
 def test_overlapping_rerun_groups_raise_plan_error() -> None:
     plan = plan_of_two_blocks()
     first, second = find_blocks(plan.graph).all
-    plan.rerun((first[0], second[0]), first[1:])
-    with pytest.raises(ss.PlanError, match="rerun of two groups that both have layers"):
+    plan.recompute_regions((first[0], second[0]), first[1:])
+    with pytest.raises(ss.PlanError, match="recompute_regions of two groups that both have layers"):
         ss.compile(plan)
 
 
 def test_rerun_and_swap_of_the_same_ops_raise_plan_error() -> None:
     plan = plan_of_two_blocks()
     blocks = find_blocks(plan.graph).all
-    plan.rerun(*blocks)
-    plan.swap(blocks[1])
-    with pytest.raises(ss.PlanError, match=r"rerun and swap of layers\.1.*use one of them"):
+    plan.recompute_regions(*blocks)
+    plan.offload(blocks[1])
+    with pytest.raises(
+        ss.PlanError, match=r"recompute_regions and offload of layers\.1.*use one of them"
+    ):
         ss.compile(plan)

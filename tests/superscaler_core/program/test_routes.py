@@ -135,14 +135,14 @@ def saving(plan: ss.Plan, what: str) -> None:
     """Add a decision about the blocks of the first route."""
     blocks = plan.blocks.all
     if "gather" in what:
-        plan.gather_weights(*blocks)
+        plan.unshard(*blocks)
     if "rerun" in what:
         plan.keep(Keep.BLOCK_INPUTS)
     match what:
         case "recompute":
             plan.keep(Keep.SEGMENT_INPUTS)
         case "swap":
-            plan.swap(*blocks)
+            plan.offload(*blocks)
         case "reduce":
             plan.reduce_grads(*blocks)
         case "host":

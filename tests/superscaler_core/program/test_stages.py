@@ -88,9 +88,9 @@ def keys(graph: ss.Graph) -> dict[str, ss.Plan]:
     found |= {name: plan_of(graph) for name in ("reduce", "host", "overlap", "order", "note")}
     ops = found["plain"].stages[0].ops
     found["recompute"].recompute(ops[3:6])
-    found["rerun"].rerun(ops[3:6])
-    found["swap"].swap(ops[3:6])
-    found["gather"].gather_weights(ops[3:9])
+    found["rerun"].recompute_regions(ops[3:6])
+    found["swap"].offload(ops[3:6])
+    found["gather"].unshard(ops[3:9])
     found["reduce"].reduce_grads(ops[3:9])
     found["host"].store_on_host("*")
     found["overlap"].overlap = ss.Overlap(prefetch=1)
@@ -124,7 +124,7 @@ def test_a_window_over_two_stages_is_of_both(graph: ss.Graph) -> None:
         first, second = (
             next(op for op in stage.ops if op.kind == "linear") for stage in made.stages
         )
-        made.gather_weights([first, second])
+        made.unshard([first, second])
         loop = [i for i in second.sizes if second.is_splittable(i)][axis]
         split = OpSplit.grid(second.sizes, made.op_split(second).devices, [(loop, 2)])
         return made.with_splits({second: split})

@@ -82,11 +82,11 @@ RECORDED: dict[str, Callable[..., str]] = {
     "compute": lambda segment: segment.__name__,
     "hold": lambda segment: segment.__name__,
     "backward": lambda segment: segment.__name__,
-    "rerun": lambda segment: segment.__name__,
+    "recompute": lambda segment: segment.__name__,
     **{
-        f"{phase}swap_{way}": lambda segment: segment.__name__
+        f"{phase}{way}": lambda segment: segment.__name__
         for phase in ("", "start_", "wait_")
-        for way in ("out", "in")
+        for way in ("offload", "reload")
     },
     "backward_inputs": lambda segment: segment.__name__,
     "backward_weights": lambda segment: segment.__name__,
@@ -95,14 +95,14 @@ RECORDED: dict[str, Callable[..., str]] = {
     "move": str,
     "move_back": str,
     **{f"{phase}_{way}": str for phase in ("start", "wait") for way in ("move", "move_back")},
-    "gather": lambda names: names[0],
-    "drop": lambda names: names[0],
+    "unshard": lambda names: names[0],
+    "reshard": lambda names: names[0],
     "reduce": lambda names: names[0],
     "fetch": lambda names: names[0],
     **{
         f"{phase}_{what}": lambda names: names[0]
         for phase in ("start", "wait")
-        for what in ("gather", "reduce", "fetch")
+        for what in ("unshard", "reduce", "fetch")
     },
     "total_loss": lambda: "loss",
     "update": lambda names: names[0],
@@ -114,23 +114,23 @@ CALLS = {
     Verb.COMPUTE: "compute",
     Verb.HOLD: "hold",
     Verb.BACKWARD: "backward",
-    Verb.RERUN: "rerun",
+    Verb.RECOMPUTE: "recompute",
     Verb.BACKWARD_INPUTS: "backward_inputs",
     Verb.BACKWARD_WEIGHTS: "backward_weights",
-    Verb.OUT: "swap_out",
-    Verb.IN: "swap_in",
+    Verb.OFFLOAD: "offload",
+    Verb.RELOAD: "reload",
     Verb.KEEP: "keep",
     Verb.RESUME: "kept",
     Verb.MOVE: "move",
     Verb.MOVE_BACK: "move_back",
-    Verb.GATHER: "gather",
-    Verb.RELEASE: "drop",
+    Verb.UNSHARD: "unshard",
+    Verb.RESHARD: "reshard",
     Verb.REDUCE: "reduce",
     Verb.FETCH: "fetch",
     Verb.LOSS: "total_loss",
     Verb.UPDATE: "update",
 }
-WEIGHTS = (Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE)
+WEIGHTS = (Verb.FETCH, Verb.UNSHARD, Verb.RESHARD, Verb.REDUCE)
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[tuple[s
             if getattr(inside, "is_deep", False):
                 return method(self, *args, **options)
             called = name if self._with_grad or name != "forward" else "compute"
-            if self._with_grad or (name != "keep" and "swap" not in name):
+            if self._with_grad or (name != "keep" and "load" not in name):
                 found.setdefault(self.tables.rank, []).append((called, label(*args[:1])))
             inside.is_deep = True
             try:
@@ -243,8 +243,8 @@ def changed(
         (Verb.FORWARD, False, "is not made before it"),
         (Verb.FORWARD, True, "has run this segment in the block"),
         (Verb.BACKWARD, False, "is not made before it|nothing takes"),
-        (Verb.GATHER, False, "these weights are not gathered"),
-        (Verb.RELEASE, False, "copy:.* exists already"),
+        (Verb.UNSHARD, False, "these weights are not gathered"),
+        (Verb.RESHARD, False, "copy:.* exists already"),
     ],
 )
 def test_inconsistent_step_program_raises_plan_error(
@@ -257,11 +257,11 @@ def test_inconsistent_step_program_raises_plan_error(
 @pytest.mark.parametrize(
     "kind, phase, is_twice, words",
     [
-        (Verb.OUT, Phase.START, True, "kept:stage0_segment.* was freed before"),
-        (Verb.OUT, Phase.START, False, "it was not started"),
-        (Verb.OUT, Phase.WAIT, False, "host:.* is not there: nothing has copied it"),
-        (Verb.IN, Phase.WAIT, False, "kept:.* is not there: no forward has kept it"),
-        (Verb.IN, Phase.START, True, "host:.* was freed before"),
+        (Verb.OFFLOAD, Phase.START, True, "kept:stage0_segment.* was freed before"),
+        (Verb.OFFLOAD, Phase.START, False, "it was not started"),
+        (Verb.OFFLOAD, Phase.WAIT, False, "host:.* is not there: nothing has copied it"),
+        (Verb.RELOAD, Phase.WAIT, False, "kept:.* is not there: no forward has kept it"),
+        (Verb.RELOAD, Phase.START, True, "host:.* was freed before"),
         (Verb.FORWARD, Phase.WHOLE, False, "is not made before it"),
     ],
 )
@@ -275,9 +275,10 @@ def test_inconsistent_swap_instructions_raise_plan_error(
 def test_swap_in_without_swap_out_raises_plan_error() -> None:
     made = program("swap")
     blocks = {
-        key: tuple(i for i in block if i.kind is not Verb.OUT) for key, block in made.blocks.items()
+        key: tuple(i for i in block if i.kind is not Verb.OFFLOAD)
+        for key, block in made.blocks.items()
     }
-    with pytest.raises(PlanError, match=r"in stage0_segment.*nothing has copied it to host memory"):
+    with pytest.raises(PlanError, match=r"reload stage0_segment.*nothing has copied it to host memory"):
         replace(made, blocks=blocks).check()
 
 

@@ -306,7 +306,7 @@ def refused(case: Case, change: Callable[[ss.Plan], object]) -> str:
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda plan: plan.gather_weights(plan.blocks.layers[0]), "a window"),
+        (lambda plan: plan.unshard(plan.blocks.layers[0]), "a window"),
         (lambda plan: plan.reduce_grads(plan.blocks.layers[0]), "a window"),
         (lambda plan: plan.store_on_host("head.weight"), "stored on the host have one version"),
         (lambda plan: setattr(plan, "overlap", ss.Overlap(reductions=True)), "do not overlap"),

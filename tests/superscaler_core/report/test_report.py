@@ -87,18 +87,18 @@ def moved_bytes(made: Compiled, name: str, folder: Path, master: torch.dtype | N
     return sum(run_threads(folder, work, made.plan.devices, dtype=master).values())
 
 
-@pytest.mark.parametrize("is_rerun", [False, True])
+@pytest.mark.parametrize("is_recompute", [False, True])
 def test_reported_bytes_equal_sent_bytes_with_a_window_in_two_stages(
-    is_rerun: bool, tmp_path: Path
+    is_recompute: bool, tmp_path: Path
 ) -> None:
     plan = planned("gpt", "hybrid", 4, pp=2, microbatches=2, zero1=True)
-    plan.gather_weights(plan.graph.ops_in("layers.*"))
-    if is_rerun:
-        plan.rerun(*(stage.ops for stage in plan.stages))
+    plan.unshard(plan.graph.ops_in("layers.*"))
+    if is_recompute:
+        plan.recompute_regions(*(stage.ops for stage in plan.stages))
     made = compile(plan)
     # Each of 2 stages gathers for 2 microbatches: in the forward, in the backward, and in a rerun.
-    gathers = made.materialized.counts[Verb.GATHER, plan.windows[0]]
-    assert gathers == 2 * 2 * (2 + is_rerun)
+    gathers = made.materialized.counts[Verb.UNSHARD, plan.fsdp_units[0]]
+    assert gathers == 2 * 2 * (2 + is_recompute)
     assert made.report().sent_bytes == moved_bytes(made, "gpt", tmp_path)
 
 

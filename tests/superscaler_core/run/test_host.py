@@ -14,7 +14,7 @@ from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.plan import Keep
 from superscaler_core.program.segments import Segment
 from superscaler_core.report.explain import split_text
-from superscaler_core.run.host import Parcel, Swap
+from superscaler_core.run.host import ActivationOffload, Offloaded
 from superscaler_core.run.trainer import Trainer
 from tests.superscaler_core.recorder import Recorder
 from tests.superscaler_core.training import Case, difference, train
@@ -192,11 +192,11 @@ def test_prefetch_depth_determines_how_many_swapped_groups_are_on_the_device(
 
 
 @pytest.mark.parametrize("window", [False, True])
-def test_weights_constants_and_inputs_are_not_swapped(window: bool, tmp_path: Path) -> None:
+def test_weights_constants_and_inputs_are_not_swapped(unit: bool, tmp_path: Path) -> None:
     case = Case("swap", 1)
     plan = case.compiled().plan
-    if window:
-        plan.gather_weights(*find_blocks(plan.graph).groups)
+    if unit:
+        plan.unshard(*find_blocks(plan.graph).groups)
     batch = case.inputs(0)
 
     def work(trainer: Trainer) -> Trainer:
@@ -220,22 +220,22 @@ def test_swapped_segments_equal_the_groups_of_ops() -> None:
     assert [tuple(p.op for p in s.parts) for s in found if s.swap] == list(blocks)
 
 
-def there_and_back(parcel: Parcel) -> None:
-    for act in (parcel.send, parcel.leave, parcel.fetch, parcel.arrive):
+def there_and_back(offloaded: Offloaded) -> None:
+    for act in (offloaded.send, offloaded.leave, offloaded.fetch, offloaded.arrive):
         act()
 
 
 def test_shared_memory_is_swapped_once_for_all_its_views() -> None:
     host = Recorder()
-    swap = Swap(host)
+    swap = ActivationOffload(host)
     whole = torch.arange(24.0).reshape(4, 6)
     looks = [whole, whole.t(), whole[1:3, ::2], whole.detach(), whole.view(torch.int32)[2]]
     weight = torch.ones(3)
-    first, second = swap.parcel([weight]), swap.parcel([])
+    first, second = swap.offloaded([weight]), swap.offloaded([])
     kept = [first.pack(look) for look in (*looks, weight[1:])]
     again = second.pack(whole[2])
-    for parcel in (first, second):
-        there_and_back(parcel)
+    for offloaded in (first, second):
+        there_and_back(offloaded)
     assert [copied.num_bytes for copied in host.sent] == [whole.nbytes]
     for one, look in zip(kept, (*looks, weight[1:]), strict=True):
         found = first.unpack(one)
@@ -249,12 +249,12 @@ def test_shared_memory_is_swapped_once_for_all_its_views() -> None:
 
 def test_reused_memory_is_sent_again() -> None:
     host = Recorder()
-    swap = Swap(host)
+    swap = ActivationOffload(host)
     for value in range(3):
-        parcel = swap.parcel([])
-        kept = parcel.pack(torch.full((4,), float(value)))
-        there_and_back(parcel)
-        assert torch.equal(parcel.unpack(kept), torch.full((4,), float(value)))
+        offloaded = swap.offloaded([])
+        kept = offloaded.pack(torch.full((4,), float(value)))
+        there_and_back(offloaded)
+        assert torch.equal(offloaded.unpack(kept), torch.full((4,), float(value)))
     assert len(host.sent) == 3
 
 
@@ -274,7 +274,7 @@ def test_swap_recompute_and_host_storage_do_not_change_results(case: Case, tmp_p
     plain = case.compiled()
     plan = case.compiled().plan
     first, *others = find_blocks(plan.graph).all
-    plan.swap(first, *others)
+    plan.offload(first, *others)
     plan.recompute(first)
     plan.store_on_host("*.attn.*", "embed.*")
     work, ranks = partial(train, case=case, state=start), range(case.num_devices)
@@ -313,11 +313,11 @@ def test_swap_needs_less_device_memory_and_more_host_memory() -> None:
         name: Case(name, 1, sizes={"layers": 5}, batch=32).compiled().memory[0]
         for name in ("data_parallel", "swap")
     }
-    kept, swapped = memory.values()
+    kept, offloaded = memory.values()
     assert kept.host_bytes == 0
     # 2 of 5 layers are on the device at once.
-    assert swapped.activations_bytes < 0.6 * kept.activations_bytes
-    assert swapped.total_bytes < kept.total_bytes < swapped.total_bytes + swapped.host_bytes
+    assert offloaded.activations_bytes < 0.6 * kept.activations_bytes
+    assert offloaded.total_bytes < kept.total_bytes < offloaded.total_bytes + offloaded.host_bytes
 
 
 @pytest.mark.parametrize("model", ["gpt", "moe", "wide_resnet"])
@@ -358,4 +358,4 @@ def test_a_pattern_that_fits_no_parameter_is_refused() -> None:
 def test_a_group_without_ops_is_refused() -> None:
     plan = ss.Plan(Case("zero2", 2).compiled().plan.graph, range(2))
     with pytest.raises(ss.PlanError, match="swap of a group without ops"):
-        plan.swap(plan.graph.ops[:3], [])
+        plan.offload(plan.graph.ops[:3], [])

@@ -68,7 +68,7 @@ def program(model: nn.Module, num_stages: int, turns: int, **how: bool) -> ss.Co
         if how.get("recompute"):
             plan.recompute(stage.ops)
         if how.get("gather"):
-            plan.gather_weights(stage.ops)
+            plan.unshard(stage.ops)
     plan.op_order(schedule(num_stages, turns))
     return ss.compile(plan)
 

@@ -190,7 +190,7 @@ def test_unknown_result_raises_capture_error(
 def test_without_grad_keeps_only_the_decisions_of_a_forward() -> None:
     plan = planned("zero3", grad=True)
     alone = plan.without_grad()
-    gathered = tuple(window for window in plan.decisions.windows if window[1])
+    gathered = tuple(unit for unit in plan.decisions.fsdp_units if unit[1])
     assert gathered
-    assert alone.decisions == replace(plan.decisions, windows=gathered)
+    assert alone.decisions == replace(plan.decisions, units=gathered)
     assert not any(t.requires_grad for op in alone.graph.ops for t in (*op.inputs, *op.outputs))

@@ -237,18 +237,18 @@ def test_program_is_loaded_with_its_saved_topology_unless_another_is_given(
 # --- mixed precision ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [None, "gather_weights", "reduce_grads"])
+@pytest.mark.parametrize("window", [None, "unshard", "reduce_grads"])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_float32_master_weights_accumulate_small_updates(
-    tmp_path: Path, window: str | None, sharded: bool
+    tmp_path: Path, unit: str | None, sharded: bool
 ) -> None:
     """A bfloat16 weight of 1 does not move by 1e-3; its float32 master does, 20 times."""
     graph = two_linears_in("bfloat16")
     plan = batch_split(graph, num_microbatches=2)
     if sharded:
         stored_apart(plan)
-    if window is not None:
-        getattr(plan, window)(graph.ops)
+    if unit is not None:
+        getattr(plan, unit)(graph.ops)
     folder = ss.compile(plan).save(tmp_path)
 
     def work(trainer: Trainer) -> tuple[Tensor, set[torch.dtype]]:

@@ -178,9 +178,9 @@ WAYS = ("backward", "halves", "halves of many", "dropped", "rerun", "rerun and h
 
 def run(case: Case, way: str, dtype: torch.dtype, kind: str = "") -> Ran:
     """Two microbatches; weights have no memory while W runs if the way is "dropped"."""
-    segment, (recomputed, swapped) = case.segment(), ("recomputed" in kind, "swapped" in kind)
+    segment, (recomputed, offloaded) = case.segment(), ("recomputed" in kind, "swapped" in kind)
     names = [segment.__name__]
-    tape = Tape(names if recomputed else (), names if swapped else (), Host())
+    tape = Tape(names if recomputed else (), names if offloaded else (), Host())
     weights = tuple(w.requires_grad_() for w in filled(case.weights, dtype, 1))
     ops: dict[str, Counter[str]] = {}
     grads: list[Tensors] = []
@@ -194,15 +194,15 @@ def run(case: Case, way: str, dtype: torch.dtype, kind: str = "") -> Ran:
     results = []
     for mb in range(2):
         results.append(tape.forward(segment, mb, 7, filled(case.inputs, dtype, 2 + mb), weights))
-        if swapped:
-            parcel = tape.parcel(segment, mb)
-            for act in (parcel.send, parcel.leave, parcel.fetch, parcel.arrive):
+        if offloaded:
+            offloaded = tape.offloaded(segment, mb)
+            for act in (offloaded.send, offloaded.leave, offloaded.fetch, offloaded.arrive):
                 act()
     with FlopCounterMode(display=False) as flops:
         for mb in range(2):
             given = filled(tuple(tuple(x.shape) for x in results[mb]), dtype, 4 + mb)
             if "rerun" in way:
-                tape.rerun(segment, mb, 7)
+                tape.recompute(segment, mb, 7)
             with counted("I" if "halves" in way or way == "dropped" else "B"):
                 if way in ("backward", "rerun"):
                     grads.append(tape.backward(segment, mb, 7, given))

@@ -79,9 +79,9 @@ def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
     return x + 1, y
 
 
-def rerun(plan: ss.Plan) -> None:
+def recompute_regions(plan: ss.Plan) -> None:
     PLANS["data_parallel"](plan)
-    plan.rerun(plan.graph.ops[:-2])
+    plan.recompute_regions(plan.graph.ops[:-2])
 
 
 def recomputed(plan: ss.Plan) -> None:
@@ -96,7 +96,7 @@ def alternating(plan: ss.Plan) -> None:
 
 HOW = {
     **{name: PLANS[name] for name in ("data_parallel", "zero3", "one_f_one_b")},
-    "rerun": rerun, "recomputed": recomputed, "alternating": alternating,
+    "rerun": recompute_regions, "recomputed": recomputed, "alternating": alternating,
 }  # fmt: skip
 
 

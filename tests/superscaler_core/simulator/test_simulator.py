@@ -270,7 +270,7 @@ def test_weights_on_the_host_cross_the_link_twice_a_step() -> None:
 def test_swapped_activations_move_during_computation(num_swapped: int, num_waits: int) -> None:
     graph = chain(6)
     plan = on_one(ss.Plan(graph, [0]))
-    plan.swap(*([op] for op in graph.ops[1 : 1 + num_swapped]))
+    plan.offload(*([op] for op in graph.ops[1 : 1 + num_swapped]))
     compiled = ss.compile(plan)
     slow, fast = (
         simulate(compiled, replace(given(graph, secs, secs), host_bytes_per_sec=1e6))

@@ -208,7 +208,7 @@ def test_invalid_options_of_a_space_raise_plan_error() -> None:
     with pytest.raises(PlanError, match="a mesh of 2 x 3 has 6 devices, but 4 were given"):
         priced(captured("mlp"), (2, 3))
     with pytest.raises(PlanError, match="keep=block_inputs, rerun=True"):
-        priced(captured("mlp"), keep=ss.Keep.BLOCK_INPUTS, rerun=True)
+        priced(captured("mlp"), keep=ss.Keep.BLOCK_INPUTS, recompute_regions=True)
     space = priced(captured("mlp"), (4,))
     with pytest.raises(PlanError, match="has no op nothing"):
         space.explain([0] * len(space.choices), "nothing")
