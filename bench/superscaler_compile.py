@@ -125,11 +125,17 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
 
     def all_communication() -> tuple[Materialized, int]:
         made = materialize(plan, PAPER.topology(num_devices))
-        sides = [leg for edge in made.edges.all for leg in (*edge.forward, *edge.backward)]
-        sides += [leg for use in made.weights.uses for leg in (*use.fetch, *use.reduce)]
-        moving = [leg for leg in sides if not leg.is_idle]
-        for leg in moving:
-            leg.plan()
+        sides = [
+            sub_transfer
+            for edge in made.edges.all
+            for sub_transfer in (*edge.forward, *edge.backward)
+        ]
+        sides += [
+            sub_transfer for use in made.weights.uses for sub_transfer in (*use.fetch, *use.reduce)
+        ]
+        moving = [sub_transfer for sub_transfer in sides if not sub_transfer.is_idle]
+        for sub_transfer in moving:
+            sub_transfer.plan()
         return made, len(moving)
 
     timed("validate", validate)

@@ -10,7 +10,7 @@ from bench.cells.cluster import PAPER, Cluster
 from bench.cells.hurried import hurried
 from bench.cells.processes import NUM_PROCESSES
 from bench.cells.workload import Workload
-from superscaler_core.cost.wire import wires_on
+from superscaler_core.cost.comm_cost import comm_costs_on
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.offers import with_overlap
@@ -114,9 +114,11 @@ class Cell:
 
 def _pulled_secs(found: Found) -> dict[str, float]:
     """Seconds of a step of the plan with point-to-point communication."""
-    request, wires = found.request, wires_on(found.request.topology)
+    request, comm_costs = found.request, comm_costs_on(found.request.topology)
     return {
-        where: simulate(found.compiled, request.profile, intra=intra, inter=inter, wires=wires).secs
+        where: simulate(
+            found.compiled, request.profile, intra=intra, inter=inter, comm_costs=comm_costs
+        ).secs
         for where, (intra, inter) in PULLS.items()
     }
 

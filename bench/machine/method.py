@@ -198,8 +198,8 @@ def _waiting() -> Iterator[list[float]]:
     setattr(DistCall, "move", timed(before[0]))  # noqa: B010 - methods, for mypy
     original = before[1]
 
-    def many(self: DistTransport, legs: Any, tensors: Any, *, async_op: bool) -> Any:
-        return timed(lambda: original(self, legs, tensors, async_op=async_op))()
+    def many(self: DistTransport, sub_transfers: Any, tensors: Any, *, async_op: bool) -> Any:
+        return timed(lambda: original(self, sub_transfers, tensors, async_op=async_op))()
 
     setattr(DistTransport, "_many", many)  # noqa: B010
     try:

@@ -40,7 +40,7 @@ TINY_PLANS: tuple[tuple[str, Mapping[str, Any]], ...] = (
 
 TINY_STEPS, NUM_WARM = 25, 2
 
-FITTED = ("segment_secs", "move_secs", "carry_secs", "split_secs")
+FITTED = ("segment_secs", "move_secs", "p2p_secs", "split_secs")
 """Fields of a profile that are fitted to processor times."""
 
 CORE_SHARES = tuple(0.75 + 0.025 * i for i in range(11))
@@ -146,7 +146,7 @@ def _of_work(
     """Overheads that are work of the processor, fitted to the processor times of steps.
 
     The processor time of a step is the time of its ops and bytes, plus one overhead for each call
-    of a segment, each moved tensor, each tensor that is carried between stages, and each op whose
+    of a segment, each moved tensor, each tensor that is sent between stages, and each op whose
     backward is split into halves. The fit minimizes the squares of the relative errors, with all
     overheads at least 0.
     """

@@ -10,7 +10,7 @@ from bench.cells.cell import PULLS
 from bench.cells.cluster import PAPER
 from bench.rvd.cases import make_cases
 from bench.tables import Lines
-from superscaler_core.cost.wire import TICKS_PER_SEC, Wires
+from superscaler_core.cost.comm_cost import TICKS_PER_SEC, CommCosts
 from superscaler_core.program.transfer import Transfer
 
 SIZES = ("64 KiB", "4 MiB", "64 MiB")
@@ -24,17 +24,17 @@ GROUPS = {"n->n": (4, 4), "n->2n": (4, 8), "2n->n": (8, 4)}
 
 def cases() -> Iterator[dict[str, Any]]:
     """The cases between two hosts, and those in one group over both hosts, by both methods."""
-    wires = Wires(PAPER.topology(16))
+    comm_costs = CommCosts(PAPER.topology(16))
     hosts = range(8), range(8, 16)
     groups: dict[str, tuple[Sequence[int], Sequence[int]]] = {
         name: (hosts[0][:a], hosts[1][:b]) for name, (a, b) in GROUPS.items()
     }
     groups["in group"] = (range(16), range(16))
     for case in make_cases(groups, SIZES):
-        leg = Transfer(rv.Box.of_shape(case.layouts[0].shape), *case.layouts, "float32")
-        if leg.is_idle:
+        sub_transfer = Transfer(rv.Box.of_shape(case.layouts[0].shape), *case.layouts, "float32")
+        if sub_transfer.is_idle:
             continue
-        secs = {m: wires.of([leg], m).ticks / TICKS_PER_SEC for m in ("rvd", "p2p")}
+        secs = {m: comm_costs.of([sub_transfer], m).ticks / TICKS_PER_SEC for m in ("rvd", "p2p")}
         if not secs["p2p"]:
             continue  # Every rank already holds its dst shard.
         yield {**case.to_json(), "secs": secs}

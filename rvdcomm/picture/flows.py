@@ -61,7 +61,7 @@ class Flow:
         group_of = {rank: i for i, group in enumerate(step.groups) for rank in group}
         kept: set[int] = set()
         sizes: dict[int, Counter[Pair]] = {}
-        for move in (move for leg in step.moves(plan.topology) for move in leg):
+        for move in (move for step_exchange in step.moves(plan.topology) for move in step_exchange):
             pair = move.src_rank, move.dst_rank
             if not ranks.issuperset(pair):
                 continue

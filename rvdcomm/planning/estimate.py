@@ -72,8 +72,10 @@ class Estimator:
         middle = [step.middle.source] if step.middle else []
         states = [state for state in (src, *middle, dst) if isinstance(state, Binding)]
         pricer = self._pricer(src.grid)
-        legs = [pricer.ticks(a.targets, b.targets) for a, b in pairwise(states)]
-        return pricer.secs(sum(ticks for ticks, _ in legs)), sum(rounds for _, rounds in legs)
+        step_exchanges = [pricer.ticks(a.targets, b.targets) for a, b in pairwise(states)]
+        return pricer.secs(sum(ticks for ticks, _ in step_exchanges)), sum(
+            rounds for _, rounds in step_exchanges
+        )
 
     def _pricer(self, grid: Grid) -> RebindPricer:
         if id(grid) not in self._pricers:
@@ -84,7 +86,7 @@ class Estimator:
     def counted(self, step: Step) -> tuple[float, int]:
         """Seconds and rounds of a step, counted from its moves."""
         traffic = step.traffic(self.topology, self.item_bytes)
-        costs = [step_cost(leg, self.topology) for leg in traffic]
+        costs = [step_cost(step_exchange, self.topology) for step_exchange in traffic]
         return sum(cost.secs for cost in costs), sum(cost.rounds for cost in costs)
 
 

@@ -93,7 +93,7 @@ class Step:
         return source.grid.groups(self.changed)
 
     @property
-    def legs(self) -> tuple[tuple[State, State], ...]:
+    def step_exchanges(self) -> tuple[tuple[State, State], ...]:
         """The exchanges of this step, one after another."""
         if self.middle is None:
             return ((self.src, self.dst),)
@@ -119,25 +119,30 @@ class Step:
         return frozenset(a for a, (s, t) in enumerate(both) if s != t)
 
     def exchange(
-        self, leg: int, rank: int, topology: Topology, view: View | None = None
+        self, step_exchange: int, rank: int, topology: Topology, view: View | None = None
     ) -> Exchange:
-        """The exchange of a leg in the group of ``rank``, with boxes in ``view`` of the tensor."""
-        src, dst = (Cells(state.source, rank, self.changed, view) for state in self.legs[leg])
+        """The exchange of a exchange in the group of ``rank``, with boxes in ``view`` of the
+        tensor.
+        """
+        src, dst = (
+            Cells(state.source, rank, self.changed, view)
+            for state in self.step_exchanges[step_exchange]
+        )
         return Exchange(src, dst, topology)
 
     def moves(self, topology: Topology) -> list[tuple[Move, ...]]:
-        """The moves of every leg, of all ranks, sorted."""
+        """The moves of every exchange, of all ranks, sorted."""
         found = []
-        for leg in range(len(self.legs)):
+        for step_exchange in range(len(self.step_exchanges)):
             moves: list[Move] = []
             for group in self.groups:
-                exchange = self.exchange(leg, group[0], topology)
+                exchange = self.exchange(step_exchange, group[0], topology)
                 moves += [move for rank in group for move in exchange.into(rank)]
             found.append(tuple(sorted(moves)))
         return found
 
     def traffic(self, topology: Topology, item_bytes: int) -> list[Traffic]:
-        """The bytes from rank to rank, for every leg."""
+        """The bytes from rank to rank, for every exchange."""
         found: list[Traffic] = []
         for moves in self.moves(topology):
             sent: Counter[tuple[int, int]] = Counter()
@@ -166,7 +171,12 @@ class Path:
     @cached_property
     def view(self) -> View:
         """The view of the tensor for the boxes of programs: where possible, a cell is one box."""
-        states = {id(s): s for step in self.steps for leg in step.legs for s in leg}
+        states = {
+            id(s): s
+            for step in self.steps
+            for step_exchange in step.step_exchanges
+            for s in step_exchange
+        }
         return view_of([self.src, *(state.source for state in states.values()), self.dst])
 
     def table(self, notes: Iterable[str] | None = None) -> list[str]:

@@ -19,7 +19,7 @@ from rvdcomm.errors import MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.plans.fill import Batch, filled
 from rvdcomm.plans.load import Load, Ports, beat_costs
-from rvdcomm.plans.member import Member, Way, shard_sizes
+from rvdcomm.plans.member import Member, TensorPlan, shard_sizes
 from rvdcomm.plans.planner import islands_of, program_step_costs
 from rvdcomm.plans.table import rows
 from rvdcomm.program import DST, SRC, Islands, Program
@@ -77,12 +77,12 @@ class Bundle:
     def identity(self) -> str:
         """A digest that is equal on all ranks that run the same bundle."""
         digest = sha256(f"{self.topology!r} near {self.islands}".encode())
-        texts: dict[Way, str] = {}
+        texts: dict[TensorPlan, str] = {}
         for member in self.members:
-            if member.way not in texts:
+            if member.tensor_plan not in texts:
                 steps = [(step.kind, step.dst.text) for step in member.plan.path.steps]
-                texts[member.way] = f"{member.transition.lines('')} {steps}"
-            digest.update(f"{member.name}: {texts[member.way]}\n".encode())
+                texts[member.tensor_plan] = f"{member.transition.lines('')} {steps}"
+            digest.update(f"{member.name}: {texts[member.tensor_plan]}\n".encode())
         digest.update(repr(self.batches).encode())
         return digest.hexdigest()
 
@@ -162,35 +162,37 @@ class Bundle:
         self, batches: tuple[Batch, ...], ranks: tuple[int, ...] | None
     ) -> tuple[Program, ...]:
         """The programs of ``ranks``, or of all ranks if None."""
-        known: dict[tuple[Way, int], Lanes] = {}
+        known: dict[tuple[TensorPlan, int], Lanes] = {}
 
-        def lowered(way: Way, num_slices: int) -> Lanes:
-            if (way, num_slices) not in known:
-                known[way, num_slices] = lanes(
-                    way.plan.path,
-                    way.transition,
+        def lowered(tensor_plan: TensorPlan, num_slices: int) -> Lanes:
+            if (tensor_plan, num_slices) not in known:
+                known[tensor_plan, num_slices] = lanes(
+                    tensor_plan.plan.path,
+                    tensor_plan.transition,
                     self.topology,
                     ranks=ranks,
                     islands=self.islands,
                     num_slices=num_slices,
-                    staged=way.is_small,
+                    staged=tensor_plan.is_small,
                 )
-            return known[way, num_slices]
+            return known[tensor_plan, num_slices]
 
         mine = {
-            way
-            for way in {member.way for member in self.members}
-            if ranks is None or any(rank in way for rank in ranks)
+            tensor_plan
+            for tensor_plan in {member.tensor_plan for member in self.members}
+            if ranks is None or any(rank in tensor_plan for rank in ranks)
         }
         programs = []
         for batch in batches:
-            ways = self._ways(batch)
+            tensor_plans = self._tensor_plans(batch)
             tensors = {
-                t: lowered(way, num_slices)
-                for t, (way, num_slices) in enumerate(zip(ways, batch.num_slices, strict=True))
-                if way in mine
+                t: lowered(tensor_plan, num_slices)
+                for t, (tensor_plan, num_slices) in enumerate(
+                    zip(tensor_plans, batch.num_slices, strict=True)
+                )
+                if tensor_plan in mine
             }
-            transitions = [way.transition for way in ways]
+            transitions = [tensor_plan.transition for tensor_plan in tensor_plans]
             programs.append(join(transitions, tensors, batch.buckets, ranks))
         return tuple(programs)
 
@@ -220,7 +222,7 @@ class Bundle:
             return tuple(
                 cost
                 for batch in self.batches
-                for cost in beat_costs(self._ways(batch), batch, self._loads, self._ports)
+                for cost in beat_costs(self._tensor_plans(batch), batch, self._loads, self._ports)
             )
         return tuple(
             cost
@@ -230,18 +232,21 @@ class Bundle:
             )
         )
 
-    def _ways(self, batch: Batch) -> list[Way]:
+    def _tensor_plans(self, batch: Batch) -> list[TensorPlan]:
         """The ways of a batch's tensors."""
-        return [self.members[i].way for i in batch.members]
+        return [self.members[i].tensor_plan for i in batch.members]
 
     @cached_property
     def _ports(self) -> Ports:
         return Ports(self.topology)
 
     @cached_property
-    def _loads(self) -> dict[Way, list[Load]]:
+    def _loads(self) -> dict[TensorPlan, list[Load]]:
         """The port loads of one tensor of every way, one load per exchange."""
-        return {way: self._ports.loads(way) for way in {m.way: None for m in self.members}}
+        return {
+            tensor_plan: self._ports.loads(tensor_plan)
+            for tensor_plan in {m.tensor_plan: None for m in self.members}
+        }
 
     @cached_property
     def busiest_bytes(self) -> tuple[int, ...]:
@@ -250,8 +255,10 @@ class Bundle:
         For the given paths, the time that these bytes take is a lower bound for any order of
         tensors.
         """
-        counts = Counter(member.way for member in self.members)
-        loads = ((load, n) for way, n in counts.items() for load in self._loads[way])
+        counts = Counter(member.tensor_plan for member in self.members)
+        loads = (
+            (load, n) for tensor_plan, n in counts.items() for load in self._loads[tensor_plan]
+        )
         return self._ports.busiest_bytes(loads)
 
     @cached_property
@@ -288,10 +295,10 @@ class Bundle:
     def _shard_bytes(self) -> dict[int, int]:
         """Bytes of all shards, by rank."""
         found: dict[int, int] = {}
-        for way, count in Counter(member.way for member in self.members).items():
+        for tensor_plan, count in Counter(member.tensor_plan for member in self.members).items():
             for name in (SRC, DST):
-                item = ITEM_BYTES[way.transition.dtype(name)]
-                for rank, size in shard_sizes(way.transition.layout(name)).items():
+                item = ITEM_BYTES[tensor_plan.transition.dtype(name)]
+                for rank, size in shard_sizes(tensor_plan.transition.layout(name)).items():
                     found[rank] = found.get(rank, 0) + size * item * count
         return found
 
@@ -306,8 +313,10 @@ class Bundle:
         """
         cost = self.cost
         shards = max(self.shard_bytes(rank) for rank in self.ranks)
-        ways = {(m.transition.src_dtype, m.transition.dst_dtype): None for m in self.members}
-        dtypes = ", ".join(a if a == b else f"{a} -> {b}" for a, b in ways)
+        tensor_plans = {
+            (m.transition.src_dtype, m.transition.dst_dtype): None for m in self.members
+        }
+        dtypes = ", ".join(a if a == b else f"{a} -> {b}" for a, b in tensor_plans)
         yield (
             f"total  {len(self.members)} tensors ({dtypes}) on {len(self.ranks)} ranks: "
             f"{bytes_text(cost.wire_bytes)} sent ({bytes_text(cost.host_bytes)} between hosts)"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeVar
 
-from rvdcomm.plans.member import Member, Way
+from rvdcomm.plans.member import Member, TensorPlan
 from rvdcomm.program.join import Unit
 
 _T = TypeVar("_T")
@@ -56,7 +56,7 @@ def filled(members: Sequence[Member], share: int) -> tuple[Batch, ...]:
 
     If a unit needs more, even with the most slices, its ranks stage nothing else in its bucket.
     """
-    known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]] = {}
+    known: dict[tuple[TensorPlan, int], tuple[int, int, dict[int, int]]] = {}
     return tuple(_batch(members, batch, share, known) for batch in _batches(members, share))
 
 
@@ -64,35 +64,37 @@ def _batch(
     members: Sequence[Member],
     batch: tuple[int, ...],
     share: int,
-    known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]],
+    known: dict[tuple[TensorPlan, int], tuple[int, int, dict[int, int]]],
 ) -> Batch:
     """The batch of these members; ``known`` caches slices, lanes and staging by way."""
-    ways = [members[i].way for i in batch]
+    tensor_plans = [members[i].tensor_plan for i in batch]
     # A bucket starts one phase after the bucket before it, so `depth` buckets are alive at once.
-    depth = max(way.num_phases for way in ways)
+    depth = max(tensor_plan.num_phases for tensor_plan in tensor_plans)
     cap = share // depth
     num_slices: list[int] = []
     staging: dict[Unit, Mapping[int, int]] = {}
-    for t, way in enumerate(ways):
-        if (way, cap) not in known:
-            known[way, cap] = _fewest_slices(way, cap)
-        count, num_lanes, sizes = known[way, cap]
+    for t, tensor_plan in enumerate(tensor_plans):
+        if (tensor_plan, cap) not in known:
+            known[tensor_plan, cap] = _fewest_slices(tensor_plan, cap)
+        count, num_lanes, sizes = known[tensor_plan, cap]
         num_slices.append(count)
         staging |= {(t, lane): sizes for lane in range(num_lanes)}
-    buckets, fullest = _buckets(in_turn(list(staging), lambda unit: ways[unit[0]]), staging, cap)
+    buckets, fullest = _buckets(
+        in_turn(list(staging), lambda unit: tensor_plans[unit[0]]), staging, cap
+    )
     return Batch(batch, tuple(num_slices), buckets, fullest * min(depth, len(buckets)))
 
 
-def _fewest_slices(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
+def _fewest_slices(tensor_plan: TensorPlan, cap: int) -> tuple[int, int, dict[int, int]]:
     """The fewest slices whose staging fits ``cap``, the number of lanes, and a lane's staging."""
     for num_slices in SLICE_COUNTS:
-        sizes = way.staging_bound(num_slices)
+        sizes = tensor_plan.staging_bound(num_slices)
         if max(sizes.values(), default=0) <= cap:
             break
-    return num_slices, way.num_lanes(num_slices), sizes
+    return num_slices, tensor_plan.num_lanes(num_slices), sizes
 
 
-def in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
+def in_turn(items: Sequence[_T], tensor_plan_of: Callable[[_T], TensorPlan]) -> list[_T]:
     """Items in an order in which all classes send at an even rate; a class keeps its own order.
 
     The *place* of an item, from 0 to 1, is the position of its middle byte in the bytes of its
@@ -102,19 +104,19 @@ def in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
     within half an item.
     """
     classes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-    known: dict[Way, int] = {}
+    known: dict[TensorPlan, int] = {}
     total: list[int] = []
     middles = []
     for item in items:
-        way = way_of(item)
-        if way not in known:
-            ends = way.transition.src.ranks, way.transition.dst.ranks
-            known[way] = classes.setdefault(ends, len(classes))
+        tensor_plan = tensor_plan_of(item)
+        if tensor_plan not in known:
+            ends = tensor_plan.transition.src.ranks, tensor_plan.transition.dst.ranks
+            known[tensor_plan] = classes.setdefault(ends, len(classes))
             total += [0] * (len(classes) - len(total))
         # Empty tensors have a place too.
-        size = prod(way.transition.src.shape) + 1
-        total[known[way]] += size
-        middles.append((total[known[way]] - size / 2, known[way]))
+        size = prod(tensor_plan.transition.src.shape) + 1
+        total[known[tensor_plan]] += size
+        middles.append((total[known[tensor_plan]] - size / 2, known[tensor_plan]))
     places = [middle / total[one] for middle, one in middles]
     return [items[i] for i in sorted(range(len(items)), key=places.__getitem__)]
 
@@ -150,12 +152,12 @@ def _batches(members: Sequence[Member], share: int) -> Iterator[tuple[int, ...]]
     most = max(BATCH_BYTES, BUCKETS_OF_BATCH * share)
     by_dtype: dict[str, list[int]] = {}
     for i, member in enumerate(members):
-        by_dtype.setdefault(member.way.dtype, []).append(i)
+        by_dtype.setdefault(member.tensor_plan.dtype, []).append(i)
     for alike in by_dtype.values():
         batch: list[int] = []
         sizes: dict[int, int] = {}
-        for i in in_turn(alike, lambda i: members[i].way):
-            added = members[i].way.shard_bounds
+        for i in in_turn(alike, lambda i: members[i].tensor_plan):
+            added = members[i].tensor_plan.shard_bounds
             if batch and any(sizes.get(rank, 0) + size > most for rank, size in added):
                 yield tuple(batch)
                 batch, sizes = [], {}

@@ -15,8 +15,8 @@ from rvdcomm.cost import StepCost, port_secs
 from rvdcomm.layout import ITEM_BYTES, Ints, Topology
 from rvdcomm.planning.path import Step
 from rvdcomm.plans.fill import Batch
-from rvdcomm.plans.member import Way
-from rvdcomm.plans.modelled import legs_of
+from rvdcomm.plans.member import TensorPlan
+from rvdcomm.plans.modelled import step_exchanges_of
 
 OUT, IN = 0, 1
 """The directions of a port."""
@@ -62,31 +62,37 @@ class Ports:
 
     # --- loads ----------------------------------------------------------------------------------
 
-    def loads(self, way: Way) -> list[Load]:
+    def loads(self, tensor_plan: TensorPlan) -> list[Load]:
         """The load of every exchange of a tensor: counted, or by formula if it has many ranks.
 
         Law (tests/plans/test_load.py): where shards are equal, the formula gives the counted bytes
         into every port, and out of all ports of a level together.
         """
-        item_bytes, steps = ITEM_BYTES[way.dtype], way.plan.path.steps
+        item_bytes, steps = ITEM_BYTES[tensor_plan.dtype], tensor_plan.plan.path.steps
         return [
-            replace(load, call=(step.kind, step.groups)) if way.is_small else load
+            replace(load, call=(step.kind, step.groups)) if tensor_plan.is_small else load
             for step in steps
             for load in self._of_step(step, item_bytes)
         ]
 
     def _of_step(self, step: Step, item_bytes: int) -> Iterator[Load]:
         is_large = len(step.src.ranks) + len(step.dst.ranks) > MAX_RANKS_OF_COUNTED_LOADS
-        legs = legs_of(step, item_bytes, self.topology) if is_large else None
-        if legs is None:
+        step_exchanges = step_exchanges_of(step, item_bytes, self.topology) if is_large else None
+        if step_exchanges is None:
             yield from self._counted(step, item_bytes)
             return
-        for leg in legs:
+        for step_exchange in step_exchanges:
             through = np.zeros(self.starts[-1], np.int64)
             for level in range(len(self.topology.levels)):
-                np.add.at(through, self._of(level, leg.senders, OUT), leg.leaving[level])
-                np.add.at(through, self._of(level, leg.ranks, IN), leg.entering[level])
-            yield self._load(through, leg.rounds)
+                np.add.at(
+                    through,
+                    self._of(level, step_exchange.senders, OUT),
+                    step_exchange.leaving[level],
+                )
+                np.add.at(
+                    through, self._of(level, step_exchange.ranks, IN), step_exchange.entering[level]
+                )
+            yield self._load(through, step_exchange.rounds)
 
     def _counted(self, step: Step, item_bytes: int) -> Iterator[Load]:
         for moves in step.moves(self.topology):
@@ -155,18 +161,24 @@ class Ports:
 
 
 def beat_costs(
-    ways: Sequence[Way], batch: Batch, loads: Mapping[Way, Sequence[Load]], ports: Ports
+    tensor_plans: Sequence[TensorPlan],
+    batch: Batch,
+    loads: Mapping[TensorPlan, Sequence[Load]],
+    ports: Ports,
 ) -> Iterator[StepCost]:
-    """The cost of every beat of the batch's program; ``ways`` are the ways of its tensors.
+    """The cost of every beat of the batch's program; ``tensor_plans`` are the ways of its tensors.
 
     A bucket starts one beat after the bucket before it, and does one exchange per beat. All
     exchanges of a beat run at once, as in the program (``interleaved`` in program/slices.py).
     """
     beats: dict[int, list[Load]] = {}
-    num_lanes = [way.num_lanes(n) for way, n in zip(ways, batch.num_slices, strict=True)]
+    num_lanes = [
+        tensor_plan.num_lanes(n)
+        for tensor_plan, n in zip(tensor_plans, batch.num_slices, strict=True)
+    ]
     for first, bucket in enumerate(batch.buckets):
         for tensor, lane in bucket:
-            for beat, load in enumerate(loads[ways[tensor]], first):
+            for beat, load in enumerate(loads[tensor_plans[tensor]], first):
                 beats.setdefault(beat, []).append(load.slice(lane, num_lanes[tensor]))
     for beat in sorted(beats):
         yield ports.cost(beats[beat])

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Topology, dtype_name
 from rvdcomm.plans.bundle import Bundle, fitting
-from rvdcomm.plans.member import Member, Way
+from rvdcomm.plans.member import Member, TensorPlan
 from rvdcomm.plans.planner import check_executor, default_topology, plan
 from rvdcomm.program import Transition
 from rvdcomm.program.lower import wire_dtype
@@ -50,22 +50,22 @@ def plan_many(
         )
     shared = _shared_alpha(topology, len(pairs))
     members = []
-    ways: dict[tuple[Layout, Layout, str, str], Way] = {}
+    tensor_plans: dict[tuple[Layout, Layout, str, str], TensorPlan] = {}
     for src_name, name in pairs:
         own = dtype_name(dtype[src_name] if isinstance(dtype, Mapping) else dtype)
         given = dst_dtype.get(name) if isinstance(dst_dtype, Mapping) else dst_dtype
         key = src[src_name], dst[name], own, dtype_name(given) if given else own
-        way = ways.get(key)
-        if way is None:
+        tensor_plan = tensor_plans.get(key)
+        if tensor_plan is None:
             transition = Transition(*key)
             request = transition.src, transition.dst, wire_dtype(transition), shared
             try:
                 made = plan(*request, executor=executor)
-                way = Way(replace(transition, view=made.path.view), made)
+                tensor_plan = TensorPlan(replace(transition, view=made.path.view), made)
             except LayoutError as error:
                 raise LayoutError(f"tensor {name!r}: {error}") from None
-            ways[key] = way
-        members.append(Member(src_name, name, way))
+            tensor_plans[key] = tensor_plan
+        members.append(Member(src_name, name, tensor_plan))
     return fitting(Bundle(tuple(members), topology, executor, memory_limit=memory_limit))
 
 

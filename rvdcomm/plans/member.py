@@ -26,7 +26,7 @@ BUFFERS_OF_LEG = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class TensorPlan:
     """The transition and the plan of a tensor; tensors with equal transitions share one object."""
 
     transition: Transition
@@ -54,13 +54,20 @@ class Way:
     @cached_property
     def num_phases(self) -> int:
         """An upper bound on the number of phases of a lane of the program."""
-        return 1 + sum(len(step.legs) for step in self.plan.path.steps)
+        return 1 + sum(len(step.step_exchanges) for step in self.plan.path.steps)
 
     @cached_property
     def is_small(self) -> bool:
         """Whether the messages are so small that they are joined with those of other tensors."""
-        legs = ((step, leg) for step in self.plan.path.steps for leg in step.legs)
-        largest = max((_largest_message(step, *leg) for step, leg in legs), default=0)
+        step_exchanges = (
+            (step, step_exchange)
+            for step in self.plan.path.steps
+            for step_exchange in step.step_exchanges
+        )
+        largest = max(
+            (_largest_message(step, *step_exchange) for step, step_exchange in step_exchanges),
+            default=0,
+        )
         return largest * ITEM_BYTES[self.dtype] <= JOIN_BYTES
 
     def num_lanes(self, num_slices: int) -> int:
@@ -70,9 +77,9 @@ class Way:
     def staging_bound(self, num_slices: int) -> dict[int, int]:
         """An upper bound on the bytes of all staging buffers of a lane together, by rank.
 
-        In a leg, a rank packs or publishes its shard once per rank that will hold a copy. The rank
-        receives its new shard once per part that is summed, and then writes the new shard. A lane
-        does this for one slice.
+        In a exchange, a rank packs or publishes its shard once per rank that will hold a copy. The
+        rank receives its new shard once per part that is summed, and then writes the new shard. A
+        lane does this for one slice.
 
         Law (tests/plans/test_bundle.py): never below the staging of any program of the member.
         """
@@ -88,12 +95,14 @@ class Way:
 
         if transition.src_dtype != self.dtype and transition.src.rvd.v > 1:
             add(path.src.ranks, path.src.largest_shard, 1)
-        legs = [(step, *leg) for step in path.steps for leg in step.legs]
-        for i, (step, src, dst) in enumerate(legs):
+        step_exchanges = [
+            (step, *step_exchange) for step in path.steps for step_exchange in step.step_exchanges
+        ]
+        for i, (step, src, dst) in enumerate(step_exchanges):
             before, after = src.source.largest_shard, dst.source.largest_shard
             copies, parts = _copies_and_parts(step, src, dst)
             in_place = (
-                i == len(legs) - 1
+                i == len(step_exchanges) - 1
                 and step.kind != "all_reduce"
                 and transition.dst_dtype == self.dtype
             )
@@ -110,17 +119,17 @@ class Member:
 
     src_name: str
     name: str
-    way: Way
+    tensor_plan: TensorPlan
 
     @property
     def transition(self) -> Transition:
         """The layouts and dtypes of the tensor before and after."""
-        return self.way.transition
+        return self.tensor_plan.transition
 
     @property
     def plan(self) -> Plan:
         """The plan of this tensor alone."""
-        return self.way.plan
+        return self.tensor_plan.plan
 
 
 def shard_sizes(layout: Layout) -> dict[int, int]:
@@ -147,7 +156,8 @@ def _sizes(binding: Binding, step: Step, targets: tuple[int, ...]) -> int:
 
 
 def _largest_message(step: Step, src: State, dst: State) -> int:
-    """An estimate of the elements of a leg's largest message: the largest overlap of two cells.
+    """An estimate of the elements of a exchange's largest message: the largest overlap of two
+    cells.
 
     Holders of the same cell share a need, so messages from replicas are smaller.
     """

@@ -2,7 +2,7 @@
 
 The bytes equal those of the program (tests/plans/test_modelled.py). The program may have more
 rounds: replicas that leave R may share a need, and a rank then has more partners. Memory counts all
-buffers that a leg may have, without holes between them; the program may need fewer buffers. If
+buffers that a exchange may have, without holes between them; the program may need fewer buffers. If
 shards are unequal, every shard counts with the size of the largest one.
 """
 
@@ -57,18 +57,22 @@ def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCo
     The rebinds that ``RebindPricer`` prices have a formula, and so have the transfers that
     ``planning/transfer.py`` covers.
     """
-    steps = [legs_of(step, item_bytes, topology) for step in path.steps]
-    legs = [leg for found in steps if found is not None for leg in found]
+    steps = [step_exchanges_of(step, item_bytes, topology) for step in path.steps]
+    step_exchanges = [
+        step_exchange for found in steps if found is not None for step_exchange in found
+    ]
     if None in steps:
         return None
     costs = tuple(_step_cost(found) for found in steps if found is not None)
-    cost = total_cost(costs, _peak_bytes(path, legs, item_bytes))
-    latency_secs = sum(leg.latency_secs for leg in legs)
-    return ModelledCost(cost, costs, latency_secs, all(leg.is_exact for leg in legs))
+    cost = total_cost(costs, _peak_bytes(path, step_exchanges, item_bytes))
+    latency_secs = sum(step_exchange.latency_secs for step_exchange in step_exchanges)
+    return ModelledCost(
+        cost, costs, latency_secs, all(step_exchange.is_exact for step_exchange in step_exchanges)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class ModelledLeg:
+class ModelledExchange:
     """The modelled cost of one exchange of a step.
 
     Attributes:
@@ -100,27 +104,35 @@ class ModelledLeg:
     is_exact: bool = False
 
 
-def _step_cost(legs: Sequence[ModelledLeg]) -> StepCost:
-    """The cost of a step, whose legs run one after another."""
+def _step_cost(step_exchanges: Sequence[ModelledExchange]) -> StepCost:
+    """The cost of a step, whose exchanges run one after another."""
     recv_bytes: dict[int, int] = {}
-    for leg in legs:
-        for rank, num_bytes in zip(leg.ranks, leg.entering[0].tolist(), strict=True):
+    for step_exchange in step_exchanges:
+        for rank, num_bytes in zip(
+            step_exchange.ranks, step_exchange.entering[0].tolist(), strict=True
+        ):
             if num_bytes:
                 recv_bytes[rank] = recv_bytes.get(rank, 0) + num_bytes
     return StepCost(
-        secs=sum(leg.secs for leg in legs),
-        wire_bytes=sum(int(leg.entering[0].sum()) for leg in legs),
-        host_bytes=sum(int(leg.entering[1].sum()) for leg in legs if len(leg.entering) > 1),
-        rounds=sum(leg.rounds for leg in legs),
+        secs=sum(step_exchange.secs for step_exchange in step_exchanges),
+        wire_bytes=sum(int(step_exchange.entering[0].sum()) for step_exchange in step_exchanges),
+        host_bytes=sum(
+            int(step_exchange.entering[1].sum())
+            for step_exchange in step_exchanges
+            if len(step_exchange.entering) > 1
+        ),
+        rounds=sum(step_exchange.rounds for step_exchange in step_exchanges),
         recv_bytes=recv_bytes,
     )
 
 
-def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg] | None:
+def step_exchanges_of(
+    step: Step, item_bytes: int, topology: Topology
+) -> list[ModelledExchange] | None:
     """The modelled exchanges of a step; None if the step has no formula."""
     if step.direct:
-        leg = _transfer_leg(step, item_bytes, topology)
-        return None if leg is None else [leg]
+        step_exchange = _transfer_leg(step, item_bytes, topology)
+        return None if step_exchange is None else [step_exchange]
     sources = [state.source for state in (step.src, step.middle, step.dst) if state is not None]
     bindings = [source for source in sources if isinstance(source, Binding)]
     if len(bindings) < len(sources):
@@ -137,8 +149,11 @@ def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg
 # --- inside a group -----------------------------------------------------------------------------
 
 
-def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets, is_even: bool) -> ModelledLeg:
-    """The leg of a rebind, by the formula of ``RebindPricer``, applied to every rank on its own.
+def _rebind_leg(
+    pricer: RebindPricer, src: Targets, dst: Targets, is_even: bool
+) -> ModelledExchange:
+    """The exchange of a rebind, by the formula of ``RebindPricer``, applied to every rank on its
+    own.
 
     Every rank is assumed to send as many bytes as it receives. If replicas leave R, some ranks send
     more.
@@ -155,7 +170,7 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets, is_even: bool)
     ]
     before = pricer.num_bytes // prod(k for k, s in zip(sizes, src, strict=True) if s >= 0)
     leaves_r = any(s == R != t for s, t in zip(src, dst, strict=True))
-    return ModelledLeg(
+    return ModelledExchange(
         pricer.secs(ticks), rounds, _latency_secs(entering, rounds, pricer.topology), grid.ranks,
         entering, grid.ranks, entering,
         before, after=pricer.num_bytes // held, sent=max(before, need), received=need,
@@ -194,7 +209,7 @@ def _lacking(grid: Grid, src: Targets, dst: Targets, need: int, outer_axes: Iter
 # --- between groups -----------------------------------------------------------------------------
 
 
-def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLeg | None:
+def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledExchange | None:
     src, dst = step.src.source, step.dst.source
     if step.num_slices > 1 or not (src.is_even and dst.is_even):
         return None
@@ -208,7 +223,7 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLe
         for mine in (received, sent)
     )
     before, after = (source.largest_shard * item_bytes for source in (src, dst))
-    return ModelledLeg(
+    return ModelledExchange(
         found.secs, found.rounds, _latency_secs(entering, found.rounds, topology),
         step.dst.ranks, entering, step.src.ranks, leaving, before, after,
         sent=max(before, found.sent_bytes), received=int(received.max()), crosses=True,
@@ -218,23 +233,26 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLe
 # --- memory -------------------------------------------------------------------------------------
 
 
-def _peak_bytes(path: Path, legs: Sequence[ModelledLeg], item_bytes: int) -> int:
-    """Peak bytes of a rank: its src and dst shards and the buffers of a leg.
+def _peak_bytes(path: Path, step_exchanges: Sequence[ModelledExchange], item_bytes: int) -> int:
+    """Peak bytes of a rank: its src and dst shards and the buffers of a exchange.
 
-    These buffers are the state before the leg, the rest of the state before that one, the packed
-    data, the received data, and the state after the leg. The first state is src itself, the last is
-    dst. If a path leads to another group of ranks, the first group has no dst, the second no src.
+    These buffers are the state before the exchange, the rest of the state before that one, the
+    packed data, the received data, and the state after the exchange. The first state is src itself,
+    the last is dst. If a path leads to another group of ranks, the first group has no dst, the
+    second no src.
     """
     src, dst = (layout.largest_shard * item_bytes for layout in (path.src, path.dst))
-    crossing = next((i for i, leg in enumerate(legs) if leg.crosses), None)
+    crossing = next(
+        (i for i, step_exchange in enumerate(step_exchanges) if step_exchange.crosses), None
+    )
     is_crossed = crossing is not None
     most = [src, dst] if is_crossed else [src + dst]
-    for i, leg in enumerate(legs):
+    for i, step_exchange in enumerate(step_exchanges):
         shards = src + dst if not is_crossed else src if i < (crossing or 0) else dst
-        before = sum(earlier.before for earlier in legs[max(i - 1, 1) : i + 1])
-        after = leg.after if i < len(legs) - 1 else 0
+        before = sum(earlier.before for earlier in step_exchanges[max(i - 1, 1) : i + 1])
+        after = step_exchange.after if i < len(step_exchanges) - 1 else 0
         if i == crossing:
-            most += [src + before + leg.sent, dst + leg.received + after]
+            most += [src + before + step_exchange.sent, dst + step_exchange.received + after]
         else:
-            most.append(shards + before + leg.sent + leg.received + after)
+            most.append(shards + before + step_exchange.sent + step_exchange.received + after)
     return max(most) + NUM_BUFFERS * ALIGN_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rvdcomm.plans.member import Member, Way
+from rvdcomm.plans.member import Member, TensorPlan
 from rvdcomm.units import bytes_text, secs_text
 
 MAX_COLUMNS = 100
@@ -17,11 +17,11 @@ MAX_TRANSITION = 40
 def rows(members: Sequence[Member]) -> Iterator[str]:
     """One line per tensor: bytes, steps, time and peak memory of its own plan."""
     lines: list[tuple[str, ...]] = [HEAD]
-    known: dict[Way, tuple[str, ...]] = {}
+    known: dict[TensorPlan, tuple[str, ...]] = {}
     for member in members:
-        if member.way not in known:
-            known[member.way] = _figures(member.way)
-        lines.append((member.name, *known[member.way]))
+        if member.tensor_plan not in known:
+            known[member.tensor_plan] = _figures(member.tensor_plan)
+        lines.append((member.name, *known[member.tensor_plan]))
     middle = min(max(len(line[1]) for line in lines), MAX_TRANSITION)
     rest = MAX_COLUMNS - NUM_FIGURE_COLUMNS - middle - 2
     left = min(max(len(line[0]) for line in lines), rest)
@@ -32,13 +32,13 @@ def rows(members: Sequence[Member]) -> Iterator[str]:
         yield f"{name:<{left}}  {text:<{middle}}{FIGURES.format(*figures)}"
 
 
-def _figures(way: Way) -> tuple[str, ...]:
+def _figures(tensor_plan: TensorPlan) -> tuple[str, ...]:
     """The columns that are equal for all tensors of a way."""
-    cost, transition = way.plan.cost, way.transition
+    cost, transition = tensor_plan.plan.cost, tensor_plan.transition
     return (
         f"{transition.src.rvd} -> {transition.dst.rvd}",
         bytes_text(cost.wire_bytes),
-        str(len(way.plan.path.steps)),
+        str(len(tensor_plan.plan.path.steps)),
         secs_text(cost.secs),
         bytes_text(cost.peak_bytes),
     )

@@ -39,7 +39,7 @@ from rvdcomm.program.regions import BoxIndex, is_filled, window
 from rvdcomm.program.shards import DST, SRC, Transition
 from rvdcomm.program.share import publish
 from rvdcomm.program.slices import Slicing, interleaved, slicing_of
-from rvdcomm.program.traffic import Islands, Leg
+from rvdcomm.program.traffic import Islands, StepExchange
 
 __all__ = ["Lanes", "lanes", "lower", "together", "wire_dtype"]
 
@@ -136,14 +136,14 @@ def lanes(
     for name, mine in sides.items():
         for rank in mine:
             memory.add_buffer(name, rank, (transition.box(name, rank),))
-    legs = [
-        Leg(index, number, step, topology, islands, path.view)
+    step_exchanges = [
+        StepExchange(index, number, step, topology, islands, path.view)
         for index, step in enumerate(path.steps)
-        for number in range(len(step.legs))
+        for number in range(len(step.step_exchanges))
     ]
     slicing = slicing_of(path, num_slices)
     found = [
-        _Lane(path, dtype, memory, slicing, index, here, sides).phases(legs)
+        _Lane(path, dtype, memory, slicing, index, here, sides).phases(step_exchanges)
         for index in range(slicing.num_slices)
     ]
     return Lanes(
@@ -158,7 +158,7 @@ def lanes(
 
 @dataclass
 class _Lane:
-    """The lowering of one slice through all legs, for the ranks ``here``.
+    """The lowering of one slice through all exchanges, for the ranks ``here``.
 
     ``sides`` are the ranks of ``here`` in src, and those in dst.
     """
@@ -171,7 +171,7 @@ class _Lane:
     here: tuple[int, ...]
     sides: Mapping[str, tuple[int, ...]]
 
-    def phases(self, legs: list[Leg]) -> list[list[Instruction]]:
+    def phases(self, step_exchanges: list[StepExchange]) -> list[list[Instruction]]:
         """The slice's instructions, cut after every point where ranks begin to wait for others."""
         self.done: list[list[Instruction]] = []
         memory = self.memory
@@ -184,17 +184,17 @@ class _Lane:
         }
         if SRC in memory.converted and self.path.src.rvd.v > 1:
             self._convert()
-        waiting = list(legs)
+        waiting = list(step_exchanges)
         while waiting:
-            leg = waiting.pop(0)
-            memory.step = leg.index
-            if leg.step.kind == "all_reduce" and self._backend_may_sum(leg):
+            step_exchange = waiting.pop(0)
+            memory.step = step_exchange.index
+            if step_exchange.step.kind == "all_reduce" and self._backend_may_sum(step_exchange):
                 waiting.pop(0)
-                self._all_reduce(leg.index, leg.step, is_last=not waiting)
-            elif leg.step.num_slices > 1:
-                self._windows(leg, is_last=not waiting)
+                self._all_reduce(step_exchange.index, step_exchange.step, is_last=not waiting)
+            elif step_exchange.step.num_slices > 1:
+                self._windows(step_exchange, is_last=not waiting)
             else:
-                self._leg(leg, is_last=not waiting)
+                self._step_exchange(step_exchange, is_last=not waiting)
         for rank in self.sides[DST]:
             self._finish(rank)
         self._end_phase()
@@ -216,13 +216,18 @@ class _Lane:
         self.memory.instructions = []
 
     def _target(
-        self, leg: Leg, moves: Iterable[Move], number: str, is_dst: bool, in_place: bool
+        self,
+        step_exchange: StepExchange,
+        moves: Iterable[Move],
+        number: str,
+        is_dst: bool,
+        in_place: bool,
     ) -> Destination:
         is_dst = is_dst and DST not in self.memory.converted
         boxes: dict[int, tuple[Box, ...]] = {}
         for rank in self.here:
-            if rank in leg.state:
-                cells = leg.target(rank)
+            if rank in step_exchange.state:
+                cells = step_exchange.target(rank)
                 boxes[rank] = self._slice(cells.boxes(cells.key(rank)))
         arriving: dict[int, list[Move]] = {rank: [] for rank in boxes}
         for move in moves:
@@ -236,16 +241,16 @@ class _Lane:
             in_place=in_place,
         )
 
-    def _leg(self, leg: Leg, is_last: bool) -> None:
+    def _step_exchange(self, step_exchange: StepExchange, is_last: bool) -> None:
         """Lower one exchange, and write the new state to a buffer on the ranks that need this."""
         memory, number = self.memory, self.memory.new_number()
         moves = [
             Move(m.src_rank, m.dst_rank, m.part, box)
-            for m in leg.moves(leg.taking_part(self.here))
+            for m in step_exchange.moves(step_exchange.taking_part(self.here))
             for box in self._slice([m.box])
         ]
-        target = self._target(leg, moves, number, is_last, in_place=not memory.staged)
-        arrivals = self._arrivals(leg, moves, target, number)
+        target = self._target(step_exchange, moves, number, is_last, in_place=not memory.staged)
+        arrivals = self._arrivals(step_exchange, moves, target, number)
         self._end_phase()
         where: dict[int, list[Place]] = {}
         for rank, boxes in target.boxes.items():
@@ -269,28 +274,28 @@ class _Lane:
         memory.where = where
 
     def _arrivals(
-        self, leg: Leg, moves: Iterable[Move], target: Destination, number: str
+        self, step_exchange: StepExchange, moves: Iterable[Move], target: Destination, number: str
     ) -> dict[int, list[Arrival]]:
         """Publish moves inside islands, emit one call per group; returns the arrivals by rank."""
         near: list[Move] = []
-        here = leg.taking_part(self.here)
+        here = step_exchange.taking_part(self.here)
         own: dict[int, list[Move]] = {rank: [] for rank in here}
         for move in moves:
-            if leg.is_near(move):
+            if step_exchange.is_near(move):
                 near.append(move)
             else:
                 own[move.dst_rank if move.dst_rank in own else move.src_rank].append(move)
         found = publish(self.memory, near, f"p{number}")
-        for group in leg.groups(here):
+        for group in step_exchange.groups(here):
             members = tuple(rank for rank in group if rank in own)
             mine = sorted(move for rank in members for move in own.pop(rank))
             received: dict[int, list[Move]] = {}
             for move in mine:
                 if move.dst_rank == members[0]:
                     received.setdefault(move.src_rank, []).append(move)
-            is_gather = leg.is_gather(group, received)
+            is_gather = step_exchange.is_gather(group, received)
             call = GroupMoves(self.memory, target, group, members, tuple(mine), is_gather, number)
-            found += call.emit(leg.index)
+            found += call.emit(step_exchange.index)
         for alone in own.values():
             found += self.memory.arrivals_at_home(alone)
         by_rank: dict[int, list[Arrival]] = {}
@@ -298,23 +303,23 @@ class _Lane:
             by_rank.setdefault(arrival.move.dst_rank, []).append(arrival)
         return by_rank
 
-    def _windows(self, leg: Leg, is_last: bool) -> None:
+    def _windows(self, step_exchange: StepExchange, is_last: bool) -> None:
         """Lower an exchange in windows: each sends a slice of every move, then frees its staging.
 
         The windows of one part come before those of the next, so sums keep their order of parts.
         """
-        memory, moves = self.memory, leg.moves(leg.taking_part(self.here))
-        target = self._target(leg, moves, memory.new_number(), is_last, in_place=False)
+        memory, moves = self.memory, step_exchange.moves(step_exchange.taking_part(self.here))
+        target = self._target(step_exchange, moves, memory.new_number(), is_last, in_place=False)
         written: dict[int, list[Box]] = {rank: [] for rank in target.boxes}
         for part in range(self.path.src.rvd.v):
             mine = [move for move in moves if move.part == part]
-            for i in range(leg.step.num_slices):
+            for i in range(step_exchange.step.num_slices):
                 sliced = [
                     Move(m.src_rank, m.dst_rank, m.part, box)
                     for m in mine
-                    for box in window(m.box, i, leg.step.num_slices)
+                    for box in window(m.box, i, step_exchange.step.num_slices)
                 ]
-                arrivals = self._arrivals(leg, sliced, target, memory.new_number())
+                arrivals = self._arrivals(step_exchange, sliced, target, memory.new_number())
                 for rank, found in sorted(arrivals.items()):
                     buffer = memory.add_buffer(target.name, rank, target.pieces[rank])
                     memory.accumulate(rank, buffer, found, written[rank])
@@ -324,17 +329,17 @@ class _Lane:
             memory.zero_rest(rank, buffer, boxes, written[rank])
             memory.settle(target.name, rank, boxes)
 
-    def _backend_may_sum(self, leg: Leg) -> bool:
+    def _backend_may_sum(self, step_exchange: StepExchange) -> bool:
         """Whether the backend's all_reduce keeps our promise of equal bits on all replicas.
 
         A backend sums in a fixed order of ranks. If in every group the order of ranks is the order
         of parts, all groups sum their parts in the same order. The backend is not used for ranks of
         one island, which add faster by reading each other's memory.
         """
-        step = leg.step
+        step = step_exchange.step
         if self.dtype not in SUMMED_BY_BACKENDS:
             return False
-        if leg.islands and any(map(leg.shares_memory, step.groups)):
+        if step_exchange.islands and any(map(step_exchange.shares_memory, step.groups)):
             return False
         # The axes of parts have the order of the axes of positions. If the ranks ascend with the
         # positions, so do the parts in every group.

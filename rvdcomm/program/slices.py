@@ -87,7 +87,12 @@ def slicing_of(path: Path, num_slices: int) -> Slicing:
     if num_slices == 1:
         return Slicing((), 1)
     boxes: set[Box] = set()
-    for state in {id(s): s for step in path.steps for leg in step.legs for s in leg}.values():
+    for state in {
+        id(s): s
+        for step in path.steps
+        for step_exchange in step.step_exchanges
+        for s in step_exchange
+    }.values():
         cells = Cells(state.source, view=path.view)
         if cells.num_keys > MAX_FINEST_BOXES:
             return Slicing((), 1)

@@ -27,7 +27,7 @@ CONNECTED = frozenset({"all_gather", "all_to_all", "reduce_scatter", "all_reduce
 
 
 @dataclass
-class Leg:
+class StepExchange:
     """One exchange of a step: the state after it, and its moves.
 
     ``index`` is the index of the step in its path, ``number`` the index of the exchange in its
@@ -47,7 +47,7 @@ class Leg:
     @property
     def state(self) -> State:
         """The state after the exchange."""
-        return self.step.legs[self.number][1]
+        return self.step.step_exchanges[self.number][1]
 
     @cached_property
     def home(self) -> dict[int, int]:

@@ -11,7 +11,7 @@ from rvdcomm.cli import FAILED, OK, Command, UsageError
 from superscaler_core.cli.arguments import NAMES, add_program, program_of
 from superscaler_core.cli.progress import phase
 from superscaler_core.compiled import compile
-from superscaler_core.cost.wire import METHODS
+from superscaler_core.cost.comm_cost import METHODS
 from superscaler_core.simulator import PROFILES, DeviceProfile, simulate
 
 

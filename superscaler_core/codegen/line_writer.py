@@ -96,7 +96,7 @@ class LineWriter:
         if isinstance(value, Call) and value.of in _LONG:
             text = self._long(head, value)
         else:
-            text = head + self.text(value) + self._comment(line.legs)
+            text = head + self.text(value) + self._comment(line.sub_transfers)
         return Statement(text, makes, self.reads(value))
 
     def _long(self, head: str, call: Call) -> str:
@@ -107,13 +107,13 @@ class LineWriter:
         end = ",))" if len(texts) == 1 else "))"
         return wrapped(f"{head}run.{call.of}({before}(", texts, end, INDENT)
 
-    def _comment(self, legs: Sequence[Transfer]) -> str:
+    def _comment(self, sub_transfers: Sequence[Transfer]) -> str:
         """A comment about a move, for the reader of the file."""
-        if len(legs) != 1:
-            return f"  # {len(legs)} regions" if legs else ""
-        steps = legs[0].plan(self._made.topology).path.steps
+        if len(sub_transfers) != 1:
+            return f"  # {len(sub_transfers)} regions" if sub_transfers else ""
+        steps = sub_transfers[0].plan(self._made.topology).path.steps
         kinds = " + ".join(step.kind for step in steps)
-        return f"  # {kinds}: {legs[0].src.rvd} -> {legs[0].dst.rvd}"
+        return f"  # {kinds}: {sub_transfers[0].src.rvd} -> {sub_transfers[0].dst.rvd}"
 
     # --- expressions ----------------------------------------------------------------------------
 

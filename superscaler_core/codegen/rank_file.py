@@ -27,7 +27,9 @@ communication; stages call segments and communicate; ``step`` calls stages by th
 {schedule}.{notes}
 """
 
-{imports}from superscaler_core.run.tables import Leg, Packing, RankEdge, Stored, Tables, Weight
+{imports}from superscaler_core.run.tables import (
+    Packing, RankEdge, Stored, SubTransfer, Tables, Weight,
+)
 '''
 
 _IMPORTS = """import torch

@@ -15,15 +15,15 @@ from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.quoted import commented, literal, quoted
 from superscaler_core.run.plain import text_of
-from superscaler_core.run.tables import Leg, RankEdge, Stored, Tables, Weight
+from superscaler_core.run.tables import RankEdge, Stored, SubTransfer, Tables, Weight
 
 MAX_TEXTS = 1 << 14
-"""Bound on cached legs and their texts; most devices share them."""
+"""Bound on cached sub-transfers and their texts; most devices share them."""
 
 
 # --- the value ----------------------------------------------------------------------------------
@@ -32,7 +32,9 @@ MAX_TEXTS = 1 << 14
 def tables_of(made: Materialized, device: Device) -> Tables:
     """The data of one device's program."""
     plan, graph = made.plan, made.plan.graph
-    uses = [u for u in made.weights.uses if device in u.side.shards or device in u.storage.shards]
+    uses = [
+        u for u in made.weights.uses if device in u.sharding.shards or device in u.storage.shards
+    ]
     steps = (s for program in made.stages for s in program.steps.get(device, ()))
     segments = [step for step in steps if isinstance(step, Segment)]
     for segment in segments:
@@ -48,7 +50,7 @@ def tables_of(made: Materialized, device: Device) -> Tables:
         boxes=made.sources.boxes_on(device),
         samples=dict(graph.samples),
         loss_dtype=graph.loss.dtype,
-        loss=_legs(made.loss, device),
+        loss=_sub_transfers(made.loss, device),
         edges={e.name: _edge(e, device) for e in made.edges.all if device in e.devices},
         weights={use.name: _weight(use, device) for use in uses},
         parameters=_parameters(made, device),
@@ -62,7 +64,10 @@ def tables_of(made: Materialized, device: Device) -> Tables:
             for edge in made.edges.all
             if edge.result
         },
-        states={tensor.name: _legs(legs, device) for tensor, legs in made.states.items()},
+        states={
+            tensor.name: _sub_transfers(sub_transfers, device)
+            for tensor, sub_transfers in made.states.items()
+        },
         extra={name: text for name, text in _extra(graph) if isinstance(text, str)},
         arguments=dict(graph.arguments),
         microbatches_per_update=None if schedule is None else schedule.microbatches_per_update,
@@ -73,17 +78,17 @@ def tables_of(made: Materialized, device: Device) -> Tables:
 
 def _edge(edge: Edge, device: Device) -> RankEdge:
     ends = _box(edge.src, device), _box(edge.dst, device)
-    legs = _legs(edge.forward, device), _legs(edge.backward, device)
-    return RankEdge(*ends, edge.tensor.dtype, *legs)
+    sub_transfers = _sub_transfers(edge.forward, device), _sub_transfers(edge.backward, device)
+    return RankEdge(*ends, edge.tensor.dtype, *sub_transfers)
 
 
 def _weight(use: Use, device: Device) -> Weight:
     return Weight(
         use.tensor.name,
-        _box(use.side, device),
+        _box(use.sharding, device),
         use.tensor.dtype,
-        _legs(use.fetch, device),
-        _legs(use.reduce, device),
+        _sub_transfers(use.fetch, device),
+        _sub_transfers(use.reduce, device),
         "" if use.unit is None else "unshard" if use.unit.unshards else "reduce",
         use.owner is not None,
     )
@@ -101,9 +106,9 @@ def _parameters(made: Materialized, device: Device) -> Mapping[str, Stored]:
         key = *of, storage, None if packed is None else id(packed)
         if key not in known:
             shape, dtype, is_trained, is_hosted = of
-            legs = _legs(made.whole[tensor], device)
+            sub_transfers = _sub_transfers(made.whole[tensor], device)
             box = _box(storage, device)
-            known[key] = Stored(shape, dtype, box, is_trained, legs, is_hosted, packed)
+            known[key] = Stored(shape, dtype, box, is_trained, sub_transfers, is_hosted, packed)
         found[tensor.name] = known[key]
     return found
 
@@ -117,8 +122,8 @@ def _extra(graph: Graph) -> Iterator[tuple[str, str | PlanError]]:
             yield name, error
 
 
-def _box(side: Side, device: Device) -> str | None:
-    shard = side.shards.get(device)
+def _box(sharding: Sharding, device: Device) -> str | None:
+    shard = sharding.shards.get(device)
     return None if shard is None else _text_of_box(shard.box)
 
 
@@ -127,16 +132,29 @@ def _text_of_box(box: rv.Box) -> str:
     return str(box)
 
 
-def _legs(legs: tuple[Transfer, ...], device: Device) -> tuple[Leg, ...]:
-    """The legs in which the device takes part."""
-    if all(device in leg.src or device in leg.dst for leg in legs):
-        return _all_legs(legs)
-    return _all_legs(tuple(leg for leg in legs if device in leg.src or device in leg.dst))
+def _sub_transfers(sub_transfers: tuple[Transfer, ...], device: Device) -> tuple[SubTransfer, ...]:
+    """The sub-transfers in which the device takes part."""
+    if all(
+        device in sub_transfer.src or device in sub_transfer.dst for sub_transfer in sub_transfers
+    ):
+        return _all_sub_transfers(sub_transfers)
+    return _all_sub_transfers(
+        tuple(
+            sub_transfer
+            for sub_transfer in sub_transfers
+            if device in sub_transfer.src or device in sub_transfer.dst
+        )
+    )
 
 
 @lru_cache(maxsize=MAX_TEXTS)
-def _all_legs(legs: tuple[Transfer, ...]) -> tuple[Leg, ...]:
-    return tuple(Leg(str(leg.box), str(leg.src), str(leg.dst), leg.dtype) for leg in legs)
+def _all_sub_transfers(sub_transfers: tuple[Transfer, ...]) -> tuple[SubTransfer, ...]:
+    return tuple(
+        SubTransfer(
+            str(sub_transfer.box), str(sub_transfer.src), str(sub_transfer.dst), sub_transfer.dtype
+        )
+        for sub_transfer in sub_transfers
+    )
 
 
 # --- the text -----------------------------------------------------------------------------------

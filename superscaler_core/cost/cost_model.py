@@ -2,7 +2,7 @@
 
 A step's time is nearly a sum of independent terms: one per op (by its split), one per edge (by the
 splits at its two ends), and one per parameter and step. The simulator uses the same formulas for
-ops (``OpTimes``) and communication (``Wires``), so on chains the sums agree with it.
+ops (``OpTimes``) and communication (``CommCosts``), so on chains the sums agree with it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
 import rvdcomm as rv
+from superscaler_core.cost.comm_cost import CommCosts
 from superscaler_core.cost.memory_cost import MemoryCost, counted_once
+from superscaler_core.cost.move_times import MoveTimes
 from superscaler_core.cost.neighbours import Neighbours, product_of
 from superscaler_core.cost.op_memory import Kept
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.prices import MAX_PRICES, EdgeCost, OpCost, StageCost, SyncCost
 from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.cost.split_memory import SplitMemory, weights_of
-from superscaler_core.cost.ways import Ways
-from superscaler_core.cost.wire import Wires
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, OpSplit
-from superscaler_core.program.side import Side, sides_of
+from superscaler_core.program.sharding import Sharding, shardings_of
 from superscaler_core.program.transfer import transfers
 from superscaler_core.program.weights import shared
 
@@ -91,15 +91,15 @@ class CostModel:
         return OpTimes(self.profile)
 
     @cached_property
-    def wires(self) -> Wires:
+    def comm_costs(self) -> CommCosts:
         """The costs of communication."""
-        return Wires(self.topology)
+        return CommCosts(self.topology)
 
     @cached_property
-    def _ways(self) -> Ways:
+    def _move_times(self) -> MoveTimes:
         update_secs = partial(self.times.update_secs, STATES[self.optimizer])
         move_secs, method = self.profile.move_secs, self.communication
-        return Ways(self.wires, method, move_secs, update_secs, self.master_dtype)
+        return MoveTimes(self.comm_costs, method, move_secs, update_secs, self.master_dtype)
 
     # --- ops ------------------------------------------------------------------------------------
 
@@ -165,11 +165,11 @@ class CostModel:
             )
         op, position = reader or readers[0]
         number = writer.outputs.index(tensor)
-        return self._ways.edge(writer.form, number, from_split, op.form, position, to_split)
+        return self._move_times.edge(writer.form, number, from_split, op.form, position, to_split)
 
-    def move_cost(self, tensor: PTensor, src: Side, dst: Side) -> EdgeCost:
+    def move_cost(self, tensor: PTensor, src: Sharding, dst: Sharding) -> EdgeCost:
         """The time of moving an activation from one end to another, and its gradient back."""
-        return self._ways.between(src, dst, tensor.shape, tensor.dtype, tensor.requires_grad)
+        return self._move_times.between(src, dst, tensor.shape, tensor.dtype, tensor.requires_grad)
 
     # --- parameters -----------------------------------------------------------------------------
 
@@ -203,10 +203,10 @@ class CostModel:
                 "op reads; of activations ask edge_cost."
             )
         op, position = reader or readers[0]
-        side = sides_of(op.form, split).inputs[position]
+        sharding = shardings_of(op.form, split).inputs[position]
         if shares is not None:
-            side = shared(side, shares)
-        return self._ways.sync(self.graph.updates[parameter.name].form, side, storage)
+            sharding = shared(sharding, shares)
+        return self._move_times.sync(self.graph.updates[parameter.name].form, sharding, storage)
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -363,7 +363,9 @@ class CostModel:
         forward = backward = 0.0
         segment_secs = self.profile.segment_secs
         for src, dst in near.ways(tensor):
-            edge = self._ways.between(src, dst, tensor.shape, tensor.dtype, tensor.requires_grad)
+            edge = self._move_times.between(
+                src, dst, tensor.shape, tensor.dtype, tensor.requires_grad
+            )
             forward += edge.forward_secs + segment_secs * (edge.forward_secs > 0)
             backward += edge.backward_secs + segment_secs * (edge.backward_secs > 0)
         return forward, backward
@@ -371,6 +373,6 @@ class CostModel:
     def loss_secs(self, split: OpSplit) -> float:
         """Time of moving the loss to all devices, once per step, given the split of its op."""
         loss = self.graph.loss
-        src = sides_of(self.graph.producer[loss].form, split).outputs[0]
-        dst = Side.everyone(split.devices, loss.shape)
-        return self._ways.secs(transfers(src, dst, loss.shape, loss.dtype))
+        src = shardings_of(self.graph.producer[loss].form, split).outputs[0]
+        dst = Sharding.everyone(split.devices, loss.shape)
+        return self._move_times.secs(transfers(src, dst, loss.shape, loss.dtype))

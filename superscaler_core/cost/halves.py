@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superscaler_core.graph.graph import Op
-from superscaler_core.program.halves import Sides, sides_of
+from superscaler_core.program.halves import HalvesOfOp, halves_of
 
 BOTH = 0.5
 """Share of W in the backward of an op with gradients of inputs and of weights. Both are taken to be
@@ -18,10 +18,10 @@ def halves(ops: Sequence[Op]) -> tuple[tuple[float, float], ...]:
     Args:
         ops: ops of the parts, in order; the segment has a backward.
     """
-    return tuple(map(_shares, sides_of(ops)))
+    return tuple(map(_shares, halves_of(ops)))
 
 
-def _shares(sides: Sides) -> tuple[float, float]:
-    if sides.inputs and sides.weights:
+def _shares(halves: HalvesOfOp) -> tuple[float, float]:
+    if halves.inputs and halves.weights:
         return 1 - BOTH, BOTH
-    return float(bool(sides.inputs)), float(bool(sides.weights))
+    return float(bool(halves.inputs)), float(bool(halves.weights))

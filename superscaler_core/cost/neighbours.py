@@ -10,7 +10,7 @@ from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.program.bias import ADDS_BIAS, TAKES_BIAS
 from superscaler_core.program.edges import reads_weights_alone, shares_of
-from superscaler_core.program.side import Side, sides_of
+from superscaler_core.program.sharding import Sharding, shardings_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +25,10 @@ class Neighbours:
     graph: Graph
     splits: Mapping[Op, OpSplit]
 
-    def ways(self, tensor: PTensor) -> Iterable[tuple[Side, Side]]:
+    def ways(self, tensor: PTensor) -> Iterable[tuple[Sharding, Sharding]]:
         """The ends of all moves of a result; readers of the same shards share one end."""
         op = self.graph.producer[tensor]
-        src = sides_of(op.form, self.splits[op]).outputs[op.outputs.index(tensor)]
+        src = shardings_of(op.form, self.splits[op]).outputs[op.outputs.index(tensor)]
         return ((src, dst) for dst in self._ends(tensor))
 
     def shares(self, op: Op) -> Mapping[Device, int] | None:
@@ -38,22 +38,22 @@ class Neighbours:
         readers = self.graph.readers.get(op.outputs[0], ())
         if any(reader not in self.splits for reader, _ in readers):
             return None
-        return shares_of(op.form, self.splits[op], Side.joined(self._ends(op.outputs[0])))
+        return shares_of(op.form, self.splits[op], Sharding.joined(self._ends(op.outputs[0])))
 
     def is_joined(self, op: Op) -> bool:
         """Whether a product adds the bias of an op in its own call, on every device."""
         product = product_of(self.graph, op)
         if product is None or product not in self.splits:
             return False
-        src = sides_of(product.form, self.splits[product]).outputs[0]
-        dst = sides_of(op.form, self.splits[op]).inputs[0]
+        src = shardings_of(product.form, self.splits[product]).outputs[0]
+        dst = shardings_of(op.form, self.splits[op]).inputs[0]
         return src.num_summands == 1 and src.views == dst.views
 
-    def _ends(self, tensor: PTensor) -> Iterable[Side]:
+    def _ends(self, tensor: PTensor) -> Iterable[Sharding]:
         """The distinct ends at which these ops read a tensor."""
         readers = (r for r in self.graph.readers.get(tensor, ()) if r[0] in self.splits)
         return dict.fromkeys(
-            sides_of(reader.form, self.splits[reader]).inputs[i] for reader, i in readers
+            shardings_of(reader.form, self.splits[reader]).inputs[i] for reader, i in readers
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from superscaler_core.cost.comm_cost import CallSecs
 from superscaler_core.cost.memory_cost import MemoryCost, peak_bytes
-from superscaler_core.cost.wire import CallSecs
 from superscaler_core.plan import Device
 
 MAX_PRICES = 1 << 18

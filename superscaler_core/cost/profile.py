@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ FUSED = "attention"
 """The kind of ops with shares of their own: attention in one kernel, which writes no scores."""
 
 NOT_NEGATIVE = (
-    "carry_secs", "launch_secs", "move_secs", "num_cores", "segment_secs", "split_secs",
+    "p2p_secs", "launch_secs", "move_secs", "num_cores", "segment_secs", "split_secs",
     "wake_secs",
 )  # fmt: skip
 """Fields that may be 0."""
@@ -50,7 +51,7 @@ class DeviceProfile:
         memory: the share of ``bytes_per_sec`` that ops reach, by the bytes that they move.
         segment_secs: overhead of every call of a segment.
         move_secs: overhead of every tensor that is moved, in addition to its plan's time.
-        carry_secs: overhead of every tensor that is carried between stages, in addition to
+        p2p_secs: overhead of every tensor that is sent between stages, in addition to
             ``move_secs``, on each of its devices.
         split_secs: overhead of every op whose backward is split into halves for its inputs and for
             its weights, in the second half.
@@ -75,7 +76,7 @@ class DeviceProfile:
     memory: Reach = FULL
     segment_secs: float = 0.0
     move_secs: float = 0.0
-    carry_secs: float = 0.0
+    p2p_secs: float = 0.0
     split_secs: float = 0.0
     wake_secs: float = 0.0
     num_cores: float = 0
@@ -192,7 +193,7 @@ class DeviceProfile:
             lines.append(
                 f"{len(self.op_secs)} op shapes measured, others by the roofline; a segment takes "
                 f"{1e6 * self.segment_secs:.3g} us, one that communicates "
-                f"{1e6 * self.move_secs:.3g} us more, and {1e6 * self.carry_secs:.3g} us "
+                f"{1e6 * self.move_secs:.3g} us more, and {1e6 * self.p2p_secs:.3g} us "
                 "if it does so between stages; the halves of an op's backward take "
                 f"{1e6 * self.split_secs:.3g} us more than the whole; who waits for others goes "
                 f"on up to {1e6 * self.wake_secs:.3g} us later"
@@ -261,6 +262,12 @@ def _reach(name: str, value: Any) -> Reach:
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     """The checked fields of a profile, from plain values."""
+    for former, name in _FORMER.items():
+        if former in values:
+            said = f"{former!r} of a profile is {name!r} now; save it again."
+            warnings.warn(said, FutureWarning, stacklevel=3)
+            values = {**values, name: values[former]}
+            del values[former]
     known = {each.name for each in fields(DeviceProfile)}
     if set(values) - known:
         raise TypeError(f"it has the unknown entries {', '.join(sorted(set(values) - known))}")
@@ -286,6 +293,9 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
         table[key] = (pair[0], pair[1])
     return {**values, **read, "op_secs": table, "notes": tuple(map(str, values.get("notes", ())))}
 
+
+_FORMER = {"carry_secs": "p2p_secs"}
+"""Entries of earlier versions, with their names today; they can be read for one release more."""
 
 _KINDS: Mapping[str, Any] = {
     "name": str,

@@ -15,7 +15,7 @@ from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, OpSplit
-from superscaler_core.program.side import Side, sides_of
+from superscaler_core.program.sharding import Sharding, shardings_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +76,11 @@ class SplitMemory:
         for i, where in zip(weights_of(op.form), storage, strict=True):
             of = op.inputs[i]
             item_bytes = ITEM_BYTES[self.master_dtype or of.dtype]
-            read = Side.of((0, *part.form.inputs[i]) for part in parts).num_elements[0]
+            read = Sharding.of((0, *part.form.inputs[i]) for part in parts).num_elements[0]
             mine = (
                 read
                 if where is None
-                else sides_of(self.updates[of.name].form, where)
+                else shardings_of(self.updates[of.name].form, where)
                 .outputs[0]
                 .num_elements.get(device, 0)
             )

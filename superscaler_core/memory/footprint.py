@@ -18,7 +18,7 @@ from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.sequence import Open
-from superscaler_core.program.side import MAX_SIDES, Side
+from superscaler_core.program.sharding import MAX_SHARDINGS, Sharding
 from superscaler_core.run.tape import SegmentFunction
 from superscaler_core.schedules import ActionKind
 
@@ -81,8 +81,8 @@ def footprints(
 def alike_devices(made: Materialized, master_dtype: str | None = None) -> Iterable[Devices]:
     """The devices of a plan in groups, ascending, whose parts and shards have equal shapes."""
     in_stages = _of_plan(made, master_dtype).alike
-    ends = {(use.side, use.storage) for use in made.weights.uses}
-    ends |= {(side, side) for side in made.weights.storage.values()}
+    ends = {(use.sharding, use.storage) for use in made.weights.uses}
+    ends |= {(sharding, sharding) for sharding in made.weights.storage.values()}
     shapes = list(starmap(_ends, ends))
     groups: dict[Hashable, list[Device]] = {}
     for device in sorted(made.plan.devices):
@@ -256,10 +256,10 @@ def _shapes_of_ends(made: Materialized, stage: int) -> Sequence[Mapping[Device, 
     edges = (*made.edges.of_stage(stage), *made.edges.leaving(stage), *made.edges.arriving(stage))
     units = (s.unit for s in made.items[stage] if isinstance(s, Open))
     uses = (use for unit in units for use in made.uses_in(unit))
-    ends = [(edge.src, edge.dst) for edge in edges] + [(use.side, use.storage) for use in uses]
+    ends = [(edge.src, edge.dst) for edge in edges] + [(use.sharding, use.storage) for use in uses]
     return [*starmap(_ends, dict.fromkeys(ends))]
 
 
-@lru_cache(maxsize=MAX_SIDES)
-def _ends(src: Side, dst: Side) -> Mapping[Device, Hashable]:
+@lru_cache(maxsize=MAX_SHARDINGS)
+def _ends(src: Sharding, dst: Sharding) -> Mapping[Device, Hashable]:
     return {d: (src.shape_on(d), dst.shape_on(d)) for d in src.shards.keys() | dst.shards.keys()}

@@ -17,7 +17,7 @@ from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Step
 from superscaler_core.program.sequence import Close, Move, Open
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.value import Role
 from superscaler_core.program.verb import MOVES, Phase, Verb
@@ -83,8 +83,8 @@ class EdgeEffects:
         self, i: StepInstruction, edge: Edge, is_back: bool, shard: int
     ) -> Sequence[Effect]:
         """Make this device's shard of what an edge moves, if it has any."""
-        side = edge.dst if is_back else edge.src
-        if self._here not in side.shards:
+        sharding = edge.dst if is_back else edge.src
+        if self._here not in sharding.shards:
             return ()
         if is_back:
             value = self._flow.arrived(edge).value
@@ -95,7 +95,7 @@ class EdgeEffects:
                 Effect(Fold.pack, (shard, ((grad, None),))),
                 Effect(Fold.free, ((grad,),)),
             )
-        return (Effect(Fold.pack, (shard, *self._terms(i, edge, side.shards[self._here].box))),)
+        return (Effect(Fold.pack, (shard, *self._terms(i, edge, sharding.shards[self._here].box))),)
 
     def _terms(
         self, i: StepInstruction, edge: Edge, box: rv.Box
@@ -114,11 +114,11 @@ class EdgeEffects:
     # --- what arrives ---------------------------------------------------------------------------
 
     def _moved(self, i: StepInstruction, edge: Edge, is_back: bool, shard: int) -> Iterator[Effect]:
-        legs, src, dst = _ends(edge, is_back)
+        sub_transfers, src, dst = _ends(edge, is_back)
         made = self._made_by(edge, is_back, i.half)
         packed = self._packed(i, edge, is_back, shard)
         yield from packed
-        stays = len(legs) == 1 and legs[0].is_idle and made != NOTHING
+        stays = len(sub_transfers) == 1 and sub_transfers[0].is_idle and made != NOTHING
         is_zero = not packed and self._here in src.shards
         if is_zero or not stays or i.phase is Phase.START:
             yield _begin(self._places[Move(edge)])
@@ -129,28 +129,32 @@ class EdgeEffects:
             box = within(dst.shards[self._here].box, src.shards[self._here].box)
             yield Effect(Fold.pack, (made, ((shard, box),)))
         else:
-            yield self._brought(edge, legs, dst, made)
+            yield self._brought(edge, sub_transfers, dst, made)
 
-    def _form(self, edge: Edge, side: Side) -> Strided | None:
-        shard = side.shards.get(self._here)
+    def _form(self, edge: Edge, sharding: Sharding) -> Strided | None:
+        shard = sharding.shards.get(self._here)
         return None if shard is None else Strided.new(shard.box.shape, edge.tensor.dtype)
 
-    def _brought(self, edge: Edge, legs: Sequence[Transfer], dst: Side, made: int) -> Effect:
+    def _brought(
+        self, edge: Edge, sub_transfers: Sequence[Transfer], dst: Sharding, made: int
+    ) -> Effect:
         here = self._here
         regions = (
-            leg.dst.cell(here).box.num_elements
-            for leg in legs
-            if len(legs) > 1 and here in leg.dst and not leg.is_idle
+            sub_transfer.dst.cell(here).box.num_elements
+            for sub_transfer in sub_transfers
+            if len(sub_transfers) > 1 and here in sub_transfer.dst and not sub_transfer.is_idle
         )
         passing_bytes = sum(regions) * ITEM_BYTES[edge.tensor.dtype]
         return Effect(Fold.bring, (made, self._form(edge, dst), passing_bytes))
 
     def _taken(self, edge: Edge, is_back: bool, made: int) -> Effect:
         """Take the value of a transfer between stages."""
-        legs, src, dst = _ends(edge, is_back)
+        sub_transfers, src, dst = _ends(edge, is_back)
         # A value that this device sent to itself is counted where it was made, and here only while
         # it is taken.
-        is_own = self._here in src.shards and all(leg.is_idle for leg in legs)
+        is_own = self._here in src.shards and all(
+            sub_transfer.is_idle for sub_transfer in sub_transfers
+        )
         form = self._form(edge, dst)
         passing_bytes = form.num_bytes if is_own and form is not None else 0
         return Effect(Fold.bring, (made, form, passing_bytes, not is_own))
@@ -169,7 +173,7 @@ _TAKES = frozenset({Verb.RECEIVE, Verb.RECYCLED, Verb.RECEIVE_BACK})
 _UNPACKS = frozenset({Verb.MOVE_BACK, Verb.RECEIVE_BACK})
 
 
-def _ends(edge: Edge, is_back: bool) -> tuple[Sequence[Transfer], Side, Side]:
+def _ends(edge: Edge, is_back: bool) -> tuple[Sequence[Transfer], Sharding, Sharding]:
     """The transfers of a move, where they begin, and where they end."""
     if is_back:
         return edge.backward, edge.dst, edge.src
@@ -219,7 +223,7 @@ class UnitEffects:
         # Gradients outside FSDP units are counted at the step's end, and copies at its start.
         if not self._made.is_of_bucket(i):
             here, uses = self._here, self._made.uses_of(i)
-            mine = [u for u in uses if here in u.side.shards or here in u.storage.shards]
+            mine = [u for u in uses if here in u.sharding.shards or here in u.storage.shards]
             yield from _OF_UNIT[i.kind](self, i, mine, run)
 
     def _unshard(

@@ -11,7 +11,7 @@ from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Close, Move, Open
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 
 
 def outline(
@@ -26,17 +26,17 @@ def outline(
     blocks = {run: made.step_program.on(highest, stage, run) for run in program.order}
     runs = tuple((run, tuple(map(_named, block))) for run, block in blocks.items())
     # Layers have equal ends, and it takes long to compare those of two plans.
-    sides: dict[Side, int] = {}
-    steps = tuple(_step(made, step, highest, sides) for step in program.steps[here])
+    shardings: dict[Sharding, int] = {}
+    steps = tuple(_step(made, step, highest, shardings) for step in program.steps[here])
     flow = program.flow(here)
-    ends = tuple(_edge(edge, sides) for edge in (*flow.leaving, *flow.arriving))
+    ends = tuple(_edge(edge, shardings) for edge in (*flow.leaving, *flow.arriving))
     uses = tuple(
         (use.name, use.tensor, use.is_trained, use.unit is None,
-         *_numbers(use.side, use.storage, sides))
-        for use in made.weights.uses if here in use.side.shards or here in use.storage.shards
+         *_numbers(use.sharding, use.storage, shardings))
+        for use in made.weights.uses if here in use.sharding.shards or here in use.storage.shards
     )  # fmt: skip
     stored_as = stored.master_dtype, frozenset(made.plan.on_host), made.plan.graph.loss.dtype
-    return here, highest, runs, steps, ends, uses, stored_as, tuple(sides)
+    return here, highest, runs, steps, ends, uses, stored_as, tuple(shardings)
 
 
 def _named(i: StepInstruction) -> Hashable:
@@ -49,24 +49,26 @@ def _named(i: StepInstruction) -> Hashable:
     return i.phase.value, i.kind.value, i.name, i.half, i.microbatch, *counts, *values
 
 
-def _numbers(src: Side, dst: Side, sides: dict[Side, int]) -> tuple[int, int]:
-    return sides.setdefault(src, len(sides)), sides.setdefault(dst, len(sides))
+def _numbers(src: Sharding, dst: Sharding, shardings: dict[Sharding, int]) -> tuple[int, int]:
+    return shardings.setdefault(src, len(shardings)), shardings.setdefault(dst, len(shardings))
 
 
-def _step(made: Materialized, step: Step, highest: Device, sides: dict[Side, int]) -> Hashable:
+def _step(
+    made: Materialized, step: Step, highest: Device, shardings: dict[Sharding, int]
+) -> Hashable:
     if isinstance(step, Segment):
         parts = tuple((part.op.inputs, part.op.outputs, part.form) for part in step.parts)
         shown = tuple(part.form for part in made.segment(step.name, highest).parts)
         sums = tuple((a.op.index, b.op.index) for a, b in step.products.items())
         return step.name, step.recompute, step.swap, step.region, parts, shown, sums
     if isinstance(step, Move):
-        return _edge(step.edge, sides)
+        return _edge(step.edge, shardings)
     assert isinstance(step, Open | Close)
     unit = step.unit
     return type(step), made.plan.fsdp_units.index(unit), unit.unshards
 
 
-def _edge(edge: Edge, sides: dict[Side, int]) -> Hashable:
+def _edge(edge: Edge, shardings: dict[Sharding, int]) -> Hashable:
     parent = None if edge.parent is None else edge.parent.name
-    ends = *_numbers(edge.src, edge.dst, sides), edge.src_stage == edge.dst_stage
+    ends = *_numbers(edge.src, edge.dst, shardings), edge.src_stage == edge.dst_stage
     return edge.name, edge.tensor, *ends, edge.recycles, edge.result, parent

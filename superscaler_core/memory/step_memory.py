@@ -14,7 +14,7 @@ from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_fo
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.event import Carry, Woven, actions_in
+from superscaler_core.program.event import Overlapped, P2PSend, actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.moved_home import moved_home
 from superscaler_core.program.transfer import Transfer
@@ -88,10 +88,12 @@ class StepMemory:
         # All weights arrive at the start; all gradients leave at the end.
         walk.see(Moment(buffers=stored.fetched_bytes(device)))
         for event in self._made.events_on[device]:
-            if isinstance(event, Woven):
+            if isinstance(event, Overlapped):
                 walk.look_at_both(event)
-            if isinstance(event, Carry):
-                walk.carry((self._made.edge(event.name), event.microbatch, event.is_back), device)
+            if isinstance(event, P2PSend):
+                walk.p2p_send(
+                    (self._made.edge(event.name), event.microbatch, event.is_back), device
+                )
             elif isinstance(event, Action) and event.kind is ActionKind.UPDATE:
                 handed = stored.handed_bytes(device, event.stage)
                 walk.update(self._reduced(event.stage), stored.arriving_bytes(device), handed)
@@ -164,7 +166,7 @@ class _Walk:
         is_first = run.kind in GRADS and not footprint.grads.keys() <= self.grads.keys()
         return footprint, footprint.first_most if is_first else footprint.most, is_first
 
-    def look_at_both(self, pair: Woven) -> None:
+    def look_at_both(self, pair: Overlapped) -> None:
         """Bound two runs that are woven: both may be at their peaks at one time."""
         self.see(self._about(pair.first)[1] + self._about(pair.second)[1])
 
@@ -174,14 +176,16 @@ class _Walk:
         self._kept += Moment(grads=handed_bytes)
         self.grads = {name: size for name, size in self.grads.items() if name not in copies}
 
-    def carry(self, letter: tuple[Edge, int, bool], device: Device) -> None:
+    def p2p_send(self, letter: tuple[Edge, int, bool], device: Device) -> None:
         """Add a value that arrives and waits for its reader."""
         edge, _, is_back = letter
         src, dst = (edge.dst, edge.src) if is_back else (edge.src, edge.dst)
-        legs = edge.backward if is_back else edge.forward
+        sub_transfers = edge.backward if is_back else edge.forward
         shard = dst.shards.get(device)
         # A value that a device sends to itself is already counted.
-        if shard is None or (device in src.shards and all(leg.is_idle for leg in legs)):
+        if shard is None or (
+            device in src.shards and all(sub_transfer.is_idle for sub_transfer in sub_transfers)
+        ):
             return
         self._mail[letter] = shard.box.num_elements * ITEM_BYTES[edge.tensor.dtype]
         self.see(Moment())
@@ -223,10 +227,13 @@ def staging_by_device(made: Materialized, master_dtype: str | None) -> Mapping[D
     # Equal ends have one tuple of transfers.
     known: dict[tuple[int, str], int] = {}
     found: dict[Device, int] = {}
-    for legs, dtype, devices in _moves(made, master_dtype):
-        key = id(legs), dtype
+    for sub_transfers, dtype, devices in _moves(made, master_dtype):
+        key = id(sub_transfers), dtype
         if key not in known:
-            sizes = (_staged(leg.of_dtype(dtype), made.topology) for leg in legs)
+            sizes = (
+                _staged(sub_transfer.of_dtype(dtype), made.topology)
+                for sub_transfer in sub_transfers
+            )
             known[key] = max(sizes, default=0)
         for device in devices if known[key] else ():
             found[device] = max(found.get(device, 0), known[key])
@@ -235,20 +242,20 @@ def staging_by_device(made: Materialized, master_dtype: str | None) -> Mapping[D
 
 def _moves(made: Materialized, master_dtype: str | None) -> Iterable[Moves]:
     for edge in made.edges.all:
-        for legs in (edge.forward, edge.backward):
-            yield legs, edge.tensor.dtype, edge.devices
+        for sub_transfers in (edge.forward, edge.backward):
+            yield sub_transfers, edge.tensor.dtype, edge.devices
     for use in made.weights.uses:
-        devices = {*use.side.shards, *use.storage.shards}
+        devices = {*use.sharding.shards, *use.storage.shards}
         yield use.fetch, use.tensor.dtype, devices
         yield use.reduce, master_dtype or use.tensor.dtype, devices
 
 
 @lru_cache(maxsize=MAX_STAGED)
-def _staged(leg: Transfer, topology: rv.Topology | None) -> int:
-    if leg.is_idle:
+def _staged(sub_transfer: Transfer, topology: rv.Topology | None) -> int:
+    if sub_transfer.is_idle:
         return 0
-    src, dst = moved_home(leg.src, leg.dst, topology)[:2]
-    plan = rv.plan(src, dst, leg.dtype, topology, executor="dist")
+    src, dst = moved_home(sub_transfer.src, sub_transfer.dst, topology)[:2]
+    plan = rv.plan(src, dst, sub_transfer.dtype, topology, executor="dist")
     # Only this cost is read, because the others take longer to compute.
     peak_bytes = plan.peak_bytes if plan.is_counted else plan.cost.peak_bytes
     # Any plan needs at least its shards.

@@ -115,5 +115,5 @@ def step_form(made: Materialized, device: Device, step: Step) -> Hashable:
         return step.edge.src.shape_on(device), step.edge.dst.shape_on(device)
     assert isinstance(step, Open | Close)
     uses = made.uses_in(step.unit)
-    ends = tuple((u.side.shape_on(device), u.storage.shape_on(device)) for u in uses)
+    ends = tuple((u.sharding.shape_on(device), u.storage.shape_on(device)) for u in uses)
     return isinstance(step, Open), ends

@@ -11,7 +11,7 @@ from itertools import chain
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.program.weights import Use
 
@@ -32,7 +32,7 @@ class Stored:
 
 
 def stored_by_device(
-    storage: Mapping[PTensor, Side], hosted: Collection[str], master_dtype: str | None
+    storage: Mapping[PTensor, Sharding], hosted: Collection[str], master_dtype: str | None
 ) -> Mapping[Device, Stored]:
     """The parameters that each device stores, in bytes.
 
@@ -44,9 +44,9 @@ def stored_by_device(
     # Most parameters are stored in the same way.
     alike = Counter((t.dtype, t.requires_grad, t.name in hosted, s) for t, s in storage.items())
     sums: dict[tuple[Device, bool, bool], int] = {}
-    for (dtype, is_trained, is_hosted, side), count in alike.items():
+    for (dtype, is_trained, is_hosted, sharding), count in alike.items():
         item_bytes = ITEM_BYTES[master_dtype or dtype]
-        for device, num_elements in side.num_elements.items():
+        for device, num_elements in sharding.num_elements.items():
             key = device, is_hosted, is_trained
             sums[key] = sums.get(key, 0) + count * num_elements * item_bytes
     return {
@@ -90,9 +90,9 @@ class StoredMemory:
         """Bytes that are stored, on the device or on its host, by parameter."""
         storage = self._made.weights.storage
         return {
-            tensor: side.num_elements[device] * self.item_bytes(tensor)
-            for tensor, side in storage.items()
-            if device in side.num_elements
+            tensor: sharding.num_elements[device] * self.item_bytes(tensor)
+            for tensor, sharding in storage.items()
+            if device in sharding.num_elements
         }
 
     def item_bytes(self, tensor: PTensor) -> int:
@@ -178,7 +178,7 @@ class StoredMemory:
             here: dict[Device, list[tuple[Use, int]]] = {}
             for alike in self._alike(made.uses_of(i)):
                 use = alike[0]
-                for device in use.side.num_elements.keys() | use.storage.num_elements.keys():
+                for device in use.sharding.num_elements.keys() | use.storage.num_elements.keys():
                     here.setdefault(device, []).append((use, len(alike)))
             for device, uses in here.items():
                 found.setdefault((i.kind, device), []).append(uses)
@@ -189,7 +189,7 @@ class StoredMemory:
         found: dict[Hashable, list[Use]] = {}
         for use in uses:
             tensor = use.tensor
-            key = use.side, use.storage, tensor.dtype, use.is_trained, self._is_hosted(tensor)
+            key = use.sharding, use.storage, tensor.dtype, use.is_trained, self._is_hosted(tensor)
             found.setdefault(key, []).append(use)
         return found.values()
 
@@ -205,7 +205,7 @@ class StoredMemory:
         """The uses that devices read."""
         found: dict[Device, list[Use]] = {}
         for use in self._made.weights.uses:
-            for device in use.side.shards:
+            for device in use.sharding.shards:
                 found.setdefault(device, []).append(use)
         return found
 
@@ -260,9 +260,9 @@ class StoredMemory:
         """Bytes of the accumulated gradient of a copy."""
         if not use.is_trained:
             return 0
-        return use.side.num_elements.get(device, 0) * self.item_bytes(use.tensor)
+        return use.sharding.num_elements.get(device, 0) * self.item_bytes(use.tensor)
 
 
 def copy_bytes(use: Use, device: Device) -> int:
     """Bytes of what a device reads of a weight."""
-    return use.side.num_elements.get(device, 0) * ITEM_BYTES[use.tensor.dtype]
+    return use.sharding.num_elements.get(device, 0) * ITEM_BYTES[use.tensor.dtype]

@@ -36,7 +36,7 @@ from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.parallel.totals import with_totals
 from superscaler_core.parallel.watched import Originals, Reads, Watched
 from superscaler_core.plan import Device, PlacedPart, Plan
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 from superscaler_core.run.checksum import checksum
 from superscaler_core.schedules import ScheduleError
 
@@ -385,8 +385,8 @@ class Programs:
         assert self._first is not None
         said, first = plan.decisions, self._first.plan
         homes = {
-            plan.update(tensor.name).name: _placed(side)
-            for tensor, side in self._first.materialized.weights.storage.items()
+            plan.update(tensor.name).name: _placed(sharding)
+            for tensor, sharding in self._first.materialized.weights.storage.items()
         }
         made = Plan(plan.graph, first.devices)
         made.decide(
@@ -450,7 +450,7 @@ def _on_one_device(graph: Graph) -> Plan:
     return plan
 
 
-def _placed(storage: Side) -> tuple[PlacedPart, ...]:
+def _placed(storage: Sharding) -> tuple[PlacedPart, ...]:
     """The parts of an optimizer's op by which a parameter is stored like this."""
     holders: dict[rv.Box, list[Device]] = {}
     for device, shard in sorted(storage.shards.items()):

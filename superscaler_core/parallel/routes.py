@@ -14,12 +14,12 @@ import rvdcomm as rv
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
-from superscaler_core.program.edges import input_side
-from superscaler_core.program.side import Side, bounding
+from superscaler_core.program.edges import input_sharding
+from superscaler_core.program.sharding import Sharding, bounding
 from superscaler_core.program.transfer import transfers
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.own_samples import OwnSamples
-from superscaler_core.run.tables import Leg
+from superscaler_core.run.tables import SubTransfer
 from superscaler_core.run.transport import Transport
 
 Groups = tuple[tuple[Device, ...], ...]
@@ -64,9 +64,11 @@ def _samples_by_device(plan: Plan, op: Op) -> dict[Device, tuple[Fraction, Fract
 
 @dataclass(frozen=True)
 class _Route:
-    """How one input moves: its legs, and this rank's boxes at both ends; None if it has none."""
+    """How one input moves: its sub-transfers, and this rank's boxes at both ends; None if it has
+    none.
+    """
 
-    legs: tuple[Leg, ...]
+    sub_transfers: tuple[SubTransfer, ...]
     src: rv.Box | None
     dst: rv.Box | None
 
@@ -112,9 +114,13 @@ class Routes:
         given = dict(zip(self._given, tensors, strict=True))
         moves = {}
         for tensor, route in self._routes.items():
-            legs = [leg for leg in route.legs if self._rank in leg.ranks]
+            sub_transfers = [
+                sub_transfer
+                for sub_transfer in route.sub_transfers
+                if self._rank in sub_transfer.ranks
+            ]
             value = self._numbered(tensor, given[tensor]).to(device)
-            moves[tensor.name] = legs, None if route.src is None else (value, route.src)
+            moves[tensor.name] = sub_transfers, None if route.src is None else (value, route.src)
         boxes: dict[str, list[tuple[rv.Box, Tensor]]] = {}
         for name, box, value in move_many(transport, moves):
             boxes.setdefault(name, []).append((box, value))
@@ -159,10 +165,12 @@ class Routes:
     def _route(self, plan: Plan, tensor: PTensor) -> _Route:
         src = dict(self._brought(tensor))
         dst = dict(self._read_by(plan, tensor))
-        ends = (Side.of((device, box, ()) for device, box in end.items()) for end in (src, dst))
+        ends = (Sharding.of((device, box, ()) for device, box in end.items()) for end in (src, dst))
         found = transfers(*ends, self._shape(tensor), tensor.dtype) if dst else ()
-        legs = tuple(Leg(str(x.box), str(x.src), str(x.dst), x.dtype) for x in found)
-        return _Route(legs, src.get(self._rank), dst.get(self._rank))
+        sub_transfers = tuple(
+            SubTransfer(str(x.box), str(x.src), str(x.dst), x.dtype) for x in found
+        )
+        return _Route(sub_transfers, src.get(self._rank), dst.get(self._rank))
 
     def _brought(self, tensor: PTensor) -> Iterable[tuple[Device, rv.Box]]:
         """The box of the samples that every rank passes."""
@@ -179,7 +187,7 @@ class Routes:
         readers = plan.graph.readers.get(tensor, ())
         boxes: dict[Device, list[rv.Box]] = {}
         for op, position in readers:
-            for device, shard in input_side(plan, op, position).shards.items():
+            for device, shard in input_sharding(plan, op, position).shards.items():
                 boxes.setdefault(device, []).append(shard.box)
         if any(tensor in op.inputs for total in plan.graph.totals for op in total.ops):
             boxes |= {device: [tensor.box] for device in plan.devices}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.event import Carry
+from superscaler_core.program.event import P2PSend
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.split_backward import in_halves
 from superscaler_core.program.step_program import StepProgram
@@ -52,9 +52,9 @@ def check_bound(program: StepProgram, own: StepProgram) -> None:
                 f"{update}: it applies gradients of microbatches {sorted(microbatches)}; in the "
                 f"plan it applies those of {sorted(groups.get(update, ()))}."
             )
-    carried = {(e.name, e.is_back) for e in own.events if isinstance(e, Carry)}
+    sent = {(e.name, e.is_back) for e in own.events if isinstance(e, P2PSend)}
     for event in program.events:
-        if isinstance(event, Carry) and (event.name, event.is_back) not in carried:
+        if isinstance(event, P2PSend) and (event.name, event.is_back) not in sent:
             raise PlanError(f"{event}: the plan has no such transfer.")
 
 

@@ -31,7 +31,7 @@ class Bucket:
     @cached_property
     def devices(self) -> tuple[Device, ...]:
         """All devices that store or read any of the weights, ascending."""
-        sides = {side for use in self.uses for side in (use.storage, use.side)}
+        sides = {side for use in self.uses for side in (use.storage, use.sharding)}
         return tuple(sorted({device for side in sides for device in side.shards}))
 
 

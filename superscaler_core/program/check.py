@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.effect import HALVES, Effects, Key, effects_of
-from superscaler_core.program.event import Carry, Event, Woven, actions_in
+from superscaler_core.program.event import Event, Overlapped, P2PSend, actions_in
 from superscaler_core.program.form import check_form
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import Role
@@ -98,7 +98,7 @@ class _Walk:
         for run in (run for event in self._program.events for run in actions_in(event)):
             for i in recycled[run.stage, run.kind]:
                 for device in self._among(i.devices):
-                    key = f"{HALVES[i.half or 0]}{Role.CARRIED}:{i.name}"
+                    key = f"{HALVES[i.half or 0]}{Role.SENT}:{i.name}"
                     self._of(device, run.microbatch).add(key)
 
     def _among(self, devices: Collection[Device]) -> list[Device]:
@@ -110,9 +110,9 @@ class _Walk:
     def event(self, event: Event) -> None:
         """Add an event."""
         program = self._program
-        if isinstance(event, Carry):
-            self._carry(event)
-        elif isinstance(event, Woven):
+        if isinstance(event, P2PSend):
+            self._p2p_send(event)
+        elif isinstance(event, Overlapped):
             mbs = {half: run.microbatch for half, run in enumerate(actions_in(event))}
             self.block([i for i, _ in program.run_as_one(event)], mbs)
         else:
@@ -174,13 +174,13 @@ class _Walk:
                     live |= effect.makes
         raise AssertionError("some instruction is refused")
 
-    def _carry(self, event: Carry) -> None:
+    def _p2p_send(self, event: P2PSend) -> None:
         """Add a transfer to another stage or turn, or out of the program."""
         halves = self._program.num_halves
         mb, half = divmod(event.microbatch, halves)
         prefix, name = HALVES[half], event.name
-        sent, brought = (Role.OUT_BACK, Role.CARRIED_BACK) if event.is_back else (
-            Role.OUT, Role.CARRIED
+        sent, brought = (Role.OUT_BACK, Role.SENT_BACK) if event.is_back else (
+            Role.OUT, Role.SENT
         )  # fmt: skip
         senders = self._senders.get((name, event.is_back), ())
         if not senders:
@@ -212,7 +212,7 @@ class _Walk:
                     continue
                 raise PlanError(f"device {device}: nothing takes {key} before the step ends.")
         results = tuple(
-            f"{half}{Role.CARRIED}:{name}"
+            f"{half}{Role.SENT}:{name}"
             for name, is_back in self._senders if not is_back
             for half in HALVES if (name, is_back) not in self._readers
         )  # fmt: skip
@@ -269,8 +269,8 @@ _MEANING = {
     Role.HALF: "the gradients of the inputs come first",
     Role.HOST: "nothing has copied it to host memory",
     Role.FLIGHT: "it was not started",
-    Role.CARRIED: "no transfer has brought it",
-    Role.CARRIED_BACK: "no transfer has brought it",
+    Role.SENT: "no transfer has brought it",
+    Role.SENT_BACK: "no transfer has brought it",
     Role.OUT: "its stage has not left it",
     Role.OUT_BACK: "its stage has not left it",
     Role.SUM: "no backward has added to it",

@@ -1,7 +1,8 @@
 """Duplex: a rewrite of a step program in which half a microbatch computes while the other moves.
 
 Source: the Duplex of HiDup (Zhang et al., Accelerating Large-Scale Distributed Neural Network
-Training with SPMD Parallelism, 2022). It weaves the forward; here backwards are woven too.
+Training with SPMD Parallelism, 2022). It overlaps halves of the forward; here those of backwards
+overlap too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.event import Carry, Event
+from superscaler_core.program.event import Event, P2PSend
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
@@ -33,7 +34,7 @@ def duplex(program: StepProgram) -> StepProgram:
         A program of twice as many microbatches, each half as large.
     """
     blocks = {
-        key: joined(woven(_half(block, 0), _half(block, 1)))
+        key: joined(overlapped(_half(block, 0), _half(block, 1)))
         for key, block in program.blocks.items()
     }
     events = tuple(both_halves(program.events))
@@ -44,13 +45,13 @@ def duplex(program: StepProgram) -> StepProgram:
 def both_halves(events: Iterable[Event]) -> Iterator[Event]:
     """The events, with one transfer for each half; an action runs both halves."""
     for event in events:
-        if isinstance(event, Carry):
+        if isinstance(event, P2PSend):
             yield from (replace(event, microbatch=2 * event.microbatch + i) for i in (0, 1))
         else:
             yield event
 
 
-def woven(
+def overlapped(
     first: Block, second: Block, shared: Collection[Verb] = OF_WEIGHTS
 ) -> Iterator[StepInstruction]:
     """Weave two orders of instructions into one: while one communicates, the other one computes.
@@ -69,8 +70,8 @@ def woven(
             shared kinds, in the same order.
         shared: the kinds of instructions that are done once for both orders.
     """
-    ahead = _Side(first, shared)
-    sides = ahead, _Side(second, shared, ahead)
+    ahead = _Order(first, shared)
+    sides = ahead, _Order(second, shared, ahead)
     turn = num_idle = 0
     while any(side.left for side in sides):
         left = len(sides[turn].left)
@@ -81,7 +82,7 @@ def woven(
         turn = 1 - turn
 
 
-def _cannot_weave(first: _Side, second: _Side) -> PlanError:
+def _cannot_weave(first: _Order, second: _Order) -> PlanError:
     buffers = ", ".join(second.waits_for(second.left[0]))
     return PlanError(
         f"{second.left[0].short}: in the second half of a microbatch it reads {buffers} after the "
@@ -90,21 +91,21 @@ def _cannot_weave(first: _Side, second: _Side) -> PlanError:
     )
 
 
-class _Side:
-    """One of two woven orders.
+class _Order:
+    """One of two overlapped orders.
 
     Attributes:
         left: the instructions that are still to run.
         num_passed: the number of instructions of weights that this order has passed.
     """
 
-    def __init__(self, block: Block, shared: Collection[Verb], ahead: _Side | None = None) -> None:
+    def __init__(self, block: Block, shared: Collection[Verb], ahead: _Order | None = None) -> None:
         self.left = deque(_in_phases(block))
         self._shared, self._ahead = shared, ahead
         self.num_passed = 0
         self._replacing = Counter(_buffers(value for i in self.left for value in i.writes))
 
-    def run(self, other: _Side) -> Iterator[StepInstruction]:
+    def run(self, other: _Order) -> Iterator[StepInstruction]:
         """Run until the next wait for a move, or until the other order has to catch up."""
         while self.left and _is_wait(self.left[0]):
             yield self.left.popleft()

@@ -15,7 +15,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.once import known_of
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
 from superscaler_core.plan import Device, OpSplit, Plan
-from superscaler_core.program.side import MAX_SIDES, Side, sides_of
+from superscaler_core.program.sharding import MAX_SHARDINGS, Sharding, shardings_of
 from superscaler_core.program.transfer import Transfer, transfers
 
 MAX_EDGES = 1 << 14
@@ -51,8 +51,8 @@ class Edge:
     tensor: PTensor
     src_stage: int
     dst_stage: int
-    src: Side
-    dst: Side
+    src: Sharding
+    dst: Sharding
     readers: tuple[Reader, ...]
     parent: Edge | None = None
     recycles: PTensor | None = None
@@ -200,17 +200,17 @@ def _edges_of(
     shares = _shares(plan, op, groups, stage_of[op.index])
     if shares is not None:
         return [], shares
-    src = output_side(plan, op, op.outputs.index(tensor))
+    src = output_sharding(plan, op, op.outputs.index(tensor))
     return _edges_to(op, tensor, stage_of[op.index], src, groups), None
 
 
 def _groups(
     plan: Plan, tensor: PTensor, stage_of: Mapping[int, int]
-) -> dict[tuple[int, Side], list[Reader]]:
+) -> dict[tuple[int, Sharding], list[Reader]]:
     """The readers of a tensor, by stage and end."""
-    groups: dict[tuple[int, Side], list[Reader]] = {}
+    groups: dict[tuple[int, Sharding], list[Reader]] = {}
     for reader in plan.graph.readers.get(tensor, ()):
-        end = stage_of[reader[0].index], input_side(plan, *reader)
+        end = stage_of[reader[0].index], input_sharding(plan, *reader)
         groups.setdefault(end, []).append(reader)
     return groups
 
@@ -234,14 +234,14 @@ def _edges_beyond(
     known = known_of(plan.graph, "edges beyond", MAX_EDGES)
     for tensor, ends in (*_recycling(plan, stage_of), *_results(plan, stage_of)):
         op = plan.graph.producer[tensor]
-        stage, src = stage_of[op.index], output_side(plan, op, op.outputs.index(tensor))
+        stage, src = stage_of[op.index], output_sharding(plan, op, op.outputs.index(tensor))
         number = next(_numbers(op, tensor, taken[tensor]))
         taken[tensor] += 1
         given = op.index, number, tensor, stage, ends[0], src, *ends[1:]
         yield known.of(given, partial(Edge, *given))
 
 
-Ends = tuple[int, Side, tuple[Reader, ...], None, PTensor | None, str]
+Ends = tuple[int, Sharding, tuple[Reader, ...], None, PTensor | None, str]
 """The attributes of an edge that are about its dst end, in their order."""
 
 
@@ -265,7 +265,7 @@ def _results(plan: Plan, stage_of: Mapping[int, int]) -> Iterator[tuple[PTensor,
                 "or mean of it as a scalar, a value for each sample, or plan one microbatch."
             )
         stage = stage_of[plan.graph.producer[tensor].index]
-        everyone = Side.everyone(plan.devices, tensor.shape)
+        everyone = Sharding.everyone(plan.devices, tensor.shape)
         for name in names:
             yield tensor, (stage, everyone, (), None, None, name)
 
@@ -276,12 +276,14 @@ def _is_between(edge: Edge) -> bool:
 
 
 def _shares(
-    plan: Plan, op: Op, groups: Iterable[tuple[int, Side]], stage: int
+    plan: Plan, op: Op, groups: Iterable[tuple[int, Sharding]], stage: int
 ) -> Mapping[Device, int] | None:
     """The gradient share of each replica of an op, if shares make edges unnecessary."""
     if not reads_weights_alone(op) or any(dst_stage != stage for dst_stage, _ in groups):
         return None
-    return shares_of(op.form, plan.op_split(op), Side.joined(side for _, side in groups))
+    return shares_of(
+        op.form, plan.op_split(op), Sharding.joined(sharding for _, sharding in groups)
+    )
 
 
 def reads_weights_alone(op: Op) -> bool:
@@ -290,8 +292,8 @@ def reads_weights_alone(op: Op) -> bool:
     return bool(op.parameters) and has_weights_alone and len(op.outputs) == 1
 
 
-@lru_cache(maxsize=MAX_SIDES)
-def shares_of(form: OpForm, split: OpSplit, reading: Side) -> Mapping[Device, int] | None:
+@lru_cache(maxsize=MAX_SHARDINGS)
+def shares_of(form: OpForm, split: OpSplit, reading: Sharding) -> Mapping[Device, int] | None:
     """The share of the gradient that each replica takes, for an op that only reads weights.
 
     The backward of an op is linear. So each replica of such an op, for example a table of
@@ -303,7 +305,7 @@ def shares_of(form: OpForm, split: OpSplit, reading: Side) -> Mapping[Device, in
         split: its parts.
         reading: all reads of its output, on the same devices.
     """
-    (src,) = sides_of(form, split).outputs
+    (src,) = shardings_of(form, split).outputs
     if reading.shards.keys() != src.shards.keys() or not _holds(src, reading):
         return None
     # For each piece of a cut op: the sets that its replicas on different devices read.
@@ -346,8 +348,8 @@ def _edges_to(
     op: Op,
     tensor: PTensor,
     stage: int,
-    src: Side,
-    groups: Mapping[tuple[int, Side], list[Reader]],
+    src: Sharding,
+    groups: Mapping[tuple[int, Sharding], list[Reader]],
 ) -> list[Edge]:
     """The edges of one result of an op in a stage to groups of readers."""
     numbers = _numbers(op, tensor)
@@ -362,29 +364,29 @@ def _edges_to(
         # The tensor is summed once, for a reader in this stage if there is one, with the fewest
         # summands. The other readers start from the result.
         whole = min(left, key=lambda end: (end[0] != stage, end[1].num_summands, end[0]))
-        side = whole[1].whole
-        direct = tuple(left.pop((whole[0], side), []))
-        parent = Edge(op.index, next(numbers), tensor, stage, whole[0], src, side, direct)
+        sharding = whole[1].whole
+        direct = tuple(left.pop((whole[0], sharding), []))
+        parent = Edge(op.index, next(numbers), tensor, stage, whole[0], src, sharding, direct)
         made.append(parent)
-        src, stage = side, whole[0]
+        src, stage = sharding, whole[0]
     for (dst_stage, dst), readers in left.items():
         ends = tensor, stage, dst_stage, src, dst
         made.append(Edge(op.index, next(numbers), *ends, tuple(readers), parent))
     return made
 
 
-def output_side(plan: Plan, op: Op, position: int) -> Side:
+def output_sharding(plan: Plan, op: Op, position: int) -> Sharding:
     """The end at which an op writes its output ``position``."""
-    return sides_of(op.form, plan.op_split(op)).outputs[position]
+    return shardings_of(op.form, plan.op_split(op)).outputs[position]
 
 
-def input_side(plan: Plan, op: Op, position: int) -> Side:
+def input_sharding(plan: Plan, op: Op, position: int) -> Sharding:
     """The end at which an op reads its input ``position``."""
-    return sides_of(op.form, plan.op_split(op)).inputs[position]
+    return shardings_of(op.form, plan.op_split(op)).inputs[position]
 
 
-@lru_cache(maxsize=MAX_SIDES)
-def is_inline(src: Side, dst: Side, has_grad: bool) -> bool:
+@lru_cache(maxsize=MAX_SHARDINGS)
+def is_inline(src: Sharding, dst: Sharding, has_grad: bool) -> bool:
     """Whether no communication is needed: each device reads only what it wrote itself.
 
     A device must hold all summands of the values it reads, and of the gradients of the values it
@@ -397,7 +399,7 @@ def is_inline(src: Side, dst: Side, has_grad: bool) -> bool:
     return _holds(src, dst) and (not has_grad or _holds(dst, src))
 
 
-def _holds(there: Side, wanted: Side) -> bool:
+def _holds(there: Sharding, wanted: Sharding) -> bool:
     """Whether every device holds all summands of the boxes that it reads."""
     for device, shard in wanted.shards.items():
         held = there.shards[device].held if device in there.shards else frozenset()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from superscaler_core.errors import PlanError
 from superscaler_core.schedules import Action, ActionKind, ScheduleError
 
-_CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
+_P2P = re.compile(r"(p2p|p2p-back) (\S+) ([0-9]{1,9})")
 
 
 def weights_of(stage: int) -> str:
@@ -26,7 +26,7 @@ def stage_of_weights(name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
+class P2PSend:
     """The transfer of a microbatch's tensor, or its gradient, over an edge between stages or turns.
 
     Attributes:
@@ -40,11 +40,11 @@ class Carry:
     is_back: bool
 
     def __str__(self) -> str:
-        return f"{'carry-back' if self.is_back else 'carry'} {self.name} {self.microbatch}"
+        return f"{'p2p-back' if self.is_back else 'p2p'} {self.name} {self.microbatch}"
 
 
 @dataclass(frozen=True, slots=True)
-class Woven:
+class Overlapped:
     """Two actions of one worker that run as one, such as ``0F3&1B2``."""
 
     first: Action
@@ -64,22 +64,22 @@ def pair_text(pair: Pair) -> str:
     return f"pair {stage}{kind}&{other_stage}{other_kind}"
 
 
-def pair_of(event: Woven) -> Pair:
+def pair_of(event: Overlapped) -> Pair:
     """The stages and kinds of a pair's actions."""
     first, second = event.first, event.second
     return (first.stage, first.kind), (second.stage, second.kind)
 
 
-Event = Action | Woven | Carry
+Event = Action | Overlapped | P2PSend
 """A run of a stage for a microbatch, two such runs as one, or a transfer between stages."""
 
 
 def actions_in(event: Event) -> tuple[Action, ...]:
     """The actions of an event: one, two, or none."""
     match event:
-        case Woven(first, second):
+        case Overlapped(first, second):
             return first, second
-        case Carry():
+        case P2PSend():
             return ()
     return (event,)
 
@@ -90,11 +90,11 @@ def parse_event(text: str) -> Event:
     Raises:
         PlanError: the text has another form.
     """
-    carried = _CARRY.fullmatch(text)
-    if carried is not None:
-        return Carry(carried[2], int(carried[3]), carried[1] == "carry-back")
+    sent = _P2P.fullmatch(text)
+    if sent is not None:
+        return P2PSend(sent[2], int(sent[3]), sent[1] == "p2p-back")
     try:
         actions = [Action.parse(word) for word in text.split("&")]
-        return Woven(*actions) if len(actions) == 2 else Action.parse(text)
+        return Overlapped(*actions) if len(actions) == 2 else Action.parse(text)
     except ScheduleError as error:
         raise PlanError(str(error)) from None

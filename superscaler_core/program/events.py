@@ -7,7 +7,7 @@ from typing import Any
 from superscaler_core.errors import OrderError
 from superscaler_core.plan import Plan
 from superscaler_core.program.edges import Edge, Edges
-from superscaler_core.program.event import Carry, Event
+from superscaler_core.program.event import Event, P2PSend
 from superscaler_core.program.routes import home, on_its_route
 from superscaler_core.schedules import (
     Action,
@@ -55,12 +55,12 @@ def step_events(plan: Plan, edges: Edges, *, pairs_are_one: bool = False) -> tup
         spans = timeline(schedule, durations, stage_graph(plan, edges)).spans
     except ScheduleError as error:
         raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
-    carried: dict[tuple[ActionKind, int], list[Edge]] = {}
+    sent: dict[tuple[ActionKind, int], list[Edge]] = {}
     for edge in crossing:
         for kind in _kinds_before(edge):
-            carried.setdefault((kind, edge.src_stage), []).append(edge)
+            sent.setdefault((kind, edge.src_stage), []).append(edge)
         for kind in (ActionKind.BACKWARD, ActionKind.INPUTS) if edge.backward else ():
-            carried.setdefault((kind, edge.dst_stage), []).append(edge)
+            sent.setdefault((kind, edge.dst_stage), []).append(edge)
     timed: list[tuple[tuple[Any, ...], Event]] = []
     for scheduled, span in spans.items():
         if scheduled.kind not in _FORWARDS and not plan.graph.loss.requires_grad:
@@ -69,13 +69,13 @@ def step_events(plan: Plan, edges: Edges, *, pairs_are_one: bool = False) -> tup
         start, end, mb = int(span.start), int(span.end), action.microbatch
         timed.append(((start, 1, action.stage, mb), action))
         is_back = action.kind.goes_back
-        for edge in carried.get((action.kind, action.stage), ()):
-            timed.append(((end, 0, int(is_back), edge.place, mb), Carry(edge.name, mb, is_back)))
+        for edge in sent.get((action.kind, action.stage), ()):
+            timed.append(((end, 0, int(is_back), edge.place, mb), P2PSend(edge.name, mb, is_back)))
     return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))
 
 
 def _kinds_before(edge: Edge) -> tuple[ActionKind, ...]:
-    """The runs of its stage after which an edge carries."""
+    """The runs of its stage after which an edge sends."""
     if edge.result:
         return (ActionKind.FORWARD,)
     # A recycled value goes from one turn to the next, and the last turn is the forward.

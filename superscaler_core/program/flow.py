@@ -91,7 +91,7 @@ class Sources:
             return (Held(Value(role, tensor.name), tensor, tensor.box),)
         if tensor.kind == PARAMETER:
             use = self.weights.of_reader[part.op, position]
-            return (Held(copy_of(use), tensor, use.side.shards[device].box),)
+            return (Held(copy_of(use), tensor, use.sharding.shards[device].box),)
         return self.writers(view, device)
 
     def _input(self, tensor: PTensor, box: rv.Box, device: Device) -> Value:
@@ -268,7 +268,7 @@ class Flow:
                 edge = self._edge_of[value.name]
                 return edge.dst.shards[device].box
             case Role.WEIGHT | Role.COPY if op is not None:
-                return sources.weights.of_reader[op, position].side.shards[device].box
+                return sources.weights.of_reader[op, position].sharding.shards[device].box
             case Role.INPUT:
                 return None
         return held.box

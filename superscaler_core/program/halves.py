@@ -18,8 +18,8 @@ _FIRST_WEIGHT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
-    """Which operands of an op need gradients, and in which half.
+class HalvesOfOp:
+    """Which operands of an op need gradients, by half.
 
     Attributes:
         op: the op.
@@ -32,8 +32,9 @@ class Sides:
     weights: frozenset[PTensor]
 
 
-def sides_of(ops: Sequence[Op]) -> Iterator[Sides]:
-    """The sides of each op of a segment; the run time splits the backward in the same way.
+def halves_of(ops: Sequence[Op]) -> Iterator[HalvesOfOp]:
+    """What each half does of each op of a segment; the run time splits the backward in the same
+    way.
 
     Args:
         ops: ops of the segment's parts, in order. How they are cut does not matter.
@@ -45,7 +46,7 @@ def sides_of(ops: Sequence[Op]) -> Iterator[Sides]:
         inputs = {t for t in wanted if t in chain or (t.kind != PARAMETER and t not in made)}
         if inputs:
             chain.update(op.outputs)
-        yield Sides(op, frozenset(inputs), frozenset(wanted - inputs))
+        yield HalvesOfOp(op, frozenset(inputs), frozenset(wanted - inputs))
 
 
 def reads_weights_late(segment: Segment) -> bool:
@@ -54,15 +55,15 @@ def reads_weights_late(segment: Segment) -> bool:
     If it does not, an FSDP unit may drop the weights after I. An op of an unknown kind is assumed
     to read its weights.
     """
-    return any(map(_reads_weights, sides_of(segment.ops)))
+    return any(map(_reads_weights, halves_of(segment.ops)))
 
 
-def _reads_weights(sides: Sides) -> bool:
-    op = sides.op
-    own = [i for i, t in enumerate(op.inputs) if t in sides.weights and t.kind == PARAMETER]
+def _reads_weights(halves: HalvesOfOp) -> bool:
+    op = halves.op
+    own = [i for i, t in enumerate(op.inputs) if t in halves.weights and t.kind == PARAMETER]
     if not own:
         return False
     # An operand computed from other weights, in an op without inputs, gets its gradient in W
     # through this op.
-    is_passed_on = not sides.inputs and any(t.kind != PARAMETER for t in sides.weights)
+    is_passed_on = not halves.inputs and any(t.kind != PARAMETER for t in halves.weights)
     return is_passed_on or min(own) < _FIRST_WEIGHT.get(op.kind, len(op.inputs))

@@ -21,9 +21,9 @@ from superscaler_core.plan.savings import FsdpUnit
 from superscaler_core.program.bound import check_bound
 from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
 from superscaler_core.program.duplex import both_halves
-from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
+from superscaler_core.program.edges import Edge, Edges, find_edges, output_sharding
 from superscaler_core.program.ends import with_ends
-from superscaler_core.program.event import Carry, Event, actions_in, stage_of_weights
+from superscaler_core.program.event import Event, P2PSend, actions_in, stage_of_weights
 from superscaler_core.program.events import schedule_of, step_events
 from superscaler_core.program.flow import Sources
 from superscaler_core.program.freed import freed
@@ -34,7 +34,7 @@ from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.routes import by_routes, on_its_route
 from superscaler_core.program.segments import Segment, stage_of_segment
 from superscaler_core.program.sequence import Close, Item, Open
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 from superscaler_core.program.stage_program import StageProgram
 from superscaler_core.program.stages import Placed, placed, stage_program
 from superscaler_core.program.state import with_state
@@ -134,9 +134,9 @@ class Materialized:
         """The transfers that bring the loss to all devices, once a step."""
         graph = self.plan.graph
         # Copies of the model compute losses of different microbatches; these are summed.
-        ends = [output_side(self.plan, graph.producer[loss], 0) for loss in graph.losses]
+        ends = [output_sharding(self.plan, graph.producer[loss], 0) for loss in graph.losses]
         everyone = self._everyone(graph.loss)
-        return transfers(Side.joined(ends), everyone, graph.loss.shape, graph.loss.dtype)
+        return transfers(Sharding.joined(ends), everyone, graph.loss.shape, graph.loss.dtype)
 
     @cached_property
     def whole(self) -> Mapping[PTensor, tuple[Transfer, ...]]:
@@ -152,14 +152,14 @@ class Materialized:
         graph = self.plan.graph
         return {
             buffer: transfers(
-                output_side(self.plan, graph.producer[kept], 0), self._everyone(buffer),
+                output_sharding(self.plan, graph.producer[kept], 0), self._everyone(buffer),
                 buffer.shape, buffer.dtype,
             )
             for buffer, kept in graph.state.items()
         }  # fmt: skip
 
-    def _everyone(self, tensor: PTensor) -> Side:
-        return Side.everyone(self.plan.devices, tensor.shape)
+    def _everyone(self, tensor: PTensor) -> Sharding:
+        return Sharding.everyone(self.plan.devices, tensor.shape)
 
     def plan_communication(self) -> None:
         """Find all communication, so that an impossible plan is refused now."""
@@ -436,7 +436,9 @@ class Materialized:
     def unit_devices(self, unit: FsdpUnit) -> frozenset[Device]:
         """The devices that store or read the weights of an FSDP unit."""
         uses = self.weights.of_unit.get(unit, ())
-        return frozenset(d for use in uses for side in (use.storage, use.side) for d in side.shards)
+        return frozenset(
+            d for use in uses for sharding in (use.storage, use.sharding) for d in sharding.shards
+        )
 
     @cached_property
     def sources(self) -> Sources:
@@ -457,7 +459,7 @@ class Materialized:
         return {device: tuple(events) for device, events in found.items()}
 
     def _taking_part(self, event: Event) -> Iterable[Device]:
-        if isinstance(event, Carry):
+        if isinstance(event, P2PSend):
             return self.edge(event.name).devices
         return {d for run in actions_in(event) for d in self.devices_of(run.stage, run.kind)}
 

@@ -156,7 +156,7 @@ def _devices(flows: Flows) -> Sequence[Device]:
 
 def copies(uses: Iterable[Use], devices: Collection[Device]) -> tuple[Value, ...]:
     """The copies of weights that a step fetches or gathers, and drops."""
-    named = ((copy_of(use), use.side.shards.keys()) for use in uses)
+    named = ((copy_of(use), use.sharding.shards.keys()) for use in uses)
     return tuple(v.on(there & set(devices), devices) for v, there in named if v.role is Role.COPY)
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from superscaler_core.program.duplex import joined, woven
+from superscaler_core.program.duplex import joined, overlapped
 from superscaler_core.program.edges import Edges
-from superscaler_core.program.event import Event, Pair, Woven, pair_of
+from superscaler_core.program.event import Event, Overlapped, Pair, pair_of
 from superscaler_core.program.instruction import Block
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import MOVES
 from superscaler_core.schedules import Action
 
 
-def weave_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) -> StepProgram:
+def overlap_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) -> StepProgram:
     """Run the two actions of each pair as one: while one communicates, the other one computes.
 
     A pair without communication inside its stages stays as it is.
@@ -31,7 +31,7 @@ def weave_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) ->
             them in the order is nothing that the second one waits for (``step_events``).
         pairs: pairs of the program's actions that are next to each other in their worker's row.
     """
-    given = [Woven(first, second) for first, second in pairs]
+    given = [Overlapped(first, second) for first, second in pairs]
     blocks: dict[Pair, Block] = {}
     for key in sorted({pair_of(pair) for pair in given}):
         both = [program.blocks[end] for end in key]
@@ -39,11 +39,11 @@ def weave_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) ->
             first, second = (
                 tuple(replace(i, half=half) for i in block) for half, block in enumerate(both)
             )
-            blocks[key] = joined(woven(first, second, shared=()))
+            blocks[key] = joined(overlapped(first, second, shared=()))
     hiding = [pair for pair in given if pair_of(pair) in blocks]
     pair_with = {action: pair for pair in hiding for action in (pair.first, pair.second)}
     events: list[Event] = []
-    done: set[Woven] = set()
+    done: set[Overlapped] = set()
     for event in program.events:
         pair = pair_with.get(event) if isinstance(event, Action) else None
         # A pair takes the place of its first action in the order.
@@ -56,4 +56,8 @@ def weave_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) ->
 def has_moves(edges: Edges) -> bool:
     """Whether anything moves inside a stage."""
     inside = (edge for edge in edges.all if not edge.crosses)
-    return any(not leg.is_idle for edge in inside for leg in (*edge.forward, *edge.backward))
+    return any(
+        not sub_transfer.is_idle
+        for edge in inside
+        for sub_transfer in (*edge.forward, *edge.backward)
+    )

@@ -8,7 +8,7 @@ from superscaler_core.plan.overlap import Overlap
 from superscaler_core.program.duplex import duplex
 from superscaler_core.program.kept_open import kept_open
 from superscaler_core.program.overlap import OF_MOVES, Size, overlapped, reach_of
-from superscaler_core.program.pairs import weave_pairs
+from superscaler_core.program.pairs import overlap_pairs
 from superscaler_core.program.split_backward import split_backward
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.schedules import Action
@@ -37,4 +37,4 @@ def rewritten(
         program = duplex(program)
     if overlap.prefetch:
         program = kept_open(program)
-    return weave_pairs(overlapped(program, reach_of(overlap), bytes_of), pairs)
+    return overlap_pairs(overlapped(program, reach_of(overlap), bytes_of), pairs)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Device, OpSplit, Plan
-from superscaler_core.program.side import MAX_SIDES
+from superscaler_core.program.sharding import MAX_SHARDINGS
 
 
 def equal_shapes(plan: Plan, ops: Sequence[Op]) -> Mapping[Device, int]:
@@ -22,7 +22,7 @@ def equal_shapes(plan: Plan, ops: Sequence[Op]) -> Mapping[Device, int]:
     return {device: numbers.setdefault(key, len(numbers)) for device, key in keys}
 
 
-@lru_cache(maxsize=MAX_SIDES)
+@lru_cache(maxsize=MAX_SHARDINGS)
 def shapes_of(form: OpForm, split: OpSplit) -> Mapping[Device, int]:
     """A number for each device of an op; devices whose parts have equal shapes share it.
 

@@ -199,10 +199,10 @@ class StageProgram:
     ) -> StepInstruction:
         edge, flows = step.edge, self.flows(devices)
         again = 0 if run in FORWARDS else self.given.region(step)
-        given, legs = moved(edge, flows, again), edge.forward
+        given, sub_transfers = moved(edge, flows, again), edge.forward
         if verb is Verb.MOVE_BACK:
-            given, legs = moved_back(edge, flows), edge.backward
-        stays = all(leg.is_idle for leg in legs)
+            given, sub_transfers = moved_back(edge, flows), edge.backward
+        stays = all(sub_transfer.is_idle for sub_transfer in sub_transfers)
         return instruction_of(verb, edge.name, devices, given, stays=stays)
 
     def _of_unit(
@@ -300,8 +300,7 @@ class StageProgram:
             yield Verb.MOVE_BACK
 
     def _unit_verbs(self, step: Open | Close, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
-        """Gather and drop an FSDP unit so that it is open while any step in it reads its weights.
-        """
+        """Unshard and reshard so that a unit is open while any step in it reads its weights."""
         unit = step.unit
         begins = isinstance(step, Open) != turn.is_back
         is_open = unit.unshards

@@ -14,7 +14,7 @@ from itertools import pairwise, product
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 
 MAX_TRANSFERS = 1 << 16
 """Bound on cached pairs of ends with their transfers."""
@@ -55,7 +55,9 @@ class Transfer:
 
 
 @lru_cache(maxsize=MAX_TRANSFERS)
-def transfers(src: Side, dst: Side, shape: tuple[int, ...], dtype: str) -> tuple[Transfer, ...]:
+def transfers(
+    src: Sharding, dst: Sharding, shape: tuple[int, ...], dtype: str
+) -> tuple[Transfer, ...]:
     """The transfers that bring the value written at ``src`` to all boxes that ``dst`` reads.
 
     Raises:
@@ -98,7 +100,7 @@ def _in_rounds(found: Iterable[Transfer]) -> tuple[Transfer, ...]:
 
 
 @lru_cache(maxsize=MAX_TRANSFERS)
-def _src_layout(whole: rv.Box, src: Side) -> rv.Layout | None:
+def _src_layout(whole: rv.Box, src: Sharding) -> rv.Layout | None:
     """The layout of the written tensor, if its shards form one."""
     holders: dict[rv.Box, dict[frozenset[tuple[rv.Box, int]], list[Device]]] = {}
     for device, shard in src.shards.items():
@@ -113,7 +115,7 @@ def _src_layout(whole: rv.Box, src: Side) -> rv.Layout | None:
 
 
 @lru_cache(maxsize=MAX_TRANSFERS)
-def _dst_layout(whole: rv.Box, dst: Side) -> rv.Layout | None:
+def _dst_layout(whole: rv.Box, dst: Sharding) -> rv.Layout | None:
     """The layout of the reads, if their boxes form one."""
     readers: dict[rv.Box, list[Device]] = {}
     for device, shard in dst.shards.items():
@@ -159,7 +161,7 @@ def _grid(whole: rv.Box, boxes: Iterable[rv.Box]) -> list[tuple[int, ...]] | Non
 # --- cells --------------------------------------------------------------------------------------
 
 
-def _cells(shape: tuple[int, ...], src: Side, wants: Iterable[rv.Box]) -> Iterable[rv.Box]:
+def _cells(shape: tuple[int, ...], src: Sharding, wants: Iterable[rv.Box]) -> Iterable[rv.Box]:
     """The cells into which the boundaries of all shards cut the tensor."""
     boxes = [view.box for view in src.views] + list(wants)
     ranges = []
@@ -171,7 +173,7 @@ def _cells(shape: tuple[int, ...], src: Side, wants: Iterable[rv.Box]) -> Iterab
 
 
 def _cell_layouts(
-    cell: rv.Box, src: Side, readers: Sequence[Device]
+    cell: rv.Box, src: Sharding, readers: Sequence[Device]
 ) -> tuple[rv.Layout, rv.Layout]:
     holders: dict[frozenset[int], list[Device]] = {}
     for device, shard in sorted(src.shards.items()):

@@ -167,5 +167,5 @@ def _everywhere(weights: Weights, tensors: Iterable[PTensor]) -> tuple[Device, .
     """All devices that store or read these parameters: all of them have versions."""
     mine = set(tensors)
     sides = {weights.storage[tensor] for tensor in mine}
-    sides |= {use.side for use in weights.uses if use.tensor in mine}
+    sides |= {use.sharding for use in weights.uses if use.tensor in mine}
     return tuple(sorted({device for side in sides for device in side.shards}))

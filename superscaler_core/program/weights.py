@@ -21,8 +21,14 @@ from superscaler_core.graph.once import known_of
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import FsdpUnit
-from superscaler_core.program.edges import Edges, Reader, input_side, output_side, stages_by_op
-from superscaler_core.program.side import Side, View
+from superscaler_core.program.edges import (
+    Edges,
+    Reader,
+    input_sharding,
+    output_sharding,
+    stages_by_op,
+)
+from superscaler_core.program.sharding import HeldBox, Sharding
 from superscaler_core.program.transfer import Transfer, transfers
 
 MAX_USES = 1 << 14
@@ -39,7 +45,7 @@ class Use:
         number: number among the uses of the parameter.
         tensor: the parameter.
         storage: the end where it is stored.
-        side: the end where it is read; its summands are those of the gradient.
+        sharding: the end where it is read; its summands are those of the gradient.
         readers: the ops.
         is_trained: whether the ops give the parameter a gradient.
         unit: the FSDP unit of the ops; None if the copy exists all the time.
@@ -48,8 +54,8 @@ class Use:
 
     number: int
     tensor: PTensor
-    storage: Side
-    side: Side
+    storage: Sharding
+    sharding: Sharding
     readers: tuple[Reader, ...]
     is_trained: bool
     unit: FsdpUnit | None
@@ -70,7 +76,7 @@ class Use:
         """Whether every device that reads the parameter stores exactly what it reads."""
         return not self.is_fetched and all(
             device in self.storage.shards and self.storage.shards[device].box == shard.box
-            for device, shard in self.side.shards.items()
+            for device, shard in self.sharding.shards.items()
         )
 
     @cached_property
@@ -78,36 +84,36 @@ class Use:
         """The transfers from storage to the readers; empty if every reader stores the weight."""
         if self.is_stored:
             return ()
-        return transfers(self.storage, self.side.whole, self.tensor.shape, self.tensor.dtype)
+        return transfers(self.storage, self.sharding.whole, self.tensor.shape, self.tensor.dtype)
 
     @cached_property
     def reduce(self) -> tuple[Transfer, ...]:
         """The transfers of the gradient to storage; empty if the readers give no gradient."""
         if not self.is_trained:
             return ()
-        return transfers(self.side, self.storage, self.tensor.shape, self.tensor.dtype)
+        return transfers(self.sharding, self.storage, self.tensor.shape, self.tensor.dtype)
 
     @cached_property
     def is_brought(self) -> bool:
         """Whether reading the weight needs communication."""
-        return any(not leg.is_idle for leg in self.fetch)
+        return any(not sub_transfer.is_idle for sub_transfer in self.fetch)
 
     @cached_property
     def is_reduced(self) -> bool:
         """Whether reducing the gradient needs communication."""
-        return any(not leg.is_idle for leg in self.reduce)
+        return any(not sub_transfer.is_idle for sub_transfer in self.reduce)
 
     @cached_property
     def most_bytes(self) -> int:
         """The bytes on the device that reads most of the weight."""
-        return max(self.side.num_elements.values()) * ITEM_BYTES[self.tensor.dtype]
+        return max(self.sharding.num_elements.values()) * ITEM_BYTES[self.tensor.dtype]
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
     """The storage and the uses of all parameters of a plan."""
 
-    storage: Mapping[PTensor, Side]
+    storage: Mapping[PTensor, Sharding]
     uses: tuple[Use, ...]
 
     @cached_property
@@ -130,7 +136,7 @@ def find_weights(plan: Plan, edges: Edges) -> Weights:
     has_updates = plan.schedule is not None and plan.schedule.weights is not None
     stage_of = stages_by_op(plan) if has_updates else {}
     uses: list[Use] = []
-    storage: dict[PTensor, Side] = {}
+    storage: dict[PTensor, Sharding] = {}
     known = known_of(plan.graph, "uses", MAX_USES)
     chosen = {
         op: (
@@ -156,7 +162,7 @@ def _uses_of(
     tensor: PTensor,
     unit_of: Mapping[Op, FsdpUnit],
     stage_of: Mapping[int, int],
-) -> tuple[Side, tuple[Use, ...]]:
+) -> tuple[Sharding, tuple[Use, ...]]:
     """Where one parameter is stored, and its uses.
 
     Args:
@@ -177,44 +183,44 @@ def _uses_of(
         borrower = None if owner is None or stage == owner else stage
         key = unit_of.get(reader[0]), is_summed, borrower
         groups.setdefault(key, []).append(reader)
-    sides = [
-        Side.joined(_read_by(plan, deferred, *reader) for reader in group)
+    shardings = [
+        Sharding.joined(_read_by(plan, deferred, *reader) for reader in group)
         for group in groups.values()
     ]
-    storage = _storage(plan, tensor, sides)
+    storage = _storage(plan, tensor, shardings)
     found: list[Use] = []
-    for ((unit, _, borrower), group), side in zip(groups.items(), sides, strict=True):
+    for ((unit, _, borrower), group), sharding in zip(groups.items(), shardings, strict=True):
         gives_grad = any(op in plan.graph.ops_with_backward for op, _ in group)
         is_trained = tensor.requires_grad and gives_grad
         of = None if borrower is None else owner
-        found.append(Use(len(found), tensor, storage, side, tuple(group), is_trained, unit, of))
+        found.append(Use(len(found), tensor, storage, sharding, tuple(group), is_trained, unit, of))
     return storage, tuple(found)
 
 
 def _read_by(
     plan: Plan, deferred: Mapping[Op, Mapping[Device, int]], op: Op, position: int
-) -> Side:
+) -> Sharding:
     """The end at which an op reads a parameter."""
-    side = input_side(plan, op, position)
+    sharding = input_sharding(plan, op, position)
     shares = deferred.get(op)
-    return side if shares is None else shared(side, shares)
+    return sharding if shares is None else shared(sharding, shares)
 
 
-def shared(side: Side, shares: Mapping[Device, int]) -> Side:
+def shared(sharding: Sharding, shares: Mapping[Device, int]) -> Sharding:
     """The end at which replicas read a parameter if each returns a share of its gradient."""
-    views = {View(view.device, view.box, shares[view.device]) for view in side.views}
-    return Side(1 + max(shares.values()), tuple(sorted(views)))
+    views = {HeldBox(view.device, view.box, shares[view.device]) for view in sharding.views}
+    return Sharding(1 + max(shares.values()), tuple(sorted(views)))
 
 
 def _storage(
     plan: Plan,
     tensor: PTensor,
-    sides: Sequence[Side],
-) -> Side:
+    shardings: Sequence[Sharding],
+) -> Sharding:
     op = plan.update(tensor.name)
     if plan.has_parts(op):
-        return output_side(plan, op, 0)
-    if sides:
-        return Side.joined(sides).resident
+        return output_sharding(plan, op, 0)
+    if shardings:
+        return Sharding.joined(shardings).resident
     # No op reads it: the first device stores it, so that a checkpoint is complete.
-    return Side(1, (View(plan.devices[0], tensor.box, 0),))
+    return Sharding(1, (HeldBox(plan.devices[0], tensor.box, 0),))

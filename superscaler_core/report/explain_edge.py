@@ -11,7 +11,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Op
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 
@@ -64,15 +64,15 @@ def _edge_ends(made: Materialized, edge: Edge) -> dict[str, str]:
     writer = made.plan.graph.producer[edge.tensor].name
     source = writer if edge.parent is None else f"{writer} by edge {edge.parent.name}"
     return {
-        "from": f"{source} in stage {edge.src_stage}: {_side_text(edge.src)}",
-        "to": f"{_names(edge.readers)} in stage {edge.dst_stage}: {_side_text(edge.dst.whole)}",
+        "from": f"{source} in stage {edge.src_stage}: {_sharding_text(edge.src)}",
+        "to": f"{_names(edge.readers)} in stage {edge.dst_stage}: {_sharding_text(edge.dst.whole)}",
     }
 
 
 def _use_ends(use: Use) -> dict[str, str]:
     return {
-        "stored": _side_text(use.storage),
-        "read by": f"{_names(use.readers)}: {_side_text(use.side.whole)}",
+        "stored": _sharding_text(use.storage),
+        "read by": f"{_names(use.readers)}: {_sharding_text(use.sharding.whole)}",
     }
 
 
@@ -80,20 +80,20 @@ def _names(readers: Iterable[tuple[Op, int]]) -> str:
     return ", ".join(dict.fromkeys(op.name for op, _ in readers)) or "other edges"
 
 
-def _side_text(side: Side) -> str:
+def _sharding_text(sharding: Sharding) -> str:
     """The shards of an end, such as ``[0:4,0:8] on 0, [4:8,0:8] on 1``."""
-    shards = [f"{shard.box} on {device}" for device, shard in sorted(side.shards.items())]
+    shards = [f"{shard.box} on {device}" for device, shard in sorted(sharding.shards.items())]
     more = len(shards) - MAX_SHARDS
-    summands = f", in {side.num_summands} summands" if side.num_summands > 1 else ""
+    summands = f", in {sharding.num_summands} summands" if sharding.num_summands > 1 else ""
     return ", ".join(shards[:MAX_SHARDS]) + (f", {more} more" if more > 0 else "") + summands
 
 
-def _way(name: str, legs: tuple[Transfer, ...], topology: rv.Topology | None) -> list[str]:
-    moving = [leg for leg in legs if not leg.is_idle]
+def _way(name: str, sub_transfers: tuple[Transfer, ...], topology: rv.Topology | None) -> list[str]:
+    moving = [sub_transfer for sub_transfer in sub_transfers if not sub_transfer.is_idle]
     if not moving:
         return ["", f"{name}: nothing moves"]
     texts = []
-    for leg in moving:
-        where = f" of region {leg.box}" if len(legs) > 1 else ""
-        texts += ["", f"{name}{where}:", str(leg.plan(topology))]
+    for sub_transfer in moving:
+        where = f" of region {sub_transfer.box}" if len(sub_transfers) > 1 else ""
+        texts += ["", f"{name}{where}:", str(sub_transfer.plan(topology))]
     return texts

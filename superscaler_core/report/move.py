@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import rvdcomm as rv
-from superscaler_core.program.event import Carry
+from superscaler_core.program.event import P2PSend
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import Verb
@@ -79,10 +79,10 @@ def moves_of(
         master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
             None.
     """
-    carries = Counter((made.edge(e.name), e.is_back) for e in made.events if isinstance(e, Carry))
+    sends = Counter((made.edge(e.name), e.is_back) for e in made.events if isinstance(e, P2PSend))
     for edge in made.edges.all:
-        times = made.counts[Verb.MOVE, edge] + carries[edge, False]
-        times_back = made.counts[Verb.MOVE_BACK, edge] + carries[edge, True]
+        times = made.counts[Verb.MOVE, edge] + sends[edge, False]
+        times_back = made.counts[Verb.MOVE_BACK, edge] + sends[edge, True]
         name, ends = edge.tensor.name, (edge.src_stage, edge.dst_stage)
         yield from _move(edge.name, "forward", name, ends, times, edge.forward, topology)
         back = edge.name, "backward", name, ends[::-1], times_back
@@ -91,8 +91,8 @@ def moves_of(
     for use in made.weights.uses:
         mine = [stage_of[op.index] for op, _ in use.readers]
         stages = min(mine, default=0), max(mine, default=0)
-        for way, legs, times in _ways_of(made, use, master_dtype):
-            yield from _move(use.name, way, use.tensor.name, stages, times, legs, topology)
+        for way, sub_transfers, times in _ways_of(made, use, master_dtype):
+            yield from _move(use.name, way, use.tensor.name, stages, times, sub_transfers, topology)
     graph = made.plan.graph
     last = stage_of[graph.producer[graph.loss].index]
     yield from _move("loss", "loss", graph.loss.name, (last, last), 1, made.loss, topology)
@@ -108,7 +108,7 @@ def _ways_of(
         reductions = made.counts[Verb.REDUCE, use.unit]
     yield "fetch", use.fetch, fetches if use.is_fetched else 1
     dtype = master_dtype or use.tensor.dtype
-    reduce = tuple(replace(leg, dtype=dtype) for leg in use.reduce)
+    reduce = tuple(replace(sub_transfer, dtype=dtype) for sub_transfer in use.reduce)
     yield "reduce", reduce, reductions
 
 
@@ -118,10 +118,12 @@ def _move(
     tensor: str,
     stages: tuple[int, int],
     num_times: int,
-    legs: Iterable[Transfer],
+    sub_transfers: Iterable[Transfer],
     topology: rv.Topology | None,
 ) -> Iterator[PricedMove]:
-    plans = tuple(leg.plan(topology) for leg in legs if not leg.is_idle)
+    plans = tuple(
+        sub_transfer.plan(topology) for sub_transfer in sub_transfers if not sub_transfer.is_idle
+    )
     if plans:
         yield PricedMove(name, way, tensor, stages, num_times, plans)
 

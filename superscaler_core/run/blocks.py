@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from superscaler_core.plan import Device
-from superscaler_core.program.event import Carry, Event, Woven, pair_of
+from superscaler_core.program.event import Event, Overlapped, P2PSend, pair_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.run.calls import Calls
@@ -49,9 +49,11 @@ def block_of(made: Materialized, function: BlockFunction) -> Sequence[StepInstru
 def event_call(made: Materialized, event: Event, device: Device) -> Call:
     """What a device does for an event: a transfer, or a block with the weights that it reads."""
     match event:
-        case Carry():
-            return Call("carry_back" if event.is_back else "carry", (event.name, event.microbatch))
-        case Woven(first, second):
+        case P2PSend():
+            return Call(
+                "p2p_send_back" if event.is_back else "p2p_send", (event.name, event.microbatch)
+            )
+        case Overlapped(first, second):
             return Call(BlockFunction(pair_of(event)), (first.microbatch, second.microbatch))
     block = BlockFunction(((event.stage, event.kind),))
     mb = event.microbatch * made.step_program.num_halves
@@ -63,7 +65,7 @@ def event_call(made: Materialized, event: Event, device: Device) -> Call:
     borrowed = {
         use.name: made.borrowed[event, use.owner]
         for use in made.borrowers.get(event.stage, ())
-        if use.owner is not None and device in use.side.shards
+        if use.owner is not None and device in use.sharding.shards
     }
     is_back = event.kind is not ActionKind.FORWARD
     if not (version or any(borrowed.values()) or (is_back and made.has_one_version)):

@@ -176,7 +176,7 @@ class Calls:
 
     def _of_weights(self, i: StepInstruction) -> Iterator[Line]:
         uses, device = self._made.uses_of(i), self._device
-        here = (u for u in uses if device in u.storage.shards or device in u.side.shards)
+        here = (u for u in uses if device in u.storage.shards or device in u.sharding.shards)
         yield Line(Call(_method(i), (tuple(use.name for use in here),)))
 
     def _update(self, i: StepInstruction) -> Iterator[Line]:
@@ -258,7 +258,7 @@ def _sent(edge: Edge) -> Value:
 def _moved(
     i: StepInstruction,
     method: str,
-    legs: tuple[Transfer, ...],
+    sub_transfers: tuple[Transfer, ...],
     given: Expression,
     makes: tuple[Variable, ...] = (),
 ) -> Line:
@@ -266,10 +266,10 @@ def _moved(
     if i.phase is Phase.WAIT:
         return Line(Call(f"wait_{method}", (i.name,)), makes)
     if i.phase is Phase.START:
-        return Line(Call(f"start_{method}", (i.name, given)), makes, legs=legs)
-    if len(legs) == 1 and legs[0].is_idle and given is not Fixed.NONE:
+        return Line(Call(f"start_{method}", (i.name, given)), makes, sub_transfers=sub_transfers)
+    if len(sub_transfers) == 1 and sub_transfers[0].is_idle and given is not Fixed.NONE:
         return Line(given, makes)
-    return Line(Call(method, (i.name, given)), makes, legs=legs)
+    return Line(Call(method, (i.name, given)), makes, sub_transfers=sub_transfers)
 
 
 def _added(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import rvdcomm as rv
 from superscaler_core.run.checkpoint import on_rank
 from superscaler_core.run.moves import move_many
-from superscaler_core.run.tables import Leg, Stored, Tables, box_of
+from superscaler_core.run.tables import Stored, SubTransfer, Tables, box_of
 from superscaler_core.run.together import ranks_of, sum_of_all
 from superscaler_core.run.transport import Transport
 
@@ -45,8 +45,12 @@ def take_first_values(
         if is_first:
             whole = entry.packed(weights[name].detach().to(device))
             given = whole, rv.Box.of_shape(entry.shape)
-        legs = [leg for leg in _from_rank(first, entry.whole) if tables.rank in leg.ranks]
-        for _, box, value in move_many(transport, {name: (legs, given)}):
+        sub_transfers = [
+            sub_transfer
+            for sub_transfer in _from_rank(first, entry.whole)
+            if tables.rank in sub_transfer.ranks
+        ]
+        for _, box, value in move_many(transport, {name: (sub_transfers, given)}):
             with torch.no_grad():
                 part = entry.boxed(stored[name])[box.slices_within(_held(entry))]
                 part.copy_(value)
@@ -72,8 +76,8 @@ def share_buffers(
         dst = rv.Layout(shape, f"R({num_ranks})V(1)D({counts})", ranks=range(num_ranks))
         box, dtype = rv.Box.of_shape(shape), str(value.dtype).removeprefix("torch.")
         given = (value.to(device), box) if transport.rank == 0 else None
-        leg = Leg(str(box), str(src), str(dst), dtype)
-        for _, _, result in move_many(transport, {name: ([leg], given)}):
+        sub_transfer = SubTransfer(str(box), str(src), str(dst), dtype)
+        for _, _, result in move_many(transport, {name: ([sub_transfer], given)}):
             # A buffer that ``expand`` made has its repeated elements in memory once.
             once = tuple(slice(0, None if stride else 1) for stride in value.stride())
             with torch.no_grad():
@@ -85,8 +89,15 @@ def _held(entry: Stored) -> rv.Box:
     return box_of(entry.box)
 
 
-def _from_rank(rank: int, legs: Iterable[Leg]) -> Iterator[Leg]:
-    """Legs that move each leg's region from one rank to all ranks that store it (its src)."""
-    for leg in legs:
-        storage = leg.layouts[0]
-        yield Leg(leg.box, str(on_rank(rank, storage.shape)), leg.src, leg.dtype)
+def _from_rank(rank: int, sub_transfers: Iterable[SubTransfer]) -> Iterator[SubTransfer]:
+    """Sub-transfers that move each sub-transfer's region from one rank to all ranks that store it
+    (its src).
+    """
+    for sub_transfer in sub_transfers:
+        storage = sub_transfer.layouts[0]
+        yield SubTransfer(
+            sub_transfer.box,
+            str(on_rank(rank, storage.shape)),
+            sub_transfer.src,
+            sub_transfer.dtype,
+        )

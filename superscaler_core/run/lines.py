@@ -131,13 +131,13 @@ class Line:
         value: the expression.
         makes: the variables.
         unpacks: whether the expression gives a tuple with a value for each variable.
-        legs: for a move inside a stage, its transfers.
+        sub_transfers: for a move inside a stage, its transfers.
     """
 
     value: Expression
     makes: tuple[Variable, ...] = ()
     unpacks: bool = False
-    legs: tuple[Transfer, ...] = ()
+    sub_transfers: tuple[Transfer, ...] = ()
 
     @property
     def reads(self) -> tuple[Variable, ...]:

@@ -43,7 +43,7 @@ _WIDER = {getattr(torch, name): torch.float32 for name in _NARROW}
 MARK = "program.json"
 """File with the name, bytes and checksum of every other file; without it there is no program."""
 
-VERSION = 1
+VERSION = 2
 _RANK = re.compile(r"rank_(\d+)\.py")
 _STAGE, _COMMITTED = ".saving-", ".committed"
 _CHECKED_THEMSELVES = ".safetensors"

@@ -15,7 +15,7 @@ from superscaler_core.run.host import Host
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank_calls import RankCalls
-from superscaler_core.run.tables import Leg, Tables
+from superscaler_core.run.tables import SubTransfer, Tables
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
 
@@ -107,7 +107,7 @@ class Rank(RankCalls):
             self.weights.check_done()
             self.weights.end_versions()
             self.results = self._brought()
-            self._carrier.finish()
+            self._mover.finish()
         except BaseException as error:
             self._forget()
             # The others count on the rest of this step.
@@ -119,7 +119,7 @@ class Rank(RankCalls):
 
     def _forget(self) -> None:
         """The step has failed: drop what it left, so that the next one does not depend on it."""
-        self._carrier.forget()
+        self._mover.forget()
         self._tape.forget()
         self.weights.forget()
         self._states.clear()
@@ -132,7 +132,7 @@ class Rank(RankCalls):
             edges.setdefault(result, []).append(edge)
         found = {}
         for (name, dim), mine in edges.items():
-            values = [self._carrier.brought(mine, mb) for mb in range(self.tables.num_microbatches)]
+            values = [self._mover.brought(mine, mb) for mb in range(self.tables.num_microbatches)]
             # A single microbatch may have a result without samples.
             found[name] = torch.cat(values, dim or 0) if values[0].dim() else _mean(values)
         return found
@@ -193,13 +193,20 @@ class Rank(RankCalls):
     def share_states(self) -> None:
         """Bring buffers that steps replaced to all ranks; collective."""
         states = self.tables.states
-        moves = {name: (legs, self._held(name, legs)) for name, legs in states.items()}
+        moves = {
+            name: (sub_transfers, self._held(name, sub_transfers))
+            for name, sub_transfers in states.items()
+        }
         for name, _, value in move_many(self._transport, moves):
             self._constants[name].copy_(value)
 
-    def _held(self, name: str, legs: Sequence[Leg]) -> tuple[Tensor, rv.Box] | None:
+    def _held(
+        self, name: str, sub_transfers: Sequence[SubTransfer]
+    ) -> tuple[Tensor, rv.Box] | None:
         value = self._constants[name]
-        is_held = any(self.tables.rank in leg.layouts[0].ranks for leg in legs)
+        is_held = any(
+            self.tables.rank in sub_transfer.layouts[0].ranks for sub_transfer in sub_transfers
+        )
         return (value, rv.Box.of_shape(tuple(value.shape))) if is_held else None
 
     @property

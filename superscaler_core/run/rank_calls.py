@@ -13,10 +13,10 @@ from torch import Tensor
 
 import rvdcomm as rv
 from superscaler_core.ops import mix
-from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.delay import CorrectedWeights
 from superscaler_core.run.host import Host, Offloaded
-from superscaler_core.run.moves import Way
+from superscaler_core.run.mover import EdgeMover
+from superscaler_core.run.moves import Route
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.tables import Tables, box_of
 from superscaler_core.run.tape import Grads, SegmentFunction, Tape, Tensors
@@ -60,7 +60,7 @@ def _offloaded(
 class RankCalls:
     """What the lines of a program call on one rank.
 
-    The tape runs segments, the carrier moves tensors of edges, and the store holds the weights.
+    The tape runs segments, the mover moves tensors of edges, and the store holds the weights.
     Some methods give None where this rank receives nothing; programs know where that is.
 
     Args:
@@ -91,7 +91,7 @@ class RankCalls:
         self.tables, self.weights, self.device = tables, weights, device
         self._constants = constants
         self._tape = Tape(tables.recomputed, tables.offloaded, host)
-        self._carrier = Carrier(tables, transport, device)
+        self._mover = EdgeMover(tables, transport, device)
         self._seed, self._num_steps = seed, 0
         dtype: torch.dtype = getattr(torch, tables.loss_dtype)
         num = tables.num_microbatches
@@ -102,7 +102,7 @@ class RankCalls:
         self._loss: Tensor | None = None
         self._total = torch.zeros((), dtype=dtype, device=device)
         scalar = rv.Box((), ())
-        self._way_of_loss = Way(transport, tables.loss, scalar, scalar)
+        self._route_of_loss = Route(transport, tables.loss, scalar, scalar)
         self.updates: Callable[[Sequence[str]], object] = lambda _: None
         self.corrected: CorrectedWeights | None = None
         self._batch: Mapping[str, Tensor | OwnSamples] = {}
@@ -153,7 +153,7 @@ class RankCalls:
 
     def total_loss(self) -> None:
         """Sum the losses of all microbatches over all ranks."""
-        total = self._way_of_loss.move(self._loss)
+        total = self._route_of_loss.move(self._loss)
         assert total is not None, "every rank gets the loss"
         self._total = total
 
@@ -236,19 +236,19 @@ class RankCalls:
 
     # --- edges ----------------------------------------------------------------------------------
 
-    move = _of("_carrier", Carrier.move)
-    start_move = _of("_carrier", Carrier.start_move)
-    wait_move = _of("_carrier", Carrier.wait_move)
-    move_back = _of("_carrier", Carrier.move_back)
-    start_move_back = _of("_carrier", Carrier.start_move_back)
-    wait_move_back = _of("_carrier", Carrier.wait_move_back)
-    send = _of("_carrier", Carrier.send)
-    carry = _of("_carrier", Carrier.carry)
-    receive = _of("_carrier", Carrier.receive)
-    send_grad = _of("_carrier", Carrier.send_grad)
-    carry_back = _of("_carrier", Carrier.carry_back)
-    receive_grad = _of("_carrier", Carrier.receive_grad)
-    recycled = _of("_carrier", Carrier.recycled)
+    move = _of("_mover", EdgeMover.move)
+    start_move = _of("_mover", EdgeMover.start_move)
+    wait_move = _of("_mover", EdgeMover.wait_move)
+    move_back = _of("_mover", EdgeMover.move_back)
+    start_move_back = _of("_mover", EdgeMover.start_move_back)
+    wait_move_back = _of("_mover", EdgeMover.wait_move_back)
+    send = _of("_mover", EdgeMover.send)
+    p2p_send = _of("_mover", EdgeMover.p2p_send)
+    receive = _of("_mover", EdgeMover.receive)
+    send_grad = _of("_mover", EdgeMover.send_grad)
+    p2p_send_back = _of("_mover", EdgeMover.p2p_send_back)
+    receive_grad = _of("_mover", EdgeMover.receive_grad)
+    recycled = _of("_mover", EdgeMover.recycled)
 
     def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
         """Keep a result for the next turn; does nothing in the last turn, which is trained."""
@@ -256,7 +256,7 @@ class RankCalls:
             self.send(name, mb, shard)
 
     def result(self, name: str, mb: int, shard: Tensor | None) -> None:
-        """Leave a result of the program for ``carry``; only the last turn has results."""
+        """Leave a result of the program for ``p2p_send``; only the last turn has results."""
         if self._with_grad:
             self.send(name, mb, shard)
 

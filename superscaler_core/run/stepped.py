@@ -150,7 +150,7 @@ class Stepped:
     def _missing(self) -> str | None:
         """The name of a trained parameter that some rank does not store whole."""
         for name, entry in self._parameters.items():
-            ranks = {rank for leg in entry.whole for rank in leg.layouts[0].ranks}
+            ranks = {rank for sub_transfer in entry.whole for rank in sub_transfer.layouts[0].ranks}
             if entry.is_trained and not (_is_whole(entry) and ranks >= {*self._ranks}):
                 return name
         return None
@@ -191,8 +191,8 @@ def _is_whole(entry: Stored) -> bool:
     """Whether every rank that stores something of a parameter stores all of it."""
     region = str(rv.Box.of_shape(entry.shape))
     return all(
-        leg.box == region and all(count == 1 for count in leg.layouts[0].rvd.d)
-        for leg in entry.whole
+        sub_transfer.box == region and all(count == 1 for count in sub_transfer.layouts[0].rvd.d)
+        for sub_transfer in entry.whole
     )
 
 

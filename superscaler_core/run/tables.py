@@ -17,7 +17,7 @@ layout_of = cache(rv.Layout.parse)
 
 
 @dataclass(frozen=True)
-class Leg:
+class SubTransfer:
     """A region of a tensor that moves between two layouts, given as ``rvdcomm.Layout`` texts."""
 
     box: str
@@ -73,8 +73,8 @@ class RankEdge:
     src: str | None
     dst: str | None
     dtype: str
-    forward: tuple[Leg, ...]
-    backward: tuple[Leg, ...] = ()
+    forward: tuple[SubTransfer, ...]
+    backward: tuple[SubTransfer, ...] = ()
 
     def named(self, *names: str) -> dict[str, RankEdge]:
         """This entry for several edges."""
@@ -89,8 +89,9 @@ class Weight:
         name: name of the parameter.
         box: the box that this rank reads; None if it reads none.
         dtype: dtype in which it is read.
-        fetch: legs from storage to the readers; empty if every reader stores the parameter.
-        reduce: legs of the gradient to storage.
+        fetch: sub-transfers from storage to the readers; empty if every reader stores the
+            parameter.
+        reduce: sub-transfers of the gradient to storage.
         unit: "" outside FSDP units; "unshard" if an FSDP unit gathers the weight and reduces its
             gradient, "reduce" if it only reduces the gradient.
         is_borrowed: whether another stage than that of the readers updates the parameter.
@@ -99,8 +100,8 @@ class Weight:
     name: str
     box: str | None
     dtype: str
-    fetch: tuple[Leg, ...]
-    reduce: tuple[Leg, ...]
+    fetch: tuple[SubTransfer, ...]
+    reduce: tuple[SubTransfer, ...]
     unit: str = ""
     is_borrowed: bool = False
 
@@ -111,7 +112,8 @@ class Weight:
 
 @dataclass(frozen=True)
 class Stored:
-    """A parameter: the box that this rank stores (None: nothing), and legs that gather it whole.
+    """A parameter: the box that this rank stores (None: nothing), and sub-transfers that gather it
+    whole.
 
     ``on_host`` tells whether it is stored in host memory. ``packing`` tells how the program reads
     a parameter whose features are several pieces: ``shape`` and all boxes are in these dims, while
@@ -122,7 +124,7 @@ class Stored:
     dtype: str
     box: str | None
     is_trained: bool
-    whole: tuple[Leg, ...]
+    whole: tuple[SubTransfer, ...]
     on_host: bool = False
     packing: Packing | None = None
 
@@ -172,10 +174,10 @@ class Tables:
     """The data of a generated file, besides its functions.
 
     The values of ``buffers`` are among the constants. Each entry tells whether the capture computed
-    other constants from the buffer. Those in ``states`` change in a step, and have legs that bring
-    them to all ranks. ``results`` has the edges that bring results out of the program, each with
-    the name of its result and the dim that has the samples. ``samples`` has the dim of each input
-    that has the samples, if it is not dim 0. ``microbatches_per_update`` is None if
+    other constants from the buffer. Those in ``states`` change in a step, and have sub-transfers
+    that bring them to all ranks. ``results`` has the edges that bring results out of the program,
+    each with the name of its result and the dim that has the samples. ``samples`` has the dim of
+    each input that has the samples, if it is not dim 0. ``microbatches_per_update`` is None if
     weights are updated after a step; otherwise ``delays`` has the delay of the gradients of every
     trained parameter on this rank (``Schedule.delays``), and ``one_version`` tells whether
     backwards read the newest weights. ``extra`` has what modules add to a state dict, as texts of
@@ -189,7 +191,7 @@ class Tables:
     num_microbatches: int
     inputs: Mapping[str, tuple[tuple[int, ...], str]]
     loss_dtype: str
-    loss: tuple[Leg, ...]
+    loss: tuple[SubTransfer, ...]
     edges: Mapping[str, RankEdge] = field(default_factory=dict)
     weights: Mapping[str, Weight] = field(default_factory=dict)
     parameters: Mapping[str, Stored] = field(default_factory=dict)
@@ -198,7 +200,7 @@ class Tables:
     offloaded: frozenset[str] = frozenset()
     buffers: Mapping[str, bool] = field(default_factory=dict)
     results: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
-    states: Mapping[str, tuple[Leg, ...]] = field(default_factory=dict)
+    states: Mapping[str, tuple[SubTransfer, ...]] = field(default_factory=dict)
     microbatches_per_update: int | None = None
     delays: Mapping[str, float] = field(default_factory=dict)
     one_version: bool = False

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from superscaler_core.run.tables import Leg, Tables
+from superscaler_core.run.tables import SubTransfer, Tables
 from superscaler_core.run.transport import Transport
 
 MAX_ERROR_CHARS = 2000
@@ -70,10 +70,11 @@ def norm_of_grads(
         transport: brings all ranks' parts together.
     """
     pieces = [
-        _piece(name, grad, leg, tables).double()
+        _piece(name, grad, sub_transfer, tables).double()
         for name, grad in grads.items()
-        for leg in tables.parameters[name].whole
-        if tables.rank in leg.layouts[0] and leg.layouts[0].cell(tables.rank).replica == 0
+        for sub_transfer in tables.parameters[name].whole
+        if tables.rank in sub_transfer.layouts[0]
+        and sub_transfer.layouts[0].cell(tables.rank).replica == 0
     ]
     norms = [_norm(piece, norm_type).cpu() for piece in pieces if piece.numel()]
     here = _norm(torch.stack([torch.zeros((), dtype=torch.float64), *norms]), norm_type)
@@ -85,9 +86,9 @@ def _norm(values: Tensor, norm_type: float) -> Tensor:
     return found
 
 
-def _piece(name: str, grad: Tensor, leg: Leg, tables: Tables) -> Tensor:
-    """The part of a stored gradient that a leg counts."""
-    entry, box = tables.parameters[name], leg.src_box(tables.rank)
+def _piece(name: str, grad: Tensor, sub_transfer: SubTransfer, tables: Tables) -> Tensor:
+    """The part of a stored gradient that a sub-transfer counts."""
+    entry, box = tables.parameters[name], sub_transfer.src_box(tables.rank)
     assert entry.box is not None
     assert box is not None
     return entry.boxed(grad)[box.slices_within(rv.Box.parse(entry.box))]

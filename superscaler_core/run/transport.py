@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from superscaler_core.run.tables import Leg
+from superscaler_core.run.tables import SubTransfer
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ class Handle(Protocol):
 
 
 class Call(Protocol):
-    """A leg that is prepared once and moved many times."""
+    """A sub-transfer that is prepared once and moved many times."""
 
     def move(self, tensor: Tensor | None) -> Tensor | None:
         """Move a tensor and wait for it."""
@@ -55,19 +55,23 @@ class ManyHandle(Protocol):
 
 
 class Transport(Protocol):
-    """Moves tensors along legs; collective over the ranks of a leg, in one order on all ranks."""
+    """Moves tensors along sub-transfers; collective over the ranks of a sub-transfer, in one order
+    on all ranks.
+    """
 
     rank: int
 
-    def call(self, leg: Leg) -> Call:
-        """Prepare a leg; collective when the leg is first used."""
+    def call(self, sub_transfer: SubTransfer) -> Call:
+        """Prepare a sub-transfer; collective when the sub-transfer is first used."""
 
     def move_many(
-        self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
+        self, sub_transfers: Mapping[str, SubTransfer], tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor | None]:
-        """Move tensors by name; all legs have the same ranks."""
+        """Move tensors by name; all sub-transfers have the same ranks."""
 
-    def start_many(self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]) -> ManyHandle:
+    def start_many(
+        self, sub_transfers: Mapping[str, SubTransfer], tensors: Mapping[str, Tensor]
+    ) -> ManyHandle:
         """Move tensors by name in the background."""
 
     def fail(self, error: BaseException) -> None:
@@ -96,7 +100,7 @@ class DistTransport:
 
     def __init__(self, rank: int, group: Any = None, topology: rv.Topology | None = None) -> None:
         self.rank, self._group, self._topology = rank, group, topology
-        self._calls: dict[Leg, DistCall] = {}
+        self._calls: dict[SubTransfer, DistCall] = {}
         self._rows: dict[tuple[tuple[int, ...], int, torch.dtype], DistCall] = {}
 
     def rows(self, row: Tensor, ranks: tuple[int, ...]) -> Tensor:
@@ -105,8 +109,8 @@ class DistTransport:
             num = len(ranks)
             form = f"shape({num},{len(row)}) ranks({','.join(map(str, ranks))})"
             src, dst = f"R(1)V(1)D({num},1) {form}", f"R({num})V(1)D(1,1) {form}"
-            leg = Leg("[]", src, dst, str(row.dtype).removeprefix("torch."))
-            self._rows[key] = self.call(leg)
+            sub_transfer = SubTransfer("[]", src, dst, str(row.dtype).removeprefix("torch."))
+            self._rows[key] = self.call(sub_transfer)
         found = self._rows[key].move(row[None].to(self._place))
         assert found is not None, "every rank gets the rows"
         return found.cpu()
@@ -118,35 +122,41 @@ class DistTransport:
         return torch.device("cuda", torch.cuda.current_device()) if has_nccl_alone else CPU
 
     def move_many(
-        self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
+        self, sub_transfers: Mapping[str, SubTransfer], tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor | None]:
-        if len(legs) == 1:
-            ((name, leg),) = legs.items()
-            return {name: self.call(leg).move(tensors.get(name))}
-        result: dict[str, Tensor | None] = self._many(legs, tensors, async_op=False)
+        if len(sub_transfers) == 1:
+            ((name, sub_transfer),) = sub_transfers.items()
+            return {name: self.call(sub_transfer).move(tensors.get(name))}
+        result: dict[str, Tensor | None] = self._many(sub_transfers, tensors, async_op=False)
         return result
 
-    def start_many(self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]) -> ManyHandle:
-        handle: ManyHandle = self._many(legs, tensors, async_op=True)
+    def start_many(
+        self, sub_transfers: Mapping[str, SubTransfer], tensors: Mapping[str, Tensor]
+    ) -> ManyHandle:
+        handle: ManyHandle = self._many(sub_transfers, tensors, async_op=True)
         return handle
 
     def _many(
-        self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor], *, async_op: bool
+        self,
+        sub_transfers: Mapping[str, SubTransfer],
+        tensors: Mapping[str, Tensor],
+        *,
+        async_op: bool,
     ) -> Any:
         return rv.redistribute_many(
             tensors,
-            {name: leg.layouts[0] for name, leg in legs.items()},
-            {name: leg.layouts[1] for name, leg in legs.items()},
+            {name: sub_transfer.layouts[0] for name, sub_transfer in sub_transfers.items()},
+            {name: sub_transfer.layouts[1] for name, sub_transfer in sub_transfers.items()},
             async_op=async_op,
             group=self._group,
             topology=self._topology,
         )
 
-    def call(self, leg: Leg) -> DistCall:
-        # Legs with the same transition share its compiled form, whatever region they move.
-        key = Leg("", leg.src, leg.dst, leg.dtype)
+    def call(self, sub_transfer: SubTransfer) -> DistCall:
+        # Sub-transfers with the same transition share its compiled form, whatever region they move.
+        key = SubTransfer("", sub_transfer.src, sub_transfer.dst, sub_transfer.dtype)
         if key not in self._calls:
-            plan = rv.plan(*leg.layouts, leg.dtype, self._topology)
+            plan = rv.plan(*sub_transfer.layouts, sub_transfer.dtype, self._topology)
             self._calls[key] = DistCall(plan, self._group)
         return self._calls[key]
 
@@ -154,17 +164,21 @@ class DistTransport:
         rv.abort(error, self._group)
 
     def restart(self, text: str) -> list[str]:
-        known = {sha256(str(leg).encode()).hexdigest()[:16]: leg for leg in self._calls}
+        known = {
+            sha256(str(sub_transfer).encode()).hexdigest()[:16]: sub_transfer
+            for sub_transfer in self._calls
+        }
         said = rv.restart(self._group, text=json.dumps([text, [*known]]))
         texts, names = zip(*map(json.loads, said), strict=True)
         of_ranks = [set(each) for each in names]
         for call in self._calls.values():
             call.disconnect()
-        # In one order on all ranks, as at first: in a step some ranks use legs in another order
-        # than others. A rank that failed early may not know a leg yet; its first use connects it.
-        for name, leg in sorted(known.items()):
-            if all(name in of_ranks[rank] for rank in leg.ranks):
-                self._calls[leg].connect()
+        # In one order on all ranks, as at first: in a step some ranks use sub-transfers in another
+        # order than others. A rank that failed early may not know a sub-transfer yet; its first use
+        # connects it.
+        for name, sub_transfer in sorted(known.items()):
+            if all(name in of_ranks[rank] for rank in sub_transfer.ranks):
+                self._calls[sub_transfer].connect()
         return list(texts)
 
 
@@ -239,7 +253,7 @@ class Board:
         self.restarted = threading.Barrier(num_ranks, self.forget, timeout_secs)
         self.texts: dict[int, str] = {}
         self.changed = threading.Condition()
-        self.meetings: dict[tuple[Leg, int], _Meeting] = defaultdict(_Meeting)
+        self.meetings: dict[tuple[SubTransfer, int], _Meeting] = defaultdict(_Meeting)
         self.rows: dict[tuple[tuple[int, ...], int], dict[int, list[Any]]] = defaultdict(dict)
         self.error: BaseException | None = None
 
@@ -264,7 +278,7 @@ class ThreadTransport:
 
     def __init__(self, rank: int, board: Board) -> None:
         self.rank, self._board = rank, board
-        self._counts: dict[Leg, int] = defaultdict(int)
+        self._counts: dict[SubTransfer, int] = defaultdict(int)
         self._num_rows: dict[tuple[int, ...], int] = defaultdict(int)
         self.sent_bytes = 0
 
@@ -299,40 +313,49 @@ class ThreadTransport:
             )
         return torch.tensor([found[rank] for rank in ranks], dtype=row.dtype)
 
-    def call(self, leg: Leg) -> ThreadCall:
-        return ThreadCall(self, leg)
+    def call(self, sub_transfer: SubTransfer) -> ThreadCall:
+        return ThreadCall(self, sub_transfer)
 
-    def start(self, leg: Leg, tensor: Tensor | None) -> Handle:
-        key = leg, self._counts[leg]
-        self._counts[leg] += 1
+    def start(self, sub_transfer: SubTransfer, tensor: Tensor | None) -> Handle:
+        key = sub_transfer, self._counts[sub_transfer]
+        self._counts[sub_transfer] += 1
         board = self._board
         with board.changed:
             meeting = board.meetings[key]
             if tensor is not None:
-                meeting.shards[self.rank] = tensor.detach().to(_numpy_dtype(leg)).numpy().copy()
+                meeting.shards[self.rank] = (
+                    tensor.detach().to(_numpy_dtype(sub_transfer)).numpy().copy()
+                )
             meeting.num_present += 1
-            if meeting.num_present == len(leg.ranks):
-                self._meet(leg, meeting)
+            if meeting.num_present == len(sub_transfer.ranks):
+                self._meet(sub_transfer, meeting)
                 board.changed.notify_all()
-        return _Visit(self, leg, key)
+        return _Visit(self, sub_transfer, key)
 
     def move_many(
-        self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
+        self, sub_transfers: Mapping[str, SubTransfer], tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor | None]:
-        return self.start_many(legs, tensors).wait()
+        return self.start_many(sub_transfers, tensors).wait()
 
-    def start_many(self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]) -> ManyHandle:
-        return _Visits({name: self.start(leg, tensors.get(name)) for name, leg in legs.items()})
+    def start_many(
+        self, sub_transfers: Mapping[str, SubTransfer], tensors: Mapping[str, Tensor]
+    ) -> ManyHandle:
+        return _Visits(
+            {
+                name: self.start(sub_transfer, tensors.get(name))
+                for name, sub_transfer in sub_transfers.items()
+            }
+        )
 
-    def _meet(self, leg: Leg, meeting: _Meeting) -> None:
+    def _meet(self, sub_transfer: SubTransfer, meeting: _Meeting) -> None:
         try:
-            dtype = str(_numpy_dtype(leg)).removeprefix("torch.")
-            meeting.result = rv.simulate(rv.plan(*leg.layouts, dtype), meeting.shards)
+            dtype = str(_numpy_dtype(sub_transfer)).removeprefix("torch.")
+            meeting.result = rv.simulate(rv.plan(*sub_transfer.layouts, dtype), meeting.shards)
         except BaseException as error:
             self._board.fail(error)
             raise
 
-    def take(self, leg: Leg, key: tuple[Leg, int]) -> Tensor | None:
+    def take(self, sub_transfer: SubTransfer, key: tuple[SubTransfer, int]) -> Tensor | None:
         """Wait for all ranks of a move, and return this rank's shard."""
         board = self._board
         with board.changed:
@@ -342,40 +365,43 @@ class ThreadTransport:
             )
             if meeting.result is None:
                 raise TimeoutError(
-                    f"rank {self.rank} waits for {leg.src} -> {leg.dst}: {meeting.num_present} of "
-                    f"{len(leg.ranks)} ranks came ({board.error or 'the others are late'})."
+                    f"rank {self.rank} waits for {sub_transfer.src} -> {sub_transfer.dst}: "
+                    f"{meeting.num_present} of {len(sub_transfer.ranks)} ranks came ("
+                    f"{board.error or 'the others are late'})."
                 )
             sent = meeting.result.sent_bytes.get(self.rank, 0)
-            self.sent_bytes += sent * _dtype(leg).itemsize // _numpy_dtype(leg).itemsize
+            self.sent_bytes += (
+                sent * _dtype(sub_transfer).itemsize // _numpy_dtype(sub_transfer).itemsize
+            )
             shard = meeting.result.shards.get(self.rank)
             meeting.num_present -= 1
             if meeting.num_present == 0:
                 del board.meetings[key]
-        return None if shard is None else torch.from_numpy(shard.copy()).to(_dtype(leg))
+        return None if shard is None else torch.from_numpy(shard.copy()).to(_dtype(sub_transfer))
 
 
-def _dtype(leg: Leg) -> torch.dtype:
-    found: torch.dtype = getattr(torch, leg.dtype)
+def _dtype(sub_transfer: SubTransfer) -> torch.dtype:
+    found: torch.dtype = getattr(torch, sub_transfer.dtype)
     return found
 
 
-def _numpy_dtype(leg: Leg) -> torch.dtype:
+def _numpy_dtype(sub_transfer: SubTransfer) -> torch.dtype:
     """The dtype in which threads move: numpy has no bfloat16, so its sums are in float32 here."""
-    return torch.float32 if leg.dtype == "bfloat16" else _dtype(leg)
+    return torch.float32 if sub_transfer.dtype == "bfloat16" else _dtype(sub_transfer)
 
 
 @dataclass(frozen=True)
 class ThreadCall:
-    """A leg on a ``ThreadTransport``."""
+    """A sub-transfer on a ``ThreadTransport``."""
 
     transport: ThreadTransport
-    leg: Leg
+    sub_transfer: SubTransfer
 
     def move(self, tensor: Tensor | None) -> Tensor | None:
         return self.start(tensor).wait()
 
     def start(self, tensor: Tensor | None) -> Handle:
-        return self.transport.start(self.leg, tensor)
+        return self.transport.start(self.sub_transfer, tensor)
 
     def expect(self) -> None:
         """Nothing to do: threads leave their values on the board at once."""
@@ -389,12 +415,12 @@ class _Visit:
     """A move that was started on a ``ThreadTransport``."""
 
     transport: ThreadTransport
-    leg: Leg
-    key: tuple[Leg, int]
+    sub_transfer: SubTransfer
+    key: tuple[SubTransfer, int]
 
     def wait(self) -> Tensor | None:
         """This rank's shard at the dst end."""
-        return self.transport.take(self.leg, self.key)
+        return self.transport.take(self.sub_transfer, self.key)
 
 
 @dataclass(frozen=True)

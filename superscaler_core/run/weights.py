@@ -14,7 +14,7 @@ import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.run.host import Host
 from superscaler_core.run.moves import Brought, Moves, Shard, move_many, start_many
-from superscaler_core.run.tables import Leg, Stored, Tables, Weight, box_of
+from superscaler_core.run.tables import Stored, SubTransfer, Tables, Weight, box_of
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.versions import Versions
 
@@ -173,9 +173,9 @@ class WeightStore:
             assert entry.box is not None
             value = entry.boxed(tensor.detach())
             shard = (self._host.to_device(value)() if entry.on_host else value), box_of(entry.box)
-        legs = _legs_in(entry.whole, str(dtype).removeprefix("torch."))
+        sub_transfers = _sub_transfers_in(entry.whole, str(dtype).removeprefix("torch."))
         made = torch.empty(entry.shape, dtype=dtype)
-        for _, box, piece in move_many(self._transport, {parameter: (legs, shard)}):
+        for _, box, piece in move_many(self._transport, {parameter: (sub_transfers, shard)}):
             made[box.slices_within(rv.Box.of_shape(entry.shape))] = piece.cpu()
         return entry.unpacked(made)
 
@@ -331,11 +331,11 @@ class WeightStore:
             self._add(parameter, box, grad)
         self._landing.clear()
 
-    def _way_home(self, name: str) -> tuple[Leg, ...]:
-        """The legs of a gradient, in the dtype in which it was summed."""
+    def _way_home(self, name: str) -> tuple[SubTransfer, ...]:
+        """The sub-transfers of a gradient, in the dtype in which it was summed."""
         weight = self._tables.weights[name]
         dtype = str(self.stored_dtype(weight.name)).removeprefix("torch.")
-        return _legs_in(weight.reduce, dtype)
+        return _sub_transfers_in(weight.reduce, dtype)
 
     def _grad(self, name: str) -> Shard | None:
         """The gradient that autograd left at all versions of a copy; zeros if there is none."""
@@ -467,8 +467,10 @@ def accumulate(parameter: nn.Parameter, grad: Tensor) -> None:
 
 
 @cache
-def _legs_in(legs: tuple[Leg, ...], dtype: str) -> tuple[Leg, ...]:
-    return tuple(replace(leg, dtype=dtype) for leg in legs)
+def _sub_transfers_in(
+    sub_transfers: tuple[SubTransfer, ...], dtype: str
+) -> tuple[SubTransfer, ...]:
+    return tuple(replace(sub_transfer, dtype=dtype) for sub_transfer in sub_transfers)
 
 
 def _dtype(name: str) -> torch.dtype:

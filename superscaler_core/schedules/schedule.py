@@ -26,7 +26,7 @@ _HEAD = re.compile(
 )
 _ROW = re.compile(r"worker ([0-9]{1,9}):(.*)")
 
-Route = tuple[tuple[int, ...], ...]
+WorkerRoute = tuple[tuple[int, ...], ...]
 """For each stage, the workers that together run a microbatch through it, ascending."""
 
 Pair = tuple[Action, Action]
@@ -154,7 +154,7 @@ class Schedule:
         )
 
     @cached_property
-    def routes(self) -> tuple[Route, ...]:
+    def routes(self) -> tuple[WorkerRoute, ...]:
         """The distinct routes of microbatches, in the order of their first microbatches.
 
         There is one if every stage has one group of workers; a Chimera schedule has two.
@@ -166,7 +166,7 @@ class Schedule:
         return self.routes.index(self._ways[microbatch])
 
     @cached_property
-    def _ways(self) -> tuple[Route, ...]:
+    def _ways(self) -> tuple[WorkerRoute, ...]:
         """For each microbatch, the workers of every stage."""
         return tuple(
             tuple(self.workers_of(stage, microbatch) for stage in range(self.num_stages))

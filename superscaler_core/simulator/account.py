@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from superscaler_core.compiled import Compiled
-from superscaler_core.cost.wire import TICKS_PER_SEC
+from superscaler_core.cost.comm_cost import TICKS_PER_SEC
 from superscaler_core.plan import Device
 from superscaler_core.simulator.live import Series, live_of, peaks_of
 from superscaler_core.simulator.stage_run import StageRun
@@ -60,7 +60,7 @@ class Account:
 
     Attributes:
         title: the program and the device.
-        timeline: every run and carry.
+        timeline: every run and P2P send.
         level_names: levels of the topology, innermost first.
         compiled: the program.
         memory_bytes: memory of a device.
@@ -164,11 +164,11 @@ class Account:
                 sent[level] += count * num_bytes
             for key, ticks in inside.traffic.items():
                 total[key] += count * ticks
-        for carried in self.timeline.carries:
-            for level, num_bytes in enumerate(carried.wire.level_bytes):
+        for send in self.timeline.sends:
+            for level, num_bytes in enumerate(send.comm.level_bytes):
                 sent[level] += num_bytes
-            for device in carried.wire.devices:
-                total[device, carried.wire.level] += carried.end - carried.start
+            for device in send.comm.devices:
+                total[device, send.comm.level] += send.end - send.start
         scale = TICKS_PER_SEC * len(self.devices)
         return tuple(
             Level(

@@ -35,9 +35,9 @@ def on_cores(timeline: StepTimeline, num_cores: float) -> StepTimeline:
     return replace(
         timeline,
         runs=[clock.run(ran) for ran in timeline.runs],
-        carries=[
+        sends=[
             replace(each, start=clock.at(each.start), end=clock.at(each.end))
-            for each in timeline.carries
+            for each in timeline.sends
         ],
         makespan=clock.at(timeline.makespan),
     )
@@ -72,7 +72,7 @@ class _Clock:
             return self.at(ran.start + moment) - start
 
         def spans(given: Iterable[Span]) -> tuple[Span, ...]:
-            return tuple((act, moved(begin), moved(end)) for act, begin, end in given)
+            return tuple((work_event, moved(begin), moved(end)) for work_event, begin, end in given)
 
         ends = tuple(map(moved, inside.ends))
         made = StageRun(
@@ -84,11 +84,11 @@ class _Clock:
 def _working(timeline: StepTimeline) -> Iterable[tuple[int, int, int]]:
     """Intervals in which devices work: start, end, and the number of these devices."""
     for ran in timeline.runs:
-        for act, start, end in (*ran.inside.spans, *ran.inside.beside):
+        for work_event, start, end in (*ran.inside.spans, *ran.inside.beside):
             # A wait for communication under way moves no bytes itself, and is no work.
-            if act.wire is None or act.wire.level_bytes:
-                yield ran.start + start, ran.start + end, len(act.devices)
+            if work_event.comm is None or work_event.comm.level_bytes:
+                yield ran.start + start, ran.start + end, len(work_event.devices)
     for start, end in timeline.starts:
         yield start, end, 1
-    for carried in timeline.carries:
-        yield carried.start, carried.end, len(carried.wire.devices)
+    for sent in timeline.sends:
+        yield sent.start, sent.end, len(sent.comm.devices)

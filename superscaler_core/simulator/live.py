@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rvdcomm.collector import paused_collector
 from superscaler_core.compiled import Compiled
-from superscaler_core.cost.wire import TICKS_PER_SEC
+from superscaler_core.cost.comm_cost import TICKS_PER_SEC
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
 from superscaler_core.schedules import Action

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rvdcomm.whole_file import replacing
-from superscaler_core.cost.wire import TICKS_PER_SEC
+from superscaler_core.cost.comm_cost import TICKS_PER_SEC
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.schedules import ActionKind
@@ -118,13 +118,13 @@ def _gantt(axes: Any, account: Account, rows: Mapping[Device, int]) -> None:
 
 
 def _bars(ran: Ran, rows: Mapping[Device, int]) -> Iterator[tuple[str, Bar]]:
-    for act, start, end in ran.inside.spans:
-        name = KINDS[ran.event.kind] if act.wire is None else "communication"
-        if act.name == "optimizer":
+    for work_event, start, end in ran.inside.spans:
+        name = KINDS[ran.event.kind] if work_event.comm is None else "communication"
+        if work_event.name == "optimizer":
             name = "optimizer"
-        elif act.wire is not None and ran.event.stage < 0:
+        elif work_event.comm is not None and ran.event.stage < 0:
             name = "weights"
-        for device in act.devices:
+        for device in work_event.devices:
             if device in rows:
                 begin = (ran.start + start) / TICKS_PER_SEC
                 yield name, (begin, (end - start) / TICKS_PER_SEC, rows[device])
@@ -150,7 +150,7 @@ def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int], least: float)
         for device, end in zip(ran.inside.devices, ran.inside.ends, strict=True):
             if device not in rows or not ran.inside.computing[device]:
                 continue
-            begin = min(s for act, s, _ in ran.inside.spans if device in act.devices)
+            begin = min(s for work_event, s, _ in ran.inside.spans if device in work_event.devices)
             if end - begin < least:
                 continue
             start, stop = ((ran.start + tick) / TICKS_PER_SEC for tick in (begin, end))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable
 
-from superscaler_core.cost.wire import Port
+from superscaler_core.cost.comm_cost import Port
 
 Interval = tuple[int, int]
 """Ticks ``[start, end)``."""

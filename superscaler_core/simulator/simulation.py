@@ -9,10 +9,10 @@ from tqdm import tqdm
 import rvdcomm as rv
 from rvdcomm.collector import paused_collector
 from superscaler_core.compiled import Compiled
+from superscaler_core.cost.comm_cost import METHODS, CommCosts, comm_costs_on, topology_for
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.presets import profile_of
 from superscaler_core.cost.profile import DeviceProfile
-from superscaler_core.cost.wire import METHODS, Wires, topology_for, wires_on
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import STATES
 from superscaler_core.memory.stored import Stored, StoredMemory
@@ -50,7 +50,7 @@ def simulate(
     communication: str = "rvd",
     intra: str | None = None,
     inter: str | None = None,
-    wires: Wires | None = None,
+    comm_costs: CommCosts | None = None,
 ) -> Simulated:
     """Simulate a training step: time, bubble, communication and memory.
 
@@ -65,7 +65,8 @@ def simulate(
             needs from its writers, with one message each.
         intra: overrides ``communication`` inside stages, including weights and gradients.
         inter: overrides ``communication`` between stages.
-        wires: known prices of communication on the topology; shared ones (``wires_on``) if None.
+        comm_costs: known prices of communication on the topology; shared ones (``comm_costs_on``)
+            if None.
 
     Raises:
         PlanError: there is no such profile or method, or the topology lacks a device.
@@ -79,11 +80,13 @@ def simulate(
     if isinstance(profile, str):
         profile = profile_of(profile)
     made = compiled.materialized
-    wires = wires or wires_on(topology_for(topology or made.topology, made.plan.devices))
+    comm_costs = comm_costs or comm_costs_on(
+        topology_for(topology or made.topology, made.plan.devices)
+    )
     # Profiles are compared by identity, so the entry keeps its profile alive.
-    key = id(profile), wires.topology, methods, compiled.master_dtype, compiled.optimizer
+    key = id(profile), comm_costs.topology, methods, compiled.master_dtype, compiled.optimizer
     _, timeline, update_secs = made.known.of(
-        key, lambda: (profile, *_timed(compiled, profile, wires, methods))
+        key, lambda: (profile, *_timed(compiled, profile, comm_costs, methods))
     )
     if made.is_asynchronous and made.plan.schedule is not None:
         num_updates = made.plan.num_microbatches // made.plan.schedule.microbatches_per_update
@@ -93,7 +96,7 @@ def simulate(
     return Simulated(
         f"{made.plan.graph.name} on {len(made.plan.devices)} x {profile.name}",
         timeline,
-        wires.level_names,
+        comm_costs.level_names,
         compiled,
         profile.memory_bytes,
         update_secs,
@@ -102,14 +105,14 @@ def simulate(
 
 
 def _timed(
-    compiled: Compiled, profile: DeviceProfile, wires: Wires, methods: Methods
+    compiled: Compiled, profile: DeviceProfile, comm_costs: CommCosts, methods: Methods
 ) -> tuple[StepTimeline, Mapping[Device, float]]:
     """The events of a step in time, and the time of each device's optimizer."""
     made, times = compiled.materialized, OpTimes(profile)
     stored = StoredMemory(made, compiled.master_dtype).by_device
     num_states = STATES[compiled.optimizer]
     update_secs = optimizer_secs(stored, times, num_states, made.plan.devices)
-    work = Work(made, times, wires, methods, compiled.master_dtype)
+    work = Work(made, times, comm_costs, methods, compiled.master_dtype)
     return _timeline(made, work, update_secs, profile), update_secs
 
 
@@ -122,7 +125,7 @@ def _timeline(
             made,
             work,
             update_secs,
-            carry_secs=profile.move_secs + profile.carry_secs,
+            p2p_secs=profile.move_secs + profile.p2p_secs,
             wake_secs=profile.wake_secs,
             tick=bar.update,
         )

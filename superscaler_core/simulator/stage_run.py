@@ -6,14 +6,14 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from superscaler_core.cost.wire import Port, Wire
+from superscaler_core.cost.comm_cost import CommCost, Port
 from superscaler_core.plan import Device
 from superscaler_core.program.verb import Phase
 from superscaler_core.simulator.ports import Interval, Ports
-from superscaler_core.simulator.work import Act
+from superscaler_core.simulator.work import WorkEvent
 
-Span = tuple[Act, int, int]
-"""An act with its start and end."""
+Span = tuple[WorkEvent, int, int]
+"""An event with its start and end."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class StageRun:
     def computing(self) -> dict[Device, int]:
         """Ticks in which each device computes."""
         found = dict.fromkeys(self.devices, 0)
-        for act, start, end in self.spans:
-            if act.wire is None:
-                for device in act.devices:
+        for event, start, end in self.spans:
+            if event.comm is None:
+                for device in event.devices:
                     found[device] += end - start
         return found
 
@@ -58,10 +58,10 @@ class StageRun:
     def communicating(self) -> dict[tuple[Device, int], int]:
         """Ticks in which each device only communicates or waits for a copy, by level."""
         found: dict[tuple[Device, int], int] = {}
-        for act, start, end in self.spans:
-            if act.wire is not None:
-                for device in act.devices:
-                    key = device, act.wire.level
+        for event, start, end in self.spans:
+            if event.comm is not None:
+                for device in event.devices:
+                    key = device, event.comm.level
                     found[key] = found.get(key, 0) + end - start
         return found
 
@@ -69,12 +69,12 @@ class StageRun:
     def traffic(self) -> dict[tuple[Device, int], int]:
         """Ticks of each device's communication, hidden or not, by level."""
         found: dict[tuple[Device, int], int] = {}
-        for act, start, end in (*self.spans, *self.beside):
-            wire = act.wire
+        for event, start, end in (*self.spans, *self.beside):
+            comm = event.comm
             # A wait itself moves nothing; the communication that it waits for does.
-            for device in wire.devices if wire is not None and wire.level_bytes else ():
-                assert wire is not None
-                key = device, wire.level
+            for device in comm.devices if comm is not None and comm.level_bytes else ():
+                assert comm is not None
+                key = device, comm.level
                 found[key] = found.get(key, 0) + end - start
         return found
 
@@ -90,8 +90,8 @@ class StageRun:
     def sent(self) -> dict[int, int]:
         """Bytes that all devices send, by level."""
         found: dict[int, int] = {}
-        for act, _, _ in (*self.spans, *self.beside):
-            for level, count in enumerate(() if act.wire is None else act.wire.level_bytes):
+        for event, _, _ in (*self.spans, *self.beside):
+            for level, count in enumerate(() if event.comm is None else event.comm.level_bytes):
                 found[level] = found.get(level, 0) + count
         return found
 
@@ -130,7 +130,7 @@ class UnderWay:
 
 
 class StageRuns:
-    """Runs acts on devices that become free at given times.
+    """Runs events on devices that become free at given times.
 
     A run depends on the differences of its devices' start times, on their background work, and on
     the busy times of its shared ports; results are cached by all of these.
@@ -145,11 +145,11 @@ class StageRuns:
         self._ports, self._wake_ticks, self._is_memoized = ports, wake_ticks, is_memoized
         self._known: dict[tuple[Hashable, ...], StageRun] = {}
         self._shared: dict[int, tuple[Port, ...]] = {}
-        self._kept: dict[int, Sequence[Act]] = {}
+        self._kept: dict[int, Sequence[WorkEvent]] = {}
 
     def run(
         self,
-        acts: Sequence[Act],
+        events: Sequence[WorkEvent],
         devices: tuple[Device, ...],
         ready: Sequence[int],
         under_way: UnderWay,
@@ -157,20 +157,20 @@ class StageRuns:
         """The tick at which the first device begins, and the run relative to that tick.
 
         Args:
-            acts: in an order that every device keeps; equal runs pass the same object.
+            events: in an order that every device keeps; equal runs pass the same object.
             devices: devices that take part.
             ready: when each device is free.
             under_way: background work started before; updated in place.
         """
         base = min(ready)
         before = under_way.since(base, devices)
-        run = self._run(acts, devices, ready, base, before)
+        run = self._run(events, devices, ready, base, before)
         under_way.replace(devices, run.under_way, base)
         return base, run
 
     def _run(
         self,
-        acts: Sequence[Act],
+        events: Sequence[WorkEvent],
         devices: tuple[Device, ...],
         ready: Sequence[int],
         base: int,
@@ -178,30 +178,30 @@ class StageRuns:
     ) -> StageRun:
         late = tuple(tick - base for tick in ready)
         if not self._is_memoized:
-            return run_acts(acts, devices, ready, self._ports, base, before, self._wake_ticks)
-        # Acts are compared by identity, so they are kept alive.
-        self._kept[id(acts)] = acts
-        background = self._ports.background(self._shared_by(acts), base)
-        key = id(acts), late, background, before.key
+            return run_events(events, devices, ready, self._ports, base, before, self._wake_ticks)
+        # Events are compared by identity, so they are kept alive.
+        self._kept[id(events)] = events
+        background = self._ports.background(self._shared_by(events), base)
+        key = id(events), late, background, before.key
         known = self._known.get(key)
         if known is None:
             ports = Ports(background)
-            known = run_acts(acts, devices, late, ports, 0, before, self._wake_ticks)
+            known = run_events(events, devices, late, ports, 0, before, self._wake_ticks)
             self._known[key] = known
         self._ports.replay(known.taken, base)
         return known
 
-    def _shared_by(self, acts: Sequence[Act]) -> tuple[Port, ...]:
-        key = id(acts)
+    def _shared_by(self, events: Sequence[WorkEvent]) -> tuple[Port, ...]:
+        key = id(events)
         if key not in self._shared:
-            wires = (act.wire for act in acts if act.wire is not None)
-            ports = {port for wire in wires for port, _ in wire.shared}
+            comm_costs = (event.comm for event in events if event.comm is not None)
+            ports = {port for comm in comm_costs for port, _ in comm.shared}
             self._shared[key] = tuple(sorted(ports))
         return self._shared[key]
 
 
-def run_acts(
-    acts: Sequence[Act],
+def run_events(
+    events: Sequence[WorkEvent],
     devices: tuple[Device, ...],
     ready: Sequence[int],
     ports: Ports,
@@ -209,8 +209,8 @@ def run_acts(
     before: UnderWay,
     wake_ticks: int,
 ) -> StageRun:
-    """Run acts; times in the result are relative to ``base``."""
-    return _Inside(devices, ready, ports, base, before, wake_ticks).run(acts)
+    """Run events; times in the result are relative to ``base``."""
+    return _Inside(devices, ready, ports, base, before, wake_ticks).run(events)
 
 
 def woken(now: int, end: int, wake_ticks: int) -> int:
@@ -242,18 +242,18 @@ class _Inside:
         self._spans: list[Span] = []
         self._beside: list[Span] = []
 
-    def run(self, acts: Sequence[Act]) -> StageRun:
-        """Run all acts, one after another on each device."""
+    def run(self, events: Sequence[WorkEvent]) -> StageRun:
+        """Run all events, one after another on each device."""
         first, base = len(self._ports.taken), self._base
-        for act in acts:
-            if act.phase is Phase.START:
-                self._start(act)
-            elif act.phase is Phase.WAIT:
-                self._wait(act)
-            elif act.wire is None:
-                self._compute(act)
+        for event in events:
+            if event.phase is Phase.START:
+                self._start(event)
+            elif event.phase is Phase.WAIT:
+                self._wait(event)
+            elif event.comm is None:
+                self._compute(event)
             else:
-                self._do(act)
+                self._do(event)
         taken = tuple((port, (a - base, b - base)) for port, (a, b) in self._ports.taken[first:])
         ends = tuple(self._clock[device] - base for device in self._devices)
         left = UnderWay(
@@ -263,69 +263,69 @@ class _Inside:
         spans, beside = tuple(self._spans), tuple(self._beside)
         return StageRun(self._devices, ends, spans, beside, taken, left)
 
-    def _span(self, act: Act, start: int, end: int) -> None:
+    def _span(self, event: WorkEvent, start: int, end: int) -> None:
         if end > start:
-            self._spans.append((act, start - self._base, end - self._base))
+            self._spans.append((event, start - self._base, end - self._base))
 
-    def _reserved(self, start: int, num_ticks: int, wire: Wire) -> int:
+    def _reserved(self, start: int, num_ticks: int, comm: CommCost) -> int:
         """The end of a call that begins at ``start``."""
-        return self._ports.reserve(start, num_ticks, wire.shared)
+        return self._ports.reserve(start, num_ticks, comm.shared)
 
-    def _go_beside(self, act: Act, start: int) -> int:
-        """Run an act in the background; return its end."""
-        assert act.wire is not None
-        end = self._reserved(start, act.ticks, act.wire)
-        self._beside.append((act, start - self._base, end - self._base))
+    def _go_beside(self, event: WorkEvent, start: int) -> int:
+        """Run an event in the background; return its end."""
+        assert event.comm is not None
+        end = self._reserved(start, event.ticks, event.comm)
+        self._beside.append((event, start - self._base, end - self._base))
         return end
 
-    def _compute(self, act: Act) -> None:
-        """Run an act on each of its devices as soon as it is free."""
+    def _compute(self, event: WorkEvent) -> None:
+        """Run an event on each of its devices as soon as it is free."""
         clock = self._clock
         starts: dict[int, list[Device]] = {}
-        for device in act.devices:
+        for device in event.devices:
             starts.setdefault(clock[device], []).append(device)
-            clock[device] += act.ticks
+            clock[device] += event.ticks
         for start, devices in starts.items():
-            mine = act if len(starts) == 1 else replace(act, devices=tuple(devices))
-            self._span(mine, start, start + act.ticks)
+            mine = event if len(starts) == 1 else replace(event, devices=tuple(devices))
+            self._span(mine, start, start + event.ticks)
 
-    def _do(self, act: Act) -> None:
-        """Run an act on its devices in the foreground."""
-        if act.wire is not None and not act.is_copy:
+    def _do(self, event: WorkEvent) -> None:
+        """Run an event on its devices in the foreground."""
+        if event.comm is not None and not event.is_copy:
             # Calls of a device run one after another, so calls started before come first.
-            for device in act.devices:
-                self._until(act, device, self._free.get(device, 0))
-        start = max(self._clock[device] for device in act.devices)
-        end = start + act.ticks
-        if act.wire is not None and act.wire.shared:
-            end = self._reserved(start, act.ticks, act.wire)
-        for device in act.devices:
+            for device in event.devices:
+                self._until(event, device, self._free.get(device, 0))
+        start = max(self._clock[device] for device in event.devices)
+        end = start + event.ticks
+        if event.comm is not None and event.comm.shared:
+            end = self._reserved(start, event.ticks, event.comm)
+        for device in event.devices:
             late = woken(self._clock[device], start, self._wake_ticks) - start
             self._clock[device] = end + late
-        self._span(act, start, end)
+        self._span(event, start, end)
 
-    def _start(self, act: Act) -> None:
-        """Start an act in the background.
+    def _start(self, event: WorkEvent) -> None:
+        """Start an event in the background.
 
         Communication runs after all that its devices started before; copies have a port of their
         own.
         """
-        free = {} if act.is_copy else self._free
-        start = max(max(self._clock[d], free.get(d, 0)) for d in act.devices)
-        end = self._go_beside(act, start)
-        for device in act.devices:
+        free = {} if event.is_copy else self._free
+        start = max(max(self._clock[d], free.get(d, 0)) for d in event.devices)
+        end = self._go_beside(event, start)
+        for device in event.devices:
             free[device] = end
-            self._ends[act.key, device] = end
+            self._ends[event.key, device] = end
 
-    def _wait(self, act: Act) -> None:
-        for device in act.devices:
-            self._until(act, device, self._ends.pop((act.key, device), 0))
+    def _wait(self, event: WorkEvent) -> None:
+        for device in event.devices:
+            self._until(event, device, self._ends.pop((event.key, device), 0))
 
-    def _until(self, act: Act, device: Device, end: int) -> None:
+    def _until(self, event: WorkEvent, device: Device, end: int) -> None:
         """A device waits for background work."""
         now = self._clock[device]
         if end > now:
-            assert act.wire is not None
-            name, wire = act.name, replace(act.wire, devices=(device,), level_bytes=())
-            self._span(Act(name, (device,), end - now, wire, half=act.half), now, end)
+            assert event.comm is not None
+            name, comm = event.name, replace(event.comm, devices=(device,), level_bytes=())
+            self._span(WorkEvent(name, (device,), end - now, comm, half=event.half), now, end)
             self._clock[device] = woken(now, end, self._wake_ticks)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from textwrap import fill
 
 from rvdcomm.units import bytes_text, secs_text
-from superscaler_core.cost.wire import HOST_NAME
+from superscaler_core.cost.comm_cost import HOST_NAME
 from superscaler_core.plan import Device
 from superscaler_core.report.table import numbers_text, table
 from superscaler_core.simulator.account import Account

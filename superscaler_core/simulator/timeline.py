@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from superscaler_core.cost.wire import Wire, ticks
+from superscaler_core.cost.comm_cost import CommCost, ticks
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.event import Carry, Woven, actions_in
+from superscaler_core.program.event import Overlapped, P2PSend, actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.routes import home
 from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import GRADS, Action, ActionKind
 from superscaler_core.simulator.ports import Ports
 from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay, woken
-from superscaler_core.simulator.work import Act, Work
+from superscaler_core.simulator.work import Work, WorkEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,19 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class TimedSend:
     """The transfer of a tensor or gradient to another stage: one call in the background.
 
     Attributes:
         event: the transfer.
         tensor: name of the tensor.
-        wire: its load on links.
+        comm: its load on links.
         start, end: ticks from the step's start.
     """
 
-    event: Carry
+    event: P2PSend
     tensor: str
-    wire: Wire
+    comm: CommCost
     start: int
     end: int
 
@@ -63,16 +63,16 @@ class StepTimeline:
     Attributes:
         devices: the devices of the plan.
         runs: in the program's order.
-        carries: in the program's order.
-        waits: ticks that each device waits for carries under way, by level.
-        calls: ticks that each device takes to start carries, by level.
-        starts: intervals in which a device starts a carry.
+        sends: in the program's order.
+        waits: ticks that each device waits for P2P sends under way, by level.
+        calls: ticks that each device takes to start P2P sends, by level.
+        starts: intervals in which a device starts a P2P send.
         makespan: when the last device has finished.
     """
 
     devices: tuple[Device, ...]
     runs: list[Ran] = field(default_factory=list)
-    carries: list[Carried] = field(default_factory=list)
+    sends: list[TimedSend] = field(default_factory=list)
     waits: dict[tuple[Device, int], int] = field(default_factory=dict)
     calls: dict[tuple[Device, int], int] = field(default_factory=dict)
     starts: list[tuple[int, int]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class StepTimeline:
 
 
 Arrival = tuple[int, int, int]
-"""Begin and end of a carry for a device, and the highest level that it crosses."""
+"""Begin and end of a P2P send for a device, and the highest level that it crosses."""
 
 
 class Stepper:
@@ -90,7 +90,7 @@ class Stepper:
         made: the plan.
         work: the work of devices.
         optimizer_secs: time of the optimizer on every device, at the end.
-        carry_secs: time of a device to start a carry.
+        p2p_secs: time of a device to start a P2P send.
         wake_secs: as in ``DeviceProfile``.
         is_memoized: as in ``StageRuns``.
         tick: called after every event.
@@ -102,22 +102,22 @@ class Stepper:
         work: Work,
         optimizer_secs: Mapping[Device, float],
         *,
-        carry_secs: float = 0.0,
+        p2p_secs: float = 0.0,
         wake_secs: float = 0.0,
         is_memoized: bool = True,
         tick: Callable[[], object] = lambda: None,
     ) -> None:
         self._made, self._work, self._tick = made, work, tick
         self._optimizer_secs = optimizer_secs
-        self._call_ticks, self._wake_ticks = ticks(carry_secs), ticks(wake_secs)
+        self._call_ticks, self._wake_ticks = ticks(p2p_secs), ticks(wake_secs)
         self._ports = Ports()
         self._runs = StageRuns(self._ports, wake_ticks=self._wake_ticks, is_memoized=is_memoized)
         self._clock = dict.fromkeys(made.plan.devices, 0)
         self._mail: dict[tuple[Edge, int, bool], deque[dict[Device, Arrival]]] = {}
-        self._updates_of: dict[int, tuple[Sequence[Act], tuple[Device, ...]]] = {}
+        self._updates_of: dict[int, tuple[Sequence[WorkEvent], tuple[Device, ...]]] = {}
         self._begun: set[tuple[int, tuple[Device, ...]]] = set()
         self._under_way = UnderWay()
-        self._wires: dict[tuple[Edge, bool], Sequence[Wire]] = {}
+        self._comm_costs: dict[tuple[Edge, bool], Sequence[CommCost]] = {}
         self._stage_devices = [tuple(sorted(devices)) for devices in made.stage_devices]
         self.timeline = StepTimeline(made.plan.devices)
 
@@ -126,34 +126,34 @@ class Stepper:
         everyone = self._made.plan.devices
         self._do(Outside("begin"), self._work.begin, everyone, {})
         for event in self._made.events:
-            if isinstance(event, Carry):
-                self._carry(event)
-            elif isinstance(event, Woven):
+            if isinstance(event, P2PSend):
+                self._p2p_send(event)
+            elif isinstance(event, Overlapped):
                 self._pair(event)
             else:
-                self._act(event)
+                self._work_event(event)
             self._tick()
         self._do(Outside("end"), (*self._work.end, *self._updates()), everyone, {})
         self.timeline.makespan = max(self._clock.values())
         return self.timeline
 
-    def _act(self, event: Action) -> None:
+    def _work_event(self, event: Action) -> None:
         """Run a stage, or update its weights."""
         if event.kind is not ActionKind.UPDATE:
-            acts = self._work.stage(event, is_first=self._is_first(event))
-            self._do(event, acts, self._stage_devices[event.stage], self._arrivals(event))
+            work_events = self._work.stage(event, is_first=self._is_first(event))
+            self._do(event, work_events, self._stage_devices[event.stage], self._arrivals(event))
             return
         if event.stage not in self._updates_of:
-            acts = (*self._work.stage(event), *self._optimizers(event.stage))
+            work_events = (*self._work.stage(event), *self._optimizers(event.stage))
             devices = tuple(sorted(self._made.devices_of(event.stage, event.kind)))
-            self._updates_of[event.stage] = acts, devices
-        acts, devices = self._updates_of[event.stage]
+            self._updates_of[event.stage] = work_events, devices
+        work_events, devices = self._updates_of[event.stage]
         if devices:
-            self._do(event, acts, devices, {})
+            self._do(event, work_events, devices, {})
         # The next backward is the first one of the next update.
         self._begun.discard((event.stage, self._stage_devices[event.stage]))
 
-    def _pair(self, event: Woven) -> None:
+    def _pair(self, event: Overlapped) -> None:
         """Run the two actions of a pair as one, which waits for the inputs of both."""
         firsts = [self._is_first(run) for run in actions_in(event)]
         devices = {d for run in actions_in(event) for d in self._stage_devices[run.stage]}
@@ -161,13 +161,13 @@ class Stepper:
         for run in actions_in(event):
             for device, arrival in self._arrivals(run).items():
                 arrivals[device] = max(arrival, arrivals.get(device, arrival), key=lambda a: a[1])
-        acts = self._work.pair(event, is_first=any(firsts))
-        self._do(event.first, acts, tuple(sorted(devices)), arrivals)
+        work_events = self._work.pair(event, is_first=any(firsts))
+        self._do(event.first, work_events, tuple(sorted(devices)), arrivals)
         both = self.timeline.runs.pop()
         for half, run in enumerate(actions_in(event)):
             self.timeline.runs.append(Ran(run, both.start, both.inside.of_half(half)))
 
-    def _optimizers(self, stage: int) -> Iterator[Act]:
+    def _optimizers(self, stage: int) -> Iterator[WorkEvent]:
         """The optimizer of one stage: its share of the time that each device's weights take."""
         storage = self._made.weights.storage
         mine = self._made.updated_in(stage)
@@ -180,7 +180,7 @@ class Stepper:
             share = sum(sizes[tensor] for tensor in mine)
             if share:
                 secs = self._optimizer_secs[device] * share / sum(sizes.values())
-                yield Act("optimizer", (device,), ticks(secs))
+                yield WorkEvent("optimizer", (device,), ticks(secs))
 
     def _is_first(self, event: Action) -> bool:
         """Whether no earlier run on its devices computed its stage's weight gradients."""
@@ -191,20 +191,20 @@ class Stepper:
         self._begun.add(mine)
         return True
 
-    def _updates(self) -> Iterator[Act]:
+    def _updates(self) -> Iterator[WorkEvent]:
         """The updates of a step on every device, all together."""
         updates = (i for i in self._made.step_program.end if i.kind is Verb.UPDATE)
         for device in sorted({device for update in updates for device in update.devices}):
-            yield Act("optimizer", (device,), ticks(self._optimizer_secs[device]))
+            yield WorkEvent("optimizer", (device,), ticks(self._optimizer_secs[device]))
 
     def _do(
         self,
         event: Action | Outside,
-        acts: Sequence[Act],
+        work_events: Sequence[WorkEvent],
         devices: tuple[Device, ...],
         arrivals: Mapping[Device, Arrival],
     ) -> None:
-        """Run acts on devices; each device starts when it is free and its inputs have arrived."""
+        """Run events on devices; each device starts when it is free and its inputs have arrived."""
         ready = []
         for device in devices:
             now = self._clock[device]
@@ -215,43 +215,43 @@ class Stepper:
                 waits[key] = waits.get(key, 0) + end - max(now, start)
                 now = woken(now, end, self._wake_ticks)
             ready.append(now)
-        base, inside = self._runs.run(acts, devices, ready, self._under_way)
+        base, inside = self._runs.run(work_events, devices, ready, self._under_way)
         for device, end in zip(devices, inside.ends, strict=True):
             self._clock[device] = base + end
         self.timeline.runs.append(Ran(event, base, inside))
 
     # --- between stages -------------------------------------------------------------------------
 
-    def _carry(self, event: Carry) -> None:
-        """Start a carry when all its devices have reached it; the devices continue."""
+    def _p2p_send(self, event: P2PSend) -> None:
+        """Start a P2P send when all its devices have reached it; the devices continue."""
         edge = self._made.edge(event.name)
         key = edge, event.is_back
-        if key not in self._wires:
-            self._wires[key] = self._work.carry(*key)
+        if key not in self._comm_costs:
+            self._comm_costs[key] = self._work.p2p_send(*key)
         arrived: dict[Device, Arrival] = {}
-        for wire in self._wires[key]:
-            self._call(wire)
-            start = max(self._clock[device] for device in wire.devices)
-            end = self._ports.reserve(start, wire.ticks, wire.ports)
-            self.timeline.carries.append(Carried(event, edge.tensor.name, wire, start, end))
-            for device in wire.devices:
+        for comm in self._comm_costs[key]:
+            self._call(comm)
+            start = max(self._clock[device] for device in comm.devices)
+            end = self._ports.reserve(start, comm.ticks, comm.ports)
+            self.timeline.sends.append(TimedSend(event, edge.tensor.name, comm, start, end))
+            for device in comm.devices:
                 before = arrived.get(device)
                 if before is None or end > before[1]:
-                    arrived[device] = start, end, wire.level
+                    arrived[device] = start, end, comm.level
         mail = edge, event.microbatch, event.is_back
         self._mail.setdefault(mail, deque()).append(arrived)
 
-    def _call(self, wire: Wire) -> None:
+    def _call(self, comm: CommCost) -> None:
         calls = self.timeline.calls
-        for device in wire.devices if self._call_ticks else ():
+        for device in comm.devices if self._call_ticks else ():
             before = self._clock[device]
             self._clock[device] = before + self._call_ticks
             self.timeline.starts.append((before, self._clock[device]))
-            key = device, wire.level
+            key = device, comm.level
             calls[key] = calls.get(key, 0) + self._call_ticks
 
     def _arrivals(self, event: Action) -> Mapping[Device, Arrival]:
-        """For each device the last carry that a run waits for."""
+        """For each device the last P2P send that a run waits for."""
         if event.kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS):
             return {}
         is_back = event.kind.goes_back
@@ -266,7 +266,7 @@ class Stepper:
         return found
 
     def _awaited(self, stage: int, is_back: bool) -> Iterable[tuple[Edge, Mapping[Device, object]]]:
-        """The edges whose carries a stage waits for, with the devices that wait."""
+        """The edges whose P2P sends a stage waits for, with the devices that wait."""
         if is_back:
             return [(e, e.src.shards) for e in self._made.edges.leaving(stage) if e.backward]
         return [(e, e.dst.shards) for e in self._made.edges.arriving(stage)]

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rvdcomm.whole_file import replacing
-from superscaler_core.cost.wire import TICKS_PER_SEC
+from superscaler_core.cost.comm_cost import TICKS_PER_SEC
 from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.schedules.action import KINDS
 from superscaler_core.simulator.account import Account
-from superscaler_core.simulator.timeline import Carried, Ran
+from superscaler_core.simulator.timeline import Ran, TimedSend
 
 MICROS_PER_TICK = 1e6 / TICKS_PER_SEC
 
@@ -45,8 +45,8 @@ def events(account: Account) -> Iterator[dict[str, Any]]:
         yield _meta("thread_name", device, TRAVELS, "meanwhile")
     for ran in account.timeline.runs:
         yield from _ran(ran)
-    for carried in account.timeline.carries:
-        yield from _carried(carried)
+    for sent in account.timeline.sends:
+        yield from _sent(sent)
     for device, series in account.live.items():
         for secs, num_bytes in series:
             time = {"ts": 1e6 * secs, "pid": device, "ph": "C", "name": "memory"}
@@ -67,11 +67,11 @@ def _span(
 
 
 def _ran(ran: Ran) -> Iterator[dict[str, Any]]:
-    """A run of a stage, and its acts."""
+    """A run of a stage, and its events."""
     event, inside = ran.event, ran.inside
     begins = dict.fromkeys(inside.devices, -1)
-    for act, start, _ in inside.spans:
-        for device in act.devices:
+    for work_event, start, _ in inside.spans:
+        for device in work_event.devices:
             if begins[device] < 0:
                 begins[device] = start
     for device, end in zip(inside.devices, inside.ends, strict=True):
@@ -79,24 +79,24 @@ def _ran(ran: Ran) -> Iterator[dict[str, Any]]:
             times = ran.start + begins[device], ran.start + end
             args = {"stage": event.stage, "microbatch": event.microbatch}
             yield _span(name_of(event), KINDS[event.kind], device, DOES, *times, **args)
-    for act, start, end in inside.spans:
-        category = "compute" if act.wire is None else "communication"
-        for device in act.devices:
+    for work_event, start, end in inside.spans:
+        category = "compute" if work_event.comm is None else "communication"
+        for device in work_event.devices:
             times = ran.start + start, ran.start + end
-            yield _span(act.name, category, device, DOES, *times)
-    for act, start, end in inside.beside:
-        assert act.wire is not None
-        times, num_bytes = (ran.start + start, ran.start + end), sum(act.wire.level_bytes)
-        for device in act.devices:
-            yield _span(act.name, "communication", device, TRAVELS, *times, bytes=num_bytes)
+            yield _span(work_event.name, category, device, DOES, *times)
+    for work_event, start, end in inside.beside:
+        assert work_event.comm is not None
+        times, num_bytes = (ran.start + start, ran.start + end), sum(work_event.comm.level_bytes)
+        for device in work_event.devices:
+            yield _span(work_event.name, "communication", device, TRAVELS, *times, bytes=num_bytes)
 
 
-def _carried(carried: Carried) -> Iterator[dict[str, Any]]:
-    event, wire = carried.event, carried.wire
-    for device in wire.devices:
+def _sent(sent: TimedSend) -> Iterator[dict[str, Any]]:
+    event, comm = sent.event, sent.comm
+    for device in comm.devices:
         yield _span(
-            carry_name(carried), "communication", device, TRAVELS, carried.start, carried.end,
-            bytes=sum(wire.level_bytes), microbatch=event.microbatch,
+            send_name(sent), "communication", device, TRAVELS, sent.start, sent.end,
+            bytes=sum(comm.level_bytes), microbatch=event.microbatch,
         )  # fmt: skip
 
 
@@ -106,6 +106,6 @@ def name_of(event: Action) -> str:
     return f"{event.kind}{event.microbatch}{turn} of stage {event.stage}"
 
 
-def carry_name(carried: Carried) -> str:
+def send_name(sent: TimedSend) -> str:
     """The moved tensor, or its gradient, as text."""
-    return f"{'gradient of ' if carried.event.is_back else ''}{carried.tensor}"
+    return f"{'gradient of ' if sent.event.is_back else ''}{sent.tensor}"

@@ -1,4 +1,4 @@
-"""Work: the acts of devices in a stage and around a step, with their durations."""
+"""Work: the events of devices in a stage and around a step, with their durations."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from superscaler_core.cost.comm_cost import CommCost, CommCosts, ticks
 from superscaler_core.cost.halves import halves
 from superscaler_core.cost.op_time import OpTimes
-from superscaler_core.cost.wire import Wire, Wires, ticks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.known import Known
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.event import Pair, Woven, actions_in, pair_of
+from superscaler_core.program.event import Overlapped, Pair, actions_in, pair_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, stage_of_segment
@@ -32,7 +32,7 @@ MAX_BLOCKS = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class WorkEvent:
     """Something that takes time on devices.
 
     Attributes:
@@ -40,7 +40,7 @@ class Act:
         devices: devices that do it together: all begin when the last of them is free. Each of
             them computes alone, when it is free itself.
         ticks: its duration.
-        wire: its load on links; None if it computes.
+        comm: its load on links; None if it computes.
         is_copy: whether it copies between a device and its host, parallel to all communication.
         phase: for communication: run it, start it in the background, or wait for its end.
         key: identifies a started communication for its wait.
@@ -50,7 +50,7 @@ class Act:
     name: str
     devices: tuple[Device, ...]
     ticks: int
-    wire: Wire | None = None
+    comm: CommCost | None = None
     is_copy: bool = False
     phase: Phase = Phase.WHOLE
     key: str = ""
@@ -95,7 +95,7 @@ class Work:
     Args:
         made: the plan.
         times: times of ops.
-        wires: times of communication.
+        comm_costs: times of communication.
         methods: methods of communication.
         master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
             None.
@@ -105,15 +105,17 @@ class Work:
         self,
         made: Materialized,
         times: OpTimes,
-        wires: Wires,
+        comm_costs: CommCosts,
         methods: Methods,
         master_dtype: str | None = None,
     ) -> None:
-        self._made, self._times, self._wires = made, times, wires
+        self._made, self._times, self._comm_costs = made, times, comm_costs
         self._methods, self._master = methods, master_dtype
         self._stages: Known[Hashable, Any] = Known(MAX_BLOCKS)
-        self._pairs: dict[tuple[Pair, bool, tuple[StepInstruction, ...]], tuple[Act, ...]] = {}
-        self._waits: dict[str, Wire] = {}
+        self._pairs: dict[
+            tuple[Pair, bool, tuple[StepInstruction, ...]], tuple[WorkEvent, ...]
+        ] = {}
+        self._waits: dict[str, CommCost] = {}
         self._computing: dict[Segment, _Times] = {}
         self._of_forms: dict[tuple[object, ...], _Times] = {}
         self._equal: dict[tuple[int, tuple[Device, ...]], tuple[tuple[Device, ...], ...]] = {}
@@ -121,8 +123,8 @@ class Work:
 
     # --- stages ---------------------------------------------------------------------------------
 
-    def stage(self, action: Action, *, is_first: bool = False) -> Sequence[Act]:
-        """The acts of a stage in an action, in an order that every device keeps.
+    def stage(self, action: Action, *, is_first: bool = False) -> Sequence[WorkEvent]:
+        """The events of a stage in an action, in an order that every device keeps.
 
         Args:
             action: the action.
@@ -138,38 +140,40 @@ class Work:
             # Other plans have the same stage.
             known, key = program.known, (*key, *self._asked)
 
-        def find() -> tuple[tuple[Act, ...], object]:
+        def find() -> tuple[tuple[WorkEvent, ...], object]:
             mine = [i for i in block if i.is_for(action.microbatch)]
-            acts = tuple(self._acts(mine, Sums(self._made, is_first), action.stage))
+            work_events = tuple(self._work_events(mine, Sums(self._made, is_first), action.stage))
             # The profile is compared by identity, so the entry keeps it alive.
-            return acts, self._times.profile
+            return work_events, self._times.profile
 
-        found: tuple[Act, ...] = known.of(key, find)[0]
+        found: tuple[WorkEvent, ...] = known.of(key, find)[0]
         return found
 
     @cached_property
     def _asked(self) -> tuple[object, ...]:
         """All that the times of a stage depend on besides the stage."""
-        profile, topology = id(self._times.profile), self._wires.topology
+        profile, topology = id(self._times.profile), self._comm_costs.topology
         return profile, topology, self._methods, self._master, self._made.plan.on_host
 
-    def pair(self, event: Woven, *, is_first: bool = False) -> Sequence[Act]:
-        """The acts of two actions that run as one; ``is_first`` is about the backward."""
+    def pair(self, event: Overlapped, *, is_first: bool = False) -> Sequence[WorkEvent]:
+        """The events of two actions that run as one; ``is_first`` is about the backward."""
         mine = tuple(instruction for instruction, _ in self._made.step_program.run_as_one(event))
         key = pair_of(event), is_first, mine
         if key not in self._pairs:
             made, actions = self._made, actions_in(event)
             sums = [Sums(made, is_first) for _ in actions]
             self._pairs[key] = tuple(
-                replace(act, half=half)
+                replace(work_event, half=half)
                 for instruction in mine
                 for half in [instruction.half or 0]
-                for act in self._acts([instruction], sums[half], actions[half].stage)
+                for work_event in self._work_events([instruction], sums[half], actions[half].stage)
             )
         return self._pairs[key]
 
-    def _acts(self, block: Sequence[StepInstruction], sums: Sums, stage: int) -> Iterable[Act]:
-        """The acts of a block of a stage."""
+    def _work_events(
+        self, block: Sequence[StepInstruction], sums: Sums, stage: int
+    ) -> Iterable[WorkEvent]:
+        """The events of a block of a stage."""
         for instruction in block:
             if instruction.kind in COMPUTING:
                 for devices in self._alike(stage, instruction.devices):
@@ -186,24 +190,26 @@ class Work:
             self._equal[key] = tuple(tuple(mine) for _, mine in rows)
         return self._equal[key]
 
-    def _in_phase(self, instruction: StepInstruction) -> Iterable[Act]:
-        """The acts of a communication, or of its start or its wait."""
+    def _in_phase(self, instruction: StepInstruction) -> Iterable[WorkEvent]:
+        """The events of a communication, or of its start or its wait."""
         phase, key = instruction.phase, _key_of(instruction)
         if phase is Phase.WAIT:
             if key in self._waits:
-                wire = self._waits[key]
-                yield Act(f"wait for {key}", instruction.devices, 0, wire, phase=phase, key=key)
+                comm = self._waits[key]
+                yield WorkEvent(
+                    f"wait for {key}", instruction.devices, 0, comm, phase=phase, key=key
+                )
             return
-        for act in self._communication(instruction):
-            if phase is Phase.START and act.wire is not None:
+        for work_event in self._communication(instruction):
+            if phase is Phase.START and work_event.comm is not None:
                 # A wait itself moves nothing; its level is the highest of the communication it
                 # waits for.
                 known = self._waits.get(key)
-                if known is None or known.level < act.wire.level:
-                    self._waits[key] = replace(act.wire, level_bytes=())
-            yield act if phase is Phase.WHOLE else replace(act, phase=phase, key=key)
+                if known is None or known.level < work_event.comm.level:
+                    self._waits[key] = replace(work_event.comm, level_bytes=())
+            yield work_event if phase is Phase.WHOLE else replace(work_event, phase=phase, key=key)
 
-    def _communication(self, instruction: StepInstruction) -> Iterable[Act]:
+    def _communication(self, instruction: StepInstruction) -> Iterable[WorkEvent]:
         kind, what = instruction.kind, self._made.subject(instruction)
         match kind:
             case Verb.MOVE:
@@ -222,7 +228,7 @@ class Work:
 
     def _segment(
         self, instruction: StepInstruction, devices: tuple[Device, ...], sums: Sums, stage: int
-    ) -> Act:
+    ) -> WorkEvent:
         """An instruction that runs a segment, on devices that take equally long."""
         kind = instruction.kind
         segment = self._made.segment(instruction.name, devices[0])
@@ -242,7 +248,7 @@ class Work:
         if kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS):
             count += ticks(sum(map(self._times.sum_secs, sums.of(devices, segment))))
         name = segment.parts[0].op.module or segment.parts[0].op.kind
-        return Act(name, devices, count)
+        return WorkEvent(name, devices, count)
 
     def _secs(self, segment: Segment) -> _Times:
         # Devices that run the same ops share these results.
@@ -259,35 +265,43 @@ class Work:
             num_split += bool(i_share and w_share)
         return _Times(forward, inputs, weights, num_split * self._times.profile.split_secs)
 
-    def _offload(self, instruction: StepInstruction) -> Iterable[Act]:
+    def _offload(self, instruction: StepInstruction) -> Iterable[WorkEvent]:
         """Copy the kept values of a segment to the host or back."""
         run = ActionKind.FORWARD, stage_of_segment(instruction.name)
         name = "to host" if instruction.kind is Verb.OFFLOAD else "from host"
         for device in instruction.devices:
             forward = footprints(self._made, device, self._master)[run]
-            wire = self._copy(device, forward.offloaded_bytes[instruction.name])
-            yield Act(name, (device,), wire.ticks, wire, is_copy=True)
+            comm = self._copy(device, forward.offloaded_bytes[instruction.name])
+            yield WorkEvent(name, (device,), comm.ticks, comm, is_copy=True)
 
-    def _copy(self, device: Device, num_bytes: int) -> Wire:
-        return self._wires.copy(device, num_bytes, self._times.profile.host_bytes_per_sec)
+    def _copy(self, device: Device, num_bytes: int) -> CommCost:
+        return self._comm_costs.copy(device, num_bytes, self._times.profile.host_bytes_per_sec)
 
     # --- weights --------------------------------------------------------------------------------
 
-    def fetch(self, uses: Iterable[Use]) -> Iterable[Act]:
+    def fetch(self, uses: Iterable[Use]) -> Iterable[WorkEvent]:
         """Fetch weights to their readers; copy those stored on the host to the device first."""
         chosen = list(uses)
         yield from self._host_copies("from host", chosen, None)
-        yield from self._together("weights", [leg for use in chosen for leg in use.fetch])
+        yield from self._together(
+            "weights", [sub_transfer for use in chosen for sub_transfer in use.fetch]
+        )
 
-    def reduce(self, uses: Iterable[Use]) -> Iterable[Act]:
+    def reduce(self, uses: Iterable[Use]) -> Iterable[WorkEvent]:
         """Reduce gradients to where weights are stored; copy them to the host if needed."""
         chosen = [use for use in uses if use.reduce]
         dtype = self._master
-        legs = [leg.of_dtype(dtype or leg.dtype) for use in chosen for leg in use.reduce]
-        yield from self._together("gradients", legs)
+        sub_transfers = [
+            sub_transfer.of_dtype(dtype or sub_transfer.dtype)
+            for use in chosen
+            for sub_transfer in use.reduce
+        ]
+        yield from self._together("gradients", sub_transfers)
         yield from self._host_copies("to host", chosen, dtype)
 
-    def _host_copies(self, name: str, uses: Iterable[Use], dtype: str | None) -> Iterable[Act]:
+    def _host_copies(
+        self, name: str, uses: Iterable[Use], dtype: str | None
+    ) -> Iterable[WorkEvent]:
         """Copies of the weights that each device stores on the host, in one call per device."""
         sizes: dict[Device, int] = {}
         for use in uses:
@@ -297,51 +311,57 @@ class Work:
                     size = shard.box.num_elements * item_bytes
                     sizes[device] = sizes.get(device, 0) + size
         for device, size in sorted(sizes.items()):
-            wire = self._copy(device, size)
-            yield Act(name, (device,), wire.ticks, wire)
+            comm = self._copy(device, size)
+            yield WorkEvent(name, (device,), comm.ticks, comm)
 
     @cached_property
-    def begin(self) -> tuple[Act, ...]:
-        """The acts at the start of a step."""
+    def begin(self) -> tuple[WorkEvent, ...]:
+        """The events at the start of a step."""
         alone = [use for use in self._made.weights.uses if not (use.fetch or use.is_fetched)]
-        acts = (act for i in self._made.step_program.begin for act in self._in_phase(i))
-        return (*self._host_copies("from host", alone, None), *acts)
+        work_events = (
+            work_event for i in self._made.step_program.begin for work_event in self._in_phase(i)
+        )
+        return (*self._host_copies("from host", alone, None), *work_events)
 
     @cached_property
-    def end(self) -> tuple[Act, ...]:
-        """The acts at the end of a step, before the optimizer."""
+    def end(self) -> tuple[WorkEvent, ...]:
+        """The events at the end of a step, before the optimizer."""
         end = self._made.step_program.end
         reduced = {use for i in end if i.kind is Verb.REDUCE for use in self._made.uses_of(i)}
         uses = [use for use in self._made.weights.uses if use.unit is None and use.reduce]
         alone = [use for use in uses if use not in reduced]
-        acts = (act for i in end for act in self._in_phase(i))
-        return (*acts, *self._host_copies("to host", alone, self._master))
+        work_events = (work_event for i in end for work_event in self._in_phase(i))
+        return (*work_events, *self._host_copies("to host", alone, self._master))
 
     # --- communication --------------------------------------------------------------------------
 
-    def carry(self, edge: Edge, is_back: bool) -> Sequence[Wire]:
-        """The transfers of an edge between stages, one per leg."""
-        legs = edge.backward if is_back else edge.forward
-        return [self._wires.of([leg], self._methods.inter) for leg in legs if not leg.is_idle]
+    def p2p_send(self, edge: Edge, is_back: bool) -> Sequence[CommCost]:
+        """The transfers of an edge between stages, one per sub-transfer."""
+        sub_transfers = edge.backward if is_back else edge.forward
+        return [
+            self._comm_costs.of([sub_transfer], self._methods.inter)
+            for sub_transfer in sub_transfers
+            if not sub_transfer.is_idle
+        ]
 
-    def _each(self, name: str, legs: Iterable[Transfer]) -> Iterable[Act]:
+    def _each(self, name: str, sub_transfers: Iterable[Transfer]) -> Iterable[WorkEvent]:
         """Calls one after another."""
-        for leg in legs:
-            if not leg.is_idle:
-                yield self._call(name, self._wires.of([leg], self._methods.intra))
+        for sub_transfer in sub_transfers:
+            if not sub_transfer.is_idle:
+                yield self._call(name, self._comm_costs.of([sub_transfer], self._methods.intra))
 
-    def _together(self, name: str, legs: Iterable[Transfer]) -> Iterable[Act]:
-        """One call for all legs with the same devices, in the order of the legs."""
+    def _together(self, name: str, sub_transfers: Iterable[Transfer]) -> Iterable[WorkEvent]:
+        """One call for all sub-transfers of the same devices, in their order."""
         groups: dict[tuple[Device, ...], list[Transfer]] = {}
-        for leg in legs:
-            if not leg.is_idle:
-                groups.setdefault(leg.devices, []).append(leg)
+        for sub_transfer in sub_transfers:
+            if not sub_transfer.is_idle:
+                groups.setdefault(sub_transfer.devices, []).append(sub_transfer)
         for _, mine in sorted(groups.items()):
-            yield self._call(name, self._wires.of(mine, self._methods.intra), len(mine))
+            yield self._call(name, self._comm_costs.of(mine, self._methods.intra), len(mine))
 
-    def _call(self, name: str, wire: Wire, num_tensors: int = 1) -> Act:
+    def _call(self, name: str, comm: CommCost, num_tensors: int = 1) -> WorkEvent:
         overhead = ticks(num_tensors * self._times.profile.move_secs)
-        return Act(name, wire.devices, wire.ticks + overhead, wire)
+        return WorkEvent(name, comm.devices, comm.ticks + overhead, comm)
 
 
 def _key_of(instruction: StepInstruction) -> str:

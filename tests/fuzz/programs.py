@@ -25,7 +25,7 @@ from tests.fuzz.command import Report, parser, progress
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as PLANS
 from tests.superscaler_core.program.mutants import Mutant, mutant
-from tests.superscaler_core.program.test_pairs import WOVEN
+from tests.superscaler_core.program.test_pairs import OVERLAPPED
 from tests.superscaler_core.program.test_step_program import CASES as OTHERS
 from tests.superscaler_core.training import OPTIMIZERS, Case, Trained, difference
 
@@ -55,7 +55,7 @@ BESIDE = [
     for m, overlap in enumerate(OVERLAPS)
     if (n + m) % 3 == 0
 ]
-CASES = [*ALONE, *WOVEN, *BESIDE]
+CASES = [*ALONE, *OVERLAPPED, *BESIDE]
 
 
 def main(words: Sequence[str] | None = None) -> int:

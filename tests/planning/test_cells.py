@@ -95,7 +95,12 @@ def elements(boxes: tuple[Box, ...], shape: tuple[int, ...]) -> list[int]:
 
 
 def states_of(plan: rv.Plan) -> list[rv.Layout | Binding]:
-    states = [state for step in plan.path.steps for leg in step.legs for state in leg]
+    states = [
+        state
+        for step in plan.path.steps
+        for step_exchange in step.step_exchanges
+        for state in step_exchange
+    ]
     return [plan.src, plan.dst, *(state.source for state in states)]
 
 

@@ -44,18 +44,18 @@ def test_scatter_and_gather_of_one_group_are_one_all_reduce() -> None:
 
 def test_all_reduce_has_two_legs_through_its_middle_state() -> None:
     (step,) = plan_of("R(1)V(4)D(2,1)", "R(4)V(1)D(2,1)").path.steps
-    assert step.legs == ((step.src, step.middle), (step.middle, step.dst))
+    assert step.step_exchanges == ((step.src, step.middle), (step.middle, step.dst))
 
 
 def test_all_to_all_has_one_leg() -> None:
     (step,) = plan_of("R(1)V(1)D(8,1)", "R(1)V(1)D(1,8)").path.steps
-    assert (step.kind, step.legs) == ("all_to_all", ((step.src, step.dst),))
+    assert (step.kind, step.step_exchanges) == ("all_to_all", ((step.src, step.dst),))
 
 
 def test_moves_of_a_step_stay_in_its_groups() -> None:
     (step,) = plan_of("R(1)V(4)D(2,1)", "R(4)V(1)D(2,1)").path.steps
     group_of = {rank: i for i, group in enumerate(step.groups) for rank in group}
-    moves = [move for leg in step.moves(HOST) for move in leg]
+    moves = [move for step_exchange in step.moves(HOST) for move in step_exchange]
     assert [m for m in moves if group_of[m.src_rank] != group_of[m.dst_rank]] == []
 
 

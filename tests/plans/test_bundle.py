@@ -127,10 +127,10 @@ def test_a_lane_never_stages_more_than_its_bound(seed: int) -> None:
                 num_slices=num_slices,
                 staged=staged,
             )
-            bound = member.way.staging_bound(num_slices)
-            assert len(found.lanes) == member.way.num_lanes(num_slices)
+            bound = member.tensor_plan.staging_bound(num_slices)
+            assert len(found.lanes) == member.tensor_plan.num_lanes(num_slices)
             for lane in found.lanes:
-                assert len(lane) <= member.way.num_phases
+                assert len(lane) <= member.tensor_plan.num_phases
                 instructions = tuple(one for phase in lane for one in phase)
                 program = Program((found.transition,), found.dtype, found.buffers, instructions)
                 for rank in program.ranks:
@@ -276,7 +276,7 @@ def test_bundle_of_large_converted_tensors_verifies() -> None:
     dst = rv.Layout((4096, 1024), "R(2)V(1)D(2,1)", range(8, 12))
     layouts = dict.fromkeys("ab", src), dict.fromkeys("ab", dst)
     bundle = plan_many(*layouts, "float32", dst_dtype="bfloat16", topology=cluster)
-    assert not any(one.way.is_small for one in bundle.members)
+    assert not any(one.tensor_plan.is_small for one in bundle.members)
     bundle.verify()
 
 

@@ -45,7 +45,7 @@ def test_every_lane_of_every_tensor_is_in_one_bucket(seed: int, share: int) -> N
         lanes = [
             (t, lane)
             for t, (i, n) in enumerate(zip(batch.members, batch.num_slices, strict=True))
-            for lane in range(members[i].way.num_lanes(n))
+            for lane in range(members[i].tensor_plan.num_lanes(n))
         ]
         assert sorted(unit for bucket in batch.buckets for unit in bucket) == lanes
 
@@ -55,12 +55,12 @@ def test_every_lane_of_every_tensor_is_in_one_bucket(seed: int, share: int) -> N
 def test_staging_of_a_bucket_exceeds_its_cap_only_with_a_single_lane(seed: int, share: int) -> None:
     members = random_bundle(seed).members
     for batch in filled(members, share):
-        ways = [members[i].way for i in batch.members]
-        cap = share // max(way.num_phases for way in ways)
+        tensor_plans = [members[i].tensor_plan for i in batch.members]
+        cap = share // max(tensor_plan.num_phases for tensor_plan in tensor_plans)
         for bucket in batch.buckets:
             staged: dict[int, list[int]] = {}
             for tensor, _ in bucket:
-                bound = ways[tensor].staging_bound(batch.num_slices[tensor])
+                bound = tensor_plans[tensor].staging_bound(batch.num_slices[tensor])
                 for rank, num_bytes in bound.items():
                     staged.setdefault(rank, []).append(num_bytes)
             assert all(sum(sizes) <= cap or len(sizes) == 1 for sizes in staged.values())
@@ -78,7 +78,7 @@ def size_of(member: Member) -> int:
 
 def test_classes_of_tensors_send_equal_shares_within_half_an_item() -> None:
     members = moe_bundle(MoeModel(9, 64, 24, 24, 8, 16, 64), 12, 2).members
-    order = in_turn(members, lambda member: member.way)
+    order = in_turn(members, lambda member: member.tensor_plan)
     assert Counter(order) == Counter(members)
     total, largest = Counter[object](), Counter[object]()
     for member in order:
@@ -97,7 +97,7 @@ def test_classes_of_tensors_send_equal_shares_within_half_an_item() -> None:
 
 def test_tensors_of_a_class_keep_their_order() -> None:
     members = moe_bundle(MoeModel(5, 64, 24, 24, 8, 16, 64), 12, 2).members
-    order = in_turn(members, lambda member: member.way)
+    order = in_turn(members, lambda member: member.tensor_plan)
     for one in {class_of(member) for member in members}:
         assert [m for m in order if class_of(m) == one] == [
             m for m in members if class_of(m) == one

@@ -10,7 +10,7 @@ import pytest
 import rvdcomm as rv
 from rvdcomm.cost import StepCost
 from rvdcomm.plans.load import IN, OUT, Load, Ports
-from rvdcomm.plans.member import Way
+from rvdcomm.plans.member import TensorPlan
 from rvdcomm.program import Transition
 from tests.plans.test_bundle import random_bundle
 from tests.plans.test_modelled import World, plans_of, worlds
@@ -18,9 +18,9 @@ from tests.plans.test_modelled import World, plans_of, worlds
 seeds = pytest.mark.parametrize("seed", range(24))
 
 
-def through(load: Load, way: int) -> dict[int, int]:
+def through(load: Load, tensor_plan: int) -> dict[int, int]:
     both = zip(load.ports.tolist(), load.num_bytes.tolist(), strict=True)
-    return {port: num_bytes for port, num_bytes in both if port % 2 == way}
+    return {port: num_bytes for port, num_bytes in both if port % 2 == tensor_plan}
 
 
 def entering(load: Load) -> dict[int, int]:
@@ -39,11 +39,11 @@ def test_modelled_loads_equal_counted_loads_into_ports_and_out_of_levels(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = [plan for plan in plans_of(world) if plan.modelled is not None]
-    ways = [Way(Transition(x.src, x.dst, x.dtype, x.dtype), x) for x in plans]
+    tensor_plans = [TensorPlan(Transition(x.src, x.dst, x.dtype, x.dtype), x) for x in plans]
     ports = Ports(world[-1])
-    counted = [load for way in ways for load in ports.loads(way)]
+    counted = [load for tensor_plan in tensor_plans for load in ports.loads(tensor_plan)]
     monkeypatch.setattr("rvdcomm.plans.load.MAX_RANKS_OF_COUNTED_LOADS", 0)
-    modelled = [load for way in ways for load in ports.loads(way)]
+    modelled = [load for tensor_plan in tensor_plans for load in ports.loads(tensor_plan)]
     assert len(modelled) == len(counted) > len(plans)
     for ours, theirs in zip(modelled, counted, strict=True):
         assert entering(ours) == entering(theirs)

@@ -147,13 +147,13 @@ def meant(path: Path, topology: rv.Topology) -> list[Counter[tuple[int, int]]]:
     return [
         Counter(
             {
-                pair: sum(leg.get(pair, 0) for leg in legs)
-                for leg in legs
-                for pair in leg
+                pair: sum(step_exchange.get(pair, 0) for step_exchange in step_exchanges)
+                for step_exchange in step_exchanges
+                for pair in step_exchange
                 if pair[0] != pair[1]
             }
         )
-        for legs in (step.traffic(topology, 1) for step in path.steps)
+        for step_exchanges in (step.traffic(topology, 1) for step in path.steps)
     ]
 
 

@@ -23,7 +23,7 @@ from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.run.agree import Post, check_equal, exchange_posts
 from rvdcomm.run.pool import address_of, mapping_of, pool_here
-from rvdcomm.run.shared_memory.rendezvous import Listener, Wire, islands, meet
+from rvdcomm.run.shared_memory.rendezvous import Listener, SocketChannel, islands, meet
 from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
 from rvdcomm.run.staging_memory import StagingMemory
 from rvdcomm.run.world import World
@@ -50,7 +50,7 @@ class Island:
         self,
         world: World,
         ranks: tuple[int, ...],
-        wires: Mapping[int, Wire],
+        wires: Mapping[int, SocketChannel],
         segments: Mapping[int, Segment],
         pools: Mapping[int, mmap.mmap],
     ) -> None:

@@ -161,7 +161,7 @@ def is_same_user(sock: socket.socket) -> bool:
 # --- wires --------------------------------------------------------------------------------------
 
 
-class Wire:
+class SocketChannel:
     """The socket between this rank and one other.
 
     The socket is open as long as both processes live. If one dies, the kernel closes its end. The
@@ -234,7 +234,7 @@ def meet(
     posts: Mapping[int, Post],
     fds: Sequence[int],
     timeout_secs: float,
-) -> dict[int, tuple[Wire, list[int]]]:
+) -> dict[int, tuple[SocketChannel, list[int]]]:
     """A wire to every other rank of ``posts``, and the descriptors that the other rank handed over.
 
     Collective over the ranks of ``posts``. A rank connects to all lower ranks, and then accepts the
@@ -255,7 +255,7 @@ def meet(
     lower = [peer for peer in posts if peer < rank]
     try:
         with ExitStack() as undo:
-            met: dict[int, tuple[Wire, list[int]]] = {}
+            met: dict[int, tuple[SocketChannel, list[int]]] = {}
             wires = {peer: _dial(rank, peer, posts[peer], fds, deadline, undo) for peer in lower}
             with _Reception(listener) as reception:
                 while missing := [peer for peer in posts if peer > rank and peer not in met]:
@@ -286,9 +286,9 @@ def meet(
 
 def _dial(
     rank: int, peer: int, post: Post, fds: Sequence[int], deadline: float, undo: ExitStack
-) -> Wire:
+) -> SocketChannel:
     """Connect to ``peer``, given its ``post``; without descriptors this says "I give up"."""
-    wire = Wire(undo.enter_context(unix_socket()))
+    wire = SocketChannel(undo.enter_context(unix_socket()))
     # Only a blocking connect waits if the queue of the listener is full.
     secs = max(deadline - time.monotonic(), 1e-3)
     limit = struct.pack("ll", int(secs), int(secs % 1 * 1e6))
@@ -316,7 +316,7 @@ class _Reception:
         self._listener = listener
         listener.socket.setblocking(False)
         # The oldest first, each with the deadline by which it must identify itself.
-        self._strangers: dict[Wire, float] = {}
+        self._strangers: dict[SocketChannel, float] = {}
 
     def __enter__(self) -> _Reception:
         return self
@@ -325,7 +325,7 @@ class _Reception:
         for stranger in list(self._strangers):
             self._drop(stranger)
 
-    def next_rank(self, deadline: float, undo: ExitStack) -> tuple[int, Wire, list[int]]:
+    def next_rank(self, deadline: float, undo: ExitStack) -> tuple[int, SocketChannel, list[int]]:
         """The next rank that connects: its number, wire and descriptors.
 
         Raises:
@@ -358,7 +358,7 @@ class _Reception:
             sock, _ = self._listener.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        stranger = Wire(sock)
+        stranger = SocketChannel(sock)
         if not is_same_user(sock):
             stranger.close()
             return
@@ -366,7 +366,7 @@ class _Reception:
             self._drop(next(iter(self._strangers)))
         self._strangers[stranger] = time.monotonic() + IDENTIFY_SECS
 
-    def _identified(self, stranger: Wire) -> tuple[int, list[int]] | None:
+    def _identified(self, stranger: SocketChannel) -> tuple[int, list[int]] | None:
         """The rank and descriptors of a connection that sent data; if it is no rank, drop it."""
         try:
             hello, fds = stranger.receive(0.0, MAX_FDS)
@@ -382,6 +382,6 @@ class _Reception:
         del self._strangers[stranger]
         return hello["rank"], fds
 
-    def _drop(self, stranger: Wire) -> None:
+    def _drop(self, stranger: SocketChannel) -> None:
         del self._strangers[stranger]
         stranger.close()

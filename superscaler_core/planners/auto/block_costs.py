@@ -28,7 +28,7 @@ from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost, Outp
 from superscaler_core.planners.auto.setting import MAX_SAMPLES, Setting
 from superscaler_core.planners.search.request import Request
 from superscaler_core.planners.search.shortened import forms_of, repeats_of
-from superscaler_core.program.side import sides_of
+from superscaler_core.program.sharding import shardings_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,11 +218,11 @@ class _Priced:
         """The results that later blocks read, with the end of their first reader there."""
         graph, last = self.plan.graph, ops[-1].index
         for op in ops:
-            src = sides_of(op.form, self.splits[op]).outputs
+            src = shardings_of(op.form, self.splits[op]).outputs
             for number, of in enumerate(op.outputs):
                 later = ((r, i) for r, i in graph.readers.get(of, ()) if r.index > last)
                 for reader, i in islice(later, 1):
-                    dst = sides_of(reader.form, self.splits[reader]).inputs[i]
+                    dst = shardings_of(reader.form, self.splits[reader]).inputs[i]
                     yield Output(of.shape, of.dtype, of.requires_grad, src[number], dst)
 
     def _moving(self, tensor: PTensor) -> tuple[float, float]:
@@ -314,7 +314,7 @@ class _Priced:
         read = {op.inputs[i]: (op, i) for op in reversed(ops) for i in weights_of(op.form)}
         found: dict[tuple[str, int, bool], list[int]] = {}
         for of, (op, i) in read.items():
-            views = sides_of(op.form, self.splits[op]).inputs[i].views
+            views = shardings_of(op.form, self.splits[op]).inputs[i].views
             boxes = {view.box for view in views if view.device == self.plan.devices[0]}
             replicas = len({view.device for view in views if view.box in boxes})
             is_shared = any(reader not in ops for reader, _ in graph.readers[of])

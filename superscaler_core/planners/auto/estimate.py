@@ -15,7 +15,7 @@ from operator import mul
 import rvdcomm as rv
 from rvdcomm.collector import paused_collector
 from superscaler_core.cost import CostModel
-from superscaler_core.cost.wire import TICKS_PER_SEC, Wire, ticks
+from superscaler_core.cost.comm_cost import TICKS_PER_SEC, CommCost, ticks
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.plan import Device, Keep
@@ -26,7 +26,7 @@ from superscaler_core.planners.auto.order import Order, orders_of
 from superscaler_core.planners.auto.sending import Sending
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.stage_cost import Stage, Stages
-from superscaler_core.planners.auto.stepping import Route, makespan
+from superscaler_core.planners.auto.stepping import WorkerRoute, makespan
 from superscaler_core.planners.search.request import Request
 from superscaler_core.schedules import ActionKind, ScheduleError
 
@@ -177,15 +177,20 @@ class Estimate:
                 ActionKind.RECOMPUTE: stage.again_secs,
             }.items():
                 durations[kind, i] = _halves(setting) * ticks(secs)
-        wires = {route: self._wires(setting, priced, route) for route in order.routes}
-        return makespan(order.events, order.schedule.num_workers, durations, wires) / TICKS_PER_SEC
+        comm_costs = {route: self._comm_costs(setting, priced, route) for route in order.routes}
+        return (
+            makespan(order.events, order.schedule.num_workers, durations, comm_costs)
+            / TICKS_PER_SEC
+        )
 
-    def _wires(self, setting: Setting, priced: _Priced, route: Route) -> Sequence[Wire]:
+    def _comm_costs(
+        self, setting: Setting, priced: _Priced, route: WorkerRoute
+    ) -> Sequence[CommCost]:
         """The calls of a transfer between stages."""
         workers = (route.dst, route.src) if route.is_back else (route.src, route.dst)
         src, dst = (self._devices(setting, worker) for worker in workers)
         outputs = priced.rows[route.stage][-1].outputs
-        return self._sending.wires(outputs, src, dst, route.is_back)
+        return self._sending.comm_costs(outputs, src, dst, route.is_back)
 
     # --- what is computed once ------------------------------------------------------------------
 

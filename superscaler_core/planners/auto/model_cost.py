@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from superscaler_core.cost import MemoryCost
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Output:
     shape: tuple[int, ...]
     dtype: str
     has_grad: bool
-    src: Side
-    dst: Side
+    src: Sharding
+    dst: Sharding
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.planners.auto.stepping import Event, Route, Send, events_of
+from superscaler_core.planners.auto.stepping import Event, Send, WorkerRoute, events_of
 from superscaler_core.schedules import (
     SCHEDULES,
     ActionKind,
@@ -47,7 +47,7 @@ class Order:
         return events_of(self.schedule)
 
     @cached_property
-    def routes(self) -> frozenset[Route]:
+    def routes(self) -> frozenset[WorkerRoute]:
         """The transfers between stages, without microbatches."""
         return frozenset(event.route for event in self.events if isinstance(event, Send))
 

@@ -8,10 +8,10 @@ from functools import cache, cached_property
 
 import rvdcomm as rv
 from superscaler_core.cost import CostModel
-from superscaler_core.cost.wire import Wire
+from superscaler_core.cost.comm_cost import CommCost
 from superscaler_core.plan import Device
 from superscaler_core.planners.auto.model_cost import Output
-from superscaler_core.program.side import Side, View
+from superscaler_core.program.sharding import HeldBox, Sharding
 from superscaler_core.program.transfer import transfers
 
 
@@ -27,13 +27,13 @@ class Sending:
     costs: CostModel
     devices: Sequence[Device]
 
-    def wires(
+    def comm_costs(
         self,
         outputs: Sequence[Output],
         src: tuple[Device, ...],
         dst: tuple[Device, ...],
         is_back: bool,
-    ) -> tuple[Wire, ...]:
+    ) -> tuple[CommCost, ...]:
         """The calls that move results of a stage, or their gradients back.
 
         Args:
@@ -42,32 +42,36 @@ class Sending:
             is_back: whether gradients move, from ``dst`` to ``src``.
         """
         moved = (each for each in outputs if each.has_grad or not is_back)
-        return tuple(wire for each in moved for wire in self._wires(each, src, dst, is_back))
+        return tuple(comm for each in moved for comm in self._comm_costs(each, src, dst, is_back))
 
     @cached_property
-    def _wires(self) -> Callable[..., tuple[Wire, ...]]:
-        return cache(self._find_wires)
+    def _comm_costs(self) -> Callable[..., tuple[CommCost, ...]]:
+        return cache(self._find_comm_costs)
 
-    def _find_wires(
+    def _find_comm_costs(
         self, output: Output, src: tuple[Device, ...], dst: tuple[Device, ...], is_back: bool
-    ) -> tuple[Wire, ...]:
+    ) -> tuple[CommCost, ...]:
         ends = self._replicated(output.src, src), self._replicated(output.dst, dst)
         start, end = ends[::-1] if is_back else ends
         num = len(src) // len(output.src.shards)
-        legs = transfers(start, end.whole, (num, *output.shape), output.dtype)
-        method, wires = self.costs.communication, self.costs.wires
-        return tuple(wires.of([leg], method) for leg in legs if not leg.is_idle)
+        sub_transfers = transfers(start, end.whole, (num, *output.shape), output.dtype)
+        method, comm_costs = self.costs.communication, self.costs.comm_costs
+        return tuple(
+            comm_costs.of([sub_transfer], method)
+            for sub_transfer in sub_transfers
+            if not sub_transfer.is_idle
+        )
 
-    def _replicated(self, side: Side, devices: tuple[Device, ...]) -> Side:
+    def _replicated(self, sharding: Sharding, devices: tuple[Device, ...]) -> Sharding:
         """An end on devices of as many replicas as fit, each of which has samples of its own."""
-        priced = {device: i for i, device in enumerate(self.devices[: len(side.shards)])}
+        priced = {device: i for i, device in enumerate(self.devices[: len(sharding.shards)])}
         views = (
-            View(
+            HeldBox(
                 devices[row * len(priced) + priced[view.device]],
                 rv.Box((row, *view.box.lo), (row + 1, *view.box.hi)),
                 view.summand,
             )
             for row in range(len(devices) // len(priced))
-            for view in side.views
+            for view in sharding.views
         )
-        return Side(side.num_summands, tuple(sorted(views)))
+        return Sharding(sharding.num_summands, tuple(sorted(views)))

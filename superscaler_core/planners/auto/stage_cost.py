@@ -13,7 +13,7 @@ from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.auto.model_cost import BlockCost, Weights, as_one
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,9 @@ class Stages:
                 (device, rv.Box((row, 0), (row + 1, num * size)), ()) for _, row, device in places
             ]
             tensor = PTensor("weights", (groups, num * size), "float32", ACTIVATION, True)
-            return self.costs.move_cost(tensor, Side.of(pieces), Side.of(whole)).forward_secs
+            return self.costs.move_cost(
+                tensor, Sharding.of(pieces), Sharding.of(whole)
+            ).forward_secs
 
         small, large = PIECES
         per_element = (secs(large) - secs(small)) / (large - small)

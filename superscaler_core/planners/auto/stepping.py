@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from superscaler_core.cost.wire import Wire
+from superscaler_core.cost.comm_cost import CommCost
 from superscaler_core.schedules import Action, ActionKind, Schedule, timeline
 from superscaler_core.simulator.ports import Ports
 
@@ -18,7 +18,7 @@ Key = tuple[int, int, bool, int]
 """What arrives at an action: its stage, its microbatch, whether it goes back, and its turn."""
 
 
-class Route(NamedTuple):
+class WorkerRoute(NamedTuple):
     """A transfer of a stage's results to the next stage, or of their gradients back.
 
     Attributes:
@@ -42,7 +42,7 @@ class Send:
         key: what arrives.
     """
 
-    route: Route
+    route: WorkerRoute
     key: Key
 
 
@@ -78,7 +78,7 @@ def events_of(schedule: Schedule) -> tuple[Event, ...]:
             continue
         (there,) = schedule.places[_at(schedule, action, then)]
         arrives = then, microbatch, kind.goes_back, action.turn
-        send = Send(Route(min(stage, then), worker, there, kind.goes_back), arrives)
+        send = Send(WorkerRoute(min(stage, then), worker, there, kind.goes_back), arrives)
         order = int(span.end), 0, int(kind.goes_back), min(stage, then), microbatch
         timed.append((order, send))
     return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))
@@ -95,7 +95,7 @@ def makespan(
     events: Sequence[Event],
     num_workers: int,
     durations: Mapping[tuple[ActionKind, int], int],
-    wires: Mapping[Route, Sequence[Wire]],
+    comm_costs: Mapping[WorkerRoute, Sequence[CommCost]],
 ) -> int:
     """Ticks from the start of a step to its last action.
 
@@ -103,7 +103,7 @@ def makespan(
         events: the events in order.
         num_workers: number of workers.
         durations: ticks of an action, by its kind and stage.
-        wires: the calls of a transfer.
+        comm_costs: the calls of a transfer.
     """
     clock, arrived, ports = [0] * num_workers, dict[Key, int](), Ports()
     for event in events:
@@ -114,7 +114,7 @@ def makespan(
             clock[event.worker] = start + durations[event.what]
         else:
             start = end = max(clock[event.route.src], clock[event.route.dst])
-            for wire in wires[event.route]:
-                end = max(end, ports.reserve(start, wire.ticks, wire.ports))
+            for comm in comm_costs[event.route]:
+                end = max(end, ports.reserve(start, comm.ticks, comm.ports))
             arrived[event.key] = end
     return max(clock)

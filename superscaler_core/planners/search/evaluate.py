@@ -11,7 +11,7 @@ import rvdcomm as rv
 from rvdcomm.collector import paused_collector
 from rvdcomm.units import bytes_text
 from superscaler_core.compiled import Compiled, compile
-from superscaler_core.cost.wire import wires_on
+from superscaler_core.cost.comm_cost import comm_costs_on
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.planners.search.request import (
@@ -104,8 +104,8 @@ def _evaluated(
         return compiled(request, samples, sprogram, microbatches=microbatches, short=pair)
 
     def simulated(one: Compiled) -> Simulated:
-        wires, method = wires_on(request.topology), request.communication
-        return simulate(one, request.profile, communication=method, wires=wires)
+        comm_costs, method = comm_costs_on(request.topology), request.communication
+        return simulate(one, request.profile, communication=method, comm_costs=comm_costs)
 
     def secs_of(one: Compiled) -> float:
         return simulated(one).secs

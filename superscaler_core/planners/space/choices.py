@@ -13,7 +13,7 @@ from superscaler_core.graph.tensor import PARAMETER, PTensor
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.planners.space.groups import OpGroup
 from superscaler_core.plans.pieces.storage import storage_among
-from superscaler_core.program.side import sides_of
+from superscaler_core.program.sharding import shardings_of
 
 MeshSizes = tuple[int, ...]
 """Sizes of the axes of a mesh of devices; the last axis varies fastest."""
@@ -60,7 +60,7 @@ class Choice:
                     continue
                 holders: dict[rv.Box, list[Device]] = {}
                 for device, shard in sorted(
-                    sides_of(op.form, split).inputs[position].shards.items()
+                    shardings_of(op.form, split).inputs[position].shards.items()
                 ):
                     holders.setdefault(shard.box, []).append(device)
                 if tensor.requires_grad and max(map(len, holders.values())) > 1:

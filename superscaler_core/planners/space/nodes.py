@@ -25,7 +25,7 @@ from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.space.choices import Choice, MeshSizes, choices_of
 from superscaler_core.planners.space.groups import OpGroup, groups_of, likeness
 from superscaler_core.planners.space.space import SpaceNode
-from superscaler_core.program.side import sides_of
+from superscaler_core.program.sharding import shardings_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,13 +119,15 @@ class Nodes:
         graph, found = self.costs.graph, dict[PTensor, int]()
         block = self.block_of(group[0])
         for op, split in choice.split_of(group).items():
-            for tensor, side in zip(op.inputs, sides_of(op.form, split).inputs, strict=True):
+            for tensor, sharding in zip(
+                op.inputs, shardings_of(op.form, split).inputs, strict=True
+            ):
                 if tensor.kind != ACTIVATION or graph.producer[tensor] in group:
                     continue
                 inside = [r for r, _ in graph.readers[tensor] if self.block_of(r) == block]
                 is_own = block is not None and self.block_of(graph.producer[tensor]) == block
                 if block is None or not (is_own or min(inside, key=_index) not in group):
-                    size = max(side.num_elements.values()) * ITEM_BYTES[tensor.dtype]
+                    size = max(sharding.num_elements.values()) * ITEM_BYTES[tensor.dtype]
                     found[tensor] = max(size, found.get(tensor, 0))
         return sum(found.values())
 

@@ -13,7 +13,7 @@ from superscaler_core.graph.shard_spec import Axes
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.plan.mesh import Mesh
-from superscaler_core.program.side import Side, sides_of
+from superscaler_core.program.sharding import Sharding, shardings_of
 from superscaler_core.published.gspmd.links import Specs, merged, wanted
 
 Cut = tuple[tuple[str, Axes], ...]
@@ -114,7 +114,7 @@ class Prices:
         split = self.split(op, cut)
         time = self.costs.op_cost(op, split)
         secs = time.forward_secs + time.backward_secs
-        sides = sides_of(op.form, split)
+        sides = shardings_of(op.form, split)
         for position, (tensor, side) in enumerate(zip(op.inputs, sides.inputs, strict=True)):
             if tensor.kind == ACTIVATION:
                 secs += self._move(tensor, self.side(tensor, specs), side)
@@ -126,7 +126,7 @@ class Prices:
             secs += self._move(tensor, side, self.side(tensor, specs))
         return secs
 
-    def _move(self, tensor: PTensor, src: Side, dst: Side) -> float:
+    def _move(self, tensor: PTensor, src: Sharding, dst: Sharding) -> float:
         cost = self.costs.move_cost(tensor, src, dst)
         return cost.forward_secs + cost.backward_secs
 
@@ -140,7 +140,7 @@ class Prices:
         cuts = {f"d{dim}": axes for dim, axes in enumerate(specs[tensor.name]) if axes}
         return self.mesh.split(sizes, cuts, self.devices)
 
-    def side(self, tensor: PTensor, specs: Specs) -> Side:
+    def side(self, tensor: PTensor, specs: Specs) -> Sharding:
         """The boxes of a tensor on all devices, according to its spec."""
         views = []
         for part in self.storage(tensor, specs).parts:
@@ -149,7 +149,7 @@ class Prices:
             box = rv.Box(tuple(lo for lo, _ in bounds), tuple(hi for _, hi in bounds))
             assert part.device is not None, "the parts of a mesh have devices"
             views.append((part.device, box, ()))
-        return Side.of(views)
+        return Sharding.of(views)
 
 
 def _longest(axes: Axes) -> tuple[int, Axes]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from superscaler_core.program.side import Side
+from superscaler_core.program.sharding import Sharding
 
 FULL, REDUCE, REPLICATE = "Full", "Reduce", "Replicate"
 
@@ -30,7 +30,7 @@ def is_gather(form: str) -> bool:
     return form.startswith("Gather")
 
 
-def form_of(side: Side, shape: Sequence[int], *, is_read: bool) -> str:
+def form_of(side: Sharding, shape: Sequence[int], *, is_read: bool) -> str:
     """The form of one end of a tensor (writers or readers); ends of one form have equal boxes.
 
     Args:

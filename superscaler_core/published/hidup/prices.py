@@ -12,7 +12,7 @@ from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import OpSplit
 from superscaler_core.planners.space.groups import decides
-from superscaler_core.program.side import sides_of
+from superscaler_core.program.sharding import shardings_of
 from superscaler_core.published.hidup.forms import FULL, REDUCE, REPLICATE, form_of, is_gather
 from superscaler_core.published.hidup.recurrence import DuplexStage
 
@@ -137,8 +137,8 @@ class PublishedPrices:
     ) -> DuplexStage:
         """One communication of the whole tensor; the two forms say which."""
         writer, (op, position) = self.graph.producer[tensor], reader
-        src = sides_of(writer.form, from_split).outputs[writer.outputs.index(tensor)]
-        dst = sides_of(op.form, to_split).inputs[position]
+        src = shardings_of(writer.form, from_split).outputs[writer.outputs.index(tensor)]
+        dst = shardings_of(op.form, to_split).inputs[position]
         before = form_of(src, tensor.shape, is_read=False)
         return self._reform(tensor, before, form_of(dst, tensor.shape, is_read=True))
 
@@ -146,7 +146,7 @@ class PublishedPrices:
         """``Full`` (or ``Gather`` if stored in pieces) to ``Replicate``; other forms are free."""
         op, position = reader
         tensor = op.inputs[position]
-        form = form_of(sides_of(op.form, split).inputs[position], tensor.shape, is_read=True)
+        form = form_of(shardings_of(op.form, split).inputs[position], tensor.shape, is_read=True)
         if form != REPLICATE:
             return DuplexStage()
         return self._reform(tensor, FULL if storage is None else "Gather", REPLICATE)

@@ -15,7 +15,7 @@ from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
 from superscaler_core.plan import Device, OpSplit, Overlap, Plan
 from superscaler_core.planners.space.choices import Choice, choices_of
 from superscaler_core.planners.space.groups import OpGroup, groups_of, likeness
-from superscaler_core.program.side import sides_of
+from superscaler_core.program.sharding import shardings_of
 from superscaler_core.published.hidup.forms import REPLICATE, form_of
 from superscaler_core.published.hidup.prices import FormPrices, Reader
 from superscaler_core.published.hidup.problem import (
@@ -220,13 +220,13 @@ class PricedForms:
     # --- forms ----------------------------------------------------------------------------------
 
     def _form_read(self, op: Op, position: int, split: OpSplit) -> Form:
-        side = sides_of(op.form, split).inputs[position]
-        return form_of(side, op.inputs[position].shape, is_read=True)
+        sharding = shardings_of(op.form, split).inputs[position]
+        return form_of(sharding, op.inputs[position].shape, is_read=True)
 
     def _form_written(self, tensor: PTensor, split: OpSplit) -> Form:
         writer = self.prices.graph.producer[tensor]
-        side = sides_of(writer.form, split).outputs[writer.outputs.index(tensor)]
-        return form_of(side, tensor.shape, is_read=False)
+        sharding = shardings_of(writer.form, split).outputs[writer.outputs.index(tensor)]
+        return form_of(sharding, tensor.shape, is_read=False)
 
     @cached_property
     def _reforms(self) -> Mapping[int, Mapping[tuple[Form, Form], DuplexStage]]:

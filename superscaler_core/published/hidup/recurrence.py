@@ -12,7 +12,8 @@ BACKWARDS: Mapping[str, Callable[[float, float, float], float]] = {
 }
 """Rules for the seconds that a stage's backward adds. Their arguments are the computing that the
 backward of the stage before left (``debt``), and the stage's own communication and computing.
-``committed`` is the rule that the published code runs: nothing overlaps. ``woven`` is in a comment
+``committed`` is the rule that the published code runs: nothing overlaps. ``overlapped`` is in a
+comment
 of that code, and is what ``Overlap(duplex=True)`` does."""
 
 

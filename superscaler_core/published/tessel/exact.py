@@ -15,12 +15,12 @@ from superscaler_core.published.tessel.in_list import RULES, in_list
 from superscaler_core.published.tessel.problem import Problem, Starts
 from superscaler_core.published.tessel.reading import ScheduleRequest
 from superscaler_core.schedules.dataflow import Edges
-from superscaler_core.schedules.schedule import Route, Schedule
+from superscaler_core.schedules.schedule import Schedule, WorkerRoute
 from superscaler_core.schedules.timeline import Durations, Time, timeline
 
 
 def exact_schedule(
-    routes: Sequence[Route],
+    routes: Sequence[WorkerRoute],
     durations: Durations,
     num_microbatches: int,
     memory_limit: Time | Sequence[Time] | None = None,
@@ -64,7 +64,7 @@ def exact_schedule(
 
 def is_shortest(
     schedule: Schedule,
-    routes: Sequence[Route],
+    routes: Sequence[WorkerRoute],
     durations: Durations,
     memory_limit: Time | Sequence[Time] | None = None,
     *,

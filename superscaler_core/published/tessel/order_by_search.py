@@ -11,13 +11,13 @@ from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.plan import Placement, Plan, Stage
 from superscaler_core.published.tessel import search_schedule
 from superscaler_core.schedules import ActionKind
-from superscaler_core.schedules.schedule import Route
+from superscaler_core.schedules.schedule import WorkerRoute
 from superscaler_core.schedules.timeline import Durations, Time
 
 
 def order_by_search(
     plan: Plan,
-    routes: Sequence[Route],
+    routes: Sequence[WorkerRoute],
     placement: Placement,
     microbatches: int,
     memory_limit: Time | Sequence[Time] | None = None,

@@ -13,7 +13,7 @@ from superscaler_core.published.tessel.problem import Problem, Task
 from superscaler_core.schedules.action import ActionKind
 from superscaler_core.schedules.dataflow import Edges
 from superscaler_core.schedules.errors import ScheduleError, require_counts
-from superscaler_core.schedules.schedule import Route
+from superscaler_core.schedules.schedule import WorkerRoute
 from superscaler_core.schedules.timeline import Durations, Time, duration_of
 
 _FORWARD, _BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -24,7 +24,7 @@ _INPUTS, _WEIGHTS = ActionKind.INPUTS, ActionKind.WEIGHTS
 class ScheduleRequest:
     """The arguments of a search; see ``search_schedule``."""
 
-    routes: tuple[Route, ...]
+    routes: tuple[WorkerRoute, ...]
     durations: Durations
     num_microbatches: int
     memory_limit: Time | Sequence[Time] | None = None
@@ -53,7 +53,7 @@ class ScheduleRequest:
             )
 
     @property
-    def _taken(self) -> tuple[Route, ...]:
+    def _taken(self) -> tuple[WorkerRoute, ...]:
         return self.routes[: self.num_microbatches]
 
     @property

@@ -10,7 +10,7 @@ from superscaler_core.published.tessel.exact import best_in_list, shortest, star
 from superscaler_core.published.tessel.reading import ScheduleRequest
 from superscaler_core.published.tessel.repetend import repeated
 from superscaler_core.schedules.dataflow import Edges
-from superscaler_core.schedules.schedule import Route, Schedule
+from superscaler_core.schedules.schedule import Schedule, WorkerRoute
 from superscaler_core.schedules.timeline import Durations, Time, timeline
 
 MAX_PERIOD_COUNTS = 200
@@ -24,7 +24,7 @@ deadline, a quarter of this number."""
 
 
 def search_schedule(
-    routes: Sequence[Route],
+    routes: Sequence[WorkerRoute],
     durations: Durations,
     num_microbatches: int,
     memory_limit: Time | Sequence[Time] | None = None,

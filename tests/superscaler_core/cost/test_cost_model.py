@@ -13,11 +13,11 @@ from superscaler_core.cost import (
     CostModel,
     Kept,
     cost_model,
+    move_times,
     split_memory,
     together,
-    ways,
 )
-from superscaler_core.cost.wire import CallSecs
+from superscaler_core.cost.comm_cost import CallSecs
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import OpSplit
 from superscaler_core.schedules import one_f_one_b
@@ -202,7 +202,7 @@ def test_equal_layers_share_one_cached_cost() -> None:
 
 
 def test_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cost_model, ways, split_memory):
+    for module in (cost_model, move_times, split_memory):
         monkeypatch.setattr(module, "MAX_PRICES", 2)
     costs = costs_of()
     first, act, *_ = costs.graph.ops
@@ -216,9 +216,9 @@ def test_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         costs.memory_cost(first, split, Kept.SAVED)
     caches = [
         costs._op_costs,
-        costs._ways.edge,
-        costs._ways.between,
-        costs._ways.sync,
+        costs._move_times.edge,
+        costs._move_times.between,
+        costs._move_times.sync,
         costs._memory._costs,
     ]
     assert [cache.cache_info().currsize for cache in caches] == [2] * 5

@@ -73,8 +73,8 @@ def test_co_shard_does_not_change_the_transfers_of_a_plan(case: Case) -> None:
     plain, shared = (
         replace(case, knobs={**case.knobs, **more}).compiled() for more in ({"parts": 1}, {})
     )
-    for legs in (forward, backward, fetches, reductions):
-        assert moving(legs(shared)) == moving(legs(plain))
+    for sub_transfers in (forward, backward, fetches, reductions):
+        assert moving(sub_transfers(shared)) == moving(sub_transfers(plain))
     if case.num_devices == 1:
         assert not moving([*forward(shared), *backward(shared), *reductions(shared)])
 

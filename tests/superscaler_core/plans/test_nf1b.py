@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.program.event import Carry
+from superscaler_core.program.event import P2PSend
 from superscaler_core.schedules import Schedule, ScheduleError, nf1b, one_f_one_b, timeline
 from tests.superscaler_core.training import Case, train_alone
 
@@ -83,12 +83,12 @@ def test_invalid_counts_of_nf1b_raise_schedule_error(
 
 def test_recycled_tensors_go_from_last_to_first_stage_once_per_turn() -> None:
     made = Case("nf1b", 2, {"microbatches": 3, "recycle": 4}, model="evoformer").compiled()
-    carried = [event for event in made.materialized.events if isinstance(event, Carry)]
-    edges = {event.name: made.materialized.edge(event.name) for event in carried}
-    back = [e for e in carried if edges[e.name].recycles is not None]
+    sent = [event for event in made.materialized.events if isinstance(event, P2PSend)]
+    edges = {event.name: made.materialized.edge(event.name) for event in sent}
+    back = [e for e in sent if edges[e.name].recycles is not None]
     assert {(edges[e.name].src_stage, edges[e.name].dst_stage) for e in back} == {(1, 0)}
     assert len(back) == 2 * 4 * 3  # alignment and pairs, turns, microbatches
-    onward = [e for e in carried if edges[e.name].recycles is None]
+    onward = [e for e in sent if edges[e.name].recycles is None]
     assert len([e for e in onward if not e.is_back]) == 2 * (4 + 1) * 3
     assert len([e for e in onward if e.is_back]) == 2 * 3
 

@@ -96,7 +96,13 @@ def test_megatron_sp_sends_as_many_activation_bytes_as_megatron() -> None:
     made = [Case(name, NUM).compiled() for name in ("megatron", "megatron_sp")]
     # Scalars are left out: megatron_sp also adds up the numbers of labels of all devices.
     volumes = [
-        sent_bytes([leg for leg in (*forward(one), *backward(one)) if leg.src.shape])
+        sent_bytes(
+            [
+                sub_transfer
+                for sub_transfer in (*forward(one), *backward(one))
+                if sub_transfer.src.shape
+            ]
+        )
         for one in made
     ]
     assert volumes[0] == volumes[1] > 0

@@ -13,7 +13,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from superscaler_core.program.bound import check_bound
-from superscaler_core.program.event import Carry
+from superscaler_core.program.event import P2PSend
 from superscaler_core.program.freed import freed_block
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.rewrites import rewritten
@@ -115,7 +115,7 @@ def test_updates_apply_the_gradients_of_the_microbatches_of_the_plan() -> None:
     order = text.index("order:")
     names = {"0B1": "0B2", "0B2": "0B1"}
     offloaded = re.sub("0B[12]", lambda found: names[found[0]], text[order:])
-    with pytest.raises(PlanError, match=r"carried-back|applies gradients of microbatches \[2\]"):
+    with pytest.raises(PlanError, match=r"sent-back|applies gradients of microbatches \[2\]"):
         original.with_program(StepProgram.parse(text[:order] + offloaded))
 
 
@@ -178,7 +178,7 @@ def test_communication_of_the_step_in_a_stage_of_other_devices_is_refused() -> N
 
 def test_a_transfer_that_the_plan_does_not_have_is_refused() -> None:
     own = compiled("stages")
-    name = next(event.name for event in own.step_program.events if isinstance(event, Carry))
+    name = next(event.name for event in own.step_program.events if isinstance(event, P2PSend))
     text = re.sub(rf"\b{name}\b", "e99", str(own.step_program))
     with pytest.raises(PlanError, match=r"e99 on .*: the plan has no such instruction"):
         own.with_program(StepProgram.parse(text))

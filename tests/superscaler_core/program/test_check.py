@@ -14,7 +14,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program import check as check_module
 from superscaler_core.program.check import representatives
 from superscaler_core.program.effect import effects_of
-from superscaler_core.program.event import Carry
+from superscaler_core.program.event import P2PSend
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import Phase, Verb
@@ -86,12 +86,12 @@ def without(text: str, *lines: str) -> str:
     return text
 
 
-def late_carry(text: str) -> str:
+def late_send(text: str) -> str:
     """A text whose first transfer stands behind its reader."""
     lines = text.splitlines()
-    carry = next(line for line in lines if line.startswith("  carry "))
-    lines.remove(carry)
-    lines.insert(lines.index("  1F0") + 1, carry)
+    p2p_send = next(line for line in lines if line.startswith("  p2p "))
+    lines.remove(p2p_send)
+    lines.insert(lines.index("  1F0") + 1, p2p_send)
     return "\n".join(lines)
 
 
@@ -165,16 +165,16 @@ NAMED: dict[str, tuple[str, Callable[[str], str], str]] = {
         lambda t: t.replace("  reduce w0 on 0,1\n", "  reduce w0 on 0,1 keeps 2\n"),
         "only updates keep versions",
     ),
-    "a carry after its reader": ("stages", late_carry, "carried:.*: no transfer has brought it"),
-    "no carry": (
+    "a P2P send after its reader": ("stages", late_send, "sent:.*: no transfer has brought it"),
+    "no P2P send": (
         "stages",
-        lambda t: lines_without(t, "carry"),
-        "carried:.*: no transfer has brought it",
+        lambda t: lines_without(t, "p2p"),
+        "sent:.*: no transfer has brought it",
     ),
-    "no carry and no carry back": (
+    "no P2P send, forward and back": (
         "stages",
-        lambda t: lines_without(lines_without(t, "carry"), "carry-back"),
-        "carried:.*: no transfer has brought it",
+        lambda t: lines_without(lines_without(t, "p2p"), "p2p-back"),
+        "sent:.*: no transfer has brought it",
     ),
 }
 """By name, the mechanism of a program, a change of its text, and what the check says."""
@@ -278,7 +278,9 @@ def test_an_instruction_is_refused_before_the_step_or_after_it(kind: Verb, phase
 def test_a_transfer_is_refused_if_it_is_missing_or_twice(is_back: bool) -> None:
     program = compiled("stages").step_program
     events = program.events
-    number = next(n for n, e in enumerate(events) if isinstance(e, Carry) and e.is_back == is_back)
+    number = next(
+        n for n, e in enumerate(events) if isinstance(e, P2PSend) and e.is_back == is_back
+    )
     with pytest.raises(PlanError, match="no transfer has brought it"):
         replace(program, events=(*events[:number], *events[number + 1 :])).check()
     with pytest.raises(PlanError, match="its stage has not left it"):

@@ -21,7 +21,7 @@ from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.memory.memory import memory_of
 from superscaler_core.plans import PLANS as SPROGRAMS
-from superscaler_core.program.duplex import duplex, woven
+from superscaler_core.program.duplex import duplex, overlapped
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.operands import Operands, instruction_of
 from superscaler_core.program.step_program import StepProgram
@@ -52,9 +52,9 @@ OTHERS = [
 ]
 
 
-WOVEN = [replace(case, overlap=DUPLEX) for case in (*PLANS, *OTHERS)]
-WOVEN += [replace(case, overlap=ALL) for case in (*PLANS[1::2], PLANS[4], OTHERS[1])]
-WOVEN += [Case("swap", 2, overlap=DUPLEX)]
+OVERLAPPED = [replace(case, overlap=DUPLEX) for case in (*PLANS, *OTHERS)]
+OVERLAPPED += [replace(case, overlap=ALL) for case in (*PLANS[1::2], PLANS[4], OTHERS[1])]
+OVERLAPPED += [Case("swap", 2, overlap=DUPLEX)]
 
 
 class Normed(nn.Module):
@@ -104,7 +104,7 @@ def test_buffers_that_both_halves_would_need_at_once_raise_plan_error() -> None:
         normed("zero3", 2)
 
 
-@pytest.mark.parametrize("case", WOVEN, ids=str)
+@pytest.mark.parametrize("case", OVERLAPPED, ids=str)
 def test_duplex_plans_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     case = replace(case, num_steps=2)
     program = case.compiled().step_program
@@ -226,7 +226,7 @@ def by_stages(secs: Iterable[tuple[int, int]]) -> int:
 
 
 def halves_of(secs: Sequence[tuple[int, int]]) -> Iterable[StepInstruction]:
-    return woven(*(tuple(replace(i, half=h) for i in stages(secs)) for h in (0, 1)))
+    return overlapped(*(tuple(replace(i, half=h) for i in stages(secs)) for h in (0, 1)))
 
 
 def test_hidups_example_takes_27_instead_of_40() -> None:
@@ -256,7 +256,7 @@ def largest_segment(compiled: ss.Compiled, device: int) -> int:
     )
 
 
-MEMORY = [case for case in WOVEN if case.model != "evoformer" and case.plan != "swap"]
+MEMORY = [case for case in OVERLAPPED if case.model != "evoformer" and case.plan != "swap"]
 
 
 @pytest.mark.parametrize("case", MEMORY, ids=str)

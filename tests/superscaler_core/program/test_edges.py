@@ -26,13 +26,13 @@ def routes(made: Materialized) -> list[tuple[str, str, str]]:
 
 
 def route(edge: Edge) -> str:
-    (leg,) = edge.forward
-    return "" if leg.is_idle else f"{leg.src.rvd} -> {leg.dst.rvd}"
+    (sub_transfer,) = edge.forward
+    return "" if sub_transfer.is_idle else f"{sub_transfer.src.rvd} -> {sub_transfer.dst.rvd}"
 
 
 def route_back(edge: Edge) -> str:
-    (leg,) = edge.backward
-    return "" if leg.is_idle else f"{leg.src.rvd} -> {leg.dst.rvd}"
+    (sub_transfer,) = edge.backward
+    return "" if sub_transfer.is_idle else f"{sub_transfer.src.rvd} -> {sub_transfer.dst.rvd}"
 
 
 def test_equal_splits_need_no_edge() -> None:
@@ -59,8 +59,11 @@ def test_change_of_the_split_dim_is_an_all_to_all_in_both_directions() -> None:
 def test_batch_split_sums_the_gradients_of_weights() -> None:
     made = materialize(planned(up="b", act="b", down="b", loss="b"))
     for use in made.weights.uses:
-        (leg,) = use.reduce
-        assert (str(leg.src.rvd), str(leg.dst.rvd)) == ("R(1)V(2)D(1,1)", "R(2)V(1)D(1,1)")
+        (sub_transfer,) = use.reduce
+        assert (str(sub_transfer.src.rvd), str(sub_transfer.dst.rvd)) == (
+            "R(1)V(2)D(1,1)",
+            "R(2)V(1)D(1,1)",
+        )
         assert use.is_stored
 
 
@@ -70,9 +73,9 @@ def test_tied_weight_on_two_devices_sums_the_gradients_of_both_uses() -> None:
         for op in stage.ops:
             plan.op_assign(op, stage.index)
     use = next(u for u in materialize(plan).weights.uses if u.tensor.name == "up.weight")
-    (leg,) = use.reduce
-    assert str(leg.src) == "R(1)V(2)D(1,1) shape(8,6) ranks(0,1)"
-    assert str(leg.dst) == "R(2)V(1)D(1,1) shape(8,6) ranks(0,1)"
+    (sub_transfer,) = use.reduce
+    assert str(sub_transfer.src) == "R(1)V(2)D(1,1) shape(8,6) ranks(0,1)"
+    assert str(sub_transfer.dst) == "R(2)V(1)D(1,1) shape(8,6) ranks(0,1)"
 
 
 def test_several_tensors_cross_between_two_stages() -> None:
@@ -113,7 +116,11 @@ def test_parts_on_one_device_send_nothing(chunks: int) -> None:
         if loop:
             plan.op_trans(op, ss.split(loop, chunks))
     made = materialize(on_one(plan))
-    assert all(leg.is_idle for edge in made.edges.all for leg in (*edge.forward, *edge.backward))
+    assert all(
+        sub_transfer.is_idle
+        for edge in made.edges.all
+        for sub_transfer in (*edge.forward, *edge.backward)
+    )
 
 
 def table_model() -> ss.Graph:
@@ -133,8 +140,8 @@ def test_gradients_of_ops_that_read_only_weights_are_reduced_at_the_weight() -> 
         plan.spread(op, plan.devices, [ss.Axis(2, (plan.dims.batch,))])
     made = materialize(plan)
     assert made.edges.all == ()
-    (leg,) = made.weights.uses[0].reduce
-    assert str(leg.src) == "R(1)V(2)D(1) shape(3) ranks(0,1)"
+    (sub_transfer,) = made.weights.uses[0].reduce
+    assert str(sub_transfer.src) == "R(1)V(2)D(1) shape(3) ranks(0,1)"
 
 
 @pytest.mark.parametrize(("module", "loop"), [("down", "k"), ("up", "b")])

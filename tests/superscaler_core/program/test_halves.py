@@ -251,7 +251,7 @@ def test_microbatch_with_two_backwards_raises_plan_error() -> None:
         blocks={**made.blocks, **whole.blocks},
         events=(*made.events, Action(ActionKind.BACKWARD, 0, 0)),
     )
-    with pytest.raises(PlanError, match=r"carried-back:e\d+ is not there"):
+    with pytest.raises(PlanError, match=r"sent-back:e\d+ is not there"):
         both.check()
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 import rvdcomm as rv
-from superscaler_core.cost.wire import Wires
+from superscaler_core.cost.comm_cost import CommCosts
 from superscaler_core.program.moved_home import moved_home
 from superscaler_core.program.transfer import Transfer
 
@@ -42,12 +42,12 @@ def test_moved_transfer_has_the_cost_of_the_original(seed: int, method: str) -> 
     other = ranks if seed % 2 else tuple(rng.sample(range(16), 4))
     ends = rng.sample(ENDS, 2)
     src, dst = (rv.Layout((8, 12), e, r) for e, r in zip(ends, (ranks, other), strict=True))
-    leg = Transfer(rv.Box((0, 0), (8, 12)), src, dst, "float32")
-    wires = Wires(HOSTS)
-    planned = wires._planned if method == "rvd" else wires._pulled
+    sub_transfer = Transfer(rv.Box((0, 0), (8, 12)), src, dst, "float32")
+    comm_costs = CommCosts(HOSTS)
+    planned = comm_costs._planned if method == "rvd" else comm_costs._pulled
     steps = planned(src, dst, "float32")
-    assert wires._steps_of((src, dst, "float32"), method) == tuple(steps)
+    assert comm_costs._steps_of((src, dst, "float32"), method) == tuple(steps)
     plan = rv.plan(src, dst, "float32", HOSTS, executor="dist")
     moved = rv.plan(*moved_home(src, dst, HOSTS)[:2], "float32", HOSTS, executor="dist")
     assert plan.cost == moved.cost
-    assert wires.secs(leg, method).devices == tuple(sorted({*ranks, *other}))
+    assert comm_costs.secs(sub_transfer, method).devices == tuple(sorted({*ranks, *other}))

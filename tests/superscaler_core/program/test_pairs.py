@@ -10,7 +10,7 @@ import pytest
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
-from superscaler_core.program.event import Carry, Woven, actions_in
+from superscaler_core.program.event import Overlapped, P2PSend, actions_in
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.schedules import Action
 from superscaler_core.simulator import simulate
@@ -18,23 +18,23 @@ from tests.superscaler_core.training import Case, errors_on_threads
 
 PAIRS = ss.Overlap(pairs=True)
 GPT = {"layers": 4}
-WOVEN = [
+OVERLAPPED = [
     Case("dualpipe_v", 2, {"pp": 1, "tp": 2, "microbatches": 4}, sizes=GPT),
     Case("dualpipe", 4, {"pp": 2, "tp": 2, "microbatches": 4}, sizes=GPT),
     Case("dualpipe_v", 4, {"pp": 2, "tp": 2, "microbatches": 5}, sizes=GPT, optimizer="adamw"),
     Case("dualpipe_v", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes={**GPT, "tied": True}),
     Case("dualpipe", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes={**GPT, "dropout": 0.0}),
 ]
-WOVEN = [replace(case, overlap=PAIRS, num_steps=2) for case in WOVEN]
-LARGE = replace(WOVEN[1], num_devices=8, knobs={"pp": 4, "tp": 2, "microbatches": 8})
+OVERLAPPED = [replace(case, overlap=PAIRS, num_steps=2) for case in OVERLAPPED]
+LARGE = replace(OVERLAPPED[1], num_devices=8, knobs={"pp": 4, "tp": 2, "microbatches": 8})
 OTHERS = ss.Overlap(prefetch=1, reductions=True, moves=True, pairs=True, bucket_bytes=1 << 12)
-MORE = [LARGE, replace(WOVEN[1], overlap=OTHERS), replace(WOVEN[2], overlap=OTHERS)]
+MORE = [LARGE, replace(OVERLAPPED[1], overlap=OTHERS), replace(OVERLAPPED[2], overlap=OTHERS)]
 
 
-@pytest.mark.parametrize("case", [*WOVEN, *MORE], ids=str)
+@pytest.mark.parametrize("case", [*OVERLAPPED, *MORE], ids=str)
 def test_plans_with_pairs_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     program = case.compiled().step_program
-    assert any(isinstance(event, Woven) for event in program.events)
+    assert any(isinstance(event, Overlapped) for event in program.events)
     program.check()
     assert StepProgram.parse(str(program)) == program
     # Not max(errors), which may ignore a NaN.
@@ -44,7 +44,7 @@ def test_plans_with_pairs_train_the_same_weights_as_one_device(case: Case, tmp_p
 # --- the order ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", WOVEN, ids=str)
+@pytest.mark.parametrize("case", OVERLAPPED, ids=str)
 def test_woven_events_are_the_pairs_of_the_schedule(case: Case) -> None:
     program, plan = case.compiled().step_program, case.planned()
     assert plan.schedule is not None
@@ -52,13 +52,13 @@ def test_woven_events_are_the_pairs_of_the_schedule(case: Case) -> None:
     found = {
         tuple((a.kind, a.microbatch, a.stage % plan.num_stages) for a in actions_in(event))
         for event in program.events
-        if isinstance(event, Woven)
+        if isinstance(event, Overlapped)
     }
     wanted = {tuple((a.kind, a.microbatch, a.stage) for a in pair) for pair in plan.schedule.pairs}
     assert found == wanted
 
 
-@pytest.mark.parametrize("case", WOVEN, ids=str)
+@pytest.mark.parametrize("case", OVERLAPPED, ids=str)
 def test_one_action_of_a_pair_computes_while_the_other_communicates(case: Case) -> None:
     """Between the start of a move and the wait for it, the other action computes."""
     hidden = 0
@@ -77,19 +77,19 @@ def test_one_action_of_a_pair_computes_while_the_other_communicates(case: Case) 
 
 def test_pairs_do_not_change_plans_without_communication_inside_stages() -> None:
     plain = Case("dualpipe", 2, {"microbatches": 4}, sizes={"layers": 2})
-    woven = replace(plain, overlap=PAIRS)
-    assert woven.compiled().step_program == plain.compiled().step_program
+    overlapped = replace(plain, overlap=PAIRS)
+    assert overlapped.compiled().step_program == plain.compiled().step_program
 
 
 def test_wrongly_woven_program_raises_plan_error() -> None:
-    program = WOVEN[1].compiled().step_program
+    program = OVERLAPPED[1].compiled().step_program
     key, block = next(iter(program.pairs.items()))
     for damaged in (block[1:], block[::-1]):
         with pytest.raises(PlanError, match=r"in the same order|not started|under way"):
             replace(program, pairs={**program.pairs, key: damaged}).check()
     with pytest.raises(PlanError, match="there is no block of such pairs"):
         replace(program, pairs={}).check()
-    last = [event for event in program.events if isinstance(event, Woven)][-1]
+    last = [event for event in program.events if isinstance(event, Overlapped)][-1]
     alone = tuple(last.second if event == last else event for event in program.events)
     with pytest.raises(PlanError, match=r"no F|F.* has to be run before"):
         replace(program, events=alone).check()
@@ -103,38 +103,38 @@ def test_pairs_together_with_duplex_raise_plan_error() -> None:
 # --- time and memory ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", WOVEN[:3], ids=str)
+@pytest.mark.parametrize("case", OVERLAPPED[:3], ids=str)
 def test_pairs_shorten_a_step_on_slow_links(case: Case) -> None:
     """It takes more than half: computation and communication only hide each other."""
     topology = rv.Topology.single_host(case.num_devices, 2e-5, 1e10)
-    plain, woven = (
+    plain, overlapped = (
         simulate(one.compiled(), "v100", topology).timeline.makespan
         for one in (replace(case, overlap=ss.Overlap()), case)
     )
-    assert plain / 2 < woven < 0.95 * plain
+    assert plain / 2 < overlapped < 0.95 * plain
 
 
 def test_simulation_runs_every_action_once_and_pairs_at_one_time() -> None:
     """Every action of the schedule has a run, and both actions of a pair have one time."""
-    case = WOVEN[1]
+    case = OVERLAPPED[1]
     compiled = case.compiled()
     found = simulate(compiled, "v100")
     runs = {ran.event: ran for ran in found.timeline.runs if isinstance(ran.event, Action)}
     assert set(runs) == {e for e in compiled.materialized.scheduled if isinstance(e, Action)}
     for event in compiled.step_program.events:
-        if isinstance(event, Woven):
+        if isinstance(event, Overlapped):
             first, second = runs[event.first], runs[event.second]
             assert (first.start, first.inside.ends) == (second.start, second.inside.ends)
             assert {span[0].half for span in first.inside.spans} == {0}
             assert {span[0].half for span in second.inside.spans} == {1}
 
 
-def test_carry_follows_the_action_that_produces_its_tensor() -> None:
-    compiled = WOVEN[1].compiled()
+def test_p2p_send_follows_the_action_that_produces_its_tensor() -> None:
+    compiled = OVERLAPPED[1].compiled()
     made: set[Action] = set()
     for event in compiled.step_program.events:
         made.update(actions_in(event))
-        edge = compiled.materialized.edge(event.name) if isinstance(event, Carry) else None
+        edge = compiled.materialized.edge(event.name) if isinstance(event, P2PSend) else None
         if edge is not None and not edge.result:
             kinds = {"B", "I"} if event.is_back else {"F"}
             stage = edge.dst_stage if event.is_back else edge.src_stage

@@ -76,10 +76,13 @@ def test_gradients_of_both_routes_are_summed_once_per_step() -> None:
     """A stage is on devices (0, 1) and (2, 3), and each of two devices has half of a matrix."""
     made = TWO_WAYS.compiled().materialized
     (use,) = (u for u in made.weights.uses if u.tensor.name == "layers.0.mlp.up.weight")
-    (leg,) = use.reduce
-    assert str(leg.src.rvd) == "R(1)V(2)D(2,1)"
-    assert str(leg.dst.rvd) == "R(2)V(1)D(2,1)"
-    assert [leg.src.cell(d).box == leg.src.cell(d + 2).box for d in (0, 1)] == [True, True]
+    (sub_transfer,) = use.reduce
+    assert str(sub_transfer.src.rvd) == "R(1)V(2)D(2,1)"
+    assert str(sub_transfer.dst.rvd) == "R(2)V(1)D(2,1)"
+    assert [sub_transfer.src.cell(d).box == sub_transfer.src.cell(d + 2).box for d in (0, 1)] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("zero1", [False, True])
@@ -94,7 +97,7 @@ def test_devices_hold_the_weights_of_two_stages(zero1: bool) -> None:
     )
     assert sum(twice) == sum(once) * (1 if zero1 else 2)
     assert twice == ([a + b for a, b in zip(once, once[::-1], strict=True)] if not zero1 else twice)
-    reading = [sum(use.side.num_elements.get(d, 0) for use in both.materialized.weights.uses)
+    reading = [sum(use.sharding.num_elements.get(d, 0) for use in both.materialized.weights.uses)
                for d in range(4)]  # fmt: skip
     assert [8 * n for n in reading] == [a + b for a, b in zip(once, once[::-1], strict=True)]
 
@@ -102,10 +105,13 @@ def test_devices_hold_the_weights_of_two_stages(zero1: bool) -> None:
 def test_stage_on_one_worker_for_two_routes_has_its_weights_once() -> None:
     made = REPLICATED.compiled().materialized
     assert made.plan.num_routes == 2
-    reading = [use for use in made.weights.uses if 2 in use.side.shards]
+    reading = [use for use in made.weights.uses if 2 in use.sharding.shards]
     assert reading
     assert {use.number for use in reading} == {0}
-    assert all(use.is_stored and all(leg.is_idle for leg in use.reduce) for use in reading)
+    assert all(
+        use.is_stored and all(sub_transfer.is_idle for sub_transfer in use.reduce)
+        for use in reading
+    )
 
 
 # --- training -----------------------------------------------------------------------------------

@@ -164,9 +164,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[tuple[s
 
 def idle(made: Materialized) -> set[tuple[str, str]]:
     """Directions of edges that move nothing; generated code assigns instead of calling."""
-    legs = [("move", edge.name, edge.forward) for edge in made.edges.all]
-    legs += [("move_back", edge.name, edge.backward) for edge in made.edges.all]
-    return {(call, name) for call, name, way in legs if len(way) == 1 and way[0].is_idle}
+    sub_transfers = [("move", edge.name, edge.forward) for edge in made.edges.all]
+    sub_transfers += [("move_back", edge.name, edge.backward) for edge in made.edges.all]
+    return {(call, name) for call, name, way in sub_transfers if len(way) == 1 and way[0].is_idle}
 
 
 def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
@@ -180,7 +180,7 @@ def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
             uses = [
                 use.name
                 for use in made.uses_of(i)
-                if device in use.storage.shards or device in use.side.shards
+                if device in use.storage.shards or device in use.sharding.shards
             ]
             name = uses[0]
         if i.kind is Verb.UPDATE:
@@ -278,7 +278,9 @@ def test_swap_in_without_swap_out_raises_plan_error() -> None:
         key: tuple(i for i in block if i.kind is not Verb.OFFLOAD)
         for key, block in made.blocks.items()
     }
-    with pytest.raises(PlanError, match=r"reload stage0_segment.*nothing has copied it to host memory"):
+    with pytest.raises(
+        PlanError, match=r"reload stage0_segment.*nothing has copied it to host memory"
+    ):
         replace(made, blocks=blocks).check()
 
 

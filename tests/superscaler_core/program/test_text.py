@@ -59,7 +59,7 @@ def test_every_change_that_the_check_accepts_is_read_back(mechanism: str) -> Non
             "another line",
         ),
         (lambda t: t.replace("on 0,1", f"on 0,{'1' * 5000}", 1), "line 1"),
-        (lambda t: t.replace("  0F0", "  carry e3 0 v1\n  0F0"), "an event without a version"),
+        (lambda t: t.replace("  0F0", "  p2p e3 0 v1\n  0F0"), "an event without a version"),
     ],
 )
 def test_a_text_that_is_no_program_is_refused_with_its_line(

@@ -7,7 +7,7 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.program.side import Side, View
+from superscaler_core.program.sharding import HeldBox, Sharding
 from superscaler_core.program.transfer import Transfer, transfers
 from tests.superscaler_core.small import two_linears
 
@@ -18,27 +18,29 @@ def box(text: str) -> rv.Box:
     return rv.Box.parse(text)
 
 
-def side(num_summands: int, *views: tuple[int, str, int]) -> Side:
-    return Side(num_summands, tuple(sorted(View(d, box(b), k) for d, b, k in views)))
+def sharding(num_summands: int, *views: tuple[int, str, int]) -> Sharding:
+    return Sharding(num_summands, tuple(sorted(HeldBox(d, box(b), k) for d, b, k in views)))
 
 
 WHOLE = "[0:6,0:4]"
-REPLICAS = side(1, *((d, WHOLE, 0) for d in range(4)))
-SUMMANDS = side(4, *((d, WHOLE, d) for d in range(4)))
-ROWS = side(1, (0, "[0:3,0:4]", 0), (1, "[3:6,0:4]", 0))
-UNEVEN = side(1, (0, "[0:1,0:4]", 0), (1, "[1:6,0:4]", 0))
-GRID = side(
+REPLICAS = sharding(1, *((d, WHOLE, 0) for d in range(4)))
+SUMMANDS = sharding(4, *((d, WHOLE, d) for d in range(4)))
+ROWS = sharding(1, (0, "[0:3,0:4]", 0), (1, "[3:6,0:4]", 0))
+UNEVEN = sharding(1, (0, "[0:1,0:4]", 0), (1, "[1:6,0:4]", 0))
+GRID = sharding(
     1,
     *((2 * i + j, f"[{3 * i}:{3 * i + 3},{2 * j}:{2 * j + 2}]", 0) for i in (0, 1) for j in (0, 1)),
 )
-MIXED = side(2, (0, "[0:3,0:4]", 0), (1, "[0:3,0:4]", 1), (2, "[3:6,0:4]", 0), (3, "[3:6,0:4]", 1))
-HALO = side(1, (0, "[0:4,0:4]", 0), (1, "[2:6,0:4]", 0))
-HALO_GRADS = side(2, (0, "[0:4,0:4]", 0), (1, "[2:6,0:4]", 1))
-STRIDED = side(
+MIXED = sharding(
+    2, (0, "[0:3,0:4]", 0), (1, "[0:3,0:4]", 1), (2, "[3:6,0:4]", 0), (3, "[3:6,0:4]", 1)
+)
+HALO = sharding(1, (0, "[0:4,0:4]", 0), (1, "[2:6,0:4]", 0))
+HALO_GRADS = sharding(2, (0, "[0:4,0:4]", 0), (1, "[2:6,0:4]", 1))
+STRIDED = sharding(
     1, (0, "[0:1,0:4]", 0), (1, "[1:2,0:4]", 0), (0, "[2:4,0:4]", 0), (1, "[4:6,0:4]", 0)
 )
-TWO_SUMS_EACH = side(4, *((d // 2, WHOLE, d) for d in range(4)))
-LOPSIDED = side(2, (0, WHOLE, 0), (1, WHOLE, 1), (2, WHOLE, 1))
+TWO_SUMS_EACH = sharding(4, *((d // 2, WHOLE, d) for d in range(4)))
+LOPSIDED = sharding(2, (0, WHOLE, 0), (1, WHOLE, 1), (2, WHOLE, 1))
 
 ENDS = {
     "replicas": REPLICAS, "summands": SUMMANDS, "rows": ROWS, "uneven": UNEVEN, "grid": GRID,
@@ -49,7 +51,7 @@ ENDS = {
 WRITTEN = [name for name in ENDS if name != "halo"]
 
 
-def moved(src: Side, dst: Side) -> None:
+def moved(src: Sharding, dst: Sharding) -> None:
     """Simulate all transfers and compare the result of every device with the whole tensor."""
     generator = np.random.default_rng(0)
     summands = generator.integers(1, 9, (max(k for _, k in src.held) + 1, *SHAPE)).astype(float)
@@ -115,13 +117,13 @@ def test_side_that_forms_no_layout_moves_in_regions_that_tile_the_tensor(end: st
     assert all(a.box.intersect(b.box) is None for a, b in itertools.combinations(found, 2))
 
 
-def chain(num: int) -> tuple[Side, Side]:
+def chain(num: int) -> tuple[Sharding, Sharding]:
     """Rows of a chain of devices, and the same rows with one row of each neighbour."""
     rows = [(2 * d, 2 * d + 2) for d in range(num)]
     halos = [(max(0, lo - 1), min(2 * num, hi + 1)) for lo, hi in rows]
     return (
-        side(1, *((d, f"[{lo}:{hi},0:4]", 0) for d, (lo, hi) in enumerate(rows))),
-        side(num, *((d, f"[{lo}:{hi},0:4]", d) for d, (lo, hi) in enumerate(halos))),
+        sharding(1, *((d, f"[{lo}:{hi},0:4]", 0) for d, (lo, hi) in enumerate(rows))),
+        sharding(num, *((d, f"[{lo}:{hi},0:4]", d) for d, (lo, hi) in enumerate(halos))),
     )
 
 
@@ -151,7 +153,7 @@ def test_halo_exchange_of_a_chain_takes_a_constant_number_of_rounds(
 
 
 def test_overlapping_partial_sums_raise_plan_error() -> None:
-    src = side(3, (0, WHOLE, 0), (0, WHOLE, 1), (1, WHOLE, 1), (1, WHOLE, 2))
+    src = sharding(3, (0, WHOLE, 0), (0, WHOLE, 1), (1, WHOLE, 1), (1, WHOLE, 2))
     match = r"is the sum of 3 summands, .*: 0\+1 on \[0\], 1\+2 on \[1\]; put parts of one sum on"
     with pytest.raises(ss.PlanError, match=match):
         transfers(src, REPLICAS, SHAPE, "float64")
@@ -160,18 +162,20 @@ def test_overlapping_partial_sums_raise_plan_error() -> None:
 @pytest.mark.parametrize("end", sorted(ENDS))
 def test_the_order_of_views_does_not_matter(end: str) -> None:
     views = ENDS[end].views
-    assert Side.joined([Side(ENDS[end].num_summands, views)]) == ENDS[end]
+    assert Sharding.joined([Sharding(ENDS[end].num_summands, views)]) == ENDS[end]
 
 
 def test_summands_are_numbered_from_zero() -> None:
     plan = ss.Plan(two_linears(), [0, 1, 2])
     parts = plan.op_trans(plan.graph.ops[0], ss.split("k", 3))
-    made = Side.of((device, *part.form.outputs[0]) for device, part in enumerate(reversed(parts)))
+    made = Sharding.of(
+        (device, *part.form.outputs[0]) for device, part in enumerate(reversed(parts))
+    )
     assert made.num_summands == 3
     assert [view.summand for view in made.views] == [2, 1, 0]
 
 
 def test_joined_sides_add_up_their_summands() -> None:
-    both = Side.joined([SUMMANDS, REPLICAS])
+    both = Sharding.joined([SUMMANDS, REPLICAS])
     assert both.num_summands == 5
     assert both.shards[2].held == {(box(WHOLE), 2), (box(WHOLE), 4)}

@@ -27,7 +27,7 @@ from superscaler_core.schedules import (
     timeline,
 )
 from superscaler_core.schedules.action import ActionKind
-from superscaler_core.schedules.schedule import Route
+from superscaler_core.schedules.schedule import WorkerRoute
 from superscaler_core.schedules.timeline import EQUAL, Durations, Time
 from tests.superscaler_core.schedule_rows import TWICE
 
@@ -56,7 +56,7 @@ def peak(row: tuple[Action, ...]) -> int:
 
 
 def brute_force(
-    routes: Sequence[Route],
+    routes: Sequence[WorkerRoute],
     durations: Durations,
     num_microbatches: int,
     limit: int | None,
@@ -105,7 +105,7 @@ SMALL = [
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("routes, kinds, num_microbatches, limit, edges", SMALL)
 def test_exact_search_equals_brute_force(
-    routes: tuple[Route, ...],
+    routes: tuple[WorkerRoute, ...],
     kinds: str,
     num_microbatches: int,
     limit: int | None,
@@ -159,7 +159,7 @@ def test_exact_search_reaches_the_makespan_of_interleaved() -> None:
     ids=["ZB-H1", "ZB-H2", "ZB-V"],
 )
 def test_exact_search_reaches_the_makespan_of_zero_bubble(
-    routes: tuple[Route, ...], limit: int, makespan: int
+    routes: tuple[WorkerRoute, ...], limit: int, makespan: int
 ) -> None:
     found = exact_schedule(routes, HALVES, 8, limit)
     assert timeline(found, HALVES).makespan == makespan

@@ -18,7 +18,7 @@ from superscaler_core.published.tessel.exact import best_in_list, starts_of
 from superscaler_core.published.tessel.reading import ScheduleRequest
 from superscaler_core.published.tessel.repetend import find_repetend, repeated
 from superscaler_core.schedules import ScheduleError, timeline
-from superscaler_core.schedules.schedule import Route
+from superscaler_core.schedules.schedule import WorkerRoute
 from superscaler_core.schedules.timeline import EQUAL, Durations, Time
 from tests.superscaler_core.schedule_rows import TWICE
 
@@ -37,7 +37,7 @@ HALVES: Durations = {"F": 1, "I": 1, "W": 1}
     ids=["1F1B", "1F1B-2", "ZB-H2", "ZB-V", "Chimera"],
 )
 def test_eight_workers_reach_the_makespan_of_the_named_schedule(
-    routes: tuple[Route, ...],
+    routes: tuple[WorkerRoute, ...],
     durations: Durations,
     num_microbatches: int,
     limit: int | range,
@@ -61,7 +61,7 @@ def test_eight_workers_reach_the_makespan_of_the_named_schedule(
     ],
 )
 def test_repetend_has_its_period_and_is_repeated(
-    routes: tuple[Route, ...],
+    routes: tuple[WorkerRoute, ...],
     durations: Durations,
     limit: int | None,
     period: int,
@@ -143,7 +143,7 @@ def test_branches_of_the_stage_graph_run_in_parallel() -> None:
     ],
 )
 def test_invalid_requests_raise_schedule_error(
-    routes: tuple[Route, ...], more: dict[str, object], match: str
+    routes: tuple[WorkerRoute, ...], more: dict[str, object], match: str
 ) -> None:
     arguments = {"durations": TWICE, "num_microbatches": 4} | more
     with pytest.raises(ScheduleError, match=match):

@@ -138,7 +138,7 @@ def test_program_without_results_has_no_transfer_of_results(case: str) -> None:
         plan = ss.Plan(ss.capture(words(), batch(4), results=results), range(num_devices))
         PLANS[name](plan, **knobs)
         compiled = ss.compile(plan)
-        files.append((compiled, sum("carry" in str(e) for e in compiled.step_program.events)))
+        files.append((compiled, sum("p2p_send" in str(e) for e in compiled.step_program.events)))
     (without, few), (kept, more) = files
     assert more == few + kept.plan.num_microbatches
     assert "results=" not in without.files[0]

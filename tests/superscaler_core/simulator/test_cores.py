@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from superscaler_core.cost.wire import Wire
+from superscaler_core.cost.comm_cost import CommCost
 from superscaler_core.schedules import gpipe, one_f_one_b
 from superscaler_core.simulator import PROFILES, Simulated, simulate
 from superscaler_core.simulator.ports import Ports
-from superscaler_core.simulator.stage_run import UnderWay, run_acts
-from superscaler_core.simulator.work import Act
+from superscaler_core.simulator.stage_run import UnderWay, run_events
+from superscaler_core.simulator.work import WorkEvent
 from tests.superscaler_core.simulated_chains import free, given, pipelined
 from tests.superscaler_core.training import Case
 
@@ -69,9 +69,13 @@ def test_wait_for_another_stage_adds_the_wake_up_time(num_cores: float) -> None:
 @pytest.mark.parametrize(("wake", "late"), [(0, 0), (8, 8), (100, 40)])
 def test_wait_inside_a_stage_adds_at_most_the_wake_up_time(wake: int, late: int) -> None:
     """The delay is at most as long as the wait."""
-    move = Wire((0, 1), 5, (), (0,), 0)
-    acts = [Act("fast", (0,), 10), Act("slow", (1,), 50), Act("move", (0, 1), 5, move)]
-    run = run_acts(acts, (0, 1), (0, 0), Ports(), 0, UnderWay(), wake)
+    move = CommCost((0, 1), 5, (), (0,), 0)
+    work_events = [
+        WorkEvent("fast", (0,), 10),
+        WorkEvent("slow", (1,), 50),
+        WorkEvent("move", (0, 1), 5, move),
+    ]
+    run = run_events(work_events, (0, 1), (0, 0), Ports(), 0, UnderWay(), wake)
     assert run.ends == (55 + late, 55)
 
 
@@ -90,12 +94,10 @@ def test_fraction_of_a_core_per_device_slows_the_step_in_proportion() -> None:
     assert shared.secs == pytest.approx(2.5 * alone.secs)
 
 
-def test_carry_overhead_of_both_devices_is_work_of_the_core() -> None:
-    """On one core, every carry between two devices adds the overhead of both."""
+def test_p2p_overhead_of_both_devices_is_work_of_the_core() -> None:
+    """On one core, every P2P send between two devices adds the overhead of both."""
     d, n, secs = 2, 4, 1e-4
     compiled = pipelined(d, d, one_f_one_b(d, n), free(d))
     profile = replace(given(compiled.plan.graph, F, B), num_cores=1)
-    bare, more = (
-        simulate(compiled, replace(profile, carry_secs=each)).secs for each in (0.0, secs)
-    )
+    bare, more = (simulate(compiled, replace(profile, p2p_secs=each)).secs for each in (0.0, secs))
     assert more - bare == pytest.approx(2 * 2 * n * secs)

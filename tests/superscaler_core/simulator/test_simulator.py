@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import rvdcomm as rv
 import superscaler_core as ss
+from superscaler_core.cost.comm_cost import METHODS, TICKS_PER_SEC, CommCosts, comm_costs_on
 from superscaler_core.cost.op_time import OpTimes
-from superscaler_core.cost.wire import METHODS, TICKS_PER_SEC, Wires, wires_on
 from superscaler_core.plans import PLANS
 from superscaler_core.published.asynchronous import ampnet, pipedream
 from superscaler_core.published.chimera import chimera
@@ -69,9 +69,13 @@ def test_every_update_of_an_asynchronous_run_takes_the_time_of_the_optimizer() -
         for name in ("one_f_one_b", "pipedream")
     )
     updates = [ran.inside for ran in run.timeline.runs if ran.event.kind == "U"]
-    spans = [(act, (end - start) / TICKS_PER_SEC) for i in updates for act, start, end in i.spans]
+    spans = [
+        (work_event, (end - start) / TICKS_PER_SEC)
+        for i in updates
+        for work_event, start, end in i.spans
+    ]
     for device, secs in flush.optimizer_secs.items():
-        mine = [length for act, length in spans if act.devices == (device,)]
+        mine = [length for work_event, length in spans if work_event.devices == (device,)]
         assert mine == pytest.approx([secs] * 6)
         assert run.optimizer_secs[device] == pytest.approx(6 * secs)
 
@@ -152,10 +156,11 @@ def test_data_parallel_step_takes_the_time_of_ops_plus_all_reduces(method: str) 
     compiled = cut_in_batch(4, TWO_HOSTS)
     alone = simulate(compiled, PROFILES["v100"], free(4))
     found = simulate(compiled, PROFILES["v100"], communication=method)
-    wires = Wires(TWO_HOSTS)
+    comm_costs = CommCosts(TWO_HOSTS)
     (use,) = compiled.materialized.weights.uses
     costs = [
-        wires.of([leg], method).ticks * 1e-12 for leg in (*use.reduce, *compiled.materialized.loss)
+        comm_costs.of([sub_transfer], method).ticks * 1e-12
+        for sub_transfer in (*use.reduce, *compiled.materialized.loss)
     ]
     assert alone.communication_secs[0] == 0
     assert found.secs == pytest.approx(alone.secs + sum(costs), rel=ROUNDING)
@@ -164,15 +169,15 @@ def test_data_parallel_step_takes_the_time_of_ops_plus_all_reduces(method: str) 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_prices_that_are_kept_are_those_of_a_new_simulation(method: str) -> None:
-    wires = wires_on(TWO_HOSTS)
+    comm_costs = comm_costs_on(TWO_HOSTS)
     for width, tp in product((32, 64, 28), (1, 2, 4)):
         sizes = {"width": width, "heads": 4}
         plan = Case("hybrid", 4, {"tp": tp, "pp": 1}, sizes=sizes).planned()
         compiled = ss.compile(plan, topology=TWO_HOSTS)
-        kept = simulate(compiled, PROFILES["v100"], communication=method, wires=wires)
+        kept = simulate(compiled, PROFILES["v100"], communication=method, comm_costs=comm_costs)
         new = simulate(compiled, PROFILES["v100"], communication=method)
         assert kept.secs == new.secs
-    assert wires_on(TWO_HOSTS) is wires
+    assert comm_costs_on(TWO_HOSTS) is comm_costs
 
 
 def test_breakdown_adds_up_to_the_step_and_the_memory_of_the_fullest_device() -> None:
@@ -227,8 +232,8 @@ def test_stages_that_share_a_nic_share_its_bandwidth(hosts: list[list[int]]) -> 
         for start, end in {
             (s, e)
             for ran in found.timeline.runs
-            for act, s, e in ran.inside.spans
-            if act.name == "gradients"
+            for work_event, s, e in ran.inside.spans
+            if work_event.name == "gradients"
         }
     )
     nic_secs = 64 * 64 * 4 / inter.bytes_per_sec
@@ -242,8 +247,11 @@ def test_levels_count_the_bytes_of_the_plans() -> None:
     compiled = cut_in_batch(4, TWO_HOSTS)
     found = simulate(compiled, PROFILES["v100"])
     costs = [
-        leg.plan(TWO_HOSTS).cost
-        for leg in (*compiled.materialized.weights.uses[0].reduce, *compiled.materialized.loss)
+        sub_transfer.plan(TWO_HOSTS).cost
+        for sub_transfer in (
+            *compiled.materialized.weights.uses[0].reduce,
+            *compiled.materialized.loss,
+        )
     ]
     assert [level.name for level in found.levels] == ["rank", "host", "host memory"]
     assert sum(level.sent_bytes for level in found.levels) == sum(c.wire_bytes for c in costs)
@@ -311,8 +319,8 @@ def test_remembered_runs_equal_simulated_runs(
     topology = rv.Topology.hosts(hosts, rv.Link(1e-6, 1e10), rv.Link(1e-5, speed))
 
     def run(is_memoized: bool) -> Any:
-        times, wires = OpTimes(PROFILES["v100"]), Wires(topology)
-        work = Work(compiled.materialized, times, wires, Methods(method, method))
+        times, comm_costs = OpTimes(PROFILES["v100"]), CommCosts(topology)
+        work = Work(compiled.materialized, times, comm_costs, Methods(method, method))
         secs = dict.fromkeys(compiled.plan.devices, 1e-4)
         return Stepper(compiled.materialized, work, secs, is_memoized=is_memoized).run()
 
@@ -340,8 +348,8 @@ def test_compute_communication_and_bubble_add_up_to_the_step(pipeline: Simulated
 def test_a_device_does_one_thing_at_a_time(pipeline: Simulated) -> None:
     spans: dict[int, list[tuple[int, int]]] = {}
     for ran in pipeline.timeline.runs:
-        for act, start, end in ran.inside.spans:
-            for device in act.devices:
+        for work_event, start, end in ran.inside.spans:
+            for device in work_event.devices:
                 spans.setdefault(device, []).append((ran.start + start, ran.start + end))
     for mine in spans.values():
         assert all(a[1] <= b[0] for a, b in pairwise(mine))

@@ -1,4 +1,4 @@
-"""Carrier: moves values along edges, and their gradients back."""
+"""Mover: moves values along edges, and their gradients back."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from superscaler_core.run.moves import Wait, Way
+from superscaler_core.run.moves import Route, Wait
 from superscaler_core.run.tables import RankEdge, Tables, box_of
 from superscaler_core.run.transport import Transport
 
 
-class Carrier:
+class EdgeMover:
     """Moves the values that one rank writes and reads along edges.
 
     An edge inside a stage is one call. For an edge to another stage or turn, the writer leaves the
-    value with ``send``, ``carry`` moves it in the background, and ``receive`` waits for it. If a
+    value with ``send``, ``p2p_send`` moves it in the background, and ``receive`` waits for it. If a
     microbatch takes several turns, values are received in the order in which they were sent.
 
     Args:
@@ -31,16 +31,16 @@ class Carrier:
     def __init__(self, tables: Tables, transport: Transport, device: torch.device) -> None:
         self._edges, self._device = tables.edges, device
         # In the order of the tables, which is the same on all ranks.
-        self._ways: dict[tuple[str, bool], Way] = {}
+        self._routes: dict[tuple[str, bool], Route] = {}
         for name, edge in tables.edges.items():
             ends = _box(edge.src), _box(edge.dst)
-            self._ways[name, False] = Way(transport, edge.forward, *ends)
-            self._ways[name, True] = Way(transport, edge.backward, *ends[::-1])
+            self._routes[name, False] = Route(transport, edge.forward, *ends)
+            self._routes[name, True] = Route(transport, edge.backward, *ends[::-1])
         # Moves of an edge that were started and not waited for. With duplex, both halves of a
         # microbatch may have one; they wait in the order in which they started.
         self._moving: defaultdict[tuple[str, bool], deque[Wait]] = defaultdict(deque)
         self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
-        self._num_carried: Counter[tuple[str, bool]] = Counter()
+        self._num_sent: Counter[tuple[str, bool]] = Counter()
         self._num_before: Counter[tuple[str, bool]] = Counter()
         self._has_turned: set[tuple[str, int]] = set()
 
@@ -53,7 +53,7 @@ class Carrier:
             for waits in queue if kind.endswith("sent") else ():
                 waits()
         self._mail.clear()
-        self._num_before, self._num_carried = self._num_carried, Counter()
+        self._num_before, self._num_sent = self._num_sent, Counter()
         self._has_turned.clear()
 
     def forget(self) -> None:
@@ -61,23 +61,23 @@ class Carrier:
         self._moving.clear()
         self._mail.clear()
         self._has_turned.clear()
-        self._num_carried.clear()
-        for way in self._ways.values():
-            way.forget()
+        self._num_sent.clear()
+        for route in self._routes.values():
+            route.forget()
 
     # --- inside a stage -------------------------------------------------------------------------
 
     def move(self, name: str, shard: Tensor | None) -> Tensor | None:
         """Move the value of an edge from its writers to its readers."""
-        return self._ways[name, False].move(shard)
+        return self._routes[name, False].move(shard)
 
     def move_back(self, name: str, grad: Tensor | None) -> Tensor | None:
         """Move the gradient of an edge from its readers to its writers."""
-        return self._ways[name, True].move(self._grad(name, grad))
+        return self._routes[name, True].move(self._grad(name, grad))
 
     def start_move(self, name: str, shard: Tensor | None) -> None:
         """Start ``move`` in the background."""
-        self._moving[name, False].append(self._ways[name, False].start(shard))
+        self._moving[name, False].append(self._routes[name, False].start(shard))
 
     def wait_move(self, name: str) -> Tensor | None:
         """Wait for the first ``start_move`` not waited for yet, and return the value."""
@@ -85,7 +85,7 @@ class Carrier:
 
     def start_move_back(self, name: str, grad: Tensor | None) -> None:
         """Start ``move_back`` in the background."""
-        self._moving[name, True].append(self._ways[name, True].start(self._grad(name, grad)))
+        self._moving[name, True].append(self._routes[name, True].start(self._grad(name, grad)))
 
     def wait_move_back(self, name: str) -> Tensor | None:
         """Wait for the first ``start_move_back`` not waited for yet, and return the gradient."""
@@ -110,16 +110,16 @@ class Carrier:
     # --- between stages and turns ---------------------------------------------------------------
 
     def send(self, name: str, mb: int, shard: Tensor | None) -> None:
-        """Leave a value for ``carry``."""
+        """Leave a value for ``p2p_send``."""
         self._mail["out", name, mb].append(shard)
 
-    def carry(self, name: str, mb: int) -> None:
+    def p2p_send(self, name: str, mb: int) -> None:
         """Start to move the value that ``send`` left."""
         waits = self._started(name, False, self._taken("out", name, mb))
         self._mail["in" if self._edges[name].dst else "sent", name, mb].append(waits)
 
     def receive(self, name: str, mb: int) -> Tensor | None:
-        """Wait for ``carry``, and return the value."""
+        """Wait for ``p2p_send``, and return the value."""
         return self._received("in", name, mb)
 
     def recycled(self, name: str, mb: int) -> Tensor | None:
@@ -132,17 +132,17 @@ class Carrier:
         return None if box is None else self._zeros(box, edge)
 
     def send_grad(self, name: str, mb: int, grad: Tensor | None) -> None:
-        """Leave a gradient for ``carry_back``."""
+        """Leave a gradient for ``p2p_send_back``."""
         self._mail["grad out", name, mb].append(grad)
 
-    def carry_back(self, name: str, mb: int) -> None:
+    def p2p_send_back(self, name: str, mb: int) -> None:
         """Start to move the gradient that ``send_grad`` left."""
         grad = self._grad(name, self._taken("grad out", name, mb))
         waits = self._started(name, True, grad)
         self._mail["grad in" if self._edges[name].src else "grad sent", name, mb].append(waits)
 
     def receive_grad(self, name: str, mb: int) -> Tensor | None:
-        """Wait for ``carry_back``, and return the gradient."""
+        """Wait for ``p2p_send_back``, and return the gradient."""
         return self._received("grad in", name, mb)
 
     def _started(self, name: str, is_back: bool, shard: Tensor | None) -> Wait:
@@ -151,19 +151,19 @@ class Carrier:
         With a posted receive, a message arrives while this rank computes. A message that is sent
         before its receive is posted needs two more: one to announce it and one to request it.
         """
-        way = self._ways[name, is_back]
-        waits = way.start(shard)
-        self._num_carried[name, is_back] += 1
+        route = self._routes[name, is_back]
+        waits = route.start(shard)
+        self._num_sent[name, is_back] += 1
         # Every step has the same number of moves over an edge. The number depends on the schedule,
         # because an edge may belong to one route or turn. The first step does not know the number,
         # so it posts no early receives.
-        if self._num_carried[name, is_back] < self._num_before[name, is_back]:
-            way.expect()
+        if self._num_sent[name, is_back] < self._num_before[name, is_back]:
+            route.expect()
         return waits
 
     def _received(self, kind: str, name: str, mb: int) -> Tensor | None:
         waits: Wait | None = self._taken(kind, name, mb)
-        assert waits is not None, "an edge is carried before its readers run"
+        assert waits is not None, "an edge is sent before its readers run"
         return waits()
 
     def _taken(self, kind: str, name: str, mb: int) -> Any:

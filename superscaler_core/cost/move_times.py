@@ -6,41 +6,41 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from superscaler_core.cost.comm_cost import CallSecs, CommCosts
 from superscaler_core.cost.prices import MAX_PRICES, EdgeCost, SyncCost
-from superscaler_core.cost.wire import CallSecs, Wires
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.plan import OpSplit
 from superscaler_core.program.edges import is_inline
-from superscaler_core.program.side import Side, sides_of
+from superscaler_core.program.sharding import Sharding, shardings_of
 from superscaler_core.program.transfer import Transfer, transfers
 
 
 @dataclass(frozen=True, eq=False)
-class Ways:
+class MoveTimes:
     """Times of moves, by both ends; equal moves are computed once.
 
     Attributes:
-        wires: costs of communication on all devices.
+        comm_costs: costs of communication on all devices.
         method: how tensors move.
         move_secs: additional time of each tensor.
         update_secs: time of the optimizer, by the bytes that a device stores.
         master_dtype: dtype of stored parameters; the model's if None.
     """
 
-    wires: Wires
+    comm_costs: CommCosts
     method: str
     move_secs: float
     update_secs: Callable[[int], float]
     master_dtype: str | None
 
-    def secs(self, legs: Iterable[Transfer]) -> float:
+    def secs(self, sub_transfers: Iterable[Transfer]) -> float:
         """Seconds of calls one after another."""
-        return sum(call.secs + self.move_secs for call in self._calls(legs))
+        return sum(call.secs + self.move_secs for call in self._calls(sub_transfers))
 
-    def _calls(self, legs: Iterable[Transfer]) -> tuple[CallSecs, ...]:
-        moving = (leg for leg in legs if not leg.is_idle)
-        return tuple(self.wires.secs(leg, self.method) for leg in moving)
+    def _calls(self, sub_transfers: Iterable[Transfer]) -> tuple[CallSecs, ...]:
+        moving = (sub_transfer for sub_transfer in sub_transfers if not sub_transfer.is_idle)
+        return tuple(self.comm_costs.secs(sub_transfer, self.method) for sub_transfer in moving)
 
     @cached_property
     def edge(self) -> Callable[[OpForm, int, OpSplit, OpForm, int, OpSplit], EdgeCost]:
@@ -56,49 +56,49 @@ class Ways:
         position: int,
         to_split: OpSplit,
     ) -> EdgeCost:
-        src = sides_of(writer, from_split).outputs[number]
-        dst = sides_of(reader, to_split).inputs[position]
+        src = shardings_of(writer, from_split).outputs[number]
+        dst = shardings_of(reader, to_split).inputs[position]
         of = writer.outputs[number]
         return self.between(src, dst, of.shape, of.dtype, of.requires_grad)
 
     @cached_property
-    def between(self) -> Callable[[Side, Side, tuple[int, ...], str, bool], EdgeCost]:
+    def between(self) -> Callable[[Sharding, Sharding, tuple[int, ...], str, bool], EdgeCost]:
         """The cost from one end to another, given shape, dtype, and whether there is a gradient."""
         return lru_cache(maxsize=MAX_PRICES)(self._between)
 
     def _between(
-        self, src: Side, dst: Side, shape: tuple[int, ...], dtype: str, has_grad: bool
+        self, src: Sharding, dst: Sharding, shape: tuple[int, ...], dtype: str, has_grad: bool
     ) -> EdgeCost:
         if is_inline(src, dst, has_grad):
             return EdgeCost(0.0, 0.0, 0)
         forward = transfers(src, dst.whole, shape, dtype)
         backward = transfers(dst, src.whole, shape, dtype) if has_grad else ()
-        num_calls = sum(not leg.is_idle for leg in (*forward, *backward))
+        num_calls = sum(not sub_transfer.is_idle for sub_transfer in (*forward, *backward))
         return EdgeCost(self.secs(forward), self.secs(backward), num_calls)
 
     @cached_property
-    def sync(self) -> Callable[[OpForm, Side, OpSplit | None], SyncCost]:
+    def sync(self) -> Callable[[OpForm, Sharding, OpSplit | None], SyncCost]:
         """The cost of a parameter, from its update, its readers' end and its storage's split."""
         return lru_cache(maxsize=MAX_PRICES)(self._sync)
 
-    def _sync(self, update: OpForm, side: Side, storage: OpSplit | None) -> SyncCost:
+    def _sync(self, update: OpForm, sharding: Sharding, storage: OpSplit | None) -> SyncCost:
         (of,) = update.outputs
         if storage is None:
-            stored = Side.joined([side]).resident
+            stored = Sharding.joined([sharding]).resident
         else:
-            (stored,) = sides_of(update, storage).outputs
+            (stored,) = shardings_of(update, storage).outputs
         is_stored = all(
             device in stored.shards and stored.shards[device].box == shard.box
-            for device, shard in side.shards.items()
+            for device, shard in sharding.shards.items()
         )
-        fetch = () if is_stored else transfers(stored, side.whole, of.shape, of.dtype)
+        fetch = () if is_stored else transfers(stored, sharding.whole, of.shape, of.dtype)
         if not of.requires_grad:
             return SyncCost(self._calls(fetch), (), 0.0)
         dtype = self.master_dtype or of.dtype
-        reduce = transfers(side, stored, of.shape, of.dtype)
+        reduce = transfers(sharding, stored, of.shape, of.dtype)
         most = max(stored.num_elements.values()) * ITEM_BYTES[dtype]
         return SyncCost(
             self._calls(fetch),
-            self._calls(leg.of_dtype(dtype) for leg in reduce),
+            self._calls(sub_transfer.of_dtype(dtype) for sub_transfer in reduce),
             self.update_secs(most),
         )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import rvdcomm as rv
 from bench.rvd.methods import point_to_point_bytes
-from superscaler_core.cost.wire import TICKS_PER_SEC, Wires, topology_for
+from superscaler_core.cost.comm_cost import TICKS_PER_SEC, CommCosts, topology_for
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.simulator.ports import Ports
 from tests.oracle import all_rvds
@@ -43,38 +43,38 @@ def transfer(src: str, dst: str, shape: tuple[int, ...] = SHAPE) -> Transfer:
 @pytest.mark.parametrize("where", TOPOLOGIES)
 @pytest.mark.parametrize(("src", "dst"), PAIRS)
 def test_wire_cost_equals_the_cost_of_its_plan(where: str, src: str, dst: str) -> None:
-    topology, leg = TOPOLOGIES[where], transfer(src, dst)
-    wire, cost = Wires(topology).of([leg], "rvd"), leg.plan(topology).cost
-    assert wire.ticks == pytest.approx(cost.secs * TICKS_PER_SEC, rel=1e-9, abs=1)
-    assert sum(wire.level_bytes) == cost.wire_bytes
-    assert sum(wire.level_bytes[1:]) == cost.host_bytes
+    topology, sub_transfer = TOPOLOGIES[where], transfer(src, dst)
+    comm, cost = CommCosts(topology).of([sub_transfer], "rvd"), sub_transfer.plan(topology).cost
+    assert comm.ticks == pytest.approx(cost.secs * TICKS_PER_SEC, rel=1e-9, abs=1)
+    assert sum(comm.level_bytes) == cost.wire_bytes
+    assert sum(comm.level_bytes[1:]) == cost.host_bytes
 
 
 @pytest.mark.parametrize("where", TOPOLOGIES)
 def test_wire_costs_of_many_sizes_and_layouts_equal_their_plans(where: str) -> None:
-    """One ``Wires`` prices all transfers. Paths that differ only in sizes share their moves."""
+    """One ``CommCosts`` prices all transfers. Paths that differ only in sizes share their moves."""
     topology, rvds = TOPOLOGIES[where], all_rvds(8, 2)
-    wires = Wires(topology)
+    comm_costs = CommCosts(topology)
     pairs = Random(0).sample(list(product(rvds, rvds)), 25)
-    legs = [
+    sub_transfers = [
         Transfer(rv.Box.of_shape(shape), rv.Layout(shape, a), rv.Layout(shape, b), "float32")
         for a, b in [*pairs, (rv.RVD("R(1)V(8)D(1,1)"), rv.RVD("R(8)V(1)D(1,1)"))]
         for shape in ((24, 16), (16, 48), (7, 10))
     ]
-    costs = [leg.plan(topology).cost for leg in legs]
-    made = [wires.of([leg], "rvd") for leg in legs]
-    assert [wire.ticks for wire in made] == pytest.approx([1e12 * c.secs for c in costs], abs=1)
-    assert [sum(wire.level_bytes) for wire in made] == [cost.wire_bytes for cost in costs]
-    secs = [wires.secs(leg, "rvd").secs for leg in legs]
+    costs = [sub_transfer.plan(topology).cost for sub_transfer in sub_transfers]
+    made = [comm_costs.of([sub_transfer], "rvd") for sub_transfer in sub_transfers]
+    assert [comm.ticks for comm in made] == pytest.approx([1e12 * c.secs for c in costs], abs=1)
+    assert [sum(comm.level_bytes) for comm in made] == [cost.wire_bytes for cost in costs]
+    secs = [comm_costs.secs(sub_transfer, "rvd").secs for sub_transfer in sub_transfers]
     assert secs == pytest.approx([cost.secs for cost in costs], rel=1e-12)
 
 
 @pytest.mark.parametrize("where", TOPOLOGIES)
 @pytest.mark.parametrize(("src", "dst"), PAIRS)
 def test_point_to_point_bytes_equal_those_of_the_benchmark(where: str, src: str, dst: str) -> None:
-    leg = transfer(src, dst)
-    wire = Wires(TOPOLOGIES[where]).of([leg], "p2p")
-    assert sum(wire.level_bytes) == point_to_point_bytes(leg.src, leg.dst, 4)
+    sub_transfer = transfer(src, dst)
+    comm = CommCosts(TOPOLOGIES[where]).of([sub_transfer], "p2p")
+    assert sum(comm.level_bytes) == point_to_point_bytes(sub_transfer.src, sub_transfer.dst, 4)
 
 
 @pytest.mark.parametrize("method", ["rvd", "p2p"])
@@ -83,16 +83,16 @@ def test_point_to_point_bytes_equal_those_of_the_benchmark(where: str, src: str,
 def test_no_port_is_busy_for_longer_than_the_call(
     method: str, where: str, src: str, dst: str
 ) -> None:
-    wire = Wires(TOPOLOGIES[where]).of([transfer(src, dst)], method)
-    assert all(0 < busy <= wire.ticks for _, busy in wire.ports)
+    comm = CommCosts(TOPOLOGIES[where]).of([transfer(src, dst)], method)
+    assert all(0 < busy <= comm.ticks for _, busy in comm.ports)
 
 
 def test_many_tensors_of_one_call_pay_its_latency_once() -> None:
-    topology, leg = TOPOLOGIES["two hosts"], transfer(*PAIRS[1])
-    one, three = (Wires(topology).of([leg] * count, "rvd") for count in (1, 3))
+    topology, sub_transfer = TOPOLOGIES["two hosts"], transfer(*PAIRS[1])
+    one, three = (CommCosts(topology).of([sub_transfer] * count, "rvd") for count in (1, 3))
     latency = one.ticks - (three.ticks - one.ticks) / 2
     assert three.ticks < 3 * one.ticks
-    assert latency == pytest.approx(leg.plan(topology).cost.rounds * 15e-6 * 1e12, rel=0.8)
+    assert latency == pytest.approx(sub_transfer.plan(topology).cost.rounds * 15e-6 * 1e12, rel=0.8)
     assert [3 * busy for _, busy in one.ports] == pytest.approx([b for _, b in three.ports], abs=2)
 
 
@@ -101,31 +101,31 @@ def test_wire_cost_of_128_ranks_is_near_the_cost_of_their_plan() -> None:
     layouts = (
         rv.Layout((1 << 20,), rvd, range(128)) for rvd in ("R(1)V(128)D(1)", "R(128)V(1)D(1)")
     )
-    leg = Transfer(rv.Box.of_shape((1 << 20,)), *layouts, "float16")
-    wire, cost = Wires(topology).of([leg], "rvd"), leg.plan(topology).cost
-    assert wire.ticks == pytest.approx(cost.secs * TICKS_PER_SEC, rel=0.01)
-    assert sum(wire.level_bytes) == cost.wire_bytes
-    assert wire.level_bytes[1] == cost.host_bytes
-    assert all(0 < busy <= wire.ticks for _, busy in wire.shared)
-    assert len(wire.shared) == 2 * 16
+    sub_transfer = Transfer(rv.Box.of_shape((1 << 20,)), *layouts, "float16")
+    comm, cost = CommCosts(topology).of([sub_transfer], "rvd"), sub_transfer.plan(topology).cost
+    assert comm.ticks == pytest.approx(cost.secs * TICKS_PER_SEC, rel=0.01)
+    assert sum(comm.level_bytes) == cost.wire_bytes
+    assert comm.level_bytes[1] == cost.host_bytes
+    assert all(0 < busy <= comm.ticks for _, busy in comm.shared)
+    assert len(comm.shared) == 2 * 16
 
 
 def test_hosts_of_a_large_transfer_send_or_receive() -> None:
     """The transfer is between two groups of 48 ranks, so no host does both."""
     ends = [range(48), range(48, 96)]
     layouts = (rv.Layout((48, 1 << 14), "R(1)V(1)D(48,1)", ranks) for ranks in ends)
-    leg = Transfer(rv.Box.of_shape((48, 1 << 14)), *layouts, "float16")
-    wires = Wires(rv.Topology.preset("v100", 12, 8))
-    assert not leg.plan(rv.Topology.preset("v100", 12, 8)).is_counted
-    planned, pulled = wires.of([leg], "rvd"), wires.of([leg], "p2p")
+    sub_transfer = Transfer(rv.Box.of_shape((48, 1 << 14)), *layouts, "float16")
+    comm_costs = CommCosts(rv.Topology.preset("v100", 12, 8))
+    assert not sub_transfer.plan(rv.Topology.preset("v100", 12, 8)).is_counted
+    planned, pulled = comm_costs.of([sub_transfer], "rvd"), comm_costs.of([sub_transfer], "p2p")
     assert planned.shared == pulled.shared
     assert len(planned.shared) == 12
     assert planned.ticks == pytest.approx(pulled.ticks, rel=1e-9)
 
 
 def test_default_topology_equals_the_one_that_plans_use() -> None:
-    leg = transfer(*PAIRS[0])
-    assert leg.plan(topology_for(None, range(8))).cost == leg.plan(None).cost
+    sub_transfer = transfer(*PAIRS[0])
+    assert sub_transfer.plan(topology_for(None, range(8))).cost == sub_transfer.plan(None).cost
 
 
 # --- ports --------------------------------------------------------------------------------------
@@ -171,12 +171,14 @@ def test_flat_ring_crosses_each_nic_once_and_is_not_faster_than_the_plan(
 ) -> None:
     """8 ranks on 2 hosts send 7/8 of the tensor through every NIC, and twice that for a sum."""
     shape = (2400, 2000)  # large, so that latency is negligible
-    topology, leg = TOPOLOGIES["two hosts"], transfer(src, dst, shape)
-    wires = Wires(topology)
-    ring = wires.of([leg], "ring")
-    legs = 2 if (src, dst) == PAIRS[1] else 1
+    topology, sub_transfer = TOPOLOGIES["two hosts"], transfer(src, dst, shape)
+    comm_costs = CommCosts(topology)
+    ring = comm_costs.of([sub_transfer], "ring")
+    sub_transfers = 2 if (src, dst) == PAIRS[1] else 1
     num_bytes = 7 * prod(shape) * 4 // 8
-    assert ring.level_bytes[1] == 2 * legs * num_bytes
+    assert ring.level_bytes[1] == 2 * sub_transfers * num_bytes
     out = dict(ring.ports)[1, 0, "out"] / TICKS_PER_SEC
-    assert out == pytest.approx(legs * num_bytes / topology.levels[1].link.bytes_per_sec, rel=1e-6)
-    assert wires.of([leg], "rvd").ticks <= ring.ticks
+    assert out == pytest.approx(
+        sub_transfers * num_bytes / topology.levels[1].link.bytes_per_sec, rel=1e-6
+    )
+    assert comm_costs.of([sub_transfer], "rvd").ticks <= ring.ticks

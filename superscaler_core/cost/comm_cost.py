@@ -28,7 +28,7 @@ flat ring of their ranks; or every reader pulls what it needs from the writers."
 RINGS = ("reduce_scatter", "all_reduce", "all_gather")
 """Collectives that can go around a ring."""
 
-MAX_WIRES = 1 << 16
+MAX_COMM_COSTS = 1 << 16
 """Bound on cached prices of transfers, and of calls that move several."""
 
 Port = tuple[int, int, str]
@@ -52,7 +52,7 @@ def ticks(secs: float) -> int:
 
 
 @dataclass(frozen=True)
-class Wire:
+class CommCost:
     """One call of communication.
 
     Attributes:
@@ -133,7 +133,12 @@ class _EvenPath:
     def key(self) -> tuple[object, ...]:
         """The values that are compared."""
         ends = self.path.src, self.path.dst
-        states = [state.source for step in self.path.steps for leg in step.legs for state in leg]
+        states = [
+            state.source
+            for step in self.path.steps
+            for sub_transfer in step.step_exchanges
+            for state in sub_transfer
+        ]
         if not all(state.is_even for state in (*ends, *states)):
             return ends
         steps = tuple((step.kind, step.num_slices, step.dst.text) for step in self.path.steps)
@@ -146,13 +151,15 @@ class _EvenPath:
         return hash(self.key)
 
 
-def _legs(of: _EvenPath) -> tuple[int, list[Traffic]]:
-    """The number of elements of a tensor, and for each leg those moved from device to device."""
-    legs = chain.from_iterable(step.traffic(of.topology, 1) for step in of.path.steps)
-    return prod(of.path.src.shape), list(legs)
+def _sub_transfers(of: _EvenPath) -> tuple[int, list[Traffic]]:
+    """The number of elements of a tensor, and for each sub-transfer those moved from device to
+    device.
+    """
+    sub_transfers = chain.from_iterable(step.traffic(of.topology, 1) for step in of.path.steps)
+    return prod(of.path.src.shape), list(sub_transfers)
 
 
-class Wires:
+class CommCosts:
     """Prices of transfers, each computed once.
 
     Args:
@@ -161,10 +168,10 @@ class Wires:
 
     def __init__(self, topology: rv.Topology) -> None:
         self._topology = topology
-        self._steps_of = lru_cache(maxsize=MAX_WIRES)(self._find_steps)
-        self._secs_of = lru_cache(maxsize=MAX_WIRES)(self._find_secs)
-        self._legs_of = lru_cache(maxsize=MAX_WIRES)(_legs)
-        self._made = lru_cache(maxsize=MAX_WIRES)(self._wire)
+        self._steps_of = lru_cache(maxsize=MAX_COMM_COSTS)(self._find_steps)
+        self._secs_of = lru_cache(maxsize=MAX_COMM_COSTS)(self._find_secs)
+        self._sub_transfers_of = lru_cache(maxsize=MAX_COMM_COSTS)(_sub_transfers)
+        self._made = lru_cache(maxsize=MAX_COMM_COSTS)(self._wire)
 
     @property
     def topology(self) -> rv.Topology:
@@ -176,29 +183,32 @@ class Wires:
         """Names of the levels, innermost first, and of the host memory."""
         return (*(level.name for level in self._topology.levels), HOST_NAME)
 
-    def copy(self, device: Device, num_bytes: int, bytes_per_sec: float) -> Wire:
+    def copy(self, device: Device, num_bytes: int, bytes_per_sec: float) -> CommCost:
         """A copy between a device and its host's memory; a device makes one at a time."""
         busy = ticks(num_bytes / bytes_per_sec)
         levels = (0,) * len(self._topology.levels)
         ports = (((HOST, device, "copy"), busy),)
-        return Wire((device,), busy, ports, (*levels, num_bytes), len(levels))
+        return CommCost((device,), busy, ports, (*levels, num_bytes), len(levels))
 
-    def of(self, legs: Iterable[Transfer], method: str) -> Wire:
+    def of(self, sub_transfers: Iterable[Transfer], method: str) -> CommCost:
         """One call that moves several transfers of the same devices; their latency is paid once.
 
         Args:
-            legs: transfers that move something.
+            sub_transfers: transfers that move something.
             method: one of ``METHODS``.
         """
-        counts = Counter((leg.src, leg.dst, leg.dtype) for leg in legs)
+        counts = Counter(
+            (sub_transfer.src, sub_transfer.dst, sub_transfer.dtype)
+            for sub_transfer in sub_transfers
+        )
         return self._made(tuple(sorted(counts.items())), method)
 
-    def secs(self, leg: Transfer, method: str) -> CallSecs:
+    def secs(self, sub_transfer: Transfer, method: str) -> CallSecs:
         """The duration of one transfer alone; ``of`` sums these with the longest latency of all.
 
         It equals the duration of the program. Where a formula gives the same, no program is made.
         """
-        return self._secs_of((leg.src, leg.dst, leg.dtype), method)
+        return self._secs_of((sub_transfer.src, sub_transfer.dst, sub_transfer.dtype), method)
 
     def _find_secs(self, ends: _Ends, method: str) -> CallSecs:
         devices = tuple(sorted({*ends[0].ranks, *ends[1].ranks}))
@@ -213,7 +223,7 @@ class Wires:
         alpha_secs = sum(step.alpha_secs for step in steps)
         return CallSecs(devices, alpha_secs, sum(step.bytes_secs for step in steps))
 
-    def _wire(self, counts: tuple[tuple[_Ends, int], ...], method: str) -> Wire:
+    def _wire(self, counts: tuple[tuple[_Ends, int], ...], method: str) -> CommCost:
         devices: set[Device] = set()
         alpha_secs = bytes_secs = 0.0
         ports: dict[Port, float] = {}
@@ -228,7 +238,7 @@ class Wires:
                     ports[port] = ports.get(port, 0.0) + count * secs
                 for level, num_bytes in enumerate(step.level_bytes):
                     level_bytes[level] += count * num_bytes
-        return Wire(
+        return CommCost(
             tuple(sorted(devices)),
             ticks(alpha_secs + bytes_secs),
             tuple((port, ticks(secs)) for port, secs in sorted(ports.items())),
@@ -253,7 +263,10 @@ class Wires:
         if not _has_even_chunks(plan.path):
             return self._lowered(plan)
         # The moves of a path are the messages of its program, except for uneven chunks.
-        return [self._step(leg, _rounds(leg)) for leg in self._moved(plan.path, dtype)]
+        return [
+            self._step(sub_transfer, _rounds(sub_transfer))
+            for sub_transfer in self._moved(plan.path, dtype)
+        ]
 
     def _around(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
         """Steps without a hierarchy: a collective between hosts is one ring, not one per host.
@@ -266,17 +279,20 @@ class Wires:
         )
         found = []
         path = rv.plan(src, dst, dtype, flat, executor="dist").path
-        steps = [step for step in path.steps for _ in step.legs]
-        for step, leg in zip(steps, self._moved(path, dtype), strict=True):
-            moved = _ring(step.groups, leg) if step.kind in RINGS else leg
-            found.append(self._step(moved, _rounds(leg)))
+        steps = [step for step in path.steps for _ in step.step_exchanges]
+        for step, sub_transfer in zip(steps, self._moved(path, dtype), strict=True):
+            moved = _ring(step.groups, sub_transfer) if step.kind in RINGS else sub_transfer
+            found.append(self._step(moved, _rounds(sub_transfer)))
         return found
 
     def _moved(self, path: rv.Path, dtype: str) -> list[Traffic]:
-        """The bytes that every leg of a path moves."""
-        num_elements, legs = self._legs_of(_EvenPath(path, self._topology))
+        """The bytes that every sub-transfer of a path moves."""
+        num_elements, sub_transfers = self._sub_transfers_of(_EvenPath(path, self._topology))
         num_bytes = prod(path.src.shape) * ITEM_BYTES[dtype]
-        return [{pair: n * num_bytes // num_elements for pair, n in leg.items()} for leg in legs]
+        return [
+            {pair: n * num_bytes // num_elements for pair, n in sub_transfer.items()}
+            for sub_transfer in sub_transfers
+        ]
 
     def _lowered(self, plan: rv.Plan) -> list[_Step]:
         """Steps counted in a program."""
@@ -357,9 +373,9 @@ class Wires:
 
 
 @lru_cache(maxsize=1)
-def wires_on(topology: rv.Topology) -> Wires:
+def comm_costs_on(topology: rv.Topology) -> CommCosts:
     """The prices on a topology, shared by all who ask for the same topology in turn."""
-    return Wires(topology)
+    return CommCosts(topology)
 
 
 def _has_even_chunks(path: rv.Path) -> bool:

@@ -11,12 +11,12 @@ from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.tensor import Summand
 from superscaler_core.plan import Device, OpSplit
 
-MAX_SIDES = 1 << 16
+MAX_SHARDINGS = 1 << 16
 """Bound on cached ends: of an op form with one split, or of one list of readers."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class View:
+class HeldBox:
     """The box of a tensor that one device writes or reads, and the number of its summand.
 
     For a written tensor the summands add up to its value. For a read tensor the summands of its
@@ -29,7 +29,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Side:
+class Sharding:
     """All views of one end. Equal ends are equal objects, because views are stored canonically.
 
     Laws (tests/superscaler_core/program/test_transfer.py): summands are numbered from 0 to
@@ -37,30 +37,30 @@ class Side:
     """
 
     num_summands: int
-    views: tuple[View, ...]
+    views: tuple[HeldBox, ...]
 
     @classmethod
-    def of(cls, views: Iterable[tuple[Device, rv.Box, Summand]]) -> Side:
+    def of(cls, views: Iterable[tuple[Device, rv.Box, Summand]]) -> Sharding:
         """The end formed by these views of one op's parts."""
         given = list(views)
         numbers = {s: i for i, s in enumerate(sorted({summand for _, _, summand in given}))}
-        found = {View(device, box, numbers[summand]) for device, box, summand in given}
+        found = {HeldBox(device, box, numbers[summand]) for device, box, summand in given}
         return cls(len(numbers), tuple(sorted(found)))
 
     @staticmethod
-    def joined(sides: Iterable[Side]) -> Side:
+    def joined(shardings: Iterable[Sharding]) -> Sharding:
         """The end of several readers of one tensor, whose gradients are summed."""
-        return _joined(tuple(sides))
+        return _joined(tuple(shardings))
 
     @staticmethod
-    def everyone(devices: Iterable[Device], shape: tuple[int, ...]) -> Side:
+    def everyone(devices: Iterable[Device], shape: tuple[int, ...]) -> Sharding:
         """The end at which each device holds the whole tensor."""
         return _everyone(tuple(sorted(devices)), shape)
 
     @cached_property
     def shards(self) -> Mapping[Device, Shard]:
         """The shard of each device: its views as one box."""
-        found: dict[Device, list[View]] = {}
+        found: dict[Device, list[HeldBox]] = {}
         for view in self.views:
             found.setdefault(view.device, []).append(view)
         return {device: Shard.of(views) for device, views in found.items()}
@@ -85,18 +85,18 @@ class Side:
         return frozenset(summand for box, summand in self.held if box.contains(cell))
 
     @cached_property
-    def whole(self) -> Side:
+    def whole(self) -> Sharding:
         """The same boxes with the full value: for reads, or for the result of summing."""
         if self.num_summands == 1:
             return self
-        views = {View(v.device, v.box, 0) for v in self.views}
-        return Side(1, tuple(sorted(views)))
+        views = {HeldBox(v.device, v.box, 0) for v in self.views}
+        return Sharding(1, tuple(sorted(views)))
 
     @cached_property
-    def resident(self) -> Side:
+    def resident(self) -> Sharding:
         """What each device holds, as one box with the full value."""
-        views = [View(device, shard.box, 0) for device, shard in self.shards.items()]
-        return Side(1, tuple(sorted(views)))
+        views = [HeldBox(device, shard.box, 0) for device, shard in self.shards.items()]
+        return Sharding(1, tuple(sorted(views)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -106,42 +106,42 @@ class Side:
         return hash((self.num_summands, self.views))
 
 
-@lru_cache(maxsize=MAX_SIDES)
-def _everyone(devices: tuple[Device, ...], shape: tuple[int, ...]) -> Side:
+@lru_cache(maxsize=MAX_SHARDINGS)
+def _everyone(devices: tuple[Device, ...], shape: tuple[int, ...]) -> Sharding:
     box = rv.Box.of_shape(shape)
-    return Side(1, tuple(View(device, box, 0) for device in devices))
+    return Sharding(1, tuple(HeldBox(device, box, 0) for device in devices))
 
 
-@lru_cache(maxsize=MAX_SIDES)
-def _joined(sides: tuple[Side, ...]) -> Side:
-    views: list[View] = []
+@lru_cache(maxsize=MAX_SHARDINGS)
+def _joined(shardings: tuple[Sharding, ...]) -> Sharding:
+    views: list[HeldBox] = []
     base = 0
-    for side in sides:
-        views += [View(v.device, v.box, base + v.summand) for v in side.views]
-        base += side.num_summands
-    return Side(base, tuple(sorted(views)))
+    for sharding in shardings:
+        views += [HeldBox(v.device, v.box, base + v.summand) for v in sharding.views]
+        base += sharding.num_summands
+    return Sharding(base, tuple(sorted(views)))
 
 
 @dataclass(frozen=True, slots=True)
-class OpSides:
+class OpShardings:
     """The ends of an op: where it reads each input, and where it writes each output."""
 
-    inputs: tuple[Side, ...]
-    outputs: tuple[Side, ...]
+    inputs: tuple[Sharding, ...]
+    outputs: tuple[Sharding, ...]
 
 
-@lru_cache(maxsize=MAX_SIDES)
-def sides_of(form: OpForm, split: OpSplit) -> OpSides:
+@lru_cache(maxsize=MAX_SHARDINGS)
+def shardings_of(form: OpForm, split: OpSplit) -> OpShardings:
     """The ends of an op with this form and split; every part must have a device."""
     placed = [(part.device, form.part(part.pieces)) for part in split.parts]
     assert all(device is not None for device, _ in placed), f"{split}; validate comes before"
-    return OpSides(
+    return OpShardings(
         tuple(
-            Side.of((device, *part.inputs[i]) for device, part in placed if device is not None)
+            Sharding.of((device, *part.inputs[i]) for device, part in placed if device is not None)
             for i in range(len(form.inputs))
         ),
         tuple(
-            Side.of((device, *part.outputs[i]) for device, part in placed if device is not None)
+            Sharding.of((device, *part.outputs[i]) for device, part in placed if device is not None)
             for i in range(len(form.outputs))
         ),
     )
@@ -158,7 +158,7 @@ class Shard:
     held: frozenset[tuple[rv.Box, int]]
 
     @classmethod
-    def of(cls, views: Iterable[View]) -> Shard:
+    def of(cls, views: Iterable[HeldBox]) -> Shard:
         """The shard around these views of one device."""
         held = frozenset((view.box, view.summand) for view in views)
         return cls(bounding(box for box, _ in held), held)

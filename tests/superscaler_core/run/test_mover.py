@@ -28,7 +28,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     start = ThreadCall.start
 
     def write(what: str, call: ThreadCall) -> None:
-        found.append((what, call.transport.rank, call.leg.src))
+        found.append((what, call.transport.rank, call.sub_transfer.src))
 
     def started(call: ThreadCall, tensor: Tensor | None) -> Handle:
         write("brings" if tensor is not None else "receives", call)
