@@ -56,12 +56,12 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
         "sensitivity": ("sensitivity", studies.assumptions),
         "numbers": ("studies", studies.moves),
     },
-    "planners": {
+    "measured": {
+        "training": ("training", training.beside_torch),
         "reached": ("search", search.reached),
         "reached-large": ("search-large", search.reached),
         "published": ("alpa_plans", search.beside_published),
     },
-    "measured": {"training": ("training", training.beside_torch)},
     "stages": {"numbers": ("stage_planners", stages.cuts)},
 }
 """The parts of every page, each with the name of its result and the section that describes it."""

@@ -221,7 +221,7 @@ def test_part_without_a_result_stays_unchanged(docs: Path) -> None:
 
 
 def test_auto_is_compared_with_the_best_other_planner(docs: Path) -> None:
-    reached = text_of((docs / "planners.md").read_text(), "reached")
+    reached = text_of((docs / "measured.md").read_text(), "reached")
     assert "| 4 | 2 | 1.500 | 1.750 | 1.750 | 2.000, a-4 | 2.000 | 1.750 |" in reached
     assert "| all | 3 | 1.500 | 2.000 | 1.833 | 2.000, a-4 | 2.000 | 1.833 |" in reached
     assert "| a-4 | 4 | 50 s | 50 s | Megatron | 100 s | 2.000 | 2.000 |" in reached
@@ -229,7 +229,7 @@ def test_auto_is_compared_with_the_best_other_planner(docs: Path) -> None:
 
 
 def test_published_plans_of_alpa_are_beside_ours(docs: Path) -> None:
-    said = text_of((docs / "planners.md").read_text(), "published")
+    said = text_of((docs / "measured.md").read_text(), "published")
     assert "| gpt-2.6b | 8 | Alpa | plan of Alpa | 8 | 3 s | 3 GiB | 1.00 x |" in said
     assert "| gpt-2.6b | 8 | ours | plan of ours | 8 | 2 s | 3 GiB | 1.50 x |" in said
 
