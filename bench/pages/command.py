@@ -52,16 +52,17 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
     },
     "studies/README": {
         "result": ("studies", studies.overview),
+        "assumed": ("studies", studies.assumed),
         "scaling": ("strong_scaling", studies.scaling),
         "sensitivity": ("sensitivity", studies.assumptions),
         "numbers": ("studies", studies.moves),
     },
-    "planners": {
+    "measured": {
+        "training": ("training", training.beside_torch),
         "reached": ("search", search.reached),
         "reached-large": ("search-large", search.reached),
         "published": ("alpa_plans", search.beside_published),
     },
-    "measured": {"training": ("training", training.beside_torch)},
     "stages": {"numbers": ("stage_planners", stages.cuts)},
 }
 """The parts of every page, each with the name of its result and the section that describes it."""

@@ -9,6 +9,9 @@ from bench.studies import one_gpu, report, sensitivity, strong_scaling, transfer
 from bench.studies.study import COLUMNS, TODAY
 from bench.tables import markdown
 
+SHARED = "README.md#what-all-studies-assume"
+"""The section that has what the pages of the studies share."""
+
 # --- the four studies ---------------------------------------------------------------------------
 
 
@@ -20,16 +23,12 @@ def first_screen(name: str) -> Section:
         cells = report.compared(study)
         said = [f"**{_factors(cells, column)}** with {text}" for column, text in COLUMNS.items()]
         yield filled(
-            f"Factors over the best baseline, simulated: {'; '.join(said)}. The paper says up to "
-            f"{study['claim']} x."
+            "Factors over the best baseline, simulated ([definitions](README.md)): "
+            f"{'; '.join(said)}. The paper says up to {study['claim']} x."
         )
         title = study["title"]
         yield pictures.add(
             name, title, lambda path: report.plot(cells, study["claim"], title, path)
-        )
-        yield filled(
-            "A factor is our speed over that of the best baseline. The ceiling is 1 / the share of "
-            "computing in the best baseline's step: no plan that computes as much gains more."
         )
 
     return section
@@ -42,15 +41,15 @@ def tables(name: str) -> Section:
         study = result["studies"][name]
         cells = report.compared(study)
         yield "### What is assumed"
-        yield listed([*result["assumptions"], *study["differences"]])
-        for column, text in COLUMNS.items():
+        yield f"[What all studies assume]({SHARED}), and:"
+        yield listed(study["differences"])
+        for column in COLUMNS:
             mine = [cell for cell in cells if cell.column == column]
-            yield f"### Column {column}: {text}"
+            yield f"### Column {column}"
             yield "Samples a second:"
             yield markdown(report.speed_lines(mine))
             yield "Plans, and where their time goes:"
             yield markdown(report.plan_lines(mine))
-            yield filled(report.PLANS_LEGEND)
             problems = report.problem_texts(mine)
             if problems:
                 yield "No plan, and why:"
@@ -82,6 +81,16 @@ def overview(result: Result, pictures: Pictures) -> Iterator[str]:
         lines.append([f"[{study['title']}]({name}.md)", *texts, f"up to {study['claim']} x"])
     yield markdown(lines)
     yield listed([f"{column}: {text}" for column, text in COLUMNS.items()])
+
+
+def assumed(result: Result, pictures: Pictures) -> Iterator[str]:
+    """What all studies assume, and the words of their tables."""
+    yield listed(result["assumptions"])
+    yield filled(
+        "A *factor* is our speed over that of the best baseline. The *ceiling* is 1 / the share "
+        "of computing in the best baseline's step: no plan that computes as much gains more. In "
+        f"tables of plans, {report.PLANS_LEGEND}"
+    )
 
 
 def moves(result: Result, pictures: Pictures) -> Iterator[str]:
