@@ -116,8 +116,8 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
         inputs = [torch.empty(MICROBATCH, SEQUENCE, dtype=torch.int64) for _ in range(2)]
     graph = timed("capture", lambda: capture(model, tuple(inputs)))
     plan = Plan(graph, range(num_devices))
-    knobs = {"tp": counts["tp"], "pp": counts["pp"], "microbatches": 4 * counts["pp"]}
-    timed("sprogram", lambda: PLANS["hybrid"](plan, **knobs))
+    options = {"tp": counts["tp"], "pp": counts["pp"], "microbatches": 4 * counts["pp"]}
+    timed("sprogram", lambda: PLANS["hybrid"](plan, **options))
 
     def validate() -> None:
         check_assigned(plan)

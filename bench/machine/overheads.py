@@ -77,9 +77,9 @@ def programs_on(num_ranks: int, topology: rv.Topology) -> tuple[nn.Module, list[
     sizes = _sizes(num_ranks)
     model, inputs = build("gpt", **sizes), example_inputs("gpt", num_ranks, **sizes)
     graph, programs = capture(model, inputs), []
-    for name, knobs in TINY_PLANS:
+    for name, options in TINY_PLANS:
         plan = Plan(graph, range(num_ranks))
-        PLANS[name](plan, **knobs)
+        PLANS[name](plan, **options)
         programs.append(compile(plan, topology=topology, optimizer="momentum"))
     return model, programs
 

@@ -19,9 +19,9 @@ from rvdcomm.units import secs_text
 from superscaler_core.planners.table import PLANNERS
 
 DESCRIPTION = """\
-Search for a plan of every model by every planner, by shipped plans with the knobs that a person
-would try, and by the systems of the studies, tuned over their own knobs. All of them have the same
-cost model and memory, and are offered overlap. For each cell the ratio is the step of the best
+Search for a plan of every model by every planner, by shipped plans with the options that a person
+would try, and by the systems of the studies, tuned over their own options. All of them have the
+same cost model and memory, and are offered overlap. For each cell the ratio is the step of the best
 other planner over that of auto: at least 1 if auto is never slower. Everything is simulated;
 nothing was run on a GPU.
 

@@ -20,7 +20,7 @@ from bench.tables import Lines, grid
 
 DESCRIPTION = """\
 Train one GPT-3 of 2.6 B parameters, 512 sequences of 2,048 tokens a step, on 4 to 256 simulated
-V100s by tensor, pipeline and data parallel (Megatron's knobs, with sharded states and overlap),
+V100s by tensor, pipeline and data parallel (Megatron's options, with sharded states and overlap),
 tuned on every number of GPUs. Then move the same plan's tensors point-to-point, between stages,
 inside stages, or both: every reader pulls what it needs from its writers. The last line is of plans
 that are tuned for that. Nothing was run on a GPU.

@@ -92,7 +92,7 @@ class Study:
 
 
 TIMES_BUDGET: Mapping[str, float] = {ALPA: 2.0, "auto": 1.5}
-"""Budgets of planners over those of systems with a few knobs.
+"""Budgets of planners over those of systems with a few options.
 
 Alpa's planner computes in one process before it proposes, and auto has thousands of candidates.
 """

@@ -43,7 +43,7 @@ class BoundStage {
     stage_.run(num_threads, raise_python_signals);
   }
 
-  /// Run the stage as one whole call of the island.
+  /// Run the stage as one whole call of the domain.
   void call(const py::tuple& shards, int num_threads, uint64_t identity,
             const std::vector<uint32_t>& num_events) {
     set_shards(shards);

@@ -100,7 +100,7 @@ Fault fault_of(uint32_t failure) { return static_cast<Fault>(failure >> kRankBit
 int rank_of(uint32_t failure) { return static_cast<int>(failure & ((1U << kRankBits) - 1)); }
 
 std::string text_of(Fault fault, int rank) {
-  const std::string name = "rank " + std::to_string(rank) + " of the island ";
+  const std::string name = "rank " + std::to_string(rank) + " of the domain ";
   switch (fault) {
     case Fault::kDead: return name + "is dead";
     case Fault::kTimeout: return name + "did not come in time";
@@ -151,7 +151,7 @@ Signals::Signals(int self, std::vector<SignalHeader*> headers, std::vector<int> 
     const uint64_t format = headers_[rank]->format;
     if (format != SignalHeader::kFormat) {
       throw std::invalid_argument("the header of rank " + std::to_string(rank) +
-                                  " of the island has format " + std::to_string(format) +
+                                  " of the domain has format " + std::to_string(format) +
                                   ", this rank's is " + std::to_string(SignalHeader::kFormat) +
                                   "; all ranks must run one version of rvdcomm.");
     }
@@ -207,7 +207,7 @@ uint64_t Signals::location(int peer, double timeout_secs, const Hook& between_sl
 
 void Signals::end(const std::vector<uint32_t>& num_events) {
   if (num_events.size() != headers_.size()) {
-    throw std::invalid_argument("an island of " + std::to_string(headers_.size()) +
+    throw std::invalid_argument("a domain of " + std::to_string(headers_.size()) +
                                 " ranks needs as many numbers of events, not " +
                                 std::to_string(num_events.size()) + ".");
   }
@@ -267,7 +267,7 @@ void Signals::wait_until(size_t peer, double timeout_secs, const Hook& hook,
         throw;
       }
     }
-    // A peer that has closed its island may have counted all events before, so test once more.
+    // A peer that has closed its domain may have counted all events before, so test once more.
     if (has_hung_up(peer) && !is_met()) {
       check_open();  // This rank may have closed the lifeline itself.
       blame(Fault::kDead, static_cast<int>(peer));
@@ -359,12 +359,12 @@ void Signals::record(Fault fault, int rank) {
 }
 
 void Signals::check_open() const {
-  if (is_closed_) throw std::logic_error("this island is closed.");
+  if (is_closed_) throw std::logic_error("this domain is closed.");
 }
 
 void Signals::check_rank(int peer) const {
   if (peer < 0 || static_cast<size_t>(peer) >= headers_.size()) {
-    throw std::invalid_argument("rank " + std::to_string(peer) + " is not in an island of " +
+    throw std::invalid_argument("rank " + std::to_string(peer) + " is not in a domain of " +
                                 std::to_string(headers_.size()) + " ranks.");
   }
 }

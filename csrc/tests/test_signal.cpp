@@ -174,7 +174,7 @@ void a_rank_that_hangs_up_is_dead() {
   const Outcome told = outcome_of([&] { second.wait(0, 1, kLongSecs); });
   expect(is_fault(told, Fault::kDead, 1), "who waits for a rank that met the death is told");
   const Outcome again = outcome_of([&] { second.wait(0, 0, kLongSecs); });
-  expect(is_fault(again, Fault::kDead, 1), "a broken island stays broken");
+  expect(is_fault(again, Fault::kDead, 1), "a broken domain stays broken");
 }
 
 void a_killed_process_is_dead() {

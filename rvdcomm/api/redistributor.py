@@ -260,7 +260,7 @@ class Redistributor:
         """
         plan = self.plan
         is_sent = [step.kind for step in plan.path.steps] == ["transfer"]
-        return is_sent and plan.src.rvd == plan.dst.rvd and not plan.islands
+        return is_sent and plan.src.rvd == plan.dst.rvd and not plan.domains
 
     def _post(
         self, tensor: Tensor | None, out: Tensor | None, device: torch.device
@@ -320,7 +320,7 @@ class Redistributor:
             if world is not self._world:
                 found = _compiled(plan_here(self._asked, world, self.executor), world)
             else:
-                is_shared = device == self._device or not self.plan.islands
+                is_shared = device == self._device or not self.plan.domains
                 found = self._program if is_shared else self._messages
             self._programs[device] = found
         return found

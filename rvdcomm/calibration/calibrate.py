@@ -20,7 +20,7 @@ from rvdcomm.api import drain
 from rvdcomm.calibration.clock import Clock, shards_of
 from rvdcomm.calibration.fit import Fit, Sample, fit_links
 from rvdcomm.calibration.probes import ITEM_BYTES, Probe, probes, rounds_and_port_bytes
-from rvdcomm.run import World, compare_requests, executor_name, islands
+from rvdcomm.run import World, compare_requests, domains, executor_name
 
 NOMINAL = Link(20e-6, 3e9), Link(60e-6, 1e9)
 """Links for planning the probes; a probe has one step, so they decide nothing."""
@@ -95,7 +95,7 @@ def calibrate(
     plain = None if like is None else like.to_json()
     asked = {"executor": executor, "effort": asdict(effort), "topology": plain}
     compare_requests(world, everybody, asked, "calibrate")
-    groups = like or Topology.hosts(islands(world, everybody), *NOMINAL)
+    groups = like or Topology.hosts(domains(world, everybody), *NOMINAL)
     run = _Calibration(_outline(groups, world.size), world, group, executor, effort, progress)
     samples = [sample for probe in probes(run.topology) for sample in run.samples(probe)]
     fit = fit_links(samples, [level.name for level in run.topology.levels], _about(world, executor))

@@ -158,7 +158,7 @@ def _calls(
         for name in tried:
             run = Redistributor(made, group, executor=name)
             calls[recipe, name] = partial(run, src, out=dst)
-            if not run.plan.islands:
+            if not run.plan.domains:
                 break  # "auto" sends messages alone, as "dist" would.
     return calls
 

@@ -20,9 +20,9 @@ from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.plans.fill import Batch, filled
 from rvdcomm.plans.load import Load, Ports, beat_costs
 from rvdcomm.plans.member import Member, TensorPlan, shard_sizes
-from rvdcomm.plans.planner import islands_of, program_step_costs
+from rvdcomm.plans.planner import domains_of, program_step_costs
 from rvdcomm.plans.table import rows
-from rvdcomm.program import DST, SRC, Islands, Program
+from rvdcomm.program import DST, SRC, Program, SharedDomains
 from rvdcomm.program.join import join
 from rvdcomm.program.lower import Lanes, lanes, together
 from rvdcomm.program.verify import Proof, verify
@@ -59,7 +59,7 @@ class Bundle:
     members: tuple[Member, ...]
     topology: Topology
     executor: str = "dist"
-    near: Islands | None = None
+    near: SharedDomains | None = None
     memory_limit: int | None = None
 
     @cached_property
@@ -69,14 +69,14 @@ class Bundle:
         return tuple(sorted({rank for ranks in {x.ranks for x in layouts} for rank in ranks}))
 
     @cached_property
-    def islands(self) -> Islands:
+    def domains(self) -> SharedDomains:
         """The shared-memory domains of two or more ranks, which read each other's memory."""
-        return islands_of(self.near, self.executor, self.topology, self.ranks)
+        return domains_of(self.near, self.executor, self.topology, self.ranks)
 
     @cached_property
     def identity(self) -> str:
         """A digest that is equal on all ranks that run the same bundle."""
-        digest = sha256(f"{self.topology!r} near {self.islands}".encode())
+        digest = sha256(f"{self.topology!r} near {self.domains}".encode())
         texts: dict[TensorPlan, str] = {}
         for member in self.members:
             if member.tensor_plan not in texts:
@@ -109,7 +109,7 @@ class Bundle:
         """
         shards = max(self._shard_bytes.values())
         share = max(BUCKET_BYTES, shards // SHARE_OF_SHARDS)
-        if self.islands == (self.ranks,):
+        if self.domains == (self.ranks,):
             share = NEAR_BUCKET_BYTES
         if self.memory_limit is None:
             return filled(self.members, share), 0
@@ -148,7 +148,7 @@ class Bundle:
 
         The programs also have the instructions of the ranks that share memory with ``rank``.
         """
-        members = together([rank], self.islands)
+        members = together([rank], self.domains)
         if members not in self._programs:
             self._programs[members] = self._joined(self.batches, members)
         return self._programs[members]
@@ -171,7 +171,7 @@ class Bundle:
                     tensor_plan.transition,
                     self.topology,
                     ranks=ranks,
-                    islands=self.islands,
+                    domains=self.domains,
                     num_slices=num_slices,
                     staged=tensor_plan.is_small,
                 )
@@ -340,14 +340,14 @@ class Bundle:
         return f"{num_calls} collectives ({alone} one by one) in {steps} step{'s' * (steps > 1)}"
 
 
-def bundle_over(made: Bundle, islands: Islands) -> Bundle:
-    """``made``, changed to other shared-memory domains (``islands``).
+def bundle_over(made: Bundle, domains: SharedDomains) -> Bundle:
+    """``made``, changed to other shared-memory domains (``domains``).
 
     Raises:
         MemoryLimitError: the changed bundle does not fit the limit of ``made``.
     """
-    near = tuple(group for group in islands if len(group) > 1)
-    return made if near == made.islands else fitting(replace(made, near=near))
+    near = tuple(group for group in domains if len(group) > 1)
+    return made if near == made.domains else fitting(replace(made, near=near))
 
 
 def fitting(made: Bundle) -> Bundle:
@@ -359,7 +359,7 @@ def fitting(made: Bundle) -> Bundle:
     if made.memory_limit is None:
         return made
     tried = [made]
-    if made.executor == "auto" and made.islands:
+    if made.executor == "auto" and made.domains:
         tried.append(replace(made, near=()))
     for bundle in tried:
         if bundle._fit[0] is not None:

@@ -25,7 +25,7 @@ from rvdcomm.planning.modelled_bound import modelled_bound
 from rvdcomm.planning.path import Path
 from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices
 from rvdcomm.plans.modelled import ModelledCost, modelled_cost
-from rvdcomm.program import Collective, Copy, Islands, Program
+from rvdcomm.program import Collective, Copy, Program, SharedDomains
 from rvdcomm.program.lower import lower, together
 from rvdcomm.program.verify import Proof, verify
 from rvdcomm.text import MAX_INTEGER, quoted
@@ -67,7 +67,7 @@ class Plan:
     dtype: str
     topology: Topology
     executor: str = "dist"
-    near: Islands | None = None
+    near: SharedDomains | None = None
     slices: int | None = None
     memory_limit: int | None = None
 
@@ -82,9 +82,9 @@ class Plan:
         return self.path.dst
 
     @cached_property
-    def islands(self) -> Islands:
+    def domains(self) -> SharedDomains:
         """The shared-memory domains of two or more ranks, which read each other's memory."""
-        return islands_of(self.near, self.executor, self.topology, self.path.ranks)
+        return domains_of(self.near, self.executor, self.topology, self.path.ranks)
 
     @cached_property
     def num_slices(self) -> int:
@@ -96,10 +96,10 @@ class Plan:
         """
         if self.slices is not None:
             return self.slices
-        if not self.islands or len(self.path.ranks) > MAX_COUNTED_RANKS:
+        if not self.domains or len(self.path.ranks) > MAX_COUNTED_RANKS:
             return 1
         found = best_num_slices(self.path, self.dtype, self.topology)
-        if self.islands != (self.path.ranks,):
+        if self.domains != (self.path.ranks,):
             return found
         item = ITEM_BYTES[self.dtype]
         largest = max(self.src.cell(rank).box.num_elements for rank in self.src.ranks) * item
@@ -112,7 +112,7 @@ class Plan:
         """A text that is equal on all ranks that run the same plan."""
         ends = f"{self.src} -> {self.dst} {self.dtype} on {self.topology!r}"
         steps = [(step.kind, step.num_slices, step.dst.text) for step in self.path.steps]
-        return f"{ends}: {steps} in {self.num_slices} slices, near {self.islands}"
+        return f"{ends}: {steps} in {self.num_slices} slices, near {self.domains}"
 
     @cached_property
     def program(self) -> Program:
@@ -125,7 +125,7 @@ class Plan:
         The program also has the instructions of the ranks that share memory with ``rank``. The
         program of a rank in neither layout is empty.
         """
-        members = together([rank], self.islands)
+        members = together([rank], self.domains)
         if members not in self._programs:
             self._programs[members] = self._lowered(members)
         return self._programs[members]
@@ -140,7 +140,7 @@ class Plan:
             self.dtype,
             self.topology,
             ranks=ranks,
-            islands=self.islands,
+            domains=self.domains,
             num_slices=self.num_slices,
         )
 
@@ -308,19 +308,19 @@ def plan_with(made: Plan, *, executor: str | None = None, memory_limit: int | No
     return _cached_plan(*request, executor)
 
 
-def plan_over(made: Plan, islands: Islands) -> Plan:
-    """``made``, changed to other shared-memory domains (``islands``).
+def plan_over(made: Plan, domains: SharedDomains) -> Plan:
+    """``made``, changed to other shared-memory domains (``domains``).
 
     Raises:
         MemoryLimitError: no plan fits the limit of ``made``.
     """
-    near = tuple(group for group in islands if len(group) > 1)
-    if near == made.islands or (not made.islands and made.memory_limit is not None):
+    near = tuple(group for group in domains if len(group) > 1)
+    if near == made.domains or (not made.domains and made.memory_limit is not None):
         return made
     return _fitting(replace(made, near=near, slices=None), [made.path])
 
 
-def hosts_of(topology: Topology, ranks: Iterable[int]) -> Islands:
+def hosts_of(topology: Topology, ranks: Iterable[int]) -> SharedDomains:
     """``ranks``, grouped by the host on which the topology puts them."""
     if len(topology.levels) == 1:
         return (tuple(sorted(ranks)),)
@@ -330,9 +330,9 @@ def hosts_of(topology: Topology, ranks: Iterable[int]) -> Islands:
     return tuple(map(tuple, hosts.values()))
 
 
-def islands_of(
-    near: Islands | None, executor: str, topology: Topology, ranks: Iterable[int]
-) -> Islands:
+def domains_of(
+    near: SharedDomains | None, executor: str, topology: Topology, ranks: Iterable[int]
+) -> SharedDomains:
     """Shared-memory domains of two or more ranks: ``near``, or if None the ranks of each host."""
     if near is None:
         near = hosts_of(topology, ranks) if executor != "dist" else ()
@@ -398,7 +398,7 @@ def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
     windows.
     """
     finest = _slice_counts(best.path)[-1]
-    for path in paths if best.islands else ():
+    for path in paths if best.domains else ():
         made = replace(best, path=path)
         yield made
         if made.num_slices < finest:

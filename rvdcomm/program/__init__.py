@@ -15,7 +15,7 @@ from rvdcomm.program.instructions import (
 from rvdcomm.program.program import Program
 from rvdcomm.program.shards import DST, SRC, Transition, is_shard, is_src, shard_index
 from rvdcomm.program.text import MAX_CHARS
-from rvdcomm.program.traffic import Islands
+from rvdcomm.program.traffic import SharedDomains
 from rvdcomm.program.verify import Proof, verify
 
 __all__ = [
@@ -31,10 +31,10 @@ __all__ = [
     "Copy",
     "Entry",
     "Instruction",
-    "Islands",
     "Message",
     "Program",
     "Proof",
+    "SharedDomains",
     "Transition",
     "Zero",
     "aligned",

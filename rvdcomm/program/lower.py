@@ -39,7 +39,7 @@ from rvdcomm.program.regions import BoxIndex, is_filled, window
 from rvdcomm.program.shards import DST, SRC, Transition
 from rvdcomm.program.share import publish
 from rvdcomm.program.slices import Slicing, interleaved, slicing_of
-from rvdcomm.program.traffic import Islands, StepExchange
+from rvdcomm.program.traffic import SharedDomains, StepExchange
 
 __all__ = ["Lanes", "lanes", "lower", "together", "wire_dtype"]
 
@@ -50,33 +50,33 @@ def lower(
     topology: Topology,
     *,
     ranks: Iterable[int] | None = None,
-    islands: Islands = (),
+    domains: SharedDomains = (),
     num_slices: int = 1,
 ) -> Program:
     """The program that runs ``path`` on tensors of ``dtype``.
 
     Args:
         path, dtype, topology: what to lower; the topology decides which holders serve a need.
-        ranks: ranks to lower; all if None. Ranks of one island are lowered together.
-        islands: shared-memory domains: disjoint groups of ranks that map each other's memory.
+        ranks: ranks to lower; all if None. Ranks of one domain are lowered together.
+        domains: shared-memory domains: disjoint groups of ranks that map each other's memory.
         num_slices: the most slices of the tensor that may overlap in time.
 
     Laws (tests/program/test_lower.py): for all options the program of all ranks verifies and gives
     the same data; the program of some ranks is the part of that program that concerns them.
     """
     transition = Transition(path.src, path.dst, dtype, dtype, path.view)
-    found = lanes(path, transition, topology, ranks=ranks, islands=islands, num_slices=num_slices)
+    found = lanes(path, transition, topology, ranks=ranks, domains=domains, num_slices=num_slices)
     return Program(
         (transition,), dtype, found.buffers, tuple(interleaved(found.lanes)), found.members
     )
 
 
-def together(ranks: Iterable[int], islands: Islands) -> tuple[int, ...]:
+def together(ranks: Iterable[int], domains: SharedDomains) -> tuple[int, ...]:
     """``ranks``, and all ranks that share memory with one of them, ascending."""
     found = set(ranks)
-    for island in islands:
-        if not found.isdisjoint(island):
-            found.update(island)
+    for domain in domains:
+        if not found.isdisjoint(domain):
+            found.update(domain)
     return tuple(sorted(found))
 
 
@@ -112,20 +112,20 @@ def lanes(
     topology: Topology,
     *,
     ranks: Iterable[int] | None = None,
-    islands: Islands = (),
+    domains: SharedDomains = (),
     num_slices: int = 1,
     staged: bool = False,
 ) -> Lanes:
     """The instructions that run ``path``, lane by lane, before they are put in one order.
 
     Args:
-        path, topology, ranks, islands, num_slices: as in ``lower``.
+        path, topology, ranks, domains, num_slices: as in ``lower``.
         transition: the layouts of the path, with the dtypes of src and dst, which may differ.
         staged: give every collective staging buffers of its own, so that it can be joined with
             others.
     """
     dtype = wire_dtype(transition)
-    members = None if ranks is None else together(ranks, islands)
+    members = None if ranks is None else together(ranks, domains)
     converted = {name for name in (SRC, DST) if transition.dtype(name) != dtype}
     memory = LoweredMemory(frozenset(converted), staged)
     here = path.ranks if members is None else members
@@ -137,7 +137,7 @@ def lanes(
         for rank in mine:
             memory.add_buffer(name, rank, (transition.box(name, rank),))
     step_exchanges = [
-        StepExchange(index, number, step, topology, islands, path.view)
+        StepExchange(index, number, step, topology, domains, path.view)
         for index, step in enumerate(path.steps)
         for number in range(len(step.step_exchanges))
     ]
@@ -276,7 +276,7 @@ class _Lane:
     def _arrivals(
         self, step_exchange: StepExchange, moves: Iterable[Move], target: Destination, number: str
     ) -> dict[int, list[Arrival]]:
-        """Publish moves inside islands, emit one call per group; returns the arrivals by rank."""
+        """Publish moves inside domains, emit one call per group; returns the arrivals by rank."""
         near: list[Move] = []
         here = step_exchange.taking_part(self.here)
         own: dict[int, list[Move]] = {rank: [] for rank in here}
@@ -334,12 +334,12 @@ class _Lane:
 
         A backend sums in a fixed order of ranks. If in every group the order of ranks is the order
         of parts, all groups sum their parts in the same order. The backend is not used for ranks of
-        one island, which add faster by reading each other's memory.
+        one domain, which add faster by reading each other's memory.
         """
         step = step_exchange.step
         if self.dtype not in SUMMED_BY_BACKENDS:
             return False
-        if step_exchange.islands and any(map(step_exchange.shares_memory, step.groups)):
+        if step_exchange.domains and any(map(step_exchange.shares_memory, step.groups)):
             return False
         # The axes of parts have the order of the axes of positions. If the ranks ascend with the
         # positions, so do the parts in every group.

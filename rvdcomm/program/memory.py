@@ -35,7 +35,7 @@ class LoweredMemory:
     """Buffers of all ranks, instructions in order, and the places of the current state.
 
     Invariant: for every rank, the boxes of its places are disjoint and make up its shard; a place
-    of another rank lies in staging memory of the same island.
+    of another rank lies in staging memory of the same domain.
 
     ``step`` is the step of the path that is being lowered. ``converted`` are the names of shards
     whose dtype is not that of staging: only copies may read or write them. With ``staged`` every

@@ -1,4 +1,4 @@
-"""Share: ranks of one island (shared-memory domain) read each other's memory, without messages."""
+"""Share: ranks of one shared-memory domain read each other's memory, without messages."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, Step
 
-Islands = tuple[tuple[int, ...], ...]
-"""Islands are shared-memory domains: disjoint groups of ranks that map each other's memory."""
+SharedDomains = tuple[tuple[int, ...], ...]
+"""Domains are shared-memory domains: disjoint groups of ranks that map each other's memory."""
 
 MAX_SEARCHED_RANKS = 64
 """In a larger group, connected components are not searched: the whole group makes one call."""
@@ -38,7 +38,7 @@ class StepExchange:
     number: int
     step: Step
     topology: Topology
-    islands: Islands
+    domains: SharedDomains
     view: View
     _exchanges: dict[int, Exchange] = field(default_factory=dict)
     _moves: dict[tuple[int, ...], tuple[Move, ...]] = field(default_factory=dict)
@@ -51,8 +51,8 @@ class StepExchange:
 
     @cached_property
     def home(self) -> dict[int, int]:
-        """The number of the island of every rank that is in one."""
-        return {rank: i for i, island in enumerate(self.islands) for rank in island}
+        """The number of the domain of every rank that is in one."""
+        return {rank: i for i, domain in enumerate(self.domains) for rank in domain}
 
     def target(self, rank: int) -> Cells:
         """The cells of the state after the exchange, in the group of ``rank``."""
@@ -120,8 +120,8 @@ class StepExchange:
         """The ranks that messages connect with ``rank``, directly or through others."""
         whole = self.step.group(rank)
         if not self.step.direct and self.step.kind in CONNECTED:
-            island = self.home.get(rank)
-            is_near = island is not None and all(self.home.get(r) == island for r in whole)
+            domain = self.home.get(rank)
+            is_near = domain is not None and all(self.home.get(r) == domain for r in whole)
             return (rank,) if is_near else whole
         block = self._block(rank)
         if block is not None:

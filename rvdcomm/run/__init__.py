@@ -4,7 +4,7 @@ from rvdcomm.run.agree import compare_requests, exchange_posts
 from rvdcomm.run.choice import executor_name
 from rvdcomm.run.local import add_into
 from rvdcomm.run.request import check_in_group
-from rvdcomm.run.shared_memory.rendezvous import islands
+from rvdcomm.run.shared_memory.rendezvous import domains
 from rvdcomm.run.world import World
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "add_into",
     "check_in_group",
     "compare_requests",
+    "domains",
     "exchange_posts",
     "executor_name",
-    "islands",
 ]

@@ -1,6 +1,6 @@
 """Choice: which plan this group can run, given whose memory its ranks can map.
 
-A plan says which ranks read each other's memory: its shared-memory domains, called *islands* here.
+A plan says which ranks read each other's memory: its shared-memory domains, called *domains* here.
 Where ranks cannot do that (another machine, a rank without the native core, a system that refuses
 shared memory), all ranks plan again, under the same memory limit, for what is possible here. All
 ranks choose the same plan, because they have told each other what they can map.
@@ -17,10 +17,10 @@ from rvdcomm.native import core
 from rvdcomm.plans.bundle import Bundle, bundle_over
 from rvdcomm.plans.fill import Batch
 from rvdcomm.plans.planner import Plan, check_executor, hosts_of, plan_over, plan_with
-from rvdcomm.program import Islands, Program
+from rvdcomm.program import Program, SharedDomains
 from rvdcomm.run.agree import exchange_posts
 from rvdcomm.run.rank_program import RankProgram
-from rvdcomm.run.shared_memory.rendezvous import islands
+from rvdcomm.run.shared_memory.rendezvous import domains
 from rvdcomm.run.shared_memory.staging import staging_of
 from rvdcomm.run.world import World
 
@@ -44,11 +44,11 @@ def plan_here(plan: Plan, world: World, executor: str) -> Plan:
         MemoryLimitError: no plan that is possible here fits the plan's limit; on all ranks.
     """
     plan = plan_with(plan, executor=executor)
-    if not plan.islands or world.rank not in plan.path.ranks:
+    if not plan.domains or world.rank not in plan.path.ranks:
         return plan
     members = plan.path.ranks
-    made = plan_over(plan, _islands(plan.topology, members, world, executor))
-    if made.islands and not _may_run([made.program_of(world.rank)], members, world, executor):
+    made = plan_over(plan, _domains(plan.topology, members, world, executor))
+    if made.domains and not _may_run([made.program_of(world.rank)], members, world, executor):
         made = plan_over(plan, ())
     return made
 
@@ -61,10 +61,10 @@ def compiled_many(bundle: Bundle, world: World) -> list[tuple[Batch, RankProgram
         MemoryLimitError: the limit is too low, on all ranks.
     """
     executor, members = bundle.executor, bundle.ranks
-    if bundle.islands:
-        bundle = bundle_over(bundle, _islands(bundle.topology, members, world, executor))
-        programs = bundle.program_of(world.rank) if bundle.islands else ()
-        if bundle.islands and not _may_run(programs, members, world, executor):
+    if bundle.domains:
+        bundle = bundle_over(bundle, _domains(bundle.topology, members, world, executor))
+        programs = bundle.program_of(world.rank) if bundle.domains else ()
+        if bundle.domains and not _may_run(programs, members, world, executor):
             bundle = bundle_over(bundle, ())
     _check_limit(bundle, world)
     programs = bundle.program_of(world.rank)
@@ -98,20 +98,22 @@ def _check_limit(bundle: Bundle, world: World) -> None:
         )
 
 
-def _islands(topology: Topology, members: tuple[int, ...], world: World, executor: str) -> Islands:
-    """The islands to plan for: groups of two or more ranks that can map each other's memory."""
+def _domains(
+    topology: Topology, members: tuple[int, ...], world: World, executor: str
+) -> SharedDomains:
+    """The domains to plan for: groups of two or more ranks that can map each other's memory."""
     hosts = hosts_of(topology, members)
     if world.rank not in members or not _may_be_near(world, executor):
         return ()
     if all(len(host) == 1 for host in hosts):
         return ()
-    # A rank that cannot or may not share memory passes no hosts, so that it forms no island.
+    # A rank that cannot or may not share memory passes no hosts, so that it forms no domain.
     willing = hosts if core is not None and executor != "dist" else ()
-    key = ("islands", members, hosts, willing)
-    found: Islands = world.once(key, lambda: islands(world, members, willing))
+    key = ("domains", members, hosts, willing)
+    found: SharedDomains = world.once(key, lambda: domains(world, members, willing))
     if executor == "peer":
         _check_all_near(found, hosts)
-    return tuple(island for island in found if len(island) > 1)
+    return tuple(domain for domain in found if len(domain) > 1)
 
 
 def _may_be_near(world: World, executor: str) -> bool:
@@ -124,9 +126,9 @@ def _may_be_near(world: World, executor: str) -> bool:
     return world.backend == "gloo"
 
 
-def _check_all_near(found: Islands, hosts: Islands) -> None:
+def _check_all_near(found: SharedDomains, hosts: SharedDomains) -> None:
     for host in hosts:
-        parts = [island for island in found if set(island) <= set(host)]
+        parts = [domain for domain in found if set(domain) <= set(host)]
         if len(parts) > 1:
             apart = " and ".join(f"({ranges_text(part)})" for part in parts)
             raise CommError(
@@ -142,13 +144,13 @@ def _may_run(
 ) -> bool:
     """Try to share the memory that the programs need; False if the system refuses it to any rank.
 
-    All members get the same answer, also those of other islands, because all must run one plan.
+    All members get the same answer, also those of other domains, because all must run one plan.
 
     Raises:
         CommError: the system refused, and ``executor`` is "peer".
     """
     refusal = next(filter(None, (_refusal(program, world) for program in programs)), "")
-    # Two timeouts, because an island that loses a member may take one and a half to fail: half a
+    # Two timeouts, because a domain that loses a member may take one and a half to fail: half a
     # timeout to connect its sockets, and one for its own agreement.
     post = {"refusal": refusal}
     posts = exchange_posts(world, members, post, "sharing memory", num_timeouts=2)

@@ -21,7 +21,7 @@ Copies = frozenset[tuple[int, str]]
 
 @dataclass(frozen=True)
 class InPlace:
-    """The sources that the ranks of one island can read in place, as seen by one rank.
+    """The sources that the ranks of one domain can read in place, as seen by one rank.
 
     ``copies`` are the staged copies of sources that can be left out. ``owners`` are the ranks whose
     copies this rank reads, ``readers`` are the ranks that read the copies of this rank.
@@ -32,13 +32,13 @@ class InPlace:
     readers: frozenset[int]
 
     @classmethod
-    def of(cls, program: Program, rank: int, island: Sequence[int]) -> InPlace:
+    def of(cls, program: Program, rank: int, domain: Sequence[int]) -> InPlace:
         """Find the staged copies that reads in place can replace, as ``rank`` sees them.
 
-        All ranks of the island find the same ``copies``, because they know each other's
+        All ranks of the domain find the same ``copies``, because they know each other's
         instructions.
         """
-        copies = _copies(program, island) if len(program.transitions) == 1 else frozenset()
+        copies = _copies(program, domain) if len(program.transitions) == 1 else frozenset()
         reads = {
             (i.src_rank, i.rank)
             for i in program.instructions
@@ -56,10 +56,10 @@ class InPlace:
         return frozenset(one for one in self.copies if one[0] in owners)
 
 
-def _copies(program: Program, island: Sequence[int]) -> Copies:
+def _copies(program: Program, domain: Sequence[int]) -> Copies:
     found: set[tuple[int, str]] = set()
     others: set[tuple[int, str]] = set()
-    large = {rank for rank in island if _has_large_source(program, rank)}
+    large = {rank for rank in domain if _has_large_source(program, rank)}
     for i in program.instructions:
         if isinstance(i, Collective):
             others.update((rank, name) for rank in i.ranks for name in i.buffers_of(rank))

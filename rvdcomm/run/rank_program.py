@@ -55,7 +55,7 @@ class RankProgram:
     copies of strided shards.
 
     Raises:
-        SharedMemoryError: the ranks of an island cannot share that much memory; on all of them.
+        SharedMemoryError: the ranks of a domain cannot share that much memory; on all of them.
         CommError: a rank of a group did not join.
     """
 
@@ -143,7 +143,7 @@ class RankProgram:
             try:
                 way(shards, strides, device, memory)
                 if self._checks_others:
-                    self._staging.island.check_all_began()
+                    self._staging.domain.check_all_began()
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -218,7 +218,7 @@ class RankProgram:
             CommError: what is behind the error, if the error does not say it itself.
         """
         if isinstance(error, _PEER_ERROR):
-            error = self._staging.island.comm_error(error, "a peer step")
+            error = self._staging.domain.comm_error(error, "a peer step")
         is_broken = bool(self._world.failure)
         self._world.fail(error)
         if is_broken and isinstance(error, Exception):
@@ -271,7 +271,7 @@ class RankProgram:
     ) -> None:
         """Run a program in which ranks may read each other's sources in place."""
         staging = self._staging
-        assert isinstance(staging, SharedStaging), "only islands read each other's sources"
+        assert isinstance(staging, SharedStaging), "only domains read each other's sources"
         location = _location(shards[0]) if in_place.readers else 0
         staging.begin_call(self._identity, location)
         sources = staging.sources(in_place.owners, location)
@@ -393,13 +393,13 @@ class RankProgram:
                 yield self._transfer(part)
             else:
                 for action in part:
-                    assert isinstance(action, Do), "islands need the native core"
+                    assert isinstance(action, Do), "domains need the native core"
                     yield operation(self.program, self.rank, action.instruction)
 
 
 def _in_place(program: Program, staging: Staging) -> InPlace | None:
     """The sources that may be read in place; None if there are none."""
-    if not isinstance(staging, SharedStaging) or not staging.island.pools:
+    if not isinstance(staging, SharedStaging) or not staging.domain.pools:
         return None
     found = InPlace.of(program, staging.rank, staging.ranks)
     return found if found.owners or found.readers else None

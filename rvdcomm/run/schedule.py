@@ -2,7 +2,7 @@
 
 A program is one global order for all ranks. Ranks may run ahead of each other as long as the result
 stays the same. An instruction may have to wait for two things before it uses memory: a collective
-of its own rank, which must be finished, and instructions of other ranks of the island (the
+of its own rank, which must be finished, and instructions of other ranks of the domain (the
 shared-memory domain), which must have written the data that it reads, or have read the data that it
 overwrites. Every rank counts its *events*. To wait for an instruction of another rank is to wait
 until that rank has counted the event that follows the instruction.
@@ -70,7 +70,7 @@ Action = Do | Start | Finish | Await | Advance
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of one rank; ``totals`` are the events per call of every rank of its island.
+    """The actions of one rank; ``totals`` are the events per call of every rank of its domain.
 
     Law (tests/run/test_schedule.py): at any speeds of the ranks, schedules give the result of the
     global order, and no rank waits forever.
@@ -215,7 +215,7 @@ _ActionKey = tuple[int, int]
 
 
 class _Scheduler:
-    """Makes the schedules of the ranks of one island together, since they depend on each other.
+    """Makes the schedules of the ranks of one domain together, since they depend on each other.
 
     The time is proportional to the program: an instruction looks only at the buffers that it names,
     and a buffer, when it is first written, at those whose memory it takes over.
@@ -242,7 +242,7 @@ class _Scheduler:
                 self._add(rank, Finish(collective))
 
     def schedules(self) -> dict[int, Schedule]:
-        """The schedules of all ranks of the island.
+        """The schedules of all ranks of the domain.
 
         A rank counts an event after an awaited action, just before it next blocks. It blocks in a
         transfer, or where it waits for a count that it has not seen yet.

@@ -32,7 +32,7 @@ StridedRun = tuple[int, str, int, Strides]
 def native_stage(
     program: Program,
     rank: int,
-    island: Sequence[int],
+    domain: Sequence[int],
     actions: Sequence[Action],
     strides: ShardStrides | None = None,
     copies: Copies = frozenset(),
@@ -40,17 +40,17 @@ def native_stage(
     """Compile ``actions``, none of them a transfer, into a stage of the native core on the CPU.
 
     The stage has these buffers, in this order: the rank's shards (``program.shard_names(rank)``);
-    if sources are read instead of ``copies``, the source of every rank of ``island``; the arena of
-    every rank of ``island``, this rank included. Without ``strides`` all shards are contiguous.
+    if sources are read instead of ``copies``, the source of every rank of ``domain``; the arena of
+    every rank of ``domain``, this rank included. Without ``strides`` all shards are contiguous.
     """
     strides = strides or (None,) * len(program.shard_names(rank))
-    steps = list(_steps(_Memory(program, rank, island, strides, copies), actions))
+    steps = list(_steps(_Memory(program, rank, domain, strides, copies), actions))
     programs = [what for kind, what, _ in steps if kind == COPY]
     numbers = iter(range(len(programs)))
     return core.Stage(
         programs,
         [(kind, next(numbers) if kind == COPY else what, count) for kind, what, count in steps],
-        len(strides) + (len(island) if copies else 0),
+        len(strides) + (len(domain) if copies else 0),
     )
 
 
@@ -61,11 +61,11 @@ class CudaStage:
         self,
         program: Program,
         rank: int,
-        island: Sequence[int],
+        domain: Sequence[int],
         actions: Sequence[Action],
         strides: ShardStrides,
     ) -> None:
-        memory = _Memory(program, rank, island, strides, frozenset())
+        memory = _Memory(program, rank, domain, strides, frozenset())
         self._steps = list(_steps(memory, actions))
 
     def run(self, addresses: list[int], stream: Any, staging: Any) -> None:
@@ -83,7 +83,7 @@ def _steps(memory: _Memory, actions: Sequence[Action]) -> Iterator[tuple[int, An
     """Steps of a stage, as (kind, copy program or index of a peer, count to wait for)."""
     for waits, copies, num_events in _rounds(actions):
         for wait in waits:
-            yield AWAIT, memory.island.index(wait.peer), wait.count
+            yield AWAIT, memory.domain.index(wait.peer), wait.count
         if copies:
             batch = _CopyOps(memory)
             for do in copies:
@@ -120,7 +120,7 @@ class _Memory:
 
     program: Program
     rank: int
-    island: Sequence[int]
+    domain: Sequence[int]
     strides: ShardStrides
     copies: Copies
 
@@ -130,15 +130,15 @@ class _Memory:
         return {name: i for i, name in enumerate(self.program.shard_names(self.rank))}
 
     def source_of(self, owner: int) -> int:
-        """The buffer number of the source of ``owner``, a rank of the island."""
+        """The buffer number of the source of ``owner``, a rank of the domain."""
         if owner == self.rank:
             return self.shards[SRC]
-        return len(self.strides) + self.island.index(owner)
+        return len(self.strides) + self.domain.index(owner)
 
     def arena_of(self, owner: int) -> int:
-        """The buffer number of the arena of ``owner``, a rank of the island."""
-        num_sources = len(self.island) if self.copies else 0
-        return len(self.strides) + num_sources + self.island.index(owner)
+        """The buffer number of the arena of ``owner``, a rank of the domain."""
+        num_sources = len(self.domain) if self.copies else 0
+        return len(self.strides) + num_sources + self.domain.index(owner)
 
     def side(self, owner: int, name: str, piece: int, box: Box) -> StridedRun:
         """The run of a box of a piece of a buffer of ``owner``."""

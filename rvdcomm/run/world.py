@@ -96,7 +96,7 @@ class World:
         self.generations: dict[tuple[int, ...], str] = {}
         self.num_partings: dict[tuple[int, ...], int] = {}
         self._histories: dict[tuple[int, ...], int] = {}
-        self.islands: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.domains: weakref.WeakSet[Any] = weakref.WeakSet()
         self._made: dict[tuple[Any, ...], Any] = {}
         # By ranks and identity: that of the only program that uses it, or 0 if all programs do.
         self._subgroups: dict[tuple[tuple[int, ...], int], Subgroup] = {}
@@ -278,10 +278,10 @@ class World:
             return
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         self.failure = f"process group {self.name!r} failed in an earlier call: {text} {FORM_AGAIN}"
-        islands = list(self.islands)
-        lost = next(filter(None, [island.lost() for island in islands]), None)
-        for island in islands:
-            island.fail(lost)
+        domains = list(self.domains)
+        lost = next(filter(None, [domain.lost() for domain in domains]), None)
+        for domain in domains:
+            domain.fail(lost)
         for subgroup in list(self._subgroups.values()):
             subgroup.close()
         for drop in self.at_failure:
@@ -297,8 +297,8 @@ class World:
         Members that share memory here are known by their wires, at every call. All others are known
         by the connections of the group itself, where it has any; these are asked now and then.
         """
-        for island in list(self.islands):
-            island.watch(members, what, is_done)
+        for domain in list(self.domains):
+            domain.watch(members, what, is_done)
         now = time.monotonic()
         if now < self._next_probe:
             return
@@ -310,7 +310,7 @@ class World:
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Those of ``ranks`` that are known to have ended, or to have destroyed the group."""
-        known = {rank for island in list(self.islands) for rank in island.hung_up()}
+        known = {rank for domain in list(self.domains) for rank in domain.hung_up()}
         return {rank for rank in ranks if rank in known or self.member.gone([rank])}
 
     def close(self) -> None:

@@ -212,7 +212,7 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
     name, said = parse_plan(args.plan)
     model_from, plan_from = model_source(args.model, args.preset), plan_source(name)
     sizes, more = settings_of(model_from, plan_from, args.set)
-    knobs = {**said, **more}
+    options = {**said, **more}
     make = partial(built, model_from, sizes, args.dtype, device, seed)
     with phase(f"build {model_from.name}"):
         made = make(args.microbatch)
@@ -220,7 +220,7 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
         graph = capture(made.model, made.args, made.kwargs, recycled=model_from.recycled)
     plan = Plan(graph, range(args.devices))
     with phase(f"apply {plan_from.name}"):
-        _called(plan_from, plan, **knobs)
+        _called(plan_from, plan, **options)
     if args.overlap is not None:
         plan.overlap = Overlap(args.overlap, reductions=True, bucket_bytes=args.bucket)
     if args.overlap_moves:

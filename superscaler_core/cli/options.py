@@ -17,15 +17,15 @@ def savings(takes: Mapping[str, Any]) -> list[str]:
     return [*words, "rerun_coshard"] if "keep_coshard" in takes else words
 
 
-def levels(plan: str, knobs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Keep]]:
+def levels(plan: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Keep]]:
     """Translate older options to ``keep``; return all other options, and further levels to set."""
     older = ("recompute", "rerun", "rerun_coshard")
-    found = {name: value for name, value in knobs.items() if name not in older}
+    found = {name: value for name, value in given.items() if name not in older}
     recompute = Keep.BLOCK_INPUTS if plan in AXIAL else Keep.SEGMENT_INPUTS
-    said = [recompute] if knobs.get("recompute") else []
-    said = [Keep.BLOCK_INPUTS, *said] if knobs.get("rerun") else said
+    said = [recompute] if given.get("recompute") else []
+    said = [Keep.BLOCK_INPUTS, *said] if given.get("rerun") else said
     if said and "keep" not in found:
         found["keep"] = said.pop(0)
-    if not knobs.get("rerun_coshard", True):
+    if not given.get("rerun_coshard", True):
         found.setdefault("keep_coshard", Keep.EVERYTHING)
     return found, said

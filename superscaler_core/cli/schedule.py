@@ -29,9 +29,9 @@ def _schedule(args: argparse.Namespace) -> int:
 def _timeline(name: str, args: argparse.Namespace) -> Timeline:
     generator = SCHEDULES[name]
     takes = signature(generator).parameters
-    knobs = {"durations": args.times} if "durations" in takes else {}
+    options = {"durations": args.times} if "durations" in takes else {}
     schedule = generate(
-        partial(generator, **knobs), args.workers, args.microbatches,
+        partial(generator, **options), args.workers, args.microbatches,
         chunks=args.chunks if "chunks" in takes else 1, halves=args.halves, apart=args.apart,
     )  # fmt: skip
     # Times are for 1/D of the model; if it has more stages, each takes proportionally less.

@@ -142,7 +142,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--recycle", metavar="N", type=int, default=0,
-        help="turns without gradient of every microbatch, for a model that is recycled (default 0)",
+        help="recycling passes of every microbatch, for a model that is recycled (default 0)",
     )  # fmt: skip
     parser.add_argument(
         "--processes", metavar="N", type=count, default=min(2, os.cpu_count() or 1),

@@ -137,9 +137,9 @@ def plan_source(name: str) -> Source:
         raise UsageError(f"{name} takes no plan: an sProgram is a function of one.")
 
     def fill(plan: Plan, **given: Any) -> None:
-        knobs = texts.with_parts(plan, given)
-        knobs, besides = options.levels(name, knobs) if is_shipped else (knobs, [])
-        function(plan, **knobs)
+        chosen = texts.with_parts(plan, given)
+        chosen, besides = options.levels(name, chosen) if is_shipped else (chosen, [])
+        function(plan, **chosen)
         for level in besides:
             plan.keep(level)
 

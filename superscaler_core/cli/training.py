@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from superscaler_core.cli.sources import Made
 from superscaler_core.compiled import compile
 from superscaler_core.front_end.model_call import loss_of
-from superscaler_core.models.recycling import last_turn
+from superscaler_core.models.recycling import last_pass
 from superscaler_core.plan import Plan
 from superscaler_core.run.load import run_threads
 from superscaler_core.run.trainer import Trainer
@@ -130,7 +130,7 @@ class Eager:
 
     Attributes:
         made: the trained model, with example arguments.
-        plan: the plan it is compared with; gives the numbers of microbatches and turns.
+        plan: the plan it is compared with; gives the numbers of microbatches and passes.
         recycled: names of the recycled inputs, as in ``models.Model``.
     """
 
@@ -160,7 +160,7 @@ class Eager:
         args = [inputs[name] for name in names[: len(self.made.args)]]
         kwargs = {**self.made.kwargs, **{n: inputs[n] for n in names[len(self.made.args) :]}}
         if self.recycled:
-            return last_turn(self.made.model, args, self.recycled, _turns(self.plan))
+            return last_pass(self.made.model, args, self.recycled, _num_passes_of(self.plan))
         return loss_of(self.made.model, self.made.model(*args, **kwargs))
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -204,13 +204,13 @@ def on_single_device(
         single.pipeline([stage.ops[0] for stage in plan.stages[1:]])
         single.op_order(on_one_worker(plan.schedule))
     else:
-        single.op_order(nf1b(1, plan.num_microbatches, _turns(plan)))
+        single.op_order(nf1b(1, plan.num_microbatches, _num_passes_of(plan)))
     with tempfile.TemporaryDirectory() as folder:
         compile(single).save(folder)
         results = run_threads(folder, training, range(1), seed=seed, dtype=master_dtype)
     return results[0], "a program of one device"
 
 
-def _turns(plan: Plan) -> int:
+def _num_passes_of(plan: Plan) -> int:
     """Number of forwards without gradient of every microbatch."""
-    return plan.num_turns // plan.num_microbatches
+    return plan.num_recycling_passes // plan.num_microbatches

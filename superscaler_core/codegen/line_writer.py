@@ -30,7 +30,7 @@ from superscaler_core.run.lines import (
 from superscaler_core.schedules import ActionKind
 
 FUNCTIONS = {
-    ActionKind.TURN: "forward",
+    ActionKind.RECYCLE: "forward",
     ActionKind.FORWARD: "forward",
     ActionKind.RECOMPUTE: "recompute",
     ActionKind.BACKWARD: "backward",

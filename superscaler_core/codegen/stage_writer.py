@@ -44,7 +44,7 @@ class StageWriter:
     def stage_functions(self) -> list[str]:
         """One function for each run of the stage in the schedule."""
         order = self._made.stages[self._stage].order
-        runs = [run for run in order if run not in (ActionKind.TURN, ActionKind.FORWARD)]
+        runs = [run for run in order if run not in (ActionKind.RECYCLE, ActionKind.FORWARD)]
         return [
             block_function(
                 self._made, self._device, self._names, BlockFunction(((self._stage, run),))
@@ -94,8 +94,8 @@ def _indented(statement: Statement) -> Statement:
 def _printed(made: Materialized, block: BlockFunction) -> Sequence[StepInstruction]:
     """The instructions of a block's function.
 
-    Turns without gradient call the function of the forward, so that one also sends what its stage
-    recycles; ``Rank.recycle`` does nothing in the last turn.
+    Recycling passes call the function of the forward, so that one also sends what its stage
+    recycles; ``Rank.recycle`` does nothing in the last pass.
     """
     mine, (stage, run) = block_of(made, block), block.runs[0]
     leaving, num_halves = made.stages[stage].leaving, made.step_program.num_halves

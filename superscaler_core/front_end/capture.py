@@ -47,10 +47,10 @@ def capture(
             only shapes and dtypes of tensors matter. Sizes are those of one microbatch, and are
             fixed in the graph. Caches that only generation uses are switched off.
         name: name of the graph; the class of the model if None.
-        recycled: names of arguments whose value is a result of the previous turn (zeros in the
-            first turn), each with the number of the result, counted from 1. ``forward`` then
-            returns ``(loss, result 1, ...)``, and a schedule says how many turns without gradient
-            come before the turn that is trained.
+        recycled: names of arguments whose value is a result of the previous pass (zeros in the
+            first pass), each with the number of the result, counted from 1. ``forward`` then
+            returns ``(loss, result 1, ...)``, and a schedule says how many recycling passes
+            come before the pass that is trained.
         results: further values of the output to keep beside the loss: names of keys or fields, or
             positions in a tuple. A program returns them whole on every rank (``Trainer.results``).
         changing: names of buffers that get other values later, though this forward may not change

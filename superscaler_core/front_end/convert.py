@@ -52,7 +52,7 @@ def graph_of(
         program: the program that was traced from the model.
         model: the model, for its parameters and buffers.
         name: name of the graph.
-        recycled: inputs, each with the number of the output that is its value in the next turn.
+        recycled: inputs, each with the number of the output that is its value in the next pass.
         results: names of the last outputs of the program, which are kept beside the loss.
         changing: as in ``capture``.
 

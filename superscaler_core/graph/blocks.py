@@ -386,7 +386,7 @@ class Blocks:
         return ()
 
     @cached_property
-    def words(self) -> tuple[DimClass, ...]:
+    def vocabulary(self) -> tuple[DimClass, ...]:
         """The dims of words in the embedding and in the head, if they exist."""
         tables = [] if self._embedding is None else [self._embedding]
         tables += [tensor for op in self.head for tensor in op.parameters if len(tensor.shape) == 2]
@@ -398,7 +398,7 @@ class Blocks:
         found = [
             op.index
             for op in self.graph.ops
-            for dim in self.words
+            for dim in self.vocabulary
             if {*self.dims.ids(op, dim)} - {*op.annotation.reductions}
         ]
         return max(found, default=len(self.graph.ops))

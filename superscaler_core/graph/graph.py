@@ -169,7 +169,7 @@ class Graph:
         loss: the scalar.
         notes: differences between the graph and the model, for people; usually empty.
         recycled: inputs that the caller does not give, each with the activation whose value it has
-            in the next turn of the same microbatch; in the first turn the input is zero.
+            in the next pass of the same microbatch; in the first pass the input is zero.
         weights: the captured model's own parameters, not copies, by the names of ``parameters``;
             empty if the graph has no model, or its model is on the meta device.
         buffers: other entries of the model's ``state_dict``, by name, as at the capture.

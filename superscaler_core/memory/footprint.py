@@ -157,7 +157,7 @@ def _lowered(lowering: Lowering) -> Mapping[ActionKind, Footprint]:
 # --- folds --------------------------------------------------------------------------------------
 
 _RUNS = (
-    (ActionKind.TURN,),
+    (ActionKind.RECYCLE,),
     (ActionKind.FORWARD, ActionKind.RECOMPUTE, ActionKind.BACKWARD),
     (ActionKind.FORWARD, ActionKind.RECOMPUTE, ActionKind.INPUTS, ActionKind.WEIGHTS),
     (ActionKind.FORWARD,),
@@ -188,7 +188,7 @@ _OUTLINES: Known[Hashable, Mapping[ActionKind, Footprint]] = Known(MAX_STAGES)
 def _folded(
     stage: StageEffects, function: Callable[[int], SegmentFunction]
 ) -> Iterator[tuple[ActionKind, _Ran]]:
-    """Fold the turns without gradient, then a forward and its backward."""
+    """Fold the recycling passes, then a forward and its backward."""
     fold, runs, done = Fold(stage, function), dict(stage.runs), set()
     for last in _RUNS:
         if last[-1] not in runs or last[-1] in done:

@@ -119,7 +119,7 @@ class Lowering:
             yield Effect(Fold.free, (tuple(self._numbers.number((k, half)) for k in unsent),))
 
     def _unsent(self, block: Sequence[StepInstruction]) -> Sequence[str]:
-        """What only other turns send: in a file it lives to the end, as one function runs them."""
+        """What only other passes send: in a file it lives to the end, as one function runs them."""
         sent = {i.name for i in block if i.kind is Verb.SEND}
         unsent = [edge for edge in self._flow.leaving if edge.name not in sent]
         return list(dict.fromkeys(h.value.key for e in unsent for h in self._flow.sent[e]))

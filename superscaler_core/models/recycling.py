@@ -8,21 +8,21 @@ import torch
 from torch import Tensor, nn
 
 
-def last_turn(
-    model: nn.Module, inputs: Sequence[Tensor], recycled: Mapping[str, int], turns: int = 0
+def last_pass(
+    model: nn.Module, inputs: Sequence[Tensor], recycled: Mapping[str, int], passes: int = 0
 ) -> Tensor:
-    """The loss of the last of several turns; those before it have no gradient.
+    """The loss of the last of several passes; those before it have no gradient.
 
     Args:
         model: its ``forward`` returns the loss, followed by results if it recycles.
         inputs: arguments of ``forward``; the recycled ones come last, with their first values.
         recycled: the recycled arguments in order, each with the number of the result that replaces
-            it in the next turn.
-        turns: number of turns before the last.
+            it in the next pass.
+        passes: number of passes before the last.
     """
     given = inputs[: len(inputs) - len(recycled)]
     before: Sequence[Tensor] = inputs[len(given) :]
-    for _ in range(turns):
+    for _ in range(passes):
         with torch.no_grad():
             made = model(*given, *before)
         before = [made[number] for number in recycled.values()]

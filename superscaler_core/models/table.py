@@ -21,7 +21,7 @@ class Model:
         config: class of its sizes, with ``presets()``.
         build: from the sizes to a module whose ``forward`` returns the loss.
         example_inputs: from the sizes, a batch and a generator to arguments of ``forward``.
-        recycled: the last arguments, if they are results of the turn before; as in ``capture``.
+        recycled: the last arguments, if they are results of the pass before; as in ``capture``.
     """
 
     config: Any

@@ -25,7 +25,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """The knobs of ``plan="auto"``.
+    """The options of ``plan="auto"``.
 
     Attributes:
         profile: profile of every device, or the name of a preset; if None, the preset of this
@@ -51,16 +51,16 @@ class AutoOptions:
             )
 
     @classmethod
-    def of(cls, knobs: Mapping[str, Any] | None) -> Self:
+    def of(cls, options: Mapping[str, Any] | None) -> Self:
         """Options by name.
 
         Raises:
             PlanError: a name or a value is not known.
         """
         names = [field.name for field in fields(cls)]
-        if odd := [name for name in knobs or {} if name not in names]:
+        if odd := [name for name in options or {} if name not in names]:
             raise PlanError(f"auto takes no {', '.join(odd)}; it takes {', '.join(names)}.")
-        return cls(**(knobs or {}))
+        return cls(**(options or {}))
 
 
 def searched(

@@ -14,29 +14,29 @@ from superscaler_core.plans import PLANS
 from superscaler_core.plans.option_texts import PARTS, parse_plan, value_of, with_parts
 
 _MICROBATCHES = "microbatches"
-"""The knob by which shipped plans take the number of microbatches."""
+"""The option by which shipped plans take the number of microbatches."""
 
 
 @dataclass(frozen=True)
 class SProgram:
-    """A function that fills a plan, with its knobs.
+    """A function that fills a plan, with its options.
 
     Attributes:
-        function: takes the plan, and knobs by name.
-        knobs: values of knobs.
+        function: takes the plan, and options by name.
+        options: values of options.
     """
 
     function: Callable[..., None]
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, plan: str | Callable[..., None], knobs: Mapping[str, Any] | None = None
+        cls, plan: str | Callable[..., None], options: Mapping[str, Any] | None = None
     ) -> SProgram:
-        """A shipped plan by its name, which knobs may follow (``hybrid:tp=2``), or a function.
+        """A shipped plan by its name, which options may follow (``hybrid:tp=2``), or a function.
 
         Raises:
-            PlanError: there is no plan of that name, or it takes no such knob.
+            PlanError: there is no plan of that name, or it takes no such option.
         """
         plan, said = parse_plan(plan) if isinstance(plan, str) else (plan, {})
         if isinstance(plan, str) and plan not in PLANS:
@@ -44,14 +44,14 @@ class SProgram:
             hint = f" Is it {' or '.join(near)}?" if near else ""
             raise PlanError(f"there is no plan {plan!r}; there are {', '.join(PLANS)}.{hint}")
         if isinstance(plan, str):
-            knobs = {name: value_of(plan, name, value) for name, value in (knobs or {}).items()}
-        made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **(knobs or {})})
+            options = {name: value_of(plan, name, value) for name, value in (options or {}).items()}
+        made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **(options or {})})
         known = {*made._takes, *PARTS}
-        unknown = [name for name in made.knobs if name not in known and not made._takes_any]
+        unknown = [name for name in made.options if name not in known and not made._takes_any]
         if unknown:
             takes = ", ".join([*made._takes][1:]) or "nothing"
             raise PlanError(f"{made.name} takes no {', '.join(unknown)}; it takes {takes}.")
-        num = made.knobs.get(_MICROBATCHES, 1)
+        num = made.options.get(_MICROBATCHES, 1)
         if isinstance(num, int) and num < 1:
             raise PlanError(f"{made.name} takes at least one microbatch, not {num}.")
         return made
@@ -63,9 +63,9 @@ class SProgram:
 
     @property
     def num_microbatches(self) -> int:
-        """The number of microbatches that its knobs or defaults ask for; 1 if it takes none."""
+        """The number of microbatches that its options or defaults ask for; 1 if it takes none."""
         default = self._takes[_MICROBATCHES].default if self.takes_microbatches else 1
-        return int(self.knobs.get(_MICROBATCHES, default))
+        return int(self.options.get(_MICROBATCHES, default))
 
     @property
     def takes_microbatches(self) -> bool:
@@ -80,7 +80,7 @@ class SProgram:
             num_microbatches: the number of microbatches, if the function can choose it.
         """
         more = {_MICROBATCHES: num_microbatches} if self.takes_microbatches else {}
-        self.function(plan, **{**with_parts(plan, self.knobs), **more})
+        self.function(plan, **{**with_parts(plan, self.options), **more})
 
     @property
     def _takes(self) -> Mapping[str, inspect.Parameter]:

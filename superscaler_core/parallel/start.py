@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ def parallelize(
     kwargs: Mapping[str, Any] | None = None,
     *,
     plan: str | Callable[..., None] = "data_parallel",
-    knobs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     batch: Batch | None = None,
     results: Sequence[str | int] = (),
     group: Any = None,
@@ -39,6 +40,7 @@ def parallelize(
     seed: int = 0,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    knobs: Mapping[str, Any] | None = None,
 ) -> Parallel:
     """Train a model by a plan on all ranks of a process group; collective over the group.
 
@@ -54,9 +56,9 @@ def parallelize(
             be a mapping too); of tensors only shapes and dtypes matter.
         plan: name of a plan (``docs/plans.md``), which options may follow as a text, such as
             ``"hybrid:tp=2,pp=2"``; or a function that fills a ``Plan``; or ``"auto"``: the first
-            rank searches for one (``docs/planners.md``), and its ``knobs`` are ``profile``,
+            rank searches for one (``docs/planners.md``), and its ``options`` are ``profile``,
             ``budget_secs`` and ``max_tried`` of ``search``.
-        knobs: options of the plan as values, by name, such as ``{"tp": 2, "pp": 2}``; they take
+        options: options of the plan as values, by name, such as ``{"tp": 2, "pp": 2}``; they take
             precedence over those in the text.
         batch: which dims of the inputs have the samples, along which a plan cuts the batch, and
             whether every rank passes the whole batch or samples of its own; if None, dim 0 of
@@ -71,6 +73,7 @@ def parallelize(
             the optimizer updates master weights.
         device: where this rank computes; the device of the model if None, or, if that is the meta
             device, this process's GPU if there is one.
+        knobs: the name of ``options`` in earlier versions; taken for one release more.
 
     Returns:
         An object with ``step``, ``evaluate``, ``parameters``, ``save``, ``load`` and more.
@@ -79,6 +82,9 @@ def parallelize(
         CaptureError: the model cannot be captured; the message says what to do.
         PlanError: the plan does not fit the model, the batch or the number of ranks.
     """
+    if knobs is not None:
+        warnings.warn("parallelize(knobs=...) is options=... now.", FutureWarning, stacklevel=2)
+        options = {**knobs, **(options or {})}
     where = torch.device(device) if device is not None else _device_of(model)
     world = join_world(where, group)
     transport = DistTransport(world.rank, world.group, topology)
@@ -90,7 +96,7 @@ def parallelize(
         master_dtype = None if dtype is None else master_name(dtype)
         example = ModelCall.of(model, args, kwargs)
         chosen: AutoOptions | SProgram = (
-            AutoOptions.of(knobs) if plan == AUTO else SProgram.of(plan, knobs)
+            AutoOptions.of(options) if plan == AUTO else SProgram.of(plan, options)
         )
         if plan == AUTO and (said.dims or said.is_local):
             raise PlanError(
@@ -99,7 +105,7 @@ def parallelize(
             )
         request.equal |= {
             "the plan": plan if isinstance(plan, str) else getattr(plan, "__name__", "a function"),
-            "its knobs": _text(knobs or {}),
+            "its options": _text(options or {}),
             "what a batch is": str(said),
             "results": str(tuple(results)),
             "dtype": str(master_dtype),
@@ -130,12 +136,12 @@ def parallelize(
     return Parallel(programs, example, transport, seed=seed, dtype=dtype, device=where)
 
 
-def _text(knobs: Mapping[str, Any]) -> str:
-    """Knobs as a text that is equal on all ranks; of other values than plain ones, their class."""
+def _text(options: Mapping[str, Any]) -> str:
+    """Options as a text that is equal on all ranks; of other than plain values, their class."""
     return ", ".join(
         f"{name}={value!r}" if isinstance(value, bool | int | float | str | tuple | None)
         else f"{name}={type(value).__name__}"
-        for name, value in sorted(knobs.items())
+        for name, value in sorted(options.items())
     )  # fmt: skip
 
 

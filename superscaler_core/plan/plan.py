@@ -298,7 +298,7 @@ class Plan(Savings):
                     f"schedule {first.name} of {first.num_stages} stages: the plan has "
                     f"{self.num_stages}; cut it by pipeline(...) before."
                 )
-            if first.num_turns and not self.graph.recycled:
+            if first.num_recycling_passes and not self.graph.recycled:
                 raise PlanError(
                     f"schedule {first.name}: it has forwards without gradient ('f'), and "
                     f"{self.graph.name} recycles nothing that they would make; capture it with "
@@ -397,9 +397,9 @@ class Plan(Savings):
         return 1 if self.schedule is None else len(self.schedule.routes)
 
     @property
-    def num_turns(self) -> int:
+    def num_recycling_passes(self) -> int:
         """The number of forwards without gradient in a step, over all microbatches."""
-        scheduled = 0 if self.schedule is None else self.schedule.num_turns
+        scheduled = 0 if self.schedule is None else self.schedule.num_recycling_passes
         return scheduled * self.overlap.num_halves
 
     # --- grids ----------------------------------------------------------------------------------

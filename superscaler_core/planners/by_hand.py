@@ -25,10 +25,10 @@ def by_hand(request: Request) -> Iterator[Candidate]:
         if not row_of(plan).is_proposed:
             continue
         takes = signature(plan).parameters
-        for knobs in _forms(request, takes):
-            replicas = _replicas(request, takes, knobs)
+        for options in _forms(request, takes):
+            replicas = _replicas(request, takes, options)
             for samples in sorted({n * replicas for n in SAMPLES} & {*request.samples}):
-                yield _candidate(request, name, samples, knobs)
+                yield _candidate(request, name, samples, options)
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class ByHand:
     Attributes:
         name: the plan's name in ``PLANS``.
         microbatches: microbatches per step.
-        knobs: further options of the plan, by name.
+        options: further options of the plan, by name.
     """
 
     name: str
     microbatches: int
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, plan: Any) -> None:
         fill: Callable[..., None] = PLANS[self.name]
         takes = signature(fill).parameters.keys() & {"microbatches"}
-        fill(plan, **dict.fromkeys(takes, self.microbatches), **self.knobs)
+        fill(plan, **dict.fromkeys(takes, self.microbatches), **self.options)
 
 
 def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -63,21 +63,21 @@ def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any
             return
 
 
-def _replicas(request: Request, takes: Mapping[str, Any], knobs: Mapping[str, Any]) -> int:
+def _replicas(request: Request, takes: Mapping[str, Any], options: Mapping[str, Any]) -> int:
     """The number of data-parallel replicas."""
-    sides = knobs.get("tp", 1) * knobs.get("pp", 1)
+    sides = options.get("tp", 1) * options.get("pp", 1)
     return len(request.devices) // sides if {"tp", "pp"} & takes.keys() else len(request.devices)
 
 
-def _candidate(request: Request, name: str, samples: int, knobs: dict[str, Any]) -> Candidate:
-    shown = " ".join(k if v is True else f"{k}={v}" for k, v in knobs.items())
+def _candidate(request: Request, name: str, samples: int, options: dict[str, Any]) -> Candidate:
+    shown = " ".join(k if v is True else f"{k}={v}" for k, v in options.items())
     is_kept = "keep" in signature(PLANS[name]).parameters
 
     def follow(trial: Trial) -> Iterator[Candidate]:
-        kept = knobs.get("keep")
+        kept = options.get("keep")
         left = KEEPS[KEEPS.index(kept) + 1 :] if kept in KEEPS else KEEPS
         if trial.lacks_memory and is_kept and left:
-            yield _candidate(request, name, samples, {**knobs, "keep": left[0]})
+            yield _candidate(request, name, samples, {**options, "keep": left[0]})
 
-    how = ByHand(name, request.microbatches(samples), knobs)
+    how = ByHand(name, request.microbatches(samples), options)
     return Candidate(f"{name} samples={samples} {shown}".strip(), samples, how, follow=follow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from superscaler_core.plan import Plan
 from superscaler_core.plans.pieces.along import along
-from superscaler_core.plans.pieces.words import words
+from superscaler_core.plans.pieces.vocabulary import vocabulary_dims
 
 
 def megatron(plan: Plan, *, vocabulary: bool = False) -> None:
@@ -22,6 +22,6 @@ def megatron(plan: Plan, *, vocabulary: bool = False) -> None:
     Source: Shoeybi et al., Megatron-LM, 2019.
     """
     for op in plan.graph.ops:
-        dims = words(plan, op) if vocabulary else ()
+        dims = vocabulary_dims(plan, op) if vocabulary else ()
         plan.op_trans(op, along(plan, op, len(plan.devices), *dims, *plan.blocks.inner))
         plan.op_assign(op, plan.devices)

@@ -1,4 +1,4 @@
-"""nF1B: a pipeline of a model that is recycled; 3F1B with two turns before the trained one."""
+"""nF1B: a pipeline of a model that is recycled; 3F1B with two passes before the trained one."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def nf1b(
     keep: Keep = Keep.EVERYTHING,
     sizes: Sequence[int] = (),
 ) -> None:
-    """Run ``recycle`` turns without gradient between the forwards and backwards of 1F1B.
+    """Run ``recycle`` recycling passes between the forwards and backwards of 1F1B.
 
     A microbatch passes all stages ``recycle + 1`` times, the last stage's result goes to the first
     ``recycle`` times, and the gradient goes back once. Memory per device: as in ``dap_pipeline``;
-    turns without gradient keep nothing.
+    recycling passes keep nothing.
 
     Args:
         plan: to fill; its graph is captured with ``recycled``.
-        recycle: turns of a microbatch before the one that is trained.
+        recycle: passes of a microbatch before the one that is trained.
         pp: stages; as many as devices if 0.
         dp: groups of a stage's devices among which the batch is cut; in a group ``dap`` cuts.
         microbatches: number per step, at least that of stages; each as large as the captured batch.

@@ -1,4 +1,4 @@
-"""Knobs: options of plans as texts, such as ``hybrid:tp=2,pp=2``; only this table parses them.
+"""Options: options of plans as texts, such as ``hybrid:tp=2,pp=2``; only this table parses them.
 
 Functions of the Python API take values.
 """
@@ -25,11 +25,11 @@ from superscaler_core.schedules import SCHEDULES
 
 
 def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
-    """The name of a plan and the values of its knobs; for a plan not shipped, the whole text.
+    """The name of a plan and the values of its options; for a plan not shipped, the whole text.
 
     Raises:
-        PlanError: the plan has no such knob, or a value has another form; the message has the
-            plan's knobs, or the form.
+        PlanError: the plan has no such option, or a value has another form; the message has the
+            plan's options, or the form.
 
     >>> parse_plan("hybrid:tp=2,sizes=3,1")
     ('hybrid', {'tp': 2, 'sizes': (3, 1)})
@@ -42,20 +42,20 @@ def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
     takes = [*inspect.signature(PLANS[name]).parameters.values()][1:]
     defaults = {parameter.name: parameter.default for parameter in takes}
     found = {}
-    # A comma that no new knob follows is in a value.
+    # A comma that no new option follows is in a value.
     for word in re.split(r",(?=\s*\w+\s*=)", rest) if rest else ():
-        knob, equals, value = (part.strip() for part in word.partition("="))
-        if not equals or knob not in {*defaults, *PARTS}:
+        option, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or option not in {*defaults, *PARTS}:
             raise PlanError(
-                f"{text}: expected {name}:KNOB=VALUE,KNOB=VALUE, not {word.strip()!r}; {name} "
+                f"{text}: expected {name}:OPTION=VALUE,OPTION=VALUE, not {word.strip()!r}; {name} "
                 f"takes {', '.join(defaults) or 'nothing'}, and every plan {', '.join(PARTS)}."
             )
-        found[knob] = value_of(name, knob, value)
+        found[option] = value_of(name, option, value)
     return name, found
 
 
-def value_of(plan: str, knob: str, value: Any) -> Any:
-    """The value of a knob of a shipped plan; a text is read as one that follows the plan's name.
+def value_of(plan: str, option: str, value: Any) -> Any:
+    """The value of a option of a shipped plan; a text is read as one that follows the plan's name.
 
     >>> value_of("hybrid", "tp", "2"), value_of("hybrid", "tp", 2)
     (2, 2)
@@ -66,10 +66,10 @@ def value_of(plan: str, knob: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     takes = inspect.signature(PLANS[plan]).parameters
-    reader = readers_of(PLANS[plan]).get(knob)
-    if reader is None and knob in takes:
-        reader = reader_of(takes[knob].default)
-    return value if reader is None else read(f"{plan}:{knob}={value}", value, reader)
+    reader = readers_of(PLANS[plan]).get(option)
+    if reader is None and option in takes:
+        reader = reader_of(takes[option].default)
+    return value if reader is None else read(f"{plan}:{option}={value}", value, reader)
 
 
 def readers_of(fill: Callable[..., None]) -> Mapping[str, TextReader]:
@@ -185,12 +185,12 @@ def read(given: str, text: str, reader: TextReader) -> Any:
         raise PlanError(f"{given}: expected {reader.form}.") from None
 
 
-def with_parts(plan: Plan, knobs: Mapping[str, Any]) -> dict[str, Any]:
+def with_parts(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
     """Set the parts of the plan's model; return the other options."""
-    parts = {_TAKES.get(name, name): knobs[name] for name in PARTS if name in knobs}
+    parts = {_TAKES.get(name, name): options[name] for name in PARTS if name in options}
     if parts:
         plan.blocks = find_blocks(plan.graph, **parts)
-    return {name: value for name, value in knobs.items() if name not in PARTS}
+    return {name: value for name, value in options.items() if name not in PARTS}
 
 
 def _integers(text: str) -> tuple[int, ...]:

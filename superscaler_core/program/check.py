@@ -90,7 +90,7 @@ class _Walk:
         self._recycle()
 
     def _recycle(self) -> None:
-        """In the first turn of a microbatch, recycled values exist: they are zeros."""
+        """In the first pass of a microbatch, recycled values exist: they are zeros."""
         recycled = {
             key: [i for i in block if i.kind is Verb.RECYCLED]
             for key, block in self._program.blocks.items()
@@ -175,7 +175,7 @@ class _Walk:
         raise AssertionError("some instruction is refused")
 
     def _p2p_send(self, event: P2PSend) -> None:
-        """Add a transfer to another stage or turn, or out of the program."""
+        """Add a transfer to another stage or pass, or out of the program."""
         halves = self._program.num_halves
         mb, half = divmod(event.microbatch, halves)
         prefix, name = HALVES[half], event.name

@@ -40,8 +40,8 @@ class Edge:
         readers: the ops that read it at the dst end.
         parent: the edge whose result this edge forwards; None if the src end is the op that
             computes the tensor.
-        recycles: the input that the tensor becomes in the next turn of its microbatch; None if it
-            is read in the turn in which it is written.
+        recycles: the input that the tensor becomes in the next pass of its microbatch; None if it
+            is read in the pass in which it is written.
         result: the name under which all devices return the tensor, which is read by no op here;
             "" if it is no result.
     """
@@ -87,12 +87,12 @@ class Edge:
 
     @property
     def has_grad(self) -> bool:
-        """Whether a gradient comes back: not in turns before the last, and not of results."""
+        """Whether a gradient comes back: not in passes before the last, and not of results."""
         return self.tensor.requires_grad and self.recycles is None and not self.result
 
     @property
     def crosses(self) -> bool:
-        """Whether the edge leads to another stage, to another turn, or out of the program."""
+        """Whether the edge leads to another stage, to another pass, or out of the program."""
         is_away = self.recycles is not None or bool(self.result)
         return self.src_stage != self.dst_stage or is_away
 
@@ -129,7 +129,7 @@ class Edges:
 
     @property
     def stage_graph(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of stages (src, dst): dst reads a result of src in the same turn."""
+        """Pairs of stages (src, dst): dst reads a result of src in the same pass."""
         return tuple(sorted({(e.src_stage, e.dst_stage) for e in self.all if _is_between(e)}))
 
     def of_stage(self, stage: int) -> tuple[Edge, ...]:
@@ -137,11 +137,11 @@ class Edges:
         return tuple(e for e in self._from.get(stage, ()) if not e.crosses)
 
     def leaving(self, stage: int) -> tuple[Edge, ...]:
-        """The edges from a stage to others, to another turn, or out of the program."""
+        """The edges from a stage to others, to another pass, or out of the program."""
         return tuple(e for e in self._from.get(stage, ()) if e.crosses)
 
     def arriving(self, stage: int) -> tuple[Edge, ...]:
-        """The edges to a stage from others, or from another turn."""
+        """The edges to a stage from others, or from another pass."""
         return tuple(self._to.get(stage, ()))
 
     @cached_property
@@ -224,7 +224,7 @@ def _numbers(op: Op, tensor: PTensor, taken: int = 0) -> Iterator[int]:
 def _edges_beyond(
     plan: Plan, stage_of: Mapping[int, int], taken: Counter[PTensor]
 ) -> Iterator[Edge]:
-    """Edges to the next turn of a microbatch and out of the program.
+    """Edges to the next pass of a microbatch and out of the program.
 
     Args:
         plan: the decisions.
@@ -271,7 +271,7 @@ def _results(plan: Plan, stage_of: Mapping[int, int]) -> Iterator[tuple[PTensor,
 
 
 def _is_between(edge: Edge) -> bool:
-    """Whether an edge connects two stages within a turn."""
+    """Whether an edge connects two stages within a pass."""
     return edge.crosses and edge.recycles is None and not edge.result
 
 

@@ -69,7 +69,7 @@ def left(stage: StageProgram, kind: ActionKind) -> Block:
 def _leaves(edge: Edge, kind: ActionKind) -> bool:
     """Whether a run of its stage sends the value of an edge."""
     if edge.recycles is not None:
-        return kind is ActionKind.TURN
+        return kind is ActionKind.RECYCLE
     return kind is ActionKind.FORWARD or not edge.result
 
 

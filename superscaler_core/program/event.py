@@ -27,7 +27,8 @@ def stage_of_weights(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class P2PSend:
-    """The transfer of a microbatch's tensor, or its gradient, over an edge between stages or turns.
+    """The transfer of a microbatch's tensor, or its gradient, over an edge between stages or
+    passes.
 
     Attributes:
         name: name of the edge.

@@ -19,7 +19,7 @@ from superscaler_core.schedules import (
 )
 from superscaler_core.schedules.timeline import EQUAL, Durations
 
-_FORWARDS = (ActionKind.TURN, ActionKind.FORWARD)
+_FORWARDS = (ActionKind.RECYCLE, ActionKind.FORWARD)
 """All that a stage runs if the loss has no gradient."""
 
 
@@ -78,12 +78,12 @@ def _kinds_before(edge: Edge) -> tuple[ActionKind, ...]:
     """The runs of its stage after which an edge sends."""
     if edge.result:
         return (ActionKind.FORWARD,)
-    # A recycled value goes from one turn to the next, and the last turn is the forward.
-    return _FORWARDS if edge.recycles is None else (ActionKind.TURN,)
+    # A recycled value goes from one pass to the next, and the last pass is the forward.
+    return _FORWARDS if edge.recycles is None else (ActionKind.RECYCLE,)
 
 
 def stage_graph(plan: Plan, edges: Edges) -> tuple[tuple[int, int], ...]:
-    """Pairs of the schedule's stages (src, dst): dst reads a result of src in the same turn."""
+    """Pairs of the schedule's stages (src, dst): dst reads a result of src in the same pass."""
     return tuple(sorted({(home(plan, src), home(plan, dst)) for src, dst in edges.stage_graph}))
 
 

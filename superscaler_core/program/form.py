@@ -291,7 +291,10 @@ def _check_states(program: StepProgram) -> None:
     last: dict[int, tuple[int, int]] = {}
     for action in (run for event in program.events for run in actions_in(event)):
         if (action.stage, action.kind) in replacing:
-            now = action.microbatch, action.turn if action.kind is ActionKind.TURN else 1 << 30
+            now = (
+                action.microbatch,
+                action.recycling_pass if action.kind is ActionKind.RECYCLE else 1 << 30,
+            )
             if now < last.get(action.stage, now):
                 raise PlanError(
                     f"{action}: stage {action.stage} replaces buffers, so its microbatches run in "

@@ -20,7 +20,7 @@ from superscaler_core.program.verb import Verb
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
 
-FORWARDS = frozenset({ActionKind.FORWARD, ActionKind.TURN})
+FORWARDS = frozenset({ActionKind.FORWARD, ActionKind.RECYCLE})
 """Runs of a stage that are no recomputation, and no backward."""
 
 _COPIES = frozenset({Role.COPY, Role.WEIGHT})
@@ -52,7 +52,7 @@ class SegmentOperands:
         return instruction_of(kind, name, devices, self._of(kind, name, run))
 
     def _of(self, kind: Verb, name: str, run: ActionKind) -> Operands:
-        # The loss counts in the forward that is trained, and buffers change in all turns; a
+        # The loss counts in the forward that is trained, and buffers change in all passes; a
         # backward that repeats a forward changes neither.
         mine = self.flow.of[name]
         args = tuple(held.value for held in mine.args)

@@ -48,7 +48,7 @@ MAX_KNOWN = 1 << 5
 """Bound on cached results about a stage, such as its times on one kind of device."""
 
 RUNS = (
-    *(ActionKind.TURN, ActionKind.FORWARD, ActionKind.RECOMPUTE),
+    *(ActionKind.RECYCLE, ActionKind.FORWARD, ActionKind.RECOMPUTE),
     *(ActionKind.BACKWARD, ActionKind.INPUTS, ActionKind.WEIGHTS),
 )
 """Kinds of runs of a stage, in the order of the text."""
@@ -374,7 +374,7 @@ def _placed(turns: Sequence[_Turn | _Border]) -> Iterator[tuple[int, _Turn | _Bo
 def _border_verbs(run: ActionKind) -> Iterator[Verb]:
     if run is ActionKind.FORWARD:
         yield Verb.KEEP
-    elif run is not ActionKind.TURN:
+    elif run is not ActionKind.RECYCLE:
         yield Verb.RESUME
 
 
@@ -383,7 +383,7 @@ def _run_verbs(segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]
         if segment.has_backward:
             yield from _back_verbs(segment, run)
         return
-    if run is ActionKind.TURN:
+    if run is ActionKind.RECYCLE:
         yield Verb.COMPUTE
         return
     if not turn.is_again:

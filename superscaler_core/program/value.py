@@ -50,7 +50,7 @@ class Role(StrEnum):
     HOST = "host"
     """What a segment keeps, in host memory."""
     OUT = "out"
-    """What a stage leaves for a transfer to another stage or turn, or out of the program."""
+    """What a stage leaves for a transfer to another stage or pass, or out of the program."""
     OUT_BACK = "out-back"
     """A gradient that a stage leaves for a transfer back."""
     SENT = "sent"

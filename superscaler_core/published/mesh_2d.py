@@ -36,7 +36,7 @@ def mesh_2d(plan: Plan, *, x: int = 0, y: int = 0, sequence: bool = False) -> No
         plan.graph.ops,
         plan.devices,
         Axis(num // (rows * columns), (batch,)),
-        Axis(rows, (*blocks.words, *blocks.inner, *rest)),
+        Axis(rows, (*blocks.vocabulary, *blocks.inner, *rest)),
         Axis(columns, (*blocks.width, *rest)),
     )
 

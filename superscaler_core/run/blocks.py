@@ -59,8 +59,8 @@ def event_call(made: Materialized, event: Event, device: Device) -> Call:
     mb = event.microbatch * made.step_program.num_halves
     if event.kind is ActionKind.UPDATE:
         return Call(block)
-    if event.kind is ActionKind.TURN:
-        return Call("without_grad", (block, mb), (("turn", event.turn),))
+    if event.kind is ActionKind.RECYCLE:
+        return Call("without_grad", (block, mb), (("recycling_pass", event.recycling_pass),))
     version = made.step_program.versions.get(event, 0)
     borrowed = {
         use.name: made.borrowed[event, use.owner]

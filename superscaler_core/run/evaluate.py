@@ -49,7 +49,7 @@ def evaluate(
     parameters: Mapping[str, Tensor],
     seed: int = 0,
     *,
-    turns: int = 0,
+    passes: int = 0,
 ) -> Tensor:
     """The loss of one microbatch; differentiable with respect to the parameters.
 
@@ -58,7 +58,7 @@ def evaluate(
         inputs: inputs by position or by name, without the recycled ones.
         parameters: by the names of ``graph.parameters``; others are ignored.
         seed: seed of dropout.
-        turns: number of forwards without gradient before the one that computes the loss.
+        passes: number of forwards without gradient before the one that computes the loss.
 
     Returns:
         The scalar loss.
@@ -73,15 +73,15 @@ def evaluate(
         packing = graph.packed.get(name)
         values[tensor] = packing.packed(parameters[name]) if packing else parameters[name]
     values |= {t: torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in graph.recycled}
-    for turn in range(turns):
+    for number in range(passes):
         with torch.no_grad():
-            made = _forward(graph, values, mix(seed, turn))
+            made = _forward(graph, values, mix(seed, number))
         values |= {given: made[tensor] for given, tensor in graph.recycled.items()}
     return _forward(graph, values, seed)[graph.loss]
 
 
 def _forward(graph: Graph, given: Mapping[PTensor, Tensor], seed: int) -> dict[PTensor, Tensor]:
-    """All tensors of one turn."""
+    """All tensors of one pass."""
     values = dict(given)
     for op in graph.ops:
         for tensor in op.inputs:

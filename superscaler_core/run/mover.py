@@ -18,9 +18,9 @@ from superscaler_core.run.transport import Transport
 class EdgeMover:
     """Moves the values that one rank writes and reads along edges.
 
-    An edge inside a stage is one call. For an edge to another stage or turn, the writer leaves the
+    An edge inside a stage is one call. For an edge to another stage or pass, the writer leaves the
     value with ``send``, ``p2p_send`` moves it in the background, and ``receive`` waits for it. If a
-    microbatch takes several turns, values are received in the order in which they were sent.
+    microbatch takes several passes, values are received in the order in which they were sent.
 
     Args:
         tables: tables of the rank's file.
@@ -42,25 +42,25 @@ class EdgeMover:
         self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
         self._num_sent: Counter[tuple[str, bool]] = Counter()
         self._num_before: Counter[tuple[str, bool]] = Counter()
-        self._has_turned: set[tuple[str, int]] = set()
+        self._has_recycled: set[tuple[str, int]] = set()
 
     def finish(self) -> None:
         """End a step: wait for sends that nothing else waited for, so that no error is lost.
 
-        The next step counts its turns from 0.
+        The next step counts its passes from 0.
         """
         for (kind, _, _), queue in self._mail.items():
             for waits in queue if kind.endswith("sent") else ():
                 waits()
         self._mail.clear()
         self._num_before, self._num_sent = self._num_sent, Counter()
-        self._has_turned.clear()
+        self._has_recycled.clear()
 
     def forget(self) -> None:
         """The step has failed: drop its values, and cancel the receives that were posted early."""
         self._moving.clear()
         self._mail.clear()
-        self._has_turned.clear()
+        self._has_recycled.clear()
         self._num_sent.clear()
         for route in self._routes.values():
             route.forget()
@@ -107,7 +107,7 @@ class EdgeMover:
         assert value is not None, "results go to all ranks"
         return value
 
-    # --- between stages and turns ---------------------------------------------------------------
+    # --- between stages and passes ---------------------------------------------------------------
 
     def send(self, name: str, mb: int, shard: Tensor | None) -> None:
         """Leave a value for ``p2p_send``."""
@@ -123,10 +123,10 @@ class EdgeMover:
         return self._received("in", name, mb)
 
     def recycled(self, name: str, mb: int) -> Tensor | None:
-        """The result of the turn before; zeros in the first turn."""
-        if (name, mb) in self._has_turned:
+        """The result of the pass before; zeros in the first pass."""
+        if (name, mb) in self._has_recycled:
             return self.receive(name, mb)
-        self._has_turned.add((name, mb))
+        self._has_recycled.add((name, mb))
         edge = self._edges[name]
         box = _box(edge.dst)
         return None if box is None else self._zeros(box, edge)
@@ -155,7 +155,7 @@ class EdgeMover:
         waits = route.start(shard)
         self._num_sent[name, is_back] += 1
         # Every step has the same number of moves over an edge. The number depends on the schedule,
-        # because an edge may belong to one route or turn. The first step does not know the number,
+        # because an edge may belong to one route or pass. The first step does not know the number,
         # so it posts no early receives.
         if self._num_sent[name, is_back] < self._num_before[name, is_back]:
             route.expect()

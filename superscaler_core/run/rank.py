@@ -123,7 +123,7 @@ class Rank(RankCalls):
         self._tape.forget()
         self.weights.forget()
         self._states.clear()
-        self._with_grad, self._turn = True, ()
+        self._with_grad, self._recycling_pass = True, ()
 
     def _brought(self) -> dict[str, Tensor]:
         """The results of a step: microbatches joined along their samples, and scalars averaged."""

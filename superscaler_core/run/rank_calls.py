@@ -48,7 +48,7 @@ def _of(
 def _offloaded(
     *steps: Callable[[Offloaded], None],
 ) -> Callable[[RankCalls, SegmentFunction, int], None]:
-    """Steps of the kept values of a segment to the host or back; a turn has kept none."""
+    """Steps of the kept values of a segment to the host or back; a pass has kept none."""
 
     def call(rank: RankCalls, segment: SegmentFunction, mb: int) -> None:
         for step in steps if rank._with_grad else ():
@@ -108,7 +108,7 @@ class RankCalls:
         self._batch: Mapping[str, Tensor | OwnSamples] = {}
         self._states: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
         self._with_grad = True
-        self._turn: tuple[int, ...] = ()
+        self._recycling_pass: tuple[int, ...] = ()
 
     # --- runs of stages -------------------------------------------------------------------------
 
@@ -138,11 +138,11 @@ class RankCalls:
         with self.corrected.corrected(self.weights.newest(borrowed)):
             self.reads(stage, mb, version, borrowed)
 
-    def without_grad(self, stage: StageFunction, mb: int, turn: int) -> None:
-        """Run the forward of one turn of a microbatch without gradient: only its results remain."""
-        self._with_grad, self._turn = False, (turn,)
+    def without_grad(self, stage: StageFunction, mb: int, recycling_pass: int) -> None:
+        """Run the forward of one pass of a microbatch without gradient: only its results remain."""
+        self._with_grad, self._recycling_pass = False, (recycling_pass,)
         stage(self, mb)
-        self._with_grad, self._turn = True, ()
+        self._with_grad, self._recycling_pass = True, ()
 
     def add_loss(self, loss: Tensor) -> None:
         """Add a part of a microbatch's loss."""
@@ -158,9 +158,9 @@ class RankCalls:
         self._total = total
 
     def _rng(self, mb: int) -> int:
-        return mix(self._seed, self._num_steps, mb, *self._turn)
+        return mix(self._seed, self._num_steps, mb, *self._recycling_pass)
 
-    # --- segments; in a turn without gradient they keep nothing ---------------------------------
+    # --- segments; in a recycling pass they keep nothing ---------------------------------
 
     def forward(
         self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
@@ -225,7 +225,7 @@ class RankCalls:
 
     def state(self, name: str, mb: int) -> Tensor:
         """The value of a buffer for a microbatch; a recomputation gets the same value."""
-        key = name, mb, self._turn
+        key = name, mb, self._recycling_pass
         if key not in self._states:
             self._states[key] = self._constants[name].clone()
         return self._states[key]
@@ -251,12 +251,12 @@ class RankCalls:
     recycled = _of("_mover", EdgeMover.recycled)
 
     def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
-        """Keep a result for the next turn; does nothing in the last turn, which is trained."""
+        """Keep a result for the next pass; does nothing in the last pass, which is trained."""
         if not self._with_grad:
             self.send(name, mb, shard)
 
     def result(self, name: str, mb: int, shard: Tensor | None) -> None:
-        """Leave a result of the program for ``p2p_send``; only the last turn has results."""
+        """Leave a result of the program for ``p2p_send``; only the last pass has results."""
         if self._with_grad:
             self.send(name, mb, shard)
 

@@ -27,7 +27,7 @@ class ActionKind(StrEnum):
     """The gradients of the stage's weights; needed only at the end of the step."""
     RECOMPUTE = "R"
     """Recompute, before the backward, the values that it needs and the forward did not keep."""
-    TURN = "f"
+    RECYCLE = "f"
     """A forward that keeps nothing, for a microbatch that is recycled."""
     UPDATE = "U"
     """Update the stage's weights with the gradients of all microbatches since the last update. The
@@ -46,7 +46,7 @@ KINDS = {
     ActionKind.INPUTS: "backward for inputs",
     ActionKind.WEIGHTS: "backward for weights",
     ActionKind.RECOMPUTE: "recomputation",
-    ActionKind.TURN: "forward without gradient",
+    ActionKind.RECYCLE: "forward without gradient",
     ActionKind.UPDATE: "update",
 }
 """Kinds of actions, with their names in messages."""
@@ -59,35 +59,37 @@ _TEXT = re.compile(rf"([0-9]{{1,9}})([{''.join(KINDS)}])([0-9]{{1,9}})(?:\.([0-9
 class Action:
     """One step of a worker's work: ``1F3`` means that stage 1 runs microbatch 3 forward.
 
-    Stages, microbatches and turns count from 0. ``turn`` numbers the forwards without gradient of
-    one microbatch (recycling runs several before the forward of training): ``1f3`` is the first,
-    ``1f3.1`` the second.
+    Stages, microbatches and passes count from 0. ``recycling_pass`` numbers the forwards without
+    gradient of one microbatch (recycling runs several before the forward of training): ``1f3`` is
+    the first, ``1f3.1`` the second.
 
     Law (tests/superscaler_core/schedules/test_schedules.py): ``Action.parse(str(a)) == a``.
 
     >>> Action.parse("1F3")
-    Action(kind=<ActionKind.FORWARD: 'F'>, stage=1, microbatch=3, turn=0)
+    Action(kind=<ActionKind.FORWARD: 'F'>, stage=1, microbatch=3, recycling_pass=0)
 
     Raises:
-        ScheduleError: an unknown kind, a negative number, or a turn for a kind other than f.
+        ScheduleError: an unknown kind, a negative number, or a pass for a kind other than f.
     """
 
     kind: ActionKind
     stage: int
     microbatch: int
-    turn: int = 0
+    recycling_pass: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ScheduleError(f"no kind of action is called {self.kind!r}; {_KINDS_TEXT}.")
         object.__setattr__(self, "kind", ActionKind(self.kind))
-        if min(self.stage, self.microbatch, self.turn) < 0:
+        if min(self.stage, self.microbatch, self.recycling_pass) < 0:
             raise ScheduleError(
-                f"stage, microbatch and turn count from 0, got stage={self.stage}, "
-                f"microbatch={self.microbatch}, turn={self.turn}."
+                f"stage, microbatch and recycling pass count from 0, got stage={self.stage}, "
+                f"microbatch={self.microbatch}, recycling_pass={self.recycling_pass}."
             )
-        if self.turn and self.kind is not ActionKind.TURN:
-            raise ScheduleError(f"{self.kind} has a turn {self.turn}, but only f is run in turns.")
+        if self.recycling_pass and self.kind is not ActionKind.RECYCLE:
+            raise ScheduleError(
+                f"{self.kind} has a pass {self.recycling_pass}, but only f is run in passes."
+            )
 
     def __str__(self) -> str:
         return f"{self.stage}{self.brief}"
@@ -95,7 +97,9 @@ class Action:
     @property
     def brief(self) -> str:
         """The text without the stage: ``F3``."""
-        return f"{self.kind}{self.microbatch}" + (f".{self.turn}" if self.turn else "")
+        return f"{self.kind}{self.microbatch}" + (
+            f".{self.recycling_pass}" if self.recycling_pass else ""
+        )
 
     @classmethod
     def parse(cls, text: str) -> Action:
@@ -110,8 +114,8 @@ class Action:
                 f"cannot parse action {text[:40]!r}: expected stage, kind and microbatch, "
                 f"such as '1F3'; {_KINDS_TEXT}."
             )
-        stage, kind, microbatch, turn = found.groups()
-        return cls(ActionKind(kind), int(stage), int(microbatch), int(turn or 0))
+        stage, kind, microbatch, number = found.groups()
+        return cls(ActionKind(kind), int(stage), int(microbatch), int(number or 0))
 
 
 _KINDS_TEXT = "kinds are " + ", ".join(f"{kind} ({name})" for kind, name in KINDS.items())

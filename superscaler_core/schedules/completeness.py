@@ -47,7 +47,7 @@ def check_complete(
     _check_nothing_missing(what, num_stages, num_microbatches, cells)
     _check_same_workers(what, cells)
     _check_teams(what, cells)
-    _check_turns(what, cells)
+    _check_passes(what, cells)
 
 
 def _check_in_range(what: str, action: Action, num_stages: int, num_microbatches: int) -> None:
@@ -105,21 +105,23 @@ def _check_teams(what: str, cells: Cells) -> None:
                 )
 
 
-def _check_turns(what: str, cells: Cells) -> None:
+def _check_passes(what: str, cells: Cells) -> None:
     """Check that a microbatch is recycled equally often at all stages."""
     seen: dict[int, tuple[int, list[int]]] = {}
     for (stage, microbatch), cell in cells.items():
-        turns = sorted(action.turn for action in cell if action.kind is ActionKind.TURN)
-        if turns != list(range(len(turns))):
+        passes = sorted(
+            action.recycling_pass for action in cell if action.kind is ActionKind.RECYCLE
+        )
+        if passes != list(range(len(passes))):
             raise ScheduleError(
-                f"{what}: stage {stage} runs microbatch {microbatch} without gradient in turns "
-                f"{turns}; turns count up from 0."
+                f"{what}: stage {stage} runs microbatch {microbatch} without gradient in passes "
+                f"{passes}; passes count up from 0."
             )
-        first, expected = seen.setdefault(microbatch, (stage, turns))
-        if turns != expected:
+        first, expected = seen.setdefault(microbatch, (stage, passes))
+        if passes != expected:
             raise ScheduleError(
                 f"{what}: microbatch {microbatch} runs without gradient {len(expected)} times at "
-                f"stage {first} and {len(turns)} times at stage {stage}; all stages have to "
+                f"stage {first} and {len(passes)} times at stage {stage}; all stages have to "
                 "run it equally often."
             )
 

@@ -37,8 +37,8 @@ def waits_of(schedule: Schedule, edges: Edges | None = None) -> Waits:
     A forward reads the forwards of the stages before it. A backward, or its half for inputs, reads
     its own forward (and recomputation, if there is one) and the same kind of action of the stages
     after it. The half for weights reads the half for inputs; a recomputation reads only its
-    forward. Forwards without gradient form a chain: the first stages start a turn with the
-    results of the last stages in the previous turn, and the forward of training is the last turn.
+    forward. Forwards without gradient form a chain: the first stages start a pass with the
+    results of the last stages in the previous pass, and the forward of training is the last pass.
 
     Args:
         schedule: the schedule.
@@ -72,11 +72,11 @@ class _StageGraph:
             self._dsts[src].append(dst)
         self._sinks = [stage for stage, dsts in enumerate(self._dsts) if not dsts]
         self._places = schedule.places
-        self._num_turns = [0] * schedule.num_microbatches
+        self._num_passes = [0] * schedule.num_microbatches
         for action in schedule.places:
-            if action.kind is ActionKind.TURN:
-                turns = self._num_turns[action.microbatch]
-                self._num_turns[action.microbatch] = max(turns, action.turn + 1)
+            if action.kind is ActionKind.RECYCLE:
+                passes = self._num_passes[action.microbatch]
+                self._num_passes[action.microbatch] = max(passes, action.recycling_pass + 1)
 
     def reads(self, action: Action) -> Sequence[Action]:
         """The actions whose results ``action`` reads."""
@@ -94,9 +94,17 @@ class _StageGraph:
             behind = [self._back(dst, microbatch) for dst in self._dsts[stage]]
             return [again if again in self._places else forward, *behind]
         if self._srcs[stage]:
-            return [Action(kind, src, microbatch, action.turn) for src in self._srcs[stage]]
-        turn = self._num_turns[microbatch] if kind is ActionKind.FORWARD else action.turn
-        return [Action(ActionKind.TURN, sink, microbatch, turn - 1) for sink in self._sinks if turn]
+            return [
+                Action(kind, src, microbatch, action.recycling_pass) for src in self._srcs[stage]
+            ]
+        number = (
+            self._num_passes[microbatch] if kind is ActionKind.FORWARD else action.recycling_pass
+        )
+        return [
+            Action(ActionKind.RECYCLE, sink, microbatch, number - 1)
+            for sink in self._sinks
+            if number
+        ]
 
     def _back(self, stage: int, microbatch: int) -> Action:
         """The action that computes the gradients of a stage's inputs."""

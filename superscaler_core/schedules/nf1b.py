@@ -1,4 +1,4 @@
-"""nF1B: 1F1B of a recycled model; 3F1B has two turns before the turn that is trained."""
+"""nF1B: 1F1B of a recycled model; 3F1B has two passes before the pass that is trained."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from superscaler_core.schedules.schedule import Schedule
 def nf1b(num_stages: int, num_microbatches: int, recycle: int = 2) -> Schedule:
     """Run every microbatch ``recycle`` times forward without gradient, then as in 1F1B.
 
-    One worker per stage. A worker runs in waves: in wave w it runs turn t of microbatch w - t, for
-    all turns from the first to the turn with gradient, then the backward that 1F1B runs there. So a
-    turn of a microbatch comes ``recycle + 3`` actions after its previous turn. If that is at least
-    D, the result of the last stage arrives before the first stage needs it, and no worker waits
-    once the pipeline is full; otherwise workers wait in every wave. Worker d holds ``D - d``
+    One worker per stage. A worker runs in waves: in wave w it runs pass t of microbatch w - t, for
+    all passes from the first to the pass with gradient, then the backward that 1F1B runs there. So
+    a pass of a microbatch comes ``recycle + 3`` actions after its previous pass. If that is at
+    least D, the result of the last stage arrives before the first stage needs it, and no worker
+    waits once the pipeline is full; otherwise workers wait in every wave. Worker d holds ``D - d``
     microbatches.
 
     >>> print(nf1b(2, 2, 1))
@@ -27,13 +27,13 @@ def nf1b(num_stages: int, num_microbatches: int, recycle: int = 2) -> Schedule:
     Args:
         num_stages: D, at least 1.
         num_microbatches: N, at least D.
-        recycle: turns without gradient per microbatch; 0 gives 1F1B.
+        recycle: recycling passes per microbatch; 0 gives 1F1B.
 
     Raises:
         ScheduleError: a count is too small.
 
     Source: the numbers of forwards between backwards are those of SuperScaler's code for
-    AlphaFold2; the assignment of turns and microbatches to them is our own.
+    AlphaFold2; the assignment of passes and microbatches to them is our own.
     """
     require_counts("nf1b", num_stages=num_stages, num_microbatches=num_microbatches)
     if num_microbatches < num_stages:
@@ -58,9 +58,9 @@ def _row(stage: int, num_stages: int, num_microbatches: int, recycle: int) -> It
     microbatches = range(num_microbatches)
     lag = num_stages - 1 - stage
     for wave in range(recycle + num_microbatches + lag):
-        for turn in range(recycle):
-            if wave - turn in microbatches:
-                yield Action(ActionKind.TURN, stage, wave - turn, turn)
+        for number in range(recycle):
+            if wave - number in microbatches:
+                yield Action(ActionKind.RECYCLE, stage, wave - number, number)
         if wave - recycle in microbatches:
             yield Action(ActionKind.FORWARD, stage, wave - recycle)
         if wave - recycle - lag in microbatches:

@@ -107,9 +107,11 @@ class Schedule:
         return places
 
     @property
-    def num_turns(self) -> int:
+    def num_recycling_passes(self) -> int:
         """Number of forwards without gradient at each stage, over all microbatches."""
-        return sum(action.kind is ActionKind.TURN and action.stage == 0 for action in self.places)
+        return sum(
+            action.kind is ActionKind.RECYCLE and action.stage == 0 for action in self.places
+        )
 
     @cached_property
     def microbatches_per_update(self) -> int:
@@ -234,7 +236,7 @@ def held_by(action: Action, runs_again: bool) -> int:
             return 1
         case ActionKind.BACKWARD | ActionKind.WEIGHTS:
             return -1
-        case ActionKind.TURN | ActionKind.INPUTS | ActionKind.UPDATE:
+        case ActionKind.RECYCLE | ActionKind.INPUTS | ActionKind.UPDATE:
             return 0
 
 

@@ -90,7 +90,7 @@ def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -
     for row in schedule.rows:
         found: list[Action] = []
         for action in row:
-            again = replace(action, kind=ActionKind.RECOMPUTE, turn=0)
+            again = replace(action, kind=ActionKind.RECOMPUTE, recycling_pass=0)
             if action.kind.goes_back and action.stage in chosen and again not in schedule.places:
                 # If the action is in a pair, the R comes before the pair.
                 found.insert(len(found) - (action in schedule.partners), again)

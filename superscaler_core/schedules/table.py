@@ -75,7 +75,7 @@ def generate(
             f"{name} with chunks={chunks}: only interleaved and looped_bfs have a choice of stages "
             "a worker; leave chunks out."
         )
-    knobs = {"chunks": chunks} if takes_chunks else {}
-    schedule = generator(num_workers, num_microbatches, **knobs)
+    options = {"chunks": chunks} if takes_chunks else {}
+    schedule = generator(num_workers, num_microbatches, **options)
     schedule = split_backward(schedule) if halves else schedule
     return recompute_apart(schedule) if apart else schedule

@@ -112,7 +112,7 @@ def check_updates(what: str, num_microbatches: int, rows: Rows, rule: WeightRule
             f"{what}: it has {len(updates)} updates and weights={rule}; a schedule with updates "
             f"needs a rule ({', '.join(WeightRule)}), and one without has none."
         )
-    if any(action.kind is ActionKind.TURN for row in rows for action in row):
+    if any(action.kind is ActionKind.RECYCLE for row in rows for action in row):
         raise ScheduleError(f"{what}: microbatches that are recycled have no updates between them.")
     size = min(action.microbatch for action in updates) + 1
     for row in rows:

@@ -35,7 +35,7 @@ KINDS = {
     ActionKind.INPUTS: "backward",
     ActionKind.WEIGHTS: "gradients of weights",
     ActionKind.RECOMPUTE: "recomputation",
-    ActionKind.TURN: "no gradient",
+    ActionKind.RECYCLE: "no gradient",
     ActionKind.UPDATE: "optimizer",
     "begin": "weights",
     "end": "weights",
@@ -146,7 +146,7 @@ def _fill(axes: Any, bars: list[Bar], name: str) -> None:
 def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int], least: float) -> None:
     """Label every run that has room with its microbatch, and mark its start."""
     for ran in runs:
-        colour = "black" if ran.event.kind is ActionKind.TURN else "white"
+        colour = "black" if ran.event.kind is ActionKind.RECYCLE else "white"
         for device, end in zip(ran.inside.devices, ran.inside.ends, strict=True):
             if device not in rows or not ran.inside.computing[device]:
                 continue

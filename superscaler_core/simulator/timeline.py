@@ -259,7 +259,7 @@ class Stepper:
         awaited = self._awaited(event.stage, is_back)
         for (edge, ends), mb in product(awaited, self._made.microbatches_of(event)):
             mail = self._mail.get((edge, mb, is_back))
-            # The first turn of a recycled value waits for nothing.
+            # The first pass of a recycled value waits for nothing.
             for device, arrival in mail.popleft().items() if mail else ():
                 if device in ends and (device not in found or arrival[1] > found[device][1]):
                     found[device] = arrival

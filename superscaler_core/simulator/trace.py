@@ -102,7 +102,7 @@ def _sent(sent: TimedSend) -> Iterator[dict[str, Any]]:
 
 def name_of(event: Action) -> str:
     """A run as a short text: ``F3 of stage 1``."""
-    turn = f".{event.turn}" if event.kind is ActionKind.TURN else ""
+    turn = f".{event.recycling_pass}" if event.kind is ActionKind.RECYCLE else ""
     return f"{event.kind}{event.microbatch}{turn} of stage {event.stage}"
 
 

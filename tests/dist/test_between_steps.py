@@ -36,7 +36,7 @@ def clips_alone(rank: int) -> list[str]:
 def other_plans(rank: int) -> list[str]:
     return [
         raised(lambda: parallel("zero3" if rank else "data_parallel")),
-        raised(lambda: parallel("one_f_one_b", knobs={"microbatches": 2 + 2 * rank})),
+        raised(lambda: parallel("one_f_one_b", options={"microbatches": 2 + 2 * rank})),
     ]
 
 
@@ -63,7 +63,8 @@ CASES: dict[str, tuple[Callable[[int], list[str]], list[str]]] = {
         other_plans,
         [
             "ranks disagree about the plan: rank 0 has data_parallel, rank 1 has zero3;",
-            "ranks disagree about its knobs: rank 0 has microbatches=2, rank 1 has microbatches=4;",
+            "ranks disagree about its options: rank 0 has microbatches=2, rank 1 has "
+            "microbatches=4;",
         ],
     ),
     "rates of dropout": (

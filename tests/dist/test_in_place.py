@@ -139,7 +139,7 @@ def test_source_in_the_pool_is_not_copied_to_staging(worlds: Worlds) -> None:
 
 def mapping_refused(rank: int, victim: int) -> tuple[bool, Any]:
     """One rank cannot map the pools of others, so all ranks copy their sources to staging."""
-    import rvdcomm.run.shared_memory.island as module
+    import rvdcomm.run.shared_memory.domain as module
 
     mapping_of = module.mapping_of
     if rank == victim:
@@ -166,12 +166,12 @@ def test_all_ranks_find_the_same_copies_that_can_be_left_out() -> None:
     for text in ("R(1)V(4)D(1,1)", "R(1)V(2)D(2,1)", "R(1)V(1)D(4,1)"):
         src, dst = rv.Layout(LARGE, text), rv.Layout(LARGE, "R(1)V(1)D(1,4)")
         plan = rv.plan(src, dst)
-        island = range(NUM_RANKS)
-        found = [InPlace.of(plan.program_of(rank), rank, island) for rank in island]
+        domain = range(NUM_RANKS)
+        found = [InPlace.of(plan.program_of(rank), rank, domain) for rank in domain]
         assert len({each.copies for each in found}) == 1
         assert found[0].copies
-        for rank in island:
-            readers = {other for other in island if rank in found[other].owners}
+        for rank in domain:
+            readers = {other for other in domain if rank in found[other].owners}
             assert found[rank].readers == readers
 
 

@@ -41,14 +41,14 @@ class Scaled(nn.Module):
         return {**found, "loss": (found["loss"] * self.scale).sum()}
 
 
-def trained(rank: int, plan: str, knobs: dict[str, Any]) -> Found:
+def trained(rank: int, plan: str, options: dict[str, Any]) -> Found:
     """The results of one rank; models of ranks other than the first start with other values."""
     model = Scaled()
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
             value += rank
     parallel = ss.parallelize(
-        model, kwargs=named(4, 0), plan=plan, knobs=knobs, results=("logits",)
+        model, kwargs=named(4, 0), plan=plan, options=options, results=("logits",)
     )
     optimizer = adamw(parallel.parameters())
     losses = []
@@ -101,7 +101,7 @@ def test_ranks_learn_that_others_pass_other_batches_or_join_them(worlds: Worlds)
 
 
 @pytest.mark.parametrize(
-    "num_ranks, plan, knobs",
+    "num_ranks, plan, options",
     [
         (2, "one_f_one_b", {"microbatches": 4}),
         (4, "zero3", {}),
@@ -110,7 +110,7 @@ def test_ranks_learn_that_others_pass_other_batches_or_join_them(worlds: Worlds)
     ],
 )
 def test_every_rank_trains_and_evaluates_as_one_device(
-    worlds: Worlds, num_ranks: int, plan: str, knobs: dict[str, Any]
+    worlds: Worlds, num_ranks: int, plan: str, options: dict[str, Any]
 ) -> None:
-    for found in worlds(num_ranks).run(trained, plan, knobs):
+    for found in worlds(num_ranks).run(trained, plan, options):
         torch.testing.assert_close(found, alone(), rtol=0, atol=1e-12)

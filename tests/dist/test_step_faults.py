@@ -31,7 +31,7 @@ def skip_the_bad_batch(rank: int, plan: str, executor: str) -> dict[str, Any]:
     os.environ["RVDCOMM_EXECUTOR"] = executor
     group = dist.new_group()
     parallel = ss.parallelize(
-        model(), kwargs=batch(0), plan=plan, knobs=(PLANS | HYBRID)[plan], group=group
+        model(), kwargs=batch(0), plan=plan, options=(PLANS | HYBRID)[plan], group=group
     )
     optimizer = sgd(parallel)
     parallel.step(**batch(0))

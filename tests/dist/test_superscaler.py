@@ -95,7 +95,7 @@ KNOBS = {
         8: {"microbatches": 4, "pp": 4, "dp": 2, "recycle": 1, "keep": Keep.BLOCK_INPUTS},
     },
 }  # fmt: skip
-"""Knobs of a plan, by the number of devices."""
+"""Options of a plan, by the number of devices."""
 EVOFORMER: dict[str, Any] = {"model": "evoformer", "sizes": {"sequences": 8, "residues": 8}}
 ASYNC_GPT: dict[str, Any] = {"sizes": {**GPT, "layers": 4}, "num_steps": 2}
 ASYNC_MLP: dict[str, Any] = {
@@ -128,9 +128,9 @@ def case_of(plan: str, num_devices: int, dtype: str) -> Case:
     case = Case(plan, num_devices, optimizer=optimizer, dtype=dtype)
     if plan in CHUNKS:
         sizes = {"heads": 8, "layers": CHUNKS[plan] * num_devices}
-        return replace(case, knobs={"microbatches": 4}, sizes=sizes, batch=2)
-    knobs = KNOBS.get(plan, {}).get(num_devices, {})
-    return replace(case, knobs=knobs, **{"sizes": GPT, "batch": 8, **FIELDS.get(plan, {})})
+        return replace(case, options={"microbatches": 4}, sizes=sizes, batch=2)
+    options = KNOBS.get(plan, {}).get(num_devices, {})
+    return replace(case, options=options, **{"sizes": GPT, "batch": 8, **FIELDS.get(plan, {})})
 
 
 FLOAT32 = ("data_parallel", "zero3", "hybrid", "interlaced")

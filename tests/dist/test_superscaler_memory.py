@@ -49,8 +49,8 @@ def test_co_shard_on_processes_divides_the_peak_of_a_block_by_its_parts(
     """The peak is a + b / parts; a single part has no sum of parts beside it, so a little less."""
     peaks, moves, sent = {}, {}, {}
     for parts in (1, 2, 4, 8):
-        knobs = {"parts": parts, "tp": 2, "keep": Keep.BLOCK_INPUTS}
-        case = Case("coshard", NUM_RANKS, knobs, sizes=SIZES, batch=2)
+        options = {"parts": parts, "tp": 2, "keep": Keep.BLOCK_INPUTS}
+        case = Case("coshard", NUM_RANKS, options, sizes=SIZES, batch=2)
         compiled = case.compiled()
         compiled.save(tmp_path / str(parts))
         found = worlds(NUM_RANKS).run(step, tmp_path / str(parts), case)

@@ -34,7 +34,7 @@ class Case:
     """A transition, with options for planning and lowering.
 
     ``memory_share`` places a memory limit between the lower bound of the peak memory (0.0) and the
-    peak of the cheapest plan (1.0); None for no limit. ``islands`` (shared-memory domains) and
+    peak of the cheapest plan (1.0); None for no limit. ``domains`` (shared-memory domains) and
     ``num_slices`` (pipeline slices) are for a second program of the same path; if ``num_slices`` is
     0, there is no second program.
     """
@@ -46,14 +46,14 @@ class Case:
     topology: rv.Topology | None
     dtype: str
     memory_share: float | None
-    islands: tuple[tuple[int, ...], ...]
+    domains: tuple[tuple[int, ...], ...]
     num_slices: int
 
     def __str__(self) -> str:
         topology = self.topology and [level.groups for level in self.topology.levels[1:]]
         return (
             f"{self.src} -> {self.dst} {self.dtype}, memory share {self.memory_share}, groups "
-            f"{topology}, islands {self.islands}, {self.num_slices} slices"
+            f"{topology}, domains {self.domains}, {self.num_slices} slices"
         )
 
     @property
@@ -85,7 +85,7 @@ def draw(
         topology=topology,
         dtype=dtype,
         memory_share=rng.choice([0.0, rng.random(), 1.0]) if rng.random() < 0.05 else None,
-        islands=random_islands(rng, sorted({*src_ranks, *dst_ranks})),
+        domains=random_domains(rng, sorted({*src_ranks, *dst_ranks})),
         num_slices=rng.choice([0, 0, 1, 1, 2, 4]),
     )
 
@@ -137,7 +137,7 @@ def _rvds(num_ranks: int, num_dims: int) -> list[rv.RVD]:
     return all_rvds(num_ranks, num_dims)
 
 
-def random_islands(rng: random.Random, ranks: list[int]) -> tuple[tuple[int, ...], ...]:
+def random_domains(rng: random.Random, ranks: list[int]) -> tuple[tuple[int, ...], ...]:
     """Random shared-memory domains: disjoint groups of some of the ranks, each ascending."""
     pool = rng.sample(ranks, rng.randint(0, len(ranks)))
     found = []

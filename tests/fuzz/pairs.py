@@ -63,7 +63,7 @@ def kinds_of(case: Case) -> Counter[str]:
         f"dtypes of {len(NUMPY_DTYPES)}: {case.dtype}",
     ]
     kinds += ["with a memory limit"] * (case.memory_share is not None)
-    return Counter(kinds + ["lowered for islands and slices, too"] * (case.num_slices > 0))
+    return Counter(kinds + ["lowered for domains and slices, too"] * (case.num_slices > 0))
 
 
 def faults_of(case: Case) -> list[str]:
@@ -72,7 +72,7 @@ def faults_of(case: Case) -> list[str]:
     shards = shards_of(case.src, case.parts())
     faults = faults_of_plan(case, plan, shards)
     if case.num_slices:
-        options = {"islands": case.islands, "num_slices": case.num_slices}
+        options = {"domains": case.domains, "num_slices": case.num_slices}
         lowered = partial(lower, plan.path, plan.dtype, plan.topology, **options)
         near = lowered()
         faults += local_faults(near, lambda rank: lowered(ranks=[rank]))

@@ -40,7 +40,7 @@ def test_random_pairs_cover_every_kind() -> None:
         *(f"of {num_dims} dims" for num_dims in range(5)),
         *(f"on {num_levels} levels" for num_levels in (1, 2, 3)),
         *("with parts", "without parts", "with a memory limit"),
-        "lowered for islands and slices, too",
+        "lowered for domains and slices, too",
     ]
     assert [kind for kind in wanted if not kinds[kind]] == []
 

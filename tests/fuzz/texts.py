@@ -171,7 +171,7 @@ def program_samples(rng: random.Random) -> Iterator[str]:
         plan = rv.plan(case.src, case.dst, case.dtype, case.topology)
         slices = max(1, case.num_slices)
         yield str(
-            lower(plan.path, plan.dtype, plan.topology, islands=case.islands, num_slices=slices)
+            lower(plan.path, plan.dtype, plan.topology, domains=case.domains, num_slices=slices)
         )
 
 

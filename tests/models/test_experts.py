@@ -52,7 +52,7 @@ def test_balancing_loss_under_microbatches_is_noted(caplog):
     tokens = torch.arange(32).view(4, 8)
     batch = {"input_ids": tokens, "labels": tokens}
     with caplog.at_level(logging.WARNING, "superscaler_core"):
-        plan, knobs = "accumulate", {"microbatches": 2}
-        model = ss.parallelize(MixtralForCausalLM(config), kwargs=batch, plan=plan, knobs=knobs)
+        plan, options = "accumulate", {"microbatches": 2}
+        model = ss.parallelize(MixtralForCausalLM(config), kwargs=batch, plan=plan, options=options)
     assert "capacity and balancing loss are those of each microbatch" in caplog.text
     assert model.step(**batch).isfinite()

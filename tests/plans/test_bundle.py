@@ -29,7 +29,7 @@ ISLANDS = {"none": (), "one": (range(12),), "two": (range(5), range(5, 12))}
 SEEDS = range(12)
 
 seeds = pytest.mark.parametrize("seed", SEEDS)
-islands = pytest.mark.parametrize("near", ISLANDS)
+domains = pytest.mark.parametrize("near", ISLANDS)
 
 
 def random_bundle(seed: int, **options: object) -> Bundle:
@@ -92,7 +92,7 @@ def join_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("join_bytes")
 @seeds
-@islands
+@domains
 def test_bundle_moves_every_tensor_correctly_and_verifies(seed: int, near: str) -> None:
     bundle = over(random_bundle(seed), near)
     assert run(bundle)[0] == []
@@ -100,7 +100,7 @@ def test_bundle_moves_every_tensor_correctly_and_verifies(seed: int, near: str) 
 
 
 @seeds
-@islands
+@domains
 @pytest.mark.parametrize("bucket_bytes, join_bytes", [(32 << 20, 1 << 20), (16 << 10, 64)])
 def test_program_lowered_for_one_rank_equals_its_part_of_the_whole_program(
     seed: int, near: str, bucket_bytes: int, join_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +123,7 @@ def test_a_lane_never_stages_more_than_its_bound(seed: int) -> None:
                 member.plan.path,
                 member.transition,
                 bundle.topology,
-                islands=near,
+                domains=near,
                 num_slices=num_slices,
                 staged=staged,
             )
@@ -151,7 +151,7 @@ def test_a_bundle_sends_the_bytes_that_its_plans_send(seed: int) -> None:
 
 
 @seeds
-@islands
+@domains
 def test_peak_bytes_of_a_bundle_stay_below_the_memory_limit(seed: int, near: str) -> None:
     free = over(random_bundle(seed, executor="dist"), near)
     shards = max(map(free.shard_bytes, free.ranks))
@@ -163,7 +163,7 @@ def test_peak_bytes_of_a_bundle_stay_below_the_memory_limit(seed: int, near: str
 
 
 @seeds
-@islands
+@domains
 def test_peak_bytes_are_the_largest_sum_of_shards_and_staging_of_a_rank(
     seed: int, near: str
 ) -> None:
@@ -205,7 +205,7 @@ def test_auto_executor_fits_the_lower_peak_of_peer_and_dist() -> None:
     src, dst = rv.Layout((64, 64), "R(1)V(1)D(4,1)"), rv.Layout((64, 64), "R(4)V(1)D(1,1)")
     request = {"w": src}, {"w": dst}, "float32"
     near, far = (plan_many(*request, executor=name) for name in ("peer", "dist"))
-    assert near.islands
+    assert near.domains
     assert near.peak_bytes != far.peak_bytes
     limit = min(near.peak_bytes, far.peak_bytes)
     assert plan_many(*request, memory_limit=limit).peak_bytes <= limit
@@ -235,7 +235,7 @@ def test_tensors_with_large_messages_have_separate_collectives() -> None:
 
 
 @seeds
-@islands
+@domains
 @pytest.mark.parametrize("dtypes", [("int32", "int64"), ("int64", "int32"), ("int16", "float64")])
 def test_bundle_converts_values_to_the_dst_dtype(
     seed: int, near: str, dtypes: tuple[str, str]

@@ -58,18 +58,18 @@ def test_programs_verify_and_give_right_data(shape: tuple[int, ...], topology: r
 
 @pytest.mark.parametrize("num_slices", [1, 3])
 @pytest.mark.parametrize(
-    "islands", [(range(6),), (range(3), range(3, 6)), ((0, 3), (1, 2)), ()], ids=str
+    "domains", [(range(6),), (range(3), range(3, 6)), ((0, 3), (1, 2)), ()], ids=str
 )
-def test_programs_with_islands_and_slices_verify_and_give_right_data(
-    islands: tuple[Sequence[int], ...], num_slices: int
+def test_programs_with_domains_and_slices_verify_and_give_right_data(
+    domains: tuple[Sequence[int], ...], num_slices: int
 ) -> None:
     found = []
-    rng = random.Random(repr((islands, num_slices)))
+    rng = random.Random(repr((domains, num_slices)))
     for shape, topology in (((12, 18), ONE_HOST), (RAGGED, TWO_HOSTS)):
         pairs = list(all_pairs(shape, 6))
         for src, dst in rng.sample(pairs, 60):
             path = rv.plan(src, dst, "int64", topology).path
-            program = lower(path, "int64", topology, islands=islands, num_slices=num_slices)
+            program = lower(path, "int64", topology, domains=domains, num_slices=num_slices)
             try:
                 verify(program)
             except rv.ProgramError as error:
@@ -79,17 +79,17 @@ def test_programs_with_islands_and_slices_verify_and_give_right_data(
 
 
 @pytest.mark.parametrize("num_slices", [1, 3])
-@pytest.mark.parametrize("islands", [(), (range(6),), (range(3), range(3, 6))], ids=str)
+@pytest.mark.parametrize("domains", [(), (range(6),), (range(3), range(3, 6))], ids=str)
 def test_program_lowered_for_one_rank_equals_its_part_of_the_whole_program(
-    islands: tuple[Sequence[int], ...], num_slices: int
+    domains: tuple[Sequence[int], ...], num_slices: int
 ) -> None:
     found = []
-    rng = random.Random(f"{islands} {num_slices}")
+    rng = random.Random(f"{domains} {num_slices}")
     for shape, topology in (((12, 18), ONE_HOST), (RAGGED, TWO_HOSTS)):
         for src, dst in rng.sample(list(all_pairs(shape, 6)), 25):
             path = rv.plan(src, dst, "int64", topology).path
             lowered = partial(
-                lower, path, "int64", topology, islands=islands, num_slices=num_slices
+                lower, path, "int64", topology, domains=domains, num_slices=num_slices
             )
             faults = local_faults(lowered(), lambda rank, lowered=lowered: lowered(ranks=[rank]))
             found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in faults]

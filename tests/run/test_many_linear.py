@@ -45,10 +45,10 @@ def compiled(num: int, kind: str, near: str) -> None:
     """All that rank 0 does in the first call, except for the native core."""
     bundle = bundle_of(num, kind, near)
     for program in bundle.program_of(0):
-        island = next((group for group in program.peer_groups if 0 in group), (0,))
+        domain = next((group for group in program.peer_groups if 0 in group), (0,))
         program.arena(0)
         strides = (None,) * len(program.shard_names(0))
-        ops = _CopyOps(_Memory(program, 0, island, strides, frozenset()))
+        ops = _CopyOps(_Memory(program, 0, domain, strides, frozenset()))
         for action in schedule(program, 0).actions:
             if hasattr(action, "instruction"):
                 ops.add(action)

@@ -33,8 +33,8 @@ TIMEOUT_SECS = 20.0
 class Memory(_Simulation):
     """Shards and arenas of all ranks, at addresses that native stages can use."""
 
-    def bind(self, stage: Any, ranks: Sequence[int], *island: Any) -> None:
-        signals = island[0] if island else None
+    def bind(self, stage: Any, ranks: Sequence[int], *domain: Any) -> None:
+        signals = domain[0] if domain else None
         arenas = [self.arena[rank].ctypes.data for rank in ranks]
         stage.bind(arenas, signals, TIMEOUT_SECS)
 
@@ -107,7 +107,7 @@ def _header() -> Array:
 
 
 def faults(
-    src: rv.Layout, dst: rv.Layout, topology: rv.Topology, islands: Sequence[Sequence[int]]
+    src: rv.Layout, dst: rv.Layout, topology: rv.Topology, domains: Sequence[Sequence[int]]
 ) -> list[str]:
     """Where the native core and the definition differ, bit for bit."""
     shards = shards_of(src, parts_of(src, "int64"))
@@ -116,7 +116,7 @@ def faults(
     by_messages = lower(path, "int64", topology)
     runs["by messages"] = run_by_messages(by_messages, shards), by_messages
     for num_slices in (1, 2):
-        near = lower(path, "int64", topology, islands=islands, num_slices=num_slices)
+        near = lower(path, "int64", topology, domains=domains, num_slices=num_slices)
         runs[f"by reading, {num_slices} slices"] = run_by_reading(near, shards), near
     return [
         f"{src} -> {dst}, {how}: rank {rank}"
@@ -146,7 +146,7 @@ def test_native_stages_agree_on_pairs_of_six_and_eight_ranks() -> None:
 
 
 def test_calls_of_different_identities_fail_on_both_sides() -> None:
-    program = lower(rv.plan(*GATHER, "int64", ONE_HOST).path, "int64", ONE_HOST, islands=[range(2)])
+    program = lower(rv.plan(*GATHER, "int64", ONE_HOST).path, "int64", ONE_HOST, domains=[range(2)])
     memory = Memory(program, {(SRC, rank): np.zeros((3, 8), np.int64) for rank in range(2)})
     headers = [_header() for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:

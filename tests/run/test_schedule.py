@@ -112,7 +112,7 @@ def test_schedules_give_right_data_in_random_interleavings(
     found = []
     for src, dst in rng.sample(list(all_pairs((16, 24), 8)), 25):
         path = rv.plan(src, dst, "int64", topology).path
-        program = lower(path, "int64", topology, islands=ISLANDS[name], num_slices=num_slices)
+        program = lower(path, "int64", topology, domains=ISLANDS[name], num_slices=num_slices)
         for seed in range(3):
             found += [f"{src.rvd} -> {dst.rvd}: {f}" for f in race_faults(program, seed)]
     assert found == []
@@ -125,12 +125,12 @@ def test_schedules_of_irregular_pairs_give_right_data(seed: int) -> None:
     ranks = sorted({*src.ranks, *dst.ranks})
     half = rng.randrange(1, len(ranks) + 1)
     path = rv.plan(src, dst, "int64", topology).path
-    islands = (ranks[:half], ranks[half:])
-    program = lower(path, "int64", topology, islands=islands, num_slices=rng.choice([1, 2, 4]))
+    domains = (ranks[:half], ranks[half:])
+    program = lower(path, "int64", topology, domains=domains, num_slices=rng.choice([1, 2, 4]))
     assert race_faults(program, seed) == []
 
 
-def test_schedule_without_islands_has_no_await_and_no_advance() -> None:
+def test_schedule_without_domains_has_no_await_and_no_advance() -> None:
     src, dst = (rv.Layout((16, 16), text) for text in ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"))
     actions = schedule(rv.plan(src, dst, executor="dist").program, 0).actions
     assert not any(isinstance(action, Await | Advance) for action in actions)
@@ -139,7 +139,7 @@ def test_schedule_without_islands_has_no_await_and_no_advance() -> None:
 def test_rank_of_a_gather_counts_two_events_and_awaits_each_peer_twice() -> None:
     src, dst = (rv.Layout((16, 16), text) for text in ("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"))
     plan = rv.plan(src, dst)
-    program = lower(plan.path, plan.dtype, plan.topology, islands=(range(4),))
+    program = lower(plan.path, plan.dtype, plan.topology, domains=(range(4),))
     found = schedule(program, 0)
     # One event when its shard can be read, one when it has read the shards of the others.
     assert found.totals == dict.fromkeys(range(4), 2)

@@ -38,12 +38,12 @@ class Delays:
     def of(cls, case: Case, num_stages: int) -> Delays:
         """The delays of a case's plan."""
         left = [num_stages - 1 - stage for stage in range(num_stages)]
-        every = case.knobs.get("every", 1)
+        every = case.options.get("every", 1)
         match case.plan:
             case "pipedream":
-                return cls(left, every, "vertical" if case.knobs.get("vertical") else "stash")
+                return cls(left, every, "vertical" if case.options.get("vertical") else "stash")
             case "pipedream_2bw":
-                return cls(left, case.knobs.get("every", num_stages), "vertical")
+                return cls(left, case.options.get("every", num_stages), "vertical")
             case "ampnet":
                 return cls(left, every, "newest")
         return cls([2 * n + 1 for n in left], every, "newest")

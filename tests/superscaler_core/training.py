@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.models import MODELS, build, example_inputs
-from superscaler_core.models.recycling import last_turn
+from superscaler_core.models.recycling import last_pass
 from superscaler_core.plan.overlap import NO_OVERLAP
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.pieces.stages import stages_of_blocks
@@ -89,7 +89,7 @@ class Case:
     Attributes:
         plan: a name of ``PLANS``.
         num_devices: number of ranks of the program.
-        knobs: options of the plan.
+        options: options of the plan.
         model: a name of ``MODELS``.
         sizes: sizes of the model that differ from ``tiny``.
         optimizer: a name of ``OPTIMIZERS``.
@@ -102,7 +102,7 @@ class Case:
 
     plan: str
     num_devices: int
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     model: str = "gpt"
     sizes: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str = "sgd"
@@ -113,7 +113,7 @@ class Case:
     rewrite: str = ""
 
     def __str__(self) -> str:
-        said = {**self.knobs, **self.sizes}
+        said = {**self.options, **self.sizes}
         words = [f"{name}={getattr(value, '__name__', value)}" for name, value in said.items()]
         words += ["overlap"] if self.overlap else []
         words += [self.rewrite] if self.rewrite else []
@@ -135,8 +135,10 @@ class Case:
     @property
     def recycle(self) -> int:
         """Number of forwards without gradient, per microbatch, before the forward with gradient."""
-        knobs = signature(PLANS[self.plan]).parameters if self.plan in PLANS else {}
-        return self.knobs.get("recycle", knobs["recycle"].default if "recycle" in knobs else 0)
+        options = signature(PLANS[self.plan]).parameters if self.plan in PLANS else {}
+        return self.options.get(
+            "recycle", options["recycle"].default if "recycle" in options else 0
+        )
 
     @property
     def recycled(self) -> Mapping[str, int]:
@@ -150,7 +152,7 @@ class Case:
     def planned(self) -> ss.Plan:
         """The plan, filled by ``PLANS[plan]``, with the overlap and the rewrite of the schedule."""
         plan = ss.Plan(self._graph(), range(self.num_devices))
-        PLANS[self.plan](plan, **self.knobs)
+        PLANS[self.plan](plan, **self.options)
         plan.overlap = self.overlap
         if self.rewrite:
             plan.op_order(REWRITES[self.rewrite](schedule_of(plan)), plan.placement)
@@ -189,7 +191,7 @@ class RoundRobin(Case):
             for op in stage.ops:
                 plan.op_assign(op, first)
             first += self.replicas[stage.index]
-        schedule = round_robin(self.replicas, **self.knobs)
+        schedule = round_robin(self.replicas, **self.options)
         plan.op_order(schedule, ss.Placement.even(plan.devices, schedule.num_workers))
         return plan
 
@@ -224,7 +226,7 @@ def train_alone(case: Case, num_microbatches: int) -> Trained:
         chunks = [x.chunk(num_microbatches) for x in case.inputs(step, num_microbatches)]
         total = 0.0
         for microbatch in zip(*chunks, strict=True):
-            loss = last_turn(model, microbatch, case.recycled, case.recycle) / num_microbatches
+            loss = last_pass(model, microbatch, case.recycled, case.recycle) / num_microbatches
             loss.backward()
             total += loss.item()
         losses.append(total)

@@ -1,5 +1,5 @@
-// Signals: event counters through which the ranks of an island wait for each other, and records of
-// failures. An island is a shared-memory domain: ranks of one machine that map each other's memory.
+// Signals: event counters through which the ranks of a domain wait for each other, and records of
+// failures. An domain is a shared-memory domain: ranks of one machine that map each other's memory.
 //
 // Every rank counts its events in a word of shared memory, on which the other ranks wait. A wait
 // returns when the count is reached, or throws a PeerError that names the rank at fault.
@@ -28,7 +28,7 @@ namespace rvdcomm {
 /// Why a wait cannot succeed.
 enum class Fault : uint32_t {
   kNone = 0,
-  kDead = 1,       ///< the rank's process ended, or the rank closed its island
+  kDead = 1,       ///< the rank's process ended, or the rank closed its domain
   kTimeout = 2,    ///< the rank did not count an event or begin a call in time
   kFailed = 3,     ///< the rank recorded its own failure (Signals::fail)
   kElsewhere = 4,  ///< the rank made other calls than the rank that waits for it
@@ -66,7 +66,7 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "atomics are shared by
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel waits on the word");
 static_assert(sizeof(SignalHeader) == 6 * SignalHeader::kLineBytes, "one layout for all builds");
 
-/// `rank` is lost, so no call of the island can succeed. Ranks are indices in the island.
+/// `rank` is lost, so no call of the domain can succeed. Ranks are indices in the domain.
 class PeerError : public std::runtime_error {
  public:
   PeerError(Fault fault, int rank);
@@ -75,7 +75,7 @@ class PeerError : public std::runtime_error {
   int rank;
 };
 
-/// The headers of an island, as one of its ranks uses them.
+/// The headers of a domain, as one of its ranks uses them.
 ///
 /// Laws (csrc/tests/test_signal.cpp):
 ///  - A rank that has waited for a count sees all that the peer wrote before the `advance` to that
@@ -131,13 +131,13 @@ class Signals {
   /// @throws std::logic_error  after `close`.
   void wait(int peer, uint32_t num_events, double timeout_secs, const Hook& between_slices = {});
 
-  /// Break the island: all ranks that wait, now or later, throw and name this rank.
+  /// Break the domain: all ranks that wait, now or later, throw and name this rank.
   void fail();
 
   /// Throw a PeerError if this rank or any other has recorded a failure.
   void check();
 
-  /// Break the island because of `peer`, and throw. If any rank has recorded a failure before,
+  /// Break the domain because of `peer`, and throw. If any rank has recorded a failure before,
   /// throw that failure instead.
   [[noreturn]] void blame(Fault fault, int peer);
 

@@ -25,7 +25,7 @@ class Stage {
   /// @throws std::invalid_argument if an action names a program that does not exist
   Stage(std::vector<CopyProgram> programs, std::vector<Action> actions, int num_shards);
 
-  /// Set the buffers that follow the shards, and the signals of the island, for all later runs.
+  /// Set the buffers that follow the shards, and the signals of the domain, for all later runs.
   /// @pre signals outlive the runs; null only if no action waits or counts
   void bind(std::vector<void*> memory, Signals* signals, double timeout_secs);
 
@@ -37,7 +37,7 @@ class Stage {
   /// @throws PeerError  a peer is dead, late or has failed
   void run(int num_threads, const Signals::Hook& between_slices);
 
-  /// Run the stage as one whole call of the island: `Signals::begin` with location 0, `run`, and
+  /// Run the stage as one whole call of the domain: `Signals::begin` with location 0, `run`, and
   /// `Signals::end`. Without signals, the same as `run`.
   /// @throws PeerError  a peer is dead, late or has failed
   void call(int num_threads, uint64_t identity, const std::vector<uint32_t>& num_events,

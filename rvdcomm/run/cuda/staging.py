@@ -1,4 +1,4 @@
-"""Staging on GPUs: blocks that the ranks of an island map by CUDA IPC, ordered by CUDA events.
+"""Staging on GPUs: blocks that the ranks of a domain map by CUDA IPC, ordered by CUDA events.
 
 When a rank has queued the work before an event, it records the event on its stream and counts it
 on the host. A rank that waits for the event first waits on its host for the count, which takes no
@@ -26,17 +26,17 @@ Event: Any = torch.cuda.Event
 
 
 class CudaStaging:
-    """The staging blocks of an island in GPU memory; construction is collective over the island.
+    """The staging blocks of a domain in GPU memory; construction is collective over the domain.
 
     Every rank records one CUDA event again and again. A wait may therefore meet a later record of
     a peer's event, and wait for more work than it needs. No circular wait can arise: the work that
     the peer has queued by then depends on nothing that this rank has not queued yet.
     """
 
-    def __init__(self, world: World, island: Any, device: torch.device) -> None:
-        self.island, self.device = island, device
-        self.ranks: tuple[int, ...] = island.ranks
-        self.rank: int = island.rank
+    def __init__(self, world: World, domain: Any, device: torch.device) -> None:
+        self.domain, self.device = domain, device
+        self.ranks: tuple[int, ...] = domain.ranks
+        self.rank: int = domain.rank
         self.memory = StagingMemory.none(len(self.ranks), device)
         self._world = world
         self._sizes = dict.fromkeys(self.ranks, 0)
@@ -51,7 +51,7 @@ class CudaStaging:
         ]
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
-        """Grow every rank's block to at least ``num_bytes[rank]``; collective over the island.
+        """Grow every rank's block to at least ``num_bytes[rank]``; collective over the domain.
 
         Raises:
             CommError: a GPU has not enough memory; on all ranks.
@@ -93,25 +93,25 @@ class CudaStaging:
     def advance(self, stream: Any) -> None:
         """Count one event, which comes after all work that is queued on ``stream``."""
         self._event.record(stream)
-        self.island.signals.advance()
+        self.domain.signals.advance()
 
     def wait(self, peer: int, count: int, stream: Any) -> None:
         """Let ``stream`` wait for event number ``count`` of the ``peer``-th rank in this call."""
-        self.island.signals.wait(peer, count, self.island.timeout_secs)
+        self.domain.signals.wait(peer, count, self.domain.timeout_secs)
         stream.wait_event(self._events[peer])
 
     def begin_call(self, identity: int, location: int) -> None:
         """Begin a call; ranks whose ``identity`` differs do not accept each other's events."""
-        self.island.signals.begin(identity, location, self.island.timeout_secs)
+        self.domain.signals.begin(identity, location, self.domain.timeout_secs)
 
     def end_call(self, totals: list[int]) -> None:
-        """End a queued call, in which the i-th rank of the island counts ``totals[i]`` events."""
-        self.island.signals.end(totals)
+        """End a queued call, in which the i-th rank of the domain counts ``totals[i]`` events."""
+        self.domain.signals.end(totals)
 
     def close(self) -> None:
         """Release all blocks."""
         self.memory = StagingMemory.none(len(self.ranks))
-        self.island.close()
+        self.domain.close()
 
 
 def _text(data: bytes) -> str:

@@ -73,10 +73,10 @@ def unix_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-# --- islands ------------------------------------------------------------------------------------
+# --- domains ------------------------------------------------------------------------------------
 
 
-def islands(
+def domains(
     world: World, members: Sequence[int], groups: Iterable[Collection[int]] | None = None
 ) -> tuple[tuple[int, ...], ...]:
     """Split ``members`` into sets of ranks that can reach each other on one machine.
@@ -118,9 +118,9 @@ def partition(reached: dict[int, frozenset[int]]) -> tuple[tuple[int, ...], ...]
     """
     found: list[list[int]] = []
     for rank in sorted(reached):
-        for island in found:
-            if all(rank in reached[other] and other in reached[rank] for other in island):
-                island.append(rank)
+        for domain in found:
+            if all(rank in reached[other] and other in reached[rank] for other in domain):
+                domain.append(rank)
                 break
         else:
             found.append([rank])
@@ -130,7 +130,7 @@ def partition(reached: dict[int, frozenset[int]]) -> tuple[tuple[int, ...], ...]
 def _together(
     rank: int, members: Sequence[int], groups: Iterable[Collection[int]] | None
 ) -> list[int]:
-    """The other members that may be in one island with ``rank``."""
+    """The other members that may be in one domain with ``rank``."""
     groups = [members] if groups is None else groups
     own = next((group for group in groups if rank in group), ())
     return [member for member in members if member in own and member != rank]

@@ -1,4 +1,4 @@
-"""Segments: anonymous shared memory of one rank, mapped by all ranks of its island.
+"""Segments: anonymous shared memory of one rank, mapped by all ranks of its domain.
 
 A segment is a page with the rank's signals (csrc/include/rvdcomm/signal.h) and, behind it, an arena
 that only grows. It has no name in any file system, so the kernel frees it when the last process
@@ -29,7 +29,7 @@ _REMEDIES = {
 
 
 class SharedMemoryError(CommError):
-    """A rank cannot share memory with the others; all ranks of its island raise the same one."""
+    """A rank cannot share memory with the others; all ranks of its domain raise the same one."""
 
 
 class Segment:

@@ -1,7 +1,7 @@
 """Staging: memory of a rank in which programs prepare data for other ranks and keep received data.
 
 One block serves all programs of the same ranks, because fresh pages cost more than the copy into
-them. In an island (a shared-memory domain) the block is shared: the other ranks read from it.
+them. In a domain (a shared-memory domain) the block is shared: the other ranks read from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rvdcomm.run.world import World
 class PrivateStaging:
     """A staging block that only this rank uses."""
 
-    island: Any = None
+    domain: Any = None
     """None: no other rank waits for this rank's memory."""
 
     def __init__(self, rank: int) -> None:
@@ -58,37 +58,37 @@ class PrivateStaging:
 
 
 class SharedStaging:
-    """The staging blocks of an island: this rank's own, and those of the others to read from."""
+    """The staging blocks of a domain: this rank's own, and those of the others to read from."""
 
-    def __init__(self, island: Any) -> None:
-        self.island = island
-        self.ranks: tuple[int, ...] = island.ranks
-        self.rank: int = island.rank
+    def __init__(self, domain: Any) -> None:
+        self.domain = domain
+        self.ranks: tuple[int, ...] = domain.ranks
+        self.rank: int = domain.rank
 
     @property
     def memory(self) -> StagingMemory:
         """The blocks as they are now."""
-        memory: StagingMemory = self.island.memory
+        memory: StagingMemory = self.domain.memory
         return memory
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
-        """Grow every rank's block to at least ``num_bytes[rank]``; collective over the island.
+        """Grow every rank's block to at least ``num_bytes[rank]``; collective over the domain.
 
         Raises:
             SharedMemoryError: a rank cannot get that much; on all ranks.
         """
-        self.island.reserve({rank: aligned(num_bytes.get(rank, 0)) for rank in self.ranks})
+        self.domain.reserve({rank: aligned(num_bytes.get(rank, 0)) for rank in self.ranks})
 
     def bind(self, stage: Any, memory: StagingMemory) -> None:
         """Let a native stage work in the blocks of ``memory``, and wait for their ranks."""
-        stage.bind(memory.addresses, self.island.signals, self.island.timeout_secs)
+        stage.bind(memory.addresses, self.domain.signals, self.domain.timeout_secs)
 
     def begin_call(self, identity: int, location: int) -> None:
         """Begin a call; ranks whose ``identity`` differs do not accept each other's events.
 
         ``location`` is the location of this rank's source in its pool; 0 if it is not in the pool.
         """
-        self.island.signals.begin(identity, location, self.island.timeout_secs)
+        self.domain.signals.begin(identity, location, self.domain.timeout_secs)
 
     def sources(self, owners: Collection[int], location: int) -> tuple[int, ...]:
         """The address of every rank's source in this process.
@@ -97,37 +97,37 @@ class SharedStaging:
         pool. The entry of this rank is its ``location``, not an address. Waits until all ``owners``
         have begun this call.
         """
-        island, out = self.island, []
+        domain, out = self.domain, []
         for i, rank in enumerate(self.ranks):
             found = location if rank == self.rank else 0
             if rank in owners:
-                found = island.signals.location(i, island.timeout_secs)
+                found = domain.signals.location(i, domain.timeout_secs)
             is_foreign = found and rank != self.rank
-            out.append(island.in_pool(rank, found) if is_foreign else found)
+            out.append(domain.in_pool(rank, found) if is_foreign else found)
         return tuple(out)
 
     def wait_for(self, readers: Collection[int], totals: list[int]) -> None:
         """Wait until ``readers`` have counted all events of this call, and so read nothing more."""
         for i, rank in enumerate(self.ranks):
             if rank in readers:
-                self.island.signals.wait(i, totals[i], self.island.timeout_secs)
+                self.domain.signals.wait(i, totals[i], self.domain.timeout_secs)
 
     def end_call(self, totals: list[int]) -> None:
-        """End a call in which the i-th rank of the island counts ``totals[i]`` events."""
-        self.island.signals.end(totals)
+        """End a call in which the i-th rank of the domain counts ``totals[i]`` events."""
+        self.domain.signals.end(totals)
 
     def close(self) -> None:
         """Release all blocks; a run that still works in them holds them."""
-        self.island.close()
+        self.domain.close()
 
 
 Staging = PrivateStaging | SharedStaging | CudaStaging
 
 
-def staging_of(world: World, island: tuple[int, ...] | None) -> Staging:
-    """The staging that the ranks of ``island`` share, or this rank's own if None.
+def staging_of(world: World, domain: tuple[int, ...] | None) -> Staging:
+    """The staging that the ranks of ``domain`` share, or this rank's own if None.
 
-    The first call is collective over the island. Shared staging is on the device that the world's
+    The first call is collective over the domain. Shared staging is on the device that the world's
     backend serves.
 
     Raises:
@@ -135,14 +135,14 @@ def staging_of(world: World, island: tuple[int, ...] | None) -> Staging:
     """
 
     def make() -> Staging:
-        if island is None:
+        if domain is None:
             return PrivateStaging(world.rank)
-        from rvdcomm.run.shared_memory.island import Island  # It needs the native core.
+        from rvdcomm.run.shared_memory.domain import SharedDomain  # It needs the native core.
 
-        made = Island.connect(world, island)
+        made = SharedDomain.connect(world, domain)
         if world.device.type == "cuda":
             return CudaStaging(world, made, world.device)
         return SharedStaging(made)
 
-    found: Staging = world.once(("staging", island), make)
+    found: Staging = world.once(("staging", domain), make)
     return found

@@ -50,7 +50,7 @@ class BlockCosts:
             dp=self.replicas(setting),
             keep=keep,
             keep_coshard=setting.keep_coshard,
-            **setting.knobs(*names),
+            **setting.options(*names),
         )
         if setting.sequence and chosen.dp < setting.dp:
             # Samples and tokens may be one dim, which all replicas cut together.

@@ -132,7 +132,7 @@ class Estimate:
 
     def _rows(self, setting: Setting, costs: Costs) -> list[tuple[BlockCost, ...]]:
         """The blocks of every stage."""
-        sizes = self._sizes(Setting(**setting.knobs("family", "pp", "chunks", "schedule")))
+        sizes = self._sizes(Setting(**setting.options("family", "pp", "chunks", "schedule")))
         blocks = costs(setting)
         if sum(sizes) != len(blocks.layers):
             raise PlanError(f"{setting}: the model has {len(blocks.layers)} blocks, not {sizes}.")
@@ -169,7 +169,7 @@ class Estimate:
             again = 0.0 if setting.apart else stage.again_secs
             backward = stage.backward_secs + again
             for kind, secs in {
-                ActionKind.TURN: stage.forward_secs,
+                ActionKind.RECYCLE: stage.forward_secs,
                 ActionKind.FORWARD: stage.forward_secs,
                 ActionKind.BACKWARD: backward,
                 ActionKind.INPUTS: backward - stage.weights_secs,

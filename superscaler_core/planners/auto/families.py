@@ -58,7 +58,7 @@ class Filling:
             ScheduleError: the schedule does not take these counts.
         """
         chosen, num = self.setting, microbatches or self.microbatches
-        overlap = Overlap(**chosen.knobs("prefetch", "reductions", "moves", "duplex"))
+        overlap = Overlap(**chosen.options("prefetch", "reductions", "moves", "duplex"))
         sizes = tuple(sizes) or self.sizes(plan.blocks)
         FAMILIES[chosen.family](plan, self, num // overlap.num_halves, sizes)
         if chosen.zero == 3:
@@ -94,23 +94,23 @@ def _hybrid(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> N
         coshard_blocks=heavy_blocks(plan.blocks) if chosen.heavy else None,
         keep_coshard=chosen.keep_coshard,
         sizes=sizes,
-        **chosen.knobs(*names),
+        **chosen.options(*names),
     )
 
 
 def _axial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
     chosen = filling.setting
-    knobs: dict[str, Any] = {**chosen.knobs("pp", "dp", "keep"), "zero1": chosen.zero > 0}
+    options: dict[str, Any] = {**chosen.options("pp", "dp", "keep"), "zero1": chosen.zero > 0}
     if filling.recycle:
-        nf1b(plan, recycle=filling.recycle, microbatches=num, sizes=sizes, **knobs)
+        nf1b(plan, recycle=filling.recycle, microbatches=num, sizes=sizes, **options)
     else:
-        pp, dp = knobs.pop("pp"), knobs.pop("dp")
-        axial_stages(plan, one_f_one_b(pp, num), dp, EVOFORMER, sizes=sizes, **knobs)
+        pp, dp = options.pop("pp"), options.pop("dp")
+        axial_stages(plan, one_f_one_b(pp, num), dp, EVOFORMER, sizes=sizes, **options)
 
 
 def _interlaced(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
-    knobs = filling.setting.knobs("tp", "slack", "vocabulary", "keep", "apart")
-    interlaced(plan, microbatches=num, **knobs)
+    options = filling.setting.options("tp", "slack", "vocabulary", "keep", "apart")
+    interlaced(plan, microbatches=num, **options)
 
 
 def _behind_lookups(blocks: Blocks, num_stages: int) -> tuple[int, ...]:

@@ -94,7 +94,7 @@ class Setting:
             ) from None
         return cls(family, **given)
 
-    def knobs(self, *names: str) -> Mapping[str, Any]:
+    def options(self, *names: str) -> Mapping[str, Any]:
         """The values of some attributes, by name."""
         return {name: getattr(self, name) for name in names}
 

@@ -71,13 +71,13 @@ def events_of(schedule: Schedule) -> tuple[Event, ...]:
         stage, microbatch, kind = action.stage, action.microbatch, action.kind
         (worker,) = schedule.places[action]
         is_alone = kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS)
-        key = None if is_alone else (stage, microbatch, kind.goes_back, action.turn)
+        key = None if is_alone else (stage, microbatch, kind.goes_back, action.recycling_pass)
         timed.append(((int(span.start), 1, stage, microbatch), Run((kind, stage), worker, key)))
         then = stage - 1 if kind.goes_back else stage + 1
         if is_alone or not 0 <= then < schedule.num_stages:
             continue
         (there,) = schedule.places[_at(schedule, action, then)]
-        arrives = then, microbatch, kind.goes_back, action.turn
+        arrives = then, microbatch, kind.goes_back, action.recycling_pass
         send = Send(WorkerRoute(min(stage, then), worker, there, kind.goes_back), arrives)
         order = int(span.end), 0, int(kind.goes_back), min(stage, then), microbatch
         timed.append((order, send))
@@ -87,7 +87,7 @@ def events_of(schedule: Schedule) -> tuple[Event, ...]:
 def _at(schedule: Schedule, action: Action, stage: int) -> Action:
     """The same action at another stage, where a backward may be split."""
     kinds = (ActionKind.BACKWARD, ActionKind.INPUTS) if action.kind.goes_back else (action.kind,)
-    same = (Action(kind, stage, action.microbatch, action.turn) for kind in kinds)
+    same = (Action(kind, stage, action.microbatch, action.recycling_pass) for kind in kinds)
     return next(each for each in same if each in schedule.places)
 
 

@@ -70,7 +70,7 @@ class Traits:
     @cached_property
     def has_words(self) -> bool:
         """Whether there is an embedding or a head that can be cut along the words."""
-        return bool(self.blocks.words) and self.has_tokens
+        return bool(self.blocks.vocabulary) and self.has_tokens
 
     @cached_property
     def has_lookups(self) -> bool:

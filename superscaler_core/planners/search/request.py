@@ -193,7 +193,7 @@ def filled(
 
     Raises:
         PlanError: the sProgram cannot cut this model, or the plan has another number of
-            microbatches or of turns without gradient than the request.
+            microbatches or of recycling passes than the request.
     """
     graph, sizes = (request.graph_of(samples), ()) if short is None else short
     plan = Plan(graph, request.devices)
@@ -209,11 +209,11 @@ def filled(
             f"a step of {request.batch} samples has {num} microbatches of {samples}, and the plan "
             f"has {plan.num_microbatches}."
         )
-    turns = num * request.recycle
-    if plan.num_turns != turns:
+    passes = num * request.recycle
+    if plan.num_recycling_passes != passes:
         raise PlanError(
-            f"a step has {turns} turns without gradient, {request.recycle} a microbatch, and "
-            f"the plan has {plan.num_turns}."
+            f"a step has {passes} recycling passes, {request.recycle} a microbatch, and "
+            f"the plan has {plan.num_recycling_passes}."
         )
     return plan
 

@@ -14,7 +14,7 @@ from superscaler_core.planners.space.pricing import price_space
 
 
 def explain_op(
-    plan: Plan, name: str, topology: rv.Topology, profile: DeviceProfile, **knobs: Any
+    plan: Plan, name: str, topology: rv.Topology, profile: DeviceProfile, **pricing: Any
 ) -> str:
     """A table of the choices of an op; all other ops are cut as in the plan.
 
@@ -28,7 +28,7 @@ def explain_op(
         plan: a filled plan.
         name: name of the op.
         topology, profile: as in ``price_space``.
-        knobs: ``microbatches``, ``memory_bytes``, ``optimizer`` and ``master_dtype`` of
+        pricing: ``microbatches``, ``memory_bytes``, ``optimizer`` and ``master_dtype`` of
             ``price_space``.
 
     Raises:
@@ -50,7 +50,7 @@ def explain_op(
 
     mesh = max(_meshes(len(devices)), key=shared)
     priced = price_space(
-        plan.graph, devices, topology, profile, mesh=mesh, ops=ops, blocks=plan.blocks, **knobs
+        plan.graph, devices, topology, profile, mesh=mesh, ops=ops, blocks=plan.blocks, **pricing
     )
     node = priced.node_of[name]
     assignment = [

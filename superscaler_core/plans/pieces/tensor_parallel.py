@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Axis, Device, Plan
 from superscaler_core.plans.pieces.along import spread
-from superscaler_core.plans.pieces.words import words
+from superscaler_core.plans.pieces.vocabulary import vocabulary_dims
 
 
 def tensor_parallel(
@@ -39,7 +39,7 @@ def tensor_parallel(
     tokens = (*plan.blocks.tokens, plan.dims.batch) if sequence and tp > 1 else ()
     features = Axis(tp, (*inner, *tokens))
     for op in ops:
-        chosen = words(plan, op) if vocabulary and tp > 1 else ()
+        chosen = vocabulary_dims(plan, op) if vocabulary and tp > 1 else ()
         groups = by_expert if op in dealt else outer
         inside = Axis(tp, (*chosen, *features.dims)) if chosen else features
         spread(plan, [op], devices, groups, inside)

@@ -207,12 +207,12 @@ def price_ways(
             memory_bytes=memory_bytes, optimizer=optimizer, master_dtype=master_dtype,
             blocks=known,
         )  # fmt: skip
-        runs = Runs(replace(priced, space=_with_turns(priced.space, recycle)), layers_of(known))
+        runs = Runs(replace(priced, space=_with_passes(priced.space, recycle)), layers_of(known))
         found.append(StagePrices(runs, known, mesh, in_flight, recycle))
     return tuple(found)
 
 
-def _with_turns(space: Space, recycle: int) -> Space:
+def _with_passes(space: Space, recycle: int) -> Space:
     """The space of a model whose microbatches run forward ``recycle`` times more."""
     times = 1 + recycle
     nodes = (replace(node, forward_secs=times * node.forward_secs) for node in space.nodes)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from superscaler_core.models import Model
 
 RECYCLED = {"prev_msa": 1, "prev_pair": 2}
-"""Arguments of ``Evoformer.forward`` that are results of the turn before."""
+"""Arguments of ``Evoformer.forward`` that are results of the pass before."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Evoformer(nn.Module):
     def forward(
         self, msa: Tensor, pair: Tensor, target: Tensor, prev_msa: Tensor, prev_pair: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One turn of recycling.
+        """One pass of recycling.
 
         AlphaFold2 recycles the first row of the alignment; here it is all of it, so that every
         row is laid out alike.
@@ -244,7 +244,7 @@ class Evoformer(nn.Module):
             msa: embedded alignment, ``[batch, sequences, residues, msa_width]``.
             pair: embedded pairs, ``[batch, residues, residues, pair_width]``.
             target: int64 ``[batch, residues, residues]``, the bin of every pair's distance.
-            prev_msa, prev_pair: the results of the turn before; zeros in the first.
+            prev_msa, prev_pair: the results of the pass before; zeros in the first.
 
         Returns:
             The mean cross entropy of the bins in float32 or wider, and both results.
@@ -261,7 +261,7 @@ class Evoformer(nn.Module):
 def example_inputs(
     config: EvoformerConfig, batch: int, generator: torch.Generator
 ) -> tuple[Tensor, ...]:
-    """Random embeddings and distances, and zeros as the results of the turn before."""
+    """Random embeddings and distances, and zeros as the results of the pass before."""
     shapes = (
         (batch, config.sequences, config.residues, config.msa_width),
         (batch, config.residues, config.residues, config.pair_width),

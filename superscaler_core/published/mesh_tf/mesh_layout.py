@@ -64,7 +64,7 @@ NAMES: Mapping[str, Callable[[Blocks], tuple[DimClass, ...]]] = {
     "batch": lambda blocks: (blocks.dims.batch,),
     "sequence": lambda blocks: blocks.tokens,
     "experts": lambda blocks: blocks.expert_dims,
-    "vocabulary": lambda blocks: blocks.words,
+    "vocabulary": lambda blocks: blocks.vocabulary,
     "heads": lambda blocks: tuple(dim for dim in blocks.inner if _is_of_attention(blocks, dim)),
     "hidden": lambda blocks: blocks.inner,
     "width": lambda blocks: blocks.width,

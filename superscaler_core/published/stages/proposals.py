@@ -37,7 +37,7 @@ def cut_by(plan: Plan, *, request: Request, planner: Planner, samples: int, keep
     Raises:
         PlanError: the planner finds no cut that fits in memory.
     """
-    blocks, vocabulary = plan.blocks, bool(plan.blocks.words)
+    blocks, vocabulary = plan.blocks, bool(plan.blocks.vocabulary)
     num = request.microbatches(samples)
     problem = price_stages(
         plan.graph, plan.devices, request.topology, request.profile, num,

@@ -23,7 +23,7 @@ from tests.superscaler_core.training import Case
 MODEL = Source("model", {"experts": 4, "layers": 2}, lambda: None)
 
 
-def knobs(plan: str, *texts: str) -> dict[str, Any]:
+def options_of(plan: str, *texts: str) -> dict[str, Any]:
     return settings_of(MODEL, plan_source(plan), texts)[1]
 
 
@@ -49,18 +49,18 @@ def knobs(plan: str, *texts: str) -> dict[str, Any]:
         ("hybrid", "tp=4", 4),
     ],
 )  # fmt: skip
-def test_knob_text_is_parsed_to_its_value(plan: str, text: str, value: object) -> None:
-    (found,) = knobs(plan, text).values()
+def test_option_text_is_parsed_to_its_value(plan: str, text: str, value: object) -> None:
+    (found,) = options_of(plan, text).values()
     assert found == value
-    assert parse_plan(f"{plan}:{text.removeprefix('plan.')}")[1] == knobs(plan, text)
+    assert parse_plan(f"{plan}:{text.removeprefix('plan.')}")[1] == options_of(plan, text)
 
 
-def test_plan_text_may_contain_knobs() -> None:
+def test_plan_text_may_contain_options() -> None:
     text = "hybrid: tp=2,sizes=3,1,keep=block_inputs"
     said = {"tp": 2, "sizes": (3, 1), "keep": Keep.BLOCK_INPUTS}
     assert parse_plan(text) == ("hybrid", said)
     assert parse_plan("mine.py:split") == ("mine.py:split", {})
-    assert SProgram.of(text, {"tp": 4}).knobs == {**said, "tp": 4}
+    assert SProgram.of(text, {"tp": 4}).options == {**said, "tp": 4}
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_plan_text_may_contain_knobs() -> None:
     [
         ("hybrid:dp=2", "not 'dp=2'; hybrid takes tp, pp, microbatches"),
         ("hybrid:tp=2,pp", "hybrid:tp=2,pp: expected a whole number, such as 1"),
-        ("hybrid:pp", "expected hybrid:KNOB=VALUE"),
+        ("hybrid:pp", "expected hybrid:OPTION=VALUE"),
         ("zero3:x=1", "zero3 takes nothing, and every plan block, features, experts, embedding"),
     ],
 )
-def test_invalid_knobs_in_a_plan_text_raise_plan_error(text: str, words: str) -> None:
+def test_invalid_options_in_a_plan_text_raise_plan_error(text: str, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         parse_plan(text)
 
@@ -92,14 +92,14 @@ def test_invalid_knobs_in_a_plan_text_raise_plan_error(text: str, words: str) ->
         ("hybrid", "zero1=so", "expected true or false"),
     ],
 )
-def test_malformed_knob_text_is_rejected(plan: str, text: str, words: str) -> None:
+def test_malformed_option_text_is_rejected(plan: str, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        knobs(plan, text)
+        options_of(plan, text)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_non_numeric_knob_has_a_reader(name: str) -> None:
-    """Only knobs that are not numbers need a reader."""
+def test_every_non_numeric_option_has_a_reader(name: str) -> None:
+    """Only options that are not numbers need a reader."""
     for parameter in list(inspect.signature(PLANS[name]).parameters.values())[1:]:
         is_number = isinstance(parameter.default, bool | int)
         assert is_number or parameter.name in readers_of(PLANS[name]), parameter.name
@@ -141,14 +141,14 @@ def test_old_recompute_setting_of_axial_plans_maps_to_block_inputs() -> None:
 
 def decided(name: str, texts: list[str]) -> ss.Decisions:
     plan = Plan(Case("data_parallel", 2).compiled().plan.graph, range(2))
-    plan_source(name).call(plan, **knobs(name, *texts))
+    plan_source(name).call(plan, **options_of(name, *texts))
     return plan.decisions
 
 
 def test_block_and_features_settings_override_detection() -> None:
     plan = Plan(Case("data_parallel", 2).compiled().plan.graph, range(2))
     texts = ["block=layers.1", "features=*.mlp.up.weight:0"]
-    plan_source("megatron").call(plan, **knobs("megatron", *texts))
+    plan_source("megatron").call(plan, **options_of("megatron", *texts))
     assert len(plan.blocks.all) == 1
     cut = {part.op.module for op in plan.graph.ops for part in plan.parts(op) if part.pieces}
     assert cut == {f"layers.{i}.mlp{name}" for i in (0, 1) for name in ("", ".up", ".down")}

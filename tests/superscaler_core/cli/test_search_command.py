@@ -75,7 +75,7 @@ def test_interrupted_search_reports_its_partial_result(
 
     monkeypatch.setattr(command._Bar, "show", show)
     assert main([*MLP]) == 0
-    assert re.search(r"3 tried, .* not looked at", capsys.readouterr().out)
+    assert re.search(r"3 tried, .* not evaluated", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

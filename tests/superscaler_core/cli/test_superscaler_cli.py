@@ -197,8 +197,8 @@ def test_decisions_file_may_contain_a_split_backward_schedule(
     """All commands follow a pipeline schedule that was edited in the file."""
     path = tmp_path / "mine.plan"
     sizes = ["--devices", "2", "--set", "layers=2"]
-    knobs = ["--set", "plan.microbatches=2", "--decisions", str(path)]
-    assert Said(["plan", "gpt", "one_f_one_b", *sizes, *knobs], capsys).status == 0
+    options = ["--set", "plan.microbatches=2", "--decisions", str(path)]
+    assert Said(["plan", "gpt", "one_f_one_b", *sizes, *options], capsys).status == 0
     halves = split_backward(recompute_apart(one_f_one_b(2, 2)), lambda worker: worker)
     assert str(one_f_one_b(2, 2)) in path.read_text()
     path.write_text(path.read_text().replace(str(one_f_one_b(2, 2)), str(halves)))
@@ -360,7 +360,7 @@ def test_run_under_torchrun_trains_as_a_single_device_does(tmp_path: Path) -> No
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "same"]
 
 
-def test_knobs_after_the_plan_name_equal_set_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_after_the_plan_name_equal_set_options(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "gpt", "--devices", "4", "--summary"]
     one = Said([*words, "hybrid:tp=2,pp=2,keep=block_inputs"], capsys)
     sets = ("tp=2", "pp=2", "keep=block_inputs")

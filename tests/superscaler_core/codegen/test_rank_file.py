@@ -21,13 +21,13 @@ from superscaler_core.run.load import module_from
 
 
 @cache
-def made(name: str, layers: int = 4, **knobs: Any) -> Materialized:
+def made(name: str, layers: int = 4, **options: Any) -> Materialized:
     with torch.device("meta"):
         sizes = GPTConfig(vocabulary=48, sequence=16, layers=layers, width=16, heads=4)
         tokens = torch.empty(8, 16, dtype=torch.int64)
         graph = ss.capture(GPT(sizes), (tokens, tokens))
     plan = ss.Plan(graph, range(8))
-    PLANS[name](plan, **knobs)
+    PLANS[name](plan, **options)
     return materialize(plan)
 
 
@@ -44,9 +44,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "knobs"), CASES, ids=lambda value: str(value))
-def test_sharing_function_texts_does_not_change_the_files(name: str, knobs: dict[str, Any]) -> None:
-    program = made(name, **knobs)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))
+def test_sharing_function_texts_does_not_change_the_files(
+    name: str, options: dict[str, Any]
+) -> None:
+    program = made(name, **options)
     alone = {device: rank_file._rank_file(program, device, {}) for device in program.plan.devices}
     assert rank_files(program) == alone
 
@@ -68,18 +70,18 @@ def test_functions_of_identical_devices_are_written_once(
     assert len(seen) <= 4
 
 
-@pytest.mark.parametrize(("name", "knobs"), CASES, ids=lambda value: str(value))
-def test_tables_as_text_are_the_tables(name: str, knobs: dict[str, Any]) -> None:
-    program = made(name, **knobs)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))
+def test_tables_as_text_are_the_tables(name: str, options: dict[str, Any]) -> None:
+    program = made(name, **options)
     for device in program.plan.devices[::3]:
         module = module_from(rank_files(program)[device], device)
         assert tables_of(program, device) == module.TABLES
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"), [("data_parallel", {}), ("hybrid", {"tp": 2}), ("zero3", {})], ids=str
+    ("name", "options"), [("data_parallel", {}), ("hybrid", {"tp": 2}), ("zero3", {})], ids=str
 )
-def test_a_deep_model_has_the_functions_of_one_block(name: str, knobs: dict[str, Any]) -> None:
-    few, more, many = (rank_text(made(name, layers=layers, **knobs), 0) for layers in (2, 4, 16))
+def test_a_deep_model_has_the_functions_of_one_block(name: str, options: dict[str, Any]) -> None:
+    few, more, many = (rank_text(made(name, layers=layers, **options), 0) for layers in (2, 4, 16))
     assert many.count("\n") < 5 * few.count("\n")
     assert many.count("F.linear(") == more.count("F.linear(")

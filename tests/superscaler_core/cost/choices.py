@@ -65,11 +65,11 @@ def compiled(
     plan_name: str,
     microbatches: int,
     topology: rv.Topology,
-    **knobs: Any,
+    **options: Any,
 ) -> ss.Compiled:
     """The program of a plan on four devices, with one stage."""
     plan = ss.Plan(graph(model), range(4))
-    PLANS[plan_name](plan, **knobs)
+    PLANS[plan_name](plan, **options)
     plan.op_order(one_f_one_b(1, microbatches))
     plan.overlap = ONE_BUCKET
     return ss.compile(plan, topology=topology)

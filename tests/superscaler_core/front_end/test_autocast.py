@@ -146,15 +146,15 @@ PLANS_OF_GPT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("plan_name", "num_devices", "knobs"), PLANS_OF_GPT)
+@pytest.mark.parametrize(("plan_name", "num_devices", "options"), PLANS_OF_GPT)
 def test_plans_train_float32_weights_under_bfloat16_autocast(
-    plan_name: str, num_devices: int, knobs: dict[str, Any], tmp_path: Path
+    plan_name: str, num_devices: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     model = build("gpt")
     with torch.autocast("cpu", BF16):
         plan = ss.Plan(ss.capture(model, example_inputs("gpt", 4)), devices=range(num_devices))
-    PLANS[plan_name](plan, **knobs)
+    PLANS[plan_name](plan, **options)
 
     def work(trainer: ss.Trainer) -> list[float]:
         optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
@@ -172,7 +172,7 @@ def test_plans_train_float32_weights_under_bfloat16_autocast(
     expected = []
     for seed in range(4):
         with torch.autocast("cpu", BF16):
-            loss = model(*example_inputs("gpt", 4 * knobs.get("microbatches", 1), seed=seed))
+            loss = model(*example_inputs("gpt", 4 * options.get("microbatches", 1), seed=seed))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

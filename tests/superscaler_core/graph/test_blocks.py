@@ -478,7 +478,7 @@ def test_explicit_embedding_replaces_the_detected_embedding_and_head() -> None:
     blocks = ss.find_blocks(graph_of("gpt"), embedding="position.weight")
     assert blocks.embedding.name == "position.weight"
     assert blocks.head == ()  # the head of the model scores the rows of another table
-    assert blocks.words == (blocks.dims.of("position.weight", 0),)
+    assert blocks.vocabulary == (blocks.dims.of("position.weight", 0),)
 
 
 def test_modules_compare_and_hash_by_value() -> None:

@@ -58,11 +58,11 @@ CASES = [
     case_of("recompute", dropout=0.1),
     case_of("pipedream", tied=True),
     *(replace(case_of(name), overlap=Overlap(duplex=True)) for name in ("megatron", "zero3")),
-    RoundRobin(knobs={"num_microbatches": 4}, sizes=SIZES["gpt"]),
+    RoundRobin(options={"num_microbatches": 4}, sizes=SIZES["gpt"]),
     RoundRobin(
         num_devices=4,
         replicas=(1, 2, 1),
-        knobs={"num_microbatches": 4},
+        options={"num_microbatches": 4},
         sizes={**SIZES["gpt"], "layers": 3},
     ),
 ]
@@ -197,7 +197,7 @@ def test_memory_of_forward_backward_pairs_is_no_less_than_a_step_takes(
 ) -> None:
     """The prediction assumes that both actions of a pair have their peaks at the same time."""
     pp = 2 if plan == "dualpipe" else 1
-    case = replace(case_of(plan, layers=4), knobs={"pp": pp, "tp": 2, "microbatches": 4})
+    case = replace(case_of(plan, layers=4), options={"pp": pp, "tp": 2, "microbatches": 4})
     case = replace(case, num_devices=2 * pp, overlap=Overlap(pairs=True))
     made = case.compiled()
     for rank, size in step_bytes(made, case, tmp_path).items():

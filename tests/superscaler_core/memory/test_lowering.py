@@ -31,9 +31,9 @@ def gpt(layers: int) -> ss.Graph:
     return ss.capture(model, (tokens, tokens))
 
 
-def compiled(name: str, num: int = 4, layers: int = 4, **knobs: Any) -> ss.Compiled:
+def compiled(name: str, num: int = 4, layers: int = 4, **options: Any) -> ss.Compiled:
     plan = ss.Plan(gpt(layers), range(num))
-    PLANS[name](plan, **knobs)
+    PLANS[name](plan, **options)
     return ss.compile(plan, master_dtype="float64")
 
 

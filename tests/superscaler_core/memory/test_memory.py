@@ -36,15 +36,15 @@ def graph_of(name: str = "gpt", dtype: str = "float32", **sizes: Any) -> Graph:
     return capture(model, models.example_inputs(name, BATCH, **sizes))
 
 
-def compiled(graph: Graph, plan_name: str, num_devices: int, **options: Any) -> Compiled:
-    knobs = options.pop("knobs", {})
+def compiled(graph: Graph, plan_name: str, num_devices: int, **how: Any) -> Compiled:
+    options = how.pop("options", {})
     plan = Plan(graph, range(num_devices))
     if plan_name == "single":
         for op in graph.ops:
             plan.op_assign(op, 0)
     else:
-        plans.PLANS[plan_name](plan, **knobs)
-    return compile(plan, **options)
+        plans.PLANS[plan_name](plan, **options)
+    return compile(plan, **how)
 
 
 # --- parameters ---------------------------------------------------------------------------------
@@ -207,8 +207,8 @@ def test_stages_hold_the_microbatches_of_their_schedule(
     num_microbatches: int,
 ) -> None:
     graph = graph_of(layers=4, **SMALL)
-    knobs = {"microbatches": num_microbatches}
-    made = compiled(graph, schedule, num_stages, knobs=knobs)
+    options = {"microbatches": num_microbatches}
+    made = compiled(graph, schedule, num_stages, options=options)
     for stage in range(num_stages):
         count = expected(num_stages, num_microbatches, stage)
         prints = footprints(made.materialized, stage)
@@ -268,16 +268,18 @@ def test_memory_error_names_device_sizes_tensors_and_a_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan_name, knob",
+    "plan_name, option",
     [
         ("single", r"Most of it is optimizer: .* ZeRO 1"),
         ("data_parallel", r"Most of it is buffers: reduce gradients in FSDP units"),
         ("zero3", r"Most of it is weights: cut weights over more devices"),
     ],
 )
-def test_suggested_remedy_depends_on_the_largest_kind_of_memory(plan_name: str, knob: str) -> None:
+def test_suggested_remedy_depends_on_the_largest_kind_of_memory(
+    plan_name: str, option: str
+) -> None:
     graph = graph_of("mlp", inputs=512, hidden=512)
-    with pytest.raises(DeviceMemoryError, match=knob):
+    with pytest.raises(DeviceMemoryError, match=option):
         compiled(graph, plan_name, 1 if plan_name == "single" else 4, memory_limit=1)
 
 

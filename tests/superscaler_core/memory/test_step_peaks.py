@@ -26,9 +26,9 @@ def graph_of(layers: int, **sizes: Any) -> Graph:
     return capture(model, models.example_inputs("gpt", BATCH, layers=layers, **sizes))
 
 
-def compiled(layers: int, name: str, knobs: dict[str, Any], **sizes: Any) -> Compiled:
+def compiled(layers: int, name: str, options: dict[str, Any], **sizes: Any) -> Compiled:
     plan = Plan(graph_of(layers, **sizes), range(2))
-    plans.PLANS[name](plan, **knobs)
+    plans.PLANS[name](plan, **options)
     return compile(plan)
 
 
@@ -42,23 +42,23 @@ PLANS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "knobs"), PLANS)
+@pytest.mark.parametrize(("name", "options"), PLANS)
 def test_largest_step_peak_equals_the_memory_of_the_device(
-    name: str, knobs: dict[str, Any]
+    name: str, options: dict[str, Any]
 ) -> None:
-    made = compiled(4, name, knobs, sequence=16)
+    made = compiled(4, name, options, sequence=16)
     peaks = {device: own.most_bytes for device, own in made.step_peaks.items()}
     assert peaks == {device: own.total_bytes for device, own in made.memory.items()}
 
 
-@pytest.mark.parametrize(("name", "knobs"), PLANS)
+@pytest.mark.parametrize(("name", "options"), PLANS)
 def test_peak_of_a_deep_model_is_extrapolated_from_two_short_ones(
-    name: str, knobs: dict[str, Any]
+    name: str, options: dict[str, Any]
 ) -> None:
     # With this large vocabulary, the ops after the blocks need most memory in a short model. In a
     # deep model, the blocks need most.
     sizes = {"sequence": 64, "vocabulary": 2048}
-    first, second, deep = (compiled(n, name, knobs, **sizes) for n in (6, 8, 32))
+    first, second, deep = (compiled(n, name, options, **sizes) for n in (6, 8, 32))
     for device, own in first.step_peaks.items():
         grown = own.grown(second.step_peaks[device], (32 - 6) // 2)
         assert grown == pytest.approx(deep.memory[device].total_bytes, rel=0.002)

@@ -8,7 +8,7 @@ from superscaler_core.front_end import capture
 from superscaler_core.graph.part import Part
 from superscaler_core.models import MODELS, build, config_of, example_inputs
 from superscaler_core.models.moe import top_gating
-from superscaler_core.models.recycling import last_turn
+from superscaler_core.models.recycling import last_pass
 from superscaler_core.run.evaluate import evaluate, run_part
 from tests.superscaler_core.parts import check_splits, values_of
 
@@ -51,7 +51,7 @@ def test_graph_computes_the_loss_and_gradients_of_the_model(name, preset, sizes)
     parameters = dict(model.named_parameters())
     given = inputs[: len(graph.batch_inputs)]
     found = evaluate(graph, given, parameters, turns=len(graph.recycled))
-    expected = last_turn(model, inputs, MODELS[name].recycled, len(graph.recycled))
+    expected = last_pass(model, inputs, MODELS[name].recycled, len(graph.recycled))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     grads = [torch.autograd.grad(y, list(parameters.values())) for y in (found, expected)]
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-14)

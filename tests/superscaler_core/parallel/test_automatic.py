@@ -76,13 +76,13 @@ def test_loss_under_the_searched_plan_equals_that_of_one_device() -> None:
     def step(parallel: ss.Parallel) -> float:
         return parallel.step(**example).item()
 
-    losses = on_threads(model, example, 4, step, plan=sprogram.function, knobs=sprogram.knobs)
+    losses = on_threads(model, example, 4, step, plan=sprogram.function, options=sprogram.options)
     assert list(losses.values()) == pytest.approx([model(**example).item()] * 4)
 
 
 def test_loss_that_mixes_samples_gets_a_plan_without_microbatches() -> None:
     module, given = model("pairs"), batch()
-    found = ss.parallelize(module, kwargs=given, plan="auto", knobs={"max_tried": 2})
+    found = ss.parallelize(module, kwargs=given, plan="auto", options={"max_tried": 2})
     assert found.compiled.plan.num_microbatches == 1
     assert found.step(**given).item() == pytest.approx(module(**given).item(), rel=1e-12)
 
@@ -93,7 +93,7 @@ def test_samples_of_a_ranks_own_need_a_named_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs, match",
+    "options, match",
     [
         ({"profile": "a1000"}, "there is no profile 'a1000'; there are .*a100"),
         ({"profile": 3}, "auto takes profile as a DeviceProfile or the name of one"),
@@ -102,9 +102,9 @@ def test_samples_of_a_ranks_own_need_a_named_plan() -> None:
         ({"max_tried": -1}, "auto takes max_tried as a number from 0, not -1"),
     ],
 )
-def test_options_that_are_not_known_raise_plan_error(knobs: dict[str, Any], match: str) -> None:
+def test_options_that_are_not_known_raise_plan_error(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ss.PlanError, match=match):
-        ss.parallelize(CASE.new_model(), CASE.inputs(0), plan="auto", knobs=knobs)
+        ss.parallelize(CASE.new_model(), CASE.inputs(0), plan="auto", options=options)
 
 
 def test_profile_may_be_the_name_of_a_preset() -> None:

@@ -60,7 +60,7 @@ SHAPES = [(8, 6), (8, 6), (3, 6), (8, 5), (4, 6), (1, 6), (6, 6), (3, 6)]
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("case", PLANS)
 def test_batches_of_any_shape_train_as_on_one_device(case: str, num_ranks: int) -> None:
-    plan, knobs = PLANS[case]
+    plan, options = PLANS[case]
 
     def work(parallel: ss.Parallel) -> tuple[Tensor, dict[str, Tensor], Any]:
         optimizer = adamw(parallel.parameters())
@@ -72,7 +72,7 @@ def test_batches_of_any_shape_train_as_on_one_device(case: str, num_ranks: int) 
         return torch.stack(losses), parallel.state_dict(), parallel.evaluate(**named(3, 9))
 
     found = on_threads(
-        words(), named(*SHAPES[0]), num_ranks, work, plan=plan, knobs=knobs, results=("logits",)
+        words(), named(*SHAPES[0]), num_ranks, work, plan=plan, options=options, results=("logits",)
     )
     model = words()
     optimizer = adamw(model.parameters())
@@ -317,9 +317,9 @@ def test_gradients_of_several_steps_add_up() -> None:
 def test_step_does_not_depend_on_a_failed_step_before_it(plan: str) -> None:
     model = words()
     model.layers[0].insert(1, nn.BatchNorm1d(6).double())
-    knobs = {} if plan == "swap" else {"microbatches": 4}
+    options = {} if plan == "swap" else {"microbatches": 4}
     failed, fresh = (
-        ss.parallelize(model, kwargs=named(8), plan=plan, knobs=knobs) for _ in range(2)
+        ss.parallelize(model, kwargs=named(8), plan=plan, options=options) for _ in range(2)
     )
     bad = named(8, 1)
     bad["labels"][-1, 0] = WORDS
@@ -459,8 +459,8 @@ def test_results_are_joined_along_the_dim_of_the_samples(plan: str, microbatches
     def work(parallel: ss.Parallel) -> Mapping[str, Tensor]:
         return parallel.evaluate(x=x).results
 
-    knobs = {"microbatches": microbatches} if plan == "accumulate" else {}
-    found = on_threads(model, {"x": x}, 1, work, plan=plan, knobs=knobs, results=("states",))
+    options = {"microbatches": microbatches} if plan == "accumulate" else {}
+    found = on_threads(model, {"x": x}, 1, work, plan=plan, options=options, results=("states",))
     torch.testing.assert_close(found[0]["states"], model(x)["states"], rtol=1e-12, atol=0)
 
 
@@ -516,23 +516,23 @@ def test_plan_may_be_a_function() -> None:
         return parallel.step(**named(4)).item()
 
     wanted = words()(**named(4))["loss"].item()
-    found = on_threads(words(), named(4), 2, work, plan=mine, knobs={"width": 2})
+    found = on_threads(words(), named(4), 2, work, plan=mine, options={"width": 2})
     assert list(found.values()) == pytest.approx([wanted] * 2, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    "plan, knobs, message",
+    "plan, options, message",
     [
         ("megatrom", {}, "there is no plan 'megatrom'; .* Is it megatron"),
         ("hybrid", {"dp": 2}, "hybrid takes no dp; it takes tp, pp, microbatches"),
         ("data_parallel", {"tp": 2}, "data_parallel takes no tp; it takes nothing"),
     ],
 )
-def test_unknown_plans_and_knobs_raise_plan_error(
-    plan: str, knobs: Mapping[str, Any], message: str
+def test_unknown_plans_and_options_raise_plan_error(
+    plan: str, options: Mapping[str, Any], message: str
 ) -> None:
     with pytest.raises(ss.PlanError, match=message):
-        SProgram.of(plan, knobs)
+        SProgram.of(plan, options)
 
 
 def test_example_batch_not_divisible_by_microbatches_raises_plan_error() -> None:

@@ -17,9 +17,9 @@ from tests.superscaler_core.parallel.small_nets import batch, net
     [
         ({"dtype": torch.int8}, "dtype 'int8' is not known"),
         ({"batch": "local"}, "batch takes an ss.Batch, such as"),
-        ({"plan": "gpipe", "knobs": {"microbatches": 0}}, "gpipe takes at least one microbatch"),
-        ({"plan": "hybrid", "knobs": {"tp": "two"}}, "hybrid:tp=two: expected a whole number"),
-        ({"plan": "stages", "knobs": {"profile": "a1000"}}, "stages:profile=a1000: expected one"),
+        ({"plan": "gpipe", "options": {"microbatches": 0}}, "gpipe takes at least one microbatch"),
+        ({"plan": "hybrid", "options": {"tp": "two"}}, "hybrid:tp=two: expected a whole number"),
+        ({"plan": "stages", "options": {"profile": "a1000"}}, "stages:profile=a1000: expected one"),
     ],
 )
 def test_values_that_are_not_known_raise_plan_error(options: dict[str, Any], match: str) -> None:
@@ -27,9 +27,9 @@ def test_values_that_are_not_known_raise_plan_error(options: dict[str, Any], mat
         ss.parallelize(net(), kwargs={"x": batch()}, **options)
 
 
-def test_knob_given_as_a_text_is_read_as_in_the_text_of_the_plan() -> None:
+def test_option_given_as_a_text_is_read_as_in_the_text_of_the_plan() -> None:
     texts = SProgram.of("hybrid", {"tp": "2", "sizes": "3,1", "keep": "block_inputs"})
-    assert texts.knobs == SProgram.of("hybrid:tp=2,sizes=3,1,keep=block_inputs").knobs
+    assert texts.options == SProgram.of("hybrid:tp=2,sizes=3,1,keep=block_inputs").options
 
 
 @pytest.mark.parametrize(

@@ -39,15 +39,15 @@ def on_threads(
     work: Callable[[ss.Parallel], T],
     *,
     plan: str | Callable[..., None] = "data_parallel",
-    knobs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     batch: ss.Batch | None = None,
     results: tuple[str | int, ...] = (),
-    **options: Any,
+    **how: Any,
 ) -> dict[int, T]:
     """Run ``work(parallelize(model, kwargs=example, ...))`` on every rank; results by rank."""
     programs = ProgramsOfThreads(
-        model, SProgram.of(plan, knobs), num_ranks, batch=batch, results=results
+        model, SProgram.of(plan, options), num_ranks, batch=batch, results=results
     )
     call = programs.call((), example)
     ranks = range(num_ranks)
-    return in_threads(lambda there: work(ss.Parallel(programs, call, there, **options)), ranks)
+    return in_threads(lambda there: work(ss.Parallel(programs, call, there, **how)), ranks)

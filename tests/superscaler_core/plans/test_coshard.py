@@ -71,7 +71,7 @@ def moving(transfers: Iterable[Transfer]) -> Counter[Transfer]:
 )
 def test_co_shard_does_not_change_the_transfers_of_a_plan(case: Case) -> None:
     plain, shared = (
-        replace(case, knobs={**case.knobs, **more}).compiled() for more in ({"parts": 1}, {})
+        replace(case, options={**case.options, **more}).compiled() for more in ({"parts": 1}, {})
     )
     for sub_transfers in (forward, backward, fetches, reductions):
         assert moving(sub_transfers(shared)) == moving(sub_transfers(plain))
@@ -106,7 +106,7 @@ def turns(made: Compiled, device: int) -> list[tuple[str, int]]:
 )
 def test_device_finishes_one_part_before_it_starts_the_next(case: Case) -> None:
     made = case.compiled()
-    numbers = range(case.knobs["parts"])
+    numbers = range(case.options["parts"])
     expected = [(f"layers.0.{module}", i) for module in ("attn", "mlp") for i in numbers]
     for device in range(case.num_devices):
         assert turns(made, device) == expected
@@ -123,10 +123,10 @@ def test_blocks_may_be_selected_by_their_modules() -> None:
     said = Case("coshard", 1, {"blocks": ss.Modules("layers.1.attn")}, sizes=sizes)
     assert (
         said.compiled().plan.decisions
-        == replace(said, knobs={"blocks": (1,)}).compiled().plan.decisions
+        == replace(said, options={"blocks": (1,)}).compiled().plan.decisions
     )
     with pytest.raises(ss.PlanError, match=r"blocks=h\.\*: none of the 3 blocks has such modules"):
-        replace(said, knobs={"blocks": ss.Modules("h.*")}).compiled()
+        replace(said, options={"blocks": ss.Modules("h.*")}).compiled()
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -198,11 +198,11 @@ def test_invalid_counts_raise_schedule_error(counts: tuple[int, ...], words: str
 # --- the plan -----------------------------------------------------------------------------------
 
 
-def case(num_devices: int, *, layers: int = 2, **knobs: object) -> Case:
+def case(num_devices: int, *, layers: int = 2, **options: object) -> Case:
     """The plan on an mBART with ``layers`` layers on each side."""
     sizes = {"layers": layers, "heads": 8}
-    knobs = {"microbatches": 2, **knobs}
-    return Case("interlaced", num_devices, knobs, model="mbart", sizes=sizes, batch=2)
+    options = {"microbatches": 2, **options}
+    return Case("interlaced", num_devices, options, model="mbart", sizes=sizes, batch=2)
 
 
 @pytest.mark.parametrize("made", [case(2), case(4), case(8, tp=2), case(8, layers=4)], ids=str)
@@ -246,10 +246,10 @@ def test_recomputation_reduces_activation_memory() -> None:
 
 def test_interlaced_plan_has_the_dropout_masks_of_one_device(tmp_path: Path) -> None:
     sizes = {"dropout": 0.3, "layers": 1, "target_sequence": 4}
-    knobs = {"microbatches": 3}
+    options = {"microbatches": 3}
     found = []
     for name, num in (("accumulate", 1), ("interlaced", 2)):
-        one = Case(name, num, knobs, model="mbart", sizes=sizes, batch=2)
+        one = Case(name, num, options, model="mbart", sizes=sizes, batch=2)
         one.compiled().save(tmp_path / name)
         start = one.new_model().state_dict()
         ranks = ss.run_threads(

@@ -19,10 +19,10 @@ LEVELS = tuple(Keep)
 SIZES = {"layers": 4, "sequence": 64, "width": 32, "fused": False}
 
 
-def case(keep: Keep, **knobs: object) -> Case:
+def case(keep: Keep, **options: object) -> Case:
     """Two stages of two blocks, each on two tensor parallel devices."""
-    knobs = {"tp": 2, "pp": 2, "microbatches": 2, "keep": keep, **knobs}
-    return Case("hybrid", 4, knobs, sizes=SIZES, batch=2)
+    options = {"tp": 2, "pp": 2, "microbatches": 2, "keep": keep, **options}
+    return Case("hybrid", 4, options, sizes=SIZES, batch=2)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""nF1B: turns without gradient between the forwards and backwards of 1F1B."""
+"""nF1B: recycling passes between the forwards and backwards of 1F1B."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superscaler_core.schedules import Schedule, ScheduleError, nf1b, one_f_one_
 from tests.superscaler_core.training import Case, train_alone
 
 COUNTS = [(d, d + more, r) for d, more, r in product((1, 2, 3, 5, 8), (0, 1, 6), (0, 1, 2, 4))]
-"""Stages, microbatches and turns; there are no fewer microbatches than stages."""
+"""Stages, microbatches and passes; there are no fewer microbatches than stages."""
 
 
 # --- the schedule -------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_recycled_tensors_go_from_last_to_first_stage_once_per_turn() -> None:
     edges = {event.name: made.materialized.edge(event.name) for event in sent}
     back = [e for e in sent if edges[e.name].recycles is not None]
     assert {(edges[e.name].src_stage, edges[e.name].dst_stage) for e in back} == {(1, 0)}
-    assert len(back) == 2 * 4 * 3  # alignment and pairs, turns, microbatches
+    assert len(back) == 2 * 4 * 3  # alignment and pairs, passes, microbatches
     onward = [e for e in sent if edges[e.name].recycles is None]
     assert len([e for e in onward if not e.is_back]) == 2 * (4 + 1) * 3
     assert len([e for e in onward if e.is_back]) == 2 * 3
@@ -95,18 +95,18 @@ def test_recycled_tensors_go_from_last_to_first_stage_once_per_turn() -> None:
 
 def test_turns_without_gradient_keep_no_activations() -> None:
     once, often = (
-        Case("nf1b", 2, {"microbatches": 2, "recycle": turns}, model="evoformer").compiled()
-        for turns in (0, 3)
+        Case("nf1b", 2, {"microbatches": 2, "recycle": passes}, model="evoformer").compiled()
+        for passes in (0, 3)
     )
     kept = [[m.activations_bytes for m in made.memory.values()] for made in (once, often)]
     assert kept[0] == kept[1]
 
 
 def test_different_numbers_of_turns_give_different_losses() -> None:
-    """Other tests can therefore detect a plan that runs one turn too few."""
+    """Other tests can therefore detect a plan that runs one pass too few."""
     losses = {
-        turns: train_alone(Case("nf1b", 1, {"recycle": turns}, model="evoformer"), 2).losses
-        for turns in (0, 1, 2)
+        passes: train_alone(Case("nf1b", 1, {"recycle": passes}, model="evoformer"), 2).losses
+        for passes in (0, 1, 2)
     }
     assert len(set(losses.values())) == 3
 

@@ -44,7 +44,7 @@ TRANSLATION = {"task": "translation"}
 SWITCH = {"top": 1, "capacity_factor": 1.25}
 
 # In tests/dist/test_superscaler.py every plan trains one model on processes. These cases have other
-# models and knobs, and numbers of devices that do not divide the sizes.
+# models and options, and numbers of devices that do not divide the sizes.
 CASES = [
     Case("data_parallel", 3),
     Case("data_parallel", 2, model="wide_resnet"),
@@ -209,10 +209,10 @@ DROPOUT = {"dropout": 0.3}
 def test_every_plan_has_the_dropout_masks_of_one_device(case: Case, tmp_path: Path) -> None:
     num_microbatches = case.compiled().plan.num_microbatches
     single = replace(
-        case, plan="accumulate", num_devices=1, knobs={"microbatches": num_microbatches}
+        case, plan="accumulate", num_devices=1, options={"microbatches": num_microbatches}
     )
     if case.recycle:
-        single = replace(single, plan="nf1b", knobs={**single.knobs, "recycle": case.recycle})
+        single = replace(single, plan="nf1b", options={**single.options, "recycle": case.recycle})
     start = case.new_model().state_dict()
     (alone,) = trained(single, tmp_path / "single", start)
     assert alone.losses != train_alone(case, num_microbatches).losses  # torch draws other masks
@@ -231,7 +231,7 @@ def test_no_plan_notes_a_change_of_the_computed_function(name: str) -> None:
     assert Case(name, 2, model=model, sizes=sizes).compiled().plan.notes == []
 
 
-def test_documentation_table_lists_every_plan_with_its_knobs() -> None:
+def test_documentation_table_lists_every_plan_with_its_options() -> None:
     page = (Path(__file__).parents[3] / "docs/plans.md").read_text()
     cells = [line.split("|")[1:6] for line in page.splitlines() if line.startswith("| [")]
     found = {re.findall(r"\w+", row[0])[0]: re.findall(r"\w+", row[4]) for row in cells}

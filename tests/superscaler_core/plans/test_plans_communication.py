@@ -162,7 +162,7 @@ def test_zero_has_the_communication_volume_of_the_paper(
     # Weights are gathered once per step, or under ZeRO 3 in each window's forward and backward.
     text = made.files[0]
     windows = {use.unit for use in made.materialized.weights.uses if use.is_fetched}
-    assert text.count("run.gather(") == gathers * len(windows)
+    assert text.count("run.unshard(") == gathers * len(windows)
     volume = gathers * sent_bytes(fetches(made)) + sent_bytes(reductions(made))
     assert volume == share * all_reduce_bytes(weights)
 
@@ -176,8 +176,8 @@ def test_zero_stores_every_element_on_one_device(name: str) -> None:
 
 
 def test_zero1_in_stages_stores_shared_weights_in_pieces() -> None:
-    knobs = {"tp": 2, "pp": 2, "zero1": True}
-    made = Case("hybrid", 8, knobs, sizes={"layers": 2}).compiled()
+    options = {"tp": 2, "pp": 2, "zero1": True}
+    made = Case("hybrid", 8, options, sizes={"layers": 2}).compiled()
     storage = made.materialized.weights.storage
     cut = storage[made.plan.graph.parameter("layers.1.mlp.up.weight")]
     shared = storage[made.plan.graph.parameter("layers.1.norm2.weight")]
@@ -297,9 +297,9 @@ def test_spatial_sends_exactly_the_halos_of_the_windows(num: int, rows: int, col
 def test_interlaced_gathers_embeddings_for_readers_and_scatters_their_gradients(
     num: int, tp: int, rows: bool
 ) -> None:
-    knobs = {"tp": tp, "microbatches": 2, "rows": rows}
+    options = {"tp": tp, "microbatches": 2, "rows": rows}
     sizes = {"layers": 4, "heads": 8, "target_sequence": 8}
-    made = Case("interlaced", num, knobs, model="mbart", sizes=sizes).compiled()
+    made = Case("interlaced", num, options, model="mbart", sizes=sizes).compiled()
     hidden = 4 * 8 * 16 * 8  # batch, sequence, width, bytes of a float64
     looked_up = [e for e in made.materialized.edges.all if e.tensor.name.startswith("embed.")]
     assert len(looked_up) == 2

@@ -163,14 +163,14 @@ def by_number(plan: ss.Plan) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("model", "name", "knobs"), CASES)
+@pytest.mark.parametrize(("model", "name", "options"), CASES)
 def test_decisions_do_not_depend_on_module_names(
-    model: str, name: str, knobs: dict[str, object]
+    model: str, name: str, options: dict[str, object]
 ) -> None:
     found = []
     for change in (lambda module: module, renamed):
         plan = ss.Plan(captured(model, change), range(4))
-        PLANS[name](plan, **knobs)
+        PLANS[name](plan, **options)
         found.append(by_number(plan))
     assert len(found[0][0]) > 10
     assert found[0] == found[1]

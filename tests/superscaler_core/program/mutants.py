@@ -271,7 +271,7 @@ def _microbatch(event: Event, rng: random.Random) -> Event | None:
 def _kind(event: Event, rng: random.Random) -> Event | None:
     if not isinstance(event, Action):
         return None
-    kind = rng.choice([kind for kind in ActionKind if kind is not ActionKind.TURN])
+    kind = rng.choice([kind for kind in ActionKind if kind is not ActionKind.RECYCLE])
     return Action(kind, event.stage, event.microbatch)
 
 

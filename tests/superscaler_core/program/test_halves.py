@@ -166,7 +166,7 @@ def test_separate_recomputation_of_only_some_microbatches_raises_order_error() -
 
 def program() -> StepProgram:
     return (
-        Case("hybrid", 4, TP.knobs | {"keep": Keep.SEGMENT_INPUTS}, rewrite="halves-apart")
+        Case("hybrid", 4, TP.options | {"keep": Keep.SEGMENT_INPUTS}, rewrite="halves-apart")
         .compiled()
         .step_program
     )
@@ -236,7 +236,7 @@ def test_program_without_recomputation_events_is_valid() -> None:
 
 
 def test_missing_rerun_of_a_span_raises_plan_error() -> None:
-    case = Case("hybrid", 4, TP.knobs | {"keep": Keep.BLOCK_INPUTS}, rewrite="apart")
+    case = Case("hybrid", 4, TP.options | {"keep": Keep.BLOCK_INPUTS}, rewrite="apart")
     made = case.compiled().step_program
     left = tuple(e for e in made.events if not is_kind(e, ActionKind.RECOMPUTE))
     with pytest.raises(PlanError, match=r"kept:.*: no forward has kept it"):

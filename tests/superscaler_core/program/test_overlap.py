@@ -52,9 +52,9 @@ def test_plans_with_overlap_train_the_same_weights_as_one_device(
 
 
 def program_of(
-    overlap: ss.Overlap, plan: str = "zero3", sizes: dict[str, int] | None = None, **knobs: object
+    overlap: ss.Overlap, plan: str = "zero3", sizes: dict[str, int] | None = None, **options: object
 ) -> StepProgram:
-    return Case(plan, 2, knobs, sizes=sizes or {}, overlap=overlap).compiled().step_program
+    return Case(plan, 2, options, sizes=sizes or {}, overlap=overlap).compiled().step_program
 
 
 def places(block: tuple[StepInstruction, ...], kind: Verb, phase: Phase) -> list[int]:

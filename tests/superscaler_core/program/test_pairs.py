@@ -26,7 +26,7 @@ OVERLAPPED = [
     Case("dualpipe", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes={**GPT, "dropout": 0.0}),
 ]
 OVERLAPPED = [replace(case, overlap=PAIRS, num_steps=2) for case in OVERLAPPED]
-LARGE = replace(OVERLAPPED[1], num_devices=8, knobs={"pp": 4, "tp": 2, "microbatches": 8})
+LARGE = replace(OVERLAPPED[1], num_devices=8, options={"pp": 4, "tp": 2, "microbatches": 8})
 OTHERS = ss.Overlap(prefetch=1, reductions=True, moves=True, pairs=True, bucket_bytes=1 << 12)
 MORE = [LARGE, replace(OVERLAPPED[1], overlap=OTHERS), replace(OVERLAPPED[2], overlap=OTHERS)]
 

@@ -22,7 +22,7 @@ from tests.superscaler_core.training import Case, RoundRobin, errors_on_threads
 DEEP = {"layers": 4}
 TWO_WAYS = Case("chimera", 4, {"pp": 2, "tp": 2, "microbatches": 4})
 CHIMERA = Case("chimera", 4, sizes=DEEP)
-REPLICATED = RoundRobin(knobs={"num_microbatches": 3})
+REPLICATED = RoundRobin(options={"num_microbatches": 3})
 
 
 @pytest.mark.parametrize("name", ["hybrid", "interleaved", "zero3"])
@@ -88,9 +88,9 @@ def test_gradients_of_both_routes_are_summed_once_per_step() -> None:
 @pytest.mark.parametrize("zero1", [False, True])
 def test_devices_hold_the_weights_of_two_stages(zero1: bool) -> None:
     """Twice those of 1F1B. With ZeRO 1 the optimizer has as much as in 1F1B."""
-    knobs = {"microbatches": 4}
-    straight = Case("one_f_one_b", 4, knobs, sizes=DEEP).compiled()
-    both = Case("chimera", 4, {**knobs, "zero1": zero1}, sizes=DEEP).compiled()
+    options = {"microbatches": 4}
+    straight = Case("one_f_one_b", 4, options, sizes=DEEP).compiled()
+    both = Case("chimera", 4, {**options, "zero1": zero1}, sizes=DEEP).compiled()
     once, twice = (
         [StoredMemory(one.materialized, None).trained_bytes(d) for d in range(4)]
         for one in (straight, both)
@@ -121,10 +121,10 @@ def test_stage_on_one_worker_for_two_routes_has_its_weights_once() -> None:
     "case",
     [
         REPLICATED,
-        RoundRobin(knobs={"num_microbatches": 4}, model="mlp", sizes=DEEP, optimizer="adamw"),
-        RoundRobin(num_devices=4, replicas=(1, 2, 1), knobs={"num_microbatches": 5}, sizes=DEEP),
-        RoundRobin(num_devices=5, replicas=(3, 2), knobs={"num_microbatches": 6}, model="mlp"),
-        RoundRobin(knobs={"num_microbatches": 2}, sizes={"tied": True, "layers": 2}),
+        RoundRobin(options={"num_microbatches": 4}, model="mlp", sizes=DEEP, optimizer="adamw"),
+        RoundRobin(num_devices=4, replicas=(1, 2, 1), options={"num_microbatches": 5}, sizes=DEEP),
+        RoundRobin(num_devices=5, replicas=(3, 2), options={"num_microbatches": 6}, model="mlp"),
+        RoundRobin(options={"num_microbatches": 2}, sizes={"tied": True, "layers": 2}),
     ],
     ids=str,
 )
@@ -164,7 +164,7 @@ def saving(plan: ss.Plan, what: str) -> None:
 def test_decisions_about_a_stage_apply_to_all_its_workers(
     what: str, overlap: bool, tmp_path: Path
 ) -> None:
-    plan = replace(TWO_WAYS, knobs={**TWO_WAYS.knobs, "zero1": True}).planned()
+    plan = replace(TWO_WAYS, options={**TWO_WAYS.options, "zero1": True}).planned()
     saving(plan, what)
     if overlap:
         plan.overlap = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
@@ -183,7 +183,7 @@ def test_decisions_about_a_stage_apply_to_all_its_workers(
         def planned(self) -> ss.Plan:
             return plan
 
-    case = Planned(TWO_WAYS.plan, 4, TWO_WAYS.knobs)
+    case = Planned(TWO_WAYS.plan, 4, TWO_WAYS.options)
     assert max(errors_on_threads(case, tmp_path)) < 1e-12
 
 

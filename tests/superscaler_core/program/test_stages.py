@@ -21,9 +21,9 @@ def graph() -> ss.Graph:
     return ss.capture(GPT(config), (tokens, tokens))
 
 
-def plan_of(graph: ss.Graph, **knobs: int) -> ss.Plan:
+def plan_of(graph: ss.Graph, **options: int) -> ss.Plan:
     plan = ss.Plan(graph, range(4))
-    PLANS["hybrid"](plan, **{"tp": 2, "pp": 2, "microbatches": 2, **knobs})
+    PLANS["hybrid"](plan, **{"tp": 2, "pp": 2, "microbatches": 2, **options})
     return plan
 
 

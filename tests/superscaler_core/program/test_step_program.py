@@ -41,8 +41,8 @@ CASES = [
     *OTHER_CASES[::3],
     Case("chimera", 4, {"pp": 2, "tp": 2, "zero1": True}),
     Case("chimera", 4, {"microbatches": 8}, sizes={"layers": 4, "tied": True}),
-    RoundRobin(knobs={"num_microbatches": 3}),
-    RoundRobin(num_devices=4, replicas=(1, 2, 1), knobs={"num_microbatches": 4}, model="mlp"),
+    RoundRobin(options={"num_microbatches": 3}),
+    RoundRobin(num_devices=4, replicas=(1, 2, 1), options={"num_microbatches": 4}, model="mlp"),
 ]
 OVERLAP = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
 OVERLAPPING = [

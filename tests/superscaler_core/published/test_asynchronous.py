@@ -111,7 +111,7 @@ def test_asynchronous_updates_equal_those_of_a_loop_with_the_same_delays(
 ) -> None:
     compiled, found = on_threads(case, tmp_path)
     assert off(found, delayed(case, compiled.plan)) == []
-    assert len(off(found, train_alone(case, case.knobs["microbatches"]))) == case.num_devices
+    assert len(off(found, train_alone(case, case.options["microbatches"]))) == case.num_devices
 
 
 # --- PipeMare: formulas from memory, not checked against the paper -----------------------------
@@ -151,7 +151,7 @@ def test_pipemare_rescales_learning_rates_and_corrects_the_weights_of_backwards(
 def test_asynchronous_training_resumes_after_a_synchronous_warm_up(tmp_path: Path) -> None:
     """T3: another program trains the first steps, and its checkpoint is loaded."""
     warm = Case("one_f_one_b", 4, {"microbatches": 4}, **MLP, optimizer="plain")
-    mare = Case("pipemare", 4, MARE.knobs, **MLP, optimizer="plain")
+    mare = Case("pipemare", 4, MARE.options, **MLP, optimizer="plain")
     warm.compiled().save(tmp_path / "warm")
     compiled, state = mare.compiled(), warm.new_model().state_dict()
     compiled.save(tmp_path / "mare")

@@ -22,10 +22,10 @@ from tests.superscaler_core.training import Case
 EIGHTS = {"sequences": 8, "residues": 16}
 
 
-def dap(num_devices: int, **knobs: object) -> ss.Compiled:
-    layers = knobs.pop("layers", 1)
+def dap(num_devices: int, **options: object) -> ss.Compiled:
+    layers = options.pop("layers", 1)
     sizes = {**EIGHTS, "layers": layers}
-    return Case("dap", num_devices, knobs, model="evoformer", sizes=sizes).compiled()
+    return Case("dap", num_devices, options, model="evoformer", sizes=sizes).compiled()
 
 
 def edges_by(made: ss.Compiled, kind: str) -> list[Edge]:

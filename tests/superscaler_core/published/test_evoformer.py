@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.models import build, config_of, example_inputs
-from superscaler_core.models.recycling import last_turn
+from superscaler_core.models.recycling import last_pass
 from superscaler_core.published.alphafold2 import evoformer
 from superscaler_core.published.alphafold2.evoformer import (
     RECYCLED,
@@ -135,8 +135,8 @@ def test_recycling_starts_from_zeros_and_trains_the_last_turn() -> None:
         _, *before = (x.detach() for x in model(msa, pair, target, *before))
     loss = model(msa, pair, target, *before)[0]
     zeros = [torch.zeros_like(x) for x in (msa, pair)]
-    found = last_turn(model, [msa, pair, target, *zeros], RECYCLED, 2)
-    assert found == loss != last_turn(model, [msa, pair, target, *zeros], RECYCLED, 1)
+    found = last_pass(model, [msa, pair, target, *zeros], RECYCLED, 2)
+    assert found == loss != last_pass(model, [msa, pair, target, *zeros], RECYCLED, 1)
     parameters = list(model.parameters())
     torch.testing.assert_close(
         torch.autograd.grad(found, parameters), torch.autograd.grad(loss, parameters)

@@ -74,13 +74,13 @@ def test_no_transfer_of_swin_takes_longer_than_its_lower_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num", "knobs", "sides"),
+    ("num", "options", "sides"),
     [(4, {}, (2, 2)), (8, {}, (4, 2)), (8, {"x": 2}, (2, 4)), (8, {"y": 1}, (8, 1))],
 )
 def test_default_mesh_is_as_square_as_possible(
-    num: int, knobs: dict[str, int], sides: tuple[int, int]
+    num: int, options: dict[str, int], sides: tuple[int, int]
 ) -> None:
-    case = Case("mesh_2d", num, knobs, sizes={"heads": 8, "layers": 1}, batch=8)
+    case = Case("mesh_2d", num, options, sizes={"heads": 8, "layers": 1}, batch=8)
     plan = case.compiled().plan
     linear = next(op for op in plan.graph.ops if op.name == "layers.0.attn.q:linear")
     cuts = [{part.range(i) for part in plan.parts(linear)} for i in ("n", "k")]

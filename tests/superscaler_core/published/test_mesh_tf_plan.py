@@ -45,8 +45,8 @@ def test_layout_with_two_sides_for_one_dim_is_rejected() -> None:
 
 
 def case(layout: str, mesh: str, num: int = 4, **more: object) -> Case:
-    knobs = {"layout": MeshLayout.parse(layout), "mesh": Mesh.parse(mesh)}
-    return Case("mesh_tf", num, knobs, **more)  # type: ignore[arg-type]
+    options = {"layout": MeshLayout.parse(layout), "mesh": Mesh.parse(mesh)}
+    return Case("mesh_tf", num, options, **more)  # type: ignore[arg-type]
 
 
 CASES = [
@@ -82,8 +82,8 @@ def test_plan_text_contains_layout_and_mesh() -> None:
     text = "mesh_tf:layout=hidden:cols;batch:rows,mesh=rows:2;cols:2"
     sprogram = SProgram.of(text)
     assert sprogram.function is PLANS["mesh_tf"]
-    knobs = ",".join(f"{name}={value}" for name, value in sprogram.knobs.items())
-    assert knobs == "layout=batch:rows;hidden:cols,mesh=rows:2,cols:2"
+    options = ",".join(f"{name}={value}" for name, value in sprogram.options.items())
+    assert options == "layout=batch:rows;hidden:cols,mesh=rows:2,cols:2"
 
 
 @pytest.mark.parametrize(

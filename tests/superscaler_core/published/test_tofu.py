@@ -128,7 +128,7 @@ class Halved(Case):
 
     def planned(self) -> ss.Plan:
         plan = ss.Plan(self._graph(), range(self.num_devices))
-        tofu(plan, **self.knobs)
+        tofu(plan, **self.options)
         return plan
 
 
@@ -136,7 +136,7 @@ CASES = [
     Halved(num_devices=2, optimizer="adamw"),
     Halved(sizes={"tied": True}),
     Halved(model="moe", optimizer="adamw"),
-    Halved(model="mlp", knobs={"microbatches": 2}),
+    Halved(model="mlp", options={"microbatches": 2}),
     Halved(model="wide_resnet"),
 ]
 

@@ -34,14 +34,14 @@ def graph_of(name: str, layers: int = 2) -> Graph:
     return capture(model, models.example_inputs(name, 4, layers=layers))
 
 
-def planned(name: str, plan_name: str, num_devices: int, layers: int = 2, **knobs: Any) -> Plan:
+def planned(name: str, plan_name: str, num_devices: int, layers: int = 2, **options: Any) -> Plan:
     plan = Plan(graph_of(name, layers), range(num_devices))
-    plans.PLANS[plan_name](plan, **knobs)
+    plans.PLANS[plan_name](plan, **options)
     return plan
 
 
-def compiled(*args: Any, **knobs: Any) -> Compiled:
-    return compile(planned(*args, **knobs))
+def compiled(*args: Any, **options: Any) -> Compiled:
+    return compile(planned(*args, **options))
 
 
 CASES = [
@@ -59,17 +59,17 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("name, plan_name, num_devices, knobs", CASES)
+@pytest.mark.parametrize("name, plan_name, num_devices, options", CASES)
 @pytest.mark.parametrize("master", [None, torch.float64])
 def test_reported_bytes_equal_the_bytes_that_ranks_send(
     name: str,
     plan_name: str,
     num_devices: int,
-    knobs: dict[str, Any],
+    options: dict[str, Any],
     master: torch.dtype | None,
     tmp_path: Path,
 ) -> None:
-    plan = planned(name, plan_name, num_devices, **knobs)
+    plan = planned(name, plan_name, num_devices, **options)
     made = compile(plan, master_dtype=None if master is None else "float64")
     assert made.report().sent_bytes == moved_bytes(made, name, tmp_path, master)
 
@@ -102,11 +102,11 @@ def test_reported_bytes_equal_sent_bytes_with_a_window_in_two_stages(
     assert made.report().sent_bytes == moved_bytes(made, "gpt", tmp_path)
 
 
-@pytest.mark.parametrize("name, plan_name, num_devices, knobs", CASES)
+@pytest.mark.parametrize("name, plan_name, num_devices, options", CASES)
 def test_lines_of_the_report_fit_in_100_columns(
-    name: str, plan_name: str, num_devices: int, knobs: dict[str, Any]
+    name: str, plan_name: str, num_devices: int, options: dict[str, Any]
 ) -> None:
-    made = compiled(name, plan_name, num_devices, **knobs)
+    made = compiled(name, plan_name, num_devices, **options)
     texts = [str(made.report()), explain_ops(made.plan)]
     assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
 

@@ -99,8 +99,8 @@ PLAN = {"megatron": 2, "zero3": 3, "data_parallel": 2, "hybrid": 4}
 @pytest.mark.parametrize("seed", range(5))
 def test_training_equals_that_on_a_single_device(seed: int, plan_name: str, tmp_path: Path) -> None:
     plan = ss.Plan(ss.capture(model_of(seed), (batch(),)), range(PLAN[plan_name]))
-    knobs = {"tp": 2, "pp": 1, "microbatches": 1, "zero1": True} if plan_name == "hybrid" else {}
-    PLANS[plan_name](plan, **knobs)
+    options = {"tp": 2, "pp": 1, "microbatches": 1, "zero1": True} if plan_name == "hybrid" else {}
+    PLANS[plan_name](plan, **options)
 
     def work(trainer: ss.Trainer) -> dict[str, Tensor]:
         optimizer = torch.optim.SGD(trainer.parameters(), lr=0.1, momentum=0.9)

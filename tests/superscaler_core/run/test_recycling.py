@@ -1,4 +1,4 @@
-"""Recycling: a result of one turn is an input of the next, and the last turn is trained."""
+"""Recycling: a result of one pass is an input of the next, and the last pass is trained."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def graph_of(model: nn.Module, results: tuple[int, ...] = ()) -> ss.Graph:
     return ss.capture(model, (x, torch.zeros_like(x)), recycled={"before": 1}, results=results)
 
 
-def schedule(num_stages: int, turns: int) -> Schedule:
-    """All turns of all microbatches, then all forwards, then all backwards."""
+def schedule(num_stages: int, passes: int) -> Schedule:
+    """All passes of all microbatches, then all forwards, then all backwards."""
     rows = [
         (
-            *(Action("f", s, mb, t) for t in range(turns) for mb in range(MICROBATCHES)),
+            *(Action("f", s, mb, t) for t in range(passes) for mb in range(MICROBATCHES)),
             *(Action("F", s, mb) for mb in range(MICROBATCHES)),
             *(Action("B", s, mb) for mb in range(MICROBATCHES)),
         )
         for s in range(num_stages)
     ]
-    return Schedule("turns", num_stages, MICROBATCHES, tuple(rows))
+    return Schedule("passes", num_stages, MICROBATCHES, tuple(rows))
 
 
-def program(model: nn.Module, num_stages: int, turns: int, **how: bool) -> ss.Compiled:
+def program(model: nn.Module, num_stages: int, passes: int, **how: bool) -> ss.Compiled:
     """A program in which every stage is on two devices."""
     graph = graph_of(model, (1,) if how.get("results") else ())
     plan = ss.Plan(graph, range(2 * num_stages))
@@ -69,17 +69,17 @@ def program(model: nn.Module, num_stages: int, turns: int, **how: bool) -> ss.Co
             plan.recompute(stage.ops)
         if how.get("gather"):
             plan.unshard(stage.ops)
-    plan.op_order(schedule(num_stages, turns))
+    plan.op_order(schedule(num_stages, passes))
     return ss.compile(plan)
 
 
-def alone(model: nn.Module, batch: Tensor, turns: int) -> tuple[float, dict[str, Tensor]]:
+def alone(model: nn.Module, batch: Tensor, passes: int) -> tuple[float, dict[str, Tensor]]:
     """The loss and the gradients of a plain loop."""
     total = 0.0
     for x in batch.chunk(MICROBATCHES):
         made = torch.zeros_like(x)
         with torch.no_grad():
-            for _ in range(turns):
+            for _ in range(passes):
                 made = model(x, made)[1]
         loss = model(x, made)[0] / MICROBATCHES
         loss.backward()
@@ -88,14 +88,14 @@ def alone(model: nn.Module, batch: Tensor, turns: int) -> tuple[float, dict[str,
 
 
 @pytest.mark.parametrize("how", [{}, {"recompute": True}, {"gather": True}], ids=str)
-@pytest.mark.parametrize("turns", [0, 1, 3])
+@pytest.mark.parametrize("passes", [0, 1, 3])
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_a_program_trains_the_last_turn_of_a_plain_loop(
-    tmp_path: Path, num_stages: int, turns: int, how: dict[str, bool]
+    tmp_path: Path, num_stages: int, passes: int, how: dict[str, bool]
 ) -> None:
     model = new_model()
     batch = torch.randn(MICROBATCHES * BATCH, WIDTH, dtype=torch.float64)
-    folder = program(model, num_stages, turns, **how).save(tmp_path)
+    folder = program(model, num_stages, passes, **how).save(tmp_path)
 
     def work(trainer: ss.Trainer) -> tuple[list[float], dict[str, Tensor]]:
         trainer.load_state_dict(model.state_dict())
@@ -103,7 +103,7 @@ def test_a_program_trains_the_last_turn_of_a_plain_loop(
         return losses, {n: p.grad for n, p in trainer.named_parameters() if p.grad is not None}
 
     found = ss.run_threads(folder, work, ranks=range(2 * num_stages))
-    loss, grads = alone(model, batch, turns)
+    loss, grads = alone(model, batch, passes)
     for losses, _ in found.values():
         assert losses == pytest.approx([loss, loss], rel=1e-12)
     for name in ("norm.weight", "first.bias"):
@@ -115,7 +115,7 @@ def test_a_program_trains_the_last_turn_of_a_plain_loop(
 def test_results_are_those_of_the_last_turn(tmp_path: Path, num_stages: int) -> None:
     model = new_model()
     batch = torch.randn(MICROBATCHES * BATCH, WIDTH, dtype=torch.float64)
-    folder = program(model, num_stages, turns=2, results=True).save(tmp_path)
+    folder = program(model, num_stages, passes=2, results=True).save(tmp_path)
 
     def work(trainer: ss.Trainer) -> Tensor:
         trainer.step(batch)
@@ -134,7 +134,7 @@ def test_evaluate_runs_all_turns() -> None:
     batch = torch.randn(MICROBATCHES * BATCH, WIDTH, dtype=torch.float64)
     graph = graph_of(model)
     parameters = dict(model.named_parameters())
-    losses = [evaluate(graph, (x,), parameters, turns=2) for x in batch.chunk(MICROBATCHES)]
+    losses = [evaluate(graph, (x,), parameters, passes=2) for x in batch.chunk(MICROBATCHES)]
     assert torch.stack(losses).mean().item() == pytest.approx(alone(model, batch, 2)[0], rel=1e-12)
 
 
@@ -143,9 +143,9 @@ def test_loss_with_dropout_depends_on_turns_and_is_reproducible() -> None:
     model.drop.p = 0.5
     graph, x = graph_of(model), torch.randn(BATCH, WIDTH, dtype=torch.float64)
     parameters = dict(model.named_parameters())
-    assert evaluate(graph, (x,), parameters, 7, turns=1) != evaluate(graph, (x,), parameters, 7)
-    assert evaluate(graph, (x,), parameters, 7, turns=1) == evaluate(
-        graph, (x,), parameters, 7, turns=1
+    assert evaluate(graph, (x,), parameters, 7, passes=1) != evaluate(graph, (x,), parameters, 7)
+    assert evaluate(graph, (x,), parameters, 7, passes=1) == evaluate(
+        graph, (x,), parameters, 7, passes=1
     )
 
 

@@ -65,10 +65,10 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def planned(case: str, *, grad: bool) -> ss.Plan:
-    name, num_devices, knobs = CASES[case]
+    name, num_devices, options = CASES[case]
     graph = ss.capture(words(), batch(4), results=("logits", "best", "norm"))
     plan = ss.Plan(graph, range(num_devices))
-    PLANS[name](plan, **knobs)
+    PLANS[name](plan, **options)
     return plan if grad else plan.without_grad()
 
 
@@ -132,11 +132,11 @@ def test_program_without_gradients_has_only_a_forward(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_program_without_results_has_no_transfer_of_results(case: str) -> None:
-    name, num_devices, knobs = CASES[case]
+    name, num_devices, options = CASES[case]
     files = []
     for results in ((), ("logits",)):
         plan = ss.Plan(ss.capture(words(), batch(4), results=results), range(num_devices))
-        PLANS[name](plan, **knobs)
+        PLANS[name](plan, **options)
         compiled = ss.compile(plan)
         files.append((compiled, sum("p2p_send" in str(e) for e in compiled.step_program.events)))
     (without, few), (kept, more) = files

@@ -54,7 +54,7 @@ def attention(x: Tensor, qkv: Tensor, bias: Tensor, out: Tensor) -> Tensor:
 
 
 def co_shard(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Two parts take turns, each with a slice of either weight."""
+    """Two parts take passes, each with a slice of either weight."""
     first = F.linear(F.gelu(F.linear(x, up[0:4])), down[:, 0:4])
     return first + F.linear(F.gelu(F.linear(x, up[4:8])), down[:, 4:8])
 

@@ -72,8 +72,10 @@ def loop(parallel: ss.Parallel, batches: list[dict[str, Tensor]]) -> tuple[Any, 
 @pytest.mark.filterwarnings("ignore:step_guard")
 def test_skipped_batches_leave_no_trace(plan: str) -> None:
     def work(batches: list[dict[str, Tensor]]) -> dict[int, Any]:
-        knobs = PLANS[plan]
-        return on_threads(model(), batch(0), 2, lambda p: loop(p, batches), plan=plan, knobs=knobs)
+        options = PLANS[plan]
+        return on_threads(
+            model(), batch(0), 2, lambda p: loop(p, batches), plan=plan, options=options
+        )
 
     # Gradients of a step before the second bad batch are kept.
     found = work([bad_batch(), batch(0), bad_batch(), batch(2), batch(3)])
@@ -127,5 +129,5 @@ def test_ranks_raise_until_they_recover(plan: str) -> None:
         assert all(p.grad is None for p in parallel.parameters())
         return [first, parallel.step(**batch(2)).item()]
 
-    found = on_threads(model(), batch(0), 2, work, plan=plan, knobs=PLANS[plan])
+    found = on_threads(model(), batch(0), 2, work, plan=plan, options=PLANS[plan])
     assert found[0] == found[1]

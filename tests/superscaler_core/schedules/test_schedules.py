@@ -197,8 +197,8 @@ def test_each_bubble_follows_its_definition() -> None:
 @pytest.mark.parametrize("d, n", [(d, n) for d in range(2, 9) for n in range(1, d)])
 def test_schedules_run_with_fewer_microbatches_than_stages(name: str, d: int, n: int) -> None:
     schedule = SCHEDULES[name](d, n)
-    num_turns = n * d if name == "naive" else n + d - 1
-    assert timeline(schedule, TWICE).makespan == 3 * num_turns
+    num_recycling_passes = n * d if name == "naive" else n + d - 1
+    assert timeline(schedule, TWICE).makespan == 3 * num_recycling_passes
     assert {action for row in schedule.rows for action in row} == {
         Action(kind, stage, m) for kind in "FB" for stage in range(d) for m in range(n)
     }

@@ -60,7 +60,7 @@ def test_rows_may_be_lists_and_are_not_modified() -> None:
     "text", ["", "F3", "1F", "1G3", "-1F3", "1F3.1", "1F 3", "1F٣", "1f3.", "1F" + "9" * 10]
 )
 def test_parse_rejects_invalid_actions(text: str) -> None:
-    with pytest.raises(ScheduleError, match=r"cannot parse action|only f is run in turns"):
+    with pytest.raises(ScheduleError, match=r"cannot parse action|only f is run in passes"):
         Action.parse(text)
 
 
@@ -92,7 +92,7 @@ def test_parse_rejects_invalid_schedules(text: str, match: str) -> None:
         (["0F0 0B0", "1F0 1B0", ""], "own: worker 2 runs nothing; leave it out"),
         (["0F0 0B0 1F0", "1F0 1B0"], r"1F0 runs on workers \[0, 1\] and 1B0 on \[1\]"),
         (["0f0 0F0 0B0", "1F0 1B0"], "without gradient 1 times at stage 0 and 0 times at stage 1"),
-        (["0f0.1 0F0 0B0", "1f0.1 1F0 1B0"], r"in turns \[1\]; turns count up from 0"),
+        (["0f0.1 0F0 0B0", "1f0.1 1F0 1B0"], r"in passes \[1\]; passes count up from 0"),
     ],
 )
 def test_error_for_an_invalid_schedule_names_the_wrong_action(rows: list[str], match: str) -> None:
@@ -147,7 +147,7 @@ def test_chimera_rejects_an_odd_number_of_workers(d: int, n: int) -> None:
     "fields", [("G", 0, 0), ("F", -1, 0), ("B", 0, -1), ("f", 0, 0, -1), ("F", 0, 0, 1)]
 )
 def test_action_refuses_wrong_fields(fields: tuple[str, int, int]) -> None:
-    with pytest.raises(ScheduleError, match=r"kinds are F|count from 0|only f is run in turns"):
+    with pytest.raises(ScheduleError, match=r"kinds are F|count from 0|only f is run in passes"):
         Action(*fields)
 
 

@@ -144,10 +144,10 @@ def test_recomputation_adds_a_forward() -> None:
 # --- communication ------------------------------------------------------------------------------
 
 
-def cut_in_batch(num_devices: int, topology: rv.Topology, **knobs: Any) -> ss.Compiled:
+def cut_in_batch(num_devices: int, topology: rv.Topology, **options: Any) -> ss.Compiled:
     graph = chain(1, batch=8, width=64)
     plan = ss.Plan(graph, range(num_devices))
-    PLANS["data_parallel"](plan, **knobs)
+    PLANS["data_parallel"](plan, **options)
     return ss.compile(plan, topology=topology)
 
 
@@ -306,7 +306,7 @@ LAYERS = {"interleaved": 8, "gpipe": 4}
 
 @settings(max_examples=12, deadline=None)
 @drawn(
-    st.sampled_from([(name, knobs) for name, all_ in KNOBS.items() for knobs in all_]),
+    st.sampled_from([(name, options) for name, all_ in KNOBS.items() for options in all_]),
     st.sampled_from(["rvd", "p2p"]),
     st.sampled_from([1e7, 1e9, 1e11]),
     st.sampled_from([[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2], [3]]]),
@@ -314,8 +314,8 @@ LAYERS = {"interleaved": 8, "gpipe": 4}
 def test_remembered_runs_equal_simulated_runs(
     case: tuple[str, dict[str, Any]], method: str, speed: float, hosts: list[list[int]]
 ) -> None:
-    name, knobs = case
-    compiled = Case(name, 4, knobs, sizes={"layers": LAYERS.get(name, 2)}).compiled()
+    name, options = case
+    compiled = Case(name, 4, options, sizes={"layers": LAYERS.get(name, 2)}).compiled()
     topology = rv.Topology.hosts(hosts, rv.Link(1e-6, 1e10), rv.Link(1e-5, speed))
 
     def run(is_memoized: bool) -> Any:

@@ -16,14 +16,14 @@ from tests.superscaler_core.planners.space.models import captured
 UP = "layers.1.mlp.up:linear"
 
 
-def explained(name: str, op: str = UP, **knobs: Any) -> str:
+def explained(name: str, op: str = UP, **options: Any) -> str:
     plan = ss.Plan(captured("gpt"), range(4))
-    PLANS[name](plan, **knobs)
+    PLANS[name](plan, **options)
     return explain_op(plan, op, TWO_HOSTS, PROFILES["a100"])
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "chosen"),
+    ("name", "options", "chosen"),
     [
         ("data_parallel", {}, "b/4"),
         ("megatron", {}, "n/4"),
@@ -32,9 +32,9 @@ def explained(name: str, op: str = UP, **knobs: Any) -> str:
     ],
 )
 def test_the_marked_choice_is_the_cut_of_the_plan(
-    name: str, knobs: dict[str, Any], chosen: str
+    name: str, options: dict[str, Any], chosen: str
 ) -> None:
-    text = explained(name, **knobs)
+    text = explained(name, **options)
     (marked,) = [line for line in text.splitlines() if line.startswith("*")]
     assert marked.startswith(f"*  {chosen} ")
     assert marked.endswith("+0.000")

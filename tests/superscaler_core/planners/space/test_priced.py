@@ -22,9 +22,9 @@ from tests.superscaler_core.training import Case, difference, train, train_alone
 MICROBATCHES = 3
 
 
-def priced(model: ss.Graph, mesh: tuple[int, ...] = (2, 2), **knobs: Any) -> PricedSpace:
-    knobs = {"topology": TWO_HOSTS, "microbatches": MICROBATCHES} | knobs
-    return price_space(model, range(4), profile=PROFILES["a100"], mesh=mesh, **knobs)
+def priced(model: ss.Graph, mesh: tuple[int, ...] = (2, 2), **options: Any) -> PricedSpace:
+    options = {"topology": TWO_HOSTS, "microbatches": MICROBATCHES} | options
+    return price_space(model, range(4), profile=PROFILES["a100"], mesh=mesh, **options)
 
 
 def some(space: PricedSpace, seed: int) -> list[int]:
@@ -74,13 +74,13 @@ def test_time_with_residuals_is_at_most_ten_percent_above_the_stage_cost(
     assert exact * (1 - 1e-9) <= secs <= 1.1 * exact
 
 
-@pytest.mark.parametrize("knobs", [{}, {"pieces": True}, {"keep": ss.Keep.BLOCK_INPUTS},
+@pytest.mark.parametrize("options", [{}, {"pieces": True}, {"keep": ss.Keep.BLOCK_INPUTS},
                                    {"rerun": True}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("model", ["mlp", "gpt"])
 def test_a_filled_plan_takes_the_time_and_memory_of_its_assignment(
-    model: str, knobs: dict[str, Any]
+    model: str, options: dict[str, Any]
 ) -> None:
-    space = priced(graph(model), **knobs)
+    space = priced(graph(model), **options)
     assignment = some(space, 1)
     plan = ss.Plan(space.costs.graph, range(4))
     space.fill(plan, assignment)
@@ -143,12 +143,12 @@ KNOBS = {
 
 
 @pytest.mark.parametrize(
-    ("model", "knobs"),
+    ("model", "options"),
     [("mlp", "rerun"), ("gpt", "cut"), ("gpt", "pieces"), ("gpt", "blocks"), ("moe", "pieces")],
 )
-def test_a_filled_plan_trains_as_one_device(model: str, knobs: str, tmp_path: Path) -> None:
+def test_a_filled_plan_trains_as_one_device(model: str, options: str, tmp_path: Path) -> None:
     case = Case("filled", 4, model=model)
-    space = priced(captured(model), microbatches=2, **KNOBS[knobs])
+    space = priced(captured(model), microbatches=2, **KNOBS[options])
     plan = ss.Plan(space.costs.graph, range(4))
     space.fill(plan, some(space, 3))
     assert plan.num_microbatches == 2
@@ -222,10 +222,10 @@ def test_default_mesh_has_hosts_as_the_outer_axis() -> None:
 # --- best assignments ---------------------------------------------------------------------------
 
 
-def best_of(model: ss.Graph, **knobs: Any) -> dict[str, str]:
+def best_of(model: ss.Graph, **options: Any) -> dict[str, str]:
     """For each op, the loop that the best assignment cuts, on four devices of one host."""
     topology = rv.Topology.single_host(4, 5e-6, 130e9)
-    space = price_space(model, range(4), topology, PROFILES["v100"], **knobs)
+    space = price_space(model, range(4), topology, PROFILES["v100"], **options)
     found = alpa_intra(space.space)
     if space.space.num_assignments < 5000:
         assert found.secs == pytest.approx(brute_force(space.space).secs, rel=1e-9)

@@ -262,7 +262,7 @@ def test_recycling_turns_are_scheduled_and_priced() -> None:
         inputs = example_inputs("evoformer", 8)
         graph = ss.capture(model, inputs, recycled=MODELS["evoformer"].recycled)
     once, twice = (next(iter(propose_alpa(asked(graph, (8,), 1 << 20, n)))) for n in (1, 2))
-    assert once.plan(asked(graph, (8,), 1 << 20, 1)).num_turns == 4
+    assert once.plan(asked(graph, (8,), 1 << 20, 1)).num_recycling_passes == 4
     assert once.guess_secs < twice.guess_secs < 2 * once.guess_secs
 
 

@@ -114,7 +114,7 @@ class CutCase(Case):
 
     def planned(self) -> ss.Plan:
         plan = ss.Plan(self._graph(), range(self.num_devices))
-        fill(plan, cut=StageCut.parse(self.cut), **self.knobs)
+        fill(plan, cut=StageCut.parse(self.cut), **self.options)
         return plan
 
 
@@ -130,8 +130,8 @@ class CutCase(Case):
 def test_uneven_stages_with_degrees_per_layer_train_as_one_device(
     text: str, tmp_path: Path
 ) -> None:
-    knobs = {"microbatches": 3, "keep": ss.Keep.BLOCK_INPUTS}
-    case = CutCase(knobs=knobs, sizes={"layers": 4}, cut=f"cut 0.0\n{text}", num_steps=2)
+    options = {"microbatches": 3, "keep": ss.Keep.BLOCK_INPUTS}
+    case = CutCase(options=options, sizes={"layers": 4}, cut=f"cut 0.0\n{text}", num_steps=2)
     # Rounding of float64 over two steps.
     assert max(errors_on_threads(case, tmp_path)) < 1e-9
 

@@ -1,4 +1,4 @@
-"""Islands: ranks of one machine read each other's memory, and a lost rank is named by all."""
+"""Domains: ranks of one machine read each other's memory, and a lost rank is named by all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("rvdcomm._C", reason="the extension is not built")
 
 from rvdcomm import _C
 from rvdcomm.errors import CommError
-from rvdcomm.run.shared_memory.island import Island, SharedMemoryError, islands
+from rvdcomm.run.shared_memory.domain import SharedDomain, SharedMemoryError, domains
 from rvdcomm.run.shared_memory.rendezvous import partition
 from rvdcomm.run.world import World
 from tests.dist.shards import error_of
@@ -33,28 +33,28 @@ WAIT_SECS = 20.0
 SOON_SECS = 5.0
 
 
-def island_of(num_bytes: int = 0, ranks: tuple[int, ...] = ALL) -> Island:
-    island = Island.connect(World.of(), ranks)
-    island.reserve({rank: num_bytes for rank in ranks})
-    return island
+def domain_of(num_bytes: int = 0, ranks: tuple[int, ...] = ALL) -> SharedDomain:
+    domain = SharedDomain.connect(World.of(), ranks)
+    domain.reserve({rank: num_bytes for rank in ranks})
+    return domain
 
 
-def bytes_of(island: Island, rank: int, num_bytes: int) -> bytes:
-    return ctypes.string_at(island.address(rank), num_bytes)
+def bytes_of(domain: SharedDomain, rank: int, num_bytes: int) -> bytes:
+    return ctypes.string_at(domain.address(rank), num_bytes)
 
 
-def barrier(island: Island) -> None:
-    island.signals.advance()
-    for peer in range(len(island.ranks)):
-        island.signals.wait(peer, island.signals.count(), WAIT_SECS)
+def barrier(domain: SharedDomain) -> None:
+    domain.signals.advance()
+    for peer in range(len(domain.ranks)):
+        domain.signals.wait(peer, domain.signals.count(), WAIT_SECS)
 
 
-def wait_error(island: Island, rank: int, count: int, timeout_secs: float = WAIT_SECS) -> str:
+def wait_error(domain: SharedDomain, rank: int, count: int, timeout_secs: float = WAIT_SECS) -> str:
     """What an executor would raise when it waits for ``rank``."""
     try:
-        island.signals.wait(island.ranks.index(rank), count, timeout_secs)
+        domain.signals.wait(domain.ranks.index(rank), count, timeout_secs)
     except _C.PeerError as error:
-        return str(island.comm_error(error, "step 1"))
+        return str(domain.comm_error(error, "step 1"))
     return "none"
 
 
@@ -62,11 +62,11 @@ def wait_error(island: Island, rank: int, count: int, timeout_secs: float = WAIT
 
 
 def write_and_read(rank: int) -> list[bytes]:
-    island = island_of(10)
-    island.arena(10)[:] = bytes([rank + 1] * 10)
-    barrier(island)
-    found = [bytes_of(island, peer, 10) for peer in ALL]
-    island.close()
+    domain = domain_of(10)
+    domain.arena(10)[:] = bytes([rank + 1] * 10)
+    barrier(domain)
+    found = [bytes_of(domain, peer, 10) for peer in ALL]
+    domain.close()
     return found
 
 
@@ -76,15 +76,15 @@ def test_ranks_read_each_others_bytes(worlds: Worlds) -> None:
 
 
 def write_rounds(rank: int, num_rounds: int, num_bytes: int) -> int:
-    island = island_of(num_bytes)
+    domain = domain_of(num_bytes)
     num_torn = 0
     for i in range(num_rounds):
-        island.arena(num_bytes)[:] = bytes([i % 251] * num_bytes)
-        barrier(island)
-        found = [bytes_of(island, peer, num_bytes) for peer in ALL]
+        domain.arena(num_bytes)[:] = bytes([i % 251] * num_bytes)
+        barrier(domain)
+        found = [bytes_of(domain, peer, num_bytes) for peer in ALL]
         num_torn += sum(each != bytes([i % 251] * num_bytes) for each in found)
-        barrier(island)
-    island.close()
+        barrier(domain)
+    domain.close()
     return num_torn
 
 
@@ -95,33 +95,33 @@ def test_bytes_written_before_advance_are_seen_after_wait(worlds: Worlds) -> Non
 def connect_in_any_order(rank: int, ranks: tuple[int, ...]) -> list[bytes] | None:
     if rank not in ranks:
         return None
-    island = island_of(1, ranks)
-    island.arena(1)[:] = bytes([rank])
-    barrier(island)
-    found = [bytes_of(island, peer, 1) for peer in ranks]
-    island.close()
+    domain = domain_of(1, ranks)
+    domain.arena(1)[:] = bytes([rank])
+    barrier(domain)
+    found = [bytes_of(domain, peer, 1) for peer in ranks]
+    domain.close()
     return found
 
 
-def test_an_island_may_have_some_ranks_in_any_order(worlds: Worlds) -> None:
+def test_an_domain_may_have_some_ranks_in_any_order(worlds: Worlds) -> None:
     found = worlds(NUM_RANKS).run(connect_in_any_order, (3, 0, 2))
     expected = [b"\x03", b"\x00", b"\x02"]
     assert found == [expected, None, expected, expected]
 
 
 def grow(rank: int) -> tuple[bool, list[bytes], bytes]:
-    island = island_of(100)
-    old = island.arena(100)
+    domain = domain_of(100)
+    old = domain.arena(100)
     old[:] = bytes([rank + 1] * 100)
-    before = [island.address(peer) for peer in ALL]
-    island.reserve(dict.fromkeys(ALL, 50))
-    unchanged = before == [island.address(peer) for peer in ALL]
-    island.reserve({0: 3 << 20, 3: 100_000})
-    island.arena(100)[99] = 77
-    barrier(island)
-    found = [bytes_of(island, peer, 1) + bytes_of(island, peer, 100)[99:] for peer in ALL]
+    before = [domain.address(peer) for peer in ALL]
+    domain.reserve(dict.fromkeys(ALL, 50))
+    unchanged = before == [domain.address(peer) for peer in ALL]
+    domain.reserve({0: 3 << 20, 3: 100_000})
+    domain.arena(100)[99] = 77
+    barrier(domain)
+    found = [bytes_of(domain, peer, 1) + bytes_of(domain, peer, 100)[99:] for peer in ALL]
     kept = bytes(old[98:])
-    island.close()
+    domain.close()
     return unchanged, found, kept + bytes(old[:1])
 
 
@@ -132,15 +132,15 @@ def test_growth_keeps_contents_and_old_views_show_new_writes(worlds: Worlds) -> 
 
 
 def hold_memory(rank: int) -> list[bytes]:
-    """What an earlier memory of the island holds after its arenas grew, and after its end."""
-    island = island_of(100)
-    memory = island.memory
+    """What an earlier memory of the domain holds after its arenas grew, and after its end."""
+    domain = domain_of(100)
+    memory = domain.memory
     memory.own[:100] = rank + 1
-    island.reserve(dict.fromkeys(ALL, 3 << 20))
-    assert memory.version != island.memory.version
-    barrier(island)
-    island.close()
-    assert island.memory.addresses == [0] * NUM_RANKS
+    domain.reserve(dict.fromkeys(ALL, 3 << 20))
+    assert memory.version != domain.memory.version
+    barrier(domain)
+    domain.close()
+    assert domain.memory.addresses == [0] * NUM_RANKS
     return [ctypes.string_at(address + 90, 10) for address in memory.addresses]
 
 
@@ -150,14 +150,14 @@ def test_memory_stays_mapped_as_long_as_it_is_held(worlds: Worlds) -> None:
 
 
 def leave_early(rank: int) -> str:
-    island = island_of()
-    island.signals.advance()
+    domain = domain_of()
+    domain.signals.advance()
     if rank != 1:
         time.sleep(0.2)
-        error = wait_error(island, 1, 1)
-        island.close()
+        error = wait_error(domain, 1, 1)
+        domain.close()
         return error
-    island.close()
+    domain.close()
     return "none"
 
 
@@ -169,18 +169,18 @@ def test_rank_may_close_after_its_last_advance(worlds: Worlds) -> None:
 
 
 def exceed_file_size(rank: int) -> tuple[str, int, bytes]:
-    island = island_of(5000)
-    island.arena(1)[:] = bytes([rank])
+    domain = domain_of(5000)
+    domain.arena(1)[:] = bytes([rank])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 2:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
-    error = error_of(lambda: island.reserve(dict.fromkeys(ALL, 2 << 20)))
-    unchanged = island.num_bytes(0)
-    island.reserve(dict.fromkeys(ALL, 1 << 19))
-    barrier(island)
-    found = b"".join(bytes_of(island, peer, 1) for peer in ALL)
+    error = error_of(lambda: domain.reserve(dict.fromkeys(ALL, 2 << 20)))
+    unchanged = domain.num_bytes(0)
+    domain.reserve(dict.fromkeys(ALL, 1 << 19))
+    barrier(domain)
+    found = b"".join(bytes_of(domain, peer, 1) for peer in ALL)
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    island.close()
+    domain.close()
     return error, unchanged, found
 
 
@@ -194,17 +194,17 @@ def test_failed_reservation_on_one_rank_is_an_error_on_every_rank(worlds: Worlds
 
 
 def exceed_address_space(rank: int) -> tuple[str, int]:
-    island = island_of(5000)
+    domain = domain_of(5000)
     before = resource.getrlimit(resource.RLIMIT_AS)
     if rank == 1:
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         # Room for the stacks of some threads, which talk to the store; a stack has 8 MiB.
         resource.setrlimit(resource.RLIMIT_AS, (in_use + (40 << 20), before[1]))
-    error = error_of(lambda: island.reserve({3: 64 << 20}))
+    error = error_of(lambda: domain.reserve({3: 64 << 20}))
     resource.setrlimit(resource.RLIMIT_AS, before)
-    island.reserve({3: 10_000})
-    size = island.num_bytes(3)
-    island.close()
+    domain.reserve({3: 10_000})
+    size = domain.num_bytes(3)
+    domain.close()
     return error, size
 
 
@@ -229,10 +229,10 @@ def exceed_open_files(rank: int, num_more: int) -> tuple[str, str, float]:
     if rank == 2:
         resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd() + num_more, before[1]))
     start = time.monotonic()
-    error = error_of(lambda: Island.connect(World.of(), ALL).close())
+    error = error_of(lambda: SharedDomain.connect(World.of(), ALL).close())
     secs = time.monotonic() - start
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    again = error_of(lambda: island_of(1).close())
+    again = error_of(lambda: domain_of(1).close())
     return error, again, secs
 
 
@@ -250,14 +250,14 @@ def test_failed_connection_on_one_rank_is_an_error_on_every_rank(
 
 
 def disagree(rank: int) -> tuple[str, str]:
-    island = island_of()
-    error = error_of(lambda: island.reserve({0: 5000 if rank == 2 else 1}))
-    again = error_of(lambda: island.reserve({0: 1}))
-    island.close()
+    domain = domain_of()
+    error = error_of(lambda: domain.reserve({0: 5000 if rank == 2 else 1}))
+    again = error_of(lambda: domain.reserve({0: 1}))
+    domain.close()
     return error, again
 
 
-def test_ranks_that_reserve_different_sizes_break_the_island(worlds: Worlds) -> None:
+def test_ranks_that_reserve_different_sizes_break_the_domain(worlds: Worlds) -> None:
     error = (
         "CommError: reserving shared memory on ranks (0:4): ranks disagree about bytes: rank 0 "
         "asks for [4096, 0, 0, 0], rank 2 for [8192, 0, 0, 0]."
@@ -274,16 +274,16 @@ def test_ranks_that_reserve_different_sizes_break_the_island(worlds: Worlds) -> 
 
 
 def one_dies(rank: int, victim: int, how: signal.Signals) -> tuple[str, str, float]:
-    island = island_of()
-    barrier(island)
+    domain = domain_of()
+    barrier(domain)
     if rank == victim:
         time.sleep(0.3)
         os.kill(os.getpid(), how)
     start = time.monotonic()
-    error = wait_error(island, victim, 2)
+    error = wait_error(domain, victim, 2)
     secs = time.monotonic() - start
-    again = wait_error(island, rank, 0)
-    island.close()
+    again = wait_error(domain, rank, 0)
+    domain.close()
     return error, again, secs
 
 
@@ -295,14 +295,14 @@ def test_a_rank_that_dies_is_named_by_all_at_once(worlds: Worlds, how: signal.Si
             error, again, secs = result
             start = f"step 1 on ranks (0:4), rank {rank}: rank 2 died (its process ended"
             assert error.startswith(start)
-            assert again.startswith(start), "a broken island stays broken"
+            assert again.startswith(start), "a broken domain stays broken"
             assert secs < SOON_SECS
 
 
 def chain_of_waits(rank: int, timeout_secs: float, last_dies: bool) -> tuple[str, float]:
     """Every rank waits for the next one; the last one does nothing, or dies."""
-    island = island_of()
-    barrier(island)
+    domain = domain_of()
+    barrier(domain)
     start = time.monotonic()
     if rank == ALL[-1]:
         if last_dies:
@@ -310,9 +310,9 @@ def chain_of_waits(rank: int, timeout_secs: float, last_dies: bool) -> tuple[str
         time.sleep(timeout_secs + 0.5)
         error = "none"
     else:
-        error = wait_error(island, rank + 1, 2, timeout_secs)
+        error = wait_error(domain, rank + 1, 2, timeout_secs)
     secs = time.monotonic() - start
-    island.close()
+    domain.close()
     return error, secs
 
 
@@ -331,14 +331,14 @@ def test_every_rank_of_a_chain_of_waits_names_the_late_rank(worlds: Worlds) -> N
 
 
 def one_dies_before_reserve(rank: int) -> tuple[str, float] | None:
-    island = island_of()
-    barrier(island)
+    domain = domain_of()
+    barrier(domain)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
-    error = error_of(lambda: island.reserve(dict.fromkeys(ALL, 1)))
+    error = error_of(lambda: domain.reserve(dict.fromkeys(ALL, 1)))
     secs = time.monotonic() - start
-    island.close()
+    domain.close()
     return error, secs
 
 
@@ -353,13 +353,13 @@ def test_a_rank_that_dies_is_named_by_reserve(worlds: Worlds) -> None:
 
 
 def one_skips_reserve(rank: int) -> str:
-    island = island_of()
+    domain = domain_of()
     if rank == 1:
         time.sleep(1.5)
         error = "none"
     else:
-        error = error_of(lambda: island.reserve(dict.fromkeys(ALL, 1)))
-    island.close()
+        error = error_of(lambda: domain.reserve(dict.fromkeys(ALL, 1)))
+    domain.close()
     return error
 
 
@@ -371,15 +371,15 @@ def test_a_rank_that_does_not_reserve_is_named(worlds: Worlds) -> None:
 
 
 def one_fails(rank: int) -> tuple[str, float]:
-    island = island_of()
-    barrier(island)
+    domain = domain_of()
+    barrier(domain)
     if rank == 0:
         time.sleep(0.2)
-        island.signals.fail()
+        domain.signals.fail()
     start = time.monotonic()
-    error = wait_error(island, 3 if rank != 3 else 1, 2)
+    error = wait_error(domain, 3 if rank != 3 else 1, 2)
     secs = time.monotonic() - start
-    island.close()
+    domain.close()
     return error, secs
 
 
@@ -392,15 +392,15 @@ def test_a_rank_that_gives_up_is_named_by_all(worlds: Worlds) -> None:
 
 
 def one_is_interrupted(rank: int) -> str:
-    island = island_of()
-    barrier(island)
+    domain = domain_of()
+    barrier(domain)
     if rank == 1:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
-        error = wait_error(island, 3 if rank != 3 else 2, 2)
+        error = wait_error(domain, 3 if rank != 3 else 2, 2)
     except KeyboardInterrupt:
         error = "interrupted"
-    island.close()
+    domain.close()
     return error
 
 
@@ -411,33 +411,33 @@ def test_interrupted_wait_raises_and_the_other_ranks_name_the_rank(worlds: World
 
 
 def use_after_close(rank: int) -> str:
-    island = island_of(1, (0, 1))
-    barrier(island)
-    island.close()
-    island.close()
-    return error_of(lambda: island.signals.wait(0, 0, 1.0))
+    domain = domain_of(1, (0, 1))
+    barrier(domain)
+    domain.close()
+    domain.close()
+    return error_of(lambda: domain.signals.wait(0, 0, 1.0))
 
 
-def test_wait_on_a_closed_island_raises_runtime_error(worlds: Worlds) -> None:
-    assert worlds(2).run(use_after_close) == ["RuntimeError: this island is closed."] * 2
+def test_wait_on_a_closed_domain_raises_runtime_error(worlds: Worlds) -> None:
+    assert worlds(2).run(use_after_close) == ["RuntimeError: this domain is closed."] * 2
 
 
 # --- processes that are forked ------------------------------------------------------------------
 
 
 def fork_and_go_on(rank: int) -> tuple[int, bytes]:
-    island = island_of(1)
-    island.arena(1)[:] = bytes([rank])
+    domain = domain_of(1)
+    domain.arena(1)[:] = bytes([rank])
     child = os.fork()
     if child == 0:
-        # A child cannot change the island of its parent.
-        closed = "closed" in error_of(island.signals.advance)
-        island.close()
+        # A child cannot change the domain of its parent.
+        closed = "closed" in error_of(domain.signals.advance)
+        domain.close()
         os._exit(0 if closed else 1)
     status = os.waitpid(child, 0)[1]
-    barrier(island)
-    found = b"".join(bytes_of(island, peer, 1) for peer in ALL)
-    island.close()
+    barrier(domain)
+    found = b"".join(bytes_of(domain, peer, 1) for peer in ALL)
+    domain.close()
     return status, found
 
 
@@ -446,17 +446,17 @@ def test_a_forked_child_does_not_disturb_its_parent(worlds: Worlds) -> None:
 
 
 def fork_and_die(rank: int) -> str:
-    island = island_of()
-    barrier(island)
+    domain = domain_of()
+    barrier(domain)
     if rank == 1:
         if os.fork() == 0:
             time.sleep(3.0)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
-    error = wait_error(island, 1, 2)
+    error = wait_error(domain, 1, 2)
     assert time.monotonic() - start < 2.0
-    island.close()
+    domain.close()
     return error
 
 
@@ -468,8 +468,8 @@ def test_surviving_child_does_not_hide_the_death_of_its_parent(worlds: Worlds) -
 # --- who is on one machine ----------------------------------------------------------------------
 
 
-def find_islands(rank: int, groups: list[list[int]] | None) -> tuple[tuple[int, ...], ...]:
-    return islands(World.of(), ALL, groups)
+def find_domains(rank: int, groups: list[list[int]] | None) -> tuple[tuple[int, ...], ...]:
+    return domains(World.of(), ALL, groups)
 
 
 @pytest.mark.parametrize(
@@ -481,17 +481,17 @@ def find_islands(rank: int, groups: list[list[int]] | None) -> tuple[tuple[int, 
         ([[1, 2]], ((0,), (1, 2), (3,))),
     ],
 )
-def test_ranks_of_one_machine_are_one_island_unless_groups_separate_them(
+def test_ranks_of_one_machine_are_one_domain_unless_groups_separate_them(
     worlds: Worlds, groups: list[list[int]] | None, expected: tuple[tuple[int, ...], ...]
 ) -> None:
-    assert worlds(NUM_RANKS).run(find_islands, groups) == [expected] * NUM_RANKS
+    assert worlds(NUM_RANKS).run(find_domains, groups) == [expected] * NUM_RANKS
 
 
 def one_does_not_ask(rank: int) -> str:
-    return error_of(lambda: islands(World.of(), ALL)) if rank != 2 else "none"
+    return error_of(lambda: domains(World.of(), ALL)) if rank != 2 else "none"
 
 
-def test_rank_that_does_not_call_islands_is_named(worlds: Worlds) -> None:
+def test_rank_that_does_not_call_domains_is_named(worlds: Worlds) -> None:
     world = worlds(NUM_RANKS, 1.0)
     results = world.run(one_does_not_ask)
     world.stop()
@@ -508,7 +508,7 @@ def test_rank_that_does_not_call_islands_is_named(worlds: Worlds) -> None:
         ({5: {7}, 6: {8}, 7: {5}, 8: {6}}, ((5, 7), (6, 8))),
     ],
 )
-def test_islands_are_sets_of_ranks_that_reach_each_other_mutually(
+def test_domains_are_sets_of_ranks_that_reach_each_other_mutually(
     reached: dict[int, set[int]], expected: tuple[tuple[int, ...], ...]
 ) -> None:
     assert partition({rank: frozenset(r) for rank, r in reached.items()}) == expected
@@ -537,10 +537,10 @@ def part_networks(rank: int) -> tuple[tuple[int, ...], ...]:
     if rank in (1, 2):
         # Connections that are open stay; the store's is.
         libc("unshare", CLONE_NEWNET)
-    return islands(World.of(), ALL)
+    return domains(World.of(), ALL)
 
 
-def test_ranks_in_different_network_namespaces_are_different_islands(worlds: Worlds) -> None:
+def test_ranks_in_different_network_namespaces_are_different_domains(worlds: Worlds) -> None:
     if not may_unshare(CLONE_NEWNET):
         pytest.skip("needs the right to make network namespaces (root)")
     world = worlds(NUM_RANKS)
@@ -561,7 +561,7 @@ def without_dev_shm(rank: int) -> tuple[bool, list[bytes]]:
     return False, []
 
 
-def test_island_works_without_dev_shm(worlds: Worlds) -> None:
+def test_domain_works_without_dev_shm(worlds: Worlds) -> None:
     if not may_unshare(CLONE_NEWNS):
         pytest.skip("needs the right to make mount namespaces (root)")
     world = worlds(NUM_RANKS)
@@ -586,33 +586,33 @@ def held() -> tuple[int, int, list[str]]:
 
 
 def succeed() -> None:
-    island = island_of(1000)
-    island.reserve(dict.fromkeys(ALL, 1 << 20))
-    barrier(island)
-    island.close()
+    domain = domain_of(1000)
+    domain.reserve(dict.fromkeys(ALL, 1 << 20))
+    barrier(domain)
+    domain.close()
 
 
 def fail_to_reserve() -> None:
-    island = island_of(1000)
+    domain = domain_of(1000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     with pytest.raises(SharedMemoryError):
-        island.reserve(dict.fromkeys(ALL, 2 << 20))
+        domain.reserve(dict.fromkeys(ALL, 2 << 20))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    barrier(island)
-    island.close()
+    barrier(domain)
+    domain.close()
 
 
 def fail_to_connect() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd() + 6, before[1]))
     with pytest.raises(CommError):
-        Island.connect(World.of(), ALL)
+        SharedDomain.connect(World.of(), ALL)
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def use_and_count(rank: int, use: Callable[[], None]) -> tuple[Any, Any]:
-    island_of(1).close()  # opens what stays open: of the store and of modules
+    domain_of(1).close()  # opens what stays open: of the store and of modules
     before = held()
     use()
     use()
@@ -620,7 +620,7 @@ def use_and_count(rank: int, use: Callable[[], None]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("use", [succeed, fail_to_reserve, fail_to_connect])
-def test_closed_island_leaves_no_descriptors_mappings_or_files(
+def test_closed_domain_leaves_no_descriptors_mappings_or_files(
     worlds: Worlds, use: Callable[[], None]
 ) -> None:
     for before, after in worlds(NUM_RANKS).run(use_and_count, use):

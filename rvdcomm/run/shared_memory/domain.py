@@ -1,7 +1,7 @@
-"""Islands (shared-memory domains): ranks of one machine that map each other's memory.
+"""Shared-memory domains: ranks of one machine that map each other's memory.
 
-The ranks of an island signal to each other through this memory. Sharing is all or nothing: if the
-system refuses something to one rank, all ranks of the island raise the same error. The kernel
+The ranks of a domain signal to each other through this memory. Sharing is all or nothing: if the
+system refuses something to one rank, all ranks of the domain raise the same error. The kernel
 closes the wire (socket) of a rank that dies; all ranks that wait for that rank then raise an error
 that names it.
 """
@@ -23,12 +23,12 @@ from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.run.agree import Post, check_equal, exchange_posts
 from rvdcomm.run.pool import address_of, mapping_of, pool_here
-from rvdcomm.run.shared_memory.rendezvous import Listener, SocketChannel, islands, meet
+from rvdcomm.run.shared_memory.rendezvous import Listener, SocketChannel, domains, meet
 from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
 from rvdcomm.run.staging_memory import StagingMemory
 from rvdcomm.run.world import World
 
-__all__ = ["Island", "SharedMemoryError", "islands"]
+__all__ = ["SharedDomain", "SharedMemoryError", "domains"]
 
 _RESERVING = "reserving shared memory"
 
@@ -37,12 +37,12 @@ Lost = tuple[Literal["dead", "timeout", "failed", "elsewhere"], int]
 """What happened to a lost rank, and its number."""
 
 
-class Island:
+class SharedDomain:
     """A shared-memory domain: ranks of one machine that map each other's segments.
 
-    There is one island per set of ranks. ``signals`` numbers ranks by their index in ``ranks``.
+    There is one domain per set of ranks. ``signals`` numbers ranks by their index in ``ranks``.
     ``pools`` holds the pools of the other ranks, as mapped in this process. It is empty unless
-    every rank of the island maps the pools of all others. ``memory`` is the arenas as staging
+    every rank of the domain maps the pools of all others. ``memory`` is the arenas as staging
     memory; it also holds the pools.
     """
 
@@ -67,12 +67,12 @@ class Island:
         for end in self._ends:
             self._poller.register(end, select.POLLRDHUP)
         self.memory = self._mapped()
-        _open_islands.add(self)
-        world.islands.add(self)
+        _open_domains.add(self)
+        world.domains.add(self)
 
     @classmethod
-    def connect(cls, world: World, ranks: Sequence[int]) -> Island:
-        """Share memory among ``ranks``, all from one set of ``islands()``; collective over them.
+    def connect(cls, world: World, ranks: Sequence[int]) -> SharedDomain:
+        """Share memory among ``ranks``, all from one set of ``domains()``; collective over them.
 
         Raises:
             SharedMemoryError: a rank cannot share memory; raised by all of them.
@@ -124,9 +124,9 @@ class Island:
                     raise CommError(f"{what}: rank {rank} met not all: {post['lost']}.")
             if not all(post["maps_pools"] for post in posts.values()):
                 pools.clear()
-            island = cls(world, ranks, wires, segments, pools)
+            domain = cls(world, ranks, wires, segments, pools)
             undo.pop_all()
-        return island
+        return domain
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -152,13 +152,13 @@ class Island:
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
         """Grow the arena of every rank to at least ``num_bytes[rank]``; its contents stay.
 
-        Collective over the island with equal arguments. If no arena has to grow, nothing is sent
+        Collective over the domain with equal arguments. If no arena has to grow, nothing is sent
         and no address changes. The addresses of arenas that grow change.
 
         Raises:
             SharedMemoryError: a rank cannot get that much; raised on all ranks, whose arenas are as
                 before.
-            CommError: a rank is dead, late, or asks for other sizes; the island is broken.
+            CommError: a rank is dead, late, or asks for other sizes; the domain is broken.
         """
         wanted = {rank: whole_pages(num_bytes.get(rank, 0)) for rank in self.ranks}
         growth = {r: n for r, n in wanted.items() if n > self._segments[r].num_bytes}
@@ -233,7 +233,7 @@ class Island:
         return f"rank {rank} gave up; its own error says why"
 
     def watch(self, members: Iterable[int], what: str, is_done: Callable[[], bool]) -> None:
-        """Raise a CommError if this island failed, or a member is gone before ``is_done``.
+        """Raise a CommError if this domain failed, or a member is gone before ``is_done``.
 
         A rank that has left may already have done everything that this rank waits for.
         """
@@ -246,7 +246,7 @@ class Island:
             raise CommError(f"{what}, rank {self.rank}: {self._reason(error)}.") from None
 
     def hung_up(self) -> set[int]:
-        """Ranks whose process ended, or that closed their island."""
+        """Ranks whose process ended, or that closed their domain."""
         return {rank for rank, wire in list(self._wires.items()) if wire.is_hung_up()}
 
     def check_all_began(self) -> None:
@@ -264,7 +264,7 @@ class Island:
         return self._world.timeout.total_seconds()
 
     def lost(self) -> Lost | None:
-        """The first failure of this island, and the rank; None if nothing has failed."""
+        """The first failure of this domain, and the rank; None if nothing has failed."""
         try:
             self.signals.check()
         except _C.PeerError as error:
@@ -272,9 +272,9 @@ class Island:
         return None
 
     def fail(self, lost: Lost | None) -> None:
-        """Break the island because of a rank that another island ``lost``, or because of this rank.
+        """Break the domain because of a rank that another domain ``lost``, or because of this rank.
 
-        So all islands of a group name the rank at fault, not the rank that first noticed it.
+        So all domains of a group name the rank at fault, not the rank that first noticed it.
         """
         if lost is None or lost[1] not in self.ranks:
             self.signals.fail()
@@ -286,14 +286,14 @@ class Island:
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release wires and memory; the island cannot be used any more.
+        """Release wires and memory; the domain cannot be used any more.
 
         Memory that still has a view, or that a run holds, is released with its last reference. Not
         collective: the other ranks may finish work that needs nothing more from this rank. A forked
-        child that closes its island leaves the parent's island as it is.
+        child that closes its domain leaves the parent's domain as it is.
         """
-        _open_islands.discard(self)
-        self._world.islands.discard(self)
+        _open_domains.discard(self)
+        self._world.domains.discard(self)
         # First: a run that finds no memory must find closed signals.
         self.signals.close()
         self.memory = StagingMemory.none(len(self.ranks))
@@ -314,13 +314,13 @@ def _raise_refusal(posts: Mapping[int, Post], what: str) -> None:
             raise SharedMemoryError(f"{what}: rank {rank} cannot {post['refusal']}")
 
 
-_open_islands: weakref.WeakSet[Island] = weakref.WeakSet()
+_open_domains: weakref.WeakSet[SharedDomain] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
     # A child that kept the wires open would hide its parent's death from the other ranks.
-    for island in list(_open_islands):
-        island.close()
+    for domain in list(_open_domains):
+        domain.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

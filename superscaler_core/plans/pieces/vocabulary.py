@@ -8,14 +8,14 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Plan
 
 
-def words(plan: Plan, op: Op) -> tuple[DimClass, ...]:
+def vocabulary_dims(plan: Plan, op: Op) -> tuple[DimClass, ...]:
     """The dims to cut: words up to the head, then tokens: a loss reads all words of a token.
 
     Raises:
         PlanError: the model has no words, or no sequence.
     """
-    if not plan.blocks.words:
+    if not plan.blocks.vocabulary:
         raise PlanError(f"{plan.graph.name} has no words to cut: neither an embedding nor a head.")
     if op.index <= plan.blocks.scored:
-        return plan.blocks.words
-    return (*plan.blocks.words, *plan.blocks.tokens, plan.dims.batch)
+        return plan.blocks.vocabulary
+    return (*plan.blocks.vocabulary, *plan.blocks.tokens, plan.dims.batch)

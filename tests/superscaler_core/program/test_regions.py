@@ -68,16 +68,16 @@ def trained(case: Case, folder: Path) -> list[Trained]:
     ],
     ids=str,
 )
-def test_rerun_plans_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
+def test_recomputing_plans_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     alone = train_alone(case, case.compiled().plan.num_microbatches)
     errors = [difference(one, alone, 1e-3) for one in trained(case, tmp_path)]
     assert [error for error in errors if not error <= 1e-12] == []
 
 
-def test_rerun_repeats_the_dropout_masks(tmp_path: Path) -> None:
-    knobs = {"tp": 2, "microbatches": 2}
-    once = Case("hybrid", 2, knobs, sizes={"dropout": 0.3})
-    again = replace(once, knobs={**knobs, "keep": Keep.BLOCK_INPUTS})
+def test_recomputing_repeats_the_dropout_masks(tmp_path: Path) -> None:
+    options = {"tp": 2, "microbatches": 2}
+    once = Case("hybrid", 2, options, sizes={"dropout": 0.3})
+    again = replace(once, options={**options, "keep": Keep.BLOCK_INPUTS})
     pair = trained(once, tmp_path / "once")[0], trained(again, tmp_path / "again")[0]
     assert pair[0].losses == pair[1].losses
     assert difference(*pair, 1e-3) == 0
@@ -88,8 +88,8 @@ def bytes_a_block(case: Case) -> float:
     # Gradients of weights exist already in the second microbatch. Its peak is therefore early in
     # the backward, when only the last block has run.
     sizes = ({"sequence": 16, "layers": layers} for layers in (3, 4))
-    knobs = {**case.knobs, "microbatches": 2}
-    few, many = (replace(case, knobs=knobs, sizes=s).compiled().memory[0] for s in sizes)
+    options = {**case.options, "microbatches": 2}
+    few, many = (replace(case, options=options, sizes=s).compiled().memory[0] for s in sizes)
     return (many.activations_bytes - few.activations_bytes) / HIDDEN
 
 
@@ -129,9 +129,9 @@ def backward_of(case: Case) -> str:
 
 
 def test_parts_without_a_rerun_reader_are_recomputed_only_in_their_backward() -> None:
-    knobs = {"parts": 4, "microbatches": 1}
+    options = {"parts": 4, "microbatches": 1}
     (again, whole) = (
-        backward_of(Case("coshard", 1, {**knobs, "keep": keep}, sizes={"layers": 3}))
+        backward_of(Case("coshard", 1, {**options, "keep": keep}, sizes={"layers": 3}))
         for keep in (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
     )
     # Three blocks, each with an attention and an MLP of four parts, and with norms.
@@ -148,8 +148,8 @@ def test_simulated_parts_run_twice_and_attention_parts_of_rerun_blocks_thrice() 
     profile = replace(PROFILES["v100"], launch_secs=0.0, products=half, attention=half)
     shape = {"layers": 1, "width": 1024, "sequence": 1024}
     secs, found = [], list[Part]()
-    for knobs in ({"parts": 1}, {"parts": 2}, {"parts": 2, "keep": Keep.BLOCK_INPUTS}):
-        made = Case("coshard", 1, knobs, model="gpt", sizes=shape).compiled()
+    for options in ({"parts": 1}, {"parts": 2}, {"parts": 2, "keep": Keep.BLOCK_INPUTS}):
+        made = Case("coshard", 1, options, model="gpt", sizes=shape).compiled()
         secs.append(simulate(made, profile).compute_secs[0])
         steps = made.materialized.stages[0].steps[0]
         found = [p for s in steps if isinstance(s, Segment) and s.recompute for p in s.parts]
@@ -164,7 +164,7 @@ def test_simulated_parts_run_twice_and_attention_parts_of_rerun_blocks_thrice() 
     assert attention_secs > parts_secs / 3
 
 
-def test_rerun_repeats_communication_except_that_leaving_a_block() -> None:
+def test_recomputing_repeats_communication_except_that_leaving_a_block() -> None:
     once, again = (
         Case("hybrid", 2, {"tp": 2, "keep": keep}, sizes={"layers": 3}).compiled().files[0]
         for keep in (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
@@ -198,11 +198,11 @@ def test_simulated_rerun_repeats_the_forward_and_half_its_communication() -> Non
     assert 4 * again.levels[0].sent_bytes == 5 * once.levels[0].sent_bytes > 0
     assert once.compute_secs[0] < again.compute_secs[0] < 1.6 * once.compute_secs[0]
     # Sizes so large that rounding of segment times to a picosecond does not matter.
-    knobs, sizes = (
+    options, sizes = (
         ({"keep": Keep.BLOCK_INPUTS}, {"keep": Keep.SEGMENT_INPUTS}),
         {"width": 1024, "sequence": 512},
     )
-    programs = [Case("hybrid", 1, each, sizes=sizes).compiled() for each in knobs]
+    programs = [Case("hybrid", 1, each, sizes=sizes).compiled() for each in options]
     one, recomputed = (simulate(p, PROFILES["v100"]).compute_secs[0] for p in programs)
     calls = 8 * 2 * PROFILES["v100"].segment_secs  # microbatches, blocks
     # The last sum of a block is not recomputed, and the bias before it is a separate op.
@@ -213,7 +213,7 @@ def test_simulated_rerun_repeats_the_forward_and_half_its_communication() -> Non
 
 
 def with_units(groups: Sequence[Sequence[int]], units: Sequence[Sequence[int]]) -> ss.Compiled:
-    """Data parallel of four blocks, with groups that are rerun and windows that gather weights."""
+    """Data parallel of four blocks, with groups that are recomputed and FSDP units."""
     graph = ss.capture(ONE.new_model(), ONE.inputs(0))
     plan, blocks = ss.Plan(graph, range(2)), find_blocks(graph).all
     for op in graph.ops:
@@ -232,7 +232,7 @@ ONE = Case("data_parallel", 2, sizes={"layers": 4, "sequence": 4})
 
 
 @pytest.mark.parametrize(
-    ("groups", "windows", "again"),
+    ("groups", "units", "again"),
     [
         ([(0, 1), (2, 3)], [(0,), (1,), (2,), (3,)], 4),
         ([(0, 1)], [(1, 2), (3,)], 1),
@@ -240,13 +240,13 @@ ONE = Case("data_parallel", 2, sizes={"layers": 4, "sequence": 4})
         ([(1, 2)], [(1, 2), (3,)], 0),
     ],
 )
-def test_rerun_gathers_released_weights_again(
+def test_recomputing_gathers_released_weights_again(
     groups: Sequence[Sequence[int]],
     units: Sequence[Sequence[int]],
     again: int,
     tmp_path: Path,
 ) -> None:
-    """``again`` windows are gathered a third time, because they open and close in a group."""
+    """``again`` units are gathered a third time, because they open and close in a group."""
     compiled = with_units(groups, units)
     compiled.save(tmp_path)
     start = ONE.new_model().state_dict()
@@ -254,7 +254,7 @@ def test_rerun_gathers_released_weights_again(
     alone = train_alone(ONE, 1)
     assert [e for one in found if not (e := difference(one, alone, 1e-3)) <= 1e-12] == []
     text = compiled.files[0]
-    unshards = [literal_eval(names) for names in re.findall(r"run\.gather\((.*)\)", text)]
+    unshards = [literal_eval(names) for names in re.findall(r"run\.unshard\((.*)\)", text)]
     assert len(unshards) == 2 * len(units) + again
     assert text.partition("def step(run)")[0].count("run.reduce(") == len(units)
     moves = (move for row in compiled.report().of("fetch") for move in row.moves)
@@ -280,7 +280,7 @@ def test_overlapping_rerun_groups_raise_plan_error() -> None:
         ss.compile(plan)
 
 
-def test_rerun_and_swap_of_the_same_ops_raise_plan_error() -> None:
+def test_recomputing_and_offload_of_the_same_ops_raise_plan_error() -> None:
     plan = plan_of_two_blocks()
     blocks = find_blocks(plan.graph).all
     plan.recompute_regions(*blocks)
