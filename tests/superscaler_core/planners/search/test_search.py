@@ -191,8 +191,7 @@ class Interrupting:
 
 @pytest.mark.parametrize("num_known", [0, 1])
 def test_interrupted_full_look_loses_no_plan(num_known: int) -> None:
-    """Without another plan, the evaluation begins again; with one, the search ends with that one.
-    """
+    """Without another plan, the evaluation begins again; with one, the search ends with that one."""
     stopped = Candidate("stopped", 2, Interrupting(), quick=Scope(1), guess_secs=2)
     known = [Candidate("slower", 1, PLANS["data_parallel"], guess_secs=1)][:num_known]
     found = search_request(request(), lambda _: [*known, stopped], max_tried=1 + num_known)
@@ -457,8 +456,7 @@ def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None
 
 
 def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> Found:
-    """A search of 100 s in which full evaluations take 15 s, others 1 s, and estimates get better.
-    """
+    """A search of 100 s in which full evaluations take 15 s, others 1 s, and estimates get better."""
     now = 0.0
 
     def capture(samples: int) -> ss.Graph:
