@@ -25,7 +25,7 @@ from rvdcomm.program.text import MAX_TEXT_BOXES
 from rvdcomm.program.verify import MAX_SYMBOLS, verify
 from rvdcomm.run.agree import read_post
 from rvdcomm.run.request import Request
-from rvdcomm.run.shared_memory.rendezvous import Wire, unix_socket
+from rvdcomm.run.shared_memory.rendezvous import SocketChannel, unix_socket
 from rvdcomm.text import MAX_INTEGER, integer, quoted
 from tests.program.test_verify import GATHER, GOOD, MASK, REDUCE, SUM
 
@@ -430,7 +430,7 @@ def test_invalid_message_leaves_no_open_descriptor(data: bytes) -> None:
         before = len(os.listdir("/proc/self/fd"))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [handed.fileno()]))]
         theirs.sendmsg([data], rights)
-        wire = Wire(ours)
+        wire = SocketChannel(ours)
         with pytest.raises(ValueError, match=r"."):
             wire.receive(1.0, max_fds=1)
         assert len(os.listdir("/proc/self/fd")) == before

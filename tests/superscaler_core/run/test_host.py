@@ -191,7 +191,7 @@ def test_prefetch_depth_determines_how_many_swapped_groups_are_on_the_device(
     assert most == (1 + max(1, depth)) * host.sent_bytes // 5
 
 
-@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize("unit", [False, True])
 def test_weights_constants_and_inputs_are_not_swapped(unit: bool, tmp_path: Path) -> None:
     case = Case("swap", 1)
     plan = case.compiled().plan

@@ -237,7 +237,7 @@ def test_program_is_loaded_with_its_saved_topology_unless_another_is_given(
 # --- mixed precision ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [None, "unshard", "reduce_grads"])
+@pytest.mark.parametrize("unit", [None, "unshard", "reduce_grads"])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_float32_master_weights_accumulate_small_updates(
     tmp_path: Path, unit: str | None, sharded: bool
