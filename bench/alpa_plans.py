@@ -180,14 +180,16 @@ def found(name: str, samples: Sequence[int] = SAMPLES) -> Simulated:
 
 def _prices(model: SearchModel, samples: int, meshes: Sequence[tuple[int, ...]]) -> Any:
     return price_ways(
-        captured(model.workload, samples),
+        ss.CostModel(
+            captured(model.workload, samples),
+            PROFILES["v100"],
+            p3_topology(model.num_gpus),
+            master_dtype="float32",
+        ),
         range(model.num_gpus),
-        p3_topology(model.num_gpus),
-        PROFILES["v100"],
         meshes,
         model.workload.batch // samples,
         memory_bytes=MEMORY_BYTES,
-        master_dtype="float32",
     )
 
 

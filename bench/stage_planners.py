@@ -88,16 +88,18 @@ def cut_model(name: str) -> dict[str, Any]:
     for samples in SAMPLES:
         for keep in KEEPS:
             problems[samples, keep] = price_stages(
-                captured(workload, samples),
+                ss.CostModel(
+                    captured(workload, samples),
+                    PAPER.profile,
+                    PAPER.topology(num_gpus),
+                    master_dtype="float32",
+                ),
                 range(num_gpus),
-                PAPER.topology(num_gpus),
-                PAPER.profile,
                 workload.batch // samples,
                 memory_bytes=PAPER.limit_bytes,
                 keep=keep,
                 has_changes=True,
                 vocabulary=_has_words(workload),
-                master_dtype="float32",
             )
     secs = time.process_time() - start
     rows = {planner: _row(workload, num_gpus, planner, problems) for planner in STAGE_PLANNERS}
@@ -138,7 +140,6 @@ def _row(
                 PAPER.topology(num_gpus),
                 keep=keep,
                 vocabulary=_has_words(workload),
-                master_dtype="float32",
             )
         except PlanError:
             continue

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from superscaler_core.front_end.register import register_op
     from superscaler_core.front_end.shard import shard
     from superscaler_core.parallel import Parallel, parallelize
+    from superscaler_core.planners.search.asked import Search
     from superscaler_core.planners.search.found import Found
     from superscaler_core.planners.search.search import search
     from superscaler_core.run.live_bytes import LiveBytes
@@ -64,6 +65,7 @@ _LAZY = {
     "Found": "superscaler_core.planners.search.found",
     "LiveBytes": "superscaler_core.run.live_bytes",
     "Parallel": "superscaler_core.parallel",
+    "Search": "superscaler_core.planners.search.asked",
     "Trainer": "superscaler_core.run.trainer",
     "capture": "superscaler_core.front_end",
     "latest": "superscaler_core.run.resume",
@@ -115,6 +117,7 @@ __all__ = [
     "PlanError",
     "Schedule",
     "ScheduleError",
+    "Search",
     "ShardSpec",
     "Stage",
     "StepProgram",

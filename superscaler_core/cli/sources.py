@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rvdcomm.cli import UsageError
+from superscaler_core.checks import one_of
 from superscaler_core.cli import options
 from superscaler_core.errors import PlanError
 from superscaler_core.models import MODELS, config_of
@@ -261,7 +262,7 @@ def _caller(function: Callable[..., Any]) -> Callable[..., Made]:
 
 
 def _check_known(what: str, given: str, known: Mapping[str, object]) -> None:
-    if given not in known:
-        near = get_close_matches(given, known, 3)
-        hint = f" Is it {' or '.join(near)}?" if near else ""
-        raise UsageError(f"there is no {what} {given!r}; there are {', '.join(known)}.{hint}")
+    try:
+        one_of(what, given, known)
+    except PlanError as error:
+        raise UsageError(str(error)) from None

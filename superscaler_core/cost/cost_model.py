@@ -25,7 +25,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
-from superscaler_core.memory import STATES
+from superscaler_core.memory import STATES, check_states
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.program.sharding import Sharding, shardings_of
 from superscaler_core.program.transfer import transfers
@@ -84,6 +84,10 @@ class CostModel:
     communication: str = "rvd"
     optimizer: str = "adam"
     master_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        master = check_states(self.optimizer, self.master_dtype)
+        object.__setattr__(self, "master_dtype", master)
 
     @cached_property
     def times(self) -> OpTimes:

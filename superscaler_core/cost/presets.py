@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from superscaler_core.checks import one_of
 from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.cost.reach import Reach
-from superscaler_core.errors import PlanError
 
 LAUNCH_SECS = 5e-6
 """Launch time of one kernel in a full stream: a typical figure, not a vendor's. clpeak measures
@@ -161,6 +161,4 @@ def profile_of(name: str) -> DeviceProfile:
     Raises:
         PlanError: there is no preset of that name.
     """
-    if name not in PROFILES:
-        raise PlanError(f"there is no profile {name!r}; there are {', '.join(PROFILES)}.")
-    return PROFILES[name]
+    return PROFILES[one_of("profile", name, PROFILES)]

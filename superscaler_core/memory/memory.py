@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TypeVar
 
 from rvdcomm.collector import paused_collector
 from rvdcomm.units import bytes_text
-from superscaler_core.errors import DeviceMemoryError, PlanError
+from superscaler_core.checks import one_of
+from superscaler_core.errors import DeviceMemoryError
 from superscaler_core.memory.footprint import alike_devices
 from superscaler_core.memory.held import tensors_in_flight
 from superscaler_core.memory.step_memory import StepMemory
@@ -167,7 +167,7 @@ def check_states(optimizer: str, master_dtype: object) -> str | None:
     Raises:
         PlanError: the optimizer or the dtype is not known.
     """
-    _check_known("optimizer", optimizer, STATES)
+    one_of("optimizer", optimizer, STATES)
     return None if master_dtype is None else master_name(master_dtype)
 
 
@@ -180,9 +180,7 @@ def master_name(dtype: object) -> str:
     Raises:
         PlanError: it is no dtype that optimizers update.
     """
-    name = str(dtype).removeprefix("torch.")
-    _check_known("dtype", name, _UPDATED)
-    return name
+    return one_of("dtype of stored parameters", str(dtype).removeprefix("torch."), _UPDATED)
 
 
 class _Account:
@@ -231,9 +229,3 @@ class _Account:
 
     def _states_bytes(self, device: Device) -> int:
         return self._num_states * self._stored.trained_bytes(device)
-
-
-def _check_known(what: str, given: str, known: Collection[str]) -> None:
-    if given not in known:
-        near = get_close_matches(given, known, 3, 0.3) or list(known)
-        raise PlanError(f"{what} {given!r} is not known; there are {', '.join(near)}.")

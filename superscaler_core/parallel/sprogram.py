@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
+from superscaler_core.checks import one_of
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Plan
 from superscaler_core.plans import PLANS
@@ -39,11 +39,8 @@ class SProgram:
             PlanError: there is no plan of that name, or it takes no such option.
         """
         plan, said = parse_plan(plan) if isinstance(plan, str) else (plan, {})
-        if isinstance(plan, str) and plan not in PLANS:
-            near = get_close_matches(plan, PLANS, 3)
-            hint = f" Is it {' or '.join(near)}?" if near else ""
-            raise PlanError(f"there is no plan {plan!r}; there are {', '.join(PLANS)}.{hint}")
         if isinstance(plan, str):
+            one_of("plan", plan, PLANS)
             options = {name: value_of(plan, name, value) for name, value in (options or {}).items()}
         made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **(options or {})})
         known = {*made._takes, *PARTS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from superscaler_core.checks import at_least
 from superscaler_core.errors import PlanError
 
 BUCKET_BYTES = 16 << 20
@@ -62,12 +63,10 @@ class Overlap:
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.prefetch < 0 or self.bucket_bytes < 1 or (self.memory_bytes or 0) < 0:
-            raise PlanError(
-                f"overlap: prefetch={self.prefetch} is at least 0, "
-                f"bucket_bytes={self.bucket_bytes} at least 1, and "
-                f"memory_bytes={self.memory_bytes} at least 0, or None."
-            )
+        at_least(0, prefetch=self.prefetch)
+        at_least(1, bucket_bytes=self.bucket_bytes)
+        if self.memory_bytes is not None:
+            at_least(0, memory_bytes=self.memory_bytes)
         if self.duplex and self.pairs:
             raise PlanError("overlap: a pair has no halves; choose duplex or pairs.")
 

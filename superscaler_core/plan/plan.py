@@ -13,6 +13,7 @@ from math import prod
 from operator import itemgetter
 from typing import Any
 
+from superscaler_core.checks import one_of
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.dims import DimClass, dims_of
@@ -432,17 +433,18 @@ class Plan(Savings):
 
     # --- what is kept ---------------------------------------------------------------------------
 
-    def keep(self, level: Keep, groups: Iterable[Iterable[Op]] | None = None) -> None:
+    def keep(self, level: Keep | str, groups: Iterable[Iterable[Op]] | None = None) -> None:
         """Choose what of the forward is kept for the backward; the backward recomputes the rest.
 
         Levels combine: after ``BLOCK_INPUTS``, a call with ``SEGMENT_INPUTS`` lets the
         recomputation of a block keep only the inputs of its segments.
 
         Args:
-            level: what is kept.
+            level: what is kept, or its name.
             groups: groups of ops to use instead of the blocks. For levels that are about stages or
                 attentions, only ops in these groups are affected.
         """
+        level = Keep(one_of("level of Keep", str(level), map(str, Keep)))
         given = None if groups is None else [tuple(group) for group in groups]
         chosen = set(self.graph.ops if given is None else chain.from_iterable(given))
         if level is Keep.SEGMENT_INPUTS:

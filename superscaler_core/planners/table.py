@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
-from superscaler_core.errors import PlanError
+from superscaler_core.checks import one_of
 from superscaler_core.planners.auto import auto
 from superscaler_core.planners.auto.asked import Asking
 from superscaler_core.planners.by_hand import by_hand
@@ -37,10 +36,4 @@ def planner_of(planner: str | SearchPlanner) -> SearchPlanner:
     Raises:
         PlanError: there is no planner of that name.
     """
-    if not isinstance(planner, str):
-        return planner
-    if planner not in PLANNERS:
-        near = get_close_matches(planner, PLANNERS, 3)
-        hint = f" Is it {' or '.join(near)}?" if near else ""
-        raise PlanError(f"there is no planner {planner!r}; there are {', '.join(PLANNERS)}.{hint}")
-    return PLANNERS[planner]
+    return planner if callable(planner) else PLANNERS[one_of("planner", planner, PLANNERS)]

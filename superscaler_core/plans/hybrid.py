@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from superscaler_core.checks import one_of
 from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans.coshard import coshard as add_coshard
 from superscaler_core.plans.pieces.grid_stages import grid_stages
 from superscaler_core.plans.pieces.inner_runs import ChosenBlocks, chosen_blocks
-from superscaler_core.schedules import Generator, generate, interleaved
+from superscaler_core.schedules import SCHEDULES, Generator, generate, interleaved
 
 
 def hybrid(
@@ -18,7 +19,7 @@ def hybrid(
     pp: int = 1,
     microbatches: int = 8,
     chunks: int = 1,
-    schedule: Generator = interleaved,
+    schedule: Generator | str = interleaved,
     halves: bool = False,
     apart: bool = False,
     sequence: bool = False,
@@ -43,7 +44,7 @@ def hybrid(
             ``len(devices) / (tp * pp)`` replicas.
         microbatches: number per step, each as large as the captured batch.
         chunks: stages per group of devices, for the schedules ``interleaved`` and ``looped-bfs``.
-        schedule: a value of ``SCHEDULES``; ``interleaved`` is 1F1B if there is one chunk.
+        schedule: a value or a name of ``SCHEDULES``; ``interleaved`` is 1F1B if there is one chunk.
         halves: run every backward as an I, for which earlier stages wait, and a W.
         apart: run every recomputation as an action of its own, maybe before the gradient arrives.
         sequence: cut the ops between tensor-parallel maps along the sequence.
@@ -62,6 +63,8 @@ def hybrid(
         PlanError: ``tp * pp`` does not divide the devices.
         ScheduleError: the schedule does not take these counts.
     """
+    if isinstance(schedule, str):
+        schedule = SCHEDULES[one_of("schedule", schedule, SCHEDULES)]
     order = generate(schedule, pp, microbatches, chunks=chunks, halves=halves, apart=apart)
     splits = {"sequence": sequence, "vocabulary": vocabulary, "experts": experts}
     grid_stages(plan, order, tp, zero1=zero1, sizes=sizes, **splits)

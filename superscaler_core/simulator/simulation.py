@@ -8,12 +8,12 @@ from tqdm import tqdm
 
 import rvdcomm as rv
 from rvdcomm.collector import paused_collector
+from superscaler_core.checks import one_of
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost.comm_cost import METHODS, CommCosts, comm_costs_on, topology_for
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.presets import profile_of
 from superscaler_core.cost.profile import DeviceProfile
-from superscaler_core.errors import PlanError
 from superscaler_core.memory import STATES
 from superscaler_core.memory.stored import Stored, StoredMemory
 from superscaler_core.plan import Device
@@ -73,10 +73,7 @@ def simulate(
     """
     methods = Methods(intra or communication, inter or communication)
     for method in (methods.intra, methods.inter):
-        if method not in METHODS:
-            raise PlanError(
-                f"communication {method!r} is not known; there are {', '.join(METHODS)}."
-            )
+        one_of("communication", method, METHODS)
     if isinstance(profile, str):
         profile = profile_of(profile)
     made = compiled.materialized

@@ -101,10 +101,9 @@ class Found:
         """
         asked = self.request
         return explain_op(
-            self.plan, op, asked.topology, asked.profile,
+            self.plan, op, asked.costs_of(self.plan.graph),
             microbatches=asked.microbatches(self.best.candidate.samples),
-            memory_bytes=asked.memory_bytes, optimizer=asked.optimizer,
-            master_dtype=asked.master_dtype,
+            memory_bytes=asked.memory_bytes,
         )  # fmt: skip
 
     # --- text -----------------------------------------------------------------------------------

@@ -35,11 +35,17 @@ def graphs_of(
     """A function that makes the graph of a size, and the sizes; arguments as in ``search``.
 
     Raises:
-        PlanError: a model was given without inputs.
+        PlanError: a model was given without inputs, or a graph with other sizes than its own.
     """
     sizes = tuple(sorted(samples)) or tuple(n for n in range(1, batch + 1) if batch % n == 0)
     if isinstance(given, Graph):
-        return Same(given), (_samples_of(given),)
+        own = _samples_of(given)
+        if {*samples} - {own}:
+            raise PlanError(
+                f"samples={tuple(samples)}: a captured graph has one size, {own} samples; give the "
+                "model instead, or leave samples out."
+            )
+        return Same(given), (own,)
     if isinstance(given, nn.Module):
         if inputs is None:
             raise PlanError(f"{type(given).__name__} is captured with inputs: give an example.")

@@ -94,8 +94,12 @@ class Request:
 
     def costs(self, samples: int) -> CostModel:
         """The cost functions of a microbatch of ``samples`` samples."""
+        return self.costs_of(self.graph_of(samples))
+
+    def costs_of(self, graph: Graph) -> CostModel:
+        """The cost functions of a graph, on the cluster of the request."""
         return CostModel(
-            self.graph_of(samples),
+            graph,
             self.profile,
             self.topology,
             optimizer=self.optimizer,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from typing import Any
 
-import rvdcomm as rv
-from superscaler_core.cost import PROFILES, DeviceProfile
-from superscaler_core.cost.presets import profile_of
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.plan import Device
+from superscaler_core.planners.search.asked import Progress, Search
 from superscaler_core.planners.search.evaluate import lack
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.microbatches import Resizing, graphs_of
@@ -32,33 +29,12 @@ from superscaler_core.planners.search.resized import is_same
 from superscaler_core.planners.search.workers import Workers
 from superscaler_core.planners.table import planner_of
 
-Progress = Callable[[int, int, Trial | None], None]
-"""Called after every trial.
-
-Its arguments are the number of trials, the number of waiting candidates, and the fastest trial so
-far, which may be an estimate.
-"""
-
 
 def search(
     model_or_graph: Any,
     inputs: Sequence[Any] | Mapping[str, Any] | ModelCall | None = None,
-    *,
-    topology: rv.Topology,
-    batch: int,
-    memory_bytes: int | None = None,
-    planner: str | SearchPlanner = "auto",
-    budget_secs: float = 60.0,
-    max_tried: int = 0,
-    profile: DeviceProfile | str = PROFILES["v100"],
-    devices: Sequence[Device] | None = None,
-    samples: Sequence[int] = (),
-    recycled: Mapping[str, int] | None = None,
-    recycle: int = 0,
-    optimizer: str = "adam",
-    master_dtype: str | None = None,
-    num_processes: int = 1,
-    progress: Progress | None = None,
+    asked: Search | None = None,
+    **options: Any,
 ) -> Found:
     """Search for the plan with the shortest simulated step that fits in memory.
 
@@ -72,51 +48,31 @@ def search(
             samples of a microbatch to a graph.
         inputs: example arguments of the model as in ``capture``, by position or by name, or a
             ``ModelCall`` of both; dim 0 of tensors is the batch.
-        topology: hosts and links of the devices.
-        batch: samples per step.
-        memory_bytes: memory of a device; that of the profile if None.
-        planner: a name of ``PLANNERS``, or a function that proposes candidates.
-        budget_secs: seconds of the whole search. They include capturing the model, the full
-            evaluation at the best estimate, and the capture of the graph on which the chosen plan
-            is checked: no other evaluation begins when less time is left than these may take. An
-            evaluation in another process that is under way in the end is abandoned. The search goes
-            on beyond the budget until one plan was evaluated in full and fits, or no candidate is
-            left, and no estimate is 3 % faster than it, and if this plan's graph differs from the
-            captured one.
-        max_tried: the largest number of trials, besides the full evaluations of the best estimates
-            in the end; 0 is no limit. With one process, and if the budget suffices, two searches
-            with the same arguments find the same plan.
-        profile: profile of every device, or the name of a preset.
-        devices: devices that may be used; all of the topology if None.
-        samples: microbatch sizes to try; all divisors of the batch if empty.
-        recycled: as in ``capture``, for a model.
-        recycle: forwards without gradient per microbatch, for a model that recycles its results.
-        optimizer, master_dtype: as in ``compile``.
-        num_processes: processes that evaluate candidates side by side. More than one needs a main
-            module that can be imported, as ``multiprocessing`` does.
-        progress: called after every trial.
+        asked: what is searched for, on which cluster, and for how long.
+        options: attributes of ``Search`` by name, if ``asked`` is not given, or that differ from
+            it.
 
     Raises:
-        PlanError: no candidate fits, and the message says what is lacking; or there is no such
-            planner, profile, device, optimizer or dtype.
+        PlanError: no candidate fits, and the message says what is lacking; or a value of ``Search``
+            is none of those that it can have.
     """
-    chosen = tuple(sorted(topology.ranks) if devices is None else devices)
-    each = profile if isinstance(profile, DeviceProfile) else profile_of(profile)
-    capture, sizes = graphs_of(model_or_graph, inputs, batch, samples, recycled)
+    how = Search.of(asked, options)
+    profile = how.device_profile
+    capture, sizes = graphs_of(model_or_graph, inputs, how.batch, how.samples, how.recycled)
     graphs = Resizing(capture, sizes)
     request = Request(
-        graphs, sizes, batch, chosen, topology, each,
-        each.memory_bytes if memory_bytes is None else memory_bytes,
-        optimizer=optimizer, master_dtype=master_dtype, recycle=recycle,
+        graphs, sizes, how.batch, how.chosen_devices, how.topology, profile,
+        profile.memory_bytes if how.memory_bytes is None else how.memory_bytes,
+        optimizer=how.optimizer, master_dtype=how.master_dtype, recycle=how.recycle,
         captured=graphs.as_captured,
     )  # fmt: skip
     return search_request(
         request,
-        planner_of(planner),
-        budget_secs=budget_secs,
-        max_tried=max_tried,
-        num_processes=num_processes,
-        progress=progress,
+        planner_of(how.planner),
+        budget_secs=how.budget_secs,
+        max_tried=how.max_tried,
+        num_processes=how.num_processes,
+        progress=how.progress,
     )
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import rvdcomm as rv
-from superscaler_core.cost import DeviceProfile
+from superscaler_core.cost import CostModel
 from superscaler_core.plan import OpSplit, Plan
 from superscaler_core.planners.space.choices import Choice, MeshSizes, choices_of
 from superscaler_core.planners.space.groups import OpGroup, groups_of
@@ -14,7 +12,12 @@ from superscaler_core.planners.space.pricing import price_space
 
 
 def explain_op(
-    plan: Plan, name: str, topology: rv.Topology, profile: DeviceProfile, **pricing: Any
+    plan: Plan,
+    name: str,
+    costs: CostModel,
+    *,
+    microbatches: int = 1,
+    memory_bytes: float | None = None,
 ) -> str:
     """A table of the choices of an op; all other ops are cut as in the plan.
 
@@ -27,9 +30,8 @@ def explain_op(
     Args:
         plan: a filled plan.
         name: name of the op.
-        topology, profile: as in ``price_space``.
-        pricing: ``microbatches``, ``memory_bytes``, ``optimizer`` and ``master_dtype`` of
-            ``price_space``.
+        costs: the cost functions of the plan's graph.
+        microbatches, memory_bytes: as in ``price_space``.
 
     Raises:
         PlanError: the model has no such op, or parts of its stage have no device.
@@ -50,8 +52,9 @@ def explain_op(
 
     mesh = max(_meshes(len(devices)), key=shared)
     priced = price_space(
-        plan.graph, devices, topology, profile, mesh=mesh, ops=ops, blocks=plan.blocks, **pricing
-    )
+        costs, devices, mesh=mesh, ops=ops, blocks=plan.blocks,
+        microbatches=microbatches, memory_bytes=memory_bytes,
+    )  # fmt: skip
     node = priced.node_of[name]
     assignment = [
         _nearest(plan, next((g for g in own if op in g), own[0]), choices)

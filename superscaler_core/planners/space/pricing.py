@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import prod
 
 import rvdcomm as rv
-from superscaler_core.cost import CostModel, DeviceProfile
+from superscaler_core.cost import CostModel
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, find_blocks
-from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.space.edges import edges_of
 from superscaler_core.planners.space.nodes import Nodes
@@ -18,17 +18,13 @@ from superscaler_core.planners.space.space import Space
 
 
 def price_space(
-    graph: Graph,
+    costs: CostModel,
     devices: Sequence[Device],
-    topology: rv.Topology,
-    profile: DeviceProfile,
     *,
     mesh: Sequence[int] | None = None,
     microbatches: int = 1,
     in_flight: int = 1,
     memory_bytes: float | None = None,
-    optimizer: str = "adam",
-    master_dtype: str | None = None,
     ops: Sequence[Op] | None = None,
     blocks: Blocks | None = None,
     same_blocks: bool = True,
@@ -56,14 +52,12 @@ def price_space(
     Blocks with equal ops are priced once, so pricing takes as long as the distinct blocks need.
 
     Args:
-        graph: the model, for one microbatch, which all devices share.
+        costs: the cost functions of the model, for one microbatch, which all devices share.
         devices: all devices of the topology, or some.
-        topology, profile: as in ``CostModel``.
         mesh: sizes of the axes, the last one innermost; if None, hosts times devices of a host.
         microbatches: microbatches in a step.
         in_flight: microbatches between forward and backward at a time.
         memory_bytes: memory of a device; that of the profile if None.
-        optimizer, master_dtype: as in ``compile``.
         ops: consecutive ops of the graph, such as a stage; all if None.
         blocks: the blocks of the graph; found by its structure if None.
         same_blocks: whether blocks with equal ops take the same decisions.
@@ -85,13 +79,13 @@ def price_space(
             f"keep={keep.value}, recompute_regions={recompute_regions}: a space has everything "
             "kept, or block_inputs, or groups that are recomputed."
         )
-    chosen = tuple(_mesh_of(devices, topology) if mesh is None else mesh)
+    chosen = tuple(_mesh_of(devices, costs.topology) if mesh is None else mesh)
     if prod(chosen) != len(devices):
         raise PlanError(
             f"a mesh of {' x '.join(map(str, chosen))} has {prod(chosen)} devices, but "
             f"{len(devices)} were given."
         )
-    costs = CostModel(graph, profile, topology, optimizer=optimizer, master_dtype=master_dtype)
+    graph = costs.graph
     nodes = Nodes(
         costs, blocks or find_blocks(graph), tuple(graph.ops if ops is None else ops),
         tuple(devices), chosen, microbatches, same_blocks, keep, recompute_regions, pieces,
@@ -101,7 +95,7 @@ def price_space(
         edges_of(nodes),
         microbatches,
         in_flight,
-        profile.memory_bytes if memory_bytes is None else memory_bytes,
+        costs.profile.memory_bytes if memory_bytes is None else memory_bytes,
     )
     return PricedSpace(space, costs, nodes.devices, nodes.groups, nodes.choices, keep)
 

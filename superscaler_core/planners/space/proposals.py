@@ -78,8 +78,7 @@ def cut_by(
         PlanError: the planner finds no assignment that fits in memory.
     """
     priced = price_space(
-        plan.graph, plan.devices, request.topology, request.profile, mesh=mesh,
-        microbatches=request.microbatches(samples), memory_bytes=memory_bytes,
-        optimizer=request.optimizer, master_dtype=request.master_dtype, blocks=plan.blocks,
+        request.costs_of(plan.graph), plan.devices, mesh=mesh,
+        microbatches=request.microbatches(samples), memory_bytes=memory_bytes, blocks=plan.blocks,
     )  # fmt: skip
     priced.fill(plan, planner(priced.space).assignment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from superscaler_core.checks import at_least
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.dims import DimClass
 from superscaler_core.graph.graph import Op
@@ -55,17 +56,15 @@ def shares(plan: Plan, **sides: int) -> int:
     """The number of devices per cell of a grid, such as ``tp=2`` times ``pp=4``.
 
     Raises:
-        PlanError: a side is less than 1, or the sides do not divide the devices.
+        PlanError: a side is no number of at least 1, or the sides do not divide the devices.
     """
+    at_least(1, **sides)
     num, product = len(plan.devices), 1
     for side in sides.values():
         product *= side
-    if min(sides.values()) < 1 or num % product:
+    if num % product:
         text = " times ".join(f"{name}={side}" for name, side in sides.items())
-        raise PlanError(
-            f"{text} on {num} devices: each is at least 1, and their product {product} has to "
-            f"divide {num}."
-        )
+        raise PlanError(f"{text} on {num} devices: their product {product} has to divide {num}.")
     return num // product
 
 

@@ -42,10 +42,8 @@ def propose_alpa(request: Request) -> Iterator[Candidate]:
             samples = sizes.pop(0)
             microbatches = request.microbatches(samples)
             prices = price_ways(
-                request.graph_of(samples), devices, request.topology, request.profile,
-                meshes_of(len(devices), per_host, num_axes), microbatches,
-                memory_bytes=request.memory_bytes, optimizer=request.optimizer,
-                master_dtype=request.master_dtype, recycle=request.recycle,
+                request.costs(samples), devices, meshes_of(len(devices), per_host, num_axes),
+                microbatches, memory_bytes=request.memory_bytes, recycle=request.recycle,
             )  # fmt: skip
             for share in SHARES:
                 limit = share * request.memory_bytes

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-import rvdcomm as rv
-from superscaler_core.cost import DeviceProfile, MemoryCost, peak_bytes, recomputed
+from superscaler_core.cost import CostModel, MemoryCost, peak_bytes, recomputed
 from superscaler_core.graph.blocks import Blocks, find_blocks
-from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Keep, OpSplit
 from superscaler_core.planners.space import Space, price_space
@@ -53,7 +52,7 @@ class StagePrices:
         blocks: the blocks of the model.
         mesh: sizes of the axes.
         in_flight: microbatches that a stage on this mesh keeps at a time, approximately.
-        recycle: turns without gradient of every microbatch; the times of forwards include them.
+        recycle: recycling passes of every microbatch; the times of forwards include them.
     """
 
     runs: Runs
@@ -172,40 +171,34 @@ class _Held:
 
 
 def price_ways(
-    graph: Graph,
+    costs: CostModel,
     devices: Sequence[Device],
-    topology: rv.Topology,
-    profile: DeviceProfile,
     meshes: Sequence[MeshSizes],
     microbatches: int,
     *,
     memory_bytes: float | None = None,
-    optimizer: str = "adam",
-    master_dtype: str | None = None,
     blocks: Blocks | None = None,
     recycle: int = 0,
 ) -> tuple[StagePrices, ...]:
     """The prices of stages on every mesh.
 
     Args:
-        graph: the model, for one microbatch.
+        costs: the cost functions of the model, for one microbatch.
         devices: the devices of the cluster; a mesh is priced on the first ones.
-        topology, profile, optimizer, master_dtype: as in ``CostModel``.
         meshes: sizes of the axes of each, the last one innermost.
         microbatches: microbatches in a step.
         memory_bytes: memory of a device; that of the profile if None.
         blocks: the blocks of the graph; found by its structure if None.
-        recycle: turns without gradient of every microbatch.
+        recycle: recycling passes of every microbatch.
     """
-    known = blocks or find_blocks(graph)
+    known = blocks or find_blocks(costs.graph)
     found = []
     for mesh in meshes:
         num = prod(mesh)
         in_flight = min(microbatches, len(known.layers), len(devices) // num)
         priced = price_space(
-            graph, devices[:num], topology, profile, mesh=mesh, microbatches=microbatches,
-            memory_bytes=memory_bytes, optimizer=optimizer, master_dtype=master_dtype,
-            blocks=known,
+            costs, devices[:num], mesh=mesh, microbatches=microbatches,
+            memory_bytes=memory_bytes, blocks=known,
         )  # fmt: skip
         runs = Runs(replace(priced, space=_with_passes(priced.space, recycle)), layers_of(known))
         found.append(StagePrices(runs, known, mesh, in_flight, recycle))

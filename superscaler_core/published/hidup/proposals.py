@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from math import inf, log2
 
-from superscaler_core.cost import CostModel
 from superscaler_core.plan import Plan
 from superscaler_core.planners.row import PlannerRow
 from superscaler_core.planners.search.request import Candidate, Request, Trial
@@ -79,10 +78,7 @@ def duplexed(plan: Plan, *, request: Request, samples: int) -> None:
     Raises:
         PlanError: a call has no signature that fits the others.
     """
-    costs = CostModel(
-        plan.graph, request.profile, request.topology,
-        optimizer=request.optimizer, master_dtype=request.master_dtype,
-    )  # fmt: skip
+    costs = request.costs_of(plan.graph)
     forms = PricedForms(OurPrices(costs, request.microbatches(samples)), request.devices)
     forms.fill(plan, hidup(forms.problem, most_calls=None, beam=BEAM))
 

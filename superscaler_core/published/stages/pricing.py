@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 
-import rvdcomm as rv
 from superscaler_core.cost import (
     CostModel,
-    DeviceProfile,
     MemoryCost,
     StageCost,
     peak_bytes,
@@ -37,10 +35,8 @@ def layers_of(blocks: Blocks) -> tuple[OpGroup, ...]:
 
 
 def price_stages(
-    graph: Graph,
+    costs: CostModel,
     devices: Sequence[Device],
-    topology: rv.Topology,
-    profile: DeviceProfile,
     microbatches: int,
     *,
     degrees: Sequence[Degrees] | None = None,
@@ -48,8 +44,6 @@ def price_stages(
     keep: Keep = Keep.EVERYTHING,
     has_changes: bool = False,
     vocabulary: bool = False,
-    optimizer: str = "adam",
-    master_dtype: str | None = None,
     blocks: Blocks | None = None,
 ) -> StageProblem:
     """The stage problem of a model, whose layers are its blocks.
@@ -58,17 +52,15 @@ def price_stages(
     with equal ops are priced once.
 
     Args:
-        graph: the model, for one microbatch, which the replicas of a stage share.
+        costs: the cost functions of the model, for one microbatch, which the replicas of a stage
+            share; the two lowest levels of the topology give the bandwidths.
         devices: consecutive devices of the topology: whole hosts, or a part of one.
-        topology: its two lowest levels give the bandwidths.
-        profile: the profile of every device.
         microbatches: microbatches in a step.
         degrees: the degrees that a stage may have; all powers of two if None.
         memory_bytes: memory of a device; that of the profile if None.
         keep: ``EVERYTHING``, or ``BLOCK_INPUTS`` for layers that keep only what they read.
         has_changes: whether layers of one stage may have different degrees (``Layer.change_secs``).
         vocabulary: as in ``tensor_parallel``.
-        optimizer, master_dtype: as in ``compile``.
         blocks: the blocks of the graph; found by its structure if None.
 
     Raises:
@@ -77,10 +69,9 @@ def price_stages(
     if keep not in (Keep.EVERYTHING, Keep.BLOCK_INPUTS):
         raise PlanError(f"keep={keep}: stages are priced with everything or block_inputs.")
     chosen = tuple(degrees or Degrees.powers_of_two(len(devices)))
-    costs = CostModel(graph, profile, topology, optimizer=optimizer, master_dtype=master_dtype)
-    prices = _Prices(
-        costs, blocks or find_blocks(graph), tuple(devices), chosen, microbatches, keep, vocabulary
-    )
+    topology = costs.topology
+    known = blocks or find_blocks(costs.graph)
+    prices = _Prices(costs, known, tuple(devices), chosen, microbatches, keep, vocabulary)
     layers = prices.layers(has_changes)
     inner, *outer = (level.link.bytes_per_sec for level in topology.levels)
     per_host = len(topology.levels[1].groups[0]) if outer else len(devices)
@@ -93,7 +84,7 @@ def price_stages(
         inner,
         outer[0] if outer else inner,
         microbatches,
-        profile.memory_bytes if memory_bytes is None else memory_bytes,
+        costs.profile.memory_bytes if memory_bytes is None else memory_bytes,
     )
 
 

@@ -40,9 +40,8 @@ def cut_by(plan: Plan, *, request: Request, planner: Planner, samples: int, keep
     blocks, vocabulary = plan.blocks, bool(plan.blocks.vocabulary)
     num = request.microbatches(samples)
     problem = price_stages(
-        plan.graph, plan.devices, request.topology, request.profile, num,
-        memory_bytes=request.memory_bytes, keep=keep, has_changes=True, vocabulary=vocabulary,
-        optimizer=request.optimizer, master_dtype=request.master_dtype, blocks=blocks,
+        request.costs_of(plan.graph), plan.devices, num, memory_bytes=request.memory_bytes,
+        keep=keep, has_changes=True, vocabulary=vocabulary, blocks=blocks,
     )  # fmt: skip
     cut, _ = plan_stages(
         plan.graph, problem, planner, request.topology, optimizer=request.optimizer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import rvdcomm as rv
-from superscaler_core.cost import PROFILES, DeviceProfile
+from superscaler_core.cost import PROFILES, CostModel, DeviceProfile
 from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans import plan_row
 from superscaler_core.plans.row import TextReader
@@ -44,7 +44,7 @@ def stages(
     """
     cluster = topology or rv.Topology.single_host(max(plan.devices) + 1, 5e-6, 200e9)
     problem = price_stages(
-        plan.graph, plan.devices, cluster, profile, microbatches,
+        CostModel(plan.graph, profile, cluster), plan.devices, microbatches,
         memory_bytes=memory_bytes, keep=keep, has_changes=True, vocabulary=vocabulary,
         blocks=plan.blocks,
     )  # fmt: skip

@@ -286,8 +286,11 @@ def test_suggested_remedy_depends_on_the_largest_kind_of_memory(
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"optimizer": "adan"}, "optimizer 'adan' is not known; there are adam"),
-        ({"master_dtype": "float23"}, "dtype 'float23' is not known; there are float32"),
+        ({"optimizer": "adan"}, "there is no optimizer 'adan'; there are sgd"),
+        (
+            {"master_dtype": "float23"},
+            "no dtype of stored parameters 'float23'; there are float16",
+        ),
     ],
 )
 def test_unknown_optimizer_and_dtype_are_rejected(options: dict[str, str], message: str) -> None:

@@ -35,7 +35,7 @@ def test_option_given_as_a_text_is_read_as_in_the_text_of_the_plan() -> None:
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"optimizer": "adamm"}, "optimizer 'adamm' is not known; there are adam"),
+        ({"optimizer": "adamm"}, "there is no optimizer 'adamm'; there are sgd"),
         ({"master_dtype": "int8"}, "dtype 'int8' is not known"),
     ],
 )

@@ -25,7 +25,9 @@ def space_of_mlp(batch: int, layers: int) -> Space:
         module = kind.build(config)
         x, y = torch.empty(batch, 1024), torch.empty(batch, 1024)
     host = rv.Topology.single_host(2, 5e-6, 100e9)
-    return price_space(ss.capture(module, (x, y)), range(2), host, PROFILES["a100"]).space
+    return price_space(
+        ss.CostModel(ss.capture(module, (x, y)), PROFILES["a100"], host), range(2)
+    ).space
 
 
 @pytest.mark.parametrize("batch", [8, 512, 32768])

@@ -409,7 +409,7 @@ def test_error_for_an_unknown_profile_lists_the_known_ones() -> None:
 
 def test_error_for_an_unknown_method_lists_the_known_ones() -> None:
     with pytest.raises(
-        ss.PlanError, match="communication 'mpi' is not known; there are rvd, ring, p2p"
+        ss.PlanError, match="there is no communication 'mpi'; there are rvd, ring, p2p"
     ):
         simulate(cut_in_batch(2, free(2)), "v100", intra="mpi")
 

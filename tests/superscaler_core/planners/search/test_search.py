@@ -191,7 +191,7 @@ class Interrupting:
 
 @pytest.mark.parametrize("num_known", [0, 1])
 def test_interrupted_full_look_loses_no_plan(num_known: int) -> None:
-    """Without another plan, the evaluation begins again; with one, the search ends with that one."""
+    """Without another plan, the evaluation begins again; with one, the search ends."""
     stopped = Candidate("stopped", 2, Interrupting(), quick=Scope(1), guess_secs=2)
     known = [Candidate("slower", 1, PLANS["data_parallel"], guess_secs=1)][:num_known]
     found = search_request(request(), lambda _: [*known, stopped], max_tried=1 + num_known)
@@ -377,8 +377,11 @@ def test_auto_finds_a_plan_for_look_ups_without_blocks() -> None:
         ({"devices": (0, 7)}, "devices 0, 7: .* topology's 0 to 1"),
         ({"memory_bytes": 0}, "memory of 0 bytes"),
         ({"profile": "a1000"}, "no profile 'a1000'; there are v100"),
-        ({"optimizer": "adamm"}, "optimizer 'adamm' is not known; there are adam"),
-        ({"master_dtype": "float33"}, "dtype 'float33' is not known; there are float32"),
+        ({"optimizer": "adamm"}, "there is no optimizer 'adamm'; there are sgd"),
+        (
+            {"master_dtype": "float33"},
+            "no dtype of stored parameters 'float33'; there are",
+        ),
     ],
 )
 def test_invalid_arguments_of_a_search_raise_plan_error(
@@ -456,7 +459,7 @@ def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None
 
 
 def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> Found:
-    """A search of 100 s in which full evaluations take 15 s, others 1 s, and estimates get better."""
+    """A search of 100 s; full evaluations take 15 s, others 1 s, and estimates get better."""
     now = 0.0
 
     def capture(samples: int) -> ss.Graph:

@@ -19,7 +19,7 @@ UP = "layers.1.mlp.up:linear"
 def explained(name: str, op: str = UP, **options: Any) -> str:
     plan = ss.Plan(captured("gpt"), range(4))
     PLANS[name](plan, **options)
-    return explain_op(plan, op, TWO_HOSTS, PROFILES["a100"])
+    return explain_op(plan, op, ss.CostModel(plan.graph, PROFILES["a100"], TWO_HOSTS))
 
 
 @pytest.mark.parametrize(

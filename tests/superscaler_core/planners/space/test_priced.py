@@ -23,8 +23,8 @@ MICROBATCHES = 3
 
 
 def priced(model: ss.Graph, mesh: tuple[int, ...] = (2, 2), **options: Any) -> PricedSpace:
-    options = {"topology": TWO_HOSTS, "microbatches": MICROBATCHES} | options
-    return price_space(model, range(4), profile=PROFILES["a100"], mesh=mesh, **options)
+    costs = ss.CostModel(model, PROFILES["a100"], options.pop("topology", TWO_HOSTS))
+    return price_space(costs, range(4), mesh=mesh, **{"microbatches": MICROBATCHES} | options)
 
 
 def some(space: PricedSpace, seed: int) -> list[int]:
@@ -215,7 +215,7 @@ def test_invalid_options_of_a_space_raise_plan_error() -> None:
 
 
 def test_default_mesh_has_hosts_as_the_outer_axis() -> None:
-    chosen = price_space(captured("mlp"), range(4), TWO_HOSTS, PROFILES["a100"])
+    chosen = price_space(ss.CostModel(captured("mlp"), PROFILES["a100"], TWO_HOSTS), range(4))
     assert chosen.space.nodes[0].choices[0] == "b/2 b/2"
 
 
@@ -225,7 +225,7 @@ def test_default_mesh_has_hosts_as_the_outer_axis() -> None:
 def best_of(model: ss.Graph, **options: Any) -> dict[str, str]:
     """For each op, the loop that the best assignment cuts, on four devices of one host."""
     topology = rv.Topology.single_host(4, 5e-6, 130e9)
-    space = price_space(model, range(4), topology, PROFILES["v100"], **options)
+    space = price_space(ss.CostModel(model, PROFILES["v100"], topology), range(4), **options)
     found = alpa_intra(space.space)
     if space.space.num_assignments < 5000:
         assert found.secs == pytest.approx(brute_force(space.space).secs, rel=1e-9)

@@ -53,10 +53,14 @@ def gpt() -> ss.Graph:
         return ss.capture(GPT(sizes), (tokens, tokens))
 
 
+def costs(graph: ss.Graph) -> ss.CostModel:
+    return ss.CostModel(graph, PROFILES["a100"], HOSTS)
+
+
 @cache
 def prices() -> tuple[StagePrices, ...]:
     return price_ways(
-        gpt(), range(4), HOSTS, PROFILES["a100"], [(1,), (2,), (4,)], MICROBATCHES,
+        costs(gpt()), range(4), [(1,), (2,), (4,)], MICROBATCHES,
         memory_bytes=20 << 20,
     )  # fmt: skip
 
@@ -80,7 +84,11 @@ def test_run_of_layers_costs_the_same_as_the_space_of_its_ops(first: int, end: i
     space, _ = runs.space(first, end)
     ops = [op for layer in layers_of(find_blocks(gpt()))[first:end] for op in layer]
     alone = price_space(
-        gpt(), range(2), HOSTS, PROFILES["a100"], mesh=(2,), microbatches=MICROBATCHES, ops=ops
+        costs(gpt()),
+        range(2),
+        mesh=(2,),
+        microbatches=MICROBATCHES,
+        ops=ops,
     ).space
     some = tuple(node.num_choices - 1 for node in space.nodes)
     assert [node.count for node in space.nodes] == [node.count for node in alone.nodes]
@@ -216,7 +224,7 @@ class HierarchicalCase(Case):
     levels: tuple[ss.Keep, ...] = BOTH
 
     def cut(self) -> MeshCut:
-        ways = price_ways(self._graph(), range(4), HOSTS, PROFILES["a100"], self.meshes, 3)
+        ways = price_ways(costs(self._graph()), range(4), self.meshes, 3)
         return alpa_hierarchical(ways, range(4), 3, 1e12, levels=self.levels)
 
     def planned(self) -> ss.Plan:

@@ -46,9 +46,8 @@ def gpt() -> ss.Graph:
 
 @cache
 def problem(keep: ss.Keep = ss.Keep.EVERYTHING) -> StageProblem:
-    return price_stages(
-        gpt(), range(4), HOSTS, PROFILES["a100"], MICROBATCHES, keep=keep, has_changes=True
-    )
+    costs = ss.CostModel(gpt(), PROFILES["a100"], HOSTS)
+    return price_stages(costs, range(4), MICROBATCHES, keep=keep, has_changes=True)
 
 
 def test_equal_layers_have_equal_costs() -> None:
