@@ -357,5 +357,5 @@ def test_a_pattern_that_fits_no_parameter_is_refused() -> None:
 
 def test_a_group_without_ops_is_refused() -> None:
     plan = ss.Plan(Case("zero2", 2).compiled().plan.graph, range(2))
-    with pytest.raises(ss.PlanError, match="swap of a group without ops"):
+    with pytest.raises(ss.PlanError, match="offload of a group without ops"):
         plan.offload(plan.graph.ops[:3], [])

@@ -138,7 +138,7 @@ def test_program_without_results_has_no_transfer_of_results(case: str) -> None:
         plan = ss.Plan(ss.capture(words(), batch(4), results=results), range(num_devices))
         PLANS[name](plan, **options)
         compiled = ss.compile(plan)
-        files.append((compiled, sum("p2p_send" in str(e) for e in compiled.step_program.events)))
+        files.append((compiled, sum("p2p" in str(e) for e in compiled.step_program.events)))
     (without, few), (kept, more) = files
     assert more == few + kept.plan.num_microbatches
     assert "results=" not in without.files[0]
@@ -192,5 +192,5 @@ def test_without_grad_keeps_only_the_decisions_of_a_forward() -> None:
     alone = plan.without_grad()
     gathered = tuple(unit for unit in plan.decisions.fsdp_units if unit[1])
     assert gathered
-    assert alone.decisions == replace(plan.decisions, units=gathered)
+    assert alone.decisions == replace(plan.decisions, fsdp_units=gathered)
     assert not any(t.requires_grad for op in alone.graph.ops for t in (*op.inputs, *op.outputs))
