@@ -330,11 +330,6 @@ class Plan(Savings):
             )
 
     @property
-    def has_orders(self) -> bool:
-        """Whether ``op_order`` was called for ops or parts."""
-        return bool(self._orders)
-
-    @property
     def given_orders(self) -> tuple[tuple[Op | Part, Op | Part], ...]:
         """The pairs that ``op_order`` was given."""
         return tuple(self._orders)

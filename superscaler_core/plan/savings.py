@@ -140,15 +140,6 @@ class Savings:
         """Whether any group is offloaded to host memory."""
         return bool(self._offloaded)
 
-    @property
-    def runs_in_order(self) -> bool:
-        """Whether every op runs by itself, in the graph's order.
-
-        That is: no op is recomputed or offloaded with others, and no weights are unsharded by
-        units.
-        """
-        return not (self._regions or self._offloaded or self._units)
-
     def store_on_host(self, *patterns: str) -> None:
         """Store parameters in host memory and run their optimizer there: ZeRO-Offload.
 
