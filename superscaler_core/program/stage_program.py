@@ -126,7 +126,7 @@ class StageProgram:
             if isinstance(wanted, _Border):
                 continue
             devices = tuple(d for d in given.taking_part[wanted.step] if d in steps)
-            before: dict[Alike, list[_Turn | _Border]] = {steps.like(d): [] for d in devices}
+            before: dict[Alike, list[_Directed | _Border]] = {steps.like(d): [] for d in devices}
             for alike, alone in before.items():
                 while (mine := left[alike].pop()) != wanted:
                     alone.append(mine)
@@ -135,17 +135,17 @@ class StageProgram:
         yield from self._side_by_side({alike: rest[::-1] for alike, rest in left.items()}, run)
 
     def _side_by_side(
-        self, alone: Mapping[Alike, Sequence[_Turn | _Border]], run: ActionKind
+        self, alone: Mapping[Alike, Sequence[_Directed | _Border]], run: ActionKind
     ) -> Iterator[StepInstruction]:
         """Merge steps of devices that do not communicate, in the order of their ops."""
         rows = [
-            [(place, alike.devices, turn) for place, turn in _placed(turns)]
-            for alike, turns in alone.items()
+            [(place, alike.devices, directed) for place, directed in _placed(directed_steps)]
+            for alike, directed_steps in alone.items()
         ]
-        for _, devices, turn in heapq.merge(*rows, key=itemgetter(0)):
-            yield from self._written(turn, devices, run)
+        for _, devices, directed in heapq.merge(*rows, key=itemgetter(0)):
+            yield from self._written(directed, devices, run)
 
-    def _one_way(self, steps: Iterable[Step], run: ActionKind) -> Iterator[_Turn | _Border]:
+    def _one_way(self, steps: Iterable[Step], run: ActionKind) -> Iterator[_Directed | _Border]:
         """Steps in the order of a run; a backward begins each region with its recomputation.
 
         A separate recomputation recomputations all regions, and then the backward recomputations
@@ -158,35 +158,37 @@ class StageProgram:
             if region and (not is_back or runs_again):
                 yield _Border(region)
             if run is ActionKind.RECOMPUTE or (region and runs_again):
-                yield from (_Turn(step, is_again=True) for step in mine)
+                yield from (_Directed(step, is_again=True) for step in mine)
             elif not is_back:
-                yield from (_Turn(step) for step in mine)
+                yield from (_Directed(step) for step in mine)
             if is_back:
-                yield from (_Turn(step, is_back=True) for step in reversed(mine))
+                yield from (_Directed(step, is_back=True) for step in reversed(mine))
 
     # --- instructions ---------------------------------------------------------------------------
 
     def _written(
-        self, turn: _Turn | _Border, devices: tuple[Device, ...], run: ActionKind
+        self, directed: _Directed | _Border, devices: tuple[Device, ...], run: ActionKind
     ) -> Iterator[StepInstruction]:
         """The instructions of a step on these devices; none where there is nothing to do."""
         if not devices:
             return
-        if isinstance(turn, _Border):
-            name = f"stage{self.given.stage}_region{turn.region}"
+        if isinstance(directed, _Border):
+            name = f"stage{self.given.stage}_region{directed.region}"
             for verb in _border_verbs(run):
-                yield instruction_of(verb, name, devices, self._border(turn.region, devices, verb))
+                yield instruction_of(
+                    verb, name, devices, self._border(directed.region, devices, verb)
+                )
             return
-        step = turn.step
+        step = directed.step
         if isinstance(step, Segment):
             mine = self.operands(devices[0])
-            for verb in self._segment_verbs(step, turn, run):
+            for verb in self._segment_verbs(step, directed, run):
                 yield mine.of(verb, step.name, run, devices)
         elif isinstance(step, Move):
-            for verb in self._move_verbs(step, turn, run):
+            for verb in self._move_verbs(step, directed, run):
                 yield self._move(step, verb, devices, run)
         elif isinstance(step, Open | Close):
-            for verb in self._unit_verbs(step, turn, run):
+            for verb in self._unit_verbs(step, directed, run):
                 yield self._of_unit(step.unit, verb, devices, run)
 
     def _border(self, region: int, devices: Sequence[Device], verb: Verb) -> Operands:
@@ -277,10 +279,12 @@ class StageProgram:
                 found[use] = found.get(use, frozenset()).union(alike.devices)
         return found
 
-    def _segment_verbs(self, segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
+    def _segment_verbs(
+        self, segment: Segment, directed: _Directed, run: ActionKind
+    ) -> Iterator[Verb]:
         """The instructions of a segment; swapped values come back before their first use."""
         is_recompute = segment.recompute and self._is_apart
-        for verb in _run_verbs(segment, turn, run):
+        for verb in _run_verbs(segment, directed, run):
             if segment.swap and (verb is Verb.RECOMPUTE if is_recompute else verb in GOES_BACK):
                 yield Verb.RELOAD
             yield verb
@@ -292,23 +296,25 @@ class StageProgram:
         """Whether recomputation is a separate run (R)."""
         return ActionKind.RECOMPUTE in self.given.kinds
 
-    def _move_verbs(self, move: Move, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
-        if not turn.is_back:
+    def _move_verbs(self, move: Move, directed: _Directed, run: ActionKind) -> Iterator[Verb]:
+        if not directed.is_back:
             if run is not ActionKind.RECOMPUTE or self.given.region(move):
                 yield Verb.MOVE
         elif run.goes_back and move.edge.backward:
             yield Verb.MOVE_BACK
 
-    def _unit_verbs(self, step: Open | Close, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
+    def _unit_verbs(
+        self, step: Open | Close, directed: _Directed, run: ActionKind
+    ) -> Iterator[Verb]:
         """Unshard and reshard so that a unit is open while any step in it reads its weights."""
         unit = step.unit
-        begins = isinstance(step, Open) != turn.is_back
+        begins = isinstance(step, Open) != directed.is_back
         is_open = unit.unshards
         if run is ActionKind.RECOMPUTE:
             is_open = unit.unshards and unit in self._run_again
         elif run is ActionKind.WEIGHTS:
             is_open = unit.unshards and unit in self._read_late
-        if turn.is_back and not begins and run is not ActionKind.INPUTS:
+        if directed.is_back and not begins and run is not ActionKind.INPUTS:
             # A reduction also drops the weights.
             yield Verb.REDUCE
         elif is_open:
@@ -344,7 +350,7 @@ class StageProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _Directed:
     """A step with its direction: forward, forward again for a backward, or back."""
 
     step: Step
@@ -359,15 +365,17 @@ class _Border:
     region: int
 
 
-def _placed(turns: Sequence[_Turn | _Border]) -> Iterator[tuple[int, _Turn | _Border]]:
+def _placed(
+    directed_steps: Sequence[_Directed | _Border],
+) -> Iterator[tuple[int, _Directed | _Border]]:
     """Each step with the position of its op; a border has the position of the step after it."""
     place = 0
-    found: list[tuple[int, _Turn | _Border]] = []
-    for turn in reversed(turns):
-        if isinstance(turn, _Turn) and isinstance(turn.step, Segment):
-            index = turn.step.parts[0].op.index
-            place = -index if turn.is_back else index
-        found.append((place, turn))
+    found: list[tuple[int, _Directed | _Border]] = []
+    for directed in reversed(directed_steps):
+        if isinstance(directed, _Directed) and isinstance(directed.step, Segment):
+            index = directed.step.parts[0].op.index
+            place = -index if directed.is_back else index
+        found.append((place, directed))
     return reversed(found)
 
 
@@ -378,15 +386,15 @@ def _border_verbs(run: ActionKind) -> Iterator[Verb]:
         yield Verb.RESUME
 
 
-def _run_verbs(segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
-    if turn.is_back:
+def _run_verbs(segment: Segment, directed: _Directed, run: ActionKind) -> Iterator[Verb]:
+    if directed.is_back:
         if segment.has_backward:
             yield from _back_verbs(segment, run)
         return
     if run is ActionKind.RECYCLE:
         yield Verb.COMPUTE
         return
-    if not turn.is_again:
+    if not directed.is_again:
         # A segment that is recomputed later keeps nothing the first time.
         is_kept = segment.has_backward and not segment.region
         yield Verb.FORWARD if is_kept else Verb.COMPUTE
