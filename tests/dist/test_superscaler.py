@@ -133,15 +133,22 @@ def case_of(plan: str, num_devices: int, dtype: str) -> Case:
     return replace(case, options=options, **{"sizes": GPT, "batch": 8, **FIELDS.get(plan, {})})
 
 
+NUM_DEVICES = {
+    **{plan: (8,) for plan in KNOBS},
+    **dict.fromkeys(("interlaced", "chimera", "dualpipe_v", "terapipe", "dap"), (4, 8)),
+    "pipedream_2bw": (4, 8),
+    **dict.fromkeys(("hybrid", "searched"), (2, 4, 8)),
+}
+"""Numbers of devices with which all options of a plan occur; other plans run on 2, 4 or 8."""
+
 CASES = [
     case_of(plan, num_devices, "float64")
-    for plan, num_devices in zip(PLANS, cycle((2, 4, 8)), strict=False)
+    for plan, one in zip(PLANS, cycle((2, 4, 8)), strict=False)
+    for num_devices in NUM_DEVICES.get(plan, (one,))
 ]
-"""On threads every plan trains on more numbers of devices (tests/superscaler/test_train.py)."""
-
 CASES += [
     case_of(plan, num_devices, "float32")
-    for plan, num_devices in zip([*PLANS][::3], cycle((4, 8, 2)), strict=False)
+    for plan, num_devices in zip([*PLANS][::4], cycle((4, 8, 2)), strict=False)
     if plan not in ASYNCHRONOUS
 ]
 
