@@ -47,6 +47,21 @@ def covering(**values: Iterable[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, [row[0] for row in cases] if len(lists) == 1 else cases)
 
 
+def each_value(**values: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test by the values of several arguments, so that every value occurs.
+
+    There are as many cases as the longest list has values; the other values repeat, in an order
+    that is random but the same every time.
+    """
+    lists, random = [[*each] for each in values.values()], Random(0)
+    num = max(map(len, lists))
+    columns = [[each[i % len(each)] for i in range(num)] for each in lists]
+    for column, each in zip(columns, lists, strict=True):
+        if len(each) < num:
+            random.shuffle(column)
+    return pytest.mark.parametrize(",".join(values), [*zip(*columns, strict=True)])
+
+
 Pair = tuple[int, int, int, int]
 """Two columns, and an index of each."""
 

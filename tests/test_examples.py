@@ -70,8 +70,7 @@ def launches(name: str, world_size: int, *args: str) -> list[Launch]:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", ON_PROCESSES)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name, world_size", [*zip(ON_PROCESSES, (2, 3, 3, 2), strict=True)])
 def test_example_runs_on_processes(name: str, world_size: int) -> None:
     results = run_ranks(launches(name, world_size), timeout_secs=TIMEOUT_SECS, echo=False)
     assert all("all right" in result.stdout for result in results)

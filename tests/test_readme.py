@@ -22,7 +22,6 @@ from rvdcomm import cli
 from rvdcomm.picture import svg
 from superscaler_core import cli as superscaler_cli
 
-pytestmark = pytest.mark.every
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = sorted(

@@ -6,18 +6,15 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.every
 ROOT = Path(__file__).resolve().parents[2]
 STARTED = re.compile(r'"-m", (f?)"(bench[^"]*)"')
-FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "bench").rglob("*.py"))
+FILES = sorted((ROOT / "bench").rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_modules_started_by_name_exist(path: Path) -> None:
-    text = (ROOT / path).read_text()
+def test_modules_started_by_name_exist() -> None:
+    started = [(path, *found) for path in FILES for found in STARTED.findall(path.read_text())]
+    assert [found for found in started if found[1]] == [], "a name that is written out can be found"
     # "bench.my_case" occurs only in the example of a docstring.
-    started = [found for found in STARTED.findall(text) if found[1] != "bench.my_case"]
-    assert all(not is_made for is_made, _ in started), "a name that is written out can be found"
-    assert [name for _, name in started if find_spec(name) is None] == []
+    names = [(path, name) for path, _, name in started if name != "bench.my_case"]
+    assert [found for found in names if find_spec(found[1]) is None] == []
+    assert names

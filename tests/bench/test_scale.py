@@ -16,8 +16,8 @@ from bench.rvd.methods import _pulls
 from bench.scale import Modelled, World, dtensor, mesh_order, point_to_point, rows_of, table
 from rvdcomm import Layout, Topology, plan
 from rvdcomm.cost import step_cost
+from tests.covering import each_value
 
-CASES = list(product(["in group", "n->n", "n->2n", "2n->n"], definitions()["categories"]))
 TOPOLOGY = Topology.preset("dgx-h100", 3, 2, 2)
 
 
@@ -28,7 +28,9 @@ def layouts_of(relation: str, category: str) -> tuple[Layout, Layout]:
     return Layout((32, 48), src, src_ranks), Layout((32, 48), dst, dst_ranks)
 
 
-@pytest.mark.parametrize("relation, category", CASES)
+@each_value(
+    relation=["in group", "n->n", "n->2n", "2n->n"] * 2, category=definitions()["categories"]
+)
 def test_point_to_point_cost_equals_the_cost_of_its_counted_messages(
     relation: str, category: str
 ) -> None:

@@ -63,8 +63,8 @@ def test_fit_recovers_the_link_from_times_without_noise(
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("outliers", [0, 4])
+@pytest.mark.parametrize("seed", range(3))
 def test_noise_and_outliers_change_a_link_by_at_most_16_percent(seed: int, outliers: int) -> None:
     link = fitted(samples_of(rv.Link(60e-6, 1.15e9), noise=0.1, outliers=outliers, seed=seed))
     # 27 samples with 10 % noise give a standard error of about 4 %. Up to four are outliers.

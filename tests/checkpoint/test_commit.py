@@ -215,7 +215,7 @@ def test_save_id_distinguishes_two_saves(tmp_path: Path) -> None:
     assert load(tmp_path) == values(10.0)
 
 
-@pytest.mark.parametrize("first", list(combinations(range(6), 3)))
+@pytest.mark.parametrize("first", [*[*combinations(range(6), 3)][::4], (3, 4, 5)])
 def test_of_two_jobs_in_one_folder_one_is_told_saved_and_its_data_are_there(
     first: tuple[int, ...], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import rvdcomm as rv
 from rvdcomm.checkpoint import load_shards
 from rvdcomm.layout import Box
 from tests.checkpoint.models import SOURCES, bits, make, model
+from tests.covering import each_value
 
 LAYOUTS = {
     "embed.weight": rv.Layout((7, 10), "R(1)V(1)D(1,4)"),
@@ -33,8 +34,7 @@ def is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (a.dtype, a.shape, bits(a)) == (b.dtype, b.shape, bits(b))
 
 
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("rank", [0, 3])
+@each_value(kind=SOURCES, rank=[0, 3])
 def test_floats_are_converted_and_others_are_not(kind: str, rank: int, tmp_path: Path) -> None:
     found = load_shards(make(kind, tmp_path), LAYOUTS, rank, dtype=torch.bfloat16)
     for name, shard in found.items():
@@ -42,8 +42,7 @@ def test_floats_are_converted_and_others_are_not(kind: str, rank: int, tmp_path:
         assert is_equal(shard, value.bfloat16() if value.is_floating_point() else value)
 
 
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("rank", [1, 2])
+@each_value(kind=SOURCES, rank=[1, 2])
 def test_shards_are_read_into_given_tensors(
     kind: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ from tests.checkpoint.models import (
     make,
     model,
 )
+from tests.covering import covering, each_value
 
 LARGE = {
     "rows": torch.arange(300 * 517).reshape(300, 517).to(torch.int32),
@@ -60,8 +61,7 @@ LARGE_RULES = Rules(
 # --- output -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", FORMS)
-@pytest.mark.parametrize("kind", SOURCES)
+@each_value(kind=SOURCES, to=FORMS)
 def test_reshard_of_every_form_to_every_form_keeps_every_bit(
     kind: str, to: str, tmp_path: Path
 ) -> None:
@@ -201,9 +201,7 @@ def test_reads_are_spread_over_the_files_of_all_replicas(tmp_path: Path) -> None
 # --- memory -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", FORMS)
-@pytest.mark.parametrize("kind", ["whole", "sharded"])
-@pytest.mark.parametrize("dtype", [None, "float64"])
+@covering(to=FORMS, kind=["whole", "sharded"], dtype=[None, "float64"])
 def test_buffers_stay_below_the_limit(
     kind: str, to: str, dtype: str | None, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import rvdcomm as rv
 from rvdcomm.checkpoint import commit_shards, load_shards, save_shards
 from rvdcomm.layout import Box
 from tests.checkpoint.models import SHARDED, SOURCES, are_equal, make, model, shard_of
+from tests.covering import each_value
 
 WANTED = {
     "embed.weight": rv.Layout((7, 10), "R(1)V(1)D(1,4)"),
@@ -23,8 +24,7 @@ WANTED = {
 }
 
 
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("rank", range(4))
+@each_value(kind=SOURCES, rank=range(4))
 def test_ranks_load_their_shards_of_any_checkpoint(kind: str, rank: int, tmp_path: Path) -> None:
     whole = model()
     expected = {

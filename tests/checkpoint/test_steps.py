@@ -26,6 +26,7 @@ from rvdcomm.checkpoint import (
 from rvdcomm.checkpoint.plan import MIN_MEMORY_LIMIT
 from rvdcomm.checkpoint.steps import KINDS, Step
 from tests.checkpoint.models import SOURCES, Model, are_equal, load_sharded, load_whole, make
+from tests.covering import each_value
 
 QKV = ("l.*.q.*", "l.*.k.*", "l.*.v.*")
 STEPS: list[Step] = [
@@ -84,8 +85,7 @@ def test_fused_qkv_is_split_by_heads(kind: str, tmp_path: Path) -> None:
     assert are_equal(found, {"l.0.q.w": q, "l.0.k.w": k, "l.0.v.w": v})
 
 
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("dim", [0, 1, 2])
+@each_value(kind=SOURCES, dim=[0, 1, 2])
 def test_experts_are_stacked_and_taken_apart(kind: str, dim: int, tmp_path: Path) -> None:
     experts = {f"m.experts.{i}.up": numbered(4, 6, start=100 * i) for i in range(11)}
     stack, apart = (step("m.experts.up", "m.experts.#.up", dim) for step in (Stack, Unstack))

@@ -8,6 +8,7 @@ import pytest
 from rvdcomm.checkpoint.reader import runs
 from rvdcomm.checkpoint.windows import windows
 from rvdcomm.layout import Box
+from tests.covering import each_value
 
 SHAPES = [(), (1,), (7,), (0, 3), (3, 0), (4, 5), (1, 5, 1), (3, 1, 4), (2, 3, 5), (3, 2, 1, 3)]
 
@@ -18,8 +19,7 @@ def boxes_of(shape: tuple[int, ...]) -> list[Box]:
     return [Box(tuple(a for a, _ in r), tuple(b for _, b in r)) for r in product(*ranges)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 1000])
+@each_value(shape=SHAPES + SHAPES[-5:], most=[1, 2, 3, 4, 7, 1000])
 def test_windows_tile_the_tensor(shape: tuple[int, ...], most: int) -> None:
     counts = np.zeros(shape, int)
     whole = Box.of_shape(shape)
@@ -29,8 +29,7 @@ def test_windows_tile_the_tensor(shape: tuple[int, ...], most: int) -> None:
     assert (counts == 1).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("most", [1, 3, 4, 1000])
+@each_value(shape=SHAPES + SHAPES[-5:], most=[1, 3, 4, 1000])
 def test_windows_cut_every_box_into_consecutive_runs(shape: tuple[int, ...], most: int) -> None:
     for box in boxes_of(shape):
         position = 0

@@ -12,7 +12,6 @@ from rvdcomm.planning.binding import refine
 from rvdcomm.planning.path import State, exchange_step
 from rvdcomm.planning.primitives import RebindPricer
 from rvdcomm.planning.search_bound import least_of_any
-from tests.matrix import fewer
 from tests.oracle import all_pairs, drawn, random_pair, random_topology
 
 SHAPE = (16, 24)
@@ -59,7 +58,7 @@ def direct_cost(src: rv.Layout, dst: rv.Layout, item_bytes: int, topology: rv.To
 def test_no_plan_beats_the_bound_on_random_pairs(seed: int) -> None:
     rng = random.Random(seed)
     found = []
-    for _ in range(fewer(100)):
+    for _ in range(34):
         (src, dst), topology = random_pair(rng), random_topology(rng)
         plan = rv.plan(src, dst, "int64", topology)
         found += [
@@ -82,7 +81,7 @@ def test_no_plan_beats_the_bound_on_any_pair_of_eight_ranks(topology: rv.Topolog
 def test_direct_exchange_never_beats_the_bound(seed: int) -> None:
     rng = random.Random(seed)
     found = []
-    for _ in range(fewer(150)):
+    for _ in range(50):
         (src, dst), topology = random_pair(rng), random_topology(rng)
         cost, bound = direct_cost(src, dst, 4, topology), lower_bound(src, dst, 4, topology)
         found += [f"{src} -> {dst} on {topology.levels}: {f}" for f in beaten(cost, bound)]
@@ -200,7 +199,7 @@ def test_bound_of_bytes_between_two_hosts(src: str, dst: str, tensors: int) -> N
     assert lower_bound(*ends, 1, TOPOLOGIES["2x4"]).host_bytes == tensors * NUM_BYTES
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_bound_by_boxes_is_never_above_that_by_masks(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

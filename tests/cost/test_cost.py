@@ -109,7 +109,7 @@ def test_step_that_sends_nothing_costs_nothing(traffic: dict[tuple[int, int], in
     assert step_cost(traffic, ONE_HOST, rounds=3) == StepCost(0.0, 0, 0, 0, {})
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_reversed_traffic_takes_equal_time(seed: int) -> None:
     rng = random.Random(seed)
     topology = random_topology(rng)

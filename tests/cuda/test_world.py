@@ -13,6 +13,7 @@ import torch
 
 import rvdcomm as rv
 from rvdcomm.native import core
+from tests.covering import each_value
 from tests.dist.shards import faults_of, shard_of
 from tests.dist.world import ProcessWorld
 from tests.oracle import Array, all_pairs
@@ -65,8 +66,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[ProcessWorld]:
     made.stop()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("executor", ["peer", "dist"])
+@each_value(dtype=DTYPES, executor=["peer", "dist"])
 def test_ranks_on_gpus_produce_the_shards_of_the_dst_layout(
     world: ProcessWorld, executor: str, dtype: str
 ) -> None:

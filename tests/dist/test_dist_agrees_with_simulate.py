@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,15 +21,14 @@ pytestmark = pytest.mark.dist
 
 GROUP_SIZES = {
     2: [(1, 2), (2, 1), (2, 2)],
-    3: [(2, 3), (3, 2), (3, 3), (1, 3), (1, 2)],
-    4: [(3, 4), (4, 3), (4, 4), (2, 2), (1, 3)],
-    6: [(2, 3), (4, 6), (6, 4), (3, 3), (6, 6)],
-    8: [(3, 4), (5, 7), (8, 8), (4, 4), (2, 6)],
-    12: [(5, 7), (4, 6), (7, 5), (12, 12), (6, 8)],
+    3: [(2, 3), (3, 3), (1, 2)],
+    4: [(4, 3), (4, 4), (2, 2), (1, 3)],
+    6: [(2, 3), (6, 4), (6, 6)],
+    8: [(3, 4), (8, 8), (2, 6)],
+    12: [(5, 7), (7, 5), (4, 6), (12, 12)],
 }
 """Ranks of src and of dst in every world."""
 
-NUM_SEEDS = {2: 4, 3: 4, 4: 6, 6: 6, 8: 6, 12: 2}
 RELATIONS = ("same", "disjoint", "overlap")
 
 
@@ -76,14 +75,13 @@ def _cases() -> Iterator[Case]:
     for num_ranks, sizes in GROUP_SIZES.items():
         for num_src, num_dst in sizes:
             for relation in RELATIONS:
-                for seed in range(NUM_SEEDS[num_ranks]):
-                    case = Case(num_ranks, num_src, num_dst, relation, seed)
-                    first, last = _starts(case)
-                    if first <= last:
-                        yield case
+                case = Case(num_ranks, num_src, num_dst, relation, 0)
+                first, last = _starts(case)
+                if first <= last:
+                    yield case
 
 
-CASES = list(_cases())
+CASES = [replace(case, seed=i % 3) for i, case in enumerate(_cases())]
 
 IN_GROUP = [
     (num_ranks, num_hosts, shape, str(src.rvd), str(dst.rvd))
@@ -93,9 +91,9 @@ IN_GROUP = [
         (8, 1, (24,)),
         (8, 2, (24,)),
     )
-    for src, dst in drawn(all_pairs(shape, num_ranks), 0.5, f"{num_ranks} on {num_hosts}")
+    for src, dst in drawn(all_pairs(shape, num_ranks), 0.125, f"{num_ranks} on {num_hosts}")
 ]
-"""Ranks, hosts, shape, src and dst of half of the ordered pairs of regular layouts of one group.
+"""Ranks, hosts, shape, src and dst of an eighth of the pairs of regular layouts of one group.
 
 On all pairs, simulated programs are right (tests/plans/test_plan.py).
 """
@@ -119,7 +117,7 @@ def test_cases_include_unequal_group_sizes_in_every_relation() -> None:
     seen = {(case.num_src, case.num_dst, case.relation) for case in CASES}
     wanted = {(2, 3), (4, 6), (3, 4), (5, 7)}
     assert seen >= {(*sizes, relation) for sizes in wanted for relation in RELATIONS[1:]}
-    assert len(CASES) >= 180
+    assert len(CASES) >= 30
 
 
 def free_rounds(num_ranks: int, num_hosts: int) -> rv.Topology:
@@ -229,7 +227,7 @@ def test_processes_move_pairs_in_a_group_as_simulate_does(
     assert faults_of_moved(moved, plan, want, exactly) == []
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.seed == 0], ids=str)
+@pytest.mark.parametrize("case", CASES[::4], ids=str)
 def test_processes_move_floats_as_simulate_does_to_rounding(worlds: Worlds, case: Case) -> None:
     src, dst, topology = case.transition()
     rng = np.random.default_rng(case.seed)

@@ -307,8 +307,15 @@ def like_dtensor(rank: int, src: list[Placement], dst: list[Placement]) -> list[
     return [torch.equal(a, b) for a, b in zip(*found, strict=True)]
 
 
-@pytest.mark.parametrize("src", [[Partial(), Shard(0)], [Shard(1), Replicate()], [Shard(0)] * 2])
-@pytest.mark.parametrize("dst", [[Replicate()] * 2, [Shard(1), Shard(0)], [Shard(1), Shard(1)]])
+@pytest.mark.parametrize(
+    "src, dst",
+    [
+        ([Partial(), Shard(0)], [Replicate()] * 2),
+        ([Partial(), Shard(0)], [Shard(1), Shard(1)]),
+        ([Shard(1), Replicate()], [Shard(1), Shard(0)]),
+        ([Shard(0)] * 2, [Replicate()] * 2),
+    ],
+)
 def test_values_and_gradients_are_those_of_dtensor(worlds: Worlds, src: Any, dst: Any) -> None:
     assert worlds(4).run(like_dtensor, src, dst) == [[True, True]] * 4
 

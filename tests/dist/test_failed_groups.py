@@ -18,6 +18,7 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm import native
+from tests.covering import each_value
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
 
@@ -75,8 +76,7 @@ def differ_in_a_later_call(rank: int, executor: str, names: list[str]) -> list[t
     return [*found, attempt(partial(call, rank, names[0], executor, 3, hurried_group()))]
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("other", ["gather", "turn back", "scatter", "reduce"])
+@each_value(other=["gather", "turn back", "scatter", "reduce"], executor=EXECUTORS)
 def test_ranks_in_different_later_calls_never_get_data_of_another_call(
     worlds: Worlds, executor: str, other: str
 ) -> None:

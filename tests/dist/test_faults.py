@@ -24,6 +24,7 @@ import rvdcomm as rv
 from rvdcomm import native
 from rvdcomm.run.agree import generation_of
 from rvdcomm.run.world import World
+from tests.covering import each_value
 from tests.dist.shards import faults_of, shard_of
 from tests.dist.test_dist_errors import (
     Call,
@@ -101,8 +102,7 @@ def test_disagreement_cases_cover_every_argument_of_redistribute() -> None:
     assert named == {*DISAGREEMENTS, *NOT_COMPARED}
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("argument", DISAGREEMENTS)
+@each_value(argument=DISAGREEMENTS, executor=EXECUTORS)
 def test_disagreement_about_an_argument_is_an_error_on_every_rank(
     worlds: Worlds, argument: str, executor: str
 ) -> None:

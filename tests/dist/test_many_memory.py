@@ -13,6 +13,7 @@ from torch import Tensor
 import rvdcomm as rv
 from rvdcomm.api.many_memory import Tied
 from rvdcomm.interop import dtensor
+from tests.covering import covering, each_value
 from tests.dist.shards import error_of
 from tests.dist.world import Worlds
 
@@ -89,9 +90,7 @@ def overlapping(rank: int, what: str, call: Callable[..., Any], is_later: bool) 
     return error, all(torch.equal(found[f"{names} {n}"], whole(n)) for n in "qk")
 
 
-@pytest.mark.parametrize("is_later", [False, True], ids=["first", "later"])
-@pytest.mark.parametrize("call", [by_engine, by_interop])
-@pytest.mark.parametrize("what", OVERLAPPING)
+@covering(what=OVERLAPPING, call=[by_engine, by_interop], is_later=[False, True])
 def test_overlapping_outs_are_an_error_that_names_both(
     worlds: Worlds, what: str, call: Callable[..., Any], is_later: bool
 ) -> None:
@@ -109,8 +108,7 @@ def lying_apart(rank: int, what: str, executor: str) -> bool:
     return all(found[n] is outs[n] and torch.equal(outs[n], whole(n)) for n in "qk")
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("what", APART)
+@each_value(what=APART, executor=["dist", "peer"])
 def test_outs_may_lie_in_each_others_gaps(worlds: Worlds, what: str, executor: str) -> None:
     assert worlds(2).run(lying_apart, what, executor) == [True] * 2
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def cases_of(model: str, num_devices: int) -> list[SearchedCase]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model, num_devices", [*product(MODELS, (4, 8))])
+@pytest.mark.parametrize("model, num_devices", [*zip(MODELS, (4, 8, 8, 4), strict=True)])
 def test_plans_found_by_the_search_train_as_one_device(
     worlds: Worlds, model: str, num_devices: int, tmp_path: Path
 ) -> None:

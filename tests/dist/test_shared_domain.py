@@ -236,7 +236,7 @@ def exceed_open_files(rank: int, num_more: int) -> tuple[str, str, float]:
     return error, again, secs
 
 
-@pytest.mark.parametrize("num_more", range(12))
+@pytest.mark.parametrize("num_more", [0, 1, 4, 11])
 def test_failed_connection_on_one_rank_is_an_error_on_every_rank(
     worlds: Worlds, num_more: int
 ) -> None:

@@ -6,7 +6,7 @@ Asynchronous pipelines train what one device does with 20 updates by the same de
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +133,23 @@ def case_of(plan: str, num_devices: int, dtype: str) -> Case:
     return replace(case, options=options, **{"sizes": GPT, "batch": 8, **FIELDS.get(plan, {})})
 
 
-FLOAT32 = ("data_parallel", "zero3", "hybrid", "interlaced")
-"""Plans that train in float32 on 2 and 8 ranks too; the others on 4, where all do."""
+NUM_DEVICES = {
+    **{plan: (8,) for plan in KNOBS},
+    **dict.fromkeys(("interlaced", "chimera", "dualpipe_v", "terapipe", "dap"), (4, 8)),
+    "pipedream_2bw": (4, 8),
+    **dict.fromkeys(("hybrid", "searched"), (2, 4, 8)),
+}
+"""Numbers of devices with which all options of a plan occur; other plans run on 2, 4 or 8."""
 
 CASES = [
-    case_of(plan, num_devices, dtype)
-    for (dtype, num_devices), plan in product(product(TOLERANCE, (2, 4, 8)), PLANS)
-    if dtype == "float64" or (plan not in ASYNCHRONOUS and (num_devices == 4 or plan in FLOAT32))
+    case_of(plan, num_devices, "float64")
+    for plan, one in zip(PLANS, cycle((2, 4, 8)), strict=False)
+    for num_devices in NUM_DEVICES.get(plan, (one,))
+]
+CASES += [
+    case_of(plan, num_devices, "float32")
+    for plan, num_devices in zip([*PLANS][::4], cycle((4, 8, 2)), strict=False)
+    if plan not in ASYNCHRONOUS
 ]
 
 OVERLAP = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)

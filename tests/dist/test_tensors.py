@@ -20,6 +20,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import rvdcomm as rv
 from rvdcomm.checkpoint import commit_shards, load_shards, save_shards
+from tests.covering import each_value
 from tests.dist.shards import error_of
 from tests.dist.world import Worlds
 
@@ -291,31 +292,24 @@ def write(rank: int, kind: str, entry: Entry, is_later: bool, victim: int = 0) -
         return use_of(kind)(lambda out: fault_of(lambda: entry(group, want, out), want, out))
 
 
-later = pytest.mark.parametrize("is_later", [False, True], ids=["first", "later"])
-entries = pytest.mark.parametrize("entry", ENTRIES)
+CALLS: dict[str, Any] = {"entry": ENTRIES, "is_later": [False, True]}
 
 
-@later
-@entries
-@pytest.mark.parametrize("kind", [*USED, *READ])
+@each_value(kind=[*USED, *READ], **CALLS)
 def test_readable_kinds_of_tensors_are_accepted(
     worlds: Worlds, kind: str, entry: Entry, is_later: bool
 ) -> None:
     assert worlds(1).run(read, kind, entry, is_later) == ["none"]
 
 
-@later
-@entries
-@pytest.mark.parametrize("kind", USED)
+@each_value(kind=USED, **CALLS)
 def test_writable_kinds_of_tensors_are_accepted_as_out(
     worlds: Worlds, kind: str, entry: Entry, is_later: bool
 ) -> None:
     assert worlds(1).run(write, kind, entry, is_later) == ["none"]
 
 
-@later
-@entries
-@pytest.mark.parametrize("kind", REFUSED)
+@each_value(kind=REFUSED, **CALLS)
 def test_unreadable_kinds_of_tensors_raise_layout_error_with_advice(
     worlds: Worlds, kind: str, entry: Entry, is_later: bool
 ) -> None:
@@ -323,9 +317,7 @@ def test_unreadable_kinds_of_tensors_raise_layout_error_with_advice(
     assert re.match(f"LayoutError: redistribute.*{REFUSED[kind][1]}", error), error
 
 
-@later
-@entries
-@pytest.mark.parametrize("kind", [*READ, *REFUSED])
+@each_value(kind=[*READ, *REFUSED], **CALLS)
 def test_unwritable_kinds_of_out_raise_layout_error_with_advice(
     worlds: Worlds, kind: str, entry: Entry, is_later: bool
 ) -> None:
@@ -337,9 +329,9 @@ def test_unwritable_kinds_of_out_raise_layout_error_with_advice(
 # --- on every rank ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("act", [read, write])
-@pytest.mark.parametrize("entry", [by_redistribute, by_pending, by_redistribute_many])
-@pytest.mark.parametrize("kind", REFUSED)
+@each_value(
+    kind=REFUSED, entry=[by_redistribute, by_pending, by_redistribute_many], act=[read, write]
+)
 def test_error_of_one_rank_in_a_first_call_is_raised_on_every_rank(
     worlds: Worlds, kind: str, entry: Entry, act: Callable[..., str]
 ) -> None:
@@ -468,7 +460,7 @@ def write_what_is_saved(rank: int, entry: Entry) -> str:
     return error_of(loss.backward)
 
 
-@entries
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_backward_pass_detects_a_saved_tensor_that_was_overwritten_as_out(
     worlds: Worlds, entry: Entry
 ) -> None:
@@ -483,7 +475,7 @@ def call_under_default_device(rank: int, entry: Entry) -> str:
         return fault if fault != "none" else error_of(lambda: entry(group, tensor))
 
 
-@entries
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_calls_ignore_the_default_device_of_torch(worlds: Worlds, entry: Entry) -> None:
     assert worlds(1).run(call_under_default_device, entry) == ["none"]
 
@@ -499,12 +491,12 @@ def save(rank: int, kind: str, folder: Path) -> str:
     return use_of(kind)(lambda x: fault_of(lambda: call(x), x))
 
 
-@pytest.mark.parametrize("kind", [*USED, *READ])
+@pytest.mark.parametrize("kind", [*USED, *READ][::3])
 def test_readable_kinds_of_tensors_are_saved(worlds: Worlds, kind: str, tmp_path: Path) -> None:
     assert worlds(1).run(save, kind, tmp_path) == ["none"]
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", [*REFUSED][::5])
 def test_unreadable_kinds_of_tensors_are_not_saved(
     worlds: Worlds, kind: str, tmp_path: Path
 ) -> None:

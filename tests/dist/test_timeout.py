@@ -70,9 +70,16 @@ def in_vain(rank: int, way: str, executor: str, is_agreed: bool) -> Waited | Non
     return timed(limited)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("way", ["gather", "sum", "many", "background"])
-@pytest.mark.parametrize("is_agreed", [False, True])
+@pytest.mark.parametrize(
+    "way, executor, is_agreed",
+    [
+        ("gather", "dist", False),
+        ("gather", "peer", True),
+        ("sum", "peer", False),
+        ("many", "dist", True),
+        ("background", "peer", True),
+    ],
+)
 def test_call_in_a_timeout_block_raises_before_the_timeout_of_the_group(
     worlds: Worlds, way: str, executor: str, is_agreed: bool
 ) -> None:

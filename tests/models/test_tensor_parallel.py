@@ -11,8 +11,8 @@ import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.repeats import is_map
 from superscaler_core.plans import PLANS
+from tests.covering import each_value
 from tests.models.cells import _graph
-from tests.models.experts import MIXTURES
 from tests.models.families import FAMILIES
 
 WHOLE: Mapping[str, set[str]] = {
@@ -34,8 +34,7 @@ WHOLE: Mapping[str, set[str]] = {
 """The maps that are not cut, by family."""
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
-@pytest.mark.parametrize("family", [*FAMILIES, *(name for name in MIXTURES if "," not in name)])
+@each_value(family=[*WHOLE, *sorted({*FAMILIES} - {*WHOLE})[::6]], num_devices=[2, 4])
 def test_every_linear_map_of_a_block_is_cut_except_the_listed_ones(
     family: str, num_devices: int
 ) -> None:

@@ -39,14 +39,11 @@ def planned(src, dst, shape, topology=None, ranks=(None, None), cuts="chunk"):
 CASES = {
     "columns to rows": lambda: planned("R(1)V(1)D(1,8)", "R(1)V(1)D(8,1)", (4096, 4096), HOSTS),
     "sum on two levels": lambda: planned("R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)", (4096, 4096), HOSTS),
-    "reduce_scatter": lambda: planned("R(2)V(4)D(1,1)", "R(2)V(1)D(4,1)", (64, 64), HOSTS),
     "ragged transfer": lambda: planned(
         *("R(1)V(1)D(4,1)", "R(1)V(1)D(2,3)", (10, 14), None),
         ranks=(range(4), range(4, 10)),
         cuts="balanced",
     ),
-    "1-d": lambda: planned("R(1)V(1)D(2)", "R(1)V(1)D(3)", (12,)),
-    "1-d on two levels": lambda: planned("R(1)V(8)D(1)", "R(4)V(1)D(2)", (64,), HOSTS),
     "two groups": lambda: planned(
         "R(1)V(4)D(1)", "R(4)V(1)D(1)", (64,), HOSTS, ranks=(range(4), range(4, 8))
     ),
@@ -54,7 +51,6 @@ CASES = {
     "empty cells": lambda: planned("R(1)V(1)D(6)", "R(1)V(1)D(4)", (4,)),
     "no element": lambda: planned("R(1)V(1)D(2,1)", "R(1)V(1)D(1,2)", (0, 5)),
     "3-d": lambda: planned("R(1)V(2)D(1,2,2)", "R(2)V(1)D(4,1,1)", (16, 10, 14), HOSTS),
-    "slice": lambda: planned("R(8)V(1)D(1,1)", "R(1)V(1)D(8,1)", (640, 320), HOSTS),
     "nothing": lambda: planned("R(1)V(1)D(4,1)", "R(1)V(1)D(4,1)", (64, 64)),
     "16 ranks": lambda: planned("R(2)V(8)D(1,1)", "R(16)V(1)D(1,1)", (4096, 4096), RACKS),
 }
@@ -107,11 +103,6 @@ def states(plan):
 # --- what is in a picture -----------------------------------------------------------------------
 
 
-def test_svg_is_well_formed(plan):
-    root = ET.fromstring(text_of(plan))
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-
-
 def test_picture_has_one_arrow_per_sender_and_receiver_of_a_step(plan):
     names = {"message-{}-{}-{}".format(*pair) for pair in pairs(plan)}
     assert set(found(plan, "message")) == names
@@ -154,7 +145,7 @@ def test_texts_do_not_overlap(plan):
 def test_every_transition_has_a_legible_picture(transition):
     src, dst, topology = transition
     plan = rv.plan(src, dst, topology=topology)
-    ET.fromstring(svg(plan))
+    assert ET.fromstring(svg(plan)).tag == "{http://www.w3.org/2000/svg}svg"
     assert_legible(plan)
 
 

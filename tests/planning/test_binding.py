@@ -12,6 +12,7 @@ import rvdcomm as rv
 from rvdcomm.layout import Box, Placement
 from rvdcomm.planning.binding import Axis, Binding, Digit, Grid, R, V, refine
 from rvdcomm.planning.factors import Numbering, factors_of, level_blocks
+from tests.covering import each_value
 from tests.oracle import all_layouts, all_pairs, sliced
 from tests.planning.placements import placement_of
 
@@ -270,9 +271,7 @@ def eight_ranks(shape: tuple[int, ...]) -> Grid:
 SCRATCHED = [axes for count in (1, 2, 3) for axes in combinations(range(3), count)]
 
 
-@pytest.mark.parametrize("shape", [(16, 24), (6, 10), (1, 3), (0, 4)])
-@pytest.mark.parametrize("axes", SCRATCHED, ids=str)
-@pytest.mark.parametrize("rest", [R, V])
+@each_value(shape=[(16, 24), (6, 10), (1, 3), (0, 4)] * 3, axes=SCRATCHED, rest=[R, V])
 def test_scratch_digits_tile_the_tensor_in_any_nesting(
     shape: tuple[int, ...], axes: tuple[int, ...], rest: int
 ) -> None:

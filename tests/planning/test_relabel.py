@@ -94,7 +94,7 @@ def test_best_ranks_are_mostly_optimal_and_never_worse_than_the_given_order(
     assert len(dearer(pairs, topology)) <= 2
 
 
-@pytest.mark.parametrize("src, dst", list(product(RVDS, RVDS)), ids=str)
+@pytest.mark.parametrize("src, dst", list(product(RVDS, RVDS))[::5], ids=str)
 def test_plan_to_best_ranks_moves_the_least_bound_of_all_orders(src: rv.RVD, dst: rv.RVD) -> None:
     topology = levels(4)
     before = rv.Layout(SHAPE, src, (2, 0, 3, 1))

@@ -54,18 +54,36 @@ def differing(pairs: Iterable[tuple[rv.Layout, rv.Layout]], topology: rv.Topolog
     return found
 
 
-@pytest.mark.parametrize("links", LINKS)
-@pytest.mark.parametrize("sizes", [(1,), (1, 2), (1, 4), (1, 2, 4)], ids=str)
-@pytest.mark.parametrize("num_ranks, shape", [(4, (8, 12)), (8, (16,)), (8, (16, 24))])
+@pytest.mark.parametrize(
+    "num_ranks, shape, sizes, links",
+    [
+        (4, (8, 12), (1,), "volume"),
+        (4, (8, 12), (1, 2), "mixed"),
+        (8, (16,), (1,), "measured"),
+        (8, (16,), (1, 2, 4), "volume"),
+        (8, (16,), (1, 4), "mixed"),
+        (8, (16, 24), (1, 4), "measured"),
+        (8, (16, 24), (1, 2, 4), "mixed"),
+        (8, (16, 24), (1, 2), "volume"),
+    ],
+)
 def test_native_and_python_search_find_the_same_path_for_small_pairs(
     num_ranks: int, shape: tuple[int, ...], sizes: tuple[int, ...], links: str
 ) -> None:
     assert differing(all_pairs(shape, num_ranks), levels(num_ranks, sizes, links)) == []
 
 
-@pytest.mark.parametrize("links", LINKS)
-@pytest.mark.parametrize("num_ranks, num_pairs", [(12, 60), (64, 20), (1024, 5), (4096, 3)])
-@pytest.mark.parametrize("num_levels", [1, 2, 3])
+@pytest.mark.parametrize(
+    "num_ranks, num_pairs, num_levels, links",
+    [
+        (12, 60, 3, "volume"),
+        (12, 60, 1, "measured"),
+        (64, 20, 2, "mixed"),
+        (64, 20, 3, "measured"),
+        (1024, 5, 2, "measured"),
+        (4096, 3, 3, "mixed"),
+    ],
+)
 def test_native_and_python_search_find_the_same_path_for_random_pairs(
     num_ranks: int, num_pairs: int, num_levels: int, links: str
 ) -> None:

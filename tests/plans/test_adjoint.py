@@ -11,11 +11,12 @@ from hypothesis import given, settings
 
 import rvdcomm as rv
 from rvdcomm.plans.adjoint import adjoint, copies, dual
-from tests.oracle import Array, all_pairs, all_rvds, parts_of, random_pair, shards_of, sliced
+from tests.covering import each_value
+from tests.oracle import Array, all_pairs, all_rvds, drawn, parts_of, random_pair, shards_of, sliced
 from tests.strategies import layouts, seeds
 
 SHAPE = (3, 5)
-PAIRS = list(all_pairs(SHAPE, 4))
+PAIRS = drawn(all_pairs(SHAPE, 4), 0.25, "adjoint")
 MIXED = [rvd for rvd in all_rvds(12, 1) if rvd.r > 1 and rvd.v > 1]
 PURE = [rvd for rvd in all_rvds(12, 1) if rvd.r == 1 or rvd.v == 1]
 SHUFFLED = [7, 2, 9, 4, 11, 0, 5, 10, 1, 8, 3, 6]
@@ -41,8 +42,7 @@ def test_dual_swaps_the_counts_of_replicas_and_parts(rvd: rv.RVD) -> None:
     assert dual(rv.Layout((7,), rvd, SHUFFLED)).rvd == rv.RVD(rvd.v, rvd.r, rvd.d)
 
 
-@pytest.mark.parametrize("cuts", ["chunk", "balanced"])
-@pytest.mark.parametrize("rvd", PURE, ids=str)
+@each_value(rvd=PURE, cuts=["chunk", "balanced"])
 def test_dual_of_the_dual_is_the_layout_if_it_lacks_replicas_or_parts(
     rvd: rv.RVD, cuts: str
 ) -> None:
@@ -122,8 +122,7 @@ def products(src: rv.Layout, dst: rv.Layout, replica_grads: str, seed: int) -> t
     return inner(dst, g, y), inner(src, h, x)
 
 
-@pytest.mark.parametrize("replica_grads", CONVENTIONS)
-@pytest.mark.parametrize("pair", PAIRS, ids=ids)
+@each_value(pair=PAIRS, replica_grads=CONVENTIONS)
 def test_backward_transition_is_the_adjoint_of_the_forward_one(
     pair: tuple[rv.Layout, rv.Layout], replica_grads: str
 ) -> None:

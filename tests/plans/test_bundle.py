@@ -15,6 +15,7 @@ from rvdcomm.plans.bundle import BUCKET_BYTES, Bundle, bundle_over
 from rvdcomm.plans.many import matched, plan_many
 from rvdcomm.program import Program
 from rvdcomm.program.lower import lanes
+from tests.covering import each_value
 from tests.oracle import (
     data_faults,
     local_faults,
@@ -26,10 +27,10 @@ from tests.oracle import (
 )
 
 ISLANDS = {"none": (), "one": (range(12),), "two": (range(5), range(5, 12))}
-SEEDS = range(12)
+SEEDS = range(6)
 
 seeds = pytest.mark.parametrize("seed", SEEDS)
-domains = pytest.mark.parametrize("near", ISLANDS)
+domains = each_value(seed=range(12), near=ISLANDS)
 
 
 def random_bundle(seed: int, **options: object) -> Bundle:
@@ -83,28 +84,25 @@ def run(bundle: Bundle) -> tuple[list[str], int]:
     return faults, wire_bytes
 
 
-@pytest.fixture(params=[1 << 20, 64, 0], ids=lambda size: f"join{size}")
-def join_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Largest messages of tensors that share collectives: all, some or none of the tensors."""
-    monkeypatch.setattr("rvdcomm.plans.member.JOIN_BYTES", request.param)
-    return int(request.param)
+JOINED = [1 << 20, 64, 0]
+"""Largest messages of tensors that share collectives: all, some or none of the tensors."""
 
 
-@pytest.mark.usefixtures("join_bytes")
-@seeds
-@domains
-def test_bundle_moves_every_tensor_correctly_and_verifies(seed: int, near: str) -> None:
+@each_value(seed=range(12), near=ISLANDS, join_bytes=JOINED)
+def test_bundle_moves_every_tensor_correctly_and_verifies(
+    seed: int, near: str, join_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rvdcomm.plans.member.JOIN_BYTES", join_bytes)
     bundle = over(random_bundle(seed), near)
     assert run(bundle)[0] == []
     bundle.verify()
 
 
-@seeds
-@domains
-@pytest.mark.parametrize("bucket_bytes, join_bytes", [(32 << 20, 1 << 20), (16 << 10, 64)])
+@each_value(seed=range(12), near=ISLANDS, limits=[(32 << 20, 1 << 20), (16 << 10, 64)])
 def test_program_lowered_for_one_rank_equals_its_part_of_the_whole_program(
-    seed: int, near: str, bucket_bytes: int, join_bytes: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, near: str, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bucket_bytes, join_bytes = limits
     monkeypatch.setattr("rvdcomm.plans.member.JOIN_BYTES", join_bytes)
     for name in ("fill.BATCH_BYTES", "bundle.BUCKET_BYTES", "bundle.NEAR_BUCKET_BYTES"):
         monkeypatch.setattr(f"rvdcomm.plans.{name}", bucket_bytes)
@@ -150,7 +148,6 @@ def test_a_bundle_sends_the_bytes_that_its_plans_send(seed: int) -> None:
     assert run(bundle)[1] == bundle.cost.wire_bytes == alone
 
 
-@seeds
 @domains
 def test_peak_bytes_of_a_bundle_stay_below_the_memory_limit(seed: int, near: str) -> None:
     free = over(random_bundle(seed, executor="dist"), near)
@@ -162,7 +159,6 @@ def test_peak_bytes_of_a_bundle_stay_below_the_memory_limit(seed: int, near: str
     assert run(bundle)[0] == []
 
 
-@seeds
 @domains
 def test_peak_bytes_are_the_largest_sum_of_shards_and_staging_of_a_rank(
     seed: int, near: str
@@ -234,9 +230,11 @@ def test_tensors_with_large_messages_have_separate_collectives() -> None:
     assert bundle.staging_bytes <= 2 * BUCKET_BYTES
 
 
-@seeds
-@domains
-@pytest.mark.parametrize("dtypes", [("int32", "int64"), ("int64", "int32"), ("int16", "float64")])
+@each_value(
+    seed=range(12),
+    near=ISLANDS,
+    dtypes=[("int32", "int64"), ("int64", "int32"), ("int16", "float64")],
+)
 def test_bundle_converts_values_to_the_dst_dtype(
     seed: int, near: str, dtypes: tuple[str, str]
 ) -> None:

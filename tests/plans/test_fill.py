@@ -17,12 +17,13 @@ from rvdcomm.cost import port_secs
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.fill import filled, in_turn
 from rvdcomm.plans.member import Member
-from tests.plans.test_bundle import random_bundle, seeds
+from tests.covering import each_value
+from tests.plans.test_bundle import random_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARES = [64, 4 << 10, 32 << 20]
 
-shares = pytest.mark.parametrize("share", SHARES)
+shares = each_value(seed=range(12), share=SHARES)
 
 
 def moe_bundle(model: MoeModel, num_hosts: int, ranks_per_host: int, **options: object) -> Bundle:
@@ -35,7 +36,6 @@ def moe_bundle(model: MoeModel, num_hosts: int, ranks_per_host: int, **options: 
     return rv.plan_many(*layouts, "bfloat16", topology=topology, **options)
 
 
-@seeds
 @shares
 def test_every_lane_of_every_tensor_is_in_one_bucket(seed: int, share: int) -> None:
     members = random_bundle(seed).members
@@ -50,7 +50,6 @@ def test_every_lane_of_every_tensor_is_in_one_bucket(seed: int, share: int) -> N
         assert sorted(unit for bucket in batch.buckets for unit in bucket) == lanes
 
 
-@seeds
 @shares
 def test_staging_of_a_bucket_exceeds_its_cap_only_with_a_single_lane(seed: int, share: int) -> None:
     members = random_bundle(seed).members

@@ -43,8 +43,14 @@ TRANSITIONS = [
     (8, "R(8)V(1)D(1,1)", "R(1)V(1)D(4,2)"),
 ]
 
-pairs = pytest.mark.parametrize("num_ranks, src, dst", TRANSITIONS)
-shapes = pytest.mark.parametrize("small, large", SHAPES)
+CASES = [
+    (*shapes, *transition, topology)
+    for shapes, transition, topology in zip(
+        SHAPES * 3, TRANSITIONS, ["one host", "two hosts", "two hosts"] * 2, strict=True
+    )
+]
+
+cases = pytest.mark.parametrize("small, large, num_ranks, src, dst", [row[:5] for row in CASES])
 
 
 def plan_of(
@@ -66,9 +72,7 @@ def scaled(counts: tuple[int, ...]) -> tuple[int, ...]:
 # --- plans --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pairs
-@shapes
+@pytest.mark.parametrize("small, large, num_ranks, src, dst, topology", CASES)
 def test_costs_scale_with_the_size_of_the_tensor(
     small: tuple[int, int],
     large: tuple[int, int],
@@ -84,9 +88,7 @@ def test_costs_scale_with_the_size_of_the_tensor(
     assert b.cost.peak_bytes > 1 << 32
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pairs
-@shapes
+@pytest.mark.parametrize("small, large, num_ranks, src, dst, topology", CASES)
 def test_bounds_scale_with_the_size_of_the_tensor(
     small: tuple[int, int],
     large: tuple[int, int],
@@ -100,8 +102,7 @@ def test_bounds_scale_with_the_size_of_the_tensor(
     assert b.secs == pytest.approx(a.secs * SCALE)  # floats of another magnitude
 
 
-@pairs
-@shapes
+@cases
 def test_programs_of_large_tensors_verify_and_round_trip(
     small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
 ) -> None:
@@ -133,8 +134,7 @@ def last_byte(program: Program, rank: int) -> int:
     return max(ends, default=0)
 
 
-@pairs
-@shapes
+@cases
 def test_arenas_end_at_the_end_of_their_last_buffer(
     small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
 ) -> None:
@@ -144,8 +144,7 @@ def test_arenas_end_at_the_end_of_their_last_buffer(
     assert ends == sizes
 
 
-@pairs
-@shapes
+@cases
 def test_arenas_scale_with_the_size_of_the_tensor(
     small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
 ) -> None:
@@ -163,8 +162,8 @@ def test_peer_programs_have_buffers_beyond_4_gib() -> None:
 
 
 @needs_core
+@pytest.mark.parametrize("small, large", SHAPES)
 @pytest.mark.parametrize("num_ranks, src, dst", TRANSITIONS[:3])
-@shapes
 def test_native_core_accepts_peer_offsets_beyond_32_bits(
     small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rvdcomm as rv
-from tests.matrix import fewer
+from tests.covering import each_value
 from tests.oracle import (
     all_layouts,
     all_pairs,
@@ -40,7 +40,6 @@ WORLDS = [
 LARGE_WORLDS = [(8, (8, 16, 24)), (8, (6, 10, 14)), (12, (12, 24)), (12, (14, 10))]
 
 
-@pytest.mark.every
 @pytest.mark.parametrize("num_ranks, shape", WORLDS)
 def test_plans_of_every_pair_give_right_data_and_exact_costs(
     num_ranks: int, shape: tuple[int, ...]
@@ -69,7 +68,6 @@ TWO_LEVELS = [
 ]
 
 
-@pytest.mark.every
 @pytest.mark.parametrize(
     "hosts, shape", [row[1:] for row in TWO_LEVELS], ids=[row[0] for row in TWO_LEVELS]
 )
@@ -84,14 +82,13 @@ def test_plans_over_hosts_give_right_data_and_exact_costs(
 def test_plans_of_random_pairs_give_right_data_and_exact_costs(seed: int) -> None:
     rng = random.Random(seed)
     found = []
-    for _ in range(fewer(250)):
+    for _ in range(84):
         pair, topology = random_pair(rng), random_topology(rng)
         found += [f"{fault} on {topology.levels}" for fault in sweep([pair], topology)]
     assert found == []
 
 
-@pytest.mark.parametrize("hosted", [False, True], ids=["one host", "hosts of 8"])
-@pytest.mark.parametrize("num_ranks", [16, 24, 32, 48, 64])
+@each_value(num_ranks=[16, 24, 32, 48, 64], hosted=[False, True])
 def test_plans_of_16_to_64_ranks_give_right_data_and_exact_costs(
     num_ranks: int, hosted: bool
 ) -> None:
@@ -192,8 +189,7 @@ def least_memory(name: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 1], ids=["least", "half", "unlimited"])
-@pytest.mark.parametrize("name", SQUEEZED)
+@each_value(name=[*SQUEEZED, "gather", "sum", "parts kept"], share=[0, 0.5, 1])
 def test_memory_limit_is_respected_down_to_the_least_memory(name: str, share: float) -> None:
     src, dst = squeezed(name)
     least, free = least_memory(name), rv.plan(src, dst, "int64").cost.peak_bytes

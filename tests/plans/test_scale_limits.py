@@ -14,6 +14,7 @@ import pytest
 
 import rvdcomm as rv
 from bench.rvd.cases import definitions
+from tests.covering import each_value
 
 NUM_RANKS = 100_000
 WORLDS = {"12,500 hosts of 8": (12_500, 8), "20 pods of 625 hosts of 8": (20, 625, 8)}
@@ -41,7 +42,11 @@ def world(request: pytest.FixtureRequest) -> rv.Topology:
         return rv.Topology.preset("dgx-h100", *request.param)
 
 
-@pytest.mark.parametrize("category", CATEGORIES)
+@pytest.mark.parametrize(
+    "world, category",
+    [([*WORLDS.values()][i // 3], category) for i, category in enumerate(CATEGORIES)],
+    indirect=["world"],
+)
 def test_a_plan_of_100_000_ranks_is_priced_bounded_and_printed_in_seconds(
     world: rv.Topology, category: str
 ) -> None:
@@ -55,11 +60,11 @@ def test_a_plan_of_100_000_ranks_is_priced_bounded_and_printed_in_seconds(
     assert "program" not in vars(plan), "nothing is lowered"
 
 
-@pytest.mark.parametrize("category", CATEGORIES)
-@pytest.mark.parametrize("num_src, num_dst", [(32_000, 32_000), (32_000, 64_000), (64_000, 32_000)])
+@each_value(category=CATEGORIES, nums=[(32_000, 32_000), (32_000, 64_000), (64_000, 32_000)])
 def test_a_plan_between_groups_of_thousands_is_priced_bounded_and_printed_in_seconds(
-    category: str, num_src: int, num_dst: int
+    category: str, nums: tuple[int, int]
 ) -> None:
+    num_src, num_dst = nums
     world = rv.Topology.preset("dgx-h100", NUM_RANKS // 8, 8)
     src, dst = range(num_src), range(num_src, num_src + num_dst)
     with within(8):

@@ -21,14 +21,14 @@ def random_buffers(seed: int, num: int) -> list[Staged]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(6))
 def test_buffers_lie_where_a_scan_of_all_that_are_alive_puts_them(seed: int) -> None:
     staged = random_buffers(seed, 200)
     # In any order a scan gives the definition of first fit.
     assert _by_birth(staged) == _by_size(staged)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_buffers_that_are_alive_at_once_lie_apart(seed: int) -> None:
     staged = random_buffers(seed, 60)
     arena = Arena.of(staged)

@@ -11,7 +11,7 @@ from rvdcomm.program.slices import MAX_FINEST_BOXES, Slicing, interleaved
 from tests.oracle import random_layout, random_shape
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(6))
 def test_slices_of_a_box_tile_the_box(seed: int) -> None:
     rng = random.Random(seed)
     shape, num_slices = random_shape(rng), rng.choice([2, 3, 8])

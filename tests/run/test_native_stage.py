@@ -160,7 +160,7 @@ def test_calls_of_different_identities_fail_on_both_sides() -> None:
     assert [type(error) for error in errors] == [core.PeerError] * 2
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(6))
 def test_native_stages_agree_on_irregular_pairs(seed: int) -> None:
     rng = random.Random(seed)
     (src, dst), topology = random_pair(rng), random_topology(rng)

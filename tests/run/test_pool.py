@@ -18,6 +18,7 @@ from torch import Tensor
 import rvdcomm as rv
 from rvdcomm.run import pool as pool_module
 from rvdcomm.run.pool import MAX_KEPT_BYTES, MIN_BYTES, Pool, empty, mapping_of
+from tests.covering import each_value
 
 CPU = torch.device("cpu")
 CAPACITY = 4 * MAX_KEPT_BYTES
@@ -37,12 +38,10 @@ def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, torch.bool, torch.complex32, torch.float8_e4m3fn, torch.uint16],
-    ids=str,
+@each_value(
+    dtype=[torch.float32, torch.bool, torch.complex32, torch.float8_e4m3fn, torch.uint16],
+    shape=[(3, 5), (1 << 20, 3)],
 )
-@pytest.mark.parametrize("shape", [(3, 5), (1 << 20, 3)], ids=["small", "large"])
 def test_empty_gives_a_contiguous_writable_tensor(
     pool: Pool, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:

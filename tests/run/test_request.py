@@ -19,6 +19,7 @@ from rvdcomm.run.request import (
     resolve,
     shard_shape,
 )
+from tests.covering import each_value
 from tests.oracle import all_rvds
 
 SRC, DST = rv.Layout((8,), "R(1)V(1)D(4)"), rv.Layout((8,), "R(4)V(1)D(1)")
@@ -125,8 +126,10 @@ def test_out_may_be_given_by_some_ranks() -> None:
 # --- texts and shapes ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(8, 12), (6, 10), (3, 5), (2, 7), (1, 1), (0, 4)], ids=str)
-@pytest.mark.parametrize("src", [str(rvd) for rvd in all_rvds(8, 2)])
+@each_value(
+    src=[str(rvd) for rvd in all_rvds(8, 2)],
+    shape=[(8, 12), (6, 10), (3, 5), (2, 7), (1, 1), (0, 4)],
+)
 def test_shape_is_inferred_from_the_shards_of_every_layout(
     src: str, shape: tuple[int, ...]
 ) -> None:
@@ -225,8 +228,7 @@ def test_disagreement_cases_cover_every_common_field() -> None:
     assert set(OTHER) == set(COMMON)
 
 
-@pytest.mark.parametrize("name", COMMON)
-@pytest.mark.parametrize("rank", [1, 3])
+@each_value(name=COMMON, rank=[1, 3])
 def test_error_names_both_ranks_that_disagree(name: str, rank: int) -> None:
     value, asked = OTHER[name]
     assert error_of(of_ranks(**{f"rank{rank}": {name: value}})) == (

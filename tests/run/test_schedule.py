@@ -102,9 +102,17 @@ def race_faults(program: Program, seed: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("num_slices", [1, 3])
-@pytest.mark.parametrize("name", ISLANDS)
-@pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
+@pytest.mark.parametrize(
+    "name, num_slices, topology",
+    [
+        ("none", 3, ONE_HOST),
+        ("one", 1, TWO_HOSTS),
+        ("two", 1, ONE_HOST),
+        ("two", 3, TWO_HOSTS),
+        ("odd", 1, TWO_HOSTS),
+        ("odd", 3, ONE_HOST),
+    ],
+)
 def test_schedules_give_right_data_in_random_interleavings(
     name: str, num_slices: int, topology: rv.Topology
 ) -> None:
@@ -118,7 +126,7 @@ def test_schedules_give_right_data_in_random_interleavings(
     assert found == []
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(6))
 def test_schedules_of_irregular_pairs_give_right_data(seed: int) -> None:
     rng = random.Random(seed)
     (src, dst), topology = random_pair(rng), random_topology(rng)
