@@ -31,7 +31,7 @@ FEW = {
 """By mechanism, a case whose step program has it."""
 
 FEWER = ("prefetched", "halves", "experts", "stages", "swapped", "turns")
-"""Mechanisms of tests that change each program at many places."""
+"""Mechanisms of slow tests, such as those that change a program at many places."""
 
 
 @cache

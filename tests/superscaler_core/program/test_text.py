@@ -20,7 +20,7 @@ def test_parse_undoes_str(mechanism: str) -> None:
     assert StepProgram.parse(str(program)) == program
 
 
-@pytest.mark.parametrize("mechanism", FEW)
+@pytest.mark.parametrize("mechanism", FEWER)
 def test_instructions_of_plans_have_no_values_in_their_lines(mechanism: str) -> None:
     blocks, _, _ = str(compiled(mechanism).step_program).partition("\nvalues:\n")
     assert [line for line in blocks.splitlines() if ": " in line] == []
