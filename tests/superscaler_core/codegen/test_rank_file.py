@@ -32,15 +32,12 @@ def made(name: str, layers: int = 4, **options: Any) -> Materialized:
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("data_parallel", {}),
-    ("hybrid", {"tp": 2, "pp": 2, "microbatches": 4}),
     ("hybrid", {"tp": 2, "pp": 2, "microbatches": 4, "sequence": True, "zero1": True}),
     ("hybrid", {"tp": 2, "pp": 2, "chunks": 2, "microbatches": 4, "keep": Keep.SEGMENT_INPUTS}),
     ("hybrid", {"tp": 2, "pp": 2, "microbatches": 2, "keep": Keep.BLOCK_INPUTS}),
     ("zero3", {}),
     ("swap", {}),
     ("coshard", {}),
-    ("sequence_parallel", {}),
 ]
 
 

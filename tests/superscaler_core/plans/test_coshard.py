@@ -30,12 +30,10 @@ SMALL_SWIN = {"depths": (2,)}
 # --- the same numbers ---------------------------------------------------------------------------
 
 CASES = [
-    Case("coshard", 1, {"parts": 4}),
     Case("coshard", 2, {"parts": 3}, sizes={"heads": 3, "width": 12}),
     Case("coshard", 2, {"parts": 2, "tp": 2}, optimizer="adamw", sizes={"tied": True}),
     Case("coshard", 4, {"parts": 2, "tp": 2, "blocks": (0, 1)}, model="swin", batch=2),
     Case("coshard", 2, {"parts": 2, "blocks": (1,)}, model="mbart"),
-    Case("coshard", 1, {"parts": 3}, model="mlp"),
     Case("hybrid", 4, {"tp": 2, "coshard": 2, "zero1": True, "keep": Keep.SEGMENT_INPUTS,
          "microbatches": 1}),
     Case("hybrid", 4, {"pp": 2, "chunks": 2, "coshard": 2, "coshard_blocks": (0, 3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,10 @@ from tests.superscaler_core.schedule_rows import TWICE
 from tests.superscaler_core.training import Case, difference, train
 
 # S, N, number of embeddings.
-SIZES = [(t * k, n, t) for t, k, n in product((1, 2, 3), (1, 2, 3, 4), (1, 2, 5, 9))]
+SIZES = [
+    (1, 2, 1), (2, 9, 1), (3, 1, 1), (4, 5, 1), (2, 1, 2),
+    (4, 2, 2), (8, 9, 2), (3, 5, 3), (9, 2, 3), (12, 9, 3),
+]  # fmt: skip
 
 STEPS = """\
 0 encF0 | F0 --|-- F0|-- --|-- --
@@ -138,8 +141,8 @@ def test_negative_slack_raises_schedule_error() -> None:
         interlaced(4, 4, slack=-1)
 
 
-@pytest.mark.parametrize("slack", [1, 2, 5])
-@pytest.mark.parametrize("s, n", [(2, 1), (4, 4), (6, 3), (8, 12)])
+@pytest.mark.parametrize("slack", [1, 5])
+@pytest.mark.parametrize("s, n", [(2, 1), (6, 3), (8, 12)])
 def test_slack_moves_only_the_embeddings(s: int, n: int, slack: int) -> None:
     made, loose = interlaced(s, n), interlaced(s, n, slack=slack)
     assert timeline(loose, edges=interlaced_edges(s)).makespan >= 2 * (n + s - 1)

@@ -46,8 +46,17 @@ def test_every_keep_level_trains_the_same_weights_as_one_device(keep: Keep, tmp_
     assert [error for error in errors if not error <= 1e-12] == []
 
 
-@pytest.mark.parametrize("model", ["mbart", "swin", "moe", "evoformer"])
-@pytest.mark.parametrize("keep", [Keep.ATTENTION_ONLY, Keep.STAGE_INPUT], ids=str)
+@pytest.mark.parametrize(
+    "model, keep",
+    [
+        ("mbart", Keep.ATTENTION_ONLY),
+        ("swin", Keep.ATTENTION_ONLY),
+        ("moe", Keep.STAGE_INPUT),
+        ("evoformer", Keep.ATTENTION_ONLY),
+        ("evoformer", Keep.STAGE_INPUT),
+    ],
+    ids=str,
+)
 def test_keep_levels_train_other_models_as_one_device(
     model: str, keep: Keep, tmp_path: Path
 ) -> None:

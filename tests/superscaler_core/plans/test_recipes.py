@@ -117,16 +117,11 @@ def test_mean_lines_per_plan_are_below_the_earlier_number() -> None:
 
 CASES = [
     ("gpt", "megatron", {"vocabulary": True}),
-    ("gpt", "coshard", {"tp": 2}),
     ("gpt", "hybrid", {"tp": 2, "pp": 2, "keep": ss.Keep.ATTENTION_ONLY}),
-    ("gpt", "zero3", {}),
     ("moe", "expert_parallel", {}),
-    ("moe", "one_f_one_b", {}),
     ("mbart", "interlaced", {}),
-    ("mbart", "mesh_2d", {}),
     ("swin", "coshard", {"blocks": range(2)}),
     ("wide_resnet", "megatron", {}),
-    ("mlp", "megatron", {}),
     ("evoformer", "recompute", {}),
 ]  # fmt: skip
 SIZES = {"gpt": {"layers": 4}, "moe": {"layers": 4}, "mlp": {"layers": 6, "hidden": 12}}

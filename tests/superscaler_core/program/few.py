@@ -30,6 +30,9 @@ FEW = {
 }  # fmt: skip
 """By mechanism, a case whose step program has it."""
 
+FEWER = ("prefetched", "halves", "experts", "stages", "swapped", "turns")
+"""Mechanisms of slow tests, such as those that change a program at many places."""
+
 
 @cache
 def compiled(mechanism: str) -> ss.Compiled:

@@ -20,7 +20,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.memory.memory import memory_of
-from superscaler_core.plans import PLANS as SPROGRAMS
+from superscaler_core.plans import PLANS
 from superscaler_core.program.duplex import duplex, overlapped
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.operands import Operands, instruction_of
@@ -34,27 +34,22 @@ from tests.superscaler_core.training import Case, errors_on_threads
 
 DUPLEX = ss.Overlap(duplex=True)
 ALL = ss.Overlap(prefetch=1, reductions=True, moves=True, duplex=True, bucket_bytes=1 << 12)
-PLANS = [
-    Case("data_parallel", 2),
-    Case("zero3", 2),
+MOVING = [
     Case("megatron", 2),
     Case("megatron_sp", 2),
     Case("expert_parallel", 2, model="moe"),
-    Case("hybrid", 4, {"pp": 2, "tp": 2, "microbatches": 3}),
-    Case("recompute", 2),
 ]
-OTHERS = [
+CASES = [
+    *MOVING[1:],
+    Case("zero3", 2),
+    Case("hybrid", 4, {"pp": 2, "tp": 2, "microbatches": 3}),
     Case("data_parallel", 2, model="wide_resnet"),
     Case("chimera", 4, {"pp": 2, "tp": 2, "zero1": True}),
     Case("nf1b", 2, {"microbatches": 2, "recycle": 1}, model="evoformer"),
     Case("hybrid", 4, {"pp": 2, "tp": 2, "microbatches": 2}, rewrite="halves-apart"),
-    Case("expert_parallel", 4, {"ep": 2}, model="moe"),
 ]
-
-
-OVERLAPPED = [replace(case, overlap=DUPLEX) for case in (*PLANS, *OTHERS)]
-OVERLAPPED += [replace(case, overlap=ALL) for case in (*PLANS[1::2], PLANS[4], OTHERS[1])]
-OVERLAPPED += [Case("swap", 2, overlap=DUPLEX)]
+OVERLAPPED = [replace(case, overlap=ALL) for case in CASES[:4]]
+OVERLAPPED += [replace(case, overlap=DUPLEX) for case in (*CASES[4:], Case("swap", 2))]
 
 
 class Normed(nn.Module):
@@ -75,7 +70,7 @@ class Normed(nn.Module):
 def normed(plan: str, times: int) -> StepProgram:
     graph = ss.capture(Normed(times), (torch.randn(8, 8), torch.randn(8, 8)))
     made = ss.Plan(graph, range(2))
-    SPROGRAMS[plan](made)
+    PLANS[plan](made)
     made.overlap = DUPLEX
     return ss.compile(made).step_program
 
@@ -134,7 +129,7 @@ def done_by(block: Iterable[StepInstruction], half: int) -> list[str]:
     return [replace(i, half=None, phase=Phase.WHOLE).short for i in mine]
 
 
-@pytest.mark.parametrize("case", [*PLANS, *OTHERS], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_half_runs_the_program_and_weights_move_once(case: Case) -> None:
     plain, both = programs(case)
     for key, block in plain.blocks.items():
@@ -148,7 +143,7 @@ def test_each_half_runs_the_program_and_weights_move_once(case: Case) -> None:
     assert len(both.events) - len(runs) == 2 * (len(plain.events) - len(runs))
 
 
-@pytest.mark.parametrize("case", [*PLANS, *OTHERS], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_second_half_of_every_computation_follows_the_first_half(case: Case) -> None:
     for block in programs(case)[1].blocks.values():
         computing = of_kinds(block, COMPUTING)
@@ -157,7 +152,7 @@ def test_second_half_of_every_computation_follows_the_first_half(case: Case) -> 
                 assert replace(instruction, half=0) in computing[:place]
 
 
-@pytest.mark.parametrize("case", PLANS[2:5], ids=str)
+@pytest.mark.parametrize("case", MOVING, ids=str)
 def test_one_half_computes_while_the_other_communicates(case: Case) -> None:
     for block in programs(case)[1].blocks.values():
         waits = [n for n, i in enumerate(block) if i.kind in MOVES and i.phase is Phase.WAIT]
@@ -270,7 +265,7 @@ def test_duplex_needs_at_most_the_memory_of_one_more_segment(case: Case) -> None
         assert memory.total_bytes <= most[device].total_bytes + segment
 
 
-@pytest.mark.parametrize("case", PLANS[2:5], ids=str)
+@pytest.mark.parametrize("case", MOVING, ids=str)
 def test_the_simulator_hides_communication_behind_the_other_half(case: Case) -> None:
     # Overheads of calls, which halves have twice, are left out.
     profile = replace(PROFILES["v100"], segment_secs=0.0, move_secs=0.0)

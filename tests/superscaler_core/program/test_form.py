@@ -15,14 +15,9 @@ from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.schedules import Action
-from tests.superscaler_core.program.few import FEW, compiled
+from tests.superscaler_core.program.few import compiled
 
 Change = Callable[[StepInstruction], StepInstruction]
-
-
-@pytest.mark.parametrize("mechanism", FEW)
-def test_programs_of_plans_have_the_form(mechanism: str) -> None:
-    check_form(compiled(mechanism).step_program)
 
 
 def changed(program: StepProgram, kind: Verb, change: Change) -> StepProgram:

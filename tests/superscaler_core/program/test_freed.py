@@ -10,7 +10,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.freed import freed, freed_block
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import IN_BLOCK, Value
-from tests.superscaler_core.program.few import FEW, compiled
+from tests.superscaler_core.program.few import FEW, FEWER, compiled
 
 Key = tuple[Device, str, int | None]
 
@@ -31,7 +31,7 @@ def test_the_last_instruction_that_uses_a_value_frees_it_and_no_other(mechanism:
         assert sorted(gone, key=str) == sorted(last.items(), key=str)
 
 
-@pytest.mark.parametrize("mechanism", FEW)
+@pytest.mark.parametrize("mechanism", FEWER)
 def test_freed_changes_no_program_that_was_freed(mechanism: str) -> None:
     program = compiled(mechanism).step_program
     assert freed(program) == program

@@ -34,7 +34,7 @@ def test_layouts_on_hosts_of_unequal_sizes_are_not_moved() -> None:
     assert moved_home(end, end, UNEVEN)[0] == end
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("method", ["rvd", "p2p"])
 def test_moved_transfer_has_the_cost_of_the_original(seed: int, method: str) -> None:
     rng = random.Random(seed)

@@ -10,6 +10,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
+from superscaler_core.plans import PLANS
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.overlap import OF_MOVES, overlapped, reach_of
 from superscaler_core.program.rewrites import rewritten
@@ -24,10 +25,18 @@ from tests.superscaler_core.training import ASYNCHRONOUS, Case, difference, trai
 DEEP = replace(OVERLAP, prefetch=3, bucket_bytes=1)
 MOVES = ss.Overlap(moves=True)
 CASES = [
-    *(replace(case, overlap=MOVES) for case in (*OTHER_CASES[1::4], *HALVES[1::4])),
+    *(replace(case, overlap=MOVES) for case in (*OTHER_CASES[1::7], *HALVES[1::4])),
     # Asynchronous pipelines refuse overlap; test_asynchronous.py checks that.
-    *(replace(case, overlap=OVERLAP) for case in PLAN_CASES if case.plan not in ASYNCHRONOUS),
-    *(replace(case, overlap=DEEP) for case in OTHER_CASES if "zero" in case.plan),
+    *(
+        replace(case, overlap=OVERLAP)
+        for case in PLAN_CASES[: len(PLANS)]
+        if case.plan not in ASYNCHRONOUS
+    ),
+    *(
+        replace(case, overlap=DEEP)
+        for case in OTHER_CASES
+        if case.plan.startswith(("zero1", "zero2", "zero3"))
+    ),
     replace(Case("hybrid", 4, {"tp": 1, "pp": 2, "microbatches": 2, "zero1": True}), overlap=DEEP),
 ]
 
@@ -151,7 +160,7 @@ def done_by(program: StepProgram, device: int) -> tuple[list[str], list[str]]:
     return computing, sorted(f"{i.kind} {i.name} {i.half}" for i in others)
 
 
-@pytest.mark.parametrize("case", PLAIN, ids=str)
+@pytest.mark.parametrize("case", PLAIN[::2], ids=str)
 def test_each_device_runs_the_same_up_to_positions_of_starts_and_waits(case: Case) -> None:
     plain = case.compiled().step_program
     reach = {**OF_MOVES, **reach_of(ALL)}
@@ -162,7 +171,7 @@ def test_each_device_runs_the_same_up_to_positions_of_starts_and_waits(case: Cas
         assert done_by(early, device) == done_by(plain, device)
 
 
-@pytest.mark.parametrize("case", CASES[::3], ids=str)
+@pytest.mark.parametrize("case", CASES[::4], ids=str)
 def test_a_rewritten_program_stays_as_it_is_when_it_is_rewritten_again(case: Case) -> None:
     program = case.compiled().step_program
     assert overlapped(program, {**OF_MOVES, **reach_of(case.overlap)}) == program

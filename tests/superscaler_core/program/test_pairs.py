@@ -28,7 +28,7 @@ OVERLAPPED = [
 OVERLAPPED = [replace(case, overlap=PAIRS, num_steps=2) for case in OVERLAPPED]
 LARGE = replace(OVERLAPPED[1], num_devices=8, options={"pp": 4, "tp": 2, "microbatches": 8})
 OTHERS = ss.Overlap(prefetch=1, reductions=True, moves=True, pairs=True, bucket_bytes=1 << 12)
-MORE = [LARGE, replace(OVERLAPPED[1], overlap=OTHERS), replace(OVERLAPPED[2], overlap=OTHERS)]
+MORE = [LARGE, replace(OVERLAPPED[2], overlap=OTHERS)]
 
 
 @pytest.mark.parametrize("case", [*OVERLAPPED, *MORE], ids=str)

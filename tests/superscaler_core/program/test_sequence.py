@@ -101,7 +101,7 @@ def test_communication_comes_right_before_its_first_reader() -> None:
 
 
 @pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
-@pytest.mark.parametrize("num_microbatches", [1, 2, 5])
+@pytest.mark.parametrize("num_microbatches", [1, 5])
 def test_all_devices_run_events_in_one_global_order(name: str, num_microbatches: int) -> None:
     plan = ss.Plan(two_linears(), [0, 1])
     for stage in plan.pipeline([2]):

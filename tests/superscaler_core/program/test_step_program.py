@@ -38,7 +38,7 @@ CASES = [
         )
         for name in PLANS
     ),
-    *OTHER_CASES[::3],
+    *OTHER_CASES[::7],
     Case("chimera", 4, {"pp": 2, "tp": 2, "zero1": True}),
     Case("chimera", 4, {"microbatches": 8}, sizes={"layers": 4, "tied": True}),
     RoundRobin(options={"num_microbatches": 3}),
@@ -47,8 +47,8 @@ CASES = [
 OVERLAP = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
 OVERLAPPING = [
     replace(case, overlap=OVERLAP)
-    for case in CASES
-    if any(name in case.plan for name in ("zero", "megatron", "dap", "swap", "mesh"))
+    for case in CASES[: len(PLANS)]
+    if any(name in case.plan for name in ("zero3", "zero_off", "megatron", "dap_", "swap", "mesh"))
 ]
 OVERLAPPING += [replace(Case("hybrid", 4, {"pp": 2, "microbatches": 2}), overlap=OVERLAP)]
 OVERLAPPING += [replace(Case("chimera", 4, {"pp": 2, "zero1": True}), overlap=OVERLAP)]
@@ -58,21 +58,21 @@ OVERLAPPING += [
 ]
 
 
-@pytest.fixture(scope="module", params=[*CASES, *OVERLAPPING, *HALVES], ids=str)
+@pytest.fixture(scope="module", params=[*CASES, *OVERLAPPING, *HALVES[::4]], ids=str)
 def made(request: pytest.FixtureRequest) -> tuple[Case, ss.Compiled]:
     case: Case = request.param
     return case, case.compiled()
 
 
-def test_step_program_round_trips_through_its_text(made: tuple[Case, ss.Compiled]) -> None:
+def test_step_programs_of_all_plans_are_read_back_and_pass_the_check(
+    made: tuple[Case, ss.Compiled],
+) -> None:
     program = made[1].materialized.step_program
-    assert StepProgram.parse(str(program)) == program
+    read = StepProgram.parse(str(program))
+    assert read == program
     for block in program.blocks.values():
         assert [StepInstruction.parse(str(i)) for i in block] == list(block)
-
-
-def test_step_programs_of_all_plans_pass_the_check(made: tuple[Case, ss.Compiled]) -> None:
-    StepProgram.parse(str(made[1].materialized.step_program)).check()
+    read.check()
 
 
 # --- calls of a run -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.together import apart, together
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import ALONE
-from tests.superscaler_core.program.few import FEW, compiled
+from tests.superscaler_core.program.few import FEW, FEWER, compiled
 
 
 @pytest.mark.parametrize("mechanism", FEW)
@@ -25,7 +25,7 @@ def test_together_takes_back_apart(mechanism: str) -> None:
         assert on[0] == on[1]
 
 
-@pytest.mark.parametrize("mechanism", FEW)
+@pytest.mark.parametrize("mechanism", FEWER)
 def test_a_program_of_instructions_for_each_device_is_the_same_program(mechanism: str) -> None:
     program = compiled(mechanism).step_program
     blocks = {key: tuple(apart(block)) for key, block in program.blocks.items()}

@@ -88,7 +88,7 @@ def _within(transfer: Transfer, cell: rv.Box) -> tuple[slice, ...]:
     return _shifted(transfer, cell).slices_within(box(WHOLE))
 
 
-@pytest.mark.parametrize("src, dst", list(itertools.product(WRITTEN, ENDS)))
+@pytest.mark.parametrize("src, dst", [*itertools.product(WRITTEN, ENDS)][::3])
 def test_transfers_give_every_device_the_sum_of_all_summands(src: str, dst: str) -> None:
     moved(ENDS[src], ENDS[dst].whole)
 
@@ -128,7 +128,7 @@ def chain(num: int) -> tuple[Sharding, Sharding]:
 
 
 @pytest.mark.parametrize("is_back", [False, True])
-@pytest.mark.parametrize("num", [2, 3, 8, 13])
+@pytest.mark.parametrize("num", [2, 3, 13])
 def test_halo_exchange_sends_only_the_bytes_of_the_halo(num: int, is_back: bool) -> None:
     rows, halos = chain(num)
     ends = (halos, rows) if is_back else (rows, halos.whole)

@@ -20,7 +20,6 @@ SUMMING = [
 ]
 CASES = [
     *SUMMING,
-    Case("megatron", 2),
     Case("recompute", 2, model="moe"),
     Case("nf1b", 2, {"microbatches": 2}, model="evoformer"),
 ]

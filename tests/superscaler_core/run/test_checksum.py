@@ -10,8 +10,10 @@ from superscaler_core.run.checksum import checksum
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5, 11), (300, 1001)])
+@pytest.mark.parametrize(
+    "dtype, shape",
+    [*zip(DTYPES, [(), (3, 5, 11), (0,), (300, 1001), (7,), (3, 5, 11)], strict=True)],
+)
 def test_equal_values_have_equal_checksums(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
     wide = x[..., None].repeat(*[1] * len(shape), 3) if shape else x[None].repeat(3)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
+from tests.covering import covering
 
 NUM_STEPS = 7
 OPTIONS = {"init_scale": 64.0, "growth_interval": 2}
@@ -65,9 +66,7 @@ def loop(step: Callable[..., object], scaler: Any, optimizer: Any, clip: Any) ->
     return scales
 
 
-@pytest.mark.parametrize("clipped", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("plan_name", ["data_parallel", "zero1"])
+@covering(plan_name=["data_parallel", "zero1"], name=OPTIMIZERS, clipped=[False, True])
 def test_scaled_training_equals_that_of_a_single_device(
     plan_name: str, name: str, clipped: bool, tmp_path: Path
 ) -> None:

@@ -113,9 +113,17 @@ def other(path: Path) -> None:
     path.write_bytes(bytes([*path.read_bytes()[:-1], 7]))
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, cut, other])
 @pytest.mark.parametrize(
-    "name", ["rank_0.py", "constants.npz", "weights/rvdcomm-manifest.json", MARK]
+    "name, damage",
+    [
+        ("rank_0.py", Path.unlink),
+        ("rank_0.py", other),
+        ("constants.npz", cut),
+        ("weights/rvdcomm-manifest.json", Path.unlink),
+        ("weights/rvdcomm-manifest.json", other),
+        (MARK, cut),
+        (MARK, other),
+    ],
 )
 def test_incomplete_or_mixed_folder_raises_plan_error(
     programs: tuple[Path, ss.Compiled, list[float]],
@@ -132,8 +140,8 @@ def test_incomplete_or_mixed_folder_raises_plan_error(
 @pytest.mark.parametrize(
     "text",
     [
-        "", "[]", "{}", '{"version": 1}', '{"version": 1, "files": []}',
-        '{"version": 1, "files": {"../a": [1, ""]}}', '{"version": 1, "files": {"/a": [1, ""]}}',
+        "", "[]", "{}", '{"version": 2}', '{"version": 2, "files": []}',
+        '{"version": 2, "files": {"../a": [1, ""]}}', '{"version": 2, "files": {"/a": [1, ""]}}',
         '{"version": 2, "files": {"a": [1]}}', '{"version": 1, "files": {}}', "[" * 100_000, "\xff",
     ],
 )  # fmt: skip

@@ -86,10 +86,19 @@ CHANGES: dict[str, Change] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_text_of_another_form_raises_checkpoint_error(name: str, text: str) -> None:
-    with pytest.raises(rv.CheckpointError, match="the state of its run is damaged"):
-        RunState.of_text(CHANGES[name](text))
+def is_read(text: str) -> bool:
+    """Whether a text is the state of a run."""
+    try:
+        RunState.of_text(text)
+    except rv.CheckpointError as error:
+        if "the state of its run is damaged" in str(error):
+            return False
+        raise
+    return True
+
+
+def test_text_of_another_form_raises_checkpoint_error(text: str) -> None:
+    assert [name for name, change in CHANGES.items() if is_read(change(text))] == []
 
 
 def write(folder: Path, text: str) -> None:

@@ -127,8 +127,7 @@ def train(trainer: ss.Trainer, size: int, micro: int, steps: int = 3, folder: An
     return losses, trainer.state_dict()
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("how, name", [*zip(HOW, [*EXACT] * 2, strict=True)])
 def test_buffers_and_weights_are_those_of_one_device(name: str, how: str, tmp_path: Path) -> None:
     model = made(EXACT[name])
     plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))

@@ -42,8 +42,10 @@ def on_threads(name: str, folder: Path, work: Callable[[Resumable], Any]) -> lis
     return list(ss.run_threads(program, serve, range(case.num_devices), seed=5).values())
 
 
-@pytest.mark.parametrize(("before", "after"), PAIRS)
-@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+@pytest.mark.parametrize(
+    ("before", "after", "form"),
+    [(*pair, ("safetensors", "dcp")[number % 2]) for number, pair in enumerate(PAIRS)],
+)
 def test_training_resumes_under_another_plan_with_the_same_losses(
     before: str, after: str, form: str, tmp_path: Path, uninterrupted: dict[int, float]
 ) -> None:
@@ -104,11 +106,6 @@ OPTIMIZERS: dict[str, Make] = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-2), foreach=False),
     "fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
-    "radam": lambda p: torch.optim.RAdam(p, lr=1e-2),
-    "adamax": lambda p: torch.optim.Adamax(p, lr=1e-2),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
-    "adadelta": lambda p: torch.optim.Adadelta(p),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, centered=True, momentum=0.9),
     "rprop": lambda p: torch.optim.Rprop(p, lr=1e-2),
     "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
@@ -137,7 +134,10 @@ def step_of(trainer: ss.Trainer, optimizer: torch.optim.Optimizer) -> None:
 
 @pytest.mark.parametrize(
     ("name", "plan_name"),
-    [*((name, "zero1") for name in OPTIMIZERS), ("adam", "megatron"), ("adamw", "data_parallel")],
+    [
+        *((name, "zero1") for name in ("sgd", "momentum", "fused", "rprop", "asgd")),
+        *(("adam", "megatron"), ("adamw", "data_parallel"), ("rmsprop", "megatron")),
+    ],
 )
 def test_optimizer_state_moves_from_a_single_device_to_a_plan_and_back(
     name: str, plan_name: str, tmp_path: Path

@@ -14,7 +14,6 @@ from superscaler_core.program.verb import Verb
 from tests.superscaler_core.training import OPTIMIZERS, Case, Trained, train
 
 CASES = [
-    Case("zero1", 2, optimizer="adamw"),
     Case("zero2", 2, optimizer="adamw"),
     Case("zero_offload", 2, optimizer="adamw"),
     Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2, "zero1": True}, optimizer="adamw"),

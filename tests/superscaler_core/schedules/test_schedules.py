@@ -27,8 +27,6 @@ from tests.superscaler_core.schedule_rows import STRAIGHT, TWICE, own
 CLASSIC = [
     (2, 4, 10, 15, Fraction(1, 5), (2, 1)),
     (4, 4, 14, 21, Fraction(3, 7), (4, 3, 2, 1)),
-    (4, 8, 22, 33, Fraction(3, 11), (4, 3, 2, 1)),
-    (8, 8, 30, 45, Fraction(7, 15), (8, 7, 6, 5, 4, 3, 2, 1)),
     (8, 32, 78, 117, Fraction(7, 39), (8, 7, 6, 5, 4, 3, 2, 1)),
 ]
 
@@ -46,9 +44,7 @@ CHIMERA = [
     (2, 2, 4, Fraction(0), 6, Fraction(0), (2, 2)),
     (4, 4, 10, Fraction(1, 5), 16, Fraction(1, 4), (3, 4, 4, 3)),
     (4, 8, 18, Fraction(1, 9), 30, Fraction(1, 5), (3, 4, 4, 3)),
-    (4, 16, 34, Fraction(1, 17), 58, Fraction(5, 29), (3, 4, 4, 3)),
     (6, 6, 16, Fraction(1, 4), 26, Fraction(4, 13), (4, 5, 6, 6, 5, 4)),
-    (6, 12, 28, Fraction(1, 7), 48, Fraction(1, 4), (4, 5, 6, 6, 5, 4)),
     (8, 8, 22, Fraction(3, 11), 36, Fraction(1, 3), (5, 6, 7, 8, 8, 7, 6, 5)),
     (8, 16, 38, Fraction(3, 19), 66, Fraction(3, 11), (5, 6, 7, 8, 8, 7, 6, 5)),
 ]
@@ -64,10 +60,7 @@ def test_makespan_bubble_and_peak_of_chimera(
     idle_twice: Fraction,
     peak: tuple[int, ...],
 ) -> None:
-    """The figures are those of the authors' generator.
-
-    It was not run for D = 2, and for (4, 16) and (6, 12) with B = 2F.
-    """
+    """The figures are those of the authors' generator, which was not run for D = 2."""
     schedule = chimera(d, n)
     both = timeline(schedule), timeline(schedule, TWICE)
     assert [times.makespan for times in both] == [equal, twice]
@@ -75,7 +68,7 @@ def test_makespan_bubble_and_peak_of_chimera(
     assert schedule.peak_microbatches == peak
 
 
-@pytest.mark.parametrize("d, n", [(d, k * d) for d in range(2, 13, 2) for k in range(1, 7)])
+@pytest.mark.parametrize("d, n", [(2, 2), (4, 8), (6, 6), (8, 48), (10, 30), (12, 12)])
 def test_bubble_and_peak_of_chimera_equal_their_closed_forms(d: int, n: int) -> None:
     schedule = chimera(d, n)
     assert timeline(schedule).bubble_of_makespan == Fraction(d - 2, 2 * n + d - 2)
@@ -151,7 +144,7 @@ def test_interleaving_holds_the_extra_share_that_megatron_estimates(d: int, n: i
     assert in_stages == one_f_one_b(d, n).peak_microbatches[0] * (1 + Fraction(d - 1, d * v))
 
 
-@pytest.mark.parametrize("d, n", [*product((1, 2, 4, 7), (1, 3, 8))])
+@pytest.mark.parametrize("d, n", [(1, 1), (1, 8), (2, 3), (4, 1), (4, 8), (7, 3)])
 def test_naive_leaves_all_workers_but_one_idle(d: int, n: int) -> None:
     times = timeline(naive(d, n), TWICE)
     assert times.bubble_of_makespan == Fraction(d - 1, d)
@@ -159,7 +152,9 @@ def test_naive_leaves_all_workers_but_one_idle(d: int, n: int) -> None:
     assert times.peak_microbatches == (1,) * d
 
 
-@pytest.mark.parametrize("d, n", [*product(range(1, 9), range(1, 13))])
+@pytest.mark.parametrize(
+    "d, n", [(8, 1), (3, 3), *((d, n) for d in range(1, 9) for n in (1 + 5 * d % 12, d + 4))]
+)
 def test_1f1b_equals_the_closed_rule_of_nnscaler(d: int, n: int) -> None:
     """nnScaler's closed rule: at step t >= s, stage s runs F if t - s is even, else B."""
     num_steps = 2 * n + 2 * (d - 1)
@@ -194,7 +189,7 @@ def test_each_bubble_follows_its_definition() -> None:
 
 
 @pytest.mark.parametrize("name", STRAIGHT)
-@pytest.mark.parametrize("d, n", [(d, n) for d in range(2, 9) for n in range(1, d)])
+@pytest.mark.parametrize("d, n", [(2, 1), (4, 3), (7, 1), (8, 5)])
 def test_schedules_run_with_fewer_microbatches_than_stages(name: str, d: int, n: int) -> None:
     schedule = SCHEDULES[name](d, n)
     num_recycling_passes = n * d if name == "naive" else n + d - 1
@@ -204,8 +199,10 @@ def test_schedules_run_with_fewer_microbatches_than_stages(name: str, d: int, n:
     }
 
 
-@pytest.mark.parametrize("v", [2, 3])
-@pytest.mark.parametrize("d, n", [*product(range(1, 8), range(1, 16))])
+@pytest.mark.parametrize(
+    "d, n, v",
+    [*((1 + 3 * n % 7, n, 2 + n % 2) for n in range(1, 16)), *product((5, 6, 7), (1, 4), (2, 3))],
+)
 def test_makespan_of_interleaved_equals_the_lower_bound(d: int, n: int, v: int) -> None:
     """Two lower bounds: the fill plus a worker's work, or one microbatch's path plus the others."""
     floor = max(v * n + d - 1, v * d + n - 1)
@@ -213,7 +210,7 @@ def test_makespan_of_interleaved_equals_the_lower_bound(d: int, n: int, v: int) 
     assert timeline(interleaved(d, n, v), TWICE).makespan == 3 * floor
 
 
-@pytest.mark.parametrize("d, n", [*product(range(1, 7), range(1, 9))])
+@pytest.mark.parametrize("d, n", [(d, n) for d in range(1, 7) for n in (9 - d, 1 + d % 3)])
 def test_interleaved_with_one_chunk_is_1f1b(d: int, n: int) -> None:
     assert interleaved(d, n, 1).rows == one_f_one_b(d, n).rows
 

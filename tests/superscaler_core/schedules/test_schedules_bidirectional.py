@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -32,10 +31,11 @@ from superscaler_core.schedules import (
     zero_bubble_v,
 )
 from superscaler_core.schedules.timeline import Durations, Timeline
+from tests.covering import covering
 from tests.superscaler_core.schedule_rows import TWICE, own
 
-COUNTS = [*product((1, 2, 3, 5), (1, 2, 3, 6, 11))]
-EVEN = [*product((2, 4, 6), (2, 4, 12, 14))]
+COUNTS = [(1, 1), (1, 6), (2, 3), (2, 11), (3, 2), (3, 6), (5, 1), (5, 11)]
+EVEN = [(2, 4), (4, 2), (4, 14), (6, 12)]
 
 
 def spans_idle(times: Timeline) -> list[int | Fraction]:
@@ -68,16 +68,16 @@ def test_workers_of_zero_bubble_v_and_h2_never_wait(d: int, n: int) -> None:
         assert times.makespan == work + d - 1
 
 
-@pytest.mark.parametrize("f, i, w", [*product((1, 2, 3), repeat=3)])
-@pytest.mark.parametrize("d, n", [(2, 4), (3, 7), (4, 8)])
+@covering(counts=[(2, 4), (3, 7), (4, 8)], f=(1, 2, 3), i=(1, 2, 3), w=(1, 2, 3))
 def test_idle_time_of_zero_bubble_h2_equals_its_formula(
-    d: int, n: int, f: int, i: int, w: int
+    counts: tuple[int, int], f: int, i: int, w: int
 ) -> None:
     """The idle time is ``(D - 1)(F + I - 2 W)`` if W is at most F and at most I.
 
     The formula was remembered from the paper and not checked. Its value 0 at F = I = W, and the
     memory, are in DeepSeek's comparison of schedules.
     """
+    d, n = counts
     times = timeline(zero_bubble_h2(d, n), {"F": f, "I": i, "W": w})
     if w <= min(f, i):
         assert max(spans_idle(times)) == (d - 1) * (f + i - 2 * w)
@@ -190,7 +190,7 @@ def test_inexact_or_nonpositive_duration_of_a_pair_is_rejected(time: float) -> N
 
 
 @pytest.mark.parametrize("generator", [dualpipe, dualpipe_v, zero_bubble_v, zero_bubble_h2])
-@pytest.mark.parametrize("d, n", EVEN)
+@pytest.mark.parametrize("d, n", EVEN[1:3])
 def test_schedule_with_pairs_parses_back(generator: Generator, d: int, n: int) -> None:
     schedule = generator(d, n)
     for one in (schedule, split_backward(schedule), recompute_apart(schedule)):
@@ -234,7 +234,7 @@ def test_grid_shows_a_pair_in_one_cell() -> None:
 
 
 @pytest.mark.parametrize("generator", [zero_bubble_v, dualpipe_v])
-@pytest.mark.parametrize("d, n", COUNTS)
+@pytest.mark.parametrize("d, n", COUNTS[::2])
 def test_folded_pipelines_run_with_any_number_of_microbatches(
     generator: Generator, d: int, n: int
 ) -> None:
@@ -247,7 +247,7 @@ def test_folded_pipelines_run_with_any_number_of_microbatches(
     assert max(schedule.peak_microbatches) <= min(limit, 2 * n)
 
 
-@pytest.mark.parametrize("d, n", [(2, 1), (2, 3), (4, 1), (4, 2), (4, 3), (4, 6), (6, 8), (8, 21)])
+@pytest.mark.parametrize("d, n", [(2, 1), (4, 2), (4, 3), (4, 6), (6, 8), (8, 21)])
 def test_chimera_runs_any_number_of_microbatches(d: int, n: int) -> None:
     """A round that is not full takes as long as a full one, or less."""
     full = -(-n // d) * d
@@ -279,8 +279,14 @@ def test_looped_bfs_with_one_chunk_is_gpipe(d: int, n: int) -> None:
     assert looped_bfs(d, n, 1).rows == gpipe(d, n).rows
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("interlaced", "nf1b")])
-@pytest.mark.parametrize("halves, apart", [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    "name, halves, apart",
+    [
+        (name, number % 3 > 0, number % 3 < 2)
+        for number, name in enumerate(SCHEDULES)
+        if name not in ("interlaced", "nf1b")
+    ],
+)
 def test_every_schedule_runs_with_split_backwards_and_separate_recomputation(
     name: str, halves: bool, apart: bool
 ) -> None:
@@ -305,7 +311,7 @@ def test_only_interleaved_and_looped_bfs_accept_chunks() -> None:
 # --- rows of torch ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d, n", [(2, 4), (3, 6), (4, 8), (4, 12), (5, 11)])
+@pytest.mark.parametrize("d, n", [(2, 4), (4, 12), (5, 11)])
 @pytest.mark.parametrize(
     "name, generator", [("ZBVZeroBubble", zero_bubble_v), ("DualPipeV", dualpipe_v)]
 )

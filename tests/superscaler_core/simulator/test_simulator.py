@@ -42,8 +42,9 @@ TWO_HOSTS = rv.Topology.hosts(
 
 
 @pytest.mark.parametrize("order", [gpipe, one_f_one_b])
-@pytest.mark.parametrize(("d", "n"), [(2, 4), (4, 4), (4, 8), (8, 8), (8, 32)])
-@pytest.mark.parametrize(("f", "b"), [(1e-3, 1e-3), (1e-3, 2e-3), (3e-3, 5e-3)])
+@pytest.mark.parametrize(
+    ("d", "n", "f", "b"), [(2, 4, 1e-3, 1e-3), (4, 4, 1e-3, 2e-3), (8, 32, 3e-3, 5e-3)]
+)
 def test_time_of_uniform_stages_equals_the_closed_form(
     order: Any, d: int, n: int, f: float, b: float
 ) -> None:

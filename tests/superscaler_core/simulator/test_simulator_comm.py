@@ -31,6 +31,7 @@ TOPOLOGIES = {
     "two hosts": rv.Topology.preset("v100", 2, 4),
     "three levels": rv.Topology.preset("v100", 2, 2, 2),
 }
+WHERE = [(where, *pair) for where, pair in zip([*TOPOLOGIES] * 2, PAIRS, strict=True)]
 
 
 def transfer(src: str, dst: str, shape: tuple[int, ...] = SHAPE) -> Transfer:
@@ -40,8 +41,7 @@ def transfer(src: str, dst: str, shape: tuple[int, ...] = SHAPE) -> Transfer:
     return Transfer(rv.Box.of_shape(shape), *layouts, "float32")
 
 
-@pytest.mark.parametrize("where", TOPOLOGIES)
-@pytest.mark.parametrize(("src", "dst"), PAIRS)
+@pytest.mark.parametrize(("where", "src", "dst"), WHERE)
 def test_wire_cost_equals_the_cost_of_its_plan(where: str, src: str, dst: str) -> None:
     topology, sub_transfer = TOPOLOGIES[where], transfer(src, dst)
     comm, cost = CommCosts(topology).of([sub_transfer], "rvd"), sub_transfer.plan(topology).cost
@@ -69,8 +69,7 @@ def test_wire_costs_of_many_sizes_and_layouts_equal_their_plans(where: str) -> N
     assert secs == pytest.approx([cost.secs for cost in costs], rel=1e-12)
 
 
-@pytest.mark.parametrize("where", TOPOLOGIES)
-@pytest.mark.parametrize(("src", "dst"), PAIRS)
+@pytest.mark.parametrize(("where", "src", "dst"), WHERE)
 def test_point_to_point_bytes_equal_those_of_the_benchmark(where: str, src: str, dst: str) -> None:
     sub_transfer = transfer(src, dst)
     comm = CommCosts(TOPOLOGIES[where]).of([sub_transfer], "p2p")
@@ -78,8 +77,7 @@ def test_point_to_point_bytes_equal_those_of_the_benchmark(where: str, src: str,
 
 
 @pytest.mark.parametrize("method", ["rvd", "p2p"])
-@pytest.mark.parametrize("where", TOPOLOGIES)
-@pytest.mark.parametrize(("src", "dst"), PAIRS)
+@pytest.mark.parametrize(("where", "src", "dst"), WHERE)
 def test_no_port_is_busy_for_longer_than_the_call(
     method: str, where: str, src: str, dst: str
 ) -> None:
