@@ -106,6 +106,11 @@ OPTIMIZERS: dict[str, Make] = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-2), foreach=False),
     "fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
+    "radam": lambda p: torch.optim.RAdam(p, lr=1e-2),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=1e-2),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "adadelta": lambda p: torch.optim.Adadelta(p),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, centered=True, momentum=0.9),
     "rprop": lambda p: torch.optim.Rprop(p, lr=1e-2),
     "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
@@ -135,7 +140,7 @@ def step_of(trainer: ss.Trainer, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("name", "plan_name"),
     [
-        *((name, "zero1") for name in ("sgd", "momentum", "fused", "rprop", "asgd")),
+        *((name, "zero1") for name in OPTIMIZERS if name not in ("adam", "adamw", "rmsprop")),
         *(("adam", "megatron"), ("adamw", "data_parallel"), ("rmsprop", "megatron")),
     ],
 )
