@@ -618,7 +618,7 @@ def test_op_has_as_many_flops_as_counted_by_hand_and_so_have_its_parts(
     assert sum(forward_flops(part.form) for part in parts) == pytest.approx(flops)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(8))
 def test_indexing_with_random_index_tensors_equals_torch(seed):
     draw = random.Random(seed)
     shape = [draw.choice((1, 2, 3, 5)) for _ in range(draw.randint(1, 4))]

@@ -9,15 +9,14 @@ import pytest
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode, brute_force
 from superscaler_core.published.alpa.alpa_intra import alpa_intra
+from tests.covering import covering
 from tests.superscaler_core.planners.space.alpa_prototype import Mesh, mlp
 from tests.superscaler_core.planners.space.spaces import random_space
 
 
-@pytest.mark.parametrize("has_memory", [False, True], ids=["any memory", "limited memory"])
-@pytest.mark.parametrize("excluded", [0.0, 0.2, 0.5], ids="excluded {}".format)
-@pytest.mark.parametrize("first", range(0, 50, 10), ids="seeds from {}".format)
+@covering(first=[0, 10], excluded=[0.0, 0.2, 0.5], has_memory=[False, True])
 def test_solution_equals_brute_force(first: int, excluded: float, has_memory: bool) -> None:
-    """All parameters together are 300 spaces."""
+    """Each case is 10 spaces."""
     for seed in range(first, first + 10):
         space = random_space(seed, excluded=excluded, has_memory=has_memory)
         found = alpa_intra(space)

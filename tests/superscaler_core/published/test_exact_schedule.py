@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, product
+from itertools import accumulate, cycle, product
 
 import pytest
 
@@ -102,8 +102,10 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("routes, kinds, num_microbatches, limit, edges", SMALL)
+@pytest.mark.parametrize(
+    "routes, kinds, num_microbatches, limit, edges, seed",
+    [(*case, seed) for case, seed in zip(SMALL, cycle(range(2)))],
+)
 def test_exact_search_equals_brute_force(
     routes: tuple[WorkerRoute, ...],
     kinds: str,
