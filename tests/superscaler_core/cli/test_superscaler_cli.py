@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from textwrap import dedent
 
@@ -87,8 +88,10 @@ def help_of(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-@pytest.mark.parametrize("words", [[], *([name] for name in COMMAND_LINE.commands)])
+@pytest.mark.parametrize(
+    "words, columns",
+    [*zip([[], *([name] for name in COMMAND_LINE.commands)], cycle([60, 120, 80]))],
+)
 def test_help_names_all_models_and_plans_and_shows_an_example(
     words: list[str],
     columns: int,
