@@ -23,22 +23,16 @@ from superscaler_core.planners.search.request import Request
 from superscaler_core.simulator import PROFILES
 
 SETTINGS = (
-    "hybrid dp=8 tp=1 pp=1 samples=1",
     "hybrid dp=8 tp=1 pp=1 samples=1 zero=1",
-    "hybrid dp=8 tp=1 pp=1 samples=1 zero=3",
     "hybrid dp=8 tp=1 pp=1 samples=1 zero=3 prefetch=1 reductions",
-    "hybrid dp=2 tp=4 pp=1 samples=1 zero=1 vocabulary",
     "hybrid dp=1 tp=8 pp=1 samples=1 vocabulary",
-    "hybrid dp=1 tp=4 pp=2 samples=4 sequence vocabulary",
     "hybrid dp=2 tp=2 pp=2 samples=2 zero=1 vocabulary",
     "hybrid dp=2 tp=1 pp=4 samples=1 keep=block_inputs",
     "hybrid dp=1 tp=1 pp=8 samples=4 keep=segment_inputs",
     "hybrid dp=4 tp=2 pp=1 samples=2 zero=3 offload keep=block_inputs vocabulary",
     "hybrid dp=4 tp=2 pp=1 samples=2 coshard=2 vocabulary",
     "hybrid dp=8 tp=1 pp=1 samples=2 keep=attention_only",
-    "hybrid dp=8 tp=1 pp=1 samples=2 keep=segment_inputs",
     "hybrid dp=2 tp=4 pp=1 samples=4 keep=segment_inputs sequence vocabulary",
-    "hybrid dp=2 tp=4 pp=1 samples=8 keep=attention_only sequence vocabulary",
     "hybrid dp=2 tp=4 pp=1 samples=8 sequence vocabulary",
     "hybrid dp=4 tp=2 pp=1 samples=1 vocabulary zero=3 prefetch=1 reductions moves",
     "hybrid dp=4 tp=2 pp=1 samples=1 sequence vocabulary zero=3 prefetch=1 reductions moves",
