@@ -123,7 +123,6 @@ def test_setting_of_both_model_and_plan_goes_to_the_model() -> None:
         ("hybrid", ["coshard=2", "rerun=true", "rerun_coshard=false"],
                    ["coshard=2", "keep=block_inputs", "keep_coshard=everything"]),
         ("hybrid", ["recompute=false"], ["keep=everything"]),
-        ("interlaced", ["rerun=true"], ["keep=block_inputs"]),
     ],
 )  # fmt: skip
 def test_old_recompute_settings_map_to_keep_levels(

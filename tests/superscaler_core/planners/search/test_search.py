@@ -419,9 +419,7 @@ ORDERS = ("zero-bubble", "zero-bubble-h2", "zero-bubble-v", "chimera", "dualpipe
 @pytest.mark.parametrize(
     "words",
     [
-        "tp=2",
         "tp=2 duplex",
-        "pp=2",
         "dp=2 zero=1 reductions",
         "pp=2 chunks=2",
         *(f"pp=2 schedule={name}" for name in ORDERS),
