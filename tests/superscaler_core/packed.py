@@ -152,7 +152,7 @@ def models() -> dict[str, Callable[[], Model]]:
         "of torch": lambda: Model(OfTorch, nn.Linear),
         "gated": lambda: Model(lambda: Packed("split", flash, nn.Linear), nn.Linear, is_gated=True),
     }
-    for form, (how, linear) in zip(FORMS, cycle([(flash, nn.Linear), (written_out, Conv1D)])):
+    for form, (how, linear) in zip(FORMS, cycle([(written_out, Conv1D), (flash, nn.Linear)])):
         made[f"{form} {linear.__name__}"] = lambda form=form, how=how, linear=linear: Model(
             lambda: Packed(form, how, linear), linear
         )

@@ -70,7 +70,7 @@ def test_unpacked_undoes_packed_in_the_same_memory(dim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["of torch", "gated", "split Conv1D", "unbind Linear", "heads Conv1D"],
+    "name", ["of torch", "gated", "split Conv1D", "unbind Conv1D", "heads Linear"],
 )  # fmt: skip
 def test_tensor_parallel_splits_packed_attention_and_trains_as_torch(
     name: str, tmp_path: Path

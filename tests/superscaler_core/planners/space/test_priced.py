@@ -73,9 +73,17 @@ def test_time_with_residuals_is_at_most_ten_percent_above_the_stage_cost(
     assert exact * (1 - 1e-9) <= secs <= 1.1 * exact
 
 
-@pytest.mark.parametrize("options", [{}, {"pieces": True}, {"keep": ss.Keep.BLOCK_INPUTS},
-                                   {"rerun": True}], ids=str)  # fmt: skip
-@pytest.mark.parametrize("model", ["mlp", "gpt"])
+@pytest.mark.parametrize(
+    "model, options",
+    [
+        ("gpt", {}),
+        ("mlp", {"pieces": True}),
+        ("gpt", {"keep": ss.Keep.BLOCK_INPUTS}),
+        ("mlp", {"rerun": True}),
+        ("gpt", {"rerun": True}),
+    ],
+    ids=str,
+)
 def test_a_filled_plan_takes_the_time_and_memory_of_its_assignment(
     model: str, options: dict[str, Any]
 ) -> None:
