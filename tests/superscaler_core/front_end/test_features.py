@@ -96,7 +96,7 @@ def test_features_train_as_in_torch(names: list[str], how: str, tmp_path: Path) 
     check((*names, *names), how, tmp_path)
 
 
-@pytest.mark.parametrize("name", {FEATURES[name].refused: name for name in REFUSED}.values())
+@pytest.mark.parametrize("name", REFUSED[::2])  # others: below, at random
 def test_unsupported_feature_raises_a_short_capture_error(name: str) -> None:
     with pytest.raises(ss.CaptureError, match=FEATURES[name].refused) as caught:
         ss.capture(model_of("checkpoint", name), (BATCH,))

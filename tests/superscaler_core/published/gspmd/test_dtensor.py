@@ -44,7 +44,6 @@ class Case:
 CASES = [
     Case("mm", torch.mm, [(8, 4), (4, 12)]),
     Case("linear", F.linear, [(4, 8, 4), (12, 4)]),
-    Case("bmm", torch.bmm, [(4, 8, 4), (4, 4, 12)]),
     Case("embedding", lambda x, i: F.embedding(i.long(), x), [(8, 4), (4, 8)]),
     Case("add", torch.add, [(4, 8), (4, 8)]),
     Case("add_row", torch.add, [(4, 8), (8,)]),
