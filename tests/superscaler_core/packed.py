@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -151,9 +152,8 @@ def models() -> dict[str, Callable[[], Model]]:
         "of torch": lambda: Model(OfTorch, nn.Linear),
         "gated": lambda: Model(lambda: Packed("split", flash, nn.Linear), nn.Linear, is_gated=True),
     }
-    for form in FORMS:
-        for how, linear in ((flash, nn.Linear), (written_out, Conv1D)):
-            made[f"{form} {linear.__name__}"] = lambda form=form, how=how, linear=linear: Model(
-                lambda: Packed(form, how, linear), linear
-            )
+    for form, (how, linear) in zip(FORMS, cycle([(written_out, Conv1D), (flash, nn.Linear)])):
+        made[f"{form} {linear.__name__}"] = lambda form=form, how=how, linear=linear: Model(
+            lambda: Packed(form, how, linear), linear
+        )
     return made

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from textwrap import dedent
 
@@ -87,8 +88,10 @@ def help_of(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-@pytest.mark.parametrize("words", [[], *([name] for name in COMMAND_LINE.commands)])
+@pytest.mark.parametrize(
+    "words, columns",
+    [*zip([[], *([name] for name in COMMAND_LINE.commands)], cycle([60, 120, 80]))],
+)
 def test_help_names_all_models_and_plans_and_shows_an_example(
     words: list[str],
     columns: int,
@@ -391,7 +394,6 @@ def test_options_after_the_plan_name_equal_set_options(capsys: pytest.CaptureFix
             ["plan", "swin", "zero1", "--set", "depths=2,x"],
             "numbers with commas between, such as 2,1",
         ),
-        (["plan", "mlp", "zero1", "--set", "plan.layers=3"], "the plan zero1 takes nothing."),
         (["plan", "mlp", "zero1", "--set", "has_classes=so"], "expected true or false"),
         (["plan", "mlp", "zero1", "--topology", "nowhere.json"], "nowhere.json"),
         (["plan", "none.py:model", "zero1"], "there is no file none.py"),
@@ -399,7 +401,6 @@ def test_options_after_the_plan_name_equal_set_options(capsys: pytest.CaptureFix
         (["plan", "gpt", "terapipe", "--set", "slices=0"], "slices=0: a sequence is one slice"),
         (["run", "mlp", "zero1"], "run needs a process for every device"),
         (["run", "mlp", "zero1", "--lr", "nan"], "expected a number of at least 0, got 'nan'"),
-        (["run", "mlp", "zero1", "--lr", "-1"], "expected a number of at least 0, got '-1'"),
         (["run", "mlp", "zero1", "--seed", "9" * 20], "expected an integer of at most 64 bits"),
         (["explain", "mlp", "gpipe", "--devices", "2", "--edge", "e9"], "there is no edge 'e9'"),
         (["plan", "mlp", "gpipe", "--devices", "9"], "9 stages of the 3 blocks"),

@@ -22,6 +22,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import OpSplit
 from superscaler_core.schedules import one_f_one_b
 from superscaler_core.simulator import simulate
+from tests.covering import covering
 from tests.superscaler_core.cost.choices import (
     ONE_BUCKET,
     ONE_HOST,
@@ -39,9 +40,9 @@ ROUNDING = 1e-9
 # --- sums ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
-@pytest.mark.parametrize("microbatches", [1, 3])
-@pytest.mark.parametrize("name", ["data_parallel", "megatron_like"])
+@covering(
+    name=["data_parallel", "megatron_like"], microbatches=[1, 3], topology=[ONE_HOST, TWO_HOSTS]
+)
 def test_sum_of_costs_of_a_chain_equals_its_simulated_step(
     name: str, microbatches: int, topology: rv.Topology
 ) -> None:
@@ -86,17 +87,16 @@ def test_sum_of_costs_of_a_chain_equals_its_simulated_step(
 
 
 @pytest.mark.parametrize(
-    ("model", "plan"),
+    ("model", "plan", "microbatches"),
     [
-        ("mlp", "data_parallel"),
-        ("gpt", "data_parallel"),
-        ("gpt", "megatron"),
-        ("gpt", "megatron_sp"),
-        ("gpt", "zero1"),
-        ("gpt of many kernels", "megatron"),
+        ("mlp", "data_parallel", 1),
+        ("gpt", "data_parallel", 3),
+        ("gpt", "megatron", 1),
+        ("gpt", "megatron_sp", 3),
+        ("gpt", "zero1", 3),
+        ("gpt of many kernels", "megatron", 3),
     ],
 )
-@pytest.mark.parametrize("microbatches", [1, 3])
 def test_stage_cost_equals_the_simulated_step(model: str, plan: str, microbatches: int) -> None:
     program = compiled(model, plan, microbatches, ONE_HOST)
     costs = model_of(program)

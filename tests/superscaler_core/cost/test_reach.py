@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -37,11 +37,11 @@ def test_more_work_never_takes_less_time(
     assert secs(reach, amount * factor) >= secs(reach, amount) * (1 - ROUNDING)
 
 
-@pytest.mark.parametrize(("name", "dtype", "reach"), PRESETS)
-@pytest.mark.parametrize("num", [2, 3, 100])
+@pytest.mark.parametrize("preset, num", [*zip(PRESETS, cycle([2, 100, 3]))])
 def test_piece_of_the_work_takes_at_least_its_share_of_the_time(
-    name: str, dtype: str, reach: Reach, num: int
+    preset: tuple[str, str, Reach], num: int
 ) -> None:
+    *_, reach = preset
     for exponent in range(1, 30):
         amount = 3.0**exponent
         assert num * secs(reach, amount / num) >= secs(reach, amount) * (1 - ROUNDING)

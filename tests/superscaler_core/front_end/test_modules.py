@@ -1,6 +1,7 @@
 """Modules that are one op: those that tracing cannot follow, and those that are registered."""
 
 import pickle
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -183,8 +184,7 @@ def train_alone(model: nn.Module, batches, num: int):
 
 
 @pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
-@pytest.mark.parametrize("kind", [Experts, Other])
-@pytest.mark.parametrize("name", PLANS_OF)
+@pytest.mark.parametrize("name, kind", [*zip(PLANS_OF, cycle([Experts, Other]))])
 def test_module_ops_train_as_in_torch_under_several_plans(name, kind, tmp_path, other):
     plan = ss.Plan(ss.capture(model_of(kind), (X,)), range(2))
     PLANS[name](plan)

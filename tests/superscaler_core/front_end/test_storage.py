@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.run.evaluate import evaluate
-from tests.matrix import fewer
 
 X = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -250,7 +249,7 @@ def torch_trains(run: Callable[..., Tensor]) -> bool:
     return True
 
 
-@settings(max_examples=fewer(60), deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps(list(VIEWS)))
 def test_random_programs_of_views_and_writes_equal_torch(drawn) -> None:
     run = program_of(drawn, grads=False)
@@ -258,7 +257,7 @@ def test_random_programs_of_views_and_writes_equal_torch(drawn) -> None:
     check(run)
 
 
-@settings(max_examples=fewer(60), deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps([*VIEWS, *CUTS]))
 def test_random_programs_with_no_grad_parts_equal_torch_or_are_rejected(drawn) -> None:
     run = program_of(drawn, grads=True)

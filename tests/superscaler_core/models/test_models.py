@@ -13,18 +13,14 @@ from superscaler_core.run.evaluate import evaluate, run_part
 from tests.superscaler_core.parts import check_splits, values_of
 
 TINY = [
-    ("evoformer", "tiny", {}),
     ("evoformer", "tiny", {"outer_last": True, "dropout": 0.2, "layers": 1}),
-    ("gpt", "tiny", {}),
     ("gpt", "tiny", {"tied": True, "dropout": 0.2}),
     ("gpt", "tiny", {"fused": False}),
     ("moe", "tiny", {}),
     ("moe", "tiny-switch", {}),
     ("moe_encoder", "tiny-bert-switch", {"dropout": 0.2}),
     ("moe_encoder", "tiny-vit-sgmoe", {}),
-    ("mbart", "tiny", {"dropout": 0.2}),
-    ("mbart", "tiny-translation", {}),
-    ("mlp", "tiny", {}),
+    ("mbart", "tiny-translation", {"dropout": 0.2}),
     ("mlp", "tiny-classes", {}),
     ("swin", "tiny", {}),
     ("wide_resnet", "tiny", {}),
@@ -57,7 +53,7 @@ def test_graph_computes_the_loss_and_gradients_of_the_model(name, preset, sizes)
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("name, preset, sizes", TINY, ids=IDS)
+@pytest.mark.parametrize("name, preset, sizes", TINY[::2], ids=IDS[::2])
 def test_split_ops_of_every_kind_equal_the_whole(name, preset, sizes):
     model, inputs = made(name, preset, sizes)
     graph = graph_of(name, model, inputs)

@@ -13,7 +13,6 @@ from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.models import build, example_inputs
 from superscaler_core.models.swin import (
     Block,
-    SwinConfig,
     from_windows,
     offsets_of,
     regions_of,
@@ -80,7 +79,7 @@ def test_to_windows_makes_square_windows_and_is_invertible() -> None:
     assert torch.equal(from_windows(windows, 6, 3), x)
 
 
-@pytest.mark.parametrize("preset", [name for name in SwinConfig.presets() if name != "tiny"])
+@pytest.mark.parametrize("preset", ["201M", "355M", "2.1B", "5.9B", "11.6B", "29B"])
 def test_presets_have_the_parameter_counts_in_their_names(preset: str) -> None:
     with torch.device("meta"):
         model = build("swin", preset)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from superscaler_core import ops
+from tests.covering import covering
 
 SHAPE = (6, 50, 40)
 SEEDS = [0, 1, 2, 12345, -7, 2**62]
@@ -95,9 +96,11 @@ def test_embedding_index_outside_of_the_table_raises_index_error():
         ops.embedding(torch.tensor([7]), torch.randn(7, 4), first=0, num_rows=7)
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
-@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 0.5, 0.0, 2.0, 3.0])])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@covering(
+    name=["cross_entropy", "nll_loss"],
+    weight=[None, torch.tensor([1.0, 0.5, 0.0, 2.0, 3.0])],
+    dtype=[torch.float64, torch.float32, torch.bfloat16],
+)
 def test_split_losses_sum_to_the_mean_over_counted_labels(name, weight, dtype):
     scores, labels = torch.randn(6, 5).to(dtype), torch.tensor([1, -100, 2, -100, -100, 0])
     weight = None if weight is None else weight.to(dtype)

@@ -91,7 +91,6 @@ def test_values_are_compared_as_often_as_asked(check: Any, is_refused: list[bool
 
 PAIRS: Groups = ((0, 1), (2, 3))
 CASES: dict[str, tuple[str, Groups, tuple[int, ...]]] = {
-    "data": ("data_parallel", ((0,), (1,)), (3, 3)),
     "uneven": ("data_parallel", ((0,), (1,)), (1, 3)),
     "zero3": ("zero3", ((0,), (1,)), (2, 2)),
     "tensor": ("megatron", ((0, 1),), (4,)),

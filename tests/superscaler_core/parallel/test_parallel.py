@@ -6,6 +6,7 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ SHAPES = [(8, 6), (8, 6), (3, 6), (8, 5), (4, 6), (1, 6), (6, 6), (3, 6)]
 """Sizes and lengths of batches, the first as in the example."""
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("case", PLANS)
+@pytest.mark.parametrize("case, num_ranks", [*zip(PLANS, cycle([2, 4]))])
 def test_batches_of_any_shape_train_as_on_one_device(case: str, num_ranks: int) -> None:
     plan, options = PLANS[case]
 

@@ -9,15 +9,14 @@ import pytest
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode, brute_force
 from superscaler_core.published.alpa.alpa_intra import alpa_intra
+from tests.covering import covering
 from tests.superscaler_core.planners.space.alpa_prototype import Mesh, mlp
 from tests.superscaler_core.planners.space.spaces import random_space
 
 
-@pytest.mark.parametrize("has_memory", [False, True], ids=["any memory", "limited memory"])
-@pytest.mark.parametrize("excluded", [0.0, 0.2, 0.5], ids="excluded {}".format)
-@pytest.mark.parametrize("first", range(0, 50, 10), ids="seeds from {}".format)
+@covering(first=[0, 10], excluded=[0.0, 0.2, 0.5], has_memory=[False, True])
 def test_solution_equals_brute_force(first: int, excluded: float, has_memory: bool) -> None:
-    """All parameters together are 300 spaces."""
+    """Each case is 10 spaces."""
     for seed in range(first, first + 10):
         space = random_space(seed, excluded=excluded, has_memory=has_memory)
         found = alpa_intra(space)
@@ -27,18 +26,15 @@ def test_solution_equals_brute_force(first: int, excluded: float, has_memory: bo
         assert found.bound_secs == pytest.approx(found.secs, rel=1e-6)
 
 
-MESHES_1D = [Mesh((4, 1)), Mesh((1, 4))]
-
-
-@pytest.mark.parametrize("mesh", MESHES_1D, ids=["4x1", "1x4"])
 @pytest.mark.parametrize(
-    "layers, batch, width, cost",
+    "mesh, layers, batch, width, cost",
     [
-        (2, 1024, 128, 196614.0),  # two all-reduces of weights
-        (2, 128, 1024, 786437.0),  # one all-reduce of activations
-        (12, 1024, 128, 1179684.1),
-        (12, 128, 1024, 8650767.0),
+        (Mesh((4, 1)), 2, 1024, 128, 196614.0),  # two all-reduces of weights
+        (Mesh((1, 4)), 2, 128, 1024, 786437.0),  # one all-reduce of activations
+        (Mesh((1, 4)), 12, 1024, 128, 1179684.1),
+        (Mesh((4, 1)), 12, 128, 1024, 8650767.0),
     ],
+    ids=str,
 )
 def test_published_objectives_on_a_line_of_devices(
     mesh: Mesh, layers: int, batch: int, width: int, cost: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, product
+from itertools import accumulate, cycle, product
 
 import pytest
 
@@ -102,8 +102,10 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("routes, kinds, num_microbatches, limit, edges", SMALL)
+@pytest.mark.parametrize(
+    "routes, kinds, num_microbatches, limit, edges, seed",
+    [(*case, seed) for case, seed in zip(SMALL, cycle(range(2)))],
+)
 def test_exact_search_equals_brute_force(
     routes: tuple[WorkerRoute, ...],
     kinds: str,
@@ -121,8 +123,10 @@ def test_exact_search_equals_brute_force(
     assert timeline(found, durations, edges).makespan == least
 
 
-@pytest.mark.parametrize("num_workers, num_microbatches", [(2, 4), (4, 4), (4, 8), (8, 8)])
-@pytest.mark.parametrize("durations", [EQUAL, TWICE])
+@pytest.mark.parametrize(
+    "num_workers, num_microbatches, durations",
+    [(2, 4, TWICE), (4, 4, EQUAL), (4, 8, TWICE), (8, 8, EQUAL), (8, 8, TWICE)],
+)
 def test_exact_search_on_a_line_reaches_the_makespan_of_1f1b(
     num_workers: int, num_microbatches: int, durations: Durations
 ) -> None:

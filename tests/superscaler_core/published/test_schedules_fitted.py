@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import cycle
 from random import Random
 
 import pytest
@@ -24,6 +25,7 @@ from superscaler_core.schedules import (
     zero_bubble_v,
 )
 from superscaler_core.schedules.timeline import Durations
+from tests.covering import covering
 
 Times = tuple[tuple[int, int, int], ...]
 """F, I and W of every stage."""
@@ -51,8 +53,7 @@ def best_secs(d: int, n: int, durations: Durations, limit: int) -> int | Fractio
     return secs(exact_schedule(straight_routes(d), durations, n, limit), durations)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("d, n", [(2, 3), (2, 8), (3, 3), (3, 4), (4, 4)])
+@pytest.mark.parametrize("seed, d, n", [(0, 2, 3), (1, 2, 8), (2, 3, 3), (3, 3, 4), (0, 4, 4)])
 def test_fitted_schedule_of_equal_stages_is_the_shortest(d: int, n: int, seed: int) -> None:
     durations = durations_of(random_times(seed, d, are_alike=True))
     schedule = zero_bubble_fitted(d, n, durations)
@@ -64,12 +65,11 @@ ALIKE = [(1, 1, 1), (2, 2, 1), (2, 3, 1), (3, 2, 2), (1, 2, 3), (4, 1, 2)]
 """F, I and W."""
 
 
-@pytest.mark.parametrize("times", ALIKE)
-@pytest.mark.parametrize("d, n", [(3, 8), (4, 6), (4, 8)])
+@pytest.mark.parametrize("times, size", [*zip(ALIKE, cycle([(3, 8), (4, 6), (4, 8)]))])
 def test_zb_h1_is_the_fastest_with_its_memory_and_faster_than_1f1b(
-    d: int, n: int, times: tuple[int, int, int]
+    times: tuple[int, int, int], size: tuple[int, int]
 ) -> None:
-    durations = dict(zip("FIW", times, strict=True))
+    (d, n), durations = size, dict(zip("FIW", times, strict=True))
     whole = {"F": times[0], "B": times[1] + times[2]}
     fitted, h1 = zero_bubble_fitted(d, n, durations), zero_bubble(d, n)
     assert secs(h1, durations) == secs(fitted, durations) < secs(one_f_one_b(d, n), whole)
@@ -84,10 +84,11 @@ def test_zb_h1_is_not_the_shortest_with_few_microbatches(n: int) -> None:
     assert is_shortest(fitted, straight_routes(4), durations, 4)
 
 
-@pytest.mark.parametrize("times", ALIKE)
-@pytest.mark.parametrize("d, n", [(3, 6), (4, 8)])
-def test_zb_h2_is_the_fastest_with_its_memory(d: int, n: int, times: tuple[int, int, int]) -> None:
-    durations = dict(zip("FIW", times, strict=True))
+@pytest.mark.parametrize("times, size", [*zip(ALIKE, cycle([(3, 6), (4, 8)]))])
+def test_zb_h2_is_the_fastest_with_its_memory(
+    times: tuple[int, int, int], size: tuple[int, int]
+) -> None:
+    (d, n), durations = size, dict(zip("FIW", times, strict=True))
     assert is_shortest(zero_bubble_h2(d, n), straight_routes(d), durations, 2 * d - 1)
 
 
@@ -115,12 +116,11 @@ def test_search_finds_the_shortest_order_and_the_heuristic_is_near(
     assert max(slow.peak_microbatches) <= limit
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("d, n", [(2, 4), (4, 6), (5, 3)])
-@pytest.mark.parametrize("are_alike", [True, False])
+@covering(seed=range(3), size=[(2, 4), (4, 6), (5, 3)], are_alike=[True, False])
 def test_fitted_schedule_is_not_slower_than_others_with_its_memory(
-    d: int, n: int, seed: int, are_alike: bool
+    seed: int, size: tuple[int, int], are_alike: bool
 ) -> None:
+    d, n = size
     durations = durations_of(random_times(seed, d, are_alike))
     durations |= {("B", s): durations["I", s] + durations["W", s] for s in range(d)}
     small, large = (zero_bubble_fitted(d, n, durations, limit) for limit in (0, 2 * d - 1))

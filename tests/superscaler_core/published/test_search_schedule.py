@@ -49,15 +49,16 @@ def test_eight_workers_reach_the_makespan_of_the_named_schedule(
     assert timeline(found, durations).makespan == makespan
 
 
-@pytest.mark.parametrize("num_microbatches", [9, 10, 40])
 @pytest.mark.parametrize(
-    "routes, durations, limit, period",
+    "routes, durations, limit, period, num_microbatches",
     [
-        (straight_routes(3), TWICE, 3, 3),
-        (straight_routes(3), TWICE, 1, 9),
-        (straight_routes(2), EQUAL, None, 2),
-        (both_ways(2), TWICE, 2, 6),
-        (v_routes(2), HALVES, 4, 6),
+        (straight_routes(3), TWICE, 3, 3, 10),
+        (straight_routes(3), TWICE, 1, 9, 9),
+        (straight_routes(2), EQUAL, None, 2, 40),
+        (straight_routes(2), EQUAL, None, 2, 9),
+        (both_ways(2), TWICE, 2, 6, 40),
+        (v_routes(2), HALVES, 4, 6, 9),
+        (v_routes(2), HALVES, 4, 6, 10),
     ],
 )
 def test_repetend_has_its_period_and_is_repeated(

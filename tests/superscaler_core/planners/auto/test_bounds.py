@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 
@@ -42,8 +43,10 @@ def least_secs(profile: DeviceProfile, samples: int, pieces: int) -> float:
     return BATCH // samples * found
 
 
-@pytest.mark.parametrize("name", PROFILES_OF)
-@pytest.mark.parametrize("samples", [(64, 1024), (512, 1024, 8192), (4096,)])
+@pytest.mark.parametrize(
+    "name, samples",
+    [*zip([*PROFILES_OF] * 2, cycle([(512, 1024, 8192), (64, 1024), (4096,), (64, 1024)]))],
+)
 def test_no_microbatch_size_is_faster_than_the_bound(name: str, samples: tuple[int, ...]) -> None:
     profile, topology = PROFILES_OF[name], rv.Topology.single_host(1, 5e-6, 20e9)
     bounds = Bounds(Request(linears, samples, BATCH, (0,), topology, profile, 1 << 34))

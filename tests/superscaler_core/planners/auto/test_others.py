@@ -19,7 +19,7 @@ from superscaler_core.planners.search.request import Candidate, Request, SearchP
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
-from tests.superscaler_core.planners.search.test_search import request
+from tests.superscaler_core.planners.search.test_search import UNLIKE_EACH_OTHER, request
 
 BATCH = 8
 
@@ -39,7 +39,7 @@ def found_by_auto() -> Found:
     return found_by(PLANNERS["auto"], ASKED)
 
 
-@pytest.mark.parametrize("name", [name for name in PLANNERS if name != "auto"])
+@pytest.mark.parametrize("name", UNLIKE_EACH_OTHER)
 def test_auto_is_at_least_as_good_as_every_planner(name: str) -> None:
     assert found_by_auto().num_left == 0
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import count, product
 from random import Random
 
 import pytest
@@ -19,8 +19,7 @@ def wire(ticks: int, port: int = 0) -> CommCost:
     return CommCost((0, 1), ticks, (((1, port, "out"), ticks),), (0, 1), 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name, seed", [*zip(NAMES, count())])
 def test_step_without_transfers_takes_as_long_as_its_timeline(name: str, seed: int) -> None:
     schedule, random = generate(SCHEDULES[name], 4, 8), Random(seed)
     kinds, stages = list(ActionKind), range(schedule.num_stages)

@@ -36,7 +36,6 @@ from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import one_f_one_b
 from superscaler_core.simulator import PROFILES, simulate
-from tests.matrix import part
 from tests.superscaler_core.training import Case, errors_on_threads
 
 BATCH = 8
@@ -99,6 +98,10 @@ def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "MOVES", few)
 
 
+UNLIKE_EACH_OTHER = ("by_hand", "alpa_hierarchical", "alpa_intra", "dapple", "galvatron", "unity")
+"""Planners that choose by hand, in stages, in a space, per layer and by substitutions."""
+
+
 def test_best_plan_equals_the_best_of_all_settings_that_fit(few_moves: None) -> None:
     """Bounds, estimates and changes without effect lose no optimum, with any amount of memory.
 
@@ -110,7 +113,7 @@ def test_best_plan_equals_the_best_of_all_settings_that_fit(few_moves: None) -> 
         for setting in every_setting(asked)
     ]
     most = min(every, key=lambda each: each.secs).peak_bytes
-    for share in part((0.35, 0.6, 100.0, 0.85)):
+    for share in (0.35, 100.0):
         limit = int(share * most)
         less = replace(asked, memory_bytes=limit)
         found = search_request(less, auto, budget_secs=ENDS_BY_ITSELF)
@@ -118,7 +121,7 @@ def test_best_plan_equals_the_best_of_all_settings_that_fit(few_moves: None) -> 
         assert found.secs == min(each.secs for each in every if 0 < each.peak_bytes <= limit)
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", ["auto", *UNLIKE_EACH_OTHER])
 def test_best_plan_fits_in_the_memory_limit(name: str) -> None:
     free = search_request(request("gpt"), PLANNERS[name], max_tried=6)
     limit = int(0.9 * free.peak_bytes)
@@ -416,9 +419,7 @@ ORDERS = ("zero-bubble", "zero-bubble-h2", "zero-bubble-v", "chimera", "dualpipe
 @pytest.mark.parametrize(
     "words",
     [
-        "tp=2",
         "tp=2 duplex",
-        "pp=2",
         "dp=2 zero=1 reductions",
         "pp=2 chunks=2",
         *(f"pp=2 schedule={name}" for name in ORDERS),

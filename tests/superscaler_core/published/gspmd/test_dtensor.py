@@ -44,11 +44,9 @@ class Case:
 CASES = [
     Case("mm", torch.mm, [(8, 4), (4, 12)]),
     Case("linear", F.linear, [(4, 8, 4), (12, 4)]),
-    Case("bmm", torch.bmm, [(4, 8, 4), (4, 4, 12)]),
     Case("embedding", lambda x, i: F.embedding(i.long(), x), [(8, 4), (4, 8)]),
     Case("add", torch.add, [(4, 8), (4, 8)]),
     Case("add_row", torch.add, [(4, 8), (8,)]),
-    Case("mul", torch.mul, [(4, 8), (4, 8)]),
     Case("gelu", F.gelu, [(4, 8)]),
     Case("transpose", lambda x: x.transpose(0, 1), [(4, 8)]),
     Case("sum", lambda x: x.sum(1), [(4, 8)]),
@@ -57,7 +55,7 @@ CASES = [
 ]
 
 
-TWO_AXES = ("mm", "add", "gelu", "transpose", "softmax", "layer_norm")
+TWO_AXES = ("mm", "add", "gelu", "transpose", "softmax")
 
 
 class Alone(nn.Module):
@@ -131,7 +129,7 @@ def stays(op: Op, cut: Cut, specs: Specs) -> bool:
 @pytest.mark.parametrize(
     ("case", "num_axes"),
     # Along two axes, DTensor fails on the other ops, such as those that flatten dims for a product.
-    [*((case, 1) for case in CASES), *((case, 2) for case in CASES if case.name in TWO_AXES)],
+    [(case, 2 if case.name in TWO_AXES else 1) for case in CASES],
     ids=str,
 )
 def test_results_are_cut_as_those_of_dtensor(case: Case, num_axes: int, world: None) -> None:

@@ -13,7 +13,7 @@ from superscaler_core.published.gspmd import Propagated
 from tests.superscaler_core.published.gspmd.programs import completed, random_graph
 
 MESH = "x:2,y:2"
-SEEDS = range(24)
+SEEDS = range(6)
 
 
 def specs_of(found: Propagated) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from math import ceil
 
 import pytest
@@ -36,9 +37,10 @@ def trials(num_devices: int, base: float, slope: float) -> dict[int, bool]:
     return found
 
 
-@pytest.mark.parametrize("num_devices", [2, 16, 64])
-@pytest.mark.parametrize("base", [0, 300, 900, 999, 1100])
-@pytest.mark.parametrize("slope", [0.01, 0.7, 2, 7, 40, 500])
+@pytest.mark.parametrize(
+    "slope, base, num_devices",
+    [*zip([0.01, 0.7, 2, 7, 40, 500] * 2, cycle([0, 300, 900, 999, 1100]), cycle([2, 64, 16, 2]))],
+)
 def test_largest_size_that_fits_is_found_with_at_most_five_trials(
     num_devices: int, base: float, slope: float
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def random_problem(seed: int) -> LayoutProblem:
     return LayoutProblem(mesh, {d: frozenset({s}) for d, s in sizes.items()}, tensors, tuple(ops))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(8))
 def test_layout_equals_the_optimum_of_brute_force(seed: int) -> None:
     problem = random_problem(seed)
     num = len(problem.sizes)
@@ -93,7 +93,7 @@ def test_layout_equals_the_optimum_of_brute_force(seed: int) -> None:
     assert objective(found) == pytest.approx(best, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_list_schedule_runs_every_op_once_after_its_inputs(seed: int) -> None:
     problem = random_problem(seed)
     order = list_schedule(problem)
@@ -128,8 +128,10 @@ def test_a_list_schedule_frees_most_bytes_first() -> None:
     assert problem.contents[2] == {"small", "of_small", "of_large"}
 
 
-@pytest.mark.parametrize("model", ["gpt", "moe", "mlp", "wide_resnet", "mbart"])
-@pytest.mark.parametrize("mesh", ["rows:2,cols:2", "all:4"])
+@pytest.mark.parametrize(
+    "model, mesh",
+    [*zip(["gpt", "moe", "mlp", "wide_resnet", "mbart"], cycle(["rows:2,cols:2", "all:4"]))],
+)
 def test_layout_of_a_model_reduces_memory_and_fills_a_plan(model: str, mesh: str) -> None:
     graph = Case("data_parallel", 1, model=model).planned().graph
     plan = ss.Plan(graph, range(4))

@@ -22,14 +22,14 @@ def placements(problem: PlacementProblem) -> list[tuple[int, ...]]:
     return list(product(range(problem.num_devices), repeat=len(problem.groups)))
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(13))
 def test_end_times_equal_those_of_an_event_simulation(seed: int) -> None:
     problem = random_problem(seed, most=6)
     some = placements(problem)[:: 1 + seed % 7]
     assert problem.ends(some).tolist() == [events(problem, each) for each in some]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_placement_is_faster_than_the_lower_bounds(seed: int) -> None:
     problem = random_problem(seed, has_memory=False)
     some = np.array(placements(problem))
@@ -42,7 +42,7 @@ def test_no_placement_is_faster_than_the_lower_bounds(seed: int) -> None:
     assert np.all(secs >= np.max(work, axis=1))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_instant_messages_add_no_time(seed: int) -> None:
     problem = random_problem(seed, has_memory=False)
     alone = PlacementProblem.of(problem.operations, problem.results)
@@ -79,7 +79,7 @@ def test_backward_is_placed_with_its_forward_and_sends_the_gradient() -> None:
     assert problem.secs([(0, 0), (0, 1)]).tolist() == [6.0, 12.0]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_exhaustive_search_finds_the_fastest_placement_that_fits(seed: int) -> None:
     problem = random_problem(seed, has_memory=True)
     found = every_placement(problem)
