@@ -1,6 +1,5 @@
 PYTHON ?= python3
 BENCH_ARGS ?=
-TESTS ?= some
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,11 +20,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo 'PYTHON=... picks the interpreter of the environment (3.11 or newer; now $(PYTHON)).'
-	@echo 'TESTS=all runs all cases of large matrices of tests.'
 
 venv: $(VENV)/.installed  ## create .venv with rvdcomm (editable) and what its tests and plots need
 
-test: export RVDCOMM_TESTS := $(TESTS)
 test: $(VENV)/.installed  ## run all tests: in C++, unit tests, those that spawn worlds, some without the native core
 	@failed=0; \
 	echo '== C++ tests'; \

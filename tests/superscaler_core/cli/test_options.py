@@ -133,7 +133,7 @@ def test_old_recompute_settings_map_to_keep_levels(
 
 def test_old_recompute_and_rerun_settings_both_apply() -> None:
     said = decided("hybrid", ["recompute=true", "rerun=true"])
-    assert len(said.recomputed) == len(said.rerun) == 2
+    assert len(said.recomputed) == len(said.recompute_regions) == 2
 
 
 def test_old_recompute_setting_of_axial_plans_maps_to_block_inputs() -> None:

@@ -46,7 +46,7 @@ def test_graph_computes_the_loss_and_gradients_of_the_model(name, preset, sizes)
     graph = graph_of(name, model, inputs)
     parameters = dict(model.named_parameters())
     given = inputs[: len(graph.batch_inputs)]
-    found = evaluate(graph, given, parameters, turns=len(graph.recycled))
+    found = evaluate(graph, given, parameters, passes=len(graph.recycled))
     expected = last_pass(model, inputs, MODELS[name].recycled, len(graph.recycled))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     grads = [torch.autograd.grad(y, list(parameters.values())) for y in (found, expected)]

@@ -79,8 +79,8 @@ def test_time_with_residuals_is_at_most_ten_percent_above_the_stage_cost(
         ("gpt", {}),
         ("mlp", {"pieces": True}),
         ("gpt", {"keep": ss.Keep.BLOCK_INPUTS}),
-        ("mlp", {"rerun": True}),
-        ("gpt", {"rerun": True}),
+        ("mlp", {"recompute_regions": True}),
+        ("gpt", {"recompute_regions": True}),
     ],
     ids=str,
 )
@@ -144,7 +144,7 @@ def test_space_of_a_run_of_ops_has_only_these_ops() -> None:
 KNOBS = {
     "cut": {},
     "pieces": {"pieces": True},
-    "rerun": {"rerun": True},
+    "rerun": {"recompute_regions": True},
     "blocks": {"keep": ss.Keep.BLOCK_INPUTS},
 }
 
@@ -214,7 +214,7 @@ def test_explain_lists_all_choices_of_an_op_and_marks_the_chosen_one() -> None:
 def test_invalid_options_of_a_space_raise_plan_error() -> None:
     with pytest.raises(PlanError, match="a mesh of 2 x 3 has 6 devices, but 4 were given"):
         priced(captured("mlp"), (2, 3))
-    with pytest.raises(PlanError, match="keep=block_inputs, rerun=True"):
+    with pytest.raises(PlanError, match="keep=block_inputs, recompute_regions=True"):
         priced(captured("mlp"), keep=ss.Keep.BLOCK_INPUTS, recompute_regions=True)
     space = priced(captured("mlp"), (4,))
     with pytest.raises(PlanError, match="has no op nothing"):
