@@ -15,7 +15,7 @@ from typing import Any
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Proposals, Setting, Settings, options_of
 from superscaler_core.planners.auto.layouts import powers
-from superscaler_core.planners.auto.options import Options
+from superscaler_core.planners.auto.options import SettingSpace
 from superscaler_core.planners.search.request import Request
 
 Layouts = Callable[[int], Iterable[Setting]]
@@ -77,7 +77,7 @@ class _Knobs(Settings):
     """A system's settings for one request."""
 
     system: System
-    options: Options
+    options: SettingSpace
 
     def roots(self) -> Iterator[Setting]:
         for setting in self.system.layouts(len(self.options.request.devices)):

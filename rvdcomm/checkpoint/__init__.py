@@ -1,7 +1,7 @@
 """Checkpoints: conversion between forms and layouts in bounded memory (docs/checkpoints.md)."""
 
 from rvdcomm.checkpoint.catalog import open_checkpoint
-from rvdcomm.checkpoint.engine import Report, reshard
+from rvdcomm.checkpoint.engine import ReshardReport, reshard
 from rvdcomm.checkpoint.load import load_shards
 from rvdcomm.checkpoint.manifest import Manifest
 from rvdcomm.checkpoint.plan import ReshardPlan, plan_reshard
@@ -14,8 +14,8 @@ __all__ = [
     "Crop",
     "Manifest",
     "Pad",
-    "Report",
     "ReshardPlan",
+    "ReshardReport",
     "Rules",
     "Split",
     "Stack",

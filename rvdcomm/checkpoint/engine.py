@@ -41,7 +41,7 @@ _THEN = "run the same again: files that are complete are kept"
 
 
 @dataclass(frozen=True)
-class Report:
+class ReshardReport:
     """The result of one reshard: its plan, what was kept and read, and the time.
 
     Attributes:
@@ -80,7 +80,7 @@ def reshard(
     follow_symlinks: bool = False,
     verify: bool = False,
     progress: bool = False,
-) -> Report:
+) -> ReshardReport:
     """Write the checkpoint in ``src_dir`` to ``dst_dir``, in other shards and another form.
 
     Every element of every value part (partial sum) is read once, from one replica. The parts are
@@ -139,7 +139,7 @@ def reshard(
         closing(Journal(root, request)) as log,
     ):
         num_files_kept = _run(plan, root, log, form, reader, verify, progress)
-    return Report(plan, num_files_kept, reader.num_bytes_read, time.monotonic() - start)
+    return ReshardReport(plan, num_files_kept, reader.num_bytes_read, time.monotonic() - start)
 
 
 def _request(plan: ReshardPlan) -> dict[str, Any]:

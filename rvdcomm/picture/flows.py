@@ -44,7 +44,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Flow:
+class DrawnFlow:
     """What one step moves: an arrow per pair with its bytes, and bars for many pairs each.
 
     ``kept`` are the ranks, besides those on bars, that use data of their own.
@@ -55,7 +55,7 @@ class Flow:
     kept: tuple[int, ...]
 
     @classmethod
-    def of(cls, plan: Plan, index: int, ranks: frozenset[int]) -> Flow:
+    def of(cls, plan: Plan, index: int, ranks: frozenset[int]) -> DrawnFlow:
         """The flow of step ``index`` between ``ranks``."""
         step = plan.path.steps[index]
         group_of = {rank: i for i, group in enumerate(step.groups) for rank in group}
@@ -115,7 +115,7 @@ class Gap:
         return self.left[rank] + self.cell_width / 2
 
 
-def width_per_byte(flows: Sequence[Flow], cell_width: float) -> float:
+def width_per_byte(flows: Sequence[DrawnFlow], cell_width: float) -> float:
     """The width that a byte adds to an arrow, such that the most crowded step stays legible."""
     sizes = [size for flow in flows for size in flow.arrows.values()]
     rooms = (
@@ -143,7 +143,7 @@ def level_color(distance: int) -> str:
 
 
 def draw_flow(
-    page: Page, flow: Flow, index: int, gap: Gap, per_byte: float, topology: Topology
+    page: Page, flow: DrawnFlow, index: int, gap: Gap, per_byte: float, topology: Topology
 ) -> None:
     """Arrows and bars of step ``index``; a byte adds ``per_byte`` to the width of an arrow."""
     start, stop = (_ports(flow.ends, gap, side) for side in (0, 1))

@@ -19,7 +19,7 @@ from rvdcomm.picture.cells import MAX_RECTS, MIXED, PALETTE, Thumbnails, hatched
 from rvdcomm.picture.flows import (
     KEPT,
     LANE_HEIGHT,
-    Flow,
+    DrawnFlow,
     Gap,
     draw_flow,
     lanes,
@@ -89,10 +89,10 @@ class _Scene:
         )
 
     @cached_property
-    def flows(self) -> tuple[Flow, ...]:
+    def flows(self) -> tuple[DrawnFlow, ...]:
         """The messages of every step."""
         drawn = frozenset(self.ranks)
-        return tuple(Flow.of(self.plan, i, drawn) for i in range(len(self.plan.path.steps)))
+        return tuple(DrawnFlow.of(self.plan, i, drawn) for i in range(len(self.plan.path.steps)))
 
     # --- geometry -------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class _Scene:
             out.append(out[-1] + self.cells.height + self._gap_height(flow))
         return out
 
-    def _gap_height(self, flow: Flow) -> float:
+    def _gap_height(self, flow: DrawnFlow) -> float:
         """Room for the step's labels, for slopes that can be followed, and for bars."""
         # Labels of low rows reach into the gaps.
         overhang = max(3 * LINE_HEIGHT - self.cells.height, 0.0)

@@ -32,11 +32,11 @@ from rvdcomm.planning.factors import (
     numberings,
 )
 
-__all__ = ["Axis", "Binding", "Digit", "Grid", "R", "Source", "V", "refine"]
+__all__ = ["Binding", "BoundAxis", "Digit", "Grid", "R", "Source", "V", "refine"]
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class BoundAxis:
     """A factor of the rank numbering; a rank's coordinate is ``position // stride % size``."""
 
     size: int
@@ -64,7 +64,7 @@ class Grid:
 
     shape: tuple[int, ...]
     ranks: tuple[int, ...]
-    axes: tuple[Axis, ...]
+    axes: tuple[BoundAxis, ...]
     digits: tuple[Digit, ...]
     cuts: Cuts
     blocks: tuple[int, ...]
@@ -237,7 +237,9 @@ def _refine_numbered(
     if common is None:
         return None
     strides, places = common
-    axes = tuple(Axis(outer // inner, inner) for inner, outer in reversed([*pairwise(strides)]))
+    axes = tuple(
+        BoundAxis(outer // inner, inner) for inner, outer in reversed([*pairwise(strides)])
+    )
     digits = tuple(
         Digit(d, place, finer // place)
         for d, bounds in enumerate(places)
@@ -289,7 +291,7 @@ def _common_factors(
     return sorted(strides), [sorted(bounds) for bounds in places]
 
 
-def _target(axis: Axis, factors: list[Factor], index: dict[tuple[int, int], int]) -> int:
+def _target(axis: BoundAxis, factors: list[Factor], index: dict[tuple[int, int], int]) -> int:
     factor = next(f for f in factors if f.lo <= axis.stride < f.hi)
     if factor.mode < 0:
         return factor.mode

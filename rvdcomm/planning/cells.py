@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 
 from rvdcomm.layout import Box, Ints, Layout, View, balanced_cuts, merged
-from rvdcomm.planning.binding import Axis, Binding, Source
+from rvdcomm.planning.binding import Binding, BoundAxis, Source
 from rvdcomm.planning.digits import numbers_of, segments
 from rvdcomm.planning.numbers import Dim, Number
 
@@ -51,7 +51,7 @@ class Cells:
         at = 0 if free is None else self.position(base)
         strides = _free_strides(source, free)
 
-        def number(axes: Sequence[Axis]) -> Number:
+        def number(axes: Sequence[BoundAxis]) -> Number:
             fixed = [
                 None if strides is None or any(a <= axis.stride < b for a, b in strides)
                 else at // axis.stride % axis.size

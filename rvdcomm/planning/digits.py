@@ -11,9 +11,9 @@ from itertools import pairwise
 from math import prod
 
 from rvdcomm.layout import MAX_DIMS, Cuts, Layout, View
-from rvdcomm.planning.binding import Axis, R, Source, V
+from rvdcomm.planning.binding import BoundAxis, R, Source, V
 
-Digits = list[tuple[int, Axis | None]]
+Digits = list[tuple[int, BoundAxis | None]]
 """The digits of a dim, coarsest first: (size, axis that it is bound to); no axis if local."""
 
 
@@ -56,7 +56,9 @@ def _is_even(size: int, cuts: tuple[int, ...]) -> bool:
     return size > 0 and size % count == 0 and cuts == tuple(range(0, size + 1, size // count))
 
 
-def numbers_of(source: Source) -> tuple[list[Axis], list[Axis], list[Digits], list[Axis]]:
+def numbers_of(
+    source: Source,
+) -> tuple[list[BoundAxis], list[BoundAxis], list[Digits], list[BoundAxis]]:
     """The axes of replicas and of parts, the digits of every dim, and the axes of flat cuts.
 
     If scratch digits cut the finest pieces evenly, they count as the last digits of the dims.
@@ -67,7 +69,7 @@ def numbers_of(source: Source) -> tuple[list[Axis], list[Axis], list[Digits], li
         axes = []
         for count in source.rvd.counts:
             stride //= count
-            axes.append(Axis(count, stride))
+            axes.append(BoundAxis(count, stride))
         return axes[:1], axes[1:2], [[(axis.size, axis)] for axis in axes[2:]], []
     grid, targets = source.grid, source.targets
     axis_of = {t: axis for axis, t in zip(grid.axes, targets, strict=True) if t >= 0}
@@ -129,8 +131,8 @@ def segments(digits: Digits, sizes: Sequence[int]) -> list[Digits]:
             size, axis = todo.pop()
             if size > room:
                 inner = size // room
-                todo.append((inner, axis and Axis(inner, axis.stride)))
-                size, axis = room, axis and Axis(room, axis.stride * inner)
+                todo.append((inner, axis and BoundAxis(inner, axis.stride)))
+                size, axis = room, axis and BoundAxis(room, axis.stride * inner)
             segment.append((size, axis))
             room //= size
         found.append(segment)

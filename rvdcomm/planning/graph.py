@@ -30,7 +30,7 @@ Units = list[tuple[int, ...]]
 """Sets of axes; the axes of one unit move together."""
 
 
-class Graph(ABC):
+class TransitionGraph(ABC):
     """The states between the bindings ``src`` and ``dst``; ``pricer`` gives the costs of steps.
 
     A step moves any set of ``units``. ``coarse_units``, if not empty, are fewer and larger units: a
@@ -89,7 +89,7 @@ class Graph(ABC):
         return homeless
 
 
-def graph_between(src: Targets, dst: Targets, pricer: RebindPricer) -> Graph:
+def graph_between(src: Targets, dst: Targets, pricer: RebindPricer) -> TransitionGraph:
     """The graph for a pair, chosen by the number of axes that are free to move."""
     free = [
         a
@@ -110,7 +110,7 @@ def _with(state: Targets, changes: Changes) -> Targets:
 # --- few axes -----------------------------------------------------------------------------------
 
 
-class ThoroughGraph(Graph):
+class ThoroughGraph(TransitionGraph):
     """The graph for few axes: every rule for every set of free axes, and any axis to any digit."""
 
     def __init__(self, src: Targets, dst: Targets, pricer: RebindPricer, free: list[int]) -> None:
@@ -156,7 +156,7 @@ class ThoroughGraph(Graph):
 # --- many axes ----------------------------------------------------------------------------------
 
 
-class LeanGraph(Graph):
+class LeanGraph(TransitionGraph):
     """The graph for many axes: axes go to their goals, to R or to scratch digits.
 
     Slices without cost are taken immediately. An axis is *masked* if its goal is V and it is not V

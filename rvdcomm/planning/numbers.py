@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from rvdcomm.layout import Ints
-from rvdcomm.planning.binding import Axis
+from rvdcomm.planning.binding import BoundAxis
 from rvdcomm.planning.digits import Digits
 
 Interval = tuple[int, int]
@@ -24,7 +24,7 @@ class Number:
     ``fixed`` has the values of axes on which all ranks of the group agree, and None for the others.
     """
 
-    def __init__(self, axes: Sequence[Axis], fixed: Sequence[int | None]) -> None:
+    def __init__(self, axes: Sequence[BoundAxis], fixed: Sequence[int | None]) -> None:
         self.axes = axes
         self.size = prod(axis.size for axis in axes)
         self.values: Sequence[int] = range(self.size)

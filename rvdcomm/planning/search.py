@@ -2,9 +2,9 @@
 
 The search is A*. A state is a binding's targets, one for every axis; an edge is one step. Costs are
 whole ticks, so that equal costs compare equal. Ties are broken by rounds, then by the number of
-steps, then by the smaller preceding state, then by the order of ``Graph.successors``. So the result
-depends on the numbering of the axes and on nothing else. The direct exchange from the start to the
-goal is always a step, so a path always exists.
+steps, then by the smaller preceding state, then by the order of ``TransitionGraph.successors``. So
+the result depends on the numbering of the axes and on nothing else. The direct exchange from the
+start to the goal is always a step, so a path always exists.
 
 This module defines the search. ``csrc/search/search.cpp`` finds the same path at the same cost,
 faster (tests/planning/test_search_native.py compares the two).
@@ -17,7 +17,7 @@ from itertools import count, pairwise
 
 from rvdcomm import native
 from rvdcomm.planning.binding import Binding
-from rvdcomm.planning.graph import Graph, ThoroughGraph, Units, graph_between
+from rvdcomm.planning.graph import ThoroughGraph, TransitionGraph, Units, graph_between
 from rvdcomm.planning.primitives import RebindPricer, Targets
 
 FEW_UNITS = 6
@@ -101,7 +101,7 @@ def _fits(pricer: RebindPricer) -> bool:
     )
 
 
-def search_states(src: Targets, graph: Graph) -> tuple[int, list[Targets]]:
+def search_states(src: Targets, graph: TransitionGraph) -> tuple[int, list[Targets]]:
     """The path as targets, found by the Python search."""
     pricer, dst = graph.pricer, graph.dst
     found: list[Targets] = []
@@ -129,7 +129,7 @@ def _max_successors(units: Units) -> int:
 
 
 def _found(
-    graph: Graph, units: Units, known: PathCost | None, max_successors: int
+    graph: TransitionGraph, units: Units, known: PathCost | None, max_successors: int
 ) -> list[Targets]:
     """States of the cheapest path that is found to a goal; empty if none is below ``known``."""
     order = count()

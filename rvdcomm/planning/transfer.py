@@ -15,7 +15,7 @@ import numpy as np
 
 from rvdcomm.cost import port_secs
 from rvdcomm.layout import Ints, Layout, Topology
-from rvdcomm.planning.binding import Axis, Binding, Source
+from rvdcomm.planning.binding import Binding, BoundAxis, Source
 from rvdcomm.planning.digits import numbers_of
 
 
@@ -28,8 +28,8 @@ class _EvenPlacement:
 
     span: range
     pieces: tuple[int, ...]
-    part_axes: list[Axis]
-    replica_axes: list[Axis]
+    part_axes: list[BoundAxis]
+    replica_axes: list[BoundAxis]
 
     @property
     def r(self) -> int:

@@ -69,7 +69,7 @@ Action = Do | Start | Finish | Await | Advance
 
 
 @dataclass(frozen=True)
-class Schedule:
+class WaitSchedule:
     """The actions of one rank; ``totals`` are the events per call of every rank of its domain.
 
     Law (tests/run/test_schedule.py): at any speeds of the ranks, schedules give the result of the
@@ -81,15 +81,15 @@ class Schedule:
 
 
 @paused_collector()
-def schedule(program: Program, rank: int) -> Schedule:
+def schedule(program: Program, rank: int) -> WaitSchedule:
     """The schedule of ``rank``."""
     group = next((group for group in program.peer_groups if rank in group), (rank,))
     return _Scheduler(program, group).schedules()[rank]
 
 
-def schedules(program: Program) -> dict[int, Schedule]:
+def schedules(program: Program) -> dict[int, WaitSchedule]:
     """The schedules of all ranks."""
-    out: dict[int, Schedule] = {}
+    out: dict[int, WaitSchedule] = {}
     for rank in program.ranks:
         if rank not in out:
             group = next((group for group in program.peer_groups if rank in group), (rank,))
@@ -241,7 +241,7 @@ class _Scheduler:
             for collective in self._pending[rank].values():
                 self._add(rank, Finish(collective))
 
-    def schedules(self) -> dict[int, Schedule]:
+    def schedules(self) -> dict[int, WaitSchedule]:
         """The schedules of all ranks of the domain.
 
         A rank counts an event after an awaited action, just before it next blocks. It blocks in a
@@ -257,7 +257,7 @@ class _Scheduler:
         for each in events.values():
             each.advance()
         totals = {rank: each.total for rank, each in events.items()}
-        return {rank: Schedule(tuple(each.actions), totals) for rank, each in events.items()}
+        return {rank: WaitSchedule(tuple(each.actions), totals) for rank, each in events.items()}
 
     # --- building -------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import rvdcomm as rv
 from rvdcomm.cli import UsageError, num_bytes
 from superscaler_core.cli.errors import USER_ERRORS
 from superscaler_core.cli.progress import phase
-from superscaler_core.cli.sources import Made, Source, model_source, plan_source, settings_of
+from superscaler_core.cli.sources import MadeModel, Source, model_source, plan_source, settings_of
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import STATES
@@ -174,8 +174,8 @@ class AskedProgram:
     """
 
     plan: Plan
-    made: Made
-    make: Callable[[int], Made]
+    made: MadeModel
+    make: Callable[[int], MadeModel]
     recycled: Mapping[str, int]
 
     @property
@@ -234,11 +234,11 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
 
 def built(
     source: Source, sizes: Mapping[str, Any], dtype: str | None, device: str, seed: int, batch: int
-) -> Made:
+) -> MadeModel:
     """The model and its inputs for a batch size, ready to be trained."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
-        made: Made = _called(source, batch, **sizes)
+        made: MadeModel = _called(source, batch, **sizes)
     made.model.train()
     return made if dtype is None else made.to(getattr(torch, dtype))
 

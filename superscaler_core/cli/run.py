@@ -24,7 +24,7 @@ from superscaler_core.cli.arguments import (
     seed,
 )
 from superscaler_core.cli.progress import phase
-from superscaler_core.cli.training import Trained, Training, on_single_device
+from superscaler_core.cli.training import Training, TrainingResult, on_single_device
 from superscaler_core.compiled import compile
 from superscaler_core.run.load import load, run_threads
 from superscaler_core.run.world import join_world, local_device
@@ -77,7 +77,9 @@ def _check_processes(args: argparse.Namespace, world: int) -> None:
         )
 
 
-def _trained(folder: Path, training: Training, args: argparse.Namespace, world: int) -> Trained:
+def _trained(
+    folder: Path, training: Training, args: argparse.Namespace, world: int
+) -> TrainingResult:
     """Train with the program in ``folder``, on this rank or on all."""
     options: dict[str, Any] = {"seed": args.seed, "dtype": _master_dtype(args)}
     if not world:
@@ -100,7 +102,7 @@ def _world() -> Iterator[torch.device]:
 
 
 def _compared(
-    program: AskedProgram, training: Training, found: Trained, args: argparse.Namespace
+    program: AskedProgram, training: Training, found: TrainingResult, args: argparse.Namespace
 ) -> int:
     """Train on a single device, and report the differences."""
     with phase("train on a single device"):

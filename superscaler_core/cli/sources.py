@@ -23,14 +23,14 @@ from superscaler_core.models import MODELS, config_of
 from superscaler_core.plan import Decisions, Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.plans import option_texts as texts
-from superscaler_core.plans.row import TextReader
+from superscaler_core.plans.row import OptionReader
 
 DECISIONS_SUFFIX = ".plan"
 """Suffix of files that ``superscaler plan --decisions`` writes."""
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeModel:
     """A model, with example inputs of one microbatch.
 
     Attributes:
@@ -43,7 +43,7 @@ class Made:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: Callable[..., Any], made: Any) -> Made:
+    def of(cls, function: Callable[..., Any], made: Any) -> MadeModel:
         """The model and the inputs that a user's function returned.
 
         Raises:
@@ -60,14 +60,16 @@ class Made:
             "(module, example_inputs), the inputs as a tuple, or as a dict by name."
         )
 
-    def to(self, dtype: torch.dtype) -> Made:
+    def to(self, dtype: torch.dtype) -> MadeModel:
         """The same in another floating-point dtype."""
 
         def cast(leaf: Any) -> Any:
             is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
             return leaf.to(dtype) if is_float else leaf
 
-        return Made(self.model.to(dtype), *pytree.tree_map(cast, (self.args, dict(self.kwargs))))
+        return MadeModel(
+            self.model.to(dtype), *pytree.tree_map(cast, (self.args, dict(self.kwargs)))
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Source:
     defaults: Mapping[str, Any]
     call: Callable[..., Any]
     recycled: Mapping[str, int] = field(default_factory=dict)
-    readers: Mapping[str, TextReader] = field(default_factory=dict)
+    readers: Mapping[str, OptionReader] = field(default_factory=dict)
     also: Collection[str] = ()
 
 
@@ -106,7 +108,7 @@ def model_source(name: str, preset: str | None) -> Source:
     _check_known(f"preset of {name}", preset or "tiny", MODELS[name].config.presets())
     config = config_of(name, preset or "tiny")
 
-    def make(batch: int, **settings: Any) -> Made:
+    def make(batch: int, **settings: Any) -> MadeModel:
         for word, value in settings.items():
             # Sizes are above 0, unless 0 is their usual value and means that there is none.
             if type(value) is int and value < min(1, getattr(config, word)):
@@ -114,7 +116,7 @@ def model_source(name: str, preset: str | None) -> Source:
         made = config_of(name, preset or "tiny", **settings)
         with torch.device("cpu"):
             inputs = MODELS[name].example_inputs(made, batch, torch.Generator().manual_seed(0))
-        return Made(MODELS[name].build(made), tuple(inputs))
+        return MadeModel(MODELS[name].build(made), tuple(inputs))
 
     return Source(name, vars(config), make, MODELS[name].recycled)
 
@@ -252,11 +254,13 @@ def _run(path: Path, text: str) -> Any:
     return module
 
 
-def _caller(function: Callable[..., Any]) -> Callable[..., Made]:
+def _caller(function: Callable[..., Any]) -> Callable[..., MadeModel]:
     takes_batch = "batch" in inspect.signature(function).parameters
 
-    def make(batch: int, **settings: Any) -> Made:
-        return Made.of(function, function(**({"batch": batch} if takes_batch else {}), **settings))
+    def make(batch: int, **settings: Any) -> MadeModel:
+        return MadeModel.of(
+            function, function(**({"batch": batch} if takes_batch else {}), **settings)
+        )
 
     return make
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from superscaler_core.cli.sources import Made
+from superscaler_core.cli.sources import MadeModel
 from superscaler_core.compiled import compile
 from superscaler_core.front_end.model_call import loss_of
 from superscaler_core.models.recycling import last_pass
@@ -72,7 +72,7 @@ class Training:
         """The same training, with its batch on a device."""
         return replace(self, batch={name: x.to(device) for name, x in self.batch.items()})
 
-    def __call__(self, trains: Trains) -> Trained:
+    def __call__(self, trains: Trains) -> TrainingResult:
         """Train."""
         trains.load_state_dict(self.state)
         make = partial(OPTIMIZERS[self.optimizer], lr=self.lr)
@@ -88,17 +88,19 @@ class Training:
                 optimizer.step()
                 optimizer.zero_grad()
         state = trains.state_dict()
-        return Trained(tuple(losses), {n: t.detach().cpu().clone() for n, t in state.items()})
+        return TrainingResult(
+            tuple(losses), {n: t.detach().cpu().clone() for n, t in state.items()}
+        )
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """The result of a training: the loss of every step, and whole parameters after the last."""
 
     losses: tuple[float, ...]
     state: State
 
-    def difference(self, other: Trained) -> tuple[float, float, str]:
+    def difference(self, other: TrainingResult) -> tuple[float, float, str]:
         """The differences of losses and of parameters, and the parameter that differs most.
 
         Losses are compared relative to the loss, parameters relative to the largest number in all
@@ -134,7 +136,7 @@ class Eager:
         recycled: names of the recycled inputs, as in ``models.Model``.
     """
 
-    made: Made
+    made: MadeModel
     plan: Plan
     recycled: Mapping[str, int]
 
@@ -179,13 +181,13 @@ class Eager:
 
 def on_single_device(
     training: Training,
-    made: Made,
+    made: MadeModel,
     plan: Plan,
     recycled: Mapping[str, int],
     *,
     seed: int = 0,
     master_dtype: torch.dtype | None = None,
-) -> tuple[Trained, str]:
+) -> tuple[TrainingResult, str]:
     """Train on one device; also return a description of what was trained.
 
     This is the eager model. If its random numbers differ from those of a program, or parameters

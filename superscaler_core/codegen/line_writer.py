@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.statement import Statement
 from superscaler_core.codegen.text import INDENT, assigned, index_text, tuple_of, wrapped
-from superscaler_core.program.flow import Flow, Held
+from superscaler_core.program.flow import DeviceFlow, Held
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.value import Role, Value
@@ -15,14 +15,14 @@ from superscaler_core.quoted import literal, quoted
 from superscaler_core.run.lines import (
     Add,
     BlockFunction,
-    Call,
+    CallExpression,
     Expression,
     Fixed,
     Function,
     Join,
     Line,
-    Part,
-    Sum,
+    PartExpression,
+    SumExpression,
     Tuple,
     Variable,
     variables_in,
@@ -61,7 +61,7 @@ class LineWriter:
     def __init__(self, made: Materialized, names: Names, mb: str = "mb") -> None:
         self._made, self._names, self._mb = made, names, mb
 
-    def add(self, flow: Flow) -> None:
+    def add(self, flow: DeviceFlow) -> None:
         """Name the values of a stage: first all results, then what else is read."""
         for held in flow.all:
             self._names.of(held.value, _wish(held))
@@ -93,13 +93,13 @@ class LineWriter:
         if line.is_in_place and isinstance(value, Add):
             return Statement(f"{makes[0]} += {self.text(value.term)}", makes, self.reads(value))
         head = assigned(makes) if line.unpacks else f"{makes[0]} = " if makes else ""
-        if isinstance(value, Call) and value.of in _LONG:
+        if isinstance(value, CallExpression) and value.of in _LONG:
             text = self._long(head, value)
         else:
             text = head + self.text(value) + self._comment(line.sub_transfers)
         return Statement(text, makes, self.reads(value))
 
-    def _long(self, head: str, call: Call) -> str:
+    def _long(self, head: str, call: CallExpression) -> str:
         *given, last = call.args
         assert isinstance(last, Tuple), "it is the tuple of arguments without gradients"
         texts, end = [self.text(item) for item in last.items], "))"
@@ -128,18 +128,18 @@ class LineWriter:
                 return name
             case BlockFunction():
                 return block_name(expression)
-            case Part(of, box, within):
+            case PartExpression(of, box, within):
                 return self.name(of) + index_text(box, within)
             case Add(now, term):
                 return f"{self.text(now)} + {self.text(term)}"
-            case Sum(terms):
+            case SumExpression(terms):
                 return f"({' + '.join(map(self.text, terms))})"
             case Join(box, pieces):
                 given = ", ".join(f'({self.name(each)}, "{part}")' for each, part in pieces)
                 return f'ops.join("{box}", [{given}])'
             case Tuple(items):
                 return tuple_of(map(self.text, items))
-            case Call():
+            case CallExpression():
                 return self._call(expression)
             case str():
                 return quoted(expression)
@@ -147,7 +147,7 @@ class LineWriter:
                 return str(expression)
         return literal(list(expression))
 
-    def _call(self, call: Call) -> str:
+    def _call(self, call: CallExpression) -> str:
         args = [*map(self.text, call.args), *(f"{k}={literal(v)}" for k, v in call.options)]
         if isinstance(call.of, BlockFunction):
             return f"{block_name(call.of)}({', '.join(['run', *args])})"

@@ -14,7 +14,7 @@ from superscaler_core.codegen.repeats import repeats_of
 from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import function, tuple_of, wrapped
 from superscaler_core.graph.part import Part
-from superscaler_core.program.flow import Flow, Held
+from superscaler_core.program.flow import DeviceFlow, Held
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.value import Value
@@ -57,7 +57,7 @@ class SegmentWriter:
         writer: writes expressions of the device's variables.
     """
 
-    def __init__(self, made: Materialized, flow: Flow, writer: LineWriter) -> None:
+    def __init__(self, made: Materialized, flow: DeviceFlow, writer: LineWriter) -> None:
         self._made, self._flow, self._writer = made, flow, writer
 
     def body(self, segment: Segment) -> Body:

@@ -29,7 +29,7 @@ class NoRuleError(Exception):
 
 
 @dataclass(frozen=True)
-class Call:
+class RuleCall:
     """One traced call, whose tensor arguments are tensors of the graph.
 
     Attributes:
@@ -52,7 +52,7 @@ class Call:
         """An argument that some overloads lack."""
         return self.args.get(name, default)
 
-    def other(self, target: str, args: Mapping[str, Any], *shapes: Sequence[int]) -> Call:
+    def other(self, target: str, args: Mapping[str, Any], *shapes: Sequence[int]) -> RuleCall:
         """A call of another op in place of this one; its results have these shapes."""
         values = (TracedValue(tuple(shape), self.node.outputs[0].dtype) for shape in shapes)
         node = aten.call(self.node, self.node.name, target, args, *values)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
-from superscaler_core.front_end.call import Call, NoRuleError, broadcast_to, names, text
+from superscaler_core.front_end.call import NoRuleError, RuleCall, broadcast_to, names, text
 from superscaler_core.front_end.dense import check_dense
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 from superscaler_core.front_end.rules import opaque, rule_of
@@ -329,7 +329,7 @@ class _Conversion:
     def _ruled(self, node: Node) -> Sequence[PTensor]:
         known = {ref: self._tensor(ref, node.module) for ref in _refs(node.args.values())}
         args = {name: self._filled(value, known) for name, value in node.args.items()}
-        call = Call(node, args, self.builder, self._is_known)
+        call = RuleCall(node, args, self.builder, self._is_known)
         try:
             result = rule_of(call)(call)
         except (NoRuleError, AnnotationError):
@@ -344,7 +344,7 @@ class _Conversion:
         return results
 
     def _is_known(self, tensor: PTensor, has_property: Callable[[Tensor], bool]) -> bool:
-        """``Call.is_known``; the values of buffers that change are not known."""
+        """``RuleCall.is_known``; the values of buffers that change are not known."""
         value = self.builder.value_of(tensor)
         places = (*self.program.buffers, *self.program.parameters)
         changes = any(self.values[Ref(place)] is tensor for place in places)

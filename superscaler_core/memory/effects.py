@@ -31,7 +31,7 @@ WEIGHTS = frozenset({Role.COPY, Role.WEIGHT})
 """Roles of copies of weights."""
 
 
-class Effect(NamedTuple):
+class MemoryEffect(NamedTuple):
     """A call of a method of ``Fold``, with its arguments."""
 
     do: Callable[..., None]
@@ -84,7 +84,7 @@ class StageEffects(NamedTuple):
     """
 
     num_steps: int
-    runs: tuple[tuple[ActionKind, tuple[Effect, ...]], ...]
+    runs: tuple[tuple[ActionKind, tuple[MemoryEffect, ...]], ...]
     segments: tuple[SegmentShape, ...]
     outside: tuple[tuple[int, Strided], ...]
 

@@ -17,7 +17,7 @@ from superscaler_core.memory.account import (
 )
 from superscaler_core.memory.effects import (
     NOTHING,
-    Effect,
+    MemoryEffect,
     Numbers,
     StageEffects,
     Term,
@@ -63,7 +63,7 @@ class Fold:
         self._regions: dict[int, list[Located]] = {}
         self._segments: dict[tuple[int, int], _Segment] = {}
 
-    def run(self, effects: Sequence[Effect]) -> None:
+    def run(self, effects: Sequence[MemoryEffect]) -> None:
         """Add the effects of one run of the stage."""
         self.account.start()
         for effect in effects:

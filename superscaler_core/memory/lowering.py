@@ -13,7 +13,7 @@ from superscaler_core.memory.effects import (
     LOSS_GRAD,
     NOTHING,
     WEIGHTS,
-    Effect,
+    MemoryEffect,
     Numbering,
     Numbers,
     SegmentShape,
@@ -24,7 +24,7 @@ from superscaler_core.memory.fold import Fold
 from superscaler_core.memory.moves import EdgeEffects, UnitEffects
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
-from superscaler_core.program.flow import Flow, Held, partial_of
+from superscaler_core.program.flow import DeviceFlow, Held, partial_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.operands import FORWARDS
@@ -100,7 +100,7 @@ class Lowering:
         device = self._highest if says_where else self._here
         return device, self._made.segment(segment.name, device)
 
-    def _lowered(self, block: Sequence[StepInstruction], run: ActionKind) -> Iterator[Effect]:
+    def _lowered(self, block: Sequence[StepInstruction], run: ActionKind) -> Iterator[MemoryEffect]:
         unsent = self._unsent(block) if run in FORWARDS else frozenset()
         for i in block:
             gone = [
@@ -116,7 +116,7 @@ class Lowering:
                 yield from _LOWER[i.kind](self, i, tuple(gone))
         halves = {i.half for i in block} if unsent else ()
         for half in halves:
-            yield Effect(Fold.free, (tuple(self._numbers.number((k, half)) for k in unsent),))
+            yield MemoryEffect(Fold.free, (tuple(self._numbers.number((k, half)) for k in unsent),))
 
     def _unsent(self, block: Sequence[StepInstruction]) -> Sequence[str]:
         """What only other passes send: in a file it lives to the end, as one function runs them."""
@@ -126,7 +126,7 @@ class Lowering:
 
     # --- segments -------------------------------------------------------------------------------
 
-    def _forward(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+    def _forward(self, i: StepInstruction, gone: Numbers) -> Iterator[MemoryEffect]:
         segment, mine = self._made.segment(i.name, self._here), self._flow.of[i.name]
         results = () if i.kind is Verb.HOLD else mine.results
         reads, makes = (self._numbers.all(each, i.half) for each in (mine.args, results))
@@ -139,12 +139,12 @@ class Lowering:
             if partial_of(edge).key in partials
         ]
         summed = {number for total, term, _ in adds for number in (total, term)}
-        yield Effect(Fold.free, (tuple(number for number in gone if number not in summed),))
-        yield from (Effect(Fold.add, add) for add in adds)
+        yield MemoryEffect(Fold.free, (tuple(number for number in gone if number not in summed),))
+        yield from (MemoryEffect(Fold.add, add) for add in adds)
         if adds:
-            yield Effect(Fold.free, (tuple(number for number in gone if number in summed),))
+            yield MemoryEffect(Fold.free, (tuple(number for number in gone if number in summed),))
 
-    def _backward(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+    def _backward(self, i: StepInstruction, gone: Numbers) -> Iterator[MemoryEffect]:
         mine, numbers = self._flow.of[i.name], self._numbers
         grads = {
             held.value: numbers.grad(held.value, i.half)
@@ -157,25 +157,25 @@ class Lowering:
         makes = tuple(numbers.number((i.name, held.value.key, i.half)) for held in mine.inputs)
         segment = self._made.segment(i.name, self._here)
         yield from self._running(i, segment, reads, makes)
-        yield Effect(Fold.free, ((*gone, *grads.values()),))
+        yield MemoryEffect(Fold.free, ((*gone, *grads.values()),))
         for held, number in zip(mine.inputs, makes, strict=True):
-            yield Effect(Fold.add, (numbers.grad(held.value, i.half), number, None))
-            yield Effect(Fold.free, ((number,),))
+            yield MemoryEffect(Fold.add, (numbers.grad(held.value, i.half), number, None))
+            yield MemoryEffect(Fold.free, ((number,),))
 
-    def _alone(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+    def _alone(self, i: StepInstruction, gone: Numbers) -> Iterator[MemoryEffect]:
         yield from self._running(i, self._made.segment(i.name, self._here), (), ())
 
-    def _copied(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+    def _copied(self, i: StepInstruction, gone: Numbers) -> Iterator[MemoryEffect]:
         # Memory leaves at the end of a copy to the host, and comes at the start of a copy back.
         if i.phase is not (Phase.START if i.kind is Verb.OFFLOAD else Phase.WAIT):
             yield self._running(i, self._made.segment(i.name, self._here), (), ())[1]
 
     def _running(
         self, i: StepInstruction, segment: Segment, reads: Numbers, makes: Numbers
-    ) -> tuple[Effect, Effect]:
+    ) -> tuple[MemoryEffect, MemoryEffect]:
         number = self.segments.setdefault(segment, len(self.segments))
-        run = Effect(Fold.run_segment, (i.kind, number, i.half or 0, reads, makes))
-        return Effect(Fold.begin, (self._places[segment],)), run
+        run = MemoryEffect(Fold.run_segment, (i.kind, number, i.half or 0, reads, makes))
+        return MemoryEffect(Fold.begin, (self._places[segment],)), run
 
     def _shape(self, segment: Segment) -> SegmentShape:
         mine = self._flow.of[segment.name]
@@ -196,16 +196,16 @@ class Lowering:
 
     # --- regions ----------------------------------------------------------------------------------
 
-    def _region(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+    def _region(self, i: StepInstruction, gone: Numbers) -> Iterator[MemoryEffect]:
         """The values that enter a region are kept, or taken for its recomputation."""
         entering = self._flow.entering(int(i.name.rpartition("_region")[2]))
         values = self._numbers.all(entering, i.half)
         do = Fold.keep_region if i.kind is Verb.KEEP else Fold.resume_region
-        yield Effect(do, (self._numbers.number((i.name, i.half)), values))
-        yield Effect(Fold.free, (gone,))
+        yield MemoryEffect(do, (self._numbers.number((i.name, i.half)), values))
+        yield MemoryEffect(Fold.free, (gone,))
 
 
-_LOWER: Mapping[Verb, Callable[[Lowering, StepInstruction, Numbers], Iterator[Effect]]] = {
+_LOWER: Mapping[Verb, Callable[[Lowering, StepInstruction, Numbers], Iterator[MemoryEffect]]] = {
     **dict.fromkeys((Verb.FORWARD, Verb.COMPUTE, Verb.HOLD), Lowering._forward),
     **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUTS), Lowering._backward),
     **dict.fromkeys((Verb.RECOMPUTE, Verb.BACKWARD_WEIGHTS), Lowering._alone),
@@ -214,7 +214,7 @@ _LOWER: Mapping[Verb, Callable[[Lowering, StepInstruction, Numbers], Iterator[Ef
 }
 
 
-def segment_form(flow: Flow, segment: Segment, forms: Sequence[PartForm]) -> Hashable:
+def segment_form(flow: DeviceFlow, segment: Segment, forms: Sequence[PartForm]) -> Hashable:
     """A key that is equal for segments whose functions do the same, whatever the names.
 
     Args:

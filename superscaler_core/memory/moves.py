@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import rvdcomm as rv
 from superscaler_core.graph.tensor import ITEM_BYTES
-from superscaler_core.memory.effects import NOTHING, Effect, Numbering, Numbers, Term
+from superscaler_core.memory.effects import NOTHING, MemoryEffect, Numbering, Numbers, Term
 from superscaler_core.memory.fold import Fold
 from superscaler_core.memory.meta import Index, Strided
 from superscaler_core.memory.stored import StoredMemory, copy_bytes
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.flow import Flow, partial_of
+from superscaler_core.program.flow import DeviceFlow, partial_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Step
-from superscaler_core.program.sequence import Close, Move, Open
+from superscaler_core.program.sequence import Close, MoveStep, Open
 from superscaler_core.program.sharding import Sharding
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.value import Role
@@ -42,14 +42,14 @@ class EdgeEffects:
         self,
         made: Materialized,
         here: Device,
-        flow: Flow,
+        flow: DeviceFlow,
         numbers: Numbering,
         places: Mapping[Step, int],
     ) -> None:
         self._made, self._here, self._flow = made, here, flow
         self._numbers, self._places = numbers, places
 
-    def lower(self, i: StepInstruction, gone: Numbers) -> Iterator[Effect]:
+    def lower(self, i: StepInstruction, gone: Numbers) -> Iterator[MemoryEffect]:
         """The effects of an instruction; ``gone`` are values that it frees."""
         edge = self._made.edge(i.name)
         is_back = i.kind in _BACK
@@ -58,14 +58,14 @@ class EdgeEffects:
             yield self._taken(edge, is_back, self._made_by(edge, is_back, i.half))
         elif i.phase is Phase.WAIT:
             # A value is held until it has left, together with the one that arrives.
-            yield from (_begin(self._places[Move(edge)]), Effect(Fold.touch))
+            yield from (_begin(self._places[MoveStep(edge)]), MemoryEffect(Fold.touch))
         elif i.kind in MOVES:
             yield from self._moved(i, edge, is_back, shard)
         else:
-            yield from (*self._packed(i, edge, is_back, shard), Effect(Fold.touch))
+            yield from (*self._packed(i, edge, is_back, shard), MemoryEffect(Fold.touch))
         if i.phase is not Phase.START:
             gone = (*gone, shard)
-        yield Effect(Fold.free, (gone,))
+        yield MemoryEffect(Fold.free, (gone,))
         if i.kind in _UNPACKS and self._here in edge.src.shards and i.phase is not Phase.START:
             yield from self._unpacked(edge, i.half)
 
@@ -81,7 +81,7 @@ class EdgeEffects:
 
     def _packed(
         self, i: StepInstruction, edge: Edge, is_back: bool, shard: int
-    ) -> Sequence[Effect]:
+    ) -> Sequence[MemoryEffect]:
         """Make this device's shard of what an edge moves, if it has any."""
         sharding = edge.dst if is_back else edge.src
         if self._here not in sharding.shards:
@@ -92,10 +92,14 @@ class EdgeEffects:
                 return ()
             grad = self._numbers.grad(value, i.half)
             return (
-                Effect(Fold.pack, (shard, ((grad, None),))),
-                Effect(Fold.free, ((grad,),)),
+                MemoryEffect(Fold.pack, (shard, ((grad, None),))),
+                MemoryEffect(Fold.free, ((grad,),)),
             )
-        return (Effect(Fold.pack, (shard, *self._terms(i, edge, sharding.shards[self._here].box))),)
+        return (
+            MemoryEffect(
+                Fold.pack, (shard, *self._terms(i, edge, sharding.shards[self._here].box))
+            ),
+        )
 
     def _terms(
         self, i: StepInstruction, edge: Edge, box: rv.Box
@@ -113,7 +117,9 @@ class EdgeEffects:
 
     # --- what arrives ---------------------------------------------------------------------------
 
-    def _moved(self, i: StepInstruction, edge: Edge, is_back: bool, shard: int) -> Iterator[Effect]:
+    def _moved(
+        self, i: StepInstruction, edge: Edge, is_back: bool, shard: int
+    ) -> Iterator[MemoryEffect]:
         sub_transfers, src, dst = _ends(edge, is_back)
         made = self._made_by(edge, is_back, i.half)
         packed = self._packed(i, edge, is_back, shard)
@@ -121,13 +127,13 @@ class EdgeEffects:
         stays = len(sub_transfers) == 1 and sub_transfers[0].is_idle and made != NOTHING
         is_zero = not packed and self._here in src.shards
         if is_zero or not stays or i.phase is Phase.START:
-            yield _begin(self._places[Move(edge)])
+            yield _begin(self._places[MoveStep(edge)])
         if is_zero:
             # No reader has given a gradient, so zeros move.
-            yield Effect(Fold.bring, (shard, self._form(edge, src)))
+            yield MemoryEffect(Fold.bring, (shard, self._form(edge, src)))
         if stays:
             box = within(dst.shards[self._here].box, src.shards[self._here].box)
-            yield Effect(Fold.pack, (made, ((shard, box),)))
+            yield MemoryEffect(Fold.pack, (made, ((shard, box),)))
         else:
             yield self._brought(edge, sub_transfers, dst, made)
 
@@ -137,7 +143,7 @@ class EdgeEffects:
 
     def _brought(
         self, edge: Edge, sub_transfers: Sequence[Transfer], dst: Sharding, made: int
-    ) -> Effect:
+    ) -> MemoryEffect:
         here = self._here
         regions = (
             sub_transfer.dst.cell(here).box.num_elements
@@ -145,9 +151,9 @@ class EdgeEffects:
             if len(sub_transfers) > 1 and here in sub_transfer.dst and not sub_transfer.is_idle
         )
         passing_bytes = sum(regions) * ITEM_BYTES[edge.tensor.dtype]
-        return Effect(Fold.bring, (made, self._form(edge, dst), passing_bytes))
+        return MemoryEffect(Fold.bring, (made, self._form(edge, dst), passing_bytes))
 
-    def _taken(self, edge: Edge, is_back: bool, made: int) -> Effect:
+    def _taken(self, edge: Edge, is_back: bool, made: int) -> MemoryEffect:
         """Take the value of a transfer between stages."""
         sub_transfers, src, dst = _ends(edge, is_back)
         # A value that this device sent to itself is counted where it was made, and here only while
@@ -157,15 +163,15 @@ class EdgeEffects:
         )
         form = self._form(edge, dst)
         passing_bytes = form.num_bytes if is_own and form is not None else 0
-        return Effect(Fold.bring, (made, form, passing_bytes, not is_own))
+        return MemoryEffect(Fold.bring, (made, form, passing_bytes, not is_own))
 
-    def _unpacked(self, edge: Edge, half: int | None) -> Iterator[Effect]:
+    def _unpacked(self, edge: Edge, half: int | None) -> Iterator[MemoryEffect]:
         """Pass the gradient of a shard on to the values that form the shard."""
         box, grad = edge.src.shards[self._here].box, self._made_by(edge, True, half)
         for held in self._flow.sent[edge]:
             total = self._numbers.grad(held.value, half)
-            yield Effect(Fold.add, (total, grad, within(held.box, box)))
-        yield Effect(Fold.free, ((grad,),))
+            yield MemoryEffect(Fold.add, (total, grad, within(held.box, box)))
+        yield MemoryEffect(Fold.free, ((grad,),))
 
 
 _BACK = frozenset({Verb.MOVE_BACK, Verb.SEND_BACK, Verb.RECEIVE_BACK})
@@ -187,9 +193,9 @@ def within(box: rv.Box, outer: rv.Box) -> Index:
     return tuple((lo - low, hi - low) for lo, hi, low in zip(box.lo, box.hi, outer.lo, strict=True))
 
 
-def _begin(place: int) -> Effect:
+def _begin(place: int) -> MemoryEffect:
     """A step of the stage begins."""
-    return Effect(Fold.begin, (place,))
+    return MemoryEffect(Fold.begin, (place,))
 
 
 # --- weights ------------------------------------------------------------------------------------
@@ -218,7 +224,7 @@ class UnitEffects:
         """The number of a gradient of a weight."""
         return self.grads.setdefault(name, len(self.grads))
 
-    def lower(self, i: StepInstruction, run: ActionKind) -> Iterator[Effect]:
+    def lower(self, i: StepInstruction, run: ActionKind) -> Iterator[MemoryEffect]:
         """The effects of an instruction in a run of the stage."""
         # Gradients outside FSDP units are counted at the step's end, and copies at its start.
         if not self._made.is_of_bucket(i):
@@ -228,7 +234,7 @@ class UnitEffects:
 
     def _unshard(
         self, i: StepInstruction, uses: Sequence[Use], run: ActionKind
-    ) -> Iterator[Effect]:
+    ) -> Iterator[MemoryEffect]:
         opened = self._opened(uses)
         # Weights that are stored on the host are first copied from it.
         arriving = opened + sum(self._stored.passing_bytes(use, self._here) for use in uses)
@@ -242,13 +248,15 @@ class UnitEffects:
 
     def _reshard(
         self, i: StepInstruction, uses: Sequence[Use], run: ActionKind
-    ) -> Iterator[Effect]:
+    ) -> Iterator[MemoryEffect]:
         # A backward of inputs (I) drops an FSDP unit at the step that opens it in the forward;
         # other runs drop it at the step that closes it.
         yield self._at_unit(i, opens=run is ActionKind.INPUTS)
         yield _shift(-self._opened(uses))
 
-    def _reduce(self, i: StepInstruction, uses: Sequence[Use], _: ActionKind) -> Iterator[Effect]:
+    def _reduce(
+        self, i: StepInstruction, uses: Sequence[Use], _: ActionKind
+    ) -> Iterator[MemoryEffect]:
         num_bytes, on_host = self._stored.stored_grad_bytes, self._made.plan.on_host
         arriving = sum(num_bytes(use, self._here) for use in uses)
         if i.phase is not Phase.WAIT:
@@ -263,12 +271,12 @@ class UnitEffects:
                 (self.number(f"{u.tensor.name} (stored)"), num_bytes(u, self._here)) for u in stays
             )
             gone = tuple(self.number(use.name) for use in uses)
-            yield Effect(Fold.reduce, (gone, tuple(stored)))
+            yield MemoryEffect(Fold.reduce, (gone, tuple(stored)))
         is_open = any(value.role is Role.COPY for value in i.frees)
         if is_open and self._made.subject(i).unshards:
             yield _shift(-self._opened(uses))
 
-    def _at_unit(self, i: StepInstruction, *, opens: bool) -> Effect:
+    def _at_unit(self, i: StepInstruction, *, opens: bool) -> MemoryEffect:
         unit = self._made.subject(i)
         return _begin(self._places[Open(unit) if opens else Close(unit)])
 
@@ -277,12 +285,13 @@ class UnitEffects:
         return sum(copy_bytes(use, self._here) for use in uses)
 
 
-def _shift(opened: int = 0, buffers: int = 0, passing_bytes: int = 0) -> Effect:
-    return Effect(Fold.shift, (opened, buffers, passing_bytes))
+def _shift(opened: int = 0, buffers: int = 0, passing_bytes: int = 0) -> MemoryEffect:
+    return MemoryEffect(Fold.shift, (opened, buffers, passing_bytes))
 
 
 _OF_UNIT: Mapping[
-    Verb, Callable[[UnitEffects, StepInstruction, Sequence[Use], ActionKind], Iterator[Effect]]
+    Verb,
+    Callable[[UnitEffects, StepInstruction, Sequence[Use], ActionKind], Iterator[MemoryEffect]],
 ] = {
     Verb.UNSHARD: UnitEffects._unshard,
     Verb.RESHARD: UnitEffects._reshard,

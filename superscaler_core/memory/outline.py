@@ -10,7 +10,7 @@ from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
-from superscaler_core.program.sequence import Close, Move, Open
+from superscaler_core.program.sequence import Close, MoveStep, Open
 from superscaler_core.program.sharding import Sharding
 
 
@@ -61,7 +61,7 @@ def _step(
         shown = tuple(part.form for part in made.segment(step.name, highest).parts)
         sums = tuple((a.op.index, b.op.index) for a, b in step.products.items())
         return step.name, step.recompute, step.swap, step.region, parts, shown, sums
-    if isinstance(step, Move):
+    if isinstance(step, MoveStep):
         return _edge(step.edge, shardings)
     assert isinstance(step, Open | Close)
     unit = step.unit

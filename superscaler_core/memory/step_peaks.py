@@ -9,7 +9,7 @@ from itertools import takewhile
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
-from superscaler_core.program.sequence import Close, Move, Open
+from superscaler_core.program.sequence import Close, MoveStep, Open
 from superscaler_core.schedules import ActionKind
 
 
@@ -111,7 +111,7 @@ def step_form(made: Materialized, device: Device, step: Step) -> Hashable:
     if isinstance(step, Segment):
         parts = frozenset(part.form for part in step.parts)
         return step.recompute, step.swap, bool(step.region), parts
-    if isinstance(step, Move):
+    if isinstance(step, MoveStep):
         return step.edge.src.shape_on(device), step.edge.dst.shape_on(device)
     assert isinstance(step, Open | Close)
     uses = made.uses_in(step.unit)

@@ -17,7 +17,7 @@ from superscaler_core.program.weights import Use
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBytes:
     """Bytes of the parameters that one device stores.
 
     Attributes:
@@ -33,7 +33,7 @@ class Stored:
 
 def stored_by_device(
     storage: Mapping[PTensor, Sharding], hosted: Collection[str], master_dtype: str | None
-) -> Mapping[Device, Stored]:
+) -> Mapping[Device, StoredBytes]:
     """The parameters that each device stores, in bytes.
 
     Args:
@@ -50,7 +50,7 @@ def stored_by_device(
             key = device, is_hosted, is_trained
             sums[key] = sums.get(key, 0) + count * num_elements * item_bytes
     return {
-        device: Stored(
+        device: StoredBytes(
             *(
                 size
                 for is_hosted in (False, True)
@@ -100,12 +100,12 @@ class StoredMemory:
         return ITEM_BYTES[self.master_dtype or tensor.dtype]
 
     @cached_property
-    def by_device(self) -> Mapping[Device, Stored]:
+    def by_device(self) -> Mapping[Device, StoredBytes]:
         """The parameters that each device stores; a missing device stores none."""
         return stored_by_device(self._made.weights.storage, self._hosted, self.master_dtype)
 
-    def _stored(self, device: Device) -> Stored:
-        return self.by_device.get(device) or Stored()
+    def _stored(self, device: Device) -> StoredBytes:
+        return self.by_device.get(device) or StoredBytes()
 
     def trained_bytes(self, device: Device) -> int:
         """Bytes of trained parameters that are stored on the device."""

@@ -45,7 +45,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class BatchExtent:
     """How a tensor of a microbatch relates to that of the whole batch.
 
     Attributes:
@@ -88,17 +88,17 @@ class Extent:
         return self.kind is Kind.MIXED
 
 
-SAME = Extent(Kind.SAME)
-UNKNOWN = Extent(Kind.SAME, is_known=False)
+SAME = BatchExtent(Kind.SAME)
+UNKNOWN = BatchExtent(Kind.SAME, is_known=False)
 
 
-def mixed(why: str) -> Extent:
+def mixed(why: str) -> BatchExtent:
     """An extent of a tensor that no sum over microbatches gives."""
-    return Extent(Kind.MIXED, is_known=False, why=why)
+    return BatchExtent(Kind.MIXED, is_known=False, why=why)
 
 
 def place_in_loop(
-    operand: Sequence[Dim], extent: Extent, sizes: Mapping[str, int], num: int
+    operand: Sequence[Dim], extent: BatchExtent, sizes: Mapping[str, int], num: int
 ) -> tuple[str, Place] | None:
     """The loop of an operand that has the samples, and where in it; None if it is not one loop."""
     dim = operand[extent.dim]

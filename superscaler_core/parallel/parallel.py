@@ -14,15 +14,15 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batches import agreed_example, batches_of
-from superscaler_core.parallel.programs import Made, Programs, fingerprint_of
+from superscaler_core.parallel.programs import MadeProgram, Programs, fingerprint_of
 from superscaler_core.run.first_values import share_buffers, take_first_values
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
-from superscaler_core.run.same_call import Request, SameCall
+from superscaler_core.run.same_call import CallRequest, SameCall
 from superscaler_core.run.step_guard import StepGuard
 from superscaler_core.run.trainer import IncompatibleKeys, Trainer
-from superscaler_core.run.training_state import Saved
+from superscaler_core.run.training_state import SavedRun
 from superscaler_core.run.transport import Transport
 
 Batch = dict[str, Tensor | OwnSamples]
@@ -165,7 +165,9 @@ class Parallel:
         chosen.draws, chosen.grad_scale = self._first.draws, self._first.grad_scale
         return made.compiled, chosen, batch or batches.given(made.compiled, call)
 
-    def _found(self, request: Request, whole: ModelCall, trains: bool) -> tuple[Made, Batch] | None:
+    def _found(
+        self, request: CallRequest, whole: ModelCall, trains: bool
+    ) -> tuple[MadeProgram, Batch] | None:
         """The program for a whole batch if there is one already, and its inputs if known."""
         trained = self.trainer.trained.names if trains else None
         found = self._programs.find(whole, trained)
@@ -176,7 +178,7 @@ class Parallel:
         request.equal["the program"] = f"number {found.number}"
         return found, self._inputs(found.compiled, whole)
 
-    def _made(self, name: str, whole: ModelCall, trains: bool) -> tuple[Made, Batch]:
+    def _made(self, name: str, whole: ModelCall, trains: bool) -> tuple[MadeProgram, Batch]:
         """A new program, and its inputs if known; collective."""
         trained = self.trainer.trained.names if trains else None
         # What is made here outlives this call, and a later one may compute without inference mode.
@@ -266,7 +268,7 @@ class Parallel:
         """Write a checkpoint that any plan and number of ranks can load, as ``Trainer.save``."""
         self.trainer.save(folder, **state)
 
-    def load(self, folder: str | Path, **state: Any) -> Saved:
+    def load(self, folder: str | Path, **state: Any) -> SavedRun:
         """Read a checkpoint of any plan and number of ranks, as ``Trainer.load``."""
         found = self.trainer.load(folder, **state)
         self._programs.originals.accept()

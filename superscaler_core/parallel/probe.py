@@ -15,7 +15,7 @@ from torch import Tensor
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
-from superscaler_core.parallel.extent import SAME, Extent, Kind, Place, mixed
+from superscaler_core.parallel.extent import SAME, BatchExtent, Kind, Place, mixed
 from superscaler_core.run.evaluate import run_part
 
 MAX_TRIED = 4
@@ -23,8 +23,8 @@ MAX_TRIED = 4
 
 
 def probed(
-    op: Op, extents: Sequence[Extent], num: int, values: Mapping[str, Tensor]
-) -> list[Extent]:
+    op: Op, extents: Sequence[BatchExtent], num: int, values: Mapping[str, Tensor]
+) -> list[BatchExtent]:
     """The extents of an op's results, found by running it on random numbers.
 
     Args:
@@ -57,7 +57,7 @@ def probed(
 
 
 def _changes(
-    op: Op, inputs: Sequence[Tensor], extents: Sequence[Extent], num: int
+    op: Op, inputs: Sequence[Tensor], extents: Sequence[BatchExtent], num: int
 ) -> list[dict[int, Tensor]]:
     """For every result, which of its elements a change of a sample changes, by the sample."""
     tried = sorted({0, num - 1, *range(1, num - 1, max(1, num // (MAX_TRIED - 1)))})
@@ -86,7 +86,7 @@ def _value(tensor: PTensor, values: Mapping[str, Tensor], random: torch.Generato
 
 
 def _changed(
-    inputs: Sequence[Tensor], extents: Sequence[Extent], sample: int, num: int
+    inputs: Sequence[Tensor], extents: Sequence[BatchExtent], sample: int, num: int
 ) -> list[Tensor]:
     """The inputs with another value of one sample."""
     made = []
@@ -103,7 +103,7 @@ def _changed(
     return made
 
 
-def _extent(op: Op, changed: Mapping[int, Tensor], num: int) -> Extent:
+def _extent(op: Op, changed: Mapping[int, Tensor], num: int) -> BatchExtent:
     """The extent of a result, given which of its elements changes of samples change."""
     if not any(mask.any() for mask in changed.values()):
         return SAME
@@ -117,5 +117,5 @@ def _extent(op: Op, changed: Mapping[int, Tensor], num: int) -> Extent:
                 place.sample_of(i, num) == k
                 for k, mask in rows.items() for i, is_changed in enumerate(mask) if is_changed
             ):  # fmt: skip
-                return Extent(Kind.ROWS, dim=dim, place=place)
+                return BatchExtent(Kind.ROWS, dim=dim, place=place)
     return mixed(f"{op.name} computes results of several samples together")

@@ -47,7 +47,7 @@ _log = logging.getLogger("superscaler_core")
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class MadeProgram:
     """A program, and what its capture read.
 
     Attributes:
@@ -96,7 +96,7 @@ class Programs:
         self._is_silent = is_silent
         self._num_halves = 1  # of a microbatch of the schedule, see ``Overlap.duplex``
         self._first: Compiled | None = None
-        self._made: OrderedDict[Hashable, list[Made]] = OrderedDict()
+        self._made: OrderedDict[Hashable, list[MadeProgram]] = OrderedDict()
         self._num_made = 0
         self._watched = Watched()  # of the last capture
         self._trained: frozenset[str] = frozenset()
@@ -151,7 +151,7 @@ class Programs:
         names = self._first.plan.graph.parameters
         return {name: named[name] for name in names if name in named}
 
-    def find(self, call: ModelCall, trained: frozenset[str] | None) -> Made | None:
+    def find(self, call: ModelCall, trained: frozenset[str] | None) -> MadeProgram | None:
         """The program for a call if there is one already, and the model is as it was captured.
 
         Args:
@@ -167,7 +167,7 @@ class Programs:
         made = self._made.get(self._key(call, trained), ())
         return made[-1].watched.difference() if made else ""
 
-    def of(self, call: ModelCall, trained: frozenset[str] | None) -> Made:
+    def of(self, call: ModelCall, trained: frozenset[str] | None) -> MadeProgram:
         """The program for a call, which is made if there is none; arguments as of ``find``."""
         found = self.find(call, trained)
         with self._lock:
@@ -186,8 +186,8 @@ class Programs:
     def _key(self, call: ModelCall, trained: frozenset[str] | None) -> Hashable:
         return call.form, trained
 
-    def _keep(self, key: Hashable, compiled: Compiled) -> Made:
-        found = Made(compiled, self._watched, self._num_made)
+    def _keep(self, key: Hashable, compiled: Compiled) -> MadeProgram:
+        found = MadeProgram(compiled, self._watched, self._num_made)
         self._num_made += 1
         self._made.setdefault(key, []).append(found)
         self._made.move_to_end(key)

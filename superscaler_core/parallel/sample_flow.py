@@ -20,7 +20,7 @@ from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
 from superscaler_core.parallel.extent import (
     SAME,
     UNKNOWN,
-    Extent,
+    BatchExtent,
     Kind,
     Place,
     mixed,
@@ -52,7 +52,7 @@ _NUMBER = re.compile(r"(?<![\w.{])\d+\.?\d*(?:e[-+]?\d+)?(?![\w}])")
 
 
 @dataclass
-class Flow:
+class SampleFlow:
     """What was found about a graph.
 
     Attributes:
@@ -63,14 +63,14 @@ class Flow:
         notes: what is computed for each microbatch by itself, though it depends on many samples.
     """
 
-    loss: Extent = SAME
-    known: dict[str, Extent] = field(default_factory=dict)
+    loss: BatchExtent = SAME
+    known: dict[str, BatchExtent] = field(default_factory=dict)
     shares: set[Reader] = field(default_factory=set)
     scaled: set[Reader] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
 
-def flow_of(narrow: Graph, wide: Graph, num: int, note_of: Callable[[Op], str]) -> Flow:
+def flow_of(narrow: Graph, wide: Graph, num: int, note_of: Callable[[Op], str]) -> SampleFlow:
     """Follow the samples through a graph.
 
     Args:
@@ -80,7 +80,7 @@ def flow_of(narrow: Graph, wide: Graph, num: int, note_of: Callable[[Op], str]) 
         note_of: a note, if an op may compute something for each microbatch by itself that depends
             on several samples; "" if it may not.
     """
-    known: dict[str, Extent] = {}
+    known: dict[str, BatchExtent] = {}
     while True:
         found = _Pass(narrow, wide, num, note_of, known)
         found.run()
@@ -98,7 +98,7 @@ class _Pass:
         wide: Graph,
         num: int,
         note_of: Callable[[Op], str],
-        known: dict[str, Extent],
+        known: dict[str, BatchExtent],
     ) -> None:
         self.narrow, self.wide, self.num, self.note_of = narrow, wide, num, note_of
         self.twins = twins_of(narrow, wide, num)
@@ -107,8 +107,8 @@ class _Pass:
             for op, other in self.twins.items() if other is not None
             for tensor, twin in zip(op.outputs, other.outputs, strict=False)
         }  # fmt: skip
-        self.flow = Flow(known=dict(known))
-        self.extents: dict[PTensor, Extent] = {}
+        self.flow = SampleFlow(known=dict(known))
+        self.extents: dict[PTensor, BatchExtent] = {}
 
     def run(self) -> None:
         for op in self.wide.ops:
@@ -135,17 +135,17 @@ class _Pass:
 
     # --- inputs ---------------------------------------------------------------------------------
 
-    def _given(self, tensor: PTensor) -> Extent:
+    def _given(self, tensor: PTensor) -> BatchExtent:
         """The extent of an input of an op."""
         if tensor not in self.extents:
             self.extents[tensor] = self._leaf(tensor)
         return self.extents[tensor]
 
-    def _leaf(self, tensor: PTensor) -> Extent:
+    def _leaf(self, tensor: PTensor) -> BatchExtent:
         if tensor.kind == INPUT and tensor not in self.wide.recycled:
             dim = self.wide.samples_dim(tensor)
             given = frozenset({tensor.name})
-            return SAME if dim is None else Extent(Kind.ROWS, dim=dim, given=given)
+            return SAME if dim is None else BatchExtent(Kind.ROWS, dim=dim, given=given)
         if tensor.kind in (PARAMETER, INPUT) or tensor in self.wide.state:
             return UNKNOWN
         # A constant: the number of samples may be in its value.
@@ -159,7 +159,7 @@ class _Pass:
 
     # --- ops ------------------------------------------------------------------------------------
 
-    def _outputs(self, op: Op, inputs: Sequence[Extent]) -> list[Extent]:
+    def _outputs(self, op: Op, inputs: Sequence[BatchExtent]) -> list[BatchExtent]:
         """The extents of an op's results."""
         fault = next((x for x in inputs if x.is_mixed), None)
         if fault is not None:
@@ -182,7 +182,7 @@ class _Pass:
     def _add_note(self, note: str) -> None:
         self.flow.notes += [note] if note and note not in self.flow.notes else []
 
-    def _note(self, op: Op, inputs: Sequence[Extent]) -> str:
+    def _note(self, op: Op, inputs: Sequence[BatchExtent]) -> str:
         """A note, if the op may compute each microbatch by itself."""
         above = {module.rpartition(".")[0] for x in inputs for module in x.routed}
         if any(not m or op.module == m or op.module.startswith(f"{m}.") for m in above):
@@ -190,7 +190,7 @@ class _Pass:
             return f"experts in {where}: capacity and balancing loss are those of each microbatch"
         return self.note_of(op)
 
-    def _apart(self, op: Op, inputs: Sequence[Extent]) -> list[Extent]:
+    def _apart(self, op: Op, inputs: Sequence[BatchExtent]) -> list[BatchExtent]:
         """The extents of results that are computed for each microbatch by itself.
 
         Statistics of a microbatch count as the same for all samples, and a result that grows with
@@ -209,7 +209,7 @@ class _Pass:
             size = tensor.shape[dim]
             inner = inner if size % (inner * self.num) == 0 else 1
             place = Place(max(1, size // (inner * self.num)), inner)
-            found.append(Extent(Kind.ROWS, dim=dim, place=place))
+            found.append(BatchExtent(Kind.ROWS, dim=dim, place=place))
         return found
 
     def _shift(self, op: Op, is_summed: bool) -> int | None:
@@ -235,10 +235,10 @@ class _Pass:
         # Numbers in these are sizes of tensors.
         return 0 if op.flops == 0 or "shape=" in op.code or op.hint else None
 
-    def _of_rows(self, op: Op, inputs: Sequence[Extent]) -> list[Extent]:
+    def _of_rows(self, op: Op, inputs: Sequence[BatchExtent]) -> list[BatchExtent]:
         """The results of an op that reads samples."""
         found = self._places(op, inputs)
-        if isinstance(found, Extent):
+        if isinstance(found, BatchExtent):
             return [found] * len(op.outputs)
         if op.kind in _AVERAGES:
             return [self._average(op, inputs)]
@@ -257,13 +257,15 @@ class _Pass:
         if found is None:
             return probed(op, inputs, self.num, self.wide.constants)
         return [
-            Extent(Kind.ROWS, degree + shift, *dims[0]) if dims
-            else Extent(Kind.TOTAL, degree + shift)
+            BatchExtent(Kind.ROWS, degree + shift, *dims[0]) if dims
+            else BatchExtent(Kind.TOTAL, degree + shift)
             for operand in op.annotation.outputs
             for dims in [place_in_dim(operand, *found, op.sizes)]
         ]  # fmt: skip
 
-    def _places(self, op: Op, inputs: Sequence[Extent]) -> tuple[str, Place] | Extent | None:
+    def _places(
+        self, op: Op, inputs: Sequence[BatchExtent]
+    ) -> tuple[str, Place] | BatchExtent | None:
         """The loop of the samples; None if the annotation has none; or Mixed if it has two."""
         places: dict[str, Place] = {}
         for operand, extent in zip(op.annotation.inputs, inputs, strict=True):
@@ -287,16 +289,16 @@ class _Pass:
             return degrees[0] if degrees else 0
         return None
 
-    def _average(self, op: Op, inputs: Sequence[Extent]) -> Extent:
+    def _average(self, op: Op, inputs: Sequence[BatchExtent]) -> BatchExtent:
         """The result of an op that divides a sum over samples by another one."""
         if not (inputs[1].is_total or inputs[1].is_whole):
-            return Extent(Kind.TOTAL, inputs[0].degree - inputs[1].degree)
+            return BatchExtent(Kind.TOTAL, inputs[0].degree - inputs[1].degree)
         divides = inputs[0].degree == 0
         if not self._learns(op, 1, inputs[1], divides=divides):
             return mixed(f"{op.name} divides by {op.inputs[1].name}, which parameters change")
-        return Extent(Kind.TOTAL, inputs[0].degree - int(divides))
+        return BatchExtent(Kind.TOTAL, inputs[0].degree - int(divides))
 
-    def _of_totals(self, op: Op, inputs: list[Extent]) -> Extent:
+    def _of_totals(self, op: Op, inputs: list[BatchExtent]) -> BatchExtent:
         """The result of an op that reads sums over samples, and what is the same for all."""
         if op.kind == "div" and len(inputs) == 2 and (inputs[1].is_total or inputs[1].is_whole):
             # A sum that is divided by 1/n of another one is a mean.
@@ -320,9 +322,9 @@ class _Pass:
         degree = self._degree(op, [x.degree for x in inputs])
         if degree is None or shift is None:
             return mixed(f"{op.name} computes with the number of samples")
-        return Extent(Kind.TOTAL if totals else Kind.SAME, degree + shift)
+        return BatchExtent(Kind.TOTAL if totals else Kind.SAME, degree + shift)
 
-    def _sum(self, op: Op, inputs: Sequence[Extent], shift: int) -> Extent:
+    def _sum(self, op: Op, inputs: Sequence[BatchExtent], shift: int) -> BatchExtent:
         """A sum of sums, of means, and of what is the same for all; as a mean, if they differ.
 
         What is the same for all microbatches is the mean of itself.
@@ -331,14 +333,14 @@ class _Pass:
         if len(inputs) == 1 and op.kind in _WITH_NUMBER:
             degrees.add(-1)
         if len(degrees) == 1:
-            return Extent(Kind.TOTAL, degrees.pop() + shift)
+            return BatchExtent(Kind.TOTAL, degrees.pop() + shift)
         if not degrees <= {0, -1} or any(x.is_same and x.degree for x in inputs):
             return mixed(f"{op.name} adds values that grow differently with the number of samples")
         sums = (i for i, x in enumerate(inputs) if x.is_total and x.degree == 0)
         self.flow.scaled |= {(self._name(op), i) for i in sums}
-        return Extent(Kind.TOTAL, -1 + shift)
+        return BatchExtent(Kind.TOTAL, -1 + shift)
 
-    def _learns(self, op: Op, position: int, extent: Extent, *, divides: bool = False) -> bool:
+    def _learns(self, op: Op, position: int, extent: BatchExtent, *, divides: bool = False) -> bool:
         """Find the whole value of an input before the step; whether that is possible."""
         tensor = op.inputs[position]
         if not extent.is_whole and (not extent.is_known or tensor.requires_grad):

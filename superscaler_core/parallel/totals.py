@@ -21,7 +21,7 @@ from superscaler_core.graph.graph import Graph, Op, Total
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, CONSTANT, INPUT, PTensor
-from superscaler_core.parallel.sample_flow import Flow
+from superscaler_core.parallel.sample_flow import SampleFlow
 from superscaler_core.run.evaluate import code_names
 
 
@@ -82,7 +82,7 @@ def _code_of(op: Op) -> tuple[CodeType, dict[str, Any]]:
     return compile(text, op.name, "eval"), code_names(op)
 
 
-def with_totals(graph: Graph, flow: Flow, num: int) -> Graph:
+def with_totals(graph: Graph, flow: SampleFlow, num: int) -> Graph:
     """The graph of a microbatch whose mean over ``num`` microbatches is the whole batch's loss.
 
     An op that computes a total reads it from an input instead. If the flow found nothing to change,
@@ -123,7 +123,7 @@ def with_totals(graph: Graph, flow: Flow, num: int) -> Graph:
     )
 
 
-def _patched(op: Op, flow: Flow, num: int) -> Op:
+def _patched(op: Op, flow: SampleFlow, num: int) -> Op:
     """The op with the inputs divided or multiplied by the number of microbatches that need it."""
     computes = op.computes
     for position in range(len(op.inputs)):

@@ -19,7 +19,7 @@ from superscaler_core.graph.modules import Modules
 from superscaler_core.plan import Keep, Plan
 from superscaler_core.plan.mesh import Mesh
 from superscaler_core.plans.pieces.axial import Cut
-from superscaler_core.plans.row import TextReader, row_of
+from superscaler_core.plans.row import OptionReader, row_of
 from superscaler_core.plans.table import PLANS
 from superscaler_core.schedules import SCHEDULES
 
@@ -72,7 +72,7 @@ def value_of(plan: str, option: str, value: Any) -> Any:
     return value if reader is None else read(f"{plan}:{option}={value}", value, reader)
 
 
-def readers_of(fill: Callable[..., None]) -> Mapping[str, TextReader]:
+def readers_of(fill: Callable[..., None]) -> Mapping[str, OptionReader]:
     """The readers of a plan's options; others are read by the type of their default."""
     return {**READERS, **PARTS, **row_of(fill).readers}
 
@@ -126,31 +126,31 @@ def truth(text: str) -> bool:
 
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
-_BLOCKS = TextReader(numbers, "numbers of blocks, such as 0-3,8")
-MESH_TEXT = TextReader(Mesh.parse, "NAME:DEVICES with commas between, such as x:2,y:4")
-_KEEP = TextReader(Keep, {str(keep): keep for keep in Keep})
+_BLOCKS = OptionReader(numbers, "numbers of blocks, such as 0-3,8")
+MESH_TEXT = OptionReader(Mesh.parse, "NAME:DEVICES with commas between, such as x:2,y:4")
+_KEEP = OptionReader(Keep, {str(keep): keep for keep in Keep})
 
-READERS: Mapping[str, TextReader] = {
-    "sizes": TextReader(counts, "whole numbers with commas between, such as 3,2"),
+READERS: Mapping[str, OptionReader] = {
+    "sizes": OptionReader(counts, "whole numbers with commas between, such as 3,2"),
     "blocks": _BLOCKS,
     "coshard_blocks": _BLOCKS,
-    "modules": TextReader(
+    "modules": OptionReader(
         cuts, "PATTERN:DIM or PATTERN:DIM>DIM with commas between, such as *.tri_in:2"
     ),
-    "schedule": TextReader.named(SCHEDULES),
-    "profile": TextReader.named(PROFILES),
-    "topology": TextReader(rv.Topology.load, "a JSON file that rvdcomm.Topology.save wrote"),
-    "memory_bytes": TextReader(parse_bytes, "bytes, such as 32GiB"),
+    "schedule": OptionReader.named(SCHEDULES),
+    "profile": OptionReader.named(PROFILES),
+    "topology": OptionReader(rv.Topology.load, "a JSON file that rvdcomm.Topology.save wrote"),
+    "memory_bytes": OptionReader(parse_bytes, "bytes, such as 32GiB"),
     "keep": _KEEP,
     "keep_coshard": _KEEP,
 }
 """Options of several plans whose values are not numbers, by name; ``plan_row`` has a plan's own."""
 
-PARTS: Mapping[str, TextReader] = {
-    "block": TextReader(modules, "a pattern of modules' paths, such as layers.*"),
-    "features": TextReader(dims, "NAME:DIM with commas between, such as *.fc1.weight:0"),
-    "experts": TextReader(modules, "a pattern of modules' paths, such as *.experts"),
-    "embedding": TextReader(str, "the name of a parameter"),
+PARTS: Mapping[str, OptionReader] = {
+    "block": OptionReader(modules, "a pattern of modules' paths, such as layers.*"),
+    "features": OptionReader(dims, "NAME:DIM with commas between, such as *.fc1.weight:0"),
+    "experts": OptionReader(modules, "a pattern of modules' paths, such as *.experts"),
+    "embedding": OptionReader(str, "the name of a parameter"),
 }
 """Options of every plan: parts of the model that the search by structure does not find."""
 
@@ -158,22 +158,22 @@ _TAKES = {"block": "blocks"}
 """The name of an option's parameter in ``find_blocks``, where it differs."""
 
 
-def reader_of(default: Any) -> TextReader:
+def reader_of(default: Any) -> OptionReader:
     """How to parse a value of the same type as a default."""
     if isinstance(default, bool):
-        return TextReader(truth, "true or false, such as " + str(default))
+        return OptionReader(truth, "true or false, such as " + str(default))
     if isinstance(default, Keep):
         return READERS["keep"]
     if isinstance(default, int | float):
         kind = "a whole number" if isinstance(default, int) else "a number"
-        return TextReader(type(default), f"{kind}, such as {default}")
+        return OptionReader(type(default), f"{kind}, such as {default}")
     if isinstance(default, tuple):
         shown = ",".join(map(str, default))
-        return TextReader(_integers, f"whole numbers with commas between, such as {shown}")
-    return TextReader(str, "a text")
+        return OptionReader(_integers, f"whole numbers with commas between, such as {shown}")
+    return OptionReader(str, "a text")
 
 
-def read(given: str, text: str, reader: TextReader) -> Any:
+def read(given: str, text: str, reader: OptionReader) -> Any:
     """Parse a value.
 
     Raises:

@@ -10,7 +10,7 @@ Fill = TypeVar("Fill", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
-class TextReader:
+class OptionReader:
     """How an option is read from a text such as a command line.
 
     Attributes:
@@ -29,7 +29,7 @@ class TextReader:
         return f"one of {', '.join(self.expected)}"
 
     @classmethod
-    def named(cls, table: Mapping[str, Any]) -> TextReader:
+    def named(cls, table: Mapping[str, Any]) -> OptionReader:
         """Reads the name of a row of a table."""
         return cls(table.__getitem__, table)
 
@@ -44,7 +44,7 @@ class PlanRow:
             from that of one device, nor those whose cuts a planner computes.
     """
 
-    readers: Mapping[str, TextReader] = field(default_factory=dict)
+    readers: Mapping[str, OptionReader] = field(default_factory=dict)
     is_proposed: bool = True
 
 
@@ -52,7 +52,7 @@ _ROW = "__plan_row__"
 
 
 def plan_row(
-    *, readers: Mapping[str, TextReader] | None = None, is_proposed: bool = True
+    *, readers: Mapping[str, OptionReader] | None = None, is_proposed: bool = True
 ) -> Callable[[Fill], Fill]:
     """Decorate an sProgram with what a table should know of it; arguments as in ``PlanRow``."""
 

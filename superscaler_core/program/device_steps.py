@@ -15,7 +15,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.bias import ADDS_BIAS, adds_whole_product, products_of
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.segments import Segment, StageItems, Step, segment_name
-from superscaler_core.program.sequence import Compute, Item, Move
+from superscaler_core.program.sequence import Compute, Item, MoveStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class DeviceSteps(Mapping[Device, tuple[Step, ...]]):
                     keys[device] += self._more_of(item, inputs_of, found)
                 continue
             for device in self._given.taking_part[item]:
-                ends = _ends(item.edge, device) if isinstance(item, Move) else None
+                ends = _ends(item.edge, device) if isinstance(item, MoveStep) else None
                 rows[device].append(item)
                 keys[device].append((number, ends))
         return {
@@ -265,7 +265,7 @@ def _reads(given: StageItems, device: Device, steps: Sequence[Step]) -> _Reads:
                 boxes = part.form.inputs
                 for position, tensor in given.edges.read_directly(part.op):
                     found.setdefault(tensor, []).append((step, boxes[position][0]))
-        elif isinstance(step, Move):
+        elif isinstance(step, MoveStep):
             leave(step.edge, step)
     for edge in given.edges.leaving(given.stage):
         leave(edge, None)

@@ -16,7 +16,7 @@ from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.op_split import parts_by_device
 from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.program.segments import Segment, Step
-from superscaler_core.program.sequence import Move
+from superscaler_core.program.sequence import MoveStep
 from superscaler_core.program.value import IN_BLOCK, Role, Value
 from superscaler_core.program.weights import Use, Weights
 
@@ -173,7 +173,7 @@ class Signature:
         return self.inputs + self.others
 
 
-class Flow:
+class DeviceFlow:
     """The inputs and results of every step of a stage on one device.
 
     Args:
@@ -203,7 +203,7 @@ class Flow:
     ) -> None:
         self._sources, self._device, self._region = sources, device, region
         self.segments = [step for step in steps if isinstance(step, Segment)]
-        inside = [step.edge for step in steps if isinstance(step, Move)]
+        inside = [step.edge for step in steps if isinstance(step, MoveStep)]
         self._inside = [e for e in inside if device in e.dst.shards]
         self.leaving = tuple(e for e in leaving if device in e.src.shards)
         self.arriving = tuple(e for e in arriving if device in e.dst.shards)
@@ -423,7 +423,7 @@ class Flow:
                 passed = (held for held in mine.others if held.value.role in IN_BLOCK)
                 read |= {held.value: held for held in (*mine.inputs, *passed)}
                 made |= {held.value for held in mine.results}
-            elif isinstance(step, Move):
+            elif isinstance(step, MoveStep):
                 read |= {held.value: held for held in self.sent.get(step.edge, ())}
                 if self._device in step.edge.dst.shards:
                     made.add(self.arrived(step.edge).value)
@@ -432,7 +432,7 @@ class Flow:
     def is_summed_in(self, edge: Edge, region: int) -> bool:
         """Whether an edge and all summands that it moves are in a region."""
         makers = (self._maker[held.value] for held in self.sent[edge])
-        return self._region(Move(edge)) == region and all(
+        return self._region(MoveStep(edge)) == region and all(
             maker.region == region for maker in makers
         )
 

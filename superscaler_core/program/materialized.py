@@ -36,7 +36,7 @@ from superscaler_core.program.segments import Segment, stage_of_segment
 from superscaler_core.program.sequence import Close, Item, Open
 from superscaler_core.program.sharding import Sharding
 from superscaler_core.program.stage_program import StageProgram
-from superscaler_core.program.stages import Placed, placed, stage_program
+from superscaler_core.program.stages import StageParts, placed, stage_program
 from superscaler_core.program.state import with_state
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.transfer import Transfer, transfers
@@ -79,7 +79,7 @@ class Materialized:
     plan: Plan
     edges: Edges
     weights: Weights
-    placed: tuple[Placed, ...]
+    placed: tuple[StageParts, ...]
     scheduled: tuple[Event, ...]
     topology: rv.Topology | None = None
     decided: Plan | None = None

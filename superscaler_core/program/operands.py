@@ -12,7 +12,7 @@ from typing import Any
 
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.flow import Flow, Signature, copy_of, grad_of, partial_of
+from superscaler_core.program.flow import DeviceFlow, Signature, copy_of, grad_of, partial_of
 from superscaler_core.program.halves import reads_weights_late
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import Role, Value
@@ -41,7 +41,7 @@ class SegmentOperands:
         flow: the values of the stage on the device.
     """
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: DeviceFlow) -> None:
         self.flow = flow
         self._segments = {segment.name: segment for segment in flow.segments}
 
@@ -96,7 +96,7 @@ def _sums(mine: Signature) -> tuple[Value, ...]:
     return tuple(Value(Role.SUM, use) for use in mine.trained)
 
 
-Flows = Mapping[Flow, Sequence[Device]]
+Flows = Mapping[DeviceFlow, Sequence[Device]]
 """The devices of an instruction, together where they pass the same values."""
 
 
@@ -137,7 +137,7 @@ def entering_region(region: int, flows: Flows) -> tuple[Value, ...]:
     return _joined(flows, lambda flow: (held.value for held in flow.entering(region)))
 
 
-def _joined(flows: Flows, values_of: Callable[[Flow], Iterable[Value]]) -> tuple[Value, ...]:
+def _joined(flows: Flows, values_of: Callable[[DeviceFlow], Iterable[Value]]) -> tuple[Value, ...]:
     """The values of several devices; each names its devices unless it is on all of them."""
     found: dict[Value, list[Device]] = {}
     for flow, devices in flows.items():

@@ -25,7 +25,7 @@ from superscaler_core.schedules import Action, ActionKind
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class OverlapReach:
     """How far the start and the wait of a communication may be from its place.
 
     Distances are counted among communications of one kind and of the same devices.
@@ -44,17 +44,20 @@ class Reach:
 ANY = 1 << 30
 """A distance that no block has: only values bound a communication."""
 
-OF_MOVES: Mapping[Verb, Reach] = dict.fromkeys(MOVES, Reach(ahead=ANY))
+OF_MOVES: Mapping[Verb, OverlapReach] = dict.fromkeys(MOVES, OverlapReach(ahead=ANY))
 
 
-def reach_of(overlap: Overlap) -> Mapping[Verb, Reach]:
+def reach_of(overlap: Overlap) -> Mapping[Verb, OverlapReach]:
     """How far a plan lets communication of weights, and copies to the host, start and end."""
-    reach = {Verb.RELOAD: Reach(ahead=overlap.copied_ahead), Verb.OFFLOAD: Reach(under_way=1)}
+    reach = {
+        Verb.RELOAD: OverlapReach(ahead=overlap.copied_ahead),
+        Verb.OFFLOAD: OverlapReach(under_way=1),
+    }
     if overlap.prefetch:
-        early = Reach(ahead=overlap.prefetch, ahead_bytes=overlap.memory_bytes)
+        early = OverlapReach(ahead=overlap.prefetch, ahead_bytes=overlap.memory_bytes)
         reach |= dict.fromkeys((Verb.FETCH, Verb.UNSHARD), early)
     if overlap.reductions:
-        reach[Verb.REDUCE] = Reach(under_way=overlap.most_reductions)
+        reach[Verb.REDUCE] = OverlapReach(under_way=overlap.most_reductions)
     return reach
 
 
@@ -63,7 +66,7 @@ Size = Callable[[StepInstruction], int]
 
 
 def overlapped(
-    program: StepProgram, reach: Mapping[Verb, Reach], bytes_of: Size = lambda _: 0
+    program: StepProgram, reach: Mapping[Verb, OverlapReach], bytes_of: Size = lambda _: 0
 ) -> StepProgram:
     """Start communication earlier, and wait for it later, while devices compute.
 
@@ -77,7 +80,7 @@ def overlapped(
     Args:
         program: any program. Stages that run in pairs stay as they are.
         reach: the kinds of communication to split, and how far.
-        bytes_of: sizes, for ``Reach.ahead_bytes``.
+        bytes_of: sizes, for ``OverlapReach.ahead_bytes``.
     """
     program = _settled(program, reach)
     begin, blocks, end = [*program.begin], dict(program.blocks), list[StepInstruction]()
@@ -102,7 +105,7 @@ def _free_keys(program: StepProgram) -> list[BlockKey]:
 # --- communication of the step ------------------------------------------------------------------
 
 
-def _settled(program: StepProgram, reach: Mapping[Verb, Reach]) -> StepProgram:
+def _settled(program: StepProgram, reach: Mapping[Verb, OverlapReach]) -> StepProgram:
     """A program whose communication before and after all stages is in the run that it is for."""
     spots, outside = _Spots(program), []
     more: dict[BlockKey, list[tuple[int, StepInstruction]]] = {}
@@ -162,7 +165,7 @@ class _Spread:
     behind the end of the block is after them.
     """
 
-    def __init__(self, block: Block, reach: Mapping[Verb, Reach], bytes_of: Size) -> None:
+    def __init__(self, block: Block, reach: Mapping[Verb, OverlapReach], bytes_of: Size) -> None:
         self._block, self._uses, self._bytes_of = block, Uses(block), bytes_of
         self._starts: dict[int, int] = {}
         self._waits: dict[int, int] = {}
@@ -172,7 +175,7 @@ class _Spread:
         for lane in _lanes(block, reach, Phase.START):
             self._wait(lane, reach[block[lane[0]].kind])
 
-    def _start(self, lane: Sequence[int], reach: Reach) -> None:
+    def _start(self, lane: Sequence[int], reach: OverlapReach) -> None:
         begun = 0
         for number, place in enumerate(lane):
             if self._block[place].phase is not Phase.WHOLE:
@@ -187,7 +190,7 @@ class _Spread:
             # One that starts in its place has ended before the next one starts.
             begun = self._starts.get(place, place + 1) if reach.ahead < ANY else 0
 
-    def _num_ahead(self, lane: Sequence[int], number: int, reach: Reach) -> int:
+    def _num_ahead(self, lane: Sequence[int], number: int, reach: OverlapReach) -> int:
         """How many communications, up to one of a lane, may be there ahead of their place."""
         most, room = reach.ahead, reach.ahead_bytes
         if room is None:
@@ -196,7 +199,7 @@ class _Spread:
         sizes = accumulate(self._bytes_of(self._block[place]) for place in reversed(last))
         return sum(size <= room for size in sizes)
 
-    def _wait(self, lane: Sequence[int], reach: Reach) -> None:
+    def _wait(self, lane: Sequence[int], reach: OverlapReach) -> None:
         end = len(self._block)
         later = [*lane[reach.under_way :], *(end for _ in lane)]
         for place, bound in zip(lane, later, strict=False):
@@ -229,7 +232,7 @@ class _Spread:
         yield from (tuple(chain(*rows[position])) for position in range(-1, end + 2))
 
 
-def _lanes(block: Block, reach: Mapping[Verb, Reach], phase: Phase) -> Iterable[list[int]]:
+def _lanes(block: Block, reach: Mapping[Verb, OverlapReach], phase: Phase) -> Iterable[list[int]]:
     """The positions of communication of each kind and devices, whole or in a phase."""
     found: dict[Hashable, list[int]] = defaultdict(list)
     for place, i in enumerate(block):

@@ -11,7 +11,7 @@ from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.edges import Edges
-from superscaler_core.program.sequence import Compute, Item, Move
+from superscaler_core.program.sequence import Compute, Item, MoveStep
 from superscaler_core.schedules import ActionKind
 
 
@@ -110,7 +110,7 @@ class StageItems:
     def read_outside(self) -> frozenset[PTensor]:
         """Results of these items that other items of the stage read; empty if there are none."""
         ops = {item.part.op for item in self.items if isinstance(item, Compute)}
-        moved = {item.edge for item in self.items if isinstance(item, Move)}
+        moved = {item.edge for item in self.items if isinstance(item, MoveStep)}
         readers, of_reader = self.plan.graph.readers, self.edges.of_reader
         direct = {
             tensor

@@ -34,7 +34,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MoveStep:
     """Move the tensor of an edge inside the stage."""
 
     edge: Edge
@@ -63,7 +63,7 @@ class Close:
         return f"weights of {self.unit.ops[0].name} go"
 
 
-Item = Compute | Move | Open | Close
+Item = Compute | MoveStep | Open | Close
 Key = tuple[int, int, int | tuple[int, int]]
 """The index of an op, an order of items at one op, and an order of equal items there."""
 
@@ -83,7 +83,7 @@ def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
         return tuple(item for _, item in placed)
     keys, items = zip(*placed, strict=True)
     computes = {item.part: item for item in items if isinstance(item, Compute)}
-    moves = {item.edge: item for item in items if isinstance(item, Move)}
+    moves = {item.edge: item for item in items if isinstance(item, MoveStep)}
     # Numbers stand for items, because there may be millions of ordered pairs.
     numbers = {item: number for number, item in enumerate(items)}
     parts = {part: numbers[item] for part, item in computes.items()}
@@ -100,7 +100,7 @@ def _placed(plan: Plan, stage: Stage, edges: Edges) -> Iterator[tuple[Key, Item]
             yield (op.index, 1, i), item
     for index, waiting in moves_before(edges, stage.index).items():
         for edge in waiting:
-            yield (index, 0, edge.place), Move(edge)
+            yield (index, 0, edge.place), MoveStep(edge)
     for i, unit in enumerate(plan.fsdp_units):
         mine = [op.index for op in unit.ops if stage.ops[0].index <= op.index]
         mine = [index for index in mine if index <= stage.ops[-1].index]
@@ -158,7 +158,7 @@ def _data_order(
     plan: Plan,
     edges: Edges,
     computes: Mapping[Part, Compute],
-    moves: Mapping[Edge, Move],
+    moves: Mapping[Edge, MoveStep],
     numbers: Mapping[Item, int],
 ) -> list[list[int]]:
     """For each item, by its number, the numbers of the items that it waits for."""

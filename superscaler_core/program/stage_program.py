@@ -20,7 +20,7 @@ from superscaler_core.plan.savings import FsdpUnit
 from superscaler_core.program.device_steps import Alike, DeviceSteps
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.ends import left, taken
-from superscaler_core.program.flow import Flow, Sources
+from superscaler_core.program.flow import DeviceFlow, Sources
 from superscaler_core.program.freed import freed_block
 from superscaler_core.program.halves import reads_weights_late
 from superscaler_core.program.instruction import Block, StepInstruction
@@ -38,7 +38,7 @@ from superscaler_core.program.operands import (
     sums,
 )
 from superscaler_core.program.segments import Segment, StageItems, Step
-from superscaler_core.program.sequence import Close, Compute, Move, Open
+from superscaler_core.program.sequence import Close, Compute, MoveStep, Open
 from superscaler_core.program.shapes import equal_shapes
 from superscaler_core.program.together import together
 from superscaler_core.program.verb import GOES_BACK, Verb
@@ -79,15 +79,15 @@ class StageProgram:
         crossing = (*self.leaving, *self.arriving)
         return DeviceSteps(self.given, crossing, self.sources.inputs_of)
 
-    def flow(self, device: Device) -> Flow:
+    def flow(self, device: Device) -> DeviceFlow:
         """The values that the steps of a device pass to each other."""
         if device not in self._flows:
             steps, ends = self.steps[device], (self.leaving, self.arriving)
-            self._flows[device] = Flow(self.sources, device, steps, self.given.region, *ends)
+            self._flows[device] = DeviceFlow(self.sources, device, steps, self.given.region, *ends)
         return self._flows[device]
 
     @cached_property
-    def _flows(self) -> dict[Device, Flow]:
+    def _flows(self) -> dict[Device, DeviceFlow]:
         return {}
 
     @cached_property
@@ -184,7 +184,7 @@ class StageProgram:
             mine = self.operands(devices[0])
             for verb in self._segment_verbs(step, directed, run):
                 yield mine.of(verb, step.name, run, devices)
-        elif isinstance(step, Move):
+        elif isinstance(step, MoveStep):
             for verb in self._move_verbs(step, directed, run):
                 yield self._move(step, verb, devices, run)
         elif isinstance(step, Open | Close):
@@ -197,7 +197,7 @@ class StageProgram:
         return Operands(entering) if verb is Verb.KEEP else Operands((), entering)
 
     def _move(
-        self, step: Move, verb: Verb, devices: tuple[Device, ...], run: ActionKind
+        self, step: MoveStep, verb: Verb, devices: tuple[Device, ...], run: ActionKind
     ) -> StepInstruction:
         edge, flows = step.edge, self.flows(devices)
         again = 0 if run in FORWARDS else self.given.region(step)
@@ -228,14 +228,14 @@ class StageProgram:
     def flows(self, devices: Iterable[Device]) -> Flows:
         """The values that the steps of some devices pass, up to the boxes of the values."""
         known = self._flow_of
-        found: dict[Flow, list[Device]] = {}
+        found: dict[DeviceFlow, list[Device]] = {}
         for device in devices:
             if device in known:
                 found.setdefault(known[device], []).append(device)
         return found
 
     @cached_property
-    def _flow_of(self) -> Mapping[Device, Flow]:
+    def _flow_of(self) -> Mapping[Device, DeviceFlow]:
         return {
             device: flow
             for alike in self.steps.alike for flow in [self.operands(alike.devices[0]).flow]
@@ -296,7 +296,7 @@ class StageProgram:
         """Whether recomputation is a separate run (R)."""
         return ActionKind.RECOMPUTE in self.given.kinds
 
-    def _move_verbs(self, move: Move, directed: _Directed, run: ActionKind) -> Iterator[Verb]:
+    def _move_verbs(self, move: MoveStep, directed: _Directed, run: ActionKind) -> Iterator[Verb]:
         if not directed.is_back:
             if run is not ActionKind.RECOMPUTE or self.given.region(move):
                 yield Verb.MOVE

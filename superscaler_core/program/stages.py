@@ -12,7 +12,7 @@ from superscaler_core.program.edges import Edges
 from superscaler_core.program.flow import Sources
 from superscaler_core.program.regions import regions_of
 from superscaler_core.program.segments import StageItems, Step
-from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
+from superscaler_core.program.sequence import Close, Compute, Item, MoveStep, Open, stage_items
 from superscaler_core.program.stage_program import StageProgram
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
@@ -22,7 +22,7 @@ MAX_STAGES = 1 << 6
 
 
 @dataclass(frozen=True)
-class Placed:
+class StageParts:
     """What a stage of a plan does in its forward.
 
     Attributes:
@@ -36,7 +36,7 @@ class Placed:
     regions: Mapping[Item, int]
 
 
-def placed(plan: Plan, stage: Stage, edges: Edges) -> Placed:
+def placed(plan: Plan, stage: Stage, edges: Edges) -> StageParts:
     """The items of a stage.
 
     Raises:
@@ -45,11 +45,11 @@ def placed(plan: Plan, stage: Stage, edges: Edges) -> Placed:
     """
     known, key = known_of(plan.graph, "items of stages", MAX_STAGES), _key(plan, stage, edges)
 
-    def find() -> Placed:
+    def find() -> StageParts:
         items = stage_items(plan, stage, edges)
-        return Placed(key, items, regions_of(plan, items))
+        return StageParts(key, items, regions_of(plan, items))
 
-    here: Placed = known.of(key, find)
+    here: StageParts = known.of(key, find)
     return here
 
 
@@ -76,7 +76,7 @@ def _groups(plan: Plan, op: Op) -> list[int]:
 
 
 def stage_program(
-    here: Placed,
+    here: StageParts,
     sources: Sources,
     stage: int,
     unit_devices: Mapping[Open | Close, Sequence[Device]],
@@ -105,7 +105,7 @@ def stage_program(
 
     def write() -> StageProgram:
         taking_part: dict[Step, Sequence[Device]] = {
-            item: item.edge.devices if isinstance(item, Move) else unit_devices[item]
+            item: item.edge.devices if isinstance(item, MoveStep) else unit_devices[item]
             for item in here.items if not isinstance(item, Compute)
         }  # fmt: skip
         given = StageItems(plan, stage, here.items, here.regions, taking_part, edges, ends, kinds)

@@ -43,7 +43,7 @@ Key = tuple[Verb, str, tuple[Device, ...]]
 """The kind, the name and the devices of an instruction."""
 
 
-class Operands:
+class OperandTexts:
     """The values that instructions read and write, by kind, name and devices."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ def _keys(instruction: StepInstruction) -> list[Key]:
 
 def text_of(program: StepProgram) -> str:
     """The text of a program."""
-    operands = Operands()
+    operands = OperandTexts()
     for instruction in (i for block in program.all_blocks for i in block):
         operands.add(instruction)
     lines = [_head(program)]
@@ -213,7 +213,7 @@ class _Reader:
 
     def fields(self) -> dict[str, Any]:
         """The fields of the program that the lines say."""
-        operands = Operands()
+        operands = OperandTexts()
         for number, line in self.values:
             _in_line(number, operands.read, line)
         found = {
@@ -232,7 +232,7 @@ class _Reader:
         return found
 
 
-def _block(lines: Lines, operands: Operands) -> Block:
+def _block(lines: Lines, operands: OperandTexts) -> Block:
     """The instructions of a block; those whose lines have values of their own keep these."""
     read = [_in_line(number, StepInstruction.parse, line) for number, line in lines]
     pairs = zip(lines, read, operands.filled(read), strict=True)

@@ -9,7 +9,7 @@ from superscaler_core.program.event import Event, Overlapped, P2PSend, pair_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.run.calls import Calls
-from superscaler_core.run.lines import BlockFunction, Call, Line
+from superscaler_core.run.lines import BlockFunction, CallExpression, Line
 from superscaler_core.schedules import ActionKind
 
 AROUND = (0,)
@@ -46,21 +46,25 @@ def block_of(made: Materialized, function: BlockFunction) -> Sequence[StepInstru
     return program.blocks[runs[0]] if len(runs) == 1 else program.pairs[runs[0], runs[1]]
 
 
-def event_call(made: Materialized, event: Event, device: Device) -> Call:
+def event_call(made: Materialized, event: Event, device: Device) -> CallExpression:
     """What a device does for an event: a transfer, or a block with the weights that it reads."""
     match event:
         case P2PSend():
-            return Call(
+            return CallExpression(
                 "p2p_send_back" if event.is_back else "p2p_send", (event.name, event.microbatch)
             )
         case Overlapped(first, second):
-            return Call(BlockFunction(pair_of(event)), (first.microbatch, second.microbatch))
+            return CallExpression(
+                BlockFunction(pair_of(event)), (first.microbatch, second.microbatch)
+            )
     block = BlockFunction(((event.stage, event.kind),))
     mb = event.microbatch * made.step_program.num_halves
     if event.kind is ActionKind.UPDATE:
-        return Call(block)
+        return CallExpression(block)
     if event.kind is ActionKind.RECYCLE:
-        return Call("without_grad", (block, mb), (("recycling_pass", event.recycling_pass),))
+        return CallExpression(
+            "without_grad", (block, mb), (("recycling_pass", event.recycling_pass),)
+        )
     version = made.step_program.versions.get(event, 0)
     borrowed = {
         use.name: made.borrowed[event, use.owner]
@@ -69,6 +73,6 @@ def event_call(made: Materialized, event: Event, device: Device) -> Call:
     }
     is_back = event.kind is not ActionKind.FORWARD
     if not (version or any(borrowed.values()) or (is_back and made.has_one_version)):
-        return Call(block, (mb,))
+        return CallExpression(block, (mb,))
     options = (("version", version), *((("borrowed", borrowed),) if borrowed else ()))
-    return Call("reads_back" if is_back else "reads", (block, mb), options)
+    return CallExpression("reads_back" if is_back else "reads", (block, mb), options)

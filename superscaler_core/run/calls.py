@@ -7,7 +7,7 @@ from functools import cached_property
 
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.flow import Flow
+from superscaler_core.program.flow import DeviceFlow
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.transfer import Transfer
@@ -15,7 +15,7 @@ from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import OF_WEIGHTS, Phase, Verb
 from superscaler_core.run.lines import (
     Add,
-    Call,
+    CallExpression,
     Expression,
     Fixed,
     Function,
@@ -48,7 +48,7 @@ class Calls:
         self._sums: dict[Value, Expression] = {}
 
     @cached_property
-    def _flow(self) -> Flow:
+    def _flow(self) -> DeviceFlow:
         """The values of the stage on the device; there are some if it runs segments or moves."""
         return self._made.stages[self._stage].flow(self._device)
 
@@ -65,9 +65,9 @@ class Calls:
         yield Line(self._with_args(i, method), results, unpacks=True)
         roles = {value.role for value in i.writes}
         for loss in mine.losses if Role.LOSS in roles else ():
-            yield Line(Call("add_loss", (Variable(loss),)))
+            yield Line(CallExpression("add_loss", (Variable(loss),)))
         for buffer, value in mine.states.items() if Role.STATE in roles else ():
-            yield Line(Call("keep_state", (buffer, Variable(value))))
+            yield Line(CallExpression("keep_state", (buffer, Variable(value))))
         sums = {value.name for value in i.writes if value.role is Role.PARTIAL}
         for variable in results if sums else ():
             for edge in self._flow.summands.get(variable.value, ()):
@@ -77,12 +77,12 @@ class Calls:
     def _hold(self, i: StepInstruction) -> Iterator[Line]:
         yield Line(self._with_args(i, "hold"))
 
-    def _with_args(self, i: StepInstruction, method: str) -> Call:
+    def _with_args(self, i: StepInstruction, method: str) -> CallExpression:
         """A call with a segment and all its arguments."""
         mine = self._flow.of[i.name]
         inputs = Tuple(tuple(Variable(held.value) for held in mine.inputs))
         others = Tuple(tuple(_argument(held.value) for held in mine.others))
-        return Call(method, (Function(i.name), Fixed.MICROBATCH, inputs, others))
+        return CallExpression(method, (Function(i.name), Fixed.MICROBATCH, inputs, others))
 
     def _backward(self, i: StepInstruction) -> Iterator[Line]:
         mine = self._flow.of[i.name]
@@ -92,13 +92,13 @@ class Calls:
             for held in mine.results if held.has_grad
         ))  # fmt: skip
         found = {held.value: Variable(held.value, _GRAD, i.name) for held in mine.inputs}
-        call = Call(method, (Function(i.name), Fixed.MICROBATCH, grads))
+        call = CallExpression(method, (Function(i.name), Fixed.MICROBATCH, grads))
         yield Line(call, tuple(found.values()), unpacks=True)
         for value, grad in found.items():
             yield from _added(self._grads, value, _GRAD_SUM, grad)
 
     def _of_segment(self, i: StepInstruction) -> Iterator[Line]:
-        yield Line(Call(_method(i), (Function(i.name), Fixed.MICROBATCH)))
+        yield Line(CallExpression(_method(i), (Function(i.name), Fixed.MICROBATCH)))
 
     def _grad(self, value: Value) -> Expression:
         """The gradient of a value, summed over its readers."""
@@ -108,10 +108,12 @@ class Calls:
     # -------------------------------------------------------------------
 
     def _keep(self, i: StepInstruction) -> Iterator[Line]:
-        yield Line(Call("keep", (i.name, Fixed.MICROBATCH, Tuple(self._entering(i)))))
+        yield Line(CallExpression("keep", (i.name, Fixed.MICROBATCH, Tuple(self._entering(i)))))
 
     def _resume(self, i: StepInstruction) -> Iterator[Line]:
-        yield Line(Call("kept", (i.name, Fixed.MICROBATCH)), self._entering(i), unpacks=True)
+        yield Line(
+            CallExpression("kept", (i.name, Fixed.MICROBATCH)), self._entering(i), unpacks=True
+        )
 
     def _entering(self, i: StepInstruction) -> tuple[Variable, ...]:
         region = int(i.name.rpartition("_region")[2])
@@ -139,21 +141,21 @@ class Calls:
     def _send(self, i: StepInstruction) -> Iterator[Line]:
         edge = self._made.edge(i.name)
         method = "result" if edge.result else "recycle" if edge.recycles else "send"
-        yield Line(Call(method, (i.name, Fixed.MICROBATCH, self._shard(edge))))
+        yield Line(CallExpression(method, (i.name, Fixed.MICROBATCH, self._shard(edge))))
 
     def _receive(self, i: StepInstruction) -> Iterator[Line]:
         method = "receive" if i.kind is Verb.RECEIVE else "recycled"
         makes = (_arrived(self._made.edge(i.name)),)
-        yield Line(Call(method, (i.name, Fixed.MICROBATCH)), makes)
+        yield Line(CallExpression(method, (i.name, Fixed.MICROBATCH)), makes)
 
     def _send_back(self, i: StepInstruction) -> Iterator[Line]:
         grad = self._arrived_grad(self._made.edge(i.name))
-        yield Line(Call("send_grad", (i.name, Fixed.MICROBATCH, grad)))
+        yield Line(CallExpression("send_grad", (i.name, Fixed.MICROBATCH, grad)))
 
     def _receive_back(self, i: StepInstruction) -> Iterator[Line]:
         edge = self._made.edge(i.name)
         grad = Variable(_sent(edge), _GRAD)
-        yield Line(Call("receive_grad", (i.name, Fixed.MICROBATCH)), (grad,))
+        yield Line(CallExpression("receive_grad", (i.name, Fixed.MICROBATCH)), (grad,))
         yield from self._passed_on(edge, grad)
 
     def _shard(self, edge: Edge) -> Expression:
@@ -177,19 +179,21 @@ class Calls:
     def _of_weights(self, i: StepInstruction) -> Iterator[Line]:
         uses, device = self._made.uses_of(i), self._device
         here = (u for u in uses if device in u.storage.shards or device in u.sharding.shards)
-        yield Line(Call(_method(i), (tuple(use.name for use in here),)))
+        yield Line(CallExpression(_method(i), (tuple(use.name for use in here),)))
 
     def _update(self, i: StepInstruction) -> Iterator[Line]:
         made, tensors = self._made, self._made.subject(i)
         if made.is_asynchronous:
             names, options = tuple(t.name for t in tensors), (("keeps", i.keeps),)
-            yield Line(Call("update", (names,), options))
+            yield Line(CallExpression("update", (names,), options))
         else:
             shards = {t.name: made.weights.storage[t].shards for t in tensors}
-            yield Line(Call("update", (tuple(n for n in shards if self._device in shards[n]),)))
+            yield Line(
+                CallExpression("update", (tuple(n for n in shards if self._device in shards[n]),))
+            )
 
     def _loss(self, _: StepInstruction) -> Iterator[Line]:
-        yield Line(Call("total_loss"))
+        yield Line(CallExpression("total_loss"))
 
 
 _METHODS = {
@@ -225,12 +229,12 @@ _LINES: Mapping[Verb, Callable[[Calls, StepInstruction], Iterator[Line]]] = {
 }
 
 
-_GETTERS: Mapping[Role, Callable[[str], Call]] = {
-    Role.INPUT: lambda name: Call("input", (name, Fixed.MICROBATCH)),
-    Role.CONSTANT: lambda name: Call("constant", (name,)),
-    Role.STATE: lambda name: Call("state", (name, Fixed.MICROBATCH)),
-    Role.WEIGHT: lambda name: Call("use", (name,)),
-    Role.COPY: lambda name: Call("use", (name,)),
+_GETTERS: Mapping[Role, Callable[[str], CallExpression]] = {
+    Role.INPUT: lambda name: CallExpression("input", (name, Fixed.MICROBATCH)),
+    Role.CONSTANT: lambda name: CallExpression("constant", (name,)),
+    Role.STATE: lambda name: CallExpression("state", (name, Fixed.MICROBATCH)),
+    Role.WEIGHT: lambda name: CallExpression("use", (name,)),
+    Role.COPY: lambda name: CallExpression("use", (name,)),
 }
 """For values that no instruction of a stage makes, the calls that return them."""
 
@@ -264,12 +268,14 @@ def _moved(
 ) -> Line:
     """A move, or a phase of it; a value that stays where it is needs no call."""
     if i.phase is Phase.WAIT:
-        return Line(Call(f"wait_{method}", (i.name,)), makes)
+        return Line(CallExpression(f"wait_{method}", (i.name,)), makes)
     if i.phase is Phase.START:
-        return Line(Call(f"start_{method}", (i.name, given)), makes, sub_transfers=sub_transfers)
+        return Line(
+            CallExpression(f"start_{method}", (i.name, given)), makes, sub_transfers=sub_transfers
+        )
     if len(sub_transfers) == 1 and sub_transfers[0].is_idle and given is not Fixed.NONE:
         return Line(given, makes)
-    return Line(Call(method, (i.name, given)), makes, sub_transfers=sub_transfers)
+    return Line(CallExpression(method, (i.name, given)), makes, sub_transfers=sub_transfers)
 
 
 def _added(

@@ -20,14 +20,14 @@ from superscaler_core.run.blocks import AROUND, block_of, event_call, lines_of, 
 from superscaler_core.run.lines import (
     Add,
     BlockFunction,
-    Call,
+    CallExpression,
     Expression,
     Fixed,
     Function,
     Join,
     Line,
-    Part,
-    Sum,
+    PartExpression,
+    SumExpression,
     Tuple,
     Variable,
     last_uses,
@@ -150,14 +150,14 @@ class _Slots:
         match expression:
             case Fixed.LOSS_GRAD:
                 return lambda slots: slots[0].loss_grad
-            case Part(of, box, within):
+            case PartExpression(of, box, within):
                 whole, index = self._slot(number, of), box.slices_within(within)
                 return lambda slots: slots[whole][index]
             case Add(now, term):
                 plus: Callable[[Any, Any], Any] = iadd if in_place else add
                 both = self._all(number, (now, term))
                 return lambda slots: plus(*both(slots))
-            case Sum(terms=items):
+            case SumExpression(terms=items):
                 terms = self._all(number, items)
                 return lambda slots: reduce(add, terms(slots))
             case Join(box, pieces):
@@ -166,11 +166,11 @@ class _Slots:
                 return lambda slots: ops.join(text, [*zip(parts(slots), boxes, strict=True)])
             case Tuple(items):
                 return self._all(number, items)
-            case Call(str(name), (str(key),), ()):
+            case CallExpression(str(name), (str(key),), ()):
                 # The most frequent argument of segments: a weight. No tuple is built for it.
                 get: Any = getattr(Rank, name)
                 return lambda slots: get(slots[0], key)
-            case Call(str(name), items, options):
+            case CallExpression(str(name), items, options):
                 method: Any = getattr(Rank, name)
                 named = partial(method, **dict(options)) if options else method
                 return self._called(number, named, items)
@@ -248,7 +248,7 @@ def _dropped(gone: Sequence[int]) -> Getter:
     return drop
 
 
-_COMPUTED = Part | Add | Sum | Join | Tuple | Call
+_COMPUTED = PartExpression | Add | SumExpression | Join | Tuple | CallExpression
 
 
 def _is_computed(expression: Expression) -> bool:

@@ -63,7 +63,7 @@ class BlockFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartExpression:
     """A box of a variable, which holds the box ``within``."""
 
     of: Variable
@@ -72,7 +72,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class SumExpression:
     """The sum of terms of one shape."""
 
     terms: tuple[Expression, ...]
@@ -102,7 +102,7 @@ class Tuple:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallExpression:
     """A call of a method of the rank, or of a block with the rank as its first argument.
 
     Attributes:
@@ -117,8 +117,8 @@ class Call:
 
 
 Expression = (
-    Variable | Fixed | Function | BlockFunction | Part | Add | Sum | Join | Tuple | Call
-    | int | str | tuple[str, ...]
+    Variable | Fixed | Function | BlockFunction | PartExpression | Add | SumExpression | Join
+    | Tuple | CallExpression | int | str | tuple[str, ...]
 )  # fmt: skip
 """What a line computes; texts and lists of texts are names in the rank's tables."""
 
@@ -155,20 +155,20 @@ def variables_in(expression: Expression) -> tuple[Variable, ...]:
     match expression:
         case Variable():
             return (expression,)
-        case Part():
+        case PartExpression():
             return (expression.of,)
         case Add(now, term):
             return (*variables_in(now), *variables_in(term))
         case Join():
             return tuple(variable for variable, _ in expression.pieces)
-        case Sum(terms=inner) | Tuple(items=inner) | Call(args=inner):
+        case SumExpression(terms=inner) | Tuple(items=inner) | CallExpression(args=inner):
             return tuple(variable for each in inner for variable in variables_in(each))
     return ()
 
 
-def part(of: Variable, box: rv.Box, within: rv.Box) -> Variable | Part:
+def part(of: Variable, box: rv.Box, within: rv.Box) -> Variable | PartExpression:
     """A box of a variable; the variable itself if that is all of it."""
-    return of if box == within else Part(of, box, within)
+    return of if box == within else PartExpression(of, box, within)
 
 
 def combined(box: rv.Box, sources: Sequence[Held]) -> Expression:
@@ -176,7 +176,7 @@ def combined(box: rv.Box, sources: Sequence[Held]) -> Expression:
     if len(sources) > 1 and not all(held.box.contains(box) for held in sources):
         return Join(box, tuple((Variable(held.value), held.box) for held in sources))
     terms = tuple(part(Variable(held.value), box, held.box) for held in sources)
-    return terms[0] if len(terms) == 1 else Sum(terms)
+    return terms[0] if len(terms) == 1 else SumExpression(terms)
 
 
 def last_uses(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rvdcomm as rv
 from superscaler_core.run.tables import SubTransfer
-from superscaler_core.run.transport import Call, Transport
+from superscaler_core.run.transport import Transport, TransportCall
 
 Wait = Callable[[], Tensor | None]
 
@@ -29,7 +29,7 @@ class _SubTransferHere:
         box: the region that this rank receives; None if it receives nothing.
     """
 
-    call: Call | None
+    call: TransportCall | None
     is_brought: bool
     cut: tuple[slice, ...] | None
     box: rv.Box | None

@@ -24,7 +24,7 @@ _NO_OPTIONS = ("params", "param_names")
 
 
 @dataclass(frozen=True)
-class Entry:
+class StateEntry:
     """The state that an optimizer keeps for one parameter.
 
     Attributes:
@@ -50,12 +50,12 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParamGroup:
     """Parameters whose optimizers have the same class and options, with an entry for each."""
 
     kind: str
     options: Mapping[str, Any]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, StateEntry]
 
     @property
     def plain(self) -> list[Any]:
@@ -73,17 +73,19 @@ class Group:
         kind, options, entries = value
         if not isinstance(kind, str) or not isinstance(options, dict):
             raise TypeError(f"a group of an optimizer is {kind!r:.40} with {options!r:.40}")
-        return cls(kind, options, {name: Entry.of_plain(e) for name, e in dict(entries).items()})
+        return cls(
+            kind, options, {name: StateEntry.of_plain(e) for name, e in dict(entries).items()}
+        )
 
 
-def groups_of(optimizers: Iterable[Optimizer], stored: Mapping[str, Tensor]) -> list[Group]:
+def groups_of(optimizers: Iterable[Optimizer], stored: Mapping[str, Tensor]) -> list[ParamGroup]:
     """The groups of optimizers over parameters that are ``stored`` on this rank.
 
     Raises:
         PlanError: an optimizer updates a tensor that is not stored here, two update one parameter,
             or a tensor of a state is no scalar and has another shape than its parameter.
     """
-    groups: list[Group] = []
+    groups: list[ParamGroup] = []
     for optimizer in optimizers:
         kind = type(optimizer).__name__
         for group, parameters in _named(optimizer, stored):
@@ -95,11 +97,11 @@ def groups_of(optimizers: Iterable[Optimizer], stored: Mapping[str, Tensor]) -> 
                 state = optimizer.state.get(parameter, {})
                 _check_shapes(kind, name, parameter, state)
                 like = _like(parameter, state)
-                entries[name] = Entry(
+                entries[name] = StateEntry(
                     {key: value for key, value in state.items() if key not in like},
                     {k: str(v.dtype).removeprefix("torch.") for k, v in like.items()},
                 )
-            groups.append(Group(kind, options, entries))
+            groups.append(ParamGroup(kind, options, entries))
     return groups
 
 
@@ -115,13 +117,13 @@ def tensors_of(
     }
 
 
-def merged(groups: Iterable[Group]) -> list[Group]:
+def merged(groups: Iterable[ParamGroup]) -> list[ParamGroup]:
     """Groups of several ranks as one list; groups of equal class and options become one.
 
     Raises:
         PlanError: ranks disagree about a parameter.
     """
-    found: dict[str, Group] = {}
+    found: dict[str, ParamGroup] = {}
     known: dict[str, str] = {}
     for group in groups:
         key = text_of([group.kind, group.options], f"an option of {group.kind}")
@@ -133,11 +135,13 @@ def merged(groups: Iterable[Group]) -> list[Group]:
                     "for it; each of them has to make the same optimizer and the same steps."
                 )
         entries = {**(found[key].entries if key in found else {}), **group.entries}
-        found[key] = Group(group.kind, group.options, entries)
+        found[key] = ParamGroup(group.kind, group.options, entries)
     return list(found.values())
 
 
-def check_fits(optimizer: Optimizer, groups: Sequence[Group], stored: Mapping[str, Tensor]) -> None:
+def check_fits(
+    optimizer: Optimizer, groups: Sequence[ParamGroup], stored: Mapping[str, Tensor]
+) -> None:
     """Check that an optimizer can take a saved state.
 
     Raises:
@@ -169,7 +173,7 @@ def check_fits(optimizer: Optimizer, groups: Sequence[Group], stored: Mapping[st
 
 def restore(
     optimizer: Optimizer,
-    groups: Sequence[Group],
+    groups: Sequence[ParamGroup],
     tensors: Mapping[str, Mapping[str, Tensor]],
     stored: Mapping[str, Tensor],
 ) -> None:

@@ -19,10 +19,10 @@ from rvdcomm.checkpoint import load_shards, open_checkpoint
 from superscaler_core.errors import PlanError
 from superscaler_core.run import checkpoint
 from superscaler_core.run.checkpoint import StoredModel, on_rank
-from superscaler_core.run.optimizer_state import Group, Optimizer, check_fits, restore
+from superscaler_core.run.optimizer_state import Optimizer, ParamGroup, check_fits, restore
 from superscaler_core.run.random_state import set_random_state
 from superscaler_core.run.run_state import RunState
-from superscaler_core.run.training_state import TEXT, Run, Saved, classes_of, name_of
+from superscaler_core.run.training_state import TEXT, Run, SavedRun, classes_of, name_of
 
 
 class Resumed:
@@ -37,8 +37,8 @@ class Resumed:
 
     def __init__(
         self,
-        saved: Saved,
-        groups: Sequence[Group] = (),
+        saved: SavedRun,
+        groups: Sequence[ParamGroup] = (),
         tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
         dropout: tuple[int, int] | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRun:
     """What one rank read of a checkpoint; nothing is changed yet.
 
     Attributes:
@@ -110,7 +110,7 @@ def load(folder: str | Path, model: StoredModel, run: Run, *, resume: bool) -> R
     return found.resumed
 
 
-def _read(folder: Path, model: StoredModel, run: Run, *, resume: bool) -> Found:
+def _read(folder: Path, model: StoredModel, run: Run, *, resume: bool) -> FoundRun:
     """Read and check everything that this rank takes."""
     catalog = open_checkpoint(folder)
     state = _state(folder) if resume else None
@@ -140,11 +140,11 @@ def _read(folder: Path, model: StoredModel, run: Run, *, resume: bool) -> Found:
     blocks = repr(sorted((n, t.dtype, t.shape, t.blocks) for n, t in catalog.tensors.items()))
     said = state or RunState([], [], None, None, None, None, [], [])
     identity = hashlib.sha256(f"{said.id} {blocks}".encode()).hexdigest()
-    resumed = Resumed(Saved(said.step, said.extra), groups, tensors, said.dropout)
-    return Found(state, found, resumed, identity)
+    resumed = Resumed(SavedRun(said.step, said.extra), groups, tensors, said.dropout)
+    return FoundRun(state, found, resumed, identity)
 
 
-def _restore(found: Found, model: StoredModel, run: Run, undo: ExitStack) -> None:
+def _restore(found: FoundRun, model: StoredModel, run: Run, undo: ExitStack) -> None:
     """Let optimizers, schedulers and scaler take their states; ``undo`` gives them theirs again."""
     if found.state is None:
         return
@@ -239,7 +239,7 @@ def load_run(
     optimizer: Any = None,
     scheduler: Any = None,
     scaler: Any = None,
-) -> Saved:
+) -> SavedRun:
     """``Trainer.load`` for a model on a single device, of what a trainer of any plan saved."""
     run = Run.of(optimizer, scheduler, scaler=scaler)
     return load(folder, StoredModel.alone(model), run, resume=not run.is_empty).saved

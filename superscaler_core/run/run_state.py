@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import rvdcomm as rv
-from superscaler_core.run.optimizer_state import Group
+from superscaler_core.run.optimizer_state import ParamGroup
 from superscaler_core.run.plain import text_of, value_of
 from superscaler_core.run.random_state import check_random_state
 
@@ -31,7 +31,7 @@ class RunState:
         kinds: the classes of the schedulers; none in checkpoints of earlier versions.
     """
 
-    groups: Sequence[Group]
+    groups: Sequence[ParamGroup]
     schedulers: Sequence[Mapping[str, Any]]
     scaler: Any
     step: int | None
@@ -57,7 +57,9 @@ class RunState:
         """
         try:
             found = value_of(text)
-            made = cls(**{**found, "groups": [Group.of_plain(group) for group in found["groups"]]})
+            made = cls(
+                **{**found, "groups": [ParamGroup.of_plain(group) for group in found["groups"]]}
+            )
             for name, is_right in _FORMS.items():
                 if not is_right(getattr(made, name)):
                     raise ValueError(f"{name} is {getattr(made, name)!r:.80}")

@@ -32,7 +32,7 @@ _MAX_SHOWN = 300
 
 
 @dataclass
-class Request:
+class CallRequest:
     """One rank's side of a call.
 
     Attributes:
@@ -68,18 +68,18 @@ class SameCall:
         self.digests: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     @contextmanager
-    def prepared(self, call: str, **equal: str) -> Iterator[Request]:
+    def prepared(self, call: str, **equal: str) -> Iterator[CallRequest]:
         """Inside this context a rank prepares a call alone; at its end all ranks compare.
 
         Args:
             call: the name of the call.
-            equal: as in ``Request``; the block may add to it.
+            equal: as in ``CallRequest``; the block may add to it.
 
         Raises:
             PlanError: ranks make different calls, or disagree about what must be equal.
             Exception: a rank failed in its block; it is raised on all ranks, in the rank's class.
         """
-        request, fault = Request({"call": call, **equal}), None
+        request, fault = CallRequest({"call": call, **equal}), None
         try:
             yield request
         except rv.CommError:
@@ -101,7 +101,7 @@ class SameCall:
         """Every rank's row, in the order of the ranks; collective."""
         return row[None] if len(self.ranks) == 1 else self._transport.rows(row, self.ranks)
 
-    def _compare(self, call: str, request: Request, fault: Exception | None) -> None:
+    def _compare(self, call: str, request: CallRequest, fault: Exception | None) -> None:
         # A rank that failed may not know what is equal: it asks for the texts.
         own = [
             _digest(request.equal),
@@ -137,7 +137,7 @@ class SameCall:
                     "the same changes of its groups and the same steps."
                 )
 
-    def _raise(self, call: str, request: Request, fault: Exception | None) -> None:
+    def _raise(self, call: str, request: CallRequest, fault: Exception | None) -> None:
         """Raise the fault of the first rank that has one; a rank with a fault raises its own."""
         text = json.dumps(
             [request.equal["call"], fault and type(fault).__name__, fault and str(fault)]

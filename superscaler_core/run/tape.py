@@ -39,7 +39,7 @@ def like(function: SegmentFunction, name: str, *, shift: int = 0) -> SegmentFunc
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedSegment:
     """The values that the backward of a segment needs.
 
     Gradients of its results enter at ``roots``; None if the backward recomputes the forward. For a
@@ -65,7 +65,7 @@ class Tape:
     def __init__(self, recomputed: Collection[str], offloaded: Collection[str], host: Host) -> None:
         self._recomputed, self._offloaded = recomputed, offloaded
         self._offload = ActivationOffload(host)
-        self._saved: dict[tuple[str, int], Saved] = {}
+        self._saved: dict[tuple[str, int], SavedSegment] = {}
         self._split: dict[tuple[str, int], SplitBackward] = {}
         self._kept: dict[tuple[str, int], Tensors] = {}
 
@@ -99,18 +99,18 @@ class Tape:
 
     def _run(
         self, segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
-    ) -> tuple[Saved, Tensors]:
+    ) -> tuple[SavedSegment, Tensors]:
         """Run a segment under autograd; return what its backward needs, and its results."""
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
         # Autograd saves a leaf as the object itself, whose memory ``emptied`` drops below. A view
         # holds its memory, and autograd saves it only if the backward reads it.
         outputs = segment(seed, *(leaf.view_as(leaf) for leaf in leaves), *others)
-        saved = Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
+        saved = SavedSegment(tuple(map(emptied, leaves)), (), _roots(outputs))
         return saved, tuple(x.detach() for x in outputs)
 
     def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
         """Keep the inputs of a segment whose backward recomputes it."""
-        self._saved[segment.__name__, mb] = Saved(inputs, others, None)
+        self._saved[segment.__name__, mb] = SavedSegment(inputs, others, None)
 
     def _forward_swapped(
         self, segment: SegmentFunction, mb: int, seed: int, inputs: Tensors, others: Tensors
@@ -119,14 +119,16 @@ class Tape:
         name, offloaded = segment.__name__, self._offload.offloaded(others)
         if name in self._recomputed:
             outputs = self.compute(segment, seed, inputs, others)
-            self._saved[name, mb] = Saved(
+            self._saved[name, mb] = SavedSegment(
                 tuple(map(offloaded.pack, inputs)), others, None, offloaded
             )
             return outputs
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
         with offloaded.packing():
             outputs = segment(seed, *leaves, *others)
-        self._saved[name, mb] = Saved(tuple(map(emptied, leaves)), (), _roots(outputs), offloaded)
+        self._saved[name, mb] = SavedSegment(
+            tuple(map(emptied, leaves)), (), _roots(outputs), offloaded
+        )
         return tuple(x.detach() for x in outputs)
 
     def recompute(self, segment: SegmentFunction, mb: int, seed: int) -> None:
@@ -138,7 +140,7 @@ class Tape:
         saved = self._saved[key]
         self._saved[key] = self._with_graph(saved, segment, seed)
 
-    def _with_graph(self, saved: Saved, segment: SegmentFunction, seed: int) -> Saved:
+    def _with_graph(self, saved: SavedSegment, segment: SegmentFunction, seed: int) -> SavedSegment:
         """The values that a backward starts from; recomputes the forward if still needed."""
         if saved.roots is not None:
             return saved
@@ -186,7 +188,7 @@ class Tape:
                 given[root] = given[root] + grad if root in given else grad
         return saved.leaves, given
 
-    def _taken(self, segment: SegmentFunction, mb: int, seed: int) -> Saved:
+    def _taken(self, segment: SegmentFunction, mb: int, seed: int) -> SavedSegment:
         """The values that a backward starts from; the tape releases them."""
         saved = self._saved.pop((segment.__name__, mb))
         return self._with_graph(saved, segment, seed)

@@ -32,7 +32,7 @@ from superscaler_core.run.step_guard import StepGuard, guarded
 from superscaler_core.run.stepped import Stepped
 from superscaler_core.run.together import norm_of_grads, ranks_of, sum_of_all
 from superscaler_core.run.trained import Trained
-from superscaler_core.run.training_state import Run, Saved
+from superscaler_core.run.training_state import Run, SavedRun
 from superscaler_core.run.transport import Transport
 
 _NO_TENSOR = torch.empty(0)  # in place of one that a state dict does not have
@@ -510,7 +510,7 @@ class Trainer:
         optimizer: Any = None,
         scheduler: Any = None,
         scaler: Any = None,
-    ) -> Saved:
+    ) -> SavedRun:
         """Read this rank's boxes from a checkpoint with any layouts, or from a single device.
 
         With an optimizer, or after ``update_with``, the run is resumed: also on another plan and

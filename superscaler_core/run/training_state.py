@@ -26,8 +26,8 @@ from superscaler_core.errors import PlanError
 from superscaler_core.run import checkpoint
 from superscaler_core.run.checkpoint import FORMATS, StoredModel, on_rank
 from superscaler_core.run.optimizer_state import (
-    Group,
     Optimizer,
+    ParamGroup,
     groups_of,
     merged,
     tensors_of,
@@ -41,7 +41,7 @@ TEXT = "training.json"
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedRun:
     """What a checkpoint tells the caller that loads it.
 
     Attributes:
@@ -147,7 +147,7 @@ def _contents(model: StoredModel, run: Run, parts: Sequence[dict[str, Any]]) -> 
     tensors = dict(model.buffers) if model.rank == first else {}
     layouts = written | {n: on_rank(first, b.shape) for n, b in model.buffers.items()}
     if not all(part["is_empty"] for part in parts):
-        groups = merged(Group.of_plain(group) for part in parts for group in part["groups"])
+        groups = merged(ParamGroup.of_plain(group) for part in parts for group in part["groups"])
         entries = {name: entry for group in groups for name, entry in group.entries.items()}
         layouts |= {name_of(n, key): written[n] for n, e in entries.items() for key in e.tensors}
         kinds |= {
@@ -192,7 +192,7 @@ def classes_of(schedulers: Sequence[Any]) -> list[str]:
     return [type(scheduler).__name__ for scheduler in schedulers]
 
 
-def _state_of(groups: Sequence[Group], parts: Sequence[Mapping[str, Any]]) -> RunState:
+def _state_of(groups: Sequence[ParamGroup], parts: Sequence[Mapping[str, Any]]) -> RunState:
     states = [text_of(part["random"], "random") for part in parts]
     different = [*dict.fromkeys(states)]
     return RunState(

@@ -28,7 +28,7 @@ class Handle(Protocol):
         """This rank's shard at the dst end; None if it has none."""
 
 
-class Call(Protocol):
+class TransportCall(Protocol):
     """A sub-transfer that is prepared once and moved many times."""
 
     def move(self, tensor: Tensor | None) -> Tensor | None:
@@ -61,7 +61,7 @@ class Transport(Protocol):
 
     rank: int
 
-    def call(self, sub_transfer: SubTransfer) -> Call:
+    def call(self, sub_transfer: SubTransfer) -> TransportCall:
         """Prepare a sub-transfer; collective when the sub-transfer is first used."""
 
     def move_many(

@@ -13,7 +13,7 @@ from superscaler_core.errors import PlanError
 
 
 @dataclass(frozen=True)
-class World:
+class JoinedWorld:
     """The place of this process among all processes of a group.
 
     Attributes:
@@ -27,7 +27,7 @@ class World:
     group: Any = None
 
 
-def join_world(device: torch.device, group: Any = None) -> World:
+def join_world(device: torch.device, group: Any = None) -> JoinedWorld:
     """This process's place in a group; if there is none, it is created as torchrun asks.
 
     A process that torchrun did not start is alone.
@@ -41,12 +41,12 @@ def join_world(device: torch.device, group: Any = None) -> World:
     """
     if not dist.is_initialized():
         if "RANK" not in os.environ:
-            return World(0, 1)
+            return JoinedWorld(0, 1)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     rank = dist.get_rank(group)
     if rank < 0:
         raise PlanError(f"rank {dist.get_rank()} is not in the group that it gave.")
-    return World(rank, dist.get_world_size(group), group)
+    return JoinedWorld(rank, dist.get_world_size(group), group)
 
 
 def local_device() -> torch.device:

@@ -1,7 +1,7 @@
 """Simulator: time and memory of a program's step on any topology, without running it."""
 
 from superscaler_core.cost import PROFILES, DeviceProfile
-from superscaler_core.simulator.account import PARTS, Breakdown, Level
+from superscaler_core.simulator.account import PARTS, Breakdown, LevelUse
 from superscaler_core.simulator.grid_picture import draw_grids
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.simulation import simulate
@@ -11,7 +11,7 @@ __all__ = [
     "PROFILES",
     "Breakdown",
     "DeviceProfile",
-    "Level",
+    "LevelUse",
     "Simulated",
     "draw_grids",
     "simulate",

@@ -16,7 +16,7 @@ from superscaler_core.simulator.timeline import StepTimeline
 
 
 @dataclass(frozen=True)
-class Level:
+class LevelUse:
     """Communication whose highest port is on one level of the topology.
 
     Attributes:
@@ -155,7 +155,7 @@ class Account:
         return 1.0 if total == 0 else 1 - exposed / total
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[LevelUse, ...]:
         """Communication by level, innermost first."""
         total: Counter[tuple[Device, int]] = Counter(self.timeline.calls)
         sent: Counter[int] = Counter()
@@ -171,7 +171,7 @@ class Account:
                 total[device, send.comm.level] += send.end - send.start
         scale = TICKS_PER_SEC * len(self.devices)
         return tuple(
-            Level(
+            LevelUse(
                 name,
                 sent[i],
                 sum(t for (_, level), t in total.items() if level == i) / scale,

@@ -15,7 +15,7 @@ from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.presets import profile_of
 from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.memory import STATES
-from superscaler_core.memory.stored import Stored, StoredMemory
+from superscaler_core.memory.stored import StoredBytes, StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.schedules import ActionKind
@@ -133,11 +133,11 @@ def _timeline(
 
 
 def optimizer_secs(
-    stored: Mapping[Device, Stored], times: OpTimes, num_states: int, devices: Iterable[Device]
+    stored: Mapping[Device, StoredBytes], times: OpTimes, num_states: int, devices: Iterable[Device]
 ) -> Mapping[Device, float]:
     """Seconds of the optimizer on every device, given the parameters that it stores."""
     found = {}
     for device in devices:
-        mine = stored.get(device) or Stored()
+        mine = stored.get(device) or StoredBytes()
         found[device] = times.update_secs(num_states, mine.trained_bytes, mine.hosted_trained_bytes)
     return found

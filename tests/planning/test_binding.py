@@ -10,7 +10,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm.layout import Box, Placement
-from rvdcomm.planning.binding import Axis, Binding, Digit, Grid, R, V, refine
+from rvdcomm.planning.binding import Binding, BoundAxis, Digit, Grid, R, V, refine
 from rvdcomm.planning.factors import Numbering, factors_of, level_blocks
 from tests.covering import each_value
 from tests.oracle import all_layouts, all_pairs, sliced
@@ -215,7 +215,7 @@ def test_grid_has_one_axis_if_one_dim_and_the_replicas_take_all_ranks() -> None:
     src, dst = rv.Layout((16,), "R(1)V(1)D(8)"), rv.Layout((16,), "R(8)V(1)D(1)")
     pair = refine(src, dst, hosts_of(8, 1))
     assert pair is not None
-    assert pair[0].grid.axes == (Axis(8, 1),)
+    assert pair[0].grid.axes == (BoundAxis(8, 1),)
 
 
 def test_eight_columns_against_two_by_four_have_three_axes_and_four_digits() -> None:
@@ -223,7 +223,7 @@ def test_eight_columns_against_two_by_four_have_three_axes_and_four_digits() -> 
     pair = [rv.Layout((16, 24), rvd) for rvd in ("R(1)V(1)D(1,8)", "R(1)V(1)D(2,4)")]
     src, dst = refine(*pair, hosts_of(8, 1)) or (None, None)
     assert src is not None
-    assert src.grid.axes == (Axis(2, 4), Axis(2, 2), Axis(2, 1))
+    assert src.grid.axes == (BoundAxis(2, 4), BoundAxis(2, 2), BoundAxis(2, 1))
     assert src.grid.digits == (Digit(0, 1, 2), Digit(1, 1, 2), Digit(1, 2, 2), Digit(1, 4, 2))
     assert (src.targets, dst.targets) == ((1, 2, 3), (0, 1, 2))
 

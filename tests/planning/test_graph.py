@@ -9,7 +9,7 @@ from math import prod
 
 import rvdcomm as rv
 from rvdcomm.planning.binding import R, V, refine
-from rvdcomm.planning.graph import Graph, LeanGraph, ThoroughGraph, graph_between
+from rvdcomm.planning.graph import LeanGraph, ThoroughGraph, TransitionGraph, graph_between
 from rvdcomm.planning.primitives import RebindPricer
 from rvdcomm.planning.search import search_states
 from tests.oracle import all_rvds
@@ -20,7 +20,7 @@ HOSTS = rv.Topology.hosts(
 SHAPE = (64, 64)
 
 
-def graph_of(src: str, dst: str, topology: rv.Topology = HOSTS) -> Graph:
+def graph_of(src: str, dst: str, topology: rv.Topology = HOSTS) -> TransitionGraph:
     pair = refine(rv.Layout(SHAPE, src), rv.Layout(SHAPE, dst), topology)
     assert pair is not None
     pricer = RebindPricer(pair[0].grid, topology, prod(SHAPE))

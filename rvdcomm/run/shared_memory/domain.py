@@ -24,7 +24,12 @@ from rvdcomm.layout import ranges_text
 from rvdcomm.run.agree import Post, check_equal, exchange_posts
 from rvdcomm.run.pool import address_of, mapping_of, pool_here
 from rvdcomm.run.shared_memory.rendezvous import Listener, SocketChannel, domains, meet
-from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
+from rvdcomm.run.shared_memory.segment import (
+    MemorySegment,
+    SharedMemoryError,
+    reason_of,
+    whole_pages,
+)
 from rvdcomm.run.staging_memory import StagingMemory
 from rvdcomm.run.world import World
 
@@ -51,7 +56,7 @@ class SharedDomain:
         world: World,
         ranks: tuple[int, ...],
         wires: Mapping[int, SocketChannel],
-        segments: Mapping[int, Segment],
+        segments: Mapping[int, MemorySegment],
         pools: Mapping[int, mmap.mmap],
     ) -> None:
         self._world, self.ranks, self.rank = world, ranks, world.rank
@@ -84,7 +89,7 @@ class SharedDomain:
         post: Post = {"refusal": "", "name": "", "key": ""}
         with ExitStack() as undo, ExitStack() as done:
             try:
-                own = Segment.create()
+                own = MemorySegment.create()
                 undo.callback(own.close)
                 listener = done.enter_context(Listener(len(ranks)))
                 post |= listener.post
@@ -108,7 +113,7 @@ class SharedDomain:
                         done.callback(os.close, fd)
                     wires[peer] = wire
                 for peer, (_, theirs) in met.items():
-                    segments[peer] = Segment(theirs[0])
+                    segments[peer] = MemorySegment(theirs[0])
                     mapped = mapping_of(theirs[1]) if theirs[1:] else None
                     if mapped is not None:
                         pools[peer] = mapped

@@ -32,7 +32,7 @@ class SharedMemoryError(CommError):
     """A rank cannot share memory with the others; all ranks of its domain raise the same one."""
 
 
-class Segment:
+class MemorySegment:
     """One rank's segment, as mapped in this process.
 
     Invariant: the mapped arena is never longer than the owner's allocation, so no access to it can
@@ -45,7 +45,7 @@ class Segment:
         self._arena: mmap.mmap | None = None
 
     @classmethod
-    def create(cls) -> Segment:
+    def create(cls) -> MemorySegment:
         """A segment that this rank owns, with an arena of no bytes.
 
         Raises:

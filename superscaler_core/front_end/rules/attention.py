@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.front_end.call import Call, broadcast_to, text
+from superscaler_core.front_end.call import RuleCall, broadcast_to, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
 
 @rule("aten.scaled_dot_product_attention")
-def attention(call: Call) -> PTensor:
+def attention(call: RuleCall) -> PTensor:
     q, k, v, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
     lead, queries, keys = call.shape[:-2], q.shape[-2], k.shape[-2]
     batch = ["b", "h", "s", "f", *(f"d{i}" for i in range(4, len(lead)))][: len(lead)]
@@ -38,7 +38,7 @@ def attention(call: Call) -> PTensor:
     )  # fmt: skip
 
 
-def _code(call: Call, inputs: list[PTensor]) -> str:
+def _code(call: RuleCall, inputs: list[PTensor]) -> str:
     k = inputs[1]
     words = [f"{{x{i}}}" for i in range(len(inputs))]
     usual = {"scale": None, "enable_gqa": False}

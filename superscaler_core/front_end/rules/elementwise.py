@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import Formatter
 
-from superscaler_core.front_end.call import Call, broadcast_to, names, text
+from superscaler_core.front_end.call import RuleCall, broadcast_to, names, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -65,7 +65,7 @@ _UNTAGGED = ("aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scal
 
 
 @rule("pointwise", *_UNTAGGED)
-def pointwise(call: Call) -> PTensor:
+def pointwise(call: RuleCall) -> PTensor:
     if len(call.node.outputs) != 1:
         raise call.error("an elementwise op of several results needs a rule of its own.")
     inputs = list(dict.fromkeys(call.tensors))
@@ -82,7 +82,7 @@ def broadcast(inputs: Sequence[PTensor], out: tuple[int, ...]) -> str:
     return f"{operands} -> {text(dims)}"
 
 
-def _code(call: Call, inputs: Sequence[PTensor]) -> str:
+def _code(call: RuleCall, inputs: Sequence[PTensor]) -> str:
     given = {name for name, _ in call.node.given}
     for template in _TEMPLATES.get(call.node.target, ()):
         if given <= {field for _, field, _, _ in Formatter().parse(template)}:
@@ -90,7 +90,7 @@ def _code(call: Call, inputs: Sequence[PTensor]) -> str:
     return call.fallback(inputs)
 
 
-def _saves(call: Call, inputs: Sequence[PTensor]) -> Sequence[int]:
+def _saves(call: RuleCall, inputs: Sequence[PTensor]) -> Sequence[int]:
     if call.kind in _SAVES_NOTHING:
         return ()
     if call.kind in _SAVES_RESULT:
@@ -109,7 +109,7 @@ def _saves(call: Call, inputs: Sequence[PTensor]) -> Sequence[int]:
 
 
 @rule("aten.to", "aten._to_copy", "aten.type_as")
-def to(call: Call) -> PTensor:
+def to(call: RuleCall) -> PTensor:
     """A type conversion. A move to another device does nothing, because plans choose devices."""
     x: PTensor = call["self"]
     dtype = call.node.outputs[0].dtype
@@ -120,20 +120,20 @@ def to(call: Call) -> PTensor:
 
 
 @rule("aten.contiguous", "aten.clone", "aten.alias", "aten.positive")
-def identity(call: Call) -> PTensor:
+def identity(call: RuleCall) -> PTensor:
     """An op that changes the memory of a tensor, but no value, does nothing in a graph."""
     x: PTensor = call["self"]
     return x
 
 
 @rule("aten.detach")
-def detach(call: Call) -> PTensor:
+def detach(call: RuleCall) -> PTensor:
     x: PTensor = call["self"]
     return call.without_grad(x)
 
 
 @rule("aten.dropout")
-def dropout(call: Call) -> PTensor:
+def dropout(call: RuleCall) -> PTensor:
     """Random by the element's position in the whole tensor: equal on all parts and recomputes."""
     (x,) = call.tensors
     if not call["train"] or call["p"] == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superscaler_core.errors import AnnotationError
-from superscaler_core.front_end.call import Call, literal
+from superscaler_core.front_end.call import RuleCall, literal
 from superscaler_core.front_end.calls import TARGET, TracedCall
 from superscaler_core.front_end.rules.opaque import opaque_op
 from superscaler_core.front_end.rules.table import rule
@@ -13,7 +13,7 @@ from superscaler_core.graph.tensor import PTensor
 
 
 @rule(TARGET)
-def called(call: Call) -> Sequence[PTensor]:
+def called(call: RuleCall) -> Sequence[PTensor]:
     what: TracedCall = call["number"]
     if why := what.refused():
         raise call.refusal(why)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from superscaler_core.front_end.call import Call, literal, names, share, text
+from superscaler_core.front_end.call import RuleCall, literal, names, share, text
 from superscaler_core.front_end.rules.linear import add_bias
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.invocation import Invocation
@@ -57,7 +57,7 @@ class _Windows:
 
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
-def convolution(call: Call) -> PTensor:
+def convolution(call: RuleCall) -> PTensor:
     """The op sums over input channels, within groups if there are any; the bias is another op."""
     x, weight = call["input"], call["weight"]
     rank = len(x.shape) - 2
@@ -89,7 +89,7 @@ def convolution(call: Call) -> PTensor:
     return made if call["bias"] is None else add_bias(call, made, call["bias"], dim=1)
 
 
-def _convolved(call: Call, rank: int) -> tuple[_Windows, list[int]]:
+def _convolved(call: RuleCall, rank: int) -> tuple[_Windows, list[int]]:
     """The windows of a convolution, and its dilation."""
     dilation = _each(call["dilation"], rank)
     sizes = zip(call["weight"].shape[2:], dilation, strict=True)
@@ -106,7 +106,7 @@ def _convolved(call: Call, rank: int) -> tuple[_Windows, list[int]]:
 
 
 @rule("aten.max_pool1d", "aten.max_pool2d", "aten.avg_pool1d", "aten.avg_pool2d")
-def pooled(call: Call) -> PTensor:
+def pooled(call: RuleCall) -> PTensor:
     (x,) = call.tensors
     rank = int(call.kind[-2])
     kernel = _each(call["kernel_size"], rank)
@@ -145,7 +145,7 @@ def _are_whole(windows: _Windows) -> bool:
 
 
 @rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d")
-def adaptive(call: Call) -> PTensor:
+def adaptive(call: RuleCall) -> PTensor:
     """Pooling to one pixel is a mean; means of parts, times their shares, add up to it."""
     (x,) = call.tensors
     rank = int(call.kind[-2])
@@ -162,7 +162,7 @@ def adaptive(call: Call) -> PTensor:
 
 
 @rule("aten.upsample_nearest2d")
-def repeated(call: Call) -> PTensor:
+def repeated(call: RuleCall) -> PTensor:
     """For a power of two every pixel is repeated, so the image can be cut anywhere."""
     (x,) = call.tensors
     factors = [out // size for out, size in zip(call.shape[2:], x.shape[2:], strict=True)]
@@ -179,11 +179,11 @@ def repeated(call: Call) -> PTensor:
 
 
 @rule("aten.upsample_bilinear2d")
-def interpolated(call: Call) -> PTensor:
+def interpolated(call: RuleCall) -> PTensor:
     return _whole(call)
 
 
-def _whole(call: Call) -> PTensor:
+def _whole(call: RuleCall) -> PTensor:
     """An op whose height and width stay whole."""
     x = next(iter(call.tensors))
     spatial = 1 if call.kind.endswith("1d") else 2
@@ -201,7 +201,7 @@ _PIXELS = {"linear": 2, "bicubic": 4}
 """Pixels per dim from which an interpolation computes a pixel, by the end of its name."""
 
 
-def flops_of_windows(call: Call) -> int | None:
+def flops_of_windows(call: RuleCall) -> int | None:
     """Operations of a pool, or of an interpolation: each result is computed from one window.
 
     None if the call is neither, if it only copies pixels, or if its windows cover the image once.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from superscaler_core.front_end.call import (
-    Call,
+    RuleCall,
     broadcast_to,
     dim_of,
     fixed,
@@ -23,7 +23,7 @@ from superscaler_core.graph.tensor import PTensor
 
 
 @rule("aten.one_hot")
-def one_hot(call: Call) -> PTensor:
+def one_hot(call: RuleCall) -> PTensor:
     dims = names(len(call.shape) - 1)
     return call.op(
         "one_hot", f"{text(dims)} -> {text([*dims, 'v^'])}", (call["self"],),
@@ -32,7 +32,7 @@ def one_hot(call: Call) -> PTensor:
 
 
 @rule("aten.gather")
-def gather(call: Call) -> PTensor:
+def gather(call: RuleCall) -> PTensor:
     """Dims in which both tensors have equal sizes can be cut; other dims stay whole."""
     x, index = call["self"], call["index"]
     dims = names(len(x.shape))
@@ -50,7 +50,7 @@ def gather(call: Call) -> PTensor:
 
 
 @rule("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
-def scatter(call: Call) -> PTensor:
+def scatter(call: RuleCall) -> PTensor:
     x, index, src = call["self"], call["index"], call.get("src")
     dims = names(len(x.shape))
     dim = dim_of(call["dim"], len(dims))
@@ -70,7 +70,7 @@ def scatter(call: Call) -> PTensor:
 
 
 @rule("aten.index_add", "aten.index_copy", "aten.index_reduce", "aten.index_fill")
-def indexed_rows(call: Call) -> PTensor:
+def indexed_rows(call: RuleCall) -> PTensor:
     """Rows of one dim are written, given by their numbers; other dims can be cut."""
     x, index = call["self"], call["index"]
     dims = names(len(x.shape))
@@ -87,7 +87,7 @@ def indexed_rows(call: Call) -> PTensor:
 
 
 @rule("aten.index_select", "aten.index.Tensor")
-def index(call: Call) -> PTensor:
+def index(call: RuleCall) -> PTensor:
     """``x[..., numbers, ...]``, with any number of index tensors that broadcast to one shape.
 
     An index tensor that has all numbers of its dim in order, such as ``arange(batch)[:, None]``,
@@ -116,7 +116,7 @@ def index(call: Call) -> PTensor:
 
 
 @rule("aten.index_put", "aten._unsafe_index_put")
-def index_put(call: Call) -> PTensor:
+def index_put(call: RuleCall) -> PTensor:
     """``x[..., numbers, ...] = values``: the numbers stay whole, as several may be equal."""
     x, values = call["self"], call["values"]
     given = {d: t for d, t in enumerate(call["indices"]) if t is not None}
@@ -142,7 +142,7 @@ def index_put(call: Call) -> PTensor:
     )  # fmt: skip
 
 
-def _masked_put(call: Call, x: PTensor, at: Mapping[int, PTensor], values: PTensor) -> PTensor:
+def _masked_put(call: RuleCall, x: PTensor, at: Mapping[int, PTensor], values: PTensor) -> PTensor:
     """``x[mask] = value``, with one value for all positions."""
     mask = at.get(0)
     if len(at) != 1 or mask is None or prod(values.shape) != 1 or call["accumulate"]:
@@ -179,7 +179,7 @@ class _Indexed:
     out: Sequence[str]
 
     @classmethod
-    def of(cls, call: Call, x: PTensor, tensors: Mapping[int, PTensor]) -> _Indexed:
+    def of(cls, call: RuleCall, x: PTensor, tensors: Mapping[int, PTensor]) -> _Indexed:
         shapes = (t.shape for t in tensors.values())
         sizes = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
         first, last = min(tensors), max(tensors)
@@ -210,7 +210,7 @@ class _Indexed:
 
 
 def _unchanged(
-    call: Call, x: PTensor, at: Mapping[int, PTensor], sizes: Sequence[int]
+    call: RuleCall, x: PTensor, at: Mapping[int, PTensor], sizes: Sequence[int]
 ) -> dict[int, int]:
     """``_Indexed.same``: dims of which every number is read once, in order."""
     found: dict[int, int] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.front_end.call import Call, broadcast_to, largest, names, text
+from superscaler_core.front_end.call import RuleCall, broadcast_to, largest, names, text
 from superscaler_core.front_end.rules.opaque import flops_of_products
 from superscaler_core.front_end.rules.shape import packed, reshaped, rows_apart
 from superscaler_core.front_end.rules.table import rule
@@ -18,13 +18,13 @@ from superscaler_core.quoted import quoted
 
 
 @rule("aten.linear.default")
-def linear(call: Call) -> PTensor:
+def linear(call: RuleCall) -> PTensor:
     bias: PTensor | None = call["bias"]
     made = _mapped(call, rows_apart(call, call["input"]), call["weight"])
     return reshaped(call, made if bias is None else add_bias(call, made, bias), call.shape)
 
 
-def _mapped(call: Call, x: PTensor, weight: PTensor) -> PTensor:
+def _mapped(call: RuleCall, x: PTensor, weight: PTensor) -> PTensor:
     """``x`` times the transposed weight."""
     lead = text(names(len(x.shape) - 1)) if len(x.shape) > 1 else ""
     flops = 2 * prod(x.shape) * prod(weight.shape[:-1])
@@ -44,7 +44,7 @@ def _mapped(call: Call, x: PTensor, weight: PTensor) -> PTensor:
     )  # fmt: skip
 
 
-def add_bias(call: Call, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
+def add_bias(call: RuleCall, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
     """Add a vector along one dim of ``x``; a matrix or scalar is broadcast."""
     rank = len(x.shape)
     of_bias, of_x = packed(call, bias, 0), packed(call, x, rank - 1)
@@ -68,12 +68,12 @@ def add_bias(call: Call, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
 
 @rule("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default",
       "aten.dot.default")  # fmt: skip
-def matmul(call: Call) -> PTensor:
+def matmul(call: RuleCall) -> PTensor:
     x, y = (t for t in call.args.values() if isinstance(t, PTensor))
     return product(call, x, y)
 
 
-def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
+def product(call: RuleCall, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
     """``x @ y`` times a number, with broadcast batch dims."""
     maker = call.builder.maker_of(y)
     if scale == 1 and maker is not None and _transposes_weight(call, maker):
@@ -101,7 +101,7 @@ def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
     return reshaped(call, made, shape)
 
 
-def _batch_apart(call: Call, x: PTensor, y: PTensor) -> tuple[PTensor, PTensor] | None:
+def _batch_apart(call: RuleCall, x: PTensor, y: PTensor) -> tuple[PTensor, PTensor] | None:
     """Both factors with two batch dims, such as batch and heads; None if no view merged these."""
     if len(x.shape) != 3 or len(y.shape) != 3:
         return None
@@ -111,7 +111,7 @@ def _batch_apart(call: Call, x: PTensor, y: PTensor) -> tuple[PTensor, PTensor] 
     return of_x, of_y
 
 
-def _transposes_weight(call: Call, op: Op) -> bool:
+def _transposes_weight(call: RuleCall, op: Op) -> bool:
     """Whether an op makes ``weight.T``, so that a product with its result is a linear map."""
     (dims,), (out,) = op.annotation.inputs[:1], op.annotation.outputs[:1]
     weight = packed(call, op.inputs[0], 0) or op.inputs[0]
@@ -128,7 +128,7 @@ def _batch(batch: list[str], mine: tuple[int, ...], other: tuple[int, ...]) -> l
 
 
 @rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
-def added_matmul(call: Call) -> PTensor:
+def added_matmul(call: RuleCall) -> PTensor:
     bias, x, y = (t for t in call.args.values() if isinstance(t, PTensor))
     # Times 0 it is not read, as in torch: it may be memory that nothing has written.
     is_read = call["beta"] != 0
@@ -142,7 +142,7 @@ def added_matmul(call: Call) -> PTensor:
 
 
 @rule("aten.einsum.default")
-def einsum(call: Call) -> PTensor:
+def einsum(call: RuleCall) -> PTensor:
     equation, operands = call["equation"].replace(" ", ""), call["tensors"]
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
@@ -160,7 +160,7 @@ def einsum(call: Call) -> PTensor:
 
 
 @rule("aten.embedding")
-def embedding(call: Call) -> PTensor:
+def embedding(call: RuleCall) -> PTensor:
     """Look up rows; a part with some of the rows gives zeros for the others; parts are summed."""
     rows, ids = call["weight"], call["indices"]
     _check_gradient(call, rows)
@@ -177,7 +177,7 @@ def embedding(call: Call) -> PTensor:
     )  # fmt: skip
 
 
-def _check_gradient(call: Call, rows: PTensor) -> None:
+def _check_gradient(call: RuleCall, rows: PTensor) -> None:
     """Refuse rows whose gradient would be sparse."""
     if call["sparse"] and rows.requires_grad and call.node.with_grad:
         raise call.refusal(
@@ -187,7 +187,7 @@ def _check_gradient(call: Call, rows: PTensor) -> None:
 
 
 @rule("aten.embedding_bag")
-def embedding_bag(call: Call) -> tuple[PTensor, ...]:
+def embedding_bag(call: RuleCall) -> tuple[PTensor, ...]:
     """Sums or means of rows over bags of one size; other bags and maxima are opaque ops."""
     rows, ids, weights = call["weight"], call["indices"], call["per_sample_weights"]
     num_bags = call.shape[0]

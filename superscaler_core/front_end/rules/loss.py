@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.front_end.call import Call, broadcast_to, literal, names, share, text
+from superscaler_core.front_end.call import RuleCall, broadcast_to, literal, names, share, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -12,7 +12,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 @rule("aten.cross_entropy_loss")
-def cross_entropy(call: Call) -> PTensor:
+def cross_entropy(call: RuleCall) -> PTensor:
     """Cross entropy of scores by class; the classes stay whole."""
     scores, labels, smoothing = call["self"], call["target"], call["label_smoothing"]
     more = f", label_smoothing={smoothing}" if smoothing else ""
@@ -22,11 +22,11 @@ def cross_entropy(call: Call) -> PTensor:
 
 
 @rule("aten.nll_loss_nd", "aten.nll_loss", "aten.nll_loss2d")
-def nll(call: Call) -> PTensor:
+def nll(call: RuleCall) -> PTensor:
     return _of_labels(call, "nll_loss", "")
 
 
-def _of_labels(call: Call, kind: str, more: str) -> PTensor:
+def _of_labels(call: RuleCall, kind: str, more: str) -> PTensor:
     """A loss of class numbers, some of which may be ignored; classes may have weights.
 
     A mean is over the labels that are not ignored. Their number depends on the labels' values, and
@@ -63,7 +63,7 @@ def _of_labels(call: Call, kind: str, more: str) -> PTensor:
     )  # fmt: skip
 
 
-def _of_probabilities(call: Call, more: str) -> PTensor:
+def _of_probabilities(call: RuleCall, more: str) -> PTensor:
     """Cross entropy of labels that are a probability of every class; no label is ignored."""
     scores, labels, weight = call["self"], call["target"], call["weight"]
     classes, dims = _dims(scores)
@@ -101,7 +101,7 @@ _PAIRED = {
 
 
 @rule(*(f"aten.{name}" for name in _PAIRED))
-def paired(call: Call) -> PTensor:
+def paired(call: RuleCall) -> PTensor:
     """A loss of each element and the target at its position; weights are broadcast."""
     x, target = call["self"], call["target"]
     if x.shape != target.shape:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from superscaler_core.front_end.call import Call, fixed, names, share, text
+from superscaler_core.front_end.call import RuleCall, fixed, names, share, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
 
 @rule("aten.layer_norm", "aten.rms_norm")
-def layer_norm(call: Call) -> PTensor:
+def layer_norm(call: RuleCall) -> PTensor:
     x: PTensor = call["input"]
     width = call["normalized_shape"]
     rank = len(x.shape)
@@ -26,7 +26,7 @@ def layer_norm(call: Call) -> PTensor:
 
 
 @rule("aten.group_norm")
-def group_norm(call: Call) -> PTensor:
+def group_norm(call: RuleCall) -> PTensor:
     x: PTensor = call["input"]
     rest = [f"{d}^" for d in names(len(x.shape))[2:]]
     weights = [(n, call[n]) for n in ("weight", "bias") if call[n] is not None]
@@ -41,7 +41,7 @@ def group_norm(call: Call) -> PTensor:
 
 
 @rule("aten.batch_norm")
-def batch_norm(call: Call) -> PTensor | Sequence[PTensor]:
+def batch_norm(call: RuleCall) -> PTensor | Sequence[PTensor]:
     """Normalize by running statistics, or by those of the batch, which are found in two ways.
 
     ``SyncBatchNorm``, and modules without running statistics, compute mean and variance as sums
@@ -70,7 +70,7 @@ def batch_norm(call: Call) -> PTensor | Sequence[PTensor]:
     return [made, *_kept(call, (mean, variance), count / max(count - 1, 1))]
 
 
-def _kept(call: Call, found: Sequence[PTensor], correction: float = 1.0) -> list[PTensor]:
+def _kept(call: RuleCall, found: Sequence[PTensor], correction: float = 1.0) -> list[PTensor]:
     """The running statistics after a batch with this mean and variance, which is corrected.
 
     The running statistics have no gradient.
@@ -87,7 +87,7 @@ def _kept(call: Call, found: Sequence[PTensor], correction: float = 1.0) -> list
     ]  # fmt: skip
 
 
-def _by_parts(call: Call) -> Sequence[PTensor]:
+def _by_parts(call: RuleCall) -> Sequence[PTensor]:
     """Normalize each part by its own statistics; the first part's statistics are kept."""
     call.builder.note(
         "batch norms normalize each part of a cut batch by itself, and the running statistics are "
@@ -109,7 +109,7 @@ def _by_parts(call: Call) -> Sequence[PTensor]:
 
 
 @rule("aten.instance_norm")
-def instance_norm(call: Call) -> PTensor | Sequence[PTensor]:
+def instance_norm(call: RuleCall) -> PTensor | Sequence[PTensor]:
     """Normalize each channel of each image by its own mean and variance, or by running statistics.
 
     The running statistics are means, over the batch, of the statistics of its images; they are
@@ -141,7 +141,7 @@ def instance_norm(call: Call) -> PTensor | Sequence[PTensor]:
 
 
 @rule("aten._weight_norm")
-def weight_norm(call: Call) -> PTensor:
+def weight_norm(call: RuleCall) -> PTensor:
     """A weight whose slices along one dim have given norms; only this dim can be cut (-1: none)."""
     v, g, dim = call["v"], call["g"], call["dim"]
     dims = names(len(v.shape))
@@ -153,13 +153,13 @@ def weight_norm(call: Call) -> PTensor:
     )  # fmt: skip
 
 
-def _centered(call: Call, x: PTensor, mean: PTensor) -> PTensor:
+def _centered(call: RuleCall, x: PTensor, mean: PTensor) -> PTensor:
     dims = text(["n", "c", *names(len(x.shape))[2:]])
     code = f"{{x0}} - {{x1}}{_stretched(x)}"
     return call.op("center", f"{dims}, c -> {dims}", (x, mean), code, saves=())
 
 
-def _scaled(call: Call, x: PTensor, variance: PTensor) -> PTensor:
+def _scaled(call: RuleCall, x: PTensor, variance: PTensor) -> PTensor:
     """Multiply by weight over deviation as one vector, so that autograd keeps only x; add bias."""
     weight, bias = call["weight"], call["bias"]
     dims = text(["n", "c", *names(len(x.shape))[2:]])

@@ -9,13 +9,13 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch.utils.flop_counter import FlopCounterMode
 
-from superscaler_core.front_end.call import Call, largest
+from superscaler_core.front_end.call import RuleCall, largest
 from superscaler_core.front_end.calls import hint_of_function
 from superscaler_core.graph.opaque import rows_annotation, whole_annotation
 from superscaler_core.graph.tensor import PTensor
 
 
-def opaque(call: Call) -> tuple[PTensor, ...]:
+def opaque(call: RuleCall) -> tuple[PTensor, ...]:
     """The call as it was traced, as one op.
 
     Raises:
@@ -37,7 +37,7 @@ def opaque(call: Call) -> tuple[PTensor, ...]:
 
 
 def opaque_op(
-    call: Call,
+    call: RuleCall,
     kind: str,
     inputs: Sequence[PTensor],
     code: str,
@@ -52,7 +52,7 @@ def opaque_op(
 
     Args:
         call: the call.
-        kind, inputs, code, imports, modules: as in ``Call.op_of_many``.
+        kind, inputs, code, imports, modules: as in ``RuleCall.op_of_many``.
         annotation: how its dims relate; if empty, every dim is fixed and the op is opaque.
         flops: operations of its products; at least one for each element of its largest tensor is
             counted.
@@ -68,7 +68,7 @@ def opaque_op(
     )  # fmt: skip
 
 
-def flops_of_products(call: Call, run: Callable[[Mapping[str, Any]], Any] | None = None) -> int:
+def flops_of_products(call: RuleCall, run: Callable[[Mapping[str, Any]], Any] | None = None) -> int:
     """Operations of the products and convolutions that torch computes inside a call.
 
     Torch counts them while the call runs without values; 0 if it cannot run so.
@@ -94,7 +94,7 @@ def _without_values(value: Any) -> Any:
     return value
 
 
-def _imports(call: Call) -> list[str]:
+def _imports(call: RuleCall) -> list[str]:
     """The module that defines the op, if that is not torch."""
     found = OPDEFS.get(call.node.base.replace(".", "::"))
     return [found._init_fn.__module__] if found is not None else []

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from superscaler_core.front_end.call import Call, broadcast_to, literal, names, text
+from superscaler_core.front_end.call import RuleCall, broadcast_to, literal, names, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -35,7 +35,7 @@ _READ = ("p", "mean", "std", "count", "prob")
 
 
 @rule(*(f"aten.{name}" for name in _SAMPLES if name != "standard_gamma"), "aten._standard_gamma")
-def samples(call: Call) -> PTensor:
+def samples(call: RuleCall) -> PTensor:
     """The same numbers on every part and in every recompute, but not the numbers of torch."""
     out = call.node.outputs[0]
     if out.dtype.startswith("complex"):
@@ -54,7 +54,7 @@ def samples(call: Call) -> PTensor:
     )  # fmt: skip
 
 
-def _read(call: Call) -> dict[str, PTensor]:
+def _read(call: RuleCall) -> dict[str, PTensor]:
     """The tensors whose values parametrize the distribution, by name."""
     read = {name: call.get(name) for name in _READ}
     is_self = call.kind in ("poisson", "standard_gamma")
@@ -63,7 +63,7 @@ def _read(call: Call) -> dict[str, PTensor]:
     return {name: x for name, x in read.items() if isinstance(x, PTensor)}
 
 
-def _origin(call: Call) -> PTensor:
+def _origin(call: RuleCall) -> PTensor:
     """The tensor from which an op takes its device: one of the same shape, or a scalar."""
     given = call.get("self")
     if isinstance(given, PTensor) and given.kind != "constant":
@@ -71,7 +71,7 @@ def _origin(call: Call) -> PTensor:
     return call.builder.constant("origin", torch.zeros(()), (), "float32")
 
 
-def _numbers(call: Call, dtype: str) -> dict[str, Any]:
+def _numbers(call: RuleCall, dtype: str) -> dict[str, Any]:
     """The fields of the templates in ``_SAMPLES`` except tensors."""
     where = "lo={out0.lo}, extent={out0.shape}"
     is_wide = dtype == "float64" or call.kind not in _FROM_FLOAT32
@@ -92,7 +92,7 @@ def _numbers(call: Call, dtype: str) -> dict[str, Any]:
     return made
 
 
-def _range(call: Call, dtype: str) -> Sequence[int]:
+def _range(call: RuleCall, dtype: str) -> Sequence[int]:
     """The least integer to be drawn, and the first that is not drawn any more."""
     high = call.get("high", call.get("to"))
     if isinstance(high, PTensor):
@@ -109,7 +109,7 @@ def _range(call: Call, dtype: str) -> Sequence[int]:
 
 
 @rule("aten.randperm")
-def randperm(call: Call) -> PTensor:
+def randperm(call: RuleCall) -> PTensor:
     (size,), dtype = call.shape, call.node.outputs[0].dtype
     return call.op(
         "randperm", "() -> n^", (_origin(call),),
@@ -119,7 +119,7 @@ def randperm(call: Call) -> PTensor:
 
 
 @rule("aten.multinomial")
-def multinomial(call: Call) -> PTensor:
+def multinomial(call: RuleCall) -> PTensor:
     """Every row can be drawn alone; its probabilities stay whole."""
     x: PTensor = call["self"]
     rows, num = text(names(len(x.shape) - 1)).replace("()", ""), call["num_samples"]
@@ -132,7 +132,7 @@ def multinomial(call: Call) -> PTensor:
 
 
 @rule("aten.rrelu")
-def rrelu(call: Call) -> PTensor:
+def rrelu(call: RuleCall) -> PTensor:
     """A leaky ReLU, whose slope is drawn for every element in training."""
     x, low, high = call["self"], call["lower"], call["upper"]
     dims = text(names(len(x.shape)))
@@ -147,7 +147,7 @@ def rrelu(call: Call) -> PTensor:
 
 
 @rule("aten.feature_dropout")
-def feature_dropout(call: Call) -> PTensor:
+def feature_dropout(call: RuleCall) -> PTensor:
     """Dropout of whole channels."""
     x: PTensor = call["input"]
     if not call["train"] or call["p"] == 0:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import prod
 
 from superscaler_core.front_end.call import (
-    Call,
+    RuleCall,
     dim_of,
     dims_of,
     fixed,
@@ -20,7 +20,7 @@ from superscaler_core.graph.tensor import PTensor
 
 
 @rule("aten.sum", "aten.mean")
-def sums(call: Call) -> PTensor:
+def sums(call: RuleCall) -> PTensor:
     """Each part of a mean is its own mean times its share of the elements, so that parts add up."""
     x: PTensor = call["self"]
     rank = len(x.shape)
@@ -48,7 +48,7 @@ def sums(call: Call) -> PTensor:
 @rule("aten.amax", "aten.amin", "aten.var", "aten.std", "aten.logsumexp", "aten.prod", "aten.all",
       "aten.any", "aten.argmax", "aten.argmin", "aten.linalg_vector_norm", "aten.norm",
       "aten.max.default", "aten.min.default", "aten.count_nonzero")  # fmt: skip
-def whole(call: Call) -> PTensor:
+def whole(call: RuleCall) -> PTensor:
     x: PTensor = call["self"]
     dims = names(len(x.shape))
     over = dims_of(call.get("dim"), len(dims))
@@ -60,7 +60,7 @@ def whole(call: Call) -> PTensor:
 
 
 @rule("aten.softmax", "aten.log_softmax", "aten._softmax", "aten._log_softmax")
-def softmax(call: Call) -> PTensor:
+def softmax(call: RuleCall) -> PTensor:
     x: PTensor = call["self"]
     dims = names(len(x.shape))
     dim = dim_of(call["dim"], len(dims))
@@ -73,26 +73,26 @@ def softmax(call: Call) -> PTensor:
 
 
 @rule("aten.cumsum", "aten.cumprod", "aten.logcumsumexp")
-def scan(call: Call) -> PTensor:
+def scan(call: RuleCall) -> PTensor:
     # The gradient of a sum reads no values.
     return along(call, [call["dim"]], saves=() if call.kind == "cumsum" else (0, 1))
 
 
 @rule(*(f"aten.fft_{name}" for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")))
-def transform(call: Call) -> PTensor:
+def transform(call: RuleCall) -> PTensor:
     """A Fourier transform along one dim."""
     return _transformed(call, [call["dim"]])
 
 
 @rule(*(f"aten.fft_{name}" for kind in ("fft", "ifft", "rfft", "irfft")
         for name in (f"{kind}2", f"{kind}n")))  # fmt: skip
-def transforms(call: Call) -> PTensor:
+def transforms(call: RuleCall) -> PTensor:
     """Fourier transforms along several dims; along the last dims if only sizes are given."""
     rank, sizes = len(call["self"].shape), call["s"]
     return _transformed(call, call["dim"] or range(rank - len(sizes) if sizes else 0, rank))
 
 
-def _transformed(call: Call, over: Iterable[int]) -> PTensor:
+def _transformed(call: RuleCall, over: Iterable[int]) -> PTensor:
     """5 n log2(n) operations for n complex points, half of them for real ones.
 
     Source: the usual count of Cooley and Tukey's algorithm, as in FFTW's benchmarks.
@@ -112,7 +112,7 @@ def _log2(count: int) -> int:
 
 
 def along(
-    call: Call, whole: Iterable[int], flops: float | None = None, saves: Sequence[int] = ()
+    call: RuleCall, whole: Iterable[int], flops: float | None = None, saves: Sequence[int] = ()
 ) -> PTensor:
     """An op that computes each line, or plane, of these dims by itself, and may change its size."""
     x: PTensor = call["self"]
@@ -127,7 +127,7 @@ def along(
 
 
 @rule("aten.sort", "aten.topk", "aten.max.dim", "aten.min.dim")
-def ordered(call: Call) -> tuple[PTensor, ...]:
+def ordered(call: RuleCall) -> tuple[PTensor, ...]:
     """Values along one dim, and their positions."""
     x: PTensor = call["self"]
     dims = names(len(x.shape))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from superscaler_core.errors import AnnotationError
-from superscaler_core.front_end.call import Call, iterations, largest, literal
+from superscaler_core.front_end.call import RuleCall, iterations, largest, literal
 from superscaler_core.front_end.register import REGISTERED, Registered
 from superscaler_core.front_end.rules.opaque import flops_of_products
 from superscaler_core.front_end.rules.table import rule
@@ -14,7 +14,7 @@ from superscaler_core.graph.tensor import PTensor
 
 
 @rule("registered")
-def registered(call: Call) -> Sequence[PTensor]:
+def registered(call: RuleCall) -> Sequence[PTensor]:
     known = REGISTERED[call.node.base]
     if not known.is_importable():
         raise call.refusal(
@@ -36,7 +36,7 @@ def registered(call: Call) -> Sequence[PTensor]:
         raise call.refusal(str(error)) from None
 
 
-def _flops(call: Call, known: Registered, inputs: Sequence[PTensor]) -> float:
+def _flops(call: RuleCall, known: Registered, inputs: Sequence[PTensor]) -> float:
     shapes = [t.shape for t in inputs], [value.shape for value in call.node.outputs]
     if known.flops is not None:
         return known.flops * iterations(known.annotation, *shapes, known.sizes_of(call.args))

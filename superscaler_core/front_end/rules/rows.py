@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from superscaler_core.front_end.call import Call
+from superscaler_core.front_end.call import RuleCall
 from superscaler_core.front_end.rules.elementwise import dropout
 from superscaler_core.front_end.rules.image import flops_of_windows
 from superscaler_core.front_end.rules.opaque import opaque_op
@@ -36,18 +36,18 @@ _ARGUMENTS = {f"aten.{name}": args for args, names in _ROWS.items() for name in 
 
 
 @rule(*_ARGUMENTS)
-def rows(call: Call) -> tuple[PTensor, ...]:
+def rows(call: RuleCall) -> tuple[PTensor, ...]:
     return _by_rows(call, _ARGUMENTS[call.node.base])
 
 
 @rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
-def transposed_convolution(call: Call) -> tuple[PTensor, ...]:
+def transposed_convolution(call: RuleCall) -> tuple[PTensor, ...]:
     if len(call["input"].shape) != len(call["weight"].shape):
         raise call.error("an input without a batch dim is not supported.")
     return _by_rows(call, ("input",))
 
 
-def _by_rows(call: Call, arguments: Sequence[str]) -> tuple[PTensor, ...]:
+def _by_rows(call: RuleCall, arguments: Sequence[str]) -> tuple[PTensor, ...]:
     with_rows = [
         t for name in arguments if name in call.args
         for t in (call[name] if isinstance(call[name], list) else [call[name]])
@@ -61,7 +61,7 @@ def _by_rows(call: Call, arguments: Sequence[str]) -> tuple[PTensor, ...]:
 
 
 @rule("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")
-def recurrent(call: Call) -> tuple[PTensor, ...]:
+def recurrent(call: RuleCall) -> tuple[PTensor, ...]:
     """Layers of a recurrent network over a whole sequence; with dropout, each layer is an op."""
     num = call["num_layers"]
     if num == 1 or not (call["dropout"] and call["train"]):
@@ -88,7 +88,7 @@ def recurrent(call: Call) -> tuple[PTensor, ...]:
     )
 
 
-def _chunks(call: Call, x: PTensor, num: int) -> Sequence[PTensor]:
+def _chunks(call: RuleCall, x: PTensor, num: int) -> Sequence[PTensor]:
     size = x.shape[0] // num
     args = {"self": x, "split_size": size}
     pieces = split(call.other("aten.split.Tensor", args, *[(size, *x.shape[1:])] * num))
@@ -96,7 +96,7 @@ def _chunks(call: Call, x: PTensor, num: int) -> Sequence[PTensor]:
     return pieces
 
 
-def _recurrent(call: Call) -> tuple[PTensor, ...]:
+def _recurrent(call: RuleCall) -> tuple[PTensor, ...]:
     hidden = call["hx"] if isinstance(call["hx"], list) else [call["hx"]]
     time_first = 0 if call["batch_first"] else 1
     inputs = list(dict.fromkeys(call.tensors))
@@ -105,7 +105,7 @@ def _recurrent(call: Call) -> tuple[PTensor, ...]:
 
 
 def by_batch(
-    call: Call,
+    call: RuleCall,
     inputs: Sequence[PTensor],
     batch: Sequence[int | None],
     of_results: Sequence[int],
@@ -133,7 +133,7 @@ def by_batch(
     )  # fmt: skip
 
 
-def _products(call: Call, x: PTensor, weights: Sequence[PTensor]) -> int:
+def _products(call: RuleCall, x: PTensor, weights: Sequence[PTensor]) -> int:
     """Operations of products of every row, or pixel, of ``x`` with all matrices of weights."""
     features = 1 if call.kind.startswith("conv") else len(x.shape) - 1
     num_rows = prod(size for dim, size in enumerate(x.shape) if dim != features)

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from superscaler_core.front_end.call import (
-    Call,
+    RuleCall,
     broadcast_to,
     dim_of,
     dims_of,
@@ -21,7 +21,7 @@ from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 
-def move(call: Call, annotation: str, inputs: Any, code: str, **more: Any) -> PTensor:
+def move(call: RuleCall, annotation: str, inputs: Any, code: str, **more: Any) -> PTensor:
     """An op that computes nothing and keeps nothing for the backward."""
     return call.op(call.kind, annotation, inputs, code, saves=(), flops=0.0, **more)
 
@@ -31,11 +31,11 @@ _VIEW = "{x0}.reshape({out0.shape})"
 
 @rule("aten.view.default", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten",
       "aten.unsqueeze", "aten.squeeze", "aten.view_as", "aten.reshape_as")  # fmt: skip
-def view(call: Call) -> PTensor:
+def view(call: RuleCall) -> PTensor:
     return reshaped(call, call["self"], call.shape, call.kind)
 
 
-def reshaped(call: Call, x: PTensor, shape: tuple[int, ...], kind: str = "view") -> PTensor:
+def reshaped(call: RuleCall, x: PTensor, shape: tuple[int, ...], kind: str = "view") -> PTensor:
     """A tensor in another shape; if it is a view of a tensor of that shape, that tensor itself.
 
     So a dim can be cut even if an intermediate shape merges it with others.
@@ -57,7 +57,7 @@ def reshaped(call: Call, x: PTensor, shape: tuple[int, ...], kind: str = "view")
 
 
 def _view_op(
-    call: Call, kind: str, how: tuple[str, dict[str, int]], x: PTensor, shape: tuple[int, ...]
+    call: RuleCall, kind: str, how: tuple[str, dict[str, int]], x: PTensor, shape: tuple[int, ...]
 ) -> PTensor:
     return call.op(
         kind, how[0], (x,), _VIEW, shape=shape, dtype=x.dtype, sizes=how[1], saves=(), flops=0.0
@@ -77,7 +77,7 @@ def view_of(builder: GraphBuilder, x: PTensor, shape: tuple[int, ...]) -> PTenso
     return made
 
 
-def viewed(call: Call, x: PTensor) -> PTensor:
+def viewed(call: RuleCall, x: PTensor) -> PTensor:
     """The tensor that ``x`` is a view of; ``x`` itself if it is no view."""
     maker = call.builder.maker_of(x)
     # Where no gradients are recorded, the result of a view has to be a new tensor.
@@ -85,7 +85,7 @@ def viewed(call: Call, x: PTensor) -> PTensor:
     return maker.inputs[0] if is_view and maker is not None else x
 
 
-def packed(call: Call, x: PTensor, dim: int) -> PTensor | None:
+def packed(call: RuleCall, x: PTensor, dim: int) -> PTensor | None:
     """The tensor that ``x`` is a view of, if ``dim`` is ``[pieces, features]`` there; else None."""
     kept = call.builder.uncast(x)
     maker = call.builder.maker_of(kept)
@@ -99,7 +99,7 @@ def packed(call: Call, x: PTensor, dim: int) -> PTensor | None:
     return src if kept == x else call.builder.cast(src, x.dtype)
 
 
-def rows_apart(call: Call, x: PTensor) -> PTensor:
+def rows_apart(call: RuleCall, x: PTensor) -> PTensor:
     """``x[rows, n]`` with the dims that a view has merged into its rows: ``[batch, tokens, n]``.
 
     An op that treats every row alike can then be cut along each of these dims. A tensor that has
@@ -114,7 +114,7 @@ def rows_apart(call: Call, x: PTensor) -> PTensor:
     return x
 
 
-def permuted(call: Call, order: list[int], code: str) -> PTensor:
+def permuted(call: RuleCall, order: list[int], code: str) -> PTensor:
     x: PTensor = call["self"]
     dims = names(len(x.shape))
     if order == sorted(order):
@@ -133,13 +133,13 @@ def permuted(call: Call, order: list[int], code: str) -> PTensor:
 
 
 @rule("aten.permute")
-def permute(call: Call) -> PTensor:
+def permute(call: RuleCall) -> PTensor:
     order = [dim_of(d, len(call.shape)) for d in call["dims"]]
     return permuted(call, order, f"{{x0}}.permute({order})")
 
 
 @rule("aten.transpose.int", "aten.swapaxes", "aten.swapdims")
-def transpose(call: Call) -> PTensor:
+def transpose(call: RuleCall) -> PTensor:
     rank = len(call.shape)
     a, b = (dim_of(d, rank) for d in list(call.args.values())[1:])
     order = list(range(rank))
@@ -148,20 +148,20 @@ def transpose(call: Call) -> PTensor:
 
 
 @rule("aten.numpy_T")
-def reversed_dims(call: Call) -> PTensor:
+def reversed_dims(call: RuleCall) -> PTensor:
     order = list(range(len(call.shape)))[::-1]
     return permuted(call, order, f"{{x0}}.permute({order})")
 
 
 @rule("aten.t", "aten.mT")
-def t(call: Call) -> PTensor:
+def t(call: RuleCall) -> PTensor:
     rank = len(call.shape)
     order = [*range(rank - 2), rank - 1, rank - 2] if rank > 1 else [0]
     return permuted(call, order, f"{{x0}}.transpose({rank - 2}, {rank - 1})")
 
 
 @rule("aten.movedim.int", "aten.movedim.intlist", "aten.moveaxis")
-def movedim(call: Call) -> PTensor:
+def movedim(call: RuleCall) -> PTensor:
     x, rank = call["self"], len(call.shape)
     pairs = [[v] if isinstance(v, int) else v for v in (call["source"], call["destination"])]
     src, dst = ([dim_of(d, rank) for d in dims] for dims in pairs)
@@ -172,11 +172,11 @@ def movedim(call: Call) -> PTensor:
 
 
 @rule("aten.expand", "aten.expand_as")
-def expand(call: Call) -> PTensor:
+def expand(call: RuleCall) -> PTensor:
     return expanded(call, call["self"])
 
 
-def expanded(call: Call, x: PTensor) -> PTensor:
+def expanded(call: RuleCall, x: PTensor) -> PTensor:
     """``x`` repeated along the dims that it lacks, and along its dims of size 1."""
     if x.shape == call.shape:
         return x
@@ -189,12 +189,12 @@ def expanded(call: Call, x: PTensor) -> PTensor:
 
 
 @rule("aten.broadcast_tensors")
-def broadcast_tensors(call: Call) -> list[PTensor]:
+def broadcast_tensors(call: RuleCall) -> list[PTensor]:
     return [expanded(call, x) for x in call.tensors]
 
 
 @rule("aten.repeat")
-def repeat(call: Call) -> PTensor:
+def repeat(call: RuleCall) -> PTensor:
     """The copies are a loop of their own, the outer loop of each dim."""
     x, repeats = call["self"], call["repeats"]
     skipped = len(repeats) - len(x.shape)
@@ -205,7 +205,7 @@ def repeat(call: Call) -> PTensor:
 
 
 @rule("aten.slice.Tensor")
-def slice_(call: Call) -> PTensor:
+def slice_(call: RuleCall) -> PTensor:
     x: PTensor = call["self"]
     if x.shape == call.shape:
         return x
@@ -219,7 +219,7 @@ def slice_(call: Call) -> PTensor:
 
 
 @rule("aten.copy", "aten.fill.Tensor")
-def copy(call: Call) -> PTensor:
+def copy(call: RuleCall) -> PTensor:
     """The assigned value, in the shape and dtype of the tensor to which it is assigned."""
     x: PTensor = call["src"] if "src" in call.args else call["value"]
     out = call.node.outputs[0]
@@ -231,7 +231,7 @@ def copy(call: Call) -> PTensor:
 
 
 @rule("aten.slice_scatter")
-def slice_scatter(call: Call) -> PTensor:
+def slice_scatter(call: RuleCall) -> PTensor:
     """A tensor with some indices of one dim replaced by another tensor; this dim stays whole."""
     x, src = call["self"], call["src"]
     if src.shape == x.shape:
@@ -243,7 +243,7 @@ def slice_scatter(call: Call) -> PTensor:
 
 
 @rule("aten.select_scatter")
-def select_scatter(call: Call) -> PTensor:
+def select_scatter(call: RuleCall) -> PTensor:
     x, src = call["self"], call["src"]
     dim = dim_of(call["dim"], len(x.shape))
     dims = names(len(x.shape))
@@ -253,11 +253,11 @@ def select_scatter(call: Call) -> PTensor:
 
 
 @rule("aten.narrow.default")
-def narrow(call: Call) -> PTensor:
+def narrow(call: RuleCall) -> PTensor:
     return piece(call, call["self"], call["dim"], call["start"], call["length"])
 
 
-def piece(call: Call, x: PTensor, dim: int, start: int, length: int) -> PTensor:
+def piece(call: RuleCall, x: PTensor, dim: int, start: int, length: int) -> PTensor:
     """A run of indices of one dim."""
     dim = dim_of(dim, len(x.shape))
     if length == x.shape[dim]:
@@ -269,7 +269,7 @@ def piece(call: Call, x: PTensor, dim: int, start: int, length: int) -> PTensor:
     return _along(call, x, dim, f"{{x0}}.narrow({dim}, {start}, {length})", shape=shape)
 
 
-def _piece_of_view(call: Call, x: PTensor, dim: int, start: int, length: int) -> PTensor | None:
+def _piece_of_view(call: RuleCall, x: PTensor, dim: int, start: int, length: int) -> PTensor | None:
     """A run of indices of a dim, if it is a piece of ``[pieces, features]`` before a view."""
     src = packed(call, x, dim)
     if src is None or length != src.shape[dim + 1] or start % length:
@@ -278,7 +278,7 @@ def _piece_of_view(call: Call, x: PTensor, dim: int, start: int, length: int) ->
     return _selected(call, src, dim, start // length, shape)
 
 
-def _along(call: Call, x: PTensor, dim: int, code: str, **more: Any) -> PTensor:
+def _along(call: RuleCall, x: PTensor, dim: int, code: str, **more: Any) -> PTensor:
     """An op that mixes the indices of one dim: the dim stays whole, and may change its size."""
     dims = names(len(x.shape))
     out = [*dims[:dim], "o^", *dims[dim + 1 :]]
@@ -286,7 +286,7 @@ def _along(call: Call, x: PTensor, dim: int, code: str, **more: Any) -> PTensor:
 
 
 @rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split")
-def split(call: Call) -> list[PTensor]:
+def split(call: RuleCall) -> list[PTensor]:
     """An op for each piece, so that a piece is computed only if it is read."""
     dim = dim_of(call["dim"], len(call.shape))
     lengths = [value.shape[dim] for value in call.node.outputs]
@@ -296,21 +296,21 @@ def split(call: Call) -> list[PTensor]:
 
 
 @rule("aten.select.int")
-def select(call: Call) -> PTensor:
+def select(call: RuleCall) -> PTensor:
     x = call["self"]
     dim = dim_of(call["dim"], len(x.shape))
     return _selected(call, x, dim, call["index"] % x.shape[dim])
 
 
 @rule("aten.unbind")
-def unbind(call: Call) -> list[PTensor]:
+def unbind(call: RuleCall) -> list[PTensor]:
     x = call["self"]
     dim = dim_of(call["dim"], len(x.shape))
     return [_selected(call, x, dim, i) for i in range(x.shape[dim])]
 
 
 def _selected(
-    call: Call, x: PTensor, dim: int, index: int, shape: tuple[int, ...] | None = None
+    call: RuleCall, x: PTensor, dim: int, index: int, shape: tuple[int, ...] | None = None
 ) -> PTensor:
     dims = names(len(x.shape))
     rest = text(dims[:dim] + dims[dim + 1 :])
@@ -321,7 +321,7 @@ def _selected(
 
 
 @rule("aten.cat")
-def cat(call: Call) -> PTensor:
+def cat(call: RuleCall) -> PTensor:
     given: list[PTensor] = call["tensors"]
     tensors = [x for x in given if prod(x.shape)] or given[:1]
     if len(tensors) == 1 and tensors[0].shape == call.shape:
@@ -335,7 +335,7 @@ def cat(call: Call) -> PTensor:
 
 
 @rule("aten.stack")
-def stack(call: Call) -> PTensor:
+def stack(call: RuleCall) -> PTensor:
     tensors = call["tensors"]
     dim = dim_of(call["dim"], len(call.shape))
     dims = names(len(call.shape) - 1)
@@ -348,7 +348,7 @@ def stack(call: Call) -> PTensor:
 
 
 @rule("aten.view_as_real", "aten.view_as_complex")
-def parts_of_complex(call: Call) -> PTensor:
+def parts_of_complex(call: RuleCall) -> PTensor:
     """Complex numbers as pairs of real ones, and back; a pair is the last dim."""
     x: PTensor = call["self"]
     dims = names(min(len(x.shape), len(call.shape)))
@@ -357,7 +357,7 @@ def parts_of_complex(call: Call) -> PTensor:
 
 
 @rule("aten.pad", "aten.constant_pad_nd")
-def pad(call: Call) -> PTensor:
+def pad(call: RuleCall) -> PTensor:
     x: PTensor = call["self"]
     amounts = call["pad"]
     rank = len(x.shape)
@@ -371,7 +371,7 @@ def pad(call: Call) -> PTensor:
 
 
 @rule("aten.roll", "aten.flip")
-def reordered(call: Call) -> PTensor:
+def reordered(call: RuleCall) -> PTensor:
     x: PTensor = call["self"]
     dims = names(len(x.shape))
     if not call["dims"]:
@@ -383,7 +383,7 @@ def reordered(call: Call) -> PTensor:
 
 
 @rule("aten.tril", "aten.triu")
-def triangle(call: Call) -> PTensor:
+def triangle(call: RuleCall) -> PTensor:
     """All loops can be cut: a part's diagonal is that of the whole, shifted by the part's start."""
     x: PTensor = call["self"]
     *_, row, column = dims = names(len(x.shape))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from superscaler_core.front_end.call import Call
+from superscaler_core.front_end.call import RuleCall
 from superscaler_core.front_end.records import Node, Ref
 from superscaler_core.front_end.register import REGISTERED
 from superscaler_core.graph.tensor import PTensor
 
-Rule = Callable[[Call], PTensor | Sequence[PTensor]]
+Rule = Callable[[RuleCall], PTensor | Sequence[PTensor]]
 """Adds the ops of one call to the graph and returns its results."""
 
 LIKE = {
@@ -27,9 +27,10 @@ RULES: dict[str, Rule] = {}
 def rule(*targets: str) -> Callable[[Rule], Rule]:
     """Enter a function as the rule of these targets.
 
-    The function gets a ``Call`` and returns the results of the call, as tensors of the graph. Parts
-    of the ops that it adds have to be exact: if a loop marked ``+`` is cut, each part computes its
-    partial sum of the output, and autograd through the part gives its share of the gradients.
+    The function gets a ``RuleCall`` and returns the results of the call, as tensors of the graph.
+    Parts of the ops that it adds have to be exact: if a loop marked ``+`` is cut, each part
+    computes its partial sum of the output, and autograd through the part gives its share of the
+    gradients.
     """
 
     def enter(function: Rule) -> Rule:
@@ -53,7 +54,7 @@ def is_covered(node: Node) -> bool:
     return not reads or node.base in LIKE or has_rule(node)
 
 
-def rule_of(call: Call) -> Rule:
+def rule_of(call: RuleCall) -> Rule:
     """The rule of a call.
 
     Raises:

@@ -29,7 +29,7 @@ from typing import Protocol
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.estimate import estimate_of
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.auto.options import Options
+from superscaler_core.planners.auto.options import SettingSpace
 from superscaler_core.planners.auto.order import rounds_of
 from superscaler_core.planners.auto.others import Others
 from superscaler_core.planners.auto.setting import Setting
@@ -48,7 +48,7 @@ OWN = 7
 
 
 class Settings(Protocol):
-    """A space of settings, such as ``Options``."""
+    """A space of settings, such as ``SettingSpace``."""
 
     def roots(self) -> Iterator[Setting]:
         """The settings with which the search begins."""
@@ -70,9 +70,9 @@ def auto(request: Request, *, others: Mapping[str, SearchPlanner] | None = None)
     return Proposals(request, options_of(request), others)
 
 
-def options_of(request: Request) -> Options:
+def options_of(request: Request) -> SettingSpace:
     """The settings that a request's model and cluster allow."""
-    return Options(request, traits_of(request.graph_of(request.samples[0])))
+    return SettingSpace(request, traits_of(request.graph_of(request.samples[0])))
 
 
 class Proposals:

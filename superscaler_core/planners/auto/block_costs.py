@@ -24,7 +24,13 @@ from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, ITEM_BYTES, PTensor
 from superscaler_core.plan import Keep, OpSplit, Plan
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost, Output, Weights, as_one
+from superscaler_core.planners.auto.model_cost import (
+    BlockCost,
+    ModelCost,
+    Output,
+    WeightCosts,
+    as_one,
+)
 from superscaler_core.planners.auto.setting import MAX_SAMPLES, Setting
 from superscaler_core.planners.search.request import Request
 from superscaler_core.planners.search.shortened import forms_of, repeats_of
@@ -308,7 +314,7 @@ class _Priced:
             found += [_again(chain, mine, kept)] if region else chain
         return found
 
-    def _weights(self, ops: OpGroup) -> Iterator[Weights]:
+    def _weights(self, ops: OpGroup) -> Iterator[WeightCosts]:
         """The parameters that the ops read on the device, each once."""
         graph, master = self.plan.graph, self.costs.master_dtype
         read = {op.inputs[i]: (op, i) for op in reversed(ops) for i in weights_of(op.form)}
@@ -324,7 +330,7 @@ class _Priced:
             sums[0] += num * ITEM_BYTES[of.dtype]
             sums[1] += num * ITEM_BYTES[master or of.dtype] * of.requires_grad
         for (name, replicas, _), (num_bytes, grad_bytes) in found.items():
-            yield Weights(num_bytes, grad_bytes, replicas, name)
+            yield WeightCosts(num_bytes, grad_bytes, replicas, name)
 
 
 _NONE = (0, 0)

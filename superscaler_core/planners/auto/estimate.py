@@ -25,7 +25,7 @@ from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost
 from superscaler_core.planners.auto.order import Order, orders_of
 from superscaler_core.planners.auto.sending import Sending
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.planners.auto.stage_cost import Stage, Stages
+from superscaler_core.planners.auto.stage_cost import StageForm, Stages
 from superscaler_core.planners.auto.stepping import WorkerRoute, makespan
 from superscaler_core.planners.search.request import Request
 from superscaler_core.schedules import ActionKind, ScheduleError
@@ -60,7 +60,7 @@ class _Priced:
 
     orders: tuple[Order, ...]
     rows: Sequence[Sequence[BlockCost]]
-    stages: Sequence[Stage]
+    stages: Sequence[StageForm]
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class Estimate:
         order: Order,
         rows: Sequence[Sequence[BlockCost]],
         held: Sequence[Sequence[BlockCost]],
-    ) -> list[Stage]:
+    ) -> list[StageForm]:
         """The stages of a setting, given their blocks, and those with what is held in memory."""
         replicas = order.copies * setting.dp // self._blocks.replicas(setting)
         home = tuple(d for worker in order.workers_of(0) for d in self._devices(setting, worker))
@@ -235,12 +235,12 @@ def _halves(setting: Setting) -> int:
     return 2 if setting.duplex else 1
 
 
-def _weights_secs(order: Order, stages: Sequence[Stage]) -> float:
+def _weights_secs(order: Order, stages: Sequence[StageForm]) -> float:
     """Seconds that weights and gradients take at the ends of a step, on the slowest worker."""
     return max(sum(stages[i].step_secs for i in mine) for mine in order.stages)
 
 
-def _num_bytes(setting: Setting, order: Order, stages: Sequence[Stage]) -> float:
+def _num_bytes(setting: Setting, order: Order, stages: Sequence[StageForm]) -> float:
     """Bytes on the fullest worker."""
     most = 0.0
     for mine, held in zip(order.stages, order.held, strict=True):

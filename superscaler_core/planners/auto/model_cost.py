@@ -13,7 +13,7 @@ from superscaler_core.program.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightCosts:
     """Parameters on a device.
 
     Attributes:
@@ -28,7 +28,7 @@ class Weights:
     replicas: int
     name: str = ""
 
-    def among(self, times: int) -> Weights:
+    def among(self, times: int) -> WeightCosts:
         """The same parameters in a stage of so many times the replicas."""
         return replace(self, replicas=self.replicas * times)
 
@@ -72,7 +72,7 @@ class BlockCost:
     received_secs: float
     alone_shares: tuple[float, float]
     memory: MemoryCost
-    weights: tuple[Weights, ...]
+    weights: tuple[WeightCosts, ...]
     outputs: tuple[Output, ...]
 
     def between(self, other: BlockCost, share: float) -> BlockCost:

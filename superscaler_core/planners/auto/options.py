@@ -36,7 +36,7 @@ Each is a root of its own, because its gain is mainly the memory for larger micr
 
 
 @dataclass(frozen=True, eq=False)
-class Options:
+class SettingSpace:
     """The space of settings for one request.
 
     Attributes:
@@ -182,48 +182,48 @@ class Options:
 
 # --- moves --------------------------------------------------------------------------------------
 
-Move = Callable[[Options, Setting], Iterator[Setting]]
+Move = Callable[[SettingSpace, Setting], Iterator[Setting]]
 
 
 def _values(name: str, *values: Any) -> Move:
     """A move that sets an attribute to each of ``values``, where it matters (``MATTERS``)."""
 
-    def move(options: Options, setting: Setting) -> Iterator[Setting]:
+    def move(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
         if MATTERS[name](options, setting):
             yield from (replace(setting, **{name: value}) for value in values)
 
     return move
 
 
-def _in_pipeline(options: Options, setting: Setting) -> bool:
+def _in_pipeline(options: SettingSpace, setting: Setting) -> bool:
     return setting.family == "hybrid" and setting.pp > 1 and not options.request.recycle
 
 
-def _has_replicas(options: Options, setting: Setting) -> bool:
+def _has_replicas(options: SettingSpace, setting: Setting) -> bool:
     return setting.dp > 1 or setting.family in ("axial", "spatial")
 
 
-def _in_tensor_parallel(options: Options, setting: Setting) -> bool:
+def _in_tensor_parallel(options: SettingSpace, setting: Setting) -> bool:
     return setting.family == "hybrid" and setting.tp > 1
 
 
-def _may_cut_tokens(options: Options, setting: Setting) -> bool:
+def _may_cut_tokens(options: SettingSpace, setting: Setting) -> bool:
     return _in_tensor_parallel(options, setting) and options.traits.has_tokens
 
 
-def _scaled(options: Options, setting: Setting) -> Iterator[Setting]:
+def _scaled(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Double or halve the microbatch."""
     yield replace(setting, samples=2 * setting.samples)
     yield from _in_half(options, setting)
 
 
-def _in_half(options: Options, setting: Setting) -> Iterator[Setting]:
+def _in_half(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Halve the microbatch."""
     if setting.samples > 1:
         yield replace(setting, samples=setting.samples // 2)
 
 
-def _scheduled(options: Options, setting: Setting) -> Iterator[Setting]:
+def _scheduled(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Other pipeline schedules."""
     if not _in_pipeline(options, setting):
         return
@@ -233,21 +233,21 @@ def _scheduled(options: Options, setting: Setting) -> Iterator[Setting]:
         yield replace(setting, schedule=schedule, chunks=1)
 
 
-def _kept(options: Options, setting: Setting) -> Iterator[Setting]:
+def _kept(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Keep more activations, to recompute less."""
     levels = list(Keep)
     for keep in levels[: levels.index(setting.keep)]:
         yield replace(setting, keep=keep)
 
 
-def _in_half_and_kept(options: Options, setting: Setting) -> Iterator[Setting]:
+def _in_half_and_kept(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Halve the microbatch, and spend the saved memory on keeping more."""
     for halved in _in_half(options, setting):
         yield from _kept(options, halved)
         yield from _in_fewer_parts(options, halved)
 
 
-def _in_more_parts(options: Options, setting: Setting) -> Iterator[Setting]:
+def _in_more_parts(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Co-shard with twice as many parts, of all blocks or only of the heavy ones."""
     if setting.family != "hybrid" or not options.traits.has_features:
         return
@@ -260,7 +260,7 @@ def _in_more_parts(options: Options, setting: Setting) -> Iterator[Setting]:
             yield replace(more, heavy=True)
 
 
-def _in_fewer_parts(options: Options, setting: Setting) -> Iterator[Setting]:
+def _in_fewer_parts(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Less co-shard, which only saves memory: fewer parts, in fewer blocks, or that keep all."""
     if setting.coshard == 1:
         return
@@ -272,14 +272,14 @@ def _in_fewer_parts(options: Options, setting: Setting) -> Iterator[Setting]:
         yield replace(setting, keep_coshard=Keep.EVERYTHING)
 
 
-def _overlapped(options: Options, setting: Setting) -> Iterator[Setting]:
+def _overlapped(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Weights prefetched and gradients reduced during the backward, or neither."""
     if _has_replicas(options, setting):
         for prefetch, reductions in ((0, False), (1, True), (2, True)):
             yield replace(setting, prefetch=prefetch, reductions=reductions)
 
 
-def _sharded(options: Options, setting: Setting) -> Iterator[Setting]:
+def _sharded(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Other ZeRO stages; stage 3 also with two blocks' weights prefetched."""
     if _has_replicas(options, setting):
         for zero in (0, 1, 3):
@@ -287,7 +287,7 @@ def _sharded(options: Options, setting: Setting) -> Iterator[Setting]:
         yield replace(setting, zero=3, prefetch=2, reductions=True)
 
 
-def _kept_less(options: Options, setting: Setting) -> Iterator[Setting]:
+def _kept_less(options: SettingSpace, setting: Setting) -> Iterator[Setting]:
     """Keep less, to recompute more."""
     levels = {
         Keep.EVERYTHING: (Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS),
@@ -298,12 +298,12 @@ def _kept_less(options: Options, setting: Setting) -> Iterator[Setting]:
             yield replace(setting, keep=keep)
 
 
-MATTERS: Mapping[str, Callable[[Options, Setting], bool]] = {
+MATTERS: Mapping[str, Callable[[SettingSpace, Setting], bool]] = {
     "sequence": _may_cut_tokens,
     "vocabulary": lambda o, s: (
         o.traits.has_words and s.tp > 1 and s.family in ("hybrid", "interlaced")
     ),
-    "experts": Options.has_experts,
+    "experts": SettingSpace.has_experts,
     "zero": _has_replicas,
     "offload": lambda o, s: s.offload or s.zero > 0,
     "moves": lambda o, s: s.tp > 1 or s.experts or s.zero == 3,

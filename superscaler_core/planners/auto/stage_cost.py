@@ -11,13 +11,13 @@ from superscaler_core.cost import CostModel
 from superscaler_core.graph.tensor import ACTIVATION, ITEM_BYTES, PTensor
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, Keep
-from superscaler_core.planners.auto.model_cost import BlockCost, Weights, as_one
+from superscaler_core.planners.auto.model_cost import BlockCost, WeightCosts, as_one
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.program.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageForm:
     """One stage on one device.
 
     Attributes:
@@ -62,7 +62,7 @@ class Stages:
         held: Sequence[BlockCost],
         replicas: int,
         home: tuple[Device, ...],
-    ) -> Stage:
+    ) -> StageForm:
         """The stage of some blocks.
 
         Args:
@@ -81,7 +81,7 @@ class Stages:
         working = peak - kept
         if setting.keep is Keep.STAGE_INPUT:
             again, kept, working = forward, blocks[0].memory.input_bytes, peak
-        return Stage(
+        return StageForm(
             forward + self.costs.profile.segment_secs,
             backward + self.costs.profile.segment_secs,
             again,
@@ -98,7 +98,7 @@ class Stages:
         self,
         setting: Setting,
         block: BlockCost,
-        weights: Sequence[Weights],
+        weights: Sequence[WeightCosts],
         home: tuple[Device, ...],
     ) -> tuple[float, float, float]:
         """Seconds of a block's forward, backward and recomputation, with its communication."""
@@ -118,7 +118,7 @@ class Stages:
         self,
         setting: Setting,
         block: BlockCost,
-        weights: Sequence[Weights],
+        weights: Sequence[WeightCosts],
         home: tuple[Device, ...],
     ) -> tuple[float, float]:
         """Seconds of a block's forward and backward that wait for weights and their gradients.
@@ -142,7 +142,7 @@ class Stages:
     def _step_secs(
         self,
         setting: Setting,
-        weights: Sequence[Weights],
+        weights: Sequence[WeightCosts],
         home: tuple[Device, ...],
         backward_secs: float,
     ) -> float:
@@ -163,7 +163,7 @@ class Stages:
         return secs
 
     def _moving_secs(
-        self, weights: Iterable[Weights], home: tuple[Device, ...]
+        self, weights: Iterable[WeightCosts], home: tuple[Device, ...]
     ) -> tuple[float, float]:
         """Seconds to gather weights from the devices that store pieces, and to sum gradients."""
         fetch = reduce = 0.0
@@ -178,7 +178,7 @@ class Stages:
             reduce += latency + per_byte * grads
         return fetch, reduce
 
-    def _copied_secs(self, weights: Iterable[Weights]) -> float:
+    def _copied_secs(self, weights: Iterable[WeightCosts]) -> float:
         """Seconds to copy the device's pieces of weights from its host, or gradients back."""
         profile = self.costs.profile
         trip = 1 / profile.host_bytes_per_sec + 1 / profile.host_memory_bytes_per_sec
@@ -215,7 +215,10 @@ class Stages:
     # --- memory ---------------------------------------------------------------------------------
 
     def _stored_bytes(
-        self, setting: Setting, weights: Sequence[Weights], blocks: Sequence[Sequence[Weights]]
+        self,
+        setting: Setting,
+        weights: Sequence[WeightCosts],
+        blocks: Sequence[Sequence[WeightCosts]],
     ) -> float:
         """Bytes of weights, gradients and optimizer states, and of weights that are fetched."""
         states = STATES[self.costs.optimizer]
@@ -234,7 +237,7 @@ PIECES = 1 << 18, 1 << 22
 a bucket (``Overlap.bucket_bytes``). Its time is linear in between."""
 
 
-def _bytes(weight: Weights, setting: Setting, states: int) -> float:
+def _bytes(weight: WeightCosts, setting: Setting, states: int) -> float:
     """Bytes of weights that are not gathered, with their gradients and optimizer states."""
     cut = weight.replicas if setting.zero else 1
     is_apart = setting.zero > 0 or setting.offload or weight.num_bytes != weight.grad_bytes

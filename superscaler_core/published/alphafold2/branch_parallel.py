@@ -11,7 +11,7 @@ from superscaler_core.plan import Plan
 from superscaler_core.plans import plan_row
 from superscaler_core.plans.option_texts import modules, words
 from superscaler_core.plans.pieces.along import along
-from superscaler_core.plans.row import TextReader
+from superscaler_core.plans.row import OptionReader
 
 EVOFORMER = (
     Modules("layers.*.msa_*"),
@@ -27,7 +27,7 @@ def branches_of(text: str) -> tuple[Modules, ...]:
 
 @plan_row(
     readers={
-        "branches": TextReader(
+        "branches": OptionReader(
             branches_of, "patterns of modules with commas between; semicolons between branches"
         )
     }

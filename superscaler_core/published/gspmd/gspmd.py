@@ -16,7 +16,7 @@ from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.mesh import Mesh
 from superscaler_core.plans import plan_row
 from superscaler_core.plans.option_texts import MESH_TEXT, words
-from superscaler_core.plans.row import TextReader
+from superscaler_core.plans.row import OptionReader
 from superscaler_core.published.gspmd.price import Prices
 from superscaler_core.published.gspmd.propagate import Propagated, propagate
 
@@ -37,7 +37,7 @@ def specs_of(text: str) -> dict[str, ShardSpec]:
 @plan_row(
     readers={
         "mesh": MESH_TEXT,
-        "specs": TextReader(
+        "specs": OptionReader(
             specs_of, "NAME:SPEC with semicolons between, such as tokens:d0@x;*.up.weight:d0@y"
         ),
     },

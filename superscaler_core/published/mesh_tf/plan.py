@@ -7,7 +7,7 @@ from superscaler_core.plan.mesh import Mesh
 from superscaler_core.plans import plan_row
 from superscaler_core.plans.option_texts import MESH_TEXT
 from superscaler_core.plans.pieces.along import spread
-from superscaler_core.plans.row import TextReader
+from superscaler_core.plans.row import OptionReader
 from superscaler_core.published.mesh_tf.mesh_layout import (
     MeshLayout,
     check_layout,
@@ -19,7 +19,7 @@ DATA_PARALLEL = MeshLayout((("batch", "all"),))
 
 @plan_row(
     readers={
-        "layout": TextReader(
+        "layout": OptionReader(
             MeshLayout.parse, "DIM:SIDE with semicolons between, such as batch:rows;hidden:cols"
         ),
         "mesh": MESH_TEXT,

@@ -8,14 +8,14 @@ import rvdcomm as rv
 from superscaler_core.cost import PROFILES, CostModel, DeviceProfile
 from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans import plan_row
-from superscaler_core.plans.row import TextReader
+from superscaler_core.plans.row import OptionReader
 from superscaler_core.published.stages.alpa import alpa
 from superscaler_core.published.stages.fill import fill
 from superscaler_core.published.stages.plan_stages import STAGE_PLANNERS, Planner, plan_stages
 from superscaler_core.published.stages.pricing import price_stages
 
 
-@plan_row(readers={"planner": TextReader.named(STAGE_PLANNERS)}, is_proposed=False)
+@plan_row(readers={"planner": OptionReader.named(STAGE_PLANNERS)}, is_proposed=False)
 def stages(
     plan: Plan,
     *,

@@ -14,12 +14,12 @@ from superscaler_core.plans.pieces.along import shares, spread
 from superscaler_core.plans.pieces.grid_stages import num_workers
 from superscaler_core.plans.pieces.stages import stages_of_blocks
 from superscaler_core.plans.pieces.storage import shard_storage
-from superscaler_core.plans.row import TextReader
+from superscaler_core.plans.row import OptionReader
 from superscaler_core.published.terapipe.schedule import terapipe as order
 
 
 @plan_row(
-    readers={"lengths": TextReader(counts, "whole numbers with commas between, such as 40,24")}
+    readers={"lengths": OptionReader(counts, "whole numbers with commas between, such as 40,24")}
 )
 def terapipe(
     plan: Plan,

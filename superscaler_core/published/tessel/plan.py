@@ -8,7 +8,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Plan
 from superscaler_core.plans import plan_row
 from superscaler_core.plans.pieces.grid_stages import grid_stages, num_workers
-from superscaler_core.plans.row import TextReader
+from superscaler_core.plans.row import OptionReader
 from superscaler_core.published.tessel import (
     both_ways,
     looped_routes,
@@ -18,7 +18,7 @@ from superscaler_core.published.tessel import (
 from superscaler_core.published.tessel.order_by_search import order_by_search
 
 
-@plan_row(readers={"route": TextReader(str, "line, v or both")})
+@plan_row(readers={"route": OptionReader(str, "line, v or both")})
 def searched(
     plan: Plan,
     *,

@@ -19,7 +19,7 @@ import torch
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cli.main import COMMAND_LINE, main
-from superscaler_core.cli.training import Trained
+from superscaler_core.cli.training import TrainingResult
 from superscaler_core.models import MODELS
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
@@ -330,8 +330,10 @@ def test_run_check_reports_different_results_and_exits_with_1(
 
 
 def test_nan_results_have_an_infinite_difference() -> None:
-    good = Trained((1.0, 2.0), {"a": torch.ones(2), "b": torch.zeros(3)})
-    bad = Trained((1.0, math.nan), {"a": torch.ones(2), "b": torch.tensor([0.0, math.nan, 0.0])})
+    good = TrainingResult((1.0, 2.0), {"a": torch.ones(2), "b": torch.zeros(3)})
+    bad = TrainingResult(
+        (1.0, math.nan), {"a": torch.ones(2), "b": torch.tensor([0.0, math.nan, 0.0])}
+    )
     assert good.difference(good)[:2] == (0.0, 0.0)
     assert good.difference(bad) == (math.inf, math.inf, "b")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import superscaler_core as ss
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel import Programs, SProgram
-from superscaler_core.parallel.programs import Made
+from superscaler_core.parallel.programs import MadeProgram
 from superscaler_core.run.load import in_threads
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class ProgramsOfThreads(Programs):
         super().__init__(*args, **kwargs)
         self._barrier = threading.Barrier(self.num_devices, timeout=60)
 
-    def of(self, call: ModelCall, trained: frozenset[str] | None) -> Made:
+    def of(self, call: ModelCall, trained: frozenset[str] | None) -> MadeProgram:
         self._barrier.wait()
         found = super().of(call, trained)
         self._barrier.wait()

@@ -64,9 +64,9 @@ def test_the_text_names_only_what_is_on(overlap: ss.Overlap, text: str) -> None:
 def test_invalid_overlap_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="prefetch=-1: it is a whole number of at least 0"):
         ss.Overlap(prefetch=-1)
-    with pytest.raises(PlanError, match="bucket_bytes=0: .* at least 1"):
+    with pytest.raises(PlanError, match=r"bucket_bytes=0: .* at least 1"):
         ss.Overlap(bucket_bytes=0)
-    with pytest.raises(PlanError, match="memory_bytes=-1: .* at least 0"):
+    with pytest.raises(PlanError, match=r"memory_bytes=-1: .* at least 0"):
         ss.Overlap(memory_bytes=-1)
     with pytest.raises(PlanError, match="cannot read the overlap 'prefetch'"):
         ss.Overlap.parse("prefetch")

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from superscaler_core.program.flow import Flow
+from superscaler_core.program.flow import DeviceFlow
 from superscaler_core.program.value import GIVEN, Role, Value
 from tests.superscaler_core.program.few import FEW, compiled
 
 
-def flows(mechanism: str) -> Iterator[Flow]:
+def flows(mechanism: str) -> Iterator[DeviceFlow]:
     for stage in compiled(mechanism).materialized.stages:
         for device in stage.steps:
             yield stage.flow(device)

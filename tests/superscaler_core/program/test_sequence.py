@@ -4,7 +4,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.program import materialize
-from superscaler_core.program.sequence import Compute, Move
+from superscaler_core.program.sequence import Compute, MoveStep
 from tests.superscaler_core.small import branched, on_one, two_linears
 
 
@@ -96,7 +96,7 @@ def test_communication_comes_right_before_its_first_reader() -> None:
         plan.op_assign(op, device)
     items = materialize(plan).items[0]
     kinds = [type(item) for item in items]
-    assert kinds == [Compute, Compute, Move, Compute, Compute]
+    assert kinds == [Compute, Compute, MoveStep, Compute, Compute]
     assert str(items[2]) == "communication of act.tanh"
 
 

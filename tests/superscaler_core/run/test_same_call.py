@@ -8,7 +8,7 @@ import pytest
 
 from superscaler_core.errors import CaptureError, PlanError
 from superscaler_core.run.load import in_threads
-from superscaler_core.run.same_call import Request, SameCall
+from superscaler_core.run.same_call import CallRequest, SameCall
 from superscaler_core.run.transport import Transport
 
 RANKS = (0, 1, 2)
@@ -131,6 +131,6 @@ def test_one_rank_alone_raises_its_own_fault() -> None:
     alone = SameCall((0,), None)  # type: ignore[arg-type]
     with alone.prepared("step") as request:
         pass
-    assert request == Request({"call": "step"})
+    assert request == CallRequest({"call": "step"})
     with pytest.raises(KeyError), alone.prepared("step"):
         raise KeyError("why")

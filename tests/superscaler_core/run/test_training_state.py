@@ -17,7 +17,7 @@ import rvdcomm as rv
 import superscaler_core as ss
 from rvdcomm.checkpoint import Rules, open_checkpoint, reshard
 from superscaler_core.plans import PLANS
-from superscaler_core.run.training_state import Saved
+from superscaler_core.run.training_state import SavedRun
 from tests.superscaler_core.resumed import CASES, Resumable, grouped, same_losses
 
 PAIRS = [
@@ -253,13 +253,13 @@ def test_checkpoint_restores_buffers_step_extra_and_scaler(tmp_path: Path) -> No
     model.scale.fill_(7.0)
     ss.save_run(tmp_path / "saved", model, step=4, extra=extra, scaler=Scaler(8.0))
 
-    def work(trainer: ss.Trainer) -> tuple[Saved, Tensor, Tensor]:
+    def work(trainer: ss.Trainer) -> tuple[SavedRun, Tensor, Tensor]:
         found = trainer.load(tmp_path / "saved", scaler=(scaler := Scaler(0.0)))
         assert scaler.scale == 8.0
         return found, trainer.state_dict()["scale"], trainer.step(X)
 
     for found, scale, loss in ss.run_threads(program(tmp_path), work, range(2)).values():
-        assert found == Saved(4, extra)
+        assert found == SavedRun(4, extra)
         assert torch.equal(scale, model.scale)
         torch.testing.assert_close(loss, model(X).detach())
 

@@ -17,7 +17,7 @@ import superscaler_core as ss
 from superscaler_core.models import build, example_inputs
 from superscaler_core.planners.auto import Setting, auto, options
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.auto.options import Options
+from superscaler_core.planners.auto.options import SettingSpace
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.captured import Captured
 from superscaler_core.planners.search.evaluate import compiled, evaluate, evaluation_of
@@ -79,7 +79,7 @@ def request(model: str = "mlp", num: int = 2, *, memory_bytes: int = 1 << 34) ->
 
 def every_setting(asked: Request) -> set[Setting]:
     """All settings that moves and savings reach from the layouts of the devices."""
-    space = Options(asked, Traits(asked.graph_of(asked.samples[0])))
+    space = SettingSpace(asked, Traits(asked.graph_of(asked.samples[0])))
     found, left = set(), list(space.roots())
     while left:
         setting = left.pop()
