@@ -39,6 +39,10 @@ def planned(src, dst, shape, topology=None, ranks=(None, None), cuts="chunk"):
 CASES = {
     "columns to rows": lambda: planned("R(1)V(1)D(1,8)", "R(1)V(1)D(8,1)", (4096, 4096), HOSTS),
     "sum on two levels": lambda: planned("R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)", (4096, 4096), HOSTS),
+    "reduce_scatter": lambda: planned("R(2)V(4)D(1,1)", "R(2)V(1)D(4,1)", (64, 64), HOSTS),
+    "1-d": lambda: planned("R(1)V(1)D(2)", "R(1)V(1)D(3)", (12,)),
+    "1-d on two levels": lambda: planned("R(1)V(8)D(1)", "R(4)V(1)D(2)", (64,), HOSTS),
+    "slice": lambda: planned("R(8)V(1)D(1,1)", "R(1)V(1)D(8,1)", (640, 320), HOSTS),
     "ragged transfer": lambda: planned(
         *("R(1)V(1)D(4,1)", "R(1)V(1)D(2,3)", (10, 14), None),
         ranks=(range(4), range(4, 10)),

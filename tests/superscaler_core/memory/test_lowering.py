@@ -125,7 +125,7 @@ def test_equal_outlines_have_equal_effects() -> None:
     """Options that change what a stage does change its outline."""
     variants = [
         *(make() for make in CASES.values()),
-        *(compiled("hybrid", pp=2, keep=keep) for keep in (None, *Keep)),
+        *(compiled("hybrid", pp=2, keep=keep) for keep in Keep),
         *(compiled("hybrid", pp=2, tp=2, zero1=zero1) for zero1 in (False, True)),
         *(compiled(name) for name in ("zero1", "zero2", "zero_offload", "zero3_offload")),
         *(Case("zero3", 4, overlap=ss.Overlap(prefetch=n)).compiled() for n in (0, 1)),

@@ -15,7 +15,7 @@ from tests.superscaler_core.parallel.small_nets import batch, net
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"dtype": torch.int8}, "dtype 'int8' is not known"),
+        ({"dtype": torch.int8}, "no dtype of stored parameters 'int8'"),
         ({"batch": "local"}, "batch takes an ss.Batch, such as"),
         ({"plan": "gpipe", "options": {"microbatches": 0}}, "gpipe takes at least one microbatch"),
         ({"plan": "hybrid", "options": {"tp": "two"}}, "hybrid:tp=two: expected a whole number"),
@@ -36,7 +36,7 @@ def test_option_given_as_a_text_is_read_as_in_the_text_of_the_plan() -> None:
     "options, match",
     [
         ({"optimizer": "adamm"}, "there is no optimizer 'adamm'; there are sgd"),
-        ({"master_dtype": "int8"}, "dtype 'int8' is not known"),
+        ({"master_dtype": "int8"}, "no dtype of stored parameters 'int8'"),
     ],
 )
 def test_compile_refuses_unknown_optimizers_and_dtypes(options: dict[str, Any], match: str) -> None:

@@ -54,6 +54,7 @@ STASHING = [
     Case("pipedream", 2, {"microbatches": 10}, sizes=GPT, num_steps=2, rewrite="apart"),
     Case("pipedream_2bw", 2, {"microbatches": 20}, sizes=GPT, num_steps=2),
     Case("pipedream_2bw", 4, {**GRID, "microbatches": 15, "every": 3}, sizes=GPT, num_steps=4),
+    Case("pipedream", 2, {"microbatches": 10}, sizes=TIED, num_steps=2),
     Case("pipedream", 4, {"microbatches": 10}, sizes={**TIED, "layers": 4}, num_steps=2),
     Case("pipedream", 2, {"microbatches": 10, "vertical": True}, sizes=TIED, num_steps=2),
     Case(
@@ -297,8 +298,8 @@ def refused(case: Case, change: Callable[[ss.Plan], object]) -> str:
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda plan: plan.unshard(plan.blocks.layers[0]), "a window"),
-        (lambda plan: plan.reduce_grads(plan.blocks.layers[0]), "a window"),
+        (lambda plan: plan.unshard(plan.blocks.layers[0]), "an FSDP unit"),
+        (lambda plan: plan.reduce_grads(plan.blocks.layers[0]), "an FSDP unit"),
         (lambda plan: plan.store_on_host("head.weight"), "stored on the host have one version"),
         (lambda plan: setattr(plan, "overlap", ss.Overlap(reductions=True)), "do not overlap"),
     ],

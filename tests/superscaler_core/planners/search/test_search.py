@@ -378,7 +378,7 @@ def test_auto_finds_a_plan_for_look_ups_without_blocks() -> None:
         ({"devices": ()}, "devices none: give one at least, .* topology's 0 to 1"),
         ({"devices": (0, 0)}, "devices 0, 0: .* each once"),
         ({"devices": (0, 7)}, "devices 0, 7: .* topology's 0 to 1"),
-        ({"memory_bytes": 0}, "memory of 0 bytes"),
+        ({"memory_bytes": 0}, "memory_bytes=0: it is a number of at least 1"),
         ({"profile": "a1000"}, "no profile 'a1000'; there are v100"),
         ({"optimizer": "adamm"}, "there is no optimizer 'adamm'; there are sgd"),
         (
