@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,24 +125,27 @@ def _killed(tree: Path, mutant: Mutant, tests: Sequence[str]) -> str:
 
 
 def kill(out: Path, result: Path, num_workers: int) -> None:
-    """Put in one mutant at a time."""
+    """Put in one mutant at a time; ends that ``result`` has already are kept, so it can go on."""
     mutants, tests = read(), _tests(out / "reach.txt")
+    ends: dict[str, str] = json.loads(result.read_text())["ends"] if result.exists() else {}
+    left = [number for number in range(len(mutants)) if str(number) not in ends]
     trees: Queue[Path] = Queue()
     for worker in range(num_workers):
         trees.put(_copy(out / f"tree{worker}"))
 
-    def one(number: int) -> str:
+    def one(number: int) -> tuple[int, str]:
         tree = trees.get()
         try:
-            return _killed(tree, mutants[number], tests.get(number, []))
+            return number, _killed(tree, mutants[number], tests.get(number, []))
         finally:
             trees.put(tree)
 
     with ThreadPoolExecutor(num_workers) as pool:
-        ends = [*tqdm(pool.map(one, range(len(mutants))), total=len(mutants))]
-    counts = {end: ends.count(end) for end in sorted({*ends})}
-    result.write_text(json.dumps({"counts": counts, "ends": ends}, indent=0) + "\n")
-    print(counts)
+        for number, end in tqdm(pool.map(one, left), total=len(left)):
+            ends[str(number)] = end
+            counts = dict(sorted(Counter(ends.values()).items()))
+            result.write_text(json.dumps({"counts": counts, "ends": ends}, indent=0) + "\n")
+    print(result.read_text().partition('"ends"')[0])
 
 
 def main() -> None:
