@@ -14,7 +14,7 @@ from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_fo
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.event import Overlapped, P2PSend, actions_in
+from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.moved_home import moved_home
 from superscaler_core.program.transfer import Transfer
@@ -88,7 +88,7 @@ class StepMemory:
         # All weights arrive at the start; all gradients leave at the end.
         walk.see(Moment(buffers=stored.fetched_bytes(device)))
         for event in self._made.events_on[device]:
-            if isinstance(event, Overlapped):
+            if isinstance(event, OverlappedPair):
                 walk.look_at_both(event)
             if isinstance(event, P2PSend):
                 walk.p2p_send(
@@ -166,7 +166,7 @@ class _Walk:
         is_first = run.kind in GRADS and not footprint.grads.keys() <= self.grads.keys()
         return footprint, footprint.first_most if is_first else footprint.most, is_first
 
-    def look_at_both(self, pair: Overlapped) -> None:
+    def look_at_both(self, pair: OverlappedPair) -> None:
         """Bound two runs that are woven: both may be at their peaks at one time."""
         self.see(self._about(pair.first)[1] + self._about(pair.second)[1])
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.effect import HALVES, Effects, Key, effects_of
-from superscaler_core.program.event import Event, Overlapped, P2PSend, actions_in
+from superscaler_core.program.event import Event, OverlappedPair, P2PSend, actions_in
 from superscaler_core.program.form import check_form
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import Role
@@ -112,7 +112,7 @@ class _Walk:
         program = self._program
         if isinstance(event, P2PSend):
             self._p2p_send(event)
-        elif isinstance(event, Overlapped):
+        elif isinstance(event, OverlappedPair):
             mbs = {half: run.microbatch for half, run in enumerate(actions_in(event))}
             self.block([i for i, _ in program.run_as_one(event)], mbs)
         else:

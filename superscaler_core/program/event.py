@@ -45,7 +45,7 @@ class P2PSend:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlapped:
+class OverlappedPair:
     """Two actions of one worker that run as one, such as ``0F3&1B2``."""
 
     first: Action
@@ -65,20 +65,20 @@ def pair_text(pair: Pair) -> str:
     return f"pair {stage}{kind}&{other_stage}{other_kind}"
 
 
-def pair_of(event: Overlapped) -> Pair:
+def pair_of(event: OverlappedPair) -> Pair:
     """The stages and kinds of a pair's actions."""
     first, second = event.first, event.second
     return (first.stage, first.kind), (second.stage, second.kind)
 
 
-Event = Action | Overlapped | P2PSend
+Event = Action | OverlappedPair | P2PSend
 """A run of a stage for a microbatch, two such runs as one, or a transfer between stages."""
 
 
 def actions_in(event: Event) -> tuple[Action, ...]:
     """The actions of an event: one, two, or none."""
     match event:
-        case Overlapped(first, second):
+        case OverlappedPair(first, second):
             return first, second
         case P2PSend():
             return ()
@@ -96,6 +96,6 @@ def parse_event(text: str) -> Event:
         return P2PSend(sent[2], int(sent[3]), sent[1] == "p2p-back")
     try:
         actions = [Action.parse(word) for word in text.split("&")]
-        return Overlapped(*actions) if len(actions) == 2 else Action.parse(text)
+        return OverlappedPair(*actions) if len(actions) == 2 else Action.parse(text)
     except ScheduleError as error:
         raise PlanError(str(error)) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.event import Overlapped, actions_in, pair_of, pair_text
+from superscaler_core.program.event import OverlappedPair, actions_in, pair_of, pair_text
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.value import IN_BLOCK, Role, Value
 from superscaler_core.program.verb import COMPUTING, IN_PHASES, MOVES, OF_WEIGHTS, OWN, Phase, Verb
@@ -254,7 +254,7 @@ def _check_pairs(program: StepProgram) -> None:
                     f"{stage} are those of the block 'stage {stage} {kind}', in the same order."
                 )
     for event in program.events:
-        if isinstance(event, Overlapped) and pair_of(event) not in program.pairs:
+        if isinstance(event, OverlappedPair) and pair_of(event) not in program.pairs:
             raise PlanError(f"{event}: there is no block of such pairs.")
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from superscaler_core.program.duplex import joined, overlapped
 from superscaler_core.program.edges import Edges
-from superscaler_core.program.event import Event, Overlapped, Pair, pair_of
+from superscaler_core.program.event import Event, OverlappedPair, Pair, pair_of
 from superscaler_core.program.instruction import Block
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import MOVES
@@ -31,7 +31,7 @@ def overlap_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) 
             them in the order is nothing that the second one waits for (``step_events``).
         pairs: pairs of the program's actions that are next to each other in their worker's row.
     """
-    given = [Overlapped(first, second) for first, second in pairs]
+    given = [OverlappedPair(first, second) for first, second in pairs]
     blocks: dict[Pair, Block] = {}
     for key in sorted({pair_of(pair) for pair in given}):
         both = [program.blocks[end] for end in key]
@@ -43,7 +43,7 @@ def overlap_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) 
     hiding = [pair for pair in given if pair_of(pair) in blocks]
     pair_with = {action: pair for pair in hiding for action in (pair.first, pair.second)}
     events: list[Event] = []
-    done: set[Overlapped] = set()
+    done: set[OverlappedPair] = set()
     for event in program.events:
         pair = pair_with.get(event) if isinstance(event, Action) else None
         # A pair takes the place of its first action in the order.

@@ -10,7 +10,7 @@ from typing import Any
 
 from superscaler_core.plan import Device
 from superscaler_core.program.check import check
-from superscaler_core.program.event import Event, Overlapped, Pair, pair_of
+from superscaler_core.program.event import Event, OverlappedPair, Pair, pair_of
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.text import fields_of, text_of
 from superscaler_core.program.together import together
@@ -92,7 +92,7 @@ class StepProgram:
                 for instruction in self.on(device, event.stage, event.kind):
                     if instruction.is_for(event.microbatch):
                         yield instruction, self._microbatch(event, instruction)
-            elif isinstance(event, Overlapped):
+            elif isinstance(event, OverlappedPair):
                 for instruction, action in self.run_as_one(event):
                     if device in instruction.devices:
                         yield instruction, action.microbatch
@@ -103,7 +103,7 @@ class StepProgram:
         """All sequences of instructions: before all events, of stages, of pairs, and after them."""
         yield from (self.begin, *self.blocks.values(), *self.pairs.values(), self.end)
 
-    def run_as_one(self, event: Overlapped) -> Iterator[tuple[StepInstruction, Action]]:
+    def run_as_one(self, event: OverlappedPair) -> Iterator[tuple[StepInstruction, Action]]:
         """The instructions of all devices in a pair, each with its action."""
         for instruction in self.pairs[pair_of(event)]:
             action = event.second if instruction.half else event.first
@@ -126,7 +126,7 @@ class StepProgram:
                         made = replace(instruction, version=read) if version else instruction
                         microbatch = self._microbatch(event, instruction)
                         yield made, event.stage % self._route_size, microbatch
-            elif isinstance(event, Overlapped):
+            elif isinstance(event, OverlappedPair):
                 for instruction, action in self.run_as_one(event):
                     yield instruction, action.stage % self._route_size, action.microbatch
         yield from ((i, -1, -1) for i in self.end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from superscaler_core.plan import Device
-from superscaler_core.program.event import Event, Overlapped, P2PSend, pair_of
+from superscaler_core.program.event import Event, OverlappedPair, P2PSend, pair_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.run.calls import Calls
@@ -53,7 +53,7 @@ def event_call(made: Materialized, event: Event, device: Device) -> CallExpressi
             return CallExpression(
                 "p2p_send_back" if event.is_back else "p2p_send", (event.name, event.microbatch)
             )
-        case Overlapped(first, second):
+        case OverlappedPair(first, second):
             return CallExpression(
                 BlockFunction(pair_of(event)), (first.microbatch, second.microbatch)
             )

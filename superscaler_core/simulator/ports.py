@@ -21,7 +21,7 @@ Load = tuple[Port, int]
 """A port, and the ticks of work for it."""
 
 
-class Ports:
+class BusyPorts:
     """Busy times of ports.
 
     Law (tests/superscaler_core/simulator/test_simulator_wire.py): the intervals of a port add up

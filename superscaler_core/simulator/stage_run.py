@@ -9,7 +9,7 @@ from functools import cached_property
 from superscaler_core.cost.comm_cost import CommCost, Port
 from superscaler_core.plan import Device
 from superscaler_core.program.verb import Phase
-from superscaler_core.simulator.ports import Interval, Ports
+from superscaler_core.simulator.ports import BusyPorts, Interval
 from superscaler_core.simulator.work import WorkEvent
 
 Span = tuple[WorkEvent, int, int]
@@ -141,7 +141,7 @@ class StageRuns:
         is_memoized: False simulates every run anew; this is slow, and defines the result.
     """
 
-    def __init__(self, ports: Ports, *, wake_ticks: int = 0, is_memoized: bool = True) -> None:
+    def __init__(self, ports: BusyPorts, *, wake_ticks: int = 0, is_memoized: bool = True) -> None:
         self._ports, self._wake_ticks, self._is_memoized = ports, wake_ticks, is_memoized
         self._known: dict[tuple[Hashable, ...], StageRun] = {}
         self._shared: dict[int, tuple[Port, ...]] = {}
@@ -185,7 +185,7 @@ class StageRuns:
         key = id(events), late, background, before.key
         known = self._known.get(key)
         if known is None:
-            ports = Ports(background)
+            ports = BusyPorts(background)
             known = run_events(events, devices, late, ports, 0, before, self._wake_ticks)
             self._known[key] = known
         self._ports.replay(known.taken, base)
@@ -204,7 +204,7 @@ def run_events(
     events: Sequence[WorkEvent],
     devices: tuple[Device, ...],
     ready: Sequence[int],
-    ports: Ports,
+    ports: BusyPorts,
     base: int,
     before: UnderWay,
     wake_ticks: int,
@@ -229,7 +229,7 @@ class _Inside:
         self,
         devices: tuple[Device, ...],
         ready: Sequence[int],
-        ports: Ports,
+        ports: BusyPorts,
         base: int,
         before: UnderWay,
         wake_ticks: int,

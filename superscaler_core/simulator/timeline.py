@@ -10,12 +10,12 @@ from itertools import product
 from superscaler_core.cost.comm_cost import CommCost, ticks
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.event import Overlapped, P2PSend, actions_in
+from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.routes import home
 from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import GRADS, Action, ActionKind
-from superscaler_core.simulator.ports import Ports
+from superscaler_core.simulator.ports import BusyPorts
 from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay, woken
 from superscaler_core.simulator.work import Work, WorkEvent
 
@@ -110,7 +110,7 @@ class Stepper:
         self._made, self._work, self._tick = made, work, tick
         self._optimizer_secs = optimizer_secs
         self._call_ticks, self._wake_ticks = ticks(p2p_secs), ticks(wake_secs)
-        self._ports = Ports()
+        self._ports = BusyPorts()
         self._runs = StageRuns(self._ports, wake_ticks=self._wake_ticks, is_memoized=is_memoized)
         self._clock = dict.fromkeys(made.plan.devices, 0)
         self._mail: dict[tuple[Edge, int, bool], deque[dict[Device, Arrival]]] = {}
@@ -128,7 +128,7 @@ class Stepper:
         for event in self._made.events:
             if isinstance(event, P2PSend):
                 self._p2p_send(event)
-            elif isinstance(event, Overlapped):
+            elif isinstance(event, OverlappedPair):
                 self._pair(event)
             else:
                 self._work_event(event)
@@ -153,7 +153,7 @@ class Stepper:
         # The next backward is the first one of the next update.
         self._begun.discard((event.stage, self._stage_devices[event.stage]))
 
-    def _pair(self, event: Overlapped) -> None:
+    def _pair(self, event: OverlappedPair) -> None:
         """Run the two actions of a pair as one, which waits for the inputs of both."""
         firsts = [self._is_first(run) for run in actions_in(event)]
         devices = {d for run in actions_in(event) for d in self._stage_devices[run.stage]}

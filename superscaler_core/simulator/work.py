@@ -17,7 +17,7 @@ from superscaler_core.known import Known
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.event import Overlapped, Pair, actions_in, pair_of
+from superscaler_core.program.event import OverlappedPair, Pair, actions_in, pair_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, stage_of_segment
@@ -155,7 +155,7 @@ class Work:
         profile, topology = id(self._times.profile), self._comm_costs.topology
         return profile, topology, self._methods, self._master, self._made.plan.on_host
 
-    def pair(self, event: Overlapped, *, is_first: bool = False) -> Sequence[WorkEvent]:
+    def pair(self, event: OverlappedPair, *, is_first: bool = False) -> Sequence[WorkEvent]:
         """The events of two actions that run as one; ``is_first`` is about the backward."""
         mine = tuple(instruction for instruction, _ in self._made.step_program.run_as_one(event))
         key = pair_of(event), is_first, mine

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from rvdcomm.interop.dtensor.placements import sharding_of
-from rvdcomm.interop.dtensor.sharding import Sharding
+from rvdcomm.interop.dtensor.sharding import DTensorSharding
 from rvdcomm.interop.dtensor.slabs import slabs_of, slices_of
 from rvdcomm.layout import Box, merged
 
@@ -24,12 +24,14 @@ SHARDINGS = [
 PAIRS = list(product(SHARDINGS[::5], SHARDINGS[::7]))[::4]
 
 
-def indices(sharding: Sharding, rank: int, dim: int) -> list[int]:
+def indices(sharding: DTensorSharding, rank: int, dim: int) -> list[int]:
     return [i for a, b in sharding.held(rank)[dim] for i in range(a, b)]
 
 
 @pytest.mark.parametrize("src, dst", PAIRS, ids=str)
-def test_slabs_tile_the_tensor_and_each_is_a_pair_of_layouts(src: Sharding, dst: Sharding) -> None:
+def test_slabs_tile_the_tensor_and_each_is_a_pair_of_layouts(
+    src: DTensorSharding, dst: DTensorSharding
+) -> None:
     slabs = slabs_of(src, dst)
     assert merged(slabs) == (Box.of_shape(src.shape),)
     assert sum(slab.num_elements for slab in slabs) == 44
@@ -44,7 +46,7 @@ def test_slabs_tile_the_tensor_and_each_is_a_pair_of_layouts(src: Sharding, dst:
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS[::3], ids=str)
-def test_slabs_hold_every_element_of_a_shard_once(sharding: Sharding) -> None:
+def test_slabs_hold_every_element_of_a_shard_once(sharding: DTensorSharding) -> None:
     for rank in range(6):
         shape = [len(indices(sharding, rank, dim)) for dim in range(2)]
         count = np.zeros(shape, int)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from rvdcomm import LayoutError
 from rvdcomm.interop.dtensor import private
-from rvdcomm.interop.dtensor.sharding import Sharding
+from rvdcomm.interop.dtensor.sharding import DTensorSharding
 from rvdcomm.layout import Layout
 
 Mesh = DeviceMesh | Sequence[Any] | np.ndarray[Any, Any]
@@ -82,7 +82,7 @@ def sharding_of(
     placements: Sequence[Placement],
     shape: Sequence[int],
     order: Mapping[int, tuple[int, ...]] | None = None,
-) -> Sharding:
+) -> DTensorSharding:
     """The sharding of a DTensor, without torch's types; every reduction counts as parts.
 
     Args:
@@ -98,7 +98,7 @@ def sharding_of(
             cutters[placement.dim].append((m, getattr(placement, "split_factor", 1)))
     for d, dims in (order or {}).items():
         cutters[d].sort(key=lambda cutter: dims.index(cutter[0]))
-    return Sharding(
+    return DTensorSharding(
         shape=tuple(shape),
         mesh=ranks.shape,
         ranks=tuple(ranks.reshape(-1).tolist()),
@@ -107,7 +107,7 @@ def sharding_of(
     )
 
 
-def sharding_of_dtensor(dtensor: Any) -> Sharding:
+def sharding_of_dtensor(dtensor: Any) -> DTensorSharding:
     """The sharding of a DTensor or a DTensorSpec, in its own shard order."""
     order = private.shard_order(dtensor)
     return sharding_of(dtensor.device_mesh, dtensor.placements, dtensor.shape, order)

@@ -22,7 +22,7 @@ Cutters = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Sharding:
+class DTensorSharding:
     """A tensor of ``shape`` on a mesh: ``mesh`` has the sizes of its dims, ``ranks`` is row-major.
 
     Along the mesh dims ``parts``, ranks hold value parts (partial sums). Along the mesh dims in
@@ -63,7 +63,7 @@ class Sharding:
             found.append(runs[index])
         return tuple(found)
 
-    def renumbered(self, numbering: Mapping[int, int] | None) -> Sharding:
+    def renumbered(self, numbering: Mapping[int, int] | None) -> DTensorSharding:
         """The same sharding, with ranks as another group numbers them.
 
         Raises:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 
 from rvdcomm.interop.dtensor.runs import Runs, length, within
-from rvdcomm.interop.dtensor.sharding import Sharding
+from rvdcomm.interop.dtensor.sharding import DTensorSharding
 from rvdcomm.layout import Box
 
 
-def slabs_of(*shardings: Sharding) -> list[Box]:
+def slabs_of(*shardings: DTensorSharding) -> list[Box]:
     """The fewest slabs, as a grid that tiles the tensor.
 
     Law (tests/interop/test_dtensor_slabs.py): the slabs tile the tensor, and every sharding is a
@@ -30,7 +30,7 @@ def slabs_of(*shardings: Sharding) -> list[Box]:
     return [Box(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)) for ranges in grid]
 
 
-def slices_of(sharding: Sharding, rank: int, slab: Box) -> tuple[slice, ...] | None:
+def slices_of(sharding: DTensorSharding, rank: int, slab: Box) -> tuple[slice, ...] | None:
     """Where a slab lies in the shard of ``rank``; None for a rank that is not in the mesh."""
     if rank not in sharding.ranks:
         return None

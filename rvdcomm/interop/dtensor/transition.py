@@ -26,7 +26,7 @@ from rvdcomm import LayoutError
 from rvdcomm.interop.dtensor.numbering import Numbering
 from rvdcomm.interop.dtensor.placements import is_masked, is_sum, sharding_of_dtensor
 from rvdcomm.interop.dtensor.runs import length
-from rvdcomm.interop.dtensor.sharding import Sharding
+from rvdcomm.interop.dtensor.sharding import DTensorSharding
 from rvdcomm.interop.dtensor.slabs import slabs_of
 from rvdcomm.layout import Box
 
@@ -39,8 +39,8 @@ _IDEMPOTENT = ("avg", "min", "max")
 class PlacementChange:
     """A transition from ``src`` to ``dst``: parts are summed, the sum is divided by ``divisor``."""
 
-    src: Sharding
-    dst: Sharding
+    src: DTensorSharding
+    dst: DTensorSharding
     divisor: int = 1
 
     @cached_property
@@ -89,7 +89,7 @@ def transition_of(
     return PlacementChange(src_sharding, replace(dst_sharding, parts=parts), divisor)
 
 
-def shard_shape(sharding: Sharding, rank: int) -> tuple[int, ...] | None:
+def shard_shape(sharding: DTensorSharding, rank: int) -> tuple[int, ...] | None:
     """Shape of the shard of ``rank``; None outside the mesh."""
     return tuple(map(length, sharding.held(rank))) if rank in sharding.ranks else None
 
@@ -102,7 +102,7 @@ def _kept(src: Any, dst: Any) -> list[int]:
     return [m for m, (a, b) in pairs if type(a) is Partial and a == b]
 
 
-def _sliced(sharding: Sharding, kept: list[int], rank: int) -> Sharding:
+def _sliced(sharding: DTensorSharding, kept: list[int], rank: int) -> DTensorSharding:
     """The sharding on the ranks that have the coordinates of ``rank`` along the dims ``kept``."""
     if not kept or rank not in sharding.ranks:
         return sharding

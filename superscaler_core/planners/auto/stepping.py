@@ -1,7 +1,7 @@
 """Stepping: a pipeline's step in time, from the times of its stages and of what moves between them.
 
 It is the simulator's step with one action per run of a stage: devices of a worker act as one, and
-the tensors between stages share links by the same ``Ports``.
+the tensors between stages share links by the same ``BusyPorts``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from superscaler_core.cost.comm_cost import CommCost
 from superscaler_core.schedules import Action, ActionKind, Schedule, timeline
-from superscaler_core.simulator.ports import Ports
+from superscaler_core.simulator.ports import BusyPorts
 
 Key = tuple[int, int, bool, int]
 """What arrives at an action: its stage, its microbatch, whether it goes back, and its turn."""
@@ -105,7 +105,7 @@ def makespan(
         durations: ticks of an action, by its kind and stage.
         comm_costs: the calls of a transfer.
     """
-    clock, arrived, ports = [0] * num_workers, dict[Key, int](), Ports()
+    clock, arrived, ports = [0] * num_workers, dict[Key, int](), BusyPorts()
     for event in events:
         if isinstance(event, Run):
             start = clock[event.worker]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.event import Event, Overlapped, P2PSend
+from superscaler_core.program.event import Event, OverlappedPair, P2PSend
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
@@ -265,7 +265,9 @@ def _stage(event: Event, rng: random.Random) -> Event | None:
 
 
 def _microbatch(event: Event, rng: random.Random) -> Event | None:
-    return None if isinstance(event, Overlapped) else replace(event, microbatch=rng.randrange(4))
+    return (
+        None if isinstance(event, OverlappedPair) else replace(event, microbatch=rng.randrange(4))
+    )
 
 
 def _kind(event: Event, rng: random.Random) -> Event | None:
@@ -279,8 +281,8 @@ def _turned(event: Event, _: random.Random) -> Event | None:
     match event:
         case P2PSend():
             return replace(event, is_back=not event.is_back)
-        case Overlapped(first, second):
-            return Overlapped(second, first)
+        case OverlappedPair(first, second):
+            return OverlappedPair(second, first)
     return None
 
 

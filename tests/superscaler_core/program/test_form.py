@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.event import Event, Overlapped
+from superscaler_core.program.event import Event, OverlappedPair
 from superscaler_core.program.form import check_form
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.step_program import StepProgram
@@ -72,7 +72,7 @@ def test_instructions_of_another_form_are_refused(
         ("routes", lambda e: (*e, Action.parse("2F0")), "of routes .*: it goes one of 2 routes"),
         (
             "pairs",
-            lambda e: (*e, Overlapped(Action.parse("0F3"), Action.parse("0F2"))),
+            lambda e: (*e, OverlappedPair(Action.parse("0F3"), Action.parse("0F2"))),
             "is run 2 times",
         ),
     ],

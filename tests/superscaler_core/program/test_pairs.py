@@ -10,7 +10,7 @@ import pytest
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
-from superscaler_core.program.event import Overlapped, P2PSend, actions_in
+from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.schedules import Action
 from superscaler_core.simulator import simulate
@@ -34,7 +34,7 @@ MORE = [LARGE, replace(OVERLAPPED[2], overlap=OTHERS)]
 @pytest.mark.parametrize("case", [*OVERLAPPED, *MORE], ids=str)
 def test_plans_with_pairs_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     program = case.compiled().step_program
-    assert any(isinstance(event, Overlapped) for event in program.events)
+    assert any(isinstance(event, OverlappedPair) for event in program.events)
     program.check()
     assert StepProgram.parse(str(program)) == program
     # Not max(errors), which may ignore a NaN.
@@ -52,7 +52,7 @@ def test_woven_events_are_the_pairs_of_the_schedule(case: Case) -> None:
     found = {
         tuple((a.kind, a.microbatch, a.stage % plan.num_stages) for a in actions_in(event))
         for event in program.events
-        if isinstance(event, Overlapped)
+        if isinstance(event, OverlappedPair)
     }
     wanted = {tuple((a.kind, a.microbatch, a.stage) for a in pair) for pair in plan.schedule.pairs}
     assert found == wanted
@@ -89,7 +89,7 @@ def test_wrongly_woven_program_raises_plan_error() -> None:
             replace(program, pairs={**program.pairs, key: damaged}).check()
     with pytest.raises(PlanError, match="there is no block of such pairs"):
         replace(program, pairs={}).check()
-    last = [event for event in program.events if isinstance(event, Overlapped)][-1]
+    last = [event for event in program.events if isinstance(event, OverlappedPair)][-1]
     alone = tuple(last.second if event == last else event for event in program.events)
     with pytest.raises(PlanError, match=r"no F|F.* has to be run before"):
         replace(program, events=alone).check()
@@ -122,7 +122,7 @@ def test_simulation_runs_every_action_once_and_pairs_at_one_time() -> None:
     runs = {ran.event: ran for ran in found.timeline.runs if isinstance(ran.event, Action)}
     assert set(runs) == {e for e in compiled.materialized.scheduled if isinstance(e, Action)}
     for event in compiled.step_program.events:
-        if isinstance(event, Overlapped):
+        if isinstance(event, OverlappedPair):
             first, second = runs[event.first], runs[event.second]
             assert (first.start, first.inside.ends) == (second.start, second.inside.ends)
             assert {span[0].half for span in first.inside.spans} == {0}

@@ -14,7 +14,7 @@ import rvdcomm as rv
 from bench.rvd.methods import point_to_point_bytes
 from superscaler_core.cost.comm_cost import TICKS_PER_SEC, CommCosts, topology_for
 from superscaler_core.program.transfer import Transfer
-from superscaler_core.simulator.ports import Ports
+from superscaler_core.simulator.ports import BusyPorts
 from tests.oracle import all_rvds
 
 SHAPE = (24, 20)
@@ -136,7 +136,7 @@ calls = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.integers(0
 def test_port_does_all_its_work_without_overlap(
     calls: list[tuple[int, int, int]],
 ) -> None:
-    ports = Ports()
+    ports = BusyPorts()
     for start, work, besides in calls:
         end = ports.reserve(start, work + besides, [(PORT, work)])
         assert end >= start + work + besides
@@ -149,15 +149,15 @@ def test_port_does_all_its_work_without_overlap(
 def test_background_of_ports_determines_later_reservations(
     calls: list[tuple[int, int, int]], moment: int
 ) -> None:
-    ports = Ports()
+    ports = BusyPorts()
     for start, work, besides in calls:
         ports.reserve(start, work + besides, [(PORT, work)])
-    later = Ports(ports.background([PORT], moment))
+    later = BusyPorts(ports.background([PORT], moment))
     assert later.reserve(3, 7, [(PORT, 5)]) == ports.reserve(3 + moment, 7, [(PORT, 5)]) - moment
 
 
 def test_port_fills_free_time_between_reservations() -> None:
-    ports = Ports()
+    ports = BusyPorts()
     ports.reserve(10, 10, [(PORT, 10)])
     assert ports.reserve(5, 8, [(PORT, 8)]) == 23
     assert [interval for _, interval in ports.taken] == [(10, 20), (5, 10), (20, 23)]
