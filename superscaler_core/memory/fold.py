@@ -72,7 +72,7 @@ class Fold:
 
     @property
     def host_bytes(self) -> Mapping[int, int]:
-        """The bytes on the host of each swapped segment, by its number."""
+        """The bytes on the host of each offloaded segment, by its number."""
         return {
             number: sum(copy.num_bytes for copy in segment.copies)
             for (number, half), segment in self._segments.items()

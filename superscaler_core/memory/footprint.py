@@ -38,9 +38,9 @@ class Footprint:
             them in reverse); accumulated gradients of weights are assumed to exist already.
         first_peaks: the same for the first backward of a step, which allocates these gradients.
         grads: bytes of these gradients, by weight.
-        host_bytes: bytes added in host memory by the run: the values that a forward swapped.
-        offloaded_bytes: bytes in host memory of each swapped segment, by its name; memory shared by
-            several segments counts in each of them.
+        host_bytes: bytes added in host memory by the run: the values that a forward offloaded.
+        offloaded_bytes: bytes in host memory of each offloaded segment, by its name; memory shared
+            by several segments counts in each of them.
     """
 
     peaks: tuple[Peak, ...]

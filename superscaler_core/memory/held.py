@@ -61,7 +61,7 @@ def in_flight(made: Materialized, device: Device) -> dict[int, int]:
 
 
 def held_of(steps: Iterable[Step]) -> Mapping[str, int]:
-    """Bytes by tensor that one microbatch keeps on a device, without swapped values.
+    """Bytes by tensor that one microbatch keeps on a device, without offloaded values.
 
     Args:
         steps: the device's steps in the stage's forward, as in ``StageProgram.steps``.

@@ -57,7 +57,7 @@ class DeviceMemory:
         buffers_bytes: constants, staging buffers, and arrived values that are not read yet:
             activations from other stages, weights at a step's start, gradients at its end.
         host_bytes: host memory, not included above: parameters stored there with their gradients
-            and states, and swapped activations.
+            and states, and offloaded activations.
         staging_bytes: the part of ``buffers_bytes`` that ``rvdcomm`` uses to stage its largest
             transfer.
     """

@@ -29,7 +29,7 @@ class Worst:
         moment: the memory at the peak.
         staging_bytes: bytes that ``rvdcomm`` keeps all the time to stage communication; included in
             the buffers.
-        host_bytes: the peak of swapped values on the host.
+        host_bytes: the peak of offloaded values on the host.
     """
 
     moment: Moment

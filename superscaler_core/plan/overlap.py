@@ -85,7 +85,7 @@ class Overlap:
 
     @property
     def copied_ahead(self) -> int:
-        """How many swapped values are copied back ahead of the segments that need them."""
+        """How many offloaded values are copied back ahead of the segments that need them."""
         # To wait for a copy at once is never useful.
         return max(1, self.prefetch)
 

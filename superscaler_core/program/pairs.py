@@ -1,4 +1,4 @@
-"""Pairs: a forward and the backward of another microbatch, woven into one run of a worker.
+"""Pairs: a forward and the backward of another microbatch, overlapped in one run of a worker.
 
 Source: DualPipe (DeepSeek-AI, DeepSeek-V3 technical report, 2024): the two actions of a pair hide
 each other's communication inside stages.

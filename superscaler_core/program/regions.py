@@ -18,7 +18,7 @@ def regions_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
     it. Weights that are gathered in a region are dropped in it.
 
     Raises:
-        PlanError: two groups overlap, or a part is swapped too.
+        PlanError: two groups overlap, or a part is offloaded too.
     """
     if not plan.runs_again:
         return {}

@@ -23,7 +23,7 @@ def rewritten(
     """A program with the overlap that a plan asks for.
 
     Moves come before duplex, which keeps what has started; weights come after it, because both
-    halves share them; and pairs are woven from what all this has made of their stages.
+    halves share them; and pairs are overlapped from what all this has made of their stages.
 
     Args:
         program: the program without overlap.

@@ -95,7 +95,7 @@ class StageItems:
         return self.regions.get(step, 0) if self.regions else 0
 
     def group(self, item: Compute) -> tuple[int, int, int]:
-        """The numbers of the groups with which a part is recomputed, swapped, and recompute."""
+        """The numbers of the groups with which a part is recomputed, offloaded, and in a region."""
         plan, part = self.plan, item.part
         if not self.has_groups:
             return 0, 0, 0
@@ -103,7 +103,7 @@ class StageItems:
 
     @cached_property
     def has_groups(self) -> bool:
-        """Whether any part of the plan is recomputed, swapped or recompute."""
+        """Whether any part of the plan is recomputed, offloaded or in a region."""
         return bool(self.regions) or self.plan.has_groups
 
     @cached_property

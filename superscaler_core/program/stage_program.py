@@ -282,7 +282,7 @@ class StageProgram:
     def _segment_verbs(
         self, segment: Segment, directed: _Directed, run: ActionKind
     ) -> Iterator[Verb]:
-        """The instructions of a segment; swapped values come back before their first use."""
+        """The instructions of a segment; offloaded values come back before their first use."""
         is_recompute = segment.recompute and self._is_apart
         for verb in _run_verbs(segment, directed, run):
             if segment.swap and (verb is Verb.RECOMPUTE if is_recompute else verb in GOES_BACK):

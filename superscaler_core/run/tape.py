@@ -43,7 +43,7 @@ class SavedSegment:
     """The values that the backward of a segment needs.
 
     Gradients of its results enter at ``roots``; None if the backward recomputes the forward. For a
-    swapped segment ``offloaded`` holds the values, and the leaves are empty (or packed, if
+    offloaded segment ``offloaded`` holds the values, and the leaves are empty (or packed, if
     recomputed).
     """
 
@@ -194,7 +194,7 @@ class Tape:
         return self._with_graph(saved, segment, seed)
 
     def offloaded_bytes(self, mb: int) -> Mapping[str, int]:
-        """The bytes on the host for each swapped segment of a microbatch."""
+        """The bytes on the host for each offloaded segment of a microbatch."""
         return {
             name: saved.offloaded.num_bytes
             for (name, other), saved in self._saved.items()
@@ -202,9 +202,9 @@ class Tape:
         }
 
     def offloaded(self, segment: SegmentFunction, mb: int) -> Offloaded:
-        """The parcel with the kept values of a swapped segment."""
+        """The kept values of an offloaded segment."""
         offloaded = self._saved[segment.__name__, mb].offloaded
-        assert offloaded is not None, "it is of a segment that is swapped"
+        assert offloaded is not None, "it is of a segment that is offloaded"
         return offloaded
 
     # --- recomputations of regions

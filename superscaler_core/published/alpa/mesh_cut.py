@@ -51,7 +51,7 @@ class MeshCut:
         stages: in order.
         microbatches: microbatches in a step.
         objective: the value that the planner minimized, in seconds.
-        recycle: turns without gradient of every microbatch.
+        recycle: recycling passes of every microbatch.
     """
 
     stages: tuple[MeshStage, ...]
