@@ -86,7 +86,7 @@ class Decisions:
         recomputed, recompute_regions, offloaded: groups, as in ``Plan.recompute``,
             ``Plan.recompute_regions`` and ``Plan.offload``.
         on_host: names of parameters that are stored in host memory.
-        units: groups of ops, each with whether their weights are gathered
+        fsdp_units: groups of ops, each with whether their weights are gathered
             (``Plan.unshard``) or only their gradients are reduced (``reduce_grads``). For
             an op in several groups the last one counts.
         overlap: which communication runs while devices compute.
