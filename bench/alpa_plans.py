@@ -184,7 +184,7 @@ def _prices(model: SearchModel, samples: int, meshes: Sequence[tuple[int, ...]])
             captured(model.workload, samples),
             PROFILES["v100"],
             p3_topology(model.num_gpus),
-            master_dtype="float32",
+            precision=ss.Precision("float32"),
         ),
         range(model.num_gpus),
         meshes,
@@ -196,7 +196,7 @@ def _prices(model: SearchModel, samples: int, meshes: Sequence[tuple[int, ...]])
 def _simulated(model: SearchModel, samples: int, cut: MeshCut) -> Simulated:
     plan = ss.Plan(captured(model.workload, samples), range(model.num_gpus))
     cut(plan)
-    made = ss.compile(plan, topology=p3_topology(model.num_gpus), master_dtype="float32")
+    made = ss.compile(plan, topology=p3_topology(model.num_gpus), precision=ss.Precision("float32"))
     peak = max(memory.total_bytes for memory in made.memory.values())
     return Simulated(str(cut), samples, simulate(made, PROFILES["v100"]).secs, peak)
 

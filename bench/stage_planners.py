@@ -92,7 +92,7 @@ def cut_model(name: str) -> dict[str, Any]:
                     captured(workload, samples),
                     PAPER.profile,
                     PAPER.topology(num_gpus),
-                    master_dtype="float32",
+                    precision=ss.Precision("float32"),
                 ),
                 range(num_gpus),
                 workload.batch // samples,

@@ -27,6 +27,7 @@ from rvdcomm.program import Program
 
 if TYPE_CHECKING:
     from rvdcomm.api import (
+        CallOptions,
         Pending,
         Redistributor,
         abort,
@@ -42,7 +43,7 @@ __version__ = "0.1.0"
 
 _NEEDS_TORCH = frozenset(
     {
-        *("Pending", "Redistributor", "empty", "empty_cache"),
+        *("CallOptions", "Pending", "Redistributor", "empty", "empty_cache"),
         *("abort", "redistribute", "redistribute_many", "restart", "timeout"),
     }
 )
@@ -51,6 +52,7 @@ __all__ = [
     "RVD",
     "Box",
     "Bundle",
+    "CallOptions",
     "Cell",
     "CheckpointError",
     "CommError",

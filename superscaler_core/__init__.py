@@ -37,6 +37,7 @@ from superscaler_core.plan import (
     Stage,
 )
 from superscaler_core.plan.op_trans import pieces, replicate, split
+from superscaler_core.precision import Precision
 from superscaler_core.program import StepProgram
 from superscaler_core.schedules import SCHEDULES, Schedule, ScheduleError
 
@@ -115,6 +116,7 @@ __all__ = [
     "Placement",
     "Plan",
     "PlanError",
+    "Precision",
     "Schedule",
     "ScheduleError",
     "Search",

@@ -12,19 +12,21 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.collector import paused_collector
+from superscaler_core.checks import one_of
 from superscaler_core.codegen import functions_of, rank_files, rank_text, tables_of
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.without_grad import check_loss
 from superscaler_core.memory import (
+    STATES,
     DeviceMemory,
     StepPeaks,
     check_memory,
-    check_states,
     memory_of,
     step_peaks_of,
 )
 from superscaler_core.ops.modules import save_modules
 from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
+from superscaler_core.precision import Precision, former_precision
 from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.report import Report, report_of
@@ -40,12 +42,12 @@ class Compiled:
     Attributes:
         materialized: the plan with its communication and its step program.
         optimizer: the optimizer of the training, by its name in ``memory.STATES``.
-        master_dtype: dtype of stored parameters; that of the model if None.
+        precision: the dtypes of the training.
     """
 
     materialized: Materialized
     optimizer: str = "adam"
-    master_dtype: str | None = None
+    precision: Precision = Precision()
 
     @cached_property
     def plan(self) -> Plan:
@@ -64,21 +66,17 @@ class Compiled:
             PlanError: the program cannot run, or is not of this plan.
         """
         made = self.materialized.with_program(program)
-        return Compiled(made, self.optimizer, self.master_dtype)
+        return Compiled(made, self.optimizer, self.precision)
 
     @cached_property
     def memory(self) -> Mapping[int, DeviceMemory]:
         """The memory that every device needs."""
-        return memory_of(
-            self.materialized, optimizer=self.optimizer, master_dtype=self.master_dtype
-        )
+        return memory_of(self.materialized, optimizer=self.optimizer, precision=self.precision)
 
     @cached_property
     def step_peaks(self) -> Mapping[int, StepPeaks]:
         """The memory that every device needs at every step of its runs."""
-        return step_peaks_of(
-            self.materialized, optimizer=self.optimizer, master_dtype=self.master_dtype
-        )
+        return step_peaks_of(self.materialized, optimizer=self.optimizer, precision=self.precision)
 
     def report(self, topology: rv.Topology | None = None) -> Report:
         """All communication and memory in tables; print it.
@@ -87,7 +85,7 @@ class Compiled:
             topology: price the plan on this topology; the one that it was compiled for if None.
         """
         topology = topology or self.materialized.topology
-        return report_of(self.materialized, self.plan, self.memory, topology, self.master_dtype)
+        return report_of(self.materialized, self.plan, self.memory, topology, self.precision)
 
     def summary(self) -> str:
         """The plan in a few lines."""
@@ -160,6 +158,7 @@ def compile(
     topology: rv.Topology | None = None,
     memory_limit: int | None = None,
     optimizer: str = "adam",
+    precision: Precision = Precision(),
     master_dtype: torch.dtype | str | None = None,
 ) -> Compiled:
     """Validate and materialize a plan.
@@ -170,7 +169,7 @@ def compile(
             the program, and communication is planned for it.
         memory_limit: bytes of memory that each device has; not checked if None.
         optimizer: the optimizer of the training: "sgd", "momentum", "adam" or "adamw".
-        master_dtype: dtype of stored parameters, as in ``load``; that of the model if None.
+        precision: the dtypes of the training.
 
     Raises:
         PlanError: a part has no device, the partial sums on devices do not add up to a value,
@@ -180,7 +179,10 @@ def compile(
         OrderError: the orders of the plan form a cycle.
         DeviceMemoryError: a device needs more than the limit.
     """
-    master = check_states(optimizer, master_dtype)
+    if master_dtype is not None:
+        precision = former_precision(master_dtype)
+    precision = Precision.of(precision)
+    one_of("optimizer", optimizer, STATES)
     if any(tensor.requires_grad for tensor in plan.graph.parameters.values()):
         check_loss(plan.graph)
     check_assigned(plan)
@@ -189,5 +191,5 @@ def compile(
     made = materialize(plan, topology)
     made.step_program.check()
     if memory_limit is not None:
-        check_memory(made, memory_limit, optimizer=optimizer, master_dtype=master)
-    return Compiled(made, optimizer, master)
+        check_memory(made, memory_limit, optimizer=optimizer, precision=precision)
+    return Compiled(made, optimizer, precision)

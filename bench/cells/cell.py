@@ -10,6 +10,7 @@ from bench.cells.cluster import PAPER, Cluster
 from bench.cells.hurried import hurried
 from bench.cells.processes import NUM_PROCESSES
 from bench.cells.workload import Workload
+from superscaler_core import Precision
 from superscaler_core.cost.comm_cost import comm_costs_on
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.search.found import Found
@@ -78,7 +79,7 @@ class Cell:
             self.cluster.profile,
             self.cluster.limit_bytes,
             optimizer=workload.optimizer,
-            master_dtype=workload.master_dtype,
+            precision=Precision(workload.master_dtype),
             recycle=workload.recycle,
             communication=self.communication,
             captured=graphs.as_captured if self.has_check else None,

@@ -4,6 +4,7 @@ from rvdcomm.api.many import redistribute_many
 from rvdcomm.api.many_memory import ManyMemory
 from rvdcomm.api.memory import empty, empty_cache
 from rvdcomm.api.one import redistribute
+from rvdcomm.api.options import CallOptions
 from rvdcomm.api.pending import Pending, drain
 from rvdcomm.api.recovery import abort, restart
 from rvdcomm.api.redistributor import Redistributor
@@ -12,6 +13,7 @@ from rvdcomm.api.traced import breaks_graph
 from rvdcomm.run.waiting import timeout
 
 __all__ = [
+    "CallOptions",
     "ManyMemory",
     "Pending",
     "Redistributor",

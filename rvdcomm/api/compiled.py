@@ -21,8 +21,9 @@ from torch import Tensor
 from torch._library.effects import EffectType
 
 from rvdcomm.api.gradient import base_of
+from rvdcomm.api.options import CallOptions
 from rvdcomm.errors import CommError, LayoutError
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.layout import Layout
 from rvdcomm.plans.adjoint import adjoint
 from rvdcomm.plans.planner import Plan
 from rvdcomm.run.process_group import real_group
@@ -124,42 +125,18 @@ def call(
     tensor: Tensor | None,
     src: Layout | str,
     dst: Layout | str,
-    *,
-    shape: tuple[int, ...] | None,
-    group: Any,
-    topology: Topology | None,
     out: Tensor | None,
     async_op: bool,
-    dtype: torch.dtype | None,
-    executor: str | None,
-    memory_limit: int | None,
-    requires_grad: bool | None,
-    replica_grads: str,
+    asked: CallOptions,
 ) -> Any:
     """A call of ``redistribute``: one operator if it can be, else a call that breaks the graph."""
     operator = None
-    if _fits(tensor, out, async_op, requires_grad):
-        operator = _operator_of(
-            redistribute, src, dst, shape, group, topology, executor, memory_limit, replica_grads
-        )
+    if _fits(tensor, out, async_op, asked.requires_grad):
+        # A named tuple is no constant of a trace; its fields are.
+        operator = _operator_of(redistribute, src, dst, *asked)
     if operator is not None:
-        return _placed(tensor, operator, requires_grad)
-    return eager(
-        redistribute,
-        tensor,
-        src,
-        dst,
-        shape=shape,
-        group=group,
-        topology=topology,
-        out=out,
-        async_op=async_op,
-        dtype=dtype,
-        executor=executor,
-        memory_limit=memory_limit,
-        requires_grad=requires_grad,
-        replica_grads=replica_grads,
-    )
+        return _placed(tensor, operator, asked.requires_grad)
+    return eager(redistribute, tensor, src, dst, out=out, async_op=async_op, options=asked)
 
 
 def call_redistributor(
@@ -196,34 +173,22 @@ def _placed(tensor: Any, operator: Operator, requires_grad: bool | None) -> Tens
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _operator_of(
-    redistribute: Callable[..., Any],
-    src: Layout | str,
-    dst: Layout | str,
-    shape: tuple[int, ...] | None,
-    group: Any,
-    topology: Topology | None,
-    executor: str | None,
-    memory_limit: int | None,
-    replica_grads: str,
+    redistribute: Callable[..., Any], src: Layout | str, dst: Layout | str, *fields: Any
 ) -> Operator | None:
     """The arguments of the operator, from what this rank knows; None if the call cannot be one."""
+    asked = CallOptions(*fields)
     try:
-        group = real_group(group)
+        group = real_group(asked.group)
         size = World.of(group).size
-        known = known_shape(src, dst, shape)
+        known = known_shape(src, dst, asked.shape)
         if known is None:
             return None
         src, dst = layout_meant(src, known, size), layout_meant(dst, known, size)
-        options = {
-            "group": group,
-            "topology": topology,
-            "executor": executor,
-            "memory_limit": memory_limit,
-        }
+        named = asked.topology, asked.executor, asked.memory_limit
+        options = CallOptions(group, *named, requires_grad=False)
         run = partial(_run, redistribute, src, dst, options)
-        run_back = partial(_run, redistribute, *adjoint(src, dst, replica_grads), options)
-        named = topology, executor, memory_limit
-        return _known(Ask(src, dst, group, named, replica_grads, run, run_back))
+        run_back = partial(_run, redistribute, *adjoint(src, dst, asked.replica_grads), options)
+        return _known(Ask(src, dst, group, named, asked.replica_grads, run, run_back))
     except (CommError, LayoutError):
         return None  # The call itself raises it, on every rank.
 
@@ -232,12 +197,10 @@ def _run(
     redistribute: Callable[..., Any],
     src: Layout,
     dst: Layout,
-    options: dict[str, Any],
+    options: CallOptions,
     tensor: Tensor,
 ) -> Tensor:
-    result: Tensor = redistribute(
-        tensor, src, dst, dtype=tensor.dtype, requires_grad=False, **options
-    )
+    result: Tensor = redistribute(tensor, src, dst, dtype=tensor.dtype, options=options)
     return result
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rvdcomm.api.options import AS_USUAL, CallOptions
 from rvdcomm.api.tensors import fault_of_mode, place_within
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Topology, dtype_name
@@ -34,15 +35,9 @@ def request_of(
     tensor: Any,
     src: Layout | str,
     dst: Layout | str,
-    *,
-    shape: tuple[int, ...] | None = None,
-    topology: Topology | None = None,
     out: Any = None,
-    dtype: torch.dtype | None = None,
-    executor: str | None = None,
-    memory_limit: int | None = None,
-    requires_grad: bool | None = None,
-    replica_grads: str = "parts",
+    asked: CallOptions = AS_USUAL,
+    *,
     misuse: str | None = None,
 ) -> Request:
     """The request of this rank; never raises, whatever was passed.
@@ -50,33 +45,24 @@ def request_of(
     Errors are recorded in the request, so that all ranks raise them. ``misuse`` describes an error
     in the tensors, if there is one. A request with an error says nothing else about the tensors.
     """
-    given = {
-        "src": src,
-        "dst": dst,
-        "shape": shape,
-        "topology": topology,
-        "executor": executor,
-        "memory_limit": memory_limit,
-        "requires_grad": requires_grad,
-        "replica_grads": replica_grads,
-    }
-    misuse = misuse or fault_of_mode() or _misuse_of_arguments(given, dtype)
+    misuse = misuse or fault_of_mode() or _misuse_of_arguments(src, dst, asked)
     if misuse is not None:
         return Request(str(src), str(dst), None, None, None, None, (), misuse=misuse)
-    dtypes = [t.dtype for t in (tensor, out) if t is not None] + ([dtype] if dtype else [])
+    given = [each.dtype for each in (tensor, out) if each is not None]
+    dtypes = [*given, asked.dtype] if asked.dtype else given
     return Request(
         src=str(src),
         dst=str(dst),
-        shape=shape,
-        topology=None if topology is None else repr(topology),
+        shape=asked.shape,
+        topology=None if asked.topology is None else repr(asked.topology),
         shard=None if tensor is None else tuple(tensor.shape),
         out=None if out is None else tuple(out.shape),
         dtypes=tuple(str(d).removeprefix("torch.") for d in dtypes),
-        executor=executor_name(executor),
-        memory_limit=memory_limit,
-        requires_grad=grad_flows(tensor, requires_grad),
-        asks_grad=bool(requires_grad),
-        replica_grads=replica_grads,
+        executor=executor_name(asked.executor),
+        memory_limit=asked.memory_limit,
+        requires_grad=grad_flows(tensor, asked.requires_grad),
+        asks_grad=bool(asked.requires_grad),
+        replica_grads=asked.replica_grads,
         place=place_within(tensor, out),
         device=device_type_of(tensor, out),
     )
@@ -113,9 +99,11 @@ def has_agreed(world: World, transition: tuple[Any, ...]) -> bool:
     return any(key[: len(transition)] == transition for key in world.agreed)
 
 
-def misuse_of_types(given: Mapping[str, Any]) -> str | None:
+def misuse_of_types(**given: Any) -> str | None:
     """The error of the first argument of a wrong type; None if there is none."""
     for name, value in given.items():
+        if name not in _TYPES:
+            continue
         kind, words = _TYPES[name]
         # Only where a number is expected too is a bool, which is one in Python, an error.
         if not isinstance(value, kind) or (isinstance(value, bool) and isinstance(0, kind)):
@@ -123,16 +111,16 @@ def misuse_of_types(given: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _misuse_of_arguments(given: Mapping[str, Any], dtype: Any) -> str | None:
+def _misuse_of_arguments(src: Any, dst: Any, asked: CallOptions) -> str | None:
     """The error of the first argument that cannot be used; None if there is none."""
-    if (misuse := misuse_of_types(given)) is not None:
+    if (misuse := misuse_of_types(src=src, dst=dst, **asked._asdict())) is not None:
         return misuse
-    if not all(type(size) is int for size in given["shape"] or ()):
-        return f"shape is {quoted(given['shape'])}; give a tuple of ints."
+    if not all(type(size) is int for size in asked.shape or ()):
+        return f"shape is {quoted(asked.shape)}; give a tuple of ints."
     try:
-        executor_name(given["executor"])
-        if dtype is not None:
-            dtype_name(dtype)
+        executor_name(asked.executor)
+        if asked.dtype is not None:
+            dtype_name(asked.dtype)
     except LayoutError as error:
         return str(error)
     return None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ from rvdcomm.api.float8 import Scale, dequantized, quantized
 from rvdcomm.api.inspect import backend_of, has_agreed
 from rvdcomm.api.many_agree import Agreed, agree
 from rvdcomm.api.many_request import ManyRequest
+from rvdcomm.api.options import AS_USUAL, ByName, CallOptions, filled
 from rvdcomm.api.pending import drain, submit
 from rvdcomm.api.tensors import resolved, written
 from rvdcomm.api.traced import breaks_graph
 from rvdcomm.collector import paused_collector
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.layout import Layout
 from rvdcomm.plans.fill import Batch
 from rvdcomm.program import is_src, shard_index
 from rvdcomm.run import pool
@@ -37,17 +38,11 @@ def redistribute_many(
     src: Mapping[str, Layout | str],
     dst: Mapping[str, Layout | str],
     *,
-    names: Callable[[str], str] | None = None,
     out: Mapping[str, Tensor] | None = None,
-    dst_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
-    scale: Scale | Mapping[str, Scale] | None = None,
-    memory_limit: int | None = None,
     progress: bool = False,
     async_op: bool = False,
-    group: Any = None,
-    topology: Topology | None = None,
-    executor: str | None = None,
-    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    options: CallOptions = AS_USUAL,
+    **by_name: Unpack[ByName],
 ) -> Any:
     """Redistribute every tensor of a state dict, as one call: ``redistribute`` for many.
 
@@ -63,11 +58,14 @@ def redistribute_many(
             tensor is given as a view of it. A name may be missing where this rank has no shard.
         src, dst: the layouts of every tensor, by the names that it has on either side; texts need
             their ``shape(...)``.
-        names: function from a name in ``src`` to the name in ``dst``; names stay the same if None.
         out: tensors for the results by the names of ``dst``, maybe strided; results without an
             entry are allocated. Outs may not overlap, except that tied tensors (one memory on every
             rank, with equal layouts) may have one ``out``. A tensor may be the part of its own
             ``out`` that keeps its values, as of ``redistribute``, and share memory with no other.
+        progress: show a bar on stderr, for calls of several seconds.
+        async_op: return a ``Pending`` at once; its ``wait()`` returns the dict.
+        options: the following options as one value, for many calls.
+        names: function from a name in ``src`` to the name in ``dst``; names stay the same if None.
         dst_dtype: the dtype of results: one for all floating-point tensors, or some by the names of
             ``dst``. Value parts are summed before they are rounded, and values travel in the
             narrower dtype.
@@ -76,8 +74,6 @@ def redistribute_many(
             shard (from float8). Values beyond the range of float8 become its largest.
         memory_limit: bytes that the buffers of no rank may exceed, the src and dst shards of all
             tensors included; the same on all ranks.
-        progress: show a bar on stderr, for calls of several seconds.
-        async_op: return a ``Pending`` at once; its ``wait()`` returns the dict.
         group, topology, executor: as of ``redistribute``.
         dtype: the dtype that tensors have, one for all or some by the names of ``src``, as of
             ``redistribute``. A rank that passes no tensors may give it too. It converts nothing.
@@ -93,20 +89,9 @@ def redistribute_many(
         MemoryLimitError: nothing fits ``memory_limit``; on every rank.
         CommError: a peer failed, or did not join within the group's timeout.
     """
-    world = World.of(group)
-    request = ManyRequest.of(
-        tensors,
-        out,
-        src=src,
-        dst=dst,
-        names=names,
-        dst_dtype=dst_dtype,
-        dtype=dtype,
-        scale=scale,
-        memory_limit=memory_limit,
-        topology=topology,
-        executor=executor,
-    )
+    asked = filled("redistribute_many", options, by_name)
+    world = World.of(asked.group)
+    request = ManyRequest.of(tensors, src, dst, out, asked)
     if request.faults and has_agreed(world, request.transition):
         request.check(world.rank)
     key = request.key

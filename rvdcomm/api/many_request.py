@@ -13,6 +13,7 @@ from torch import Tensor
 from rvdcomm.api.float8 import Scale, fault_of_scale, fits, has_device, is_float8
 from rvdcomm.api.inspect import misuse_of_types
 from rvdcomm.api.many_memory import ManyMemory, Tied, group_of, overlap_text
+from rvdcomm.api.options import CallOptions, Dtypes
 from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout, Topology
@@ -44,8 +45,8 @@ class ManyRequest:
     dst: Mapping[str, Layout | str]
     names: Mapping[str, str] | None
     out: Mapping[str, Tensor]
-    dst_dtype: torch.dtype | Mapping[str, torch.dtype] | None
-    dtype: torch.dtype | Mapping[str, torch.dtype] | None
+    dst_dtype: Dtypes | None
+    dtype: Dtypes | None
     scale: Scale | Mapping[str, Scale] | None
     memory_limit: int | None
     topology: Topology | None
@@ -53,38 +54,24 @@ class ManyRequest:
     faults: Sequence[str]
 
     @classmethod
-    def of(
-        cls,
-        tensors: Any,
-        out: Any,
-        *,
-        src: Any,
-        dst: Any,
-        scale: Any,
-        executor: Any,
-        names: Any,
-        memory_limit: Any,
-        topology: Any,
-        **options: Any,
-    ) -> ManyRequest:
+    def of(cls, tensors: Any, src: Any, dst: Any, out: Any, asked: CallOptions) -> ManyRequest:
         """The request of a call: tensors that are None count as missing, as do unusable ones."""
-        typed = {"names": names, "memory_limit": memory_limit, "topology": topology}
-        misuse = misuse_of_types({"executor": executor, **typed})
+        misuse = misuse_of_types(**asked._asdict())
         faults = [fault for fault in (fault_of_mode(), misuse) if fault]
         try:
-            executor = executor_name(executor)
+            executor = executor_name(asked.executor)
         except LayoutError as error:
             faults.append(str(error))
+            executor = str(asked.executor)
         given = {"tensors": tensors, "src": src, "dst": dst, "out": {} if out is None else out}
         for noun, mapping in given.items():
             if not isinstance(mapping, Mapping):
                 faults.append(f"{noun} is a {type(mapping).__name__}; give a mapping by name.")
                 given[noun] = {}
-        typed = typed if misuse is None else dict.fromkeys(typed)
-        typed["names"] = _renamed(given["src"], typed["names"], faults)
+        names = _renamed(given["src"], None if misuse else asked.names, faults)
         found = _usable(given["tensors"], "tensor", fault_of, faults)
         outs = _usable(given["out"], "out", fault_of_out, faults)
-        by_name = scale if isinstance(scale, Mapping) else {"": scale}
+        by_name = asked.scale if isinstance(asked.scale, Mapping) else {"": asked.scale}
         scales = _usable(by_name, "scale", fault_of_scale, faults)
         placed = {name: each for name, each in scales.items() if has_device(each)}
         faults += _apart({"tensor": found, "out": outs, "scale": placed})
@@ -92,12 +79,15 @@ class ManyRequest:
             found,
             given["src"],
             given["dst"],
-            out=outs,
-            scale=scale,
-            executor=str(executor),
-            faults=faults,
-            **typed,
-            **options,
+            names,
+            outs,
+            asked.dst_dtype,
+            asked.dtype,
+            asked.scale,
+            None if misuse else asked.memory_limit,
+            None if misuse else asked.topology,
+            executor,
+            faults,
         )
 
     @cached_property

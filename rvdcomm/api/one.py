@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rvdcomm.api.inspect import backend_of, grad_flows, has_agreed, request_of
+from rvdcomm.api.options import AS_USUAL, ByName, CallOptions, filled
 from rvdcomm.api.redistributor import Redistributor
 from rvdcomm.api.tensors import misuse_of
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
-from rvdcomm.layout import Layout, Topology, ranges_text
+from rvdcomm.layout import Layout, ranges_text
 from rvdcomm.run.agree import Post, exchange_posts
 from rvdcomm.run.request import (
     Request,
@@ -34,16 +34,10 @@ def redistribute(
     src: Layout | str,
     dst: Layout | str,
     *,
-    shape: tuple[int, ...] | None = None,
-    group: Any = None,
-    topology: Topology | None = None,
     out: Tensor | None = None,
     async_op: bool = False,
-    dtype: torch.dtype | None = None,
-    executor: str | None = None,
-    memory_limit: int | None = None,
-    requires_grad: bool | None = None,
-    replica_grads: str = "parts",
+    options: CallOptions = AS_USUAL,
+    **by_name: Unpack[ByName],
 ) -> Any:
     """Return this rank's shard under ``dst``, given its shard under ``src``.
 
@@ -57,12 +51,13 @@ def redistribute(
         tensor: this rank's shard, ``[*src.cell(rank).box.shape]``, maybe strided; never modified.
             None on a rank outside ``src``.
         src, dst: layouts over ranks of ``group``, or RVD texts, which mean all ranks of ``group``.
-        shape: global shape, in elements; if None, taken from a layout or inferred from the shards.
-        group: process group; the default group if None.
-        topology: the hosts and links of the ranks; one host if None.
         out: tensor for the result, ``[*dst.cell(rank).box.shape]``; allocated if None. ``tensor``
             may be the part of ``out`` that keeps its values, as in an all-gather in place.
         async_op: return a ``Pending`` at once; its ``wait()`` returns the shard.
+        options: the following options as one value, for many calls.
+        shape: global shape, in elements; if None, taken from a layout or inferred from the shards.
+        group: process group; the default group if None.
+        topology: the hosts and links of the ranks; one host if None.
         dtype: needed on a rank that passes None if calls of one transition differ in dtype.
         executor: "dist" sends messages only, "peer" also reads the memory of ranks of one host,
             "auto" does that where it can; if None, ``RVDCOMM_EXECUTOR``, or "auto".
@@ -88,56 +83,30 @@ def redistribute(
         MemoryLimitError: no plan fits ``memory_limit``; on every rank.
         CommError: a peer failed, or did not join within the group's timeout.
     """
+    asked = filled("redistribute", options, by_name)
     if is_dynamo_compiling():
         from rvdcomm.api import compiled
 
-        return compiled.call(
-            redistribute,
-            tensor,
-            src,
-            dst,
-            shape=shape,
-            group=group,
-            topology=topology,
-            out=out,
-            async_op=async_op,
-            dtype=dtype,
-            executor=executor,
-            memory_limit=memory_limit,
-            requires_grad=requires_grad,
-            replica_grads=replica_grads,
-        )
-    world = World.of(group)
-    transition = src, dst, shape, topology
+        return compiled.call(redistribute, tensor, src, dst, out, async_op, asked)
+    world = World.of(asked.group)
+    transition = src, dst, asked.shape, asked.topology
     misuse = misuse_of(tensor, out)
     if misuse is not None and has_agreed(world, transition):
         raise LayoutError(f"redistribute {src} -> {dst}: rank {world.rank}: {misuse}")
-    grad = None if misuse else grad_flows(tensor, requires_grad)
+    grad = None if misuse else grad_flows(tensor, asked.requires_grad)
     # All that one rank knows of the call: ranks that agreed on a key once compare nothing again.
-    asked = (dtype, executor, memory_limit, requires_grad, replica_grads)
+    # The group is no part of it, as every group has its world.
+    said = asked.dtype, asked.executor, asked.memory_limit, asked.requires_grad, asked.replica_grads
     backend = None if misuse or world.has_one_backend else backend_of(world, tensor, out)
-    key = (*transition, *_signature(None if misuse else tensor), grad, backend, asked)
+    key = (*transition, *_signature(None if misuse else tensor), grad, backend, said)
     redistributor, grad = _agreed_before(world, key)
     if redistributor is None or misuse:
-        request = request_of(
-            tensor,
-            src,
-            dst,
-            shape=shape,
-            topology=topology,
-            out=out,
-            dtype=dtype,
-            executor=executor,
-            memory_limit=memory_limit,
-            requires_grad=requires_grad,
-            replica_grads=replica_grads,
-            misuse=misuse,
-        )
-        redistributor, grad = _agreed(world, request, key, src, dst, topology, group)
+        request = request_of(tensor, src, dst, out, asked, misuse=misuse)
+        redistributor, grad = _agreed(world, request, key, src, dst, asked)
     else:
         redistributor.check_shards(tensor, out)
         if grad:
-            redistributor.check_grad(out, requires_grad)
+            redistributor.check_grad(out, asked.requires_grad)
     return redistributor.start(tensor, out, async_op, grad)
 
 
@@ -160,8 +129,7 @@ def _agreed(
     key: tuple[Any, ...],
     src: Layout | str,
     dst: Layout | str,
-    topology: Topology | None,
-    group: Any,
+    asked: CallOptions,
 ) -> tuple[Redistributor, bool]:
     """The plan that all ranks agree on, and whether a gradient flows back; collective."""
     joined = _members(src, dst, world)
@@ -180,7 +148,7 @@ def _agreed(
         made: tuple[Redistributor, bool] | None = world.compiled.get(posted)
         if made is None:
             with world.together(joined):
-                made = _compiled(world, request, posts, src, dst, topology, group)
+                made = _compiled(world, request, posts, src, dst, asked)
             world.compiled[posted] = made
     if known_shape(src, dst, request.shape) is not None:
         world.agreed[key] = made
@@ -193,15 +161,14 @@ def _compiled(
     posts: Mapping[int, Post],
     src: Layout | str,
     dst: Layout | str,
-    topology: Topology | None,
-    group: Any,
+    asked: CallOptions,
 ) -> tuple[Redistributor, bool]:
     """The compiled plan that all ranks asked for, and whether a gradient flows back; collective.
 
     The adjoint is compiled here too, because all ranks take part in this call.
     """
     requests = {rank: Request.from_json(post) for rank, post in posts.items()}
-    made = resolve(requests, src, dst, topology, world.size)
+    made = resolve(requests, src, dst, asked.topology, world.size)
     grad = needs_grad(requests, made)
     devices = {rank: request.device for rank, request in requests.items()}
     device = common_device(devices, world.member, str(request)) or world.device.type
@@ -209,7 +176,7 @@ def _compiled(
     if key not in world.compiled:
         world.compiled[key] = Redistributor(
             made,
-            group,
+            asked.group,
             executor=request.executor,
             replica_grads=request.replica_grads,
             device=device,

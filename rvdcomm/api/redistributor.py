@@ -183,7 +183,7 @@ class Redistributor:
             and place_within(tensor, out) in (None, self._kept_place)
         )
         if not is_mine:
-            request = request_of(tensor, self.plan.src, self.plan.dst, out=out)
+            request = request_of(tensor, self.plan.src, self.plan.dst, out)
             check_tensors(self.plan, self._rank, request)
 
     def check_grad(self, out: Tensor | None, requires_grad: bool | None) -> None:

@@ -8,6 +8,7 @@ from rvdcomm.cli import OK, Command
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
 from superscaler_core.cli.progress import phase
 from superscaler_core.compiled import compile
+from superscaler_core.precision import Precision
 from superscaler_core.program.events import stage_graph
 from superscaler_core.report import explain_edge, explain_ops
 from superscaler_core.schedules import grid, timeline
@@ -22,7 +23,7 @@ def _explain(args: argparse.Namespace) -> int:
             topology=topology,
             memory_limit=args.memory_limit,
             optimizer=args.optimizer,
-            master_dtype=args.master_dtype,
+            precision=Precision(args.master_dtype),
         )
     if args.edge:
         texts = [explain_edge(compiled.materialized, name, topology) for name in args.edge]

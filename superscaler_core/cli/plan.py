@@ -9,6 +9,7 @@ from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, prog
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.sources import DECISIONS_SUFFIX
 from superscaler_core.compiled import compile
+from superscaler_core.precision import Precision
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -20,7 +21,7 @@ def _plan(args: argparse.Namespace) -> int:
             topology=topology,
             memory_limit=args.memory_limit,
             optimizer=args.optimizer,
-            master_dtype=args.master_dtype,
+            precision=Precision(args.master_dtype),
         )
     with phase("report"):
         report = compiled.report()

@@ -22,6 +22,7 @@ from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.request import Trial
 from superscaler_core.planners.search.search import search
 from superscaler_core.planners.table import PLANNERS
+from superscaler_core.precision import Precision
 
 _NO_PLAN = Source("search", {}, lambda: None)
 
@@ -48,7 +49,7 @@ def _search(args: argparse.Namespace) -> int:
             recycled=model_from.recycled,
             recycle=args.recycle,
             optimizer=args.optimizer,
-            master_dtype=args.master_dtype,
+            precision=Precision(args.master_dtype),
             num_processes=args.processes,
             progress=bar.show,
         )

@@ -12,6 +12,7 @@ from superscaler_core.cli.arguments import NAMES, add_program, program_of
 from superscaler_core.cli.progress import phase
 from superscaler_core.compiled import compile
 from superscaler_core.cost.comm_cost import METHODS
+from superscaler_core.precision import Precision
 from superscaler_core.simulator import PROFILES, DeviceProfile, simulate
 
 
@@ -24,7 +25,7 @@ def _simulate(args: argparse.Namespace) -> int:
             program.plan,
             topology=topology,
             optimizer=args.optimizer,
-            master_dtype=args.master_dtype,
+            precision=Precision(args.master_dtype),
         )
     found = simulate(
         compiled,

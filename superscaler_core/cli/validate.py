@@ -11,6 +11,7 @@ from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, prog
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import check_memory, memory_of
 from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
+from superscaler_core.precision import Precision
 from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.report import moves_of
 from superscaler_core.schedules import Action, ScheduleError
@@ -40,7 +41,7 @@ def _findings(plan: Plan, args: argparse.Namespace) -> Iterator[tuple[str, str]]
     runs = sum(isinstance(event, Action) for event in made.scheduled)
     made.step_program.check()
     yield "order", f"{runs} forwards and backwards of stages, without a cycle"
-    moves = list(moves_of(made, topology_of(args), args.master_dtype))
+    moves = list(moves_of(made, topology_of(args), Precision(args.master_dtype)))
     num_proved = 0
     for proved in dict.fromkeys(plan for move in moves for plan in move.plans):
         proved.verify()
@@ -50,7 +51,7 @@ def _findings(plan: Plan, args: argparse.Namespace) -> Iterator[tuple[str, str]]
 
 
 def _memory(made: Materialized, args: argparse.Namespace) -> str:
-    options = {"optimizer": args.optimizer, "master_dtype": args.master_dtype}
+    options = {"optimizer": args.optimizer, "precision": Precision(args.master_dtype)}
     if args.memory_limit is None:
         found = memory_of(made, **options)
     else:

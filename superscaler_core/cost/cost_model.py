@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
 import rvdcomm as rv
+from superscaler_core.checks import one_of
 from superscaler_core.cost.comm_cost import CommCosts
 from superscaler_core.cost.memory_cost import MemoryCost, counted_once
 from superscaler_core.cost.move_times import MoveTimes
@@ -25,8 +26,9 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
-from superscaler_core.memory import STATES, check_states
+from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, OpSplit
+from superscaler_core.precision import Precision
 from superscaler_core.program.sharding import Sharding, shardings_of
 from superscaler_core.program.transfer import transfers
 from superscaler_core.program.weights import shared
@@ -75,7 +77,7 @@ class CostModel:
         topology: a topology with the devices of all splits.
         communication: how tensors move, as in ``simulate``.
         optimizer: one of ``memory.STATES``.
-        master_dtype: dtype of stored parameters; the model's if None.
+        precision: the dtypes of the training.
     """
 
     graph: Graph
@@ -83,11 +85,11 @@ class CostModel:
     topology: rv.Topology
     communication: str = "rvd"
     optimizer: str = "adam"
-    master_dtype: str | None = None
+    precision: Precision = Precision()
 
     def __post_init__(self) -> None:
-        master = check_states(self.optimizer, self.master_dtype)
-        object.__setattr__(self, "master_dtype", master)
+        one_of("optimizer", self.optimizer, STATES)
+        Precision.of(self.precision)
 
     @cached_property
     def times(self) -> OpTimes:
@@ -103,7 +105,7 @@ class CostModel:
     def _move_times(self) -> MoveTimes:
         update_secs = partial(self.times.update_secs, STATES[self.optimizer])
         move_secs, method = self.profile.move_secs, self.communication
-        return MoveTimes(self.comm_costs, method, move_secs, update_secs, self.master_dtype)
+        return MoveTimes(self.comm_costs, method, move_secs, update_secs, self.precision)
 
     # --- ops ------------------------------------------------------------------------------------
 
@@ -241,7 +243,7 @@ class CostModel:
 
     @cached_property
     def _memory(self) -> SplitMemory:
-        return SplitMemory(self.graph.updates, self.optimizer, self.master_dtype)
+        return SplitMemory(self.graph.updates, self.optimizer, self.precision)
 
     # --- stages ---------------------------------------------------------------------------------
 

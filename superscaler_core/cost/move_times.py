@@ -11,6 +11,7 @@ from superscaler_core.cost.prices import MAX_PRICES, EdgeCost, SyncCost
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.plan import OpSplit
+from superscaler_core.precision import Precision
 from superscaler_core.program.edges import is_inline
 from superscaler_core.program.sharding import Sharding, shardings_of
 from superscaler_core.program.transfer import Transfer, transfers
@@ -25,14 +26,14 @@ class MoveTimes:
         method: how tensors move.
         move_secs: additional time of each tensor.
         update_secs: time of the optimizer, by the bytes that a device stores.
-        master_dtype: dtype of stored parameters; the model's if None.
+        precision: the dtypes of the training.
     """
 
     comm_costs: CommCosts
     method: str
     move_secs: float
     update_secs: Callable[[int], float]
-    master_dtype: str | None
+    precision: Precision
 
     def secs(self, sub_transfers: Iterable[Transfer]) -> float:
         """Seconds of calls one after another."""
@@ -94,7 +95,7 @@ class MoveTimes:
         fetch = () if is_stored else transfers(stored, sharding.whole, of.shape, of.dtype)
         if not of.requires_grad:
             return SyncCost(self._calls(fetch), (), 0.0)
-        dtype = self.master_dtype or of.dtype
+        dtype = self.precision.stored(of.dtype)
         reduce = transfers(sharding, stored, of.shape, of.dtype)
         most = max(stored.num_elements.values()) * ITEM_BYTES[dtype]
         return SyncCost(

@@ -15,6 +15,7 @@ from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, OpSplit
+from superscaler_core.precision import Precision
 from superscaler_core.program.sharding import Sharding, shardings_of
 
 
@@ -25,12 +26,12 @@ class SplitMemory:
     Attributes:
         updates: for each parameter, by name, the op that updates it.
         optimizer: one of ``memory.STATES``.
-        master_dtype: dtype of stored parameters; the model's if None.
+        precision: the dtypes of the training.
     """
 
     updates: Mapping[str, Op]
     optimizer: str
-    master_dtype: str | None
+    precision: Precision
 
     def of(
         self, op: Op, split: OpSplit, keep: Kept, storage: tuple[OpSplit | None, ...]
@@ -75,7 +76,7 @@ class SplitMemory:
         weights = grads = stored_bytes = 0
         for i, where in zip(weights_of(op.form), storage, strict=True):
             of = op.inputs[i]
-            item_bytes = ITEM_BYTES[self.master_dtype or of.dtype]
+            item_bytes = self.precision.item_bytes(of.dtype)
             read = Sharding.of((0, *part.form.inputs[i]) for part in parts).num_elements[0]
             mine = (
                 read

@@ -4,8 +4,6 @@ from superscaler_core.memory.memory import (
     STATES,
     DeviceMemory,
     check_memory,
-    check_states,
-    master_name,
     memory_of,
     step_peaks_of,
 )
@@ -17,8 +15,6 @@ __all__ = [
     "StepPeak",
     "StepPeaks",
     "check_memory",
-    "check_states",
-    "master_name",
     "memory_of",
     "step_peaks_of",
 ]

@@ -16,6 +16,7 @@ from superscaler_core.memory.lowering import Lowering
 from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
+from superscaler_core.precision import Precision
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.sequence import Open
 from superscaler_core.program.sharding import MAX_SHARDINGS, Sharding
@@ -66,21 +67,21 @@ class Footprint:
 
 
 def footprints(
-    made: Materialized, device: Device, master_dtype: str | None = None
+    made: Materialized, device: Device, precision: Precision = Precision()
 ) -> Mapping[tuple[ActionKind, int], Footprint]:
     """The footprints of all runs of stages on a device, by kind and stage.
 
     Args:
         made: the plan.
         device: one of its devices.
-        master_dtype: dtype of stored parameters; the model's if None.
+        precision: the dtypes of the training.
     """
-    return _of_plan(made, master_dtype).of(made, device)
+    return _of_plan(made, precision).of(made, device)
 
 
-def alike_devices(made: Materialized, master_dtype: str | None = None) -> Iterable[Devices]:
+def alike_devices(made: Materialized, precision: Precision = Precision()) -> Iterable[Devices]:
     """The devices of a plan in groups, ascending, whose parts and shards have equal shapes."""
-    in_stages = _of_plan(made, master_dtype).alike
+    in_stages = _of_plan(made, precision).alike
     ends = {(use.sharding, use.storage) for use in made.weights.uses}
     ends |= {(sharding, sharding) for sharding in made.weights.storage.values()}
     shapes = list(starmap(_ends, ends))
@@ -100,8 +101,8 @@ class _Footprints:
         alike: for each device and stage, all devices whose parts have equal shapes.
     """
 
-    def __init__(self, made: Materialized, master_dtype: str | None) -> None:
-        self._master = master_dtype
+    def __init__(self, made: Materialized, precision: Precision) -> None:
+        self._precision = precision
         self.alike = _alike_in_stages(made)
         self._found: dict[tuple[int, Devices], Mapping[ActionKind, Footprint]] = {}
         self._of: dict[Device, Mapping[tuple[ActionKind, int], Footprint]] = {}
@@ -113,27 +114,27 @@ class _Footprints:
         found: dict[tuple[ActionKind, int], Footprint] = {}
         for stage, alike in self.alike.get(device, {}).items():
             if (stage, alike) not in self._found:
-                self._found[stage, alike] = _footprints_of(made, stage, alike, self._master)
+                self._found[stage, alike] = _footprints_of(made, stage, alike, self._precision)
             found |= {(kind, stage): f for kind, f in self._found[stage, alike].items()}
         self._of[device] = found
         return found
 
 
-_FOUND: WeakKeyDictionary[Materialized, dict[str | None, _Footprints]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[Materialized, dict[Precision, _Footprints]] = WeakKeyDictionary()
 
 
-def _of_plan(made: Materialized, master_dtype: str | None) -> _Footprints:
+def _of_plan(made: Materialized, precision: Precision) -> _Footprints:
     found = _FOUND.setdefault(made, {})
-    if master_dtype not in found:
-        found[master_dtype] = _Footprints(made, master_dtype)
-    return found[master_dtype]
+    if precision not in found:
+        found[precision] = _Footprints(made, precision)
+    return found[precision]
 
 
 def _footprints_of(
-    made: Materialized, stage: int, devices: Devices, master_dtype: str | None
+    made: Materialized, stage: int, devices: Devices, precision: Precision
 ) -> Mapping[ActionKind, Footprint]:
     """The footprints of a stage on devices, with the names of its gradients and segments."""
-    stored = StoredMemory(made, master_dtype)
+    stored = StoredMemory(made, precision)
     key = outline(made, stage, devices, stored)
     return _OUTLINES.of(key, lambda: _lowered(Lowering(made, stage, devices, stored)))
 

@@ -16,6 +16,7 @@ from superscaler_core.memory.step_memory import StepMemory
 from superscaler_core.memory.step_peaks import StepPeaks
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
+from superscaler_core.precision import Precision
 from superscaler_core.program.materialized import Materialized
 
 T = TypeVar("T")
@@ -23,7 +24,6 @@ T = TypeVar("T")
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """For each optimizer, its states per element, in the dtype of stored parameters."""
 
-_UPDATED = ("float16", "bfloat16", "float32", "float64")
 """Dtypes of stored parameters: those that optimizers update."""
 
 _ADVICE = {
@@ -99,7 +99,7 @@ class DeviceMemory:
 
 @paused_collector()
 def memory_of(
-    made: Materialized, *, optimizer: str = "adam", master_dtype: str | None = None
+    made: Materialized, *, optimizer: str = "adam", precision: Precision = Precision()
 ) -> dict[Device, DeviceMemory]:
     """The memory that every device of a plan needs.
 
@@ -109,22 +109,22 @@ def memory_of(
     Args:
         made: the plan.
         optimizer: one of ``STATES``.
-        master_dtype: dtype of stored parameters, as in ``load``; the model's if None.
+        precision: the dtypes of the training.
 
     Raises:
         PlanError: the optimizer or the dtype is not known.
         OrderError: the schedule cannot run.
     """
-    key = "memory", optimizer, check_states(optimizer, master_dtype)
-    return dict(made.known.of(key, lambda: _Account(made, optimizer, master_dtype).all()))
+    key = "memory", optimizer, precision
+    return dict(made.known.of(key, lambda: _Account(made, optimizer, precision).all()))
 
 
 @paused_collector()
 def step_peaks_of(
-    made: Materialized, *, optimizer: str = "adam", master_dtype: str | None = None
+    made: Materialized, *, optimizer: str = "adam", precision: Precision = Precision()
 ) -> dict[Device, StepPeaks]:
     """The peaks of all steps on every device; arguments and errors as for ``memory_of``."""
-    return _Account(made, optimizer, master_dtype).peaks()
+    return _Account(made, optimizer, precision).peaks()
 
 
 @paused_collector()
@@ -133,7 +133,7 @@ def check_memory(
     limit_bytes: int,
     *,
     optimizer: str = "adam",
-    master_dtype: str | None = None,
+    precision: Precision = Precision(),
 ) -> dict[Device, DeviceMemory]:
     """Like ``memory_of``; refuse a plan that needs more than ``limit_bytes`` on any device.
 
@@ -141,7 +141,7 @@ def check_memory(
         DeviceMemoryError: names the device that exceeds the limit most, its memory by kind, its
             largest tensors, and how to reduce the largest kind.
     """
-    account = _Account(made, optimizer, master_dtype)
+    account = _Account(made, optimizer, precision)
     found = account.all()
     worst = max(found, key=lambda device: found[device].total_bytes)
     need = found[worst]
@@ -158,38 +158,13 @@ def check_memory(
     )
 
 
-def check_states(optimizer: str, master_dtype: object) -> str | None:
-    """Refuse an unknown optimizer, or an unknown dtype of stored parameters.
-
-    Returns:
-        The name of the dtype.
-
-    Raises:
-        PlanError: the optimizer or the dtype is not known.
-    """
-    one_of("optimizer", optimizer, STATES)
-    return None if master_dtype is None else master_name(master_dtype)
-
-
-def master_name(dtype: object) -> str:
-    """The name of a dtype of stored parameters, which is given as torch's or by its name.
-
-    >>> master_name("torch.float32")  # as the text of ``torch.float32``
-    'float32'
-
-    Raises:
-        PlanError: it is no dtype that optimizers update.
-    """
-    return one_of("dtype of stored parameters", str(dtype).removeprefix("torch."), _UPDATED)
-
-
 class _Account:
     """Adds up the memory of devices."""
 
-    def __init__(self, made: Materialized, optimizer: str, master_dtype: str | None) -> None:
-        check_states(optimizer, master_dtype)
+    def __init__(self, made: Materialized, optimizer: str, precision: Precision) -> None:
+        one_of("optimizer", optimizer, STATES)
         self._made, self._num_states = made, STATES[optimizer]
-        self._stored = StoredMemory(made, master_dtype)
+        self._stored = StoredMemory(made, precision)
         self._steps = StepMemory(made, self._stored)
 
     def all(self) -> dict[Device, DeviceMemory]:
@@ -202,7 +177,7 @@ class _Account:
 
     def _of_all(self, find: Callable[[Device], T]) -> dict[Device, T]:
         """What is found for each device; devices that are alike share it."""
-        alike = alike_devices(self._made, self._stored.master_dtype)
+        alike = alike_devices(self._made, self._stored.precision)
         found = {device: mine for group in alike for mine in [find(group[0])] for device in group}
         return {device: found[device] for device in self._made.plan.devices}
 

@@ -35,7 +35,7 @@ def outline(
          *_numbers(use.sharding, use.storage, shardings))
         for use in made.weights.uses if here in use.sharding.shards or here in use.storage.shards
     )  # fmt: skip
-    stored_as = stored.master_dtype, frozenset(made.plan.on_host), made.plan.graph.loss.dtype
+    stored_as = stored.precision, frozenset(made.plan.on_host), made.plan.graph.loss.dtype
     return here, highest, runs, steps, ends, uses, stored_as, tuple(shardings)
 
 

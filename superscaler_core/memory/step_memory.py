@@ -13,6 +13,7 @@ from superscaler_core.memory.footprint import Footprint, footprints, runs_in_rev
 from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_form
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
+from superscaler_core.precision import Precision
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
 from superscaler_core.program.materialized import Materialized
@@ -84,7 +85,7 @@ class StepMemory:
     def _walk(self, device: Device) -> _Walk:
         """All runs of a step."""
         stored = self._stored
-        walk = _Walk(footprints(self._made, device, stored.master_dtype))
+        walk = _Walk(footprints(self._made, device, stored.precision))
         # All weights arrive at the start; all gradients leave at the end.
         walk.see(Moment(buffers=stored.fetched_bytes(device)))
         for event in self._made.events_on[device]:
@@ -111,7 +112,7 @@ class StepMemory:
 
     @cached_property
     def _staging(self) -> Mapping[Device, int]:
-        return staging_by_device(self._made, self._stored.master_dtype)
+        return staging_by_device(self._made, self._stored.precision)
 
     def _read(self, run: Action) -> Iterable[tuple[Edge, int, bool]]:
         """The results of edges that a run reads."""
@@ -217,17 +218,17 @@ Moves = tuple[tuple[Transfer, ...], str, Iterable[Device]]
 """Transfers, the dtype of what moves, and the devices that take part."""
 
 
-def staging_by_device(made: Materialized, master_dtype: str | None) -> Mapping[Device, int]:
+def staging_by_device(made: Materialized, precision: Precision) -> Mapping[Device, int]:
     """For each device, what its largest transfer of a step takes besides the shards at both ends.
 
     Args:
         made: the plan.
-        master_dtype: dtype of stored parameters, in which gradients move; the model's if None.
+        precision: the dtypes of the training.
     """
     # Equal ends have one tuple of transfers.
     known: dict[tuple[int, str], int] = {}
     found: dict[Device, int] = {}
-    for sub_transfers, dtype, devices in _moves(made, master_dtype):
+    for sub_transfers, dtype, devices in _moves(made, precision):
         key = id(sub_transfers), dtype
         if key not in known:
             sizes = (
@@ -240,14 +241,14 @@ def staging_by_device(made: Materialized, master_dtype: str | None) -> Mapping[D
     return found
 
 
-def _moves(made: Materialized, master_dtype: str | None) -> Iterable[Moves]:
+def _moves(made: Materialized, precision: Precision) -> Iterable[Moves]:
     for edge in made.edges.all:
         for sub_transfers in (edge.forward, edge.backward):
             yield sub_transfers, edge.tensor.dtype, edge.devices
     for use in made.weights.uses:
         devices = {*use.sharding.shards, *use.storage.shards}
         yield use.fetch, use.tensor.dtype, devices
-        yield use.reduce, master_dtype or use.tensor.dtype, devices
+        yield use.reduce, precision.stored(use.tensor.dtype), devices
 
 
 @lru_cache(maxsize=MAX_STAGED)

@@ -10,6 +10,7 @@ from itertools import chain
 
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device
+from superscaler_core.precision import Precision
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.sharding import Sharding
 from superscaler_core.program.verb import Phase, Verb
@@ -32,20 +33,20 @@ class StoredBytes:
 
 
 def stored_by_device(
-    storage: Mapping[PTensor, Sharding], hosted: Collection[str], master_dtype: str | None
+    storage: Mapping[PTensor, Sharding], hosted: Collection[str], precision: Precision
 ) -> Mapping[Device, StoredBytes]:
     """The parameters that each device stores, in bytes.
 
     Args:
         storage: where every parameter is stored.
         hosted: names of the parameters that are stored on the host.
-        master_dtype: dtype of stored parameters; the model's if None.
+        precision: the dtypes of the training.
     """
     # Most parameters are stored in the same way.
     alike = Counter((t.dtype, t.requires_grad, t.name in hosted, s) for t, s in storage.items())
     sums: dict[tuple[Device, bool, bool], int] = {}
     for (dtype, is_trained, is_hosted, sharding), count in alike.items():
-        item_bytes = ITEM_BYTES[master_dtype or dtype]
+        item_bytes = precision.item_bytes(dtype)
         for device, num_elements in sharding.num_elements.items():
             key = device, is_hosted, is_trained
             sums[key] = sums.get(key, 0) + count * num_elements * item_bytes
@@ -72,11 +73,11 @@ class StoredMemory:
 
     Args:
         made: the plan.
-        master_dtype: dtype of stored parameters; the model's if None.
+        precision: the dtypes of the training.
     """
 
-    def __init__(self, made: Materialized, master_dtype: str | None = None) -> None:
-        self._made, self.master_dtype = made, master_dtype
+    def __init__(self, made: Materialized, precision: Precision = Precision()) -> None:
+        self._made, self.precision = made, precision
         self._hosted = made.plan.on_host
 
     @cached_property
@@ -97,12 +98,12 @@ class StoredMemory:
 
     def item_bytes(self, tensor: PTensor) -> int:
         """Bytes of an element of a parameter where it is stored, and of its gradient."""
-        return ITEM_BYTES[self.master_dtype or tensor.dtype]
+        return self.precision.item_bytes(tensor.dtype)
 
     @cached_property
     def by_device(self) -> Mapping[Device, StoredBytes]:
         """The parameters that each device stores; a missing device stores none."""
-        return stored_by_device(self._made.weights.storage, self._hosted, self.master_dtype)
+        return stored_by_device(self._made.weights.storage, self._hosted, self.precision)
 
     def _stored(self, device: Device) -> StoredBytes:
         return self.by_device.get(device) or StoredBytes()
@@ -212,7 +213,7 @@ class StoredMemory:
     def _is_own(self, use: Use) -> bool:
         """Whether a use reads the stored tensor itself."""
         is_here = use.is_stored and not self._is_hosted(use.tensor)
-        return is_here and self.master_dtype in (None, use.tensor.dtype)
+        return is_here and self.precision.stored(use.tensor.dtype) == use.tensor.dtype
 
     # --- gradients ------------------------------------------------------------------------------
 

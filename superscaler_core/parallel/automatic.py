@@ -17,6 +17,7 @@ from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.planners.auto import Setting, auto
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.search.search import search
+from superscaler_core.precision import Precision
 from superscaler_core.run.same_call import SameCall
 from superscaler_core.run.transport import Transport
 
@@ -72,7 +73,7 @@ def searched(
     *,
     topology: rv.Topology | None = None,
     memory_limit: int | None = None,
-    master_dtype: str | None = None,
+    precision: Precision = Precision(),
     options: AutoOptions = AutoOptions(),
     can_cut: Callable[[int], bool] = lambda num: True,
 ) -> SProgram:
@@ -84,7 +85,7 @@ def searched(
         num_ranks: number of all ranks, which are numbered from 0.
         transport: shares the plan that was found.
         device: where this rank computes.
-        master_dtype: as in ``compile``.
+        precision: as in ``compile``.
         options: what the caller chose.
         can_cut: whether the loss of a batch is a sum over so many microbatches; called on the first
             rank.
@@ -116,7 +117,7 @@ def searched(
                 samples=() if batch == 1 or can_cut(_least_factor(batch)) else (batch,),
                 profile=chosen,
                 devices=range(num_ranks),
-                master_dtype=master_dtype,
+                precision=precision,
             )
             sprogram = found.best.candidate.sprogram
             assert isinstance(sprogram, Filling)

@@ -13,12 +13,12 @@ from torch import nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.memory import master_name
 from superscaler_core.parallel.automatic import AUTO, AutoOptions, searched
 from superscaler_core.parallel.batch import Batch
 from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.precision import Precision
 from superscaler_core.run.first_values import share_buffers
 from superscaler_core.run.same_call import SameCall
 from superscaler_core.run.transport import DistTransport
@@ -93,7 +93,7 @@ def parallelize(
     with calls.prepared("parallelize") as request:
         if not isinstance(said, Batch):
             raise PlanError(f'batch takes an ss.Batch, such as Batch(kind="local"), not {batch!r}.')
-        master_dtype = None if dtype is None else master_name(dtype)
+        precision = Precision(dtype)
         example = ModelCall.of(model, args, kwargs)
         chosen: AutoOptions | SProgram = (
             AutoOptions.of(options) if plan == AUTO else SProgram.of(plan, options)
@@ -108,7 +108,7 @@ def parallelize(
             "its options": _text(options or {}),
             "what a batch is": str(said),
             "results": str(tuple(results)),
-            "dtype": str(master_dtype),
+            "dtype": str(precision.master),
             "memory_limit": str(memory_limit),
             "the buffers of the model": "\n".join(
                 f"{name} {list(buffer.shape)} {buffer.dtype}" for name, buffer in buffers.items()
@@ -119,7 +119,7 @@ def parallelize(
         trial = Programs(model, SProgram.of("data_parallel"), world.num_ranks, is_silent=True)
         chosen = searched(
             model, example, world.num_ranks, transport, where, options=chosen,
-            topology=topology, memory_limit=memory_limit, master_dtype=master_dtype,
+            topology=topology, memory_limit=memory_limit, precision=precision,
             can_cut=partial(trial.can_cut, example),
         )  # fmt: skip
     programs = Programs(
@@ -131,7 +131,7 @@ def parallelize(
         is_silent=world.rank > 0,
         topology=topology,
         memory_limit=memory_limit,
-        master_dtype=master_dtype,
+        precision=precision,
     )
     return Parallel(programs, example, transport, seed=seed, dtype=dtype, device=where)
 

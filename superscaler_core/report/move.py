@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import rvdcomm as rv
+from superscaler_core.precision import Precision
 from superscaler_core.program.event import P2PSend
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.transfer import Transfer
@@ -69,15 +70,14 @@ class PricedMove:
 def moves_of(
     made: Materialized,
     topology: rv.Topology | None = None,
-    master_dtype: str | None = None,
+    precision: Precision = Precision(),
 ) -> Iterator[PricedMove]:
     """All communication of a step, without transfers where nothing moves.
 
     Args:
         made: the plan.
         topology: hosts and links; one host if None.
-        master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
-            None.
+        precision: the dtypes of the training.
     """
     sends = Counter((made.edge(e.name), e.is_back) for e in made.events if isinstance(e, P2PSend))
     for edge in made.edges.all:
@@ -91,7 +91,7 @@ def moves_of(
     for use in made.weights.uses:
         mine = [stage_of[op.index] for op, _ in use.readers]
         stages = min(mine, default=0), max(mine, default=0)
-        for way, sub_transfers, times in _ways_of(made, use, master_dtype):
+        for way, sub_transfers, times in _ways_of(made, use, precision):
             yield from _move(use.name, way, use.tensor.name, stages, times, sub_transfers, topology)
     graph = made.plan.graph
     last = stage_of[graph.producer[graph.loss].index]
@@ -99,7 +99,7 @@ def moves_of(
 
 
 def _ways_of(
-    made: Materialized, use: Use, master_dtype: str | None
+    made: Materialized, use: Use, precision: Precision
 ) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
     """The moves of a weight: once per step, or whenever its FSDP unit gathers or reduces."""
     fetches = reductions = 1
@@ -107,7 +107,7 @@ def _ways_of(
         fetches = made.counts[Verb.UNSHARD, use.unit]
         reductions = made.counts[Verb.REDUCE, use.unit]
     yield "fetch", use.fetch, fetches if use.is_fetched else 1
-    dtype = master_dtype or use.tensor.dtype
+    dtype = precision.stored(use.tensor.dtype)
     reduce = tuple(replace(sub_transfer, dtype=dtype) for sub_transfer in use.reduce)
     yield "reduce", reduce, reductions
 

@@ -10,6 +10,7 @@ from rvdcomm.units import bytes_text
 from superscaler_core.graph.opaque import opaque_notes
 from superscaler_core.memory.memory import DeviceMemory
 from superscaler_core.plan import Device, Plan
+from superscaler_core.precision import Precision
 from superscaler_core.program.events import schedule_of
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.report.move import moves_of
@@ -119,7 +120,7 @@ def report_of(
     plan: Plan,
     memory: Mapping[Device, DeviceMemory],
     topology: rv.Topology | None = None,
-    master_dtype: str | None = None,
+    precision: Precision = Precision(),
 ) -> Report:
     """The report of a plan.
 
@@ -128,8 +129,7 @@ def report_of(
         plan: the plan as its owner has it, with further notes.
         memory: the result of ``memory.memory_of``.
         topology: hosts and links; one host with a port for every device if None.
-        master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
-            None.
+        precision: the dtypes of the training.
 
     Raises:
         LayoutError: a device is not in the topology.
@@ -140,7 +140,7 @@ def report_of(
         f"{plan.graph.name}: {_count(len(plan.graph.ops), 'op')} on "
         f"{_count(len(plan.devices), 'device')}, {_count(plan.num_stages, 'stage')}, "
         f"{_count(plan.num_microbatches, 'microbatch', 'es')} ({schedule.name}{routes})",
-        rows_of(moves_of(made, topology, master_dtype)),
+        rows_of(moves_of(made, topology, precision)),
         memory,
         _level_names(topology),
         tuple(plan.notes),

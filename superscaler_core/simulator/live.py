@@ -36,7 +36,7 @@ def live_of(compiled: Compiled, timeline: StepTimeline) -> Mapping[Device, Serie
     Permanent memory, such as weights and gradients, is included all the time.
     """
     made = compiled.materialized
-    prints = {d: footprints(made, d, compiled.master_dtype) for d in timeline.devices}
+    prints = {d: footprints(made, d, compiled.precision) for d in timeline.devices}
     now = {
         device: memory.weights_bytes + memory.grads_bytes + memory.optimizer_bytes
         for device, memory in compiled.memory.items()

@@ -81,7 +81,7 @@ def simulate(
         topology_for(topology or made.topology, made.plan.devices)
     )
     # Profiles are compared by identity, so the entry keeps its profile alive.
-    key = id(profile), comm_costs.topology, methods, compiled.master_dtype, compiled.optimizer
+    key = id(profile), comm_costs.topology, methods, compiled.precision, compiled.optimizer
     _, timeline, update_secs = made.known.of(
         key, lambda: (profile, *_timed(compiled, profile, comm_costs, methods))
     )
@@ -106,10 +106,10 @@ def _timed(
 ) -> tuple[StepTimeline, Mapping[Device, float]]:
     """The events of a step in time, and the time of each device's optimizer."""
     made, times = compiled.materialized, OpTimes(profile)
-    stored = StoredMemory(made, compiled.master_dtype).by_device
+    stored = StoredMemory(made, compiled.precision).by_device
     num_states = STATES[compiled.optimizer]
     update_secs = optimizer_secs(stored, times, num_states, made.plan.devices)
-    work = Work(made, times, comm_costs, methods, compiled.master_dtype)
+    work = Work(made, times, comm_costs, methods, compiled.precision)
     return _timeline(made, work, update_secs, profile), update_secs
 
 

@@ -12,10 +12,10 @@ from superscaler_core.cost.comm_cost import CommCost, CommCosts, ticks
 from superscaler_core.cost.halves import halves
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.graph.graph import Op
-from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.known import Known
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
+from superscaler_core.precision import Precision
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.event import OverlappedPair, Pair, actions_in, pair_of
 from superscaler_core.program.instruction import StepInstruction
@@ -97,8 +97,7 @@ class Work:
         times: times of ops.
         comm_costs: times of communication.
         methods: methods of communication.
-        master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
-            None.
+        precision: the dtypes of the training.
     """
 
     def __init__(
@@ -107,10 +106,10 @@ class Work:
         times: OpTimes,
         comm_costs: CommCosts,
         methods: Methods,
-        master_dtype: str | None = None,
+        precision: Precision = Precision(),
     ) -> None:
         self._made, self._times, self._comm_costs = made, times, comm_costs
-        self._methods, self._master = methods, master_dtype
+        self._methods, self._precision = methods, precision
         self._stages: Known[Hashable, Any] = Known(MAX_BLOCKS)
         self._pairs: dict[
             tuple[Pair, bool, tuple[StepInstruction, ...]], tuple[WorkEvent, ...]
@@ -153,7 +152,7 @@ class Work:
     def _asked(self) -> tuple[object, ...]:
         """All that the times of a stage depend on besides the stage."""
         profile, topology = id(self._times.profile), self._comm_costs.topology
-        return profile, topology, self._methods, self._master, self._made.plan.on_host
+        return profile, topology, self._methods, self._precision, self._made.plan.on_host
 
     def pair(self, event: OverlappedPair, *, is_first: bool = False) -> Sequence[WorkEvent]:
         """The events of two actions that run as one; ``is_first`` is about the backward."""
@@ -270,7 +269,7 @@ class Work:
         run = ActionKind.FORWARD, stage_of_segment(instruction.name)
         name = "to host" if instruction.kind is Verb.OFFLOAD else "from host"
         for device in instruction.devices:
-            forward = footprints(self._made, device, self._master)[run]
+            forward = footprints(self._made, device, self._precision)[run]
             comm = self._copy(device, forward.offloaded_bytes[instruction.name])
             yield WorkEvent(name, (device,), comm.ticks, comm, is_copy=True)
 
@@ -282,7 +281,7 @@ class Work:
     def fetch(self, uses: Iterable[Use]) -> Iterable[WorkEvent]:
         """Fetch weights to their readers; copy those stored on the host to the device first."""
         chosen = list(uses)
-        yield from self._host_copies("from host", chosen, None)
+        yield from self._host_copies("from host", chosen, Precision())
         yield from self._together(
             "weights", [sub_transfer for use in chosen for sub_transfer in use.fetch]
         )
@@ -290,23 +289,22 @@ class Work:
     def reduce(self, uses: Iterable[Use]) -> Iterable[WorkEvent]:
         """Reduce gradients to where weights are stored; copy them to the host if needed."""
         chosen = [use for use in uses if use.reduce]
-        dtype = self._master
         sub_transfers = [
-            sub_transfer.of_dtype(dtype or sub_transfer.dtype)
+            sub_transfer.of_dtype(self._precision.stored(sub_transfer.dtype))
             for use in chosen
             for sub_transfer in use.reduce
         ]
         yield from self._together("gradients", sub_transfers)
-        yield from self._host_copies("to host", chosen, dtype)
+        yield from self._host_copies("to host", chosen, self._precision)
 
     def _host_copies(
-        self, name: str, uses: Iterable[Use], dtype: str | None
+        self, name: str, uses: Iterable[Use], precision: Precision
     ) -> Iterable[WorkEvent]:
         """Copies of the weights that each device stores on the host, in one call per device."""
         sizes: dict[Device, int] = {}
         for use in uses:
             if use.tensor.name in self._made.plan.on_host:
-                item_bytes = ITEM_BYTES[dtype or use.tensor.dtype]
+                item_bytes = precision.item_bytes(use.tensor.dtype)
                 for device, shard in use.storage.shards.items():
                     size = shard.box.num_elements * item_bytes
                     sizes[device] = sizes.get(device, 0) + size
@@ -321,7 +319,7 @@ class Work:
         work_events = (
             work_event for i in self._made.step_program.begin for work_event in self._in_phase(i)
         )
-        return (*self._host_copies("from host", alone, None), *work_events)
+        return (*self._host_copies("from host", alone, Precision()), *work_events)
 
     @cached_property
     def end(self) -> tuple[WorkEvent, ...]:
@@ -331,7 +329,7 @@ class Work:
         uses = [use for use in self._made.weights.uses if use.unit is None and use.reduce]
         alone = [use for use in uses if use not in reduced]
         work_events = (work_event for i in end for work_event in self._in_phase(i))
-        return (*work_events, *self._host_copies("to host", alone, self._master))
+        return (*work_events, *self._host_copies("to host", alone, self._precision))
 
     # --- communication --------------------------------------------------------------------------
 

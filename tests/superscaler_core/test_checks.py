@@ -47,20 +47,24 @@ def hybrid(**options: Any) -> None:
     [
         ("optimizer", "adamm", "no optimizer 'adamm'; there are sgd, .* Is it adam"),
         ("optimizer", None, "no optimizer None; there are sgd"),
-        ("master_dtype", "int8", "no dtype of stored parameters 'int8'; there are float16"),
-        ("master_dtype", torch.int8, "no dtype of stored parameters 'int8'"),
+        ("precision", "float32", r"precision='float32': it is an ss.Precision, such as"),
     ],
 )
-def test_wrong_optimizers_and_dtypes_are_refused_everywhere(
+def test_wrong_optimizers_and_precisions_are_refused_everywhere(
     use: Callable[..., object], option: str, given: object, words: str
 ) -> None:
     with pytest.raises(ss.PlanError, match=words):
         use(**{option: given})
 
 
-@pytest.mark.parametrize("use", [compiled, searched, costs])
-def test_a_dtype_of_torch_is_as_good_as_its_name(use: Callable[..., object]) -> None:
-    assert use(master_dtype=torch.float32)
+@pytest.mark.parametrize("dtype", ["int8", torch.int8])
+def test_dtypes_that_optimizers_do_not_update_are_refused(dtype: str | torch.dtype) -> None:
+    with pytest.raises(ss.PlanError, match="no dtype of stored parameters 'int8'; there are float"):
+        ss.Precision(dtype)
+
+
+def test_a_dtype_of_torch_is_as_good_as_its_name() -> None:
+    assert ss.Precision(torch.float32) == ss.Precision("float32")
 
 
 @pytest.mark.parametrize(

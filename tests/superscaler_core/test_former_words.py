@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plans import PLANS
@@ -46,3 +47,17 @@ def test_the_former_keyword_of_parallelize_has_the_same_effect() -> None:
         pytest.raises(ss.PlanError, match="zero3 takes no tp"),
     ):
         ss.parallelize(model, inputs, plan="zero3", knobs={"tp": 2})
+
+
+def test_the_former_keyword_of_compile_and_search_has_the_same_effect() -> None:
+    model, inputs = build("mlp", layers=4), example_inputs("mlp", 4, layers=4)
+    plan = ss.Plan(ss.capture(model, inputs), range(2))
+    PLANS["data_parallel"](plan)
+    topology = rv.Topology.single_host(2, 5e-6, 200e9)
+    with pytest.warns(FutureWarning, match=r"master_dtype=\.\.\. is precision=ss.Precision"):
+        assert ss.compile(plan, master_dtype="float64").precision == ss.Precision("float64")
+    with pytest.warns(FutureWarning, match=r"master_dtype=\.\.\. is precision=ss.Precision"):
+        found = ss.search(
+            plan.graph, topology=topology, batch=4, planner="by_hand", master_dtype="float64"
+        )
+    assert found.compiled.precision == ss.Precision("float64")

@@ -316,7 +316,7 @@ class _Priced:
 
     def _weights(self, ops: OpGroup) -> Iterator[WeightCosts]:
         """The parameters that the ops read on the device, each once."""
-        graph, master = self.plan.graph, self.costs.master_dtype
+        graph, precision = self.plan.graph, self.costs.precision
         read = {op.inputs[i]: (op, i) for op in reversed(ops) for i in weights_of(op.form)}
         found: dict[tuple[str, int, bool], list[int]] = {}
         for of, (op, i) in read.items():
@@ -328,7 +328,7 @@ class _Priced:
             num = sum(box.num_elements for box in boxes)
             sums = found.setdefault(key, [0, 0])
             sums[0] += num * ITEM_BYTES[of.dtype]
-            sums[1] += num * ITEM_BYTES[master or of.dtype] * of.requires_grad
+            sums[1] += num * precision.item_bytes(of.dtype) * of.requires_grad
         for (name, replicas, _), (num_bytes, grad_bytes) in found.items():
             yield WeightCosts(num_bytes, grad_bytes, replicas, name)
 

@@ -9,7 +9,6 @@ from superscaler_core.cost.neighbours import product_of
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.part import Part
-from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.setting import Setting
@@ -96,9 +95,9 @@ class Bounds:
     def state_bytes(self) -> int:
         """Bytes of the optimizer states and master weights of all trained weights."""
         trained = [t for t in self._graph.parameters.values() if t.requires_grad]
-        master, own = self.request.master_dtype, sum(tensor.num_bytes for tensor in trained)
-        num = sum(tensor.box.num_elements for tensor in trained)
-        each = own if master is None else num * ITEM_BYTES[master]
+        own = sum(tensor.num_bytes for tensor in trained)
+        item_bytes = self.request.precision.item_bytes
+        each = sum(tensor.box.num_elements * item_bytes(tensor.dtype) for tensor in trained)
         return (STATES[self.request.optimizer] + (each != own)) * each
 
 

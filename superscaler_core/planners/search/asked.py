@@ -11,9 +11,10 @@ from superscaler_core.checks import at_least, one_of
 from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.cost.presets import profile_of
 from superscaler_core.errors import PlanError
-from superscaler_core.memory import check_states
+from superscaler_core.memory import STATES
 from superscaler_core.plan import Device
 from superscaler_core.planners.search.request import SearchPlanner, Trial
+from superscaler_core.precision import Precision, former_precision
 
 Progress = Callable[[int, int, Trial | None], None]
 """Called after every trial.
@@ -47,7 +48,7 @@ class Search:
         samples: microbatch sizes to try; all divisors of the batch if empty.
         recycled: as in ``capture``, for a model.
         recycle: forwards without gradient per microbatch, for a model that recycles its results.
-        optimizer, master_dtype: as in ``compile``.
+        optimizer, precision: as in ``compile``.
         num_processes: processes that evaluate candidates side by side. More than one needs a main
             module that can be imported, as ``multiprocessing`` does.
         progress: called after every trial.
@@ -68,7 +69,7 @@ class Search:
     recycled: Mapping[str, int] | None = None
     recycle: int = 0
     optimizer: str = "adam"
-    master_dtype: str | None = None
+    precision: Precision = Precision()
     num_processes: int = 1
     progress: Progress | None = None
 
@@ -82,7 +83,8 @@ class Search:
             at_least(1.0, memory_bytes=self.memory_bytes)
         if not isinstance(self.topology, rv.Topology):
             raise PlanError(f"topology={self.topology!r}: it is an rvdcomm.Topology.")
-        check_states(self.optimizer, self.master_dtype)
+        one_of("optimizer", self.optimizer, STATES)
+        Precision.of(self.precision)
         _ = self.device_profile
 
     @classmethod
@@ -92,6 +94,9 @@ class Search:
         Raises:
             PlanError: a name or a value is not known, or ``topology`` or ``batch`` is missing.
         """
+        options = dict(options)
+        if "master_dtype" in options:
+            options["precision"] = former_precision(options.pop("master_dtype"))
         names = [each.name for each in fields(cls)]
         for name in options:
             one_of("option of search", name, names)

@@ -169,7 +169,7 @@ def compiled(
         filled(request, samples, sprogram, microbatches=microbatches, short=short),
         topology=request.topology,
         optimizer=request.optimizer,
-        master_dtype=request.master_dtype,
+        precision=request.precision,
     )
 
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import rvdcomm as rv
+from superscaler_core.checks import one_of
 from superscaler_core.cost import CostModel, DeviceProfile
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.graph import Graph
-from superscaler_core.memory import check_states
+from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, Plan
 from superscaler_core.planners.search.captured import Captured, GraphOf
+from superscaler_core.precision import Precision
 from superscaler_core.schedules import nf1b, one_f_one_b
 from superscaler_core.simulator.account import Breakdown
 
@@ -30,7 +32,7 @@ class Request:
         topology: hosts and links of these devices.
         profile: profile of every device.
         memory_bytes: memory of a device; no plan may need more.
-        optimizer, master_dtype: as in ``compile``.
+        optimizer, precision: as in ``compile``.
         recycle: forwards without gradient per microbatch, for a model that recycles its results.
         communication: how tensors move, as in ``simulate``.
         captured: the captured graphs, on which the chosen plan is checked. None if ``graph_of``
@@ -50,7 +52,7 @@ class Request:
     profile: DeviceProfile
     memory_bytes: int
     optimizer: str = "adam"
-    master_dtype: str | None = None
+    precision: Precision = Precision()
     recycle: int = 0
     communication: str = "rvd"
     captured: Captured | None = None
@@ -72,8 +74,7 @@ class Request:
             )
         if self.memory_bytes < 1:
             raise PlanError(f"memory of {self.memory_bytes} bytes: a device has 1 or more.")
-        name = check_states(self.optimizer, self.master_dtype)
-        object.__setattr__(self, "master_dtype", name)
+        one_of("optimizer", self.optimizer, STATES)
 
     @property
     def as_captured(self) -> Request:
@@ -103,7 +104,7 @@ class Request:
             self.profile,
             self.topology,
             optimizer=self.optimizer,
-            master_dtype=self.master_dtype,
+            precision=self.precision,
         )
 
 

@@ -63,7 +63,7 @@ def search(
     request = Request(
         graphs, sizes, how.batch, how.chosen_devices, how.topology, profile,
         profile.memory_bytes if how.memory_bytes is None else how.memory_bytes,
-        optimizer=how.optimizer, master_dtype=how.master_dtype, recycle=how.recycle,
+        optimizer=how.optimizer, precision=how.precision, recycle=how.recycle,
         captured=graphs.as_captured,
     )  # fmt: skip
     return search_request(

@@ -11,6 +11,7 @@ from superscaler_core.compiled import Compiled, compile
 from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Plan
+from superscaler_core.precision import Precision
 from superscaler_core.published.stages.alpa import alpa
 from superscaler_core.published.stages.cut import StageCut
 from superscaler_core.published.stages.dapple import dapple
@@ -42,7 +43,7 @@ def plan_stages(
     topology: rv.Topology,
     *,
     optimizer: str = "adam",
-    master_dtype: str | None = None,
+    precision: Precision = Precision(),
     blocks: Blocks | None = None,
     **options: Any,
 ) -> tuple[StageCut, Compiled]:
@@ -57,7 +58,7 @@ def plan_stages(
         problem: the stage problem of the model, as from ``price_stages``.
         planner: one of ``STAGE_PLANNERS``.
         topology: the topology of the devices.
-        optimizer, master_dtype: as in ``compile``.
+        optimizer, precision: as in ``compile``.
         blocks: the blocks of the graph; found by its structure if None.
         options: options of ``fill``.
 
@@ -73,7 +74,7 @@ def plan_stages(
             plan = Plan(graph, sorted(device for stage in cut.stages for device in stage.devices))
             plan.blocks = blocks or plan.blocks
             fill(plan, cut=cut, microbatches=problem.microbatches, **options)
-            made = compile(plan, topology=topology, optimizer=optimizer, master_dtype=master_dtype)
+            made = compile(plan, topology=topology, optimizer=optimizer, precision=precision)
             peak = max(memory.total_bytes for memory in made.memory.values())
             if peak <= problem.memory_bytes:
                 return cut, made

@@ -45,6 +45,6 @@ def cut_by(plan: Plan, *, request: Request, planner: Planner, samples: int, keep
     )  # fmt: skip
     cut, _ = plan_stages(
         plan.graph, problem, planner, request.topology, optimizer=request.optimizer,
-        master_dtype=request.master_dtype, blocks=blocks, vocabulary=vocabulary, keep=keep,
+        precision=request.precision, blocks=blocks, vocabulary=vocabulary, keep=keep,
     )  # fmt: skip
     fill(plan, cut=cut, microbatches=num, vocabulary=vocabulary, keep=keep)

@@ -48,20 +48,20 @@ def segments(plan: ss.Plan, device: int = 0) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("def stage0_segment")]
 
 
-def test_plan_on_one_device_has_one_segment() -> None:
-    assert len(segments(on_one(ss.Plan(branched(), [0])))) == 1
-
-
 def test_each_recomputed_group_is_a_separate_segment() -> None:
     plan = on_one(ss.Plan(branched(), [0]))
+    assert len(segments(plan)) == 1
     plan.recompute(plan.graph.ops[1:4], plan.graph.ops[4:6])
     assert len(segments(plan)) == 4
     text = ss.compile(plan).files[0]
     assert "recomputed=frozenset(['stage0_segment1', 'stage0_segment2'])" in text
 
 
-def test_segment_comments_name_the_modules_of_the_ops() -> None:
-    text = ss.compile(on_one(ss.Plan(two_linears(), [0]))).files[0]
+def test_comments_name_the_modules_of_a_segment_and_the_notes_of_a_plan() -> None:
+    plan = on_one(ss.Plan(two_linears(), [0]))
+    plan.note("sums are taken twice")
+    text = ss.compile(plan).files[0]
+    assert "Not what the model says: sums are taken twice." in text
     assert [line.strip() for line in text.splitlines() if line.startswith("    # ")] == [
         "# up", "# act", "# down", "# loss",
     ]  # fmt: skip
@@ -75,12 +75,6 @@ def test_generated_files_are_deterministic() -> None:
         return dict(ss.compile(plan).files)
 
     assert files() == files()
-
-
-def test_notes_of_a_plan_appear_in_the_generated_file() -> None:
-    plan = on_one(ss.Plan(two_linears(), [0]))
-    plan.note("sums are taken twice")
-    assert "Not what the model says: sums are taken twice." in ss.compile(plan).files[0]
 
 
 def test_device_without_work_has_a_step_without_computation() -> None:

@@ -89,7 +89,6 @@ def test_sum_of_costs_of_a_chain_equals_its_simulated_step(
 @pytest.mark.parametrize(
     ("model", "plan", "microbatches"),
     [
-        ("mlp", "data_parallel", 1),
         ("gpt", "data_parallel", 3),
         ("gpt", "megatron", 1),
         ("gpt", "megatron_sp", 3),
@@ -142,20 +141,12 @@ def test_an_edge_costs_what_its_rvdcomm_plan_costs() -> None:
     assert edge.forward_secs == pytest.approx(plan.cost.secs, rel=1e-12)
 
 
-def test_stages_on_other_devices_cost_the_same_on_one_host() -> None:
-    costs = costs_of()
-    ops = costs.graph.ops[:2]
-    splits = {op: OpSplit.grid(op.sizes, [0, 1], [(next(iter(op.sizes)), 2)]) for op in ops}
-    here, there = (costs.stage_cost(ops, devices, splits) for devices in ([0, 1], [2, 3]))
-    assert here.step_secs(2) == there.step_secs(2)
-
-
 def test_gradients_are_reduced_in_the_dtype_of_storage() -> None:
     model = graph("plain")
     op = model.ops[0]
     split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
     half, full = (
-        CostModel(model, PROFILES["a100"], ONE_HOST, master_dtype=dtype).sync_cost(
+        CostModel(model, PROFILES["a100"], ONE_HOST, precision=ss.Precision(dtype)).sync_cost(
             op.parameters[0], split
         )
         for dtype in ("float32", "float64")
@@ -167,25 +158,16 @@ def test_gradients_are_reduced_in_the_dtype_of_storage() -> None:
 def test_calls_of_the_same_devices_share_latency_but_not_tensor_overhead() -> None:
     calls = [CallSecs((0, 1), 1e-3, 2e-3), CallSecs((0, 1), 3e-3, 5e-3)]
     assert together(calls, 1e-4) == pytest.approx(3e-3 + 7e-3 + 2e-4)
+    apart = [CallSecs((0, 1), 1e-3, 2e-3), CallSecs((2, 3), 3e-3, 5e-3)]
+    assert together(apart) == pytest.approx(8e-3)
 
 
-def test_calls_of_different_devices_run_at_the_same_time() -> None:
-    calls = [CallSecs((0, 1), 1e-3, 2e-3), CallSecs((2, 3), 3e-3, 5e-3)]
-    assert together(calls) == pytest.approx(8e-3)
-
-
-def test_edge_cost_of_a_parameter_is_rejected() -> None:
+def test_costs_of_the_wrong_kind_of_tensor_are_rejected() -> None:
     costs = costs_of()
     op = costs.graph.ops[0]
     split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
     with pytest.raises(PlanError, match="of parameters ask sync_cost"):
         costs.edge_cost(op.parameters[0], split, split)
-
-
-def test_sync_cost_of_an_activation_is_rejected() -> None:
-    costs = costs_of()
-    op = costs.graph.ops[0]
-    split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
     with pytest.raises(PlanError, match="of activations ask edge_cost"):
         costs.sync_cost(op.outputs[0], split)
 

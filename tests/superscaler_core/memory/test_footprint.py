@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import superscaler_core as ss
 from superscaler_core.compiled import Compiled
 from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import Footprint, footprints
@@ -159,7 +160,7 @@ def test_predicted_memory_with_float32_storage_is_near_a_real_step(
     plan: str, tmp_path: Path
 ) -> None:
     case = replace(case_of(plan), dtype="bfloat16")
-    made = replace(case.compiled(), master_dtype="float32")
+    made = replace(case.compiled(), precision=ss.Precision("float32"))
     for rank, size in step_bytes(made, case, tmp_path, torch.float32).items():
         assert made.memory[rank].step_bytes == pytest.approx(size, rel=0.1)
 

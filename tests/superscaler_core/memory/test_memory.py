@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+import superscaler_core as ss
 from superscaler_core import models, plans
 from superscaler_core.compiled import Compiled, compile
-from superscaler_core.errors import DeviceMemoryError, PlanError
+from superscaler_core.errors import DeviceMemoryError
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory.footprint import footprints
@@ -81,8 +82,8 @@ def coefficients(plan_name: str) -> list[tuple[float, float]]:
 
 def mean_bytes(graph: Graph, plan_name: str, num_devices: int) -> list[float]:
     """Mean bytes of weights, gradients and optimizer states of a device, without open windows."""
-    made = compiled(graph, plan_name, num_devices, master_dtype="float32")
-    stored = StoredMemory(made.materialized, "float32")
+    made = compiled(graph, plan_name, num_devices, precision=ss.Precision("float32"))
+    stored = StoredMemory(made.materialized, made.precision)
     kinds = [
         [stored.resting_bytes(device) for device in range(num_devices)],
         [grads_bytes(made, device) for device in range(num_devices)],
@@ -93,7 +94,7 @@ def mean_bytes(graph: Graph, plan_name: str, num_devices: int) -> list[float]:
 
 def grads_bytes(made: Compiled, device: int) -> int:
     """Bytes of the gradients of weights after the backward, in float32."""
-    backward = footprints(made.materialized, device, "float32")["B", 0]
+    backward = footprints(made.materialized, device, made.precision)["B", 0]
     return sum(backward.grads.values())
 
 
@@ -120,7 +121,7 @@ def test_optimizer_states_have_the_size_and_dtype_of_stored_weights(
 ) -> None:
     graph = graph_of("mlp")
     params = sum(t.box.num_elements for t in graph.parameters.values())
-    made = compiled(graph, "single", 1, optimizer=optimizer, master_dtype=master)
+    made = compiled(graph, "single", 1, optimizer=optimizer, precision=ss.Precision(master))
     assert made.memory[0].optimizer_bytes == states * item_bytes * params
 
 
@@ -131,8 +132,7 @@ def test_optimizer_states_have_the_size_and_dtype_of_stored_weights(
 def test_predicted_weight_bytes_equal_those_of_a_rank_between_steps(
     plan_name: str, master: torch.dtype | None, tmp_path: Path
 ) -> None:
-    name = None if master is None else "float64"
-    made = compiled(graph_of(), plan_name, 2, master_dtype=name)
+    made = compiled(graph_of(), plan_name, 2, precision=ss.Precision(master))
     folder = made.save(tmp_path)
 
     def work(trainer: Trainer) -> int:
@@ -144,7 +144,7 @@ def test_predicted_weight_bytes_equal_those_of_a_rank_between_steps(
         return sum({place.data_ptr(): place.nbytes() for place in places}.values())
 
     found = run_threads(folder, work, range(2), dtype=master)
-    stored = StoredMemory(made.materialized, name)
+    stored = StoredMemory(made.materialized, made.precision)
     for rank, size in found.items():
         assert stored.resting_bytes(rank) == size
 
@@ -283,18 +283,3 @@ def test_suggested_remedy_depends_on_the_largest_kind_of_memory(
     graph = graph_of("mlp", inputs=512, hidden=512)
     with pytest.raises(DeviceMemoryError, match=option):
         compiled(graph, plan_name, 1 if plan_name == "single" else 4, memory_limit=1)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"optimizer": "adan"}, "there is no optimizer 'adan'; there are sgd"),
-        (
-            {"master_dtype": "float23"},
-            "no dtype of stored parameters 'float23'; there are float16",
-        ),
-    ],
-)
-def test_unknown_optimizer_and_dtype_are_rejected(options: dict[str, str], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        compiled(graph_of("mlp"), "single", 1, **options).memory  # noqa: B018 - it is computed

@@ -55,7 +55,7 @@ def attention_by_hand(block: Block, x: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize(("size", "window", "shift"), [(8, 4, 0), (8, 4, 2), (6, 3, 1), (4, 4, 0)])
+@pytest.mark.parametrize(("size", "window", "shift"), [(8, 4, 2), (6, 3, 1), (4, 4, 0)])
 def test_window_attention_equals_masked_attention_over_the_image(
     size: int, window: int, shift: int
 ) -> None:
@@ -79,7 +79,7 @@ def test_to_windows_makes_square_windows_and_is_invertible() -> None:
     assert torch.equal(from_windows(windows, 6, 3), x)
 
 
-@pytest.mark.parametrize("preset", ["201M", "355M", "2.1B", "5.9B", "11.6B", "29B"])
+@pytest.mark.parametrize("preset", ["201M", "29B"])
 def test_presets_have_the_parameter_counts_in_their_names(preset: str) -> None:
     with torch.device("meta"):
         model = build("swin", preset)
@@ -109,11 +109,8 @@ def test_patch_merge_belongs_to_the_following_block() -> None:
 # --- its plans ----------------------------------------------------------------------------------
 
 CASES = [
-    Case("data_parallel", 3, model="swin", batch=3),
     Case("megatron", 4, model="swin", optimizer="adamw"),
     Case("zero3", 2, model="swin"),
-    Case("recompute", 2, model="swin"),
-    Case("one_f_one_b", 3, {"microbatches": 3}, model="swin", batch=1),
     Case("hybrid", 4, {"tp": 2, "pp": 2, "zero1": True, "keep": Keep.SEGMENT_INPUTS,
          "microbatches": 2},
          model="swin", batch=1),
@@ -132,7 +129,7 @@ def test_tensor_parallel_has_two_all_reduces_per_layer_and_direction() -> None:
     assert kinds(reductions(made)) == {}
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("tp", [1, 2])
 def test_gradients_of_offset_biases_are_reduced_at_the_size_of_the_weight(tp: int) -> None:
     made = Case("hybrid", 4, {"tp": tp, "microbatches": 1}, model="swin").compiled()
     backs = [edge.tensor.name for edge in made.materialized.edges.all if edge.backward]

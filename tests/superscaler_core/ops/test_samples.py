@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ CASES: dict[str, tuple[Callable[[], Tensor], float, float]] = {
         f"poisson of {rate}": (
             lambda rate=rate: ops.poisson(of(rate), 2, lo=(0,), shape=(NUM,)), rate, rate
         )
-        for rate in (0.3, 4.0, 250.0, 1e5)
+        for rate in (0.3, 4.0, 1e5)
     },
     "binomial": (lambda: ops.binomial(of(7), of(0.3), 3, lo=(0,), shape=(NUM,)), 2.1, 1.47),
     **{
@@ -72,7 +73,10 @@ def test_permutation_has_every_number_once_and_every_number_everywhere() -> None
         lambda x, **at: ops.poisson(x, 1, **at),
         lambda x, **at: ops.binomial(x.floor(), x / 50, 2, **at),
         lambda x, **at: ops.standard_gamma(x, 3, **at),
-        lambda x, lo, shape: ops.integers(4, 0, 9, lo=lo, extent=x.shape, shape=shape, **DEVICE),
+        *(
+            lambda x, draw=draw, **at: draw(4, extent=x.shape, **at, **DEVICE)
+            for draw in (partial(ops.integers, low=0, high=9), ops.uniform, ops.normal)
+        ),
     ],
 )
 def test_a_box_draws_what_the_whole_tensor_draws(draw: Callable[..., Tensor]) -> None:

@@ -30,19 +30,3 @@ def test_values_that_are_not_known_raise_plan_error(options: dict[str, Any], mat
 def test_option_given_as_a_text_is_read_as_in_the_text_of_the_plan() -> None:
     texts = SProgram.of("hybrid", {"tp": "2", "sizes": "3,1", "keep": "block_inputs"})
     assert texts.options == SProgram.of("hybrid:tp=2,sizes=3,1,keep=block_inputs").options
-
-
-@pytest.mark.parametrize(
-    "options, match",
-    [
-        ({"optimizer": "adamm"}, "there is no optimizer 'adamm'; there are sgd"),
-        ({"master_dtype": "int8"}, "no dtype of stored parameters 'int8'"),
-    ],
-)
-def test_compile_refuses_unknown_optimizers_and_dtypes(options: dict[str, Any], match: str) -> None:
-    plan = ss.Plan(ss.capture(net(), (batch(),)), [0])
-    for op in plan.graph.ops:
-        plan.op_assign(op, 0)
-    with pytest.raises(ss.PlanError, match=match):
-        ss.compile(plan, **options)
-    assert ss.compile(plan, master_dtype=torch.float32).master_dtype == "float32"

@@ -25,33 +25,26 @@ def cut(plan: ss.Plan) -> ss.Op:
 def test_grid_equals_the_split_by_op_trans_and_op_assign() -> None:
     plan = ss.Plan(two_linears(), range(4))
     grid = OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 2), (None, 2)])
-    assert plan.op_split(cut(plan)) is grid
-
-
-def test_op_split_has_the_parts_of_the_decisions() -> None:
-    plan = ss.Plan(two_linears(), range(4))
     op = cut(plan)
-    assert plan.op_split(op).parts == plan.decisions.parts[op.name]
+    assert plan.op_split(op) is grid
+    assert grid.parts == plan.decisions.parts[op.name]
 
 
-def test_op_split_reflects_a_later_op_trans() -> None:
-    plan = ss.Plan(two_linears(), range(8))
+def test_op_split_reflects_later_decisions() -> None:
+    plan = ss.Plan(two_linears(), range(4))
     op = cut(plan)
     before = plan.op_split(op)
-    plan.op_trans(op, ss.split("n", 2))
-    assert len(plan.op_split(op).parts) == 2 * len(before.parts)
-
-
-def test_op_split_reflects_a_later_op_assign() -> None:
-    plan = ss.Plan(two_linears(), range(4))
-    op = cut(plan)
     plan.op_assign(plan.parts(op)[0], 2)
     assert plan.op_split(op).devices == (0, 1, 2)
+    plan.op_trans(op, ss.split("n", 2))
+    assert len(plan.op_split(op).parts) == 2 * len(before.parts)
 
 
 def test_split_can_be_moved_to_other_devices_in_order() -> None:
     grid = OpSplit.grid(SIZES, [0, 1], [("n", 2)])
     assert grid.on([5, 7, 9]) is OpSplit.grid(SIZES, [5, 7], [("n", 2)])
+    with pytest.raises(PlanError, match="it has 2 devices"):
+        grid.on([3])
 
 
 def test_two_axes_on_one_loop_equal_one_axis_of_their_product() -> None:
@@ -71,11 +64,6 @@ def test_two_axes_on_one_loop_equal_one_axis_of_their_product() -> None:
 def test_invalid_grid_raises_plan_error(devices: Any, axes: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         OpSplit.grid(SIZES, devices, axes)
-
-
-def test_too_few_devices_are_refused() -> None:
-    with pytest.raises(PlanError, match="it has 2 devices"):
-        OpSplit.grid(SIZES, [0, 1], [("b", 2)]).on([3])
 
 
 def test_unsplit_update_is_stored_on_its_assigned_device_and_survives_a_copy() -> None:

@@ -92,7 +92,7 @@ def test_devices_hold_the_weights_of_two_stages(zero1: bool) -> None:
     straight = Case("one_f_one_b", 4, options, sizes=DEEP).compiled()
     both = Case("chimera", 4, {**options, "zero1": zero1}, sizes=DEEP).compiled()
     once, twice = (
-        [StoredMemory(one.materialized, None).trained_bytes(d) for d in range(4)]
+        [StoredMemory(one.materialized).trained_bytes(d) for d in range(4)]
         for one in (straight, both)
     )
     assert sum(twice) == sum(once) * (1 if zero1 else 2)

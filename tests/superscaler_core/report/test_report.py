@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import rvdcomm as rv
+import superscaler_core as ss
 from superscaler_core import models, plans
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import PlanError
@@ -46,11 +47,9 @@ def compiled(*args: Any, **options: Any) -> Compiled:
 
 
 CASES = [
-    ("gpt", "data_parallel", 2, {}),
     ("gpt", "megatron_sp", 4, {}),
     ("gpt", "zero2", 2, {}),
     ("gpt", "zero3", 2, {}),
-    ("gpt", "one_f_one_b", 2, {"microbatches": 3}),
     ("gpt", "hybrid", 4, {"pp": 2, "microbatches": 2}),
     ("gpt", "chimera", 4, {"pp": 2, "zero1": True}),
     ("moe", "expert_parallel", 2, {}),
@@ -70,8 +69,10 @@ def test_reported_bytes_equal_the_bytes_that_ranks_send(
     tmp_path: Path,
 ) -> None:
     plan = planned(name, plan_name, num_devices, **options)
-    made = compile(plan, master_dtype=None if master is None else "float64")
+    made = compile(plan, precision=ss.Precision(master))
     assert made.report().sent_bytes == moved_bytes(made, name, tmp_path, master)
+    texts = [str(made.report()), explain_ops(made.plan)]
+    assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
 
 
 def moved_bytes(made: Compiled, name: str, folder: Path, master: torch.dtype | None = None) -> int:
@@ -102,16 +103,7 @@ def test_reported_bytes_equal_sent_bytes_with_a_window_in_two_stages(
     assert made.report().sent_bytes == moved_bytes(made, "gpt", tmp_path)
 
 
-@pytest.mark.parametrize("name, plan_name, num_devices, options", CASES)
-def test_lines_of_the_report_fit_in_100_columns(
-    name: str, plan_name: str, num_devices: int, options: dict[str, Any]
-) -> None:
-    made = compiled(name, plan_name, num_devices, **options)
-    texts = [str(made.report()), explain_ops(made.plan)]
-    assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
-
-
-@pytest.mark.parametrize("plan_name", ["megatron", "zero3", "data_parallel"])
+@pytest.mark.parametrize("plan_name", ["megatron", "zero3"])
 def test_more_layers_increase_counts_but_not_rows(plan_name: str) -> None:
     few, many = (compiled("gpt", plan_name, 2, layers).report().rows for layers in (2, 5))
     assert len(few) == len(many) <= 20
@@ -254,7 +246,7 @@ def test_unknown_edge_is_rejected() -> None:
 # --- text ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [30, 41, 60, 100])
+@pytest.mark.parametrize("width", [30, 100])
 def test_table_fits_its_width_and_keeps_all_words(width: int) -> None:
     rows = [["e0", "layers.0.attn, norm and more", "12 KiB"], ["e1", "a" * 8, "3 MiB"]]
     text = table(["edge", "tensors", "bytes"], rows, width)

@@ -295,7 +295,7 @@ def test_bytes_per_parameter_on_device_and_host_are_those_of_zero_offload(
     name: str, num: int
 ) -> None:
     case = Case(name, num, model="mlp", sizes={**MLP, "layers": 8}, dtype="bfloat16")
-    compiled = ss.compile(case.compiled().plan, master_dtype="float32", optimizer="adam")
+    compiled = ss.compile(case.compiled().plan, precision=ss.Precision("float32"), optimizer="adam")
     num_parameters = weights_of(compiled)
     for memory in compiled.memory.values():
         # Float32 weights, gradients and two states; ZeRO's table has 14 with gradients of 2 bytes.

@@ -137,7 +137,9 @@ def test_estimated_time_and_memory_are_near_the_simulation(text: str) -> None:
 def test_estimates_include_master_weights_and_uneven_blocks(
     model: Callable[[int], ss.Graph], text: str
 ) -> None:
-    secs, num_bytes = factors(replace(REQUEST, graph_of=model, master_dtype="float32"), text)
+    secs, num_bytes = factors(
+        replace(REQUEST, graph_of=model, precision=ss.Precision("float32")), text
+    )
     assert 1 / SECS < secs < SECS
     assert 1 / BYTES < num_bytes < BYTES
 

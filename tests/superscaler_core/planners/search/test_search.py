@@ -381,10 +381,6 @@ def test_auto_finds_a_plan_for_look_ups_without_blocks() -> None:
         ({"memory_bytes": 0}, "memory_bytes=0: it is a number of at least 1"),
         ({"profile": "a1000"}, "no profile 'a1000'; there are v100"),
         ({"optimizer": "adamm"}, "there is no optimizer 'adamm'; there are sgd"),
-        (
-            {"master_dtype": "float33"},
-            "no dtype of stored parameters 'float33'; there are",
-        ),
     ],
 )
 def test_invalid_arguments_of_a_search_raise_plan_error(

@@ -1,0 +1,87 @@
+"""CallOptions: what a call is asked for besides its tensors and layouts, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypedDict
+
+import torch
+
+from rvdcomm.api.float8 import Scale
+from rvdcomm.layout import Topology
+
+Dtypes = torch.dtype | Mapping[str, torch.dtype]
+"""One dtype for all tensors, or some by name."""
+
+
+class CallOptions(NamedTuple):
+    """Options of ``redistribute`` and of ``redistribute_many``, which say what each one means.
+
+    Either function takes them as one value, by name, or both; an option given by name counts.
+
+    >>> CallOptions(executor="dist")._replace(memory_limit=2**30).memory_limit
+    1073741824
+    """
+
+    group: Any = None
+    topology: Topology | None = None
+    executor: str | None = None
+    memory_limit: int | None = None
+    dtype: Dtypes | None = None
+    shape: tuple[int, ...] | None = None
+    requires_grad: bool | None = None
+    replica_grads: str = "parts"
+    names: Callable[[str], str] | None = None
+    dst_dtype: Dtypes | None = None
+    scale: Scale | Mapping[str, Scale] | None = None
+
+
+class ByName(TypedDict, total=False):
+    """The same options as keywords; type checkers read them."""
+
+    group: Any
+    topology: Topology | None
+    executor: str | None
+    memory_limit: int | None
+    dtype: Dtypes | None
+    shape: tuple[int, ...] | None
+    requires_grad: bool | None
+    replica_grads: str
+    names: Callable[[str], str] | None
+    dst_dtype: Dtypes | None
+    scale: Scale | Mapping[str, Scale] | None
+
+
+AS_USUAL = CallOptions()
+_TAKEN_BY_BOTH = frozenset({"group", "topology", "executor", "memory_limit", "dtype"})
+TAKEN = {
+    "redistribute": _TAKEN_BY_BOTH | {"shape", "requires_grad", "replica_grads"},
+    "redistribute_many": _TAKEN_BY_BOTH | {"names", "dst_dtype", "scale"},
+}
+"""The options of each function, by its name."""
+
+
+def filled(function: str, options: CallOptions, by_name: Mapping[str, Any]) -> CallOptions:
+    """The options of a call.
+
+    Raises:
+        TypeError: the function has no such option; as any wrong keyword, on this rank alone.
+    """
+    taken = TAKEN[function]
+    if not by_name.keys() <= taken:
+        _check(function, by_name.keys() - taken)
+    if options is AS_USUAL:
+        return CallOptions(**by_name) if by_name else options
+    if not isinstance(options, CallOptions):
+        raise TypeError(f"options={options!r}: it is an rvdcomm.CallOptions.")
+    named = zip(options._fields, options, AS_USUAL, strict=True)
+    _check(function, {name for name, given, usual in named if given is not usual} - taken)
+    return options._replace(**by_name)
+
+
+def _check(function: str, unknown: set[str]) -> None:
+    if unknown:
+        raise TypeError(
+            f"{function} takes no {', '.join(sorted(unknown))}; its options are "
+            f"{', '.join(sorted(TAKEN[function]))}."
+        )
