@@ -24,7 +24,7 @@ from rvdcomm.program import Program
 from rvdcomm.program.text import MAX_TEXT_BOXES
 from rvdcomm.program.verify import MAX_SYMBOLS, verify
 from rvdcomm.run.agree import read_post
-from rvdcomm.run.request import Request
+from rvdcomm.run.request import TransitionRequest
 from rvdcomm.run.shared_memory.rendezvous import SocketChannel, unix_socket
 from rvdcomm.text import MAX_INTEGER, integer, quoted
 from tests.program.test_verify import GATHER, GOOD, MASK, REDUCE, SUM
@@ -376,7 +376,7 @@ def test_hostile_arguments_are_rejected(option: str, value: str) -> None:
 
 # --- posts of other ranks -----------------------------------------------------------------------
 
-GOOD_REQUEST = Request("R(1)V(1)D(2)", "R(2)V(1)D(1)", (4,), None, (2,), None, ("int8",))
+GOOD_REQUEST = TransitionRequest("R(1)V(1)D(2)", "R(2)V(1)D(1)", (4,), None, (2,), None, ("int8",))
 
 
 @pytest.mark.parametrize(
@@ -407,18 +407,20 @@ def test_post_that_is_no_json_object_raises_value_error(data: bytes) -> None:
 )
 def test_request_with_an_invalid_entry_raises_comm_error(name: str, value: object) -> None:
     with pytest.raises(CommError, match=r"what a rank posted is no request: .* one version"):
-        Request.from_json({**GOOD_REQUEST.to_json(), name: value})
+        TransitionRequest.from_json({**GOOD_REQUEST.to_json(), name: value})
 
 
 def test_request_with_a_missing_entry_raises_comm_error() -> None:
     values = GOOD_REQUEST.to_json()
     del values["dst"]
     with pytest.raises(CommError, match=r"is no request: \['dst'.*missing"):
-        Request.from_json(values)
+        TransitionRequest.from_json(values)
 
 
 def test_request_survives_a_json_round_trip() -> None:
-    assert Request.from_json(json.loads(json.dumps(GOOD_REQUEST.to_json()))) == GOOD_REQUEST
+    assert (
+        TransitionRequest.from_json(json.loads(json.dumps(GOOD_REQUEST.to_json()))) == GOOD_REQUEST
+    )
 
 
 @pytest.mark.parametrize(

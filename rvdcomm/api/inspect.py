@@ -13,7 +13,7 @@ from rvdcomm.api.tensors import fault_of_mode, place_within
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Topology, dtype_name
 from rvdcomm.run.choice import executor_name
-from rvdcomm.run.request import Request
+from rvdcomm.run.request import TransitionRequest
 from rvdcomm.run.world import World
 from rvdcomm.text import quoted
 
@@ -39,7 +39,7 @@ def request_of(
     asked: CallOptions = AS_USUAL,
     *,
     misuse: str | None = None,
-) -> Request:
+) -> TransitionRequest:
     """The request of this rank; never raises, whatever was passed.
 
     Errors are recorded in the request, so that all ranks raise them. ``misuse`` describes an error
@@ -47,10 +47,10 @@ def request_of(
     """
     misuse = misuse or fault_of_mode() or _misuse_of_arguments(src, dst, asked)
     if misuse is not None:
-        return Request(str(src), str(dst), None, None, None, None, (), misuse=misuse)
+        return TransitionRequest(str(src), str(dst), None, None, None, None, (), misuse=misuse)
     given = [each.dtype for each in (tensor, out) if each is not None]
     dtypes = [*given, asked.dtype] if asked.dtype else given
-    return Request(
+    return TransitionRequest(
         src=str(src),
         dst=str(dst),
         shape=asked.shape,

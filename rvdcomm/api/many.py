@@ -23,7 +23,7 @@ from rvdcomm.api.tensors import resolved, written
 from rvdcomm.api.traced import breaks_graph
 from rvdcomm.collector import paused_collector
 from rvdcomm.layout import Layout
-from rvdcomm.plans.fill import Batch
+from rvdcomm.plans.fill import BundleBatch
 from rvdcomm.program import is_src, shard_index
 from rvdcomm.run import pool
 from rvdcomm.run.choice import compiled_many
@@ -229,7 +229,7 @@ class _Mover:
         given = next(iter((*request.tensors.values(), *request.out.values())), None)
         return self._device if given is None else given.device
 
-    def _slot(self, batch: Batch, program: RankProgram, buffer: str) -> _Slot:
+    def _slot(self, batch: BundleBatch, program: RankProgram, buffer: str) -> _Slot:
         member = self._bundle.members[batch.members[shard_index(buffer)]]
         transition = program.program.transition(buffer)
         shape = shard_shape(transition.layout(buffer), self._rank)

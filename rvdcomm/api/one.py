@@ -18,7 +18,7 @@ from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, ranges_text
 from rvdcomm.run.agree import Post, exchange_posts
 from rvdcomm.run.request import (
-    Request,
+    TransitionRequest,
     check_in_group,
     common_device,
     known_shape,
@@ -125,7 +125,7 @@ def _agreed_before(world: World, key: tuple[Any, ...]) -> tuple[Redistributor | 
 
 def _agreed(
     world: World,
-    request: Request,
+    request: TransitionRequest,
     key: tuple[Any, ...],
     src: Layout | str,
     dst: Layout | str,
@@ -157,7 +157,7 @@ def _agreed(
 
 def _compiled(
     world: World,
-    request: Request,
+    request: TransitionRequest,
     posts: Mapping[int, Post],
     src: Layout | str,
     dst: Layout | str,
@@ -167,7 +167,7 @@ def _compiled(
 
     The adjoint is compiled here too, because all ranks take part in this call.
     """
-    requests = {rank: Request.from_json(post) for rank, post in posts.items()}
+    requests = {rank: TransitionRequest.from_json(post) for rank, post in posts.items()}
     made = resolve(requests, src, dst, asked.topology, world.size)
     grad = needs_grad(requests, made)
     devices = {rank: request.device for rank, request in requests.items()}

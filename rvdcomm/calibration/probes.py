@@ -20,7 +20,7 @@ Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProbeKind:
     """A transfer by the RVDs of its ends; ``{k}`` stands for the number of ranks of an end."""
 
     name: str
@@ -29,15 +29,15 @@ class Kind:
 
 
 INSIDE = (
-    Kind("all_to_all", "R(1)V(1)D({k},1)", "R(1)V(1)D(1,{k})"),
-    Kind("all_gather", "R(1)V(1)D({k},1)", "R({k})V(1)D(1,1)"),
-    Kind("reduce_scatter", "R(1)V({k})D(1,1)", "R(1)V(1)D({k},1)"),
+    ProbeKind("all_to_all", "R(1)V(1)D({k},1)", "R(1)V(1)D(1,{k})"),
+    ProbeKind("all_gather", "R(1)V(1)D({k},1)", "R({k})V(1)D(1,1)"),
+    ProbeKind("reduce_scatter", "R(1)V({k})D(1,1)", "R(1)V(1)D({k},1)"),
 )
 """Transfers inside one group."""
 
 BETWEEN = (
-    Kind("swap", "R(1)V(1)D({k},1)", "R(1)V(1)D({k},1)"),
-    Kind("transfer", "R(1)V(1)D({k},1)", "R(1)V(1)D(1,{k})"),
+    ProbeKind("swap", "R(1)V(1)D({k},1)", "R(1)V(1)D({k},1)"),
+    ProbeKind("transfer", "R(1)V(1)D({k},1)", "R(1)V(1)D(1,{k})"),
 )
 """Transfers between two groups: each rank swaps data with one rank of the other group, or every
 rank of one group sends to every rank of the other."""
@@ -48,7 +48,7 @@ class Probe:
     """A kind of transfer that sets of ranks run at once; a set is (src ranks, dst ranks)."""
 
     level: int
-    kind: Kind
+    kind: ProbeKind
     ends: tuple[tuple[Ranks, Ranks], ...]
 
     def plan(self, i: int, num_bytes: int, topology: Topology) -> Plan:

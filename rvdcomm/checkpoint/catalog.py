@@ -18,7 +18,7 @@ from rvdcomm.checkpoint.hugging_face import (
     read_indexed,
 )
 from rvdcomm.checkpoint.safetensors_file import Header, read_header
-from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor
+from rvdcomm.checkpoint.stored import Catalog, StoredBlock, StoredTensor
 from rvdcomm.errors import CheckpointError
 from rvdcomm.json_file import entry
 from rvdcomm.layout import Box
@@ -108,7 +108,7 @@ def _metadata(headers: Mapping[str, Header]) -> dict[str, tuple[str, ...]]:
 
 def _dcp_safetensors(folder: Folder, headers: Mapping[str, Header]) -> Catalog:
     root = folder.root
-    blocks: dict[str, list[Block]] = {}
+    blocks: dict[str, list[StoredBlock]] = {}
     dtypes: dict[str, str] = {}
     for file, header in headers.items():
         offsets = _offsets(root / file, header)
@@ -119,7 +119,7 @@ def _dcp_safetensors(folder: Folder, headers: Mapping[str, Header]) -> Catalog:
                     f"{root}: shards of {quoted(name)} are {dtypes[name]} and {found.dtype}."
                 )
             box = Box(lo, tuple(a + n for a, n in zip(lo, found.shape, strict=True)))
-            blocks.setdefault(name, []).append(Block.whole(extent_of(file, found), box))
+            blocks.setdefault(name, []).append(StoredBlock.whole(extent_of(file, found), box))
     tensors = {}
     for name, found_blocks in blocks.items():
         num_dims = {len(block.box.lo) for block in found_blocks}

@@ -18,7 +18,7 @@ from rvdcomm.checkpoint.archive import digest
 from rvdcomm.checkpoint.folder import Folder, check_file_name
 from rvdcomm.checkpoint.inert import MAX_BYTES, Global, Pairs, PickledCall, inert
 from rvdcomm.checkpoint.safetensors_file import Header, read_header
-from rvdcomm.checkpoint.stored import Block, Catalog, Extent, StoredTensor
+from rvdcomm.checkpoint.stored import Catalog, Extent, StoredBlock, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.layout import Box, dtype_name
 from rvdcomm.text import quoted
@@ -91,7 +91,7 @@ class _Described:
 
     dtype: str
     shape: tuple[int, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[StoredBlock, ...]
 
 
 def _joined(folder: Folder, name: str, parts: list[_Described]) -> StoredTensor:
@@ -109,9 +109,9 @@ def _joined(folder: Folder, name: str, parts: list[_Described]) -> StoredTensor:
     return StoredTensor(name, dtype, shape, tuple(blocks))
 
 
-def _check_replicas(folder: Folder, name: str, dtype: str, blocks: list[Block]) -> None:
+def _check_replicas(folder: Folder, name: str, dtype: str, blocks: list[StoredBlock]) -> None:
     """Refuse values that several ranks saved under one name and that differ, such as counters."""
-    first: dict[Box, tuple[Block, object]] = {}
+    first: dict[Box, tuple[StoredBlock, object]] = {}
     for block in blocks:
         if block.extent is None or block.box.is_empty:
             continue
@@ -210,13 +210,15 @@ def _tensor(name: str, entry: Any, places: dict[Any, Any], headers: _Headers) ->
     return _Described(dtype, _size(fields.get("size")), blocks)
 
 
-def _block(name: str, dtype: str, chunk: Any, places: dict[Any, Any], headers: _Headers) -> Block:
+def _block(
+    name: str, dtype: str, chunk: Any, places: dict[Any, Any], headers: _Headers
+) -> StoredBlock:
     fields = _fields(chunk, _TYPES + "ChunkStorageMetadata")
     lo, shape = _size(fields.get("offsets")), _size(fields.get("sizes"))
     if (name, lo) not in places or len(lo) != len(shape):
         raise CheckpointError(f"the chunk of {quoted(name)} at {quoted(lo)} is in no file")
     box = Box(lo, tuple(a + b for a, b in zip(lo, shape, strict=True)))
-    return Block.whole(headers.extent(name, dtype, box, places[name, lo]), box)
+    return StoredBlock.whole(headers.extent(name, dtype, box, places[name, lo]), box)
 
 
 def _fields(value: Any, name: str) -> dict[str, Any]:

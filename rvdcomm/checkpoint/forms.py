@@ -101,7 +101,7 @@ class Safetensors:
             checksums = {rank: iter(files[name].segments[1:]) for rank, name in batch.files.items()}
             for target in batch.targets:
                 shards = {
-                    rank: manifest.Shard(batch.files[rank], next(checksums[rank])[1])
+                    rank: manifest.StoredShard(batch.files[rank], next(checksums[rank])[1])
                     for rank in target.layout.ranks
                 }
                 tensors[target.name] = manifest.ShardedTensor(target.dtype, target.layout, shards)

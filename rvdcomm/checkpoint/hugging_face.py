@@ -14,7 +14,7 @@ from pathlib import Path
 from rvdcomm.checkpoint import manifest
 from rvdcomm.checkpoint.folder import Folder, check_file_name
 from rvdcomm.checkpoint.safetensors_file import Header, TensorEntry, read_header
-from rvdcomm.checkpoint.stored import Block, Extent, StoredTensor
+from rvdcomm.checkpoint.stored import Extent, StoredBlock, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.json_file import entry
 from rvdcomm.layout import Box
@@ -159,7 +159,7 @@ def _whole_tensor(index: Path, name: str, file: str, header: Header) -> StoredTe
         raise CheckpointError(
             f"{index} says that {quoted(name)} is in {file}, which does not hold it."
         )
-    block = Block.whole(extent_of(file, found), Box.of_shape(found.shape))
+    block = StoredBlock.whole(extent_of(file, found), Box.of_shape(found.shape))
     return StoredTensor(name, found.dtype, found.shape, (block,))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from rvdcomm.checkpoint.checksums import check_checksum
 from rvdcomm.checkpoint.folder import Folder, check_file_name
 from rvdcomm.checkpoint.safetensors_file import Header, read_header
-from rvdcomm.checkpoint.stored import Block, Extent, StoredTensor
+from rvdcomm.checkpoint.stored import Extent, StoredBlock, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.json_file import entry, parse_json
 from rvdcomm.layout import Layout, dtype_name
@@ -100,7 +100,7 @@ def check_committed(
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class StoredShard:
     """A rank's shard of a tensor: the file that has it, and the checksum of its bytes."""
 
     file: str
@@ -113,7 +113,7 @@ class ShardedTensor:
 
     dtype: str
     layout: Layout
-    shards: Mapping[int, Shard]
+    shards: Mapping[int, StoredShard]
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _tensor(name: str, value: Any, files: list[str]) -> ShardedTensor:
     return ShardedTensor(dtype, layout, dict(zip(sorted(layout.ranks), found, strict=True)))
 
 
-def _shard(name: str, value: Any, files: list[str]) -> Shard:
+def _shard(name: str, value: Any, files: list[str]) -> StoredShard:
     if (
         not isinstance(value, list)
         or [type(v) for v in value] != [int, str]
@@ -224,7 +224,7 @@ def _shard(name: str, value: Any, files: list[str]) -> Shard:
             f"tensor {quoted(name)} has the shard {quoted(value)}; expected [file number, checksum]"
         )
     try:
-        return Shard(files[value[0]], check_checksum(value[1]))
+        return StoredShard(files[value[0]], check_checksum(value[1]))
     except CheckpointError as error:
         raise CheckpointError(f"tensor {quoted(name)}: {error}") from None
 
@@ -263,7 +263,9 @@ def stored_tensors(
     return out, headers
 
 
-def _block(folder: Folder, name: str, tensor: ShardedTensor, rank: int, header: Header) -> Block:
+def _block(
+    folder: Folder, name: str, tensor: ShardedTensor, rank: int, header: Header
+) -> StoredBlock:
     cell, shard = tensor.layout.cell(rank), tensor.shards[rank]
     found = header.entries.get(name)
     if found is None or (found.dtype, found.shape) != (tensor.dtype, cell.box.shape):
@@ -279,4 +281,4 @@ def _block(folder: Folder, name: str, tensor: ShardedTensor, rank: int, header: 
             f"{folder.root / FILE_NAME}: tensor {quoted(name)}, rank {rank}: {error}."
         ) from None
     extent = Extent(shard.file, found.start, found.num_bytes, found.shape, checksum=checksum)
-    return Block.whole(extent, cell.box, cell.part)
+    return StoredBlock.whole(extent, cell.box, cell.part)

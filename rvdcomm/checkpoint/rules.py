@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rvdcomm.checkpoint.folder import read_file
-from rvdcomm.checkpoint.steps import KINDS, Step, step_of, toml_text
+from rvdcomm.checkpoint.steps import KINDS, RuleStep, step_of, toml_text
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, parse_ranges, ranges_text
 from rvdcomm.text import quoted
@@ -55,14 +55,14 @@ class Rules:
     layouts: tuple[tuple[str, str], ...]
     rename: tuple[tuple[str, str], ...]
     ranks: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[RuleStep, ...]
 
     def __init__(
         self,
         layouts: Mapping[str, str] | None = None,
         rename: Mapping[str, str] | None = None,
         ranks: Iterable[int] = (0,),
-        steps: Iterable[Step] = (),
+        steps: Iterable[RuleStep] = (),
     ) -> None:
         object.__setattr__(self, "layouts", tuple((layouts or {}).items()))
         object.__setattr__(self, "rename", tuple((rename or {}).items()))
@@ -212,7 +212,7 @@ class Rules:
         return layout
 
 
-def _key(step: Step) -> tuple[str, str]:
+def _key(step: RuleStep) -> tuple[str, str]:
     """The table and the key of a step in TOML."""
     return step.kind, step.names
 

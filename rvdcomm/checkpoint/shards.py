@@ -32,8 +32,8 @@ from rvdcomm.checkpoint.manifest import (
     KEY_PREFIX,
     Manifest,
     Mark,
-    Shard,
     ShardedTensor,
+    StoredShard,
 )
 from rvdcomm.checkpoint.reader import bytes_of
 from rvdcomm.checkpoint.safetensors_file import read_header
@@ -257,7 +257,7 @@ def _owner_of(folder: Folder, ranks: list[int], save_id: str | None) -> str:
 
 def _manifest(folder: Folder, ranks: list[int], owner: str) -> Manifest:
     root = folder.root
-    found: dict[str, dict[int, Shard]] = {}
+    found: dict[str, dict[int, StoredShard]] = {}
     kinds: dict[str, tuple[str, str]] = {}
     saves: dict[str, str] = {}
     first: tuple[int, Saved] | None = None
@@ -271,7 +271,7 @@ def _manifest(folder: Folder, ranks: list[int], owner: str) -> Manifest:
                     f"{root}: rank {rank} saved {name!r} as {' '.join(kind)}, a rank before it as "
                     f"{' '.join(kinds[name])}."
                 )
-            found.setdefault(name, {})[rank] = Shard(file, checksum)
+            found.setdefault(name, {})[rank] = StoredShard(file, checksum)
             saves[file] = mark.save
         first = first or (rank, saved)
         _check_same_save(root, first, (rank, saved))

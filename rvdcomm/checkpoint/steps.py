@@ -1,7 +1,7 @@
 """Steps: how the tensors of a checkpoint are cut, joined, turned and padded on their way.
 
-A step maps tensors to tensors. It moves no data: a ``Block`` of the result says which box of which
-stored array has its elements, so the result is read by ranges like any stored tensor.
+A step maps tensors to tensors. It moves no data: a ``StoredBlock`` of the result says which box of
+which stored array has its elements, so the result is read by ranges like any stored tensor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rvdcomm.checkpoint.stored import Block, StoredTensor
+from rvdcomm.checkpoint.stored import StoredBlock, StoredTensor
 from rvdcomm.checkpoint.template import Template
 from rvdcomm.checkpoint.views import moved, permuted, with_dim, with_value, without_dim
 from rvdcomm.errors import LayoutError
@@ -33,7 +33,7 @@ def toml_text(value: str | int | tuple[Any, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
+class RuleStep:
     """A step of ``Rules``: one line of the table ``[kind]``, whose key is ``names``.
 
     Laws (tests/checkpoint/test_steps.py): ``Rules.parse(str(Rules(steps=[x]))).steps == (x,)``;
@@ -99,7 +99,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Split(Step):
+class Split(RuleStep):
     """Cuts a tensor along a dim, such as fused q, k and v.
 
     Args:
@@ -148,7 +148,7 @@ class Split(Step):
 
 
 @dataclass(frozen=True)
-class Concat(Step):
+class Concat(RuleStep):
     """Joins tensors along a dim; undoes ``Split``.
 
     Args:
@@ -188,7 +188,7 @@ class Concat(Step):
                 f"{self}: dim {dim} of {odd[0].name!r} {list(odd[0].shape)} is not cut into "
                 f"{self.groups} equal groups."
             )
-        blocks: list[Block] = []
+        blocks: list[StoredBlock] = []
         for i, part in enumerate(parts):
             size, group, before = sizes[i] // self.groups, sum(sizes) // self.groups, sum(sizes[:i])
             pieces = [
@@ -200,7 +200,7 @@ class Concat(Step):
 
 
 @dataclass(frozen=True)
-class Unstack(Step):
+class Unstack(RuleStep):
     """Takes a tensor apart along a dim, such as stacked experts.
 
     Args:
@@ -231,7 +231,7 @@ class Unstack(Step):
 
 
 @dataclass(frozen=True)
-class Stack(Step):
+class Stack(RuleStep):
     """Stacks tensors along a new dim; undoes ``Unstack``.
 
     Args:
@@ -284,7 +284,7 @@ class Stack(Step):
 
 
 @dataclass(frozen=True)
-class Transpose(Step):
+class Transpose(RuleStep):
     """Permutes the dims of tensors: dim k of the result is dim ``dims[k]``."""
 
     dims: tuple[int, ...]
@@ -307,7 +307,7 @@ class Transpose(Step):
 
 
 @dataclass(frozen=True)
-class Crop(Step):
+class Crop(RuleStep):
     """Keeps the first ``size`` indices of a dim, such as the words of a padded vocabulary."""
 
     size: int
@@ -327,7 +327,7 @@ class Crop(Step):
 
 
 @dataclass(frozen=True)
-class Pad(Step):
+class Pad(RuleStep):
     """Adds zeros at the end of a dim, up to ``size`` or to the next multiple of ``multiple``."""
 
     size: int = 0
@@ -352,11 +352,13 @@ class Pad(Step):
             )
         shape = with_value(tensor.shape, dim, size)
         zeros = Box(with_value((0,) * len(shape), dim, before), shape)
-        added = [] if zeros.is_empty else [Block(zeros, None, p) for p in range(tensor.num_parts)]
+        added = (
+            [] if zeros.is_empty else [StoredBlock(zeros, None, p) for p in range(tensor.num_parts)]
+        )
         return [_tensor(tensor.name, shape, [*tensor.blocks, *added], tensor)]
 
 
-KINDS: dict[str, type[Step]] = {
+KINDS: dict[str, type[RuleStep]] = {
     step.kind: step for step in (Split, Unstack, Transpose, Crop, Pad, Concat, Stack)
 }
 """The kinds of steps, by the names of their tables, in the order in which steps are applied."""
@@ -366,18 +368,18 @@ KINDS: dict[str, type[Step]] = {
 
 
 def _tensor(
-    name: str, shape: tuple[int, ...], blocks: Iterable[Block], like: StoredTensor
+    name: str, shape: tuple[int, ...], blocks: Iterable[StoredBlock], like: StoredTensor
 ) -> StoredTensor:
     return StoredTensor(name, like.dtype, shape, tuple(blocks), like.num_parts)
 
 
-def _all(step: Step, tensors: Tensors, names: list[str]) -> list[StoredTensor]:
+def _all(step: RuleStep, tensors: Tensors, names: list[str]) -> list[StoredTensor]:
     if missing := [name for name in names if name not in tensors]:
         raise LayoutError(f"{step} needs {quoted(missing)[1:-1]} beside {names[0]!r}.")
     return [tensors[name] for name in names]
 
 
-def _check_alike(step: Step, parts: list[StoredTensor], shapes: list[tuple[int, ...]]) -> None:
+def _check_alike(step: RuleStep, parts: list[StoredTensor], shapes: list[tuple[int, ...]]) -> None:
     kinds = [(p.dtype, p.num_parts, shape) for p, shape in zip(parts, shapes, strict=True)]
     if odd := [part for part, kind in zip(parts, kinds, strict=True) if kind != kinds[0]]:
         raise LayoutError(
@@ -386,14 +388,14 @@ def _check_alike(step: Step, parts: list[StoredTensor], shapes: list[tuple[int, 
         )
 
 
-def _check_parts(step: Step, parts: tuple[str, ...], at_least: int) -> None:
+def _check_parts(step: RuleStep, parts: tuple[str, ...], at_least: int) -> None:
     if len(parts) < at_least or len(set(parts)) != len(parts):
         raise LayoutError(f"{step}: give {at_least} or more different parts.")
     for part in parts:
         Template(part).check_like(Template(step.names))
 
 
-def step_of(kind: str, names: str, values: Any) -> Step:
+def step_of(kind: str, names: str, values: Any) -> RuleStep:
     """The step of one line of a table, from the values of TOML or JSON.
 
     Raises:

@@ -40,7 +40,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StoredBlock:
     """The elements of a box of a tensor: a box of a stored array, or zeros.
 
     Attributes:
@@ -59,7 +59,7 @@ class Block:
     at: tuple[int, ...] = ()
 
     @classmethod
-    def whole(cls, extent: Extent, box: Box, part: int = 0) -> Block:
+    def whole(cls, extent: Extent, box: Box, part: int = 0) -> StoredBlock:
         """The block of a whole array, which has the shape of the box."""
         return cls(box, extent, part, tuple(range(len(extent.shape))), (0,) * len(extent.shape))
 
@@ -92,7 +92,7 @@ class StoredTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[StoredBlock, ...]
     num_parts: int = 1
 
     def __post_init__(self) -> None:
@@ -126,13 +126,13 @@ class StoredTensor:
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @cached_property
-    def chosen(self) -> tuple[Block, ...]:
+    def chosen(self) -> tuple[StoredBlock, ...]:
         """One replica of every part and box, parts ascending.
 
         The choice depends on the tensor's name, so that the reads of many tensors are spread over
         the files of all replicas.
         """
-        replicas: dict[tuple[int, Box], list[Block]] = {}
+        replicas: dict[tuple[int, Box], list[StoredBlock]] = {}
         for block in self.blocks:
             if not block.box.is_empty:
                 replicas.setdefault((block.part, block.box), []).append(block)
@@ -169,7 +169,7 @@ class Catalog:
         return tuple(sorted({extent.file for extent in extents if extent is not None}))
 
 
-def _place(block: Block) -> tuple[str, int]:
+def _place(block: StoredBlock) -> tuple[str, int]:
     return ("", 0) if block.extent is None else (block.extent.file, block.extent.start)
 
 

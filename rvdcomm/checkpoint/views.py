@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rvdcomm.checkpoint.stored import Block
+from rvdcomm.checkpoint.stored import StoredBlock
 from rvdcomm.layout import Box
 
 
-def moved(blocks: Iterable[Block], dim: int, pieces: Iterable[tuple[int, int, int]]) -> list[Block]:
+def moved(
+    blocks: Iterable[StoredBlock], dim: int, pieces: Iterable[tuple[int, int, int]]
+) -> list[StoredBlock]:
     """Blocks of the ranges ``[lo, hi)`` of a dim, each moved so that it begins at ``to``."""
     return [
         found
@@ -19,7 +21,7 @@ def moved(blocks: Iterable[Block], dim: int, pieces: Iterable[tuple[int, int, in
     ]
 
 
-def _ranged(block: Block, dim: int, lo: int, hi: int, by: int) -> Block | None:
+def _ranged(block: StoredBlock, dim: int, lo: int, hi: int, by: int) -> StoredBlock | None:
     lo, hi = max(block.box.lo[dim], lo), min(block.box.hi[dim], hi)
     if lo >= hi:
         return None
@@ -28,14 +30,14 @@ def _ranged(block: Block, dim: int, lo: int, hi: int, by: int) -> Block | None:
     return replace(block, box=box, at=block.stored(inner).lo)
 
 
-def without_dim(block: Block, dim: int) -> Block:
+def without_dim(block: StoredBlock, dim: int) -> StoredBlock:
     """A block that has one index of a dim, without this dim."""
     lo, hi = block.box.lo, block.box.hi
     dims = tuple(None if d is None or d == dim else d - (d > dim) for d in block.dims)
     return replace(block, box=Box(lo[:dim] + lo[dim + 1 :], hi[:dim] + hi[dim + 1 :]), dims=dims)
 
 
-def with_dim(block: Block, dim: int, i: int) -> Block:
+def with_dim(block: StoredBlock, dim: int, i: int) -> StoredBlock:
     """A block with a new dim, of which it has index ``i``."""
     lo, hi = block.box.lo, block.box.hi
     dims = tuple(None if d is None else d + (d >= dim) for d in block.dims)
@@ -48,7 +50,7 @@ def with_value(values: tuple[int, ...], dim: int, value: int) -> tuple[int, ...]
     return (*values[:dim], value, *values[dim + 1 :])
 
 
-def permuted(block: Block, dims: tuple[int, ...]) -> Block:
+def permuted(block: StoredBlock, dims: tuple[int, ...]) -> StoredBlock:
     """A block whose dim k is dim ``dims[k]`` of the given block."""
     lo, hi = (tuple(ends[d] for d in dims) for ends in (block.box.lo, block.box.hi))
     return replace(

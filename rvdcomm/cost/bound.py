@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from rvdcomm.cost.ports import Cost, PortSecs
-from rvdcomm.layout import Box, Ints, Layout, Mask, Placement, Topology
+from rvdcomm.layout import Box, Holdings, Ints, Layout, Mask, Topology
 
 MAX_MASK_ELEMENTS = 3 << 26
 """Largest mask of homes and atoms, in elements of a byte; larger pairs are bounded by boxes."""
@@ -98,7 +98,7 @@ class _Atoms:
             sizes = np.multiply.outer(sizes, np.diff(np.array(cut, dtype=np.int64)))
         return cls(sizes.reshape(-1), cuts)
 
-    def masks(self, placement: Placement, homes: dict[int, int], num_homes: int) -> Mask:
+    def masks(self, placement: Holdings, homes: dict[int, int], num_homes: int) -> Mask:
         """[num_parts, num_homes, atoms]: whether a home's ranks hold a part of an atom."""
         out = np.zeros((placement.num_parts, num_homes, len(self.sizes)), dtype=np.bool_)
         index = [{bound: i for i, bound in enumerate(cut)} for cut in self.cuts]

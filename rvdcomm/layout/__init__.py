@@ -23,7 +23,7 @@ from rvdcomm.layout.layout import (
     widest_pieces,
 )
 from rvdcomm.layout.link import Link
-from rvdcomm.layout.placement import Holding, Placement
+from rvdcomm.layout.placement import Holding, Holdings
 from rvdcomm.layout.presets import PRESETS
 from rvdcomm.layout.rvd import RVD
 from rvdcomm.layout.topology import (
@@ -53,12 +53,12 @@ __all__ = [
     "Cell",
     "Cuts",
     "Holding",
+    "Holdings",
     "Ints",
     "Layout",
     "Level",
     "Link",
     "Mask",
-    "Placement",
     "Topology",
     "View",
     "balanced_cuts",

@@ -16,7 +16,7 @@ import numpy as np
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout.box import MAX_DIMS, Box
-from rvdcomm.layout.placement import Holding, Placement
+from rvdcomm.layout.placement import Holding, Holdings
 from rvdcomm.layout.rvd import RVD
 from rvdcomm.text import MAX_INTEGER, integer, quoted
 
@@ -178,7 +178,7 @@ class Layout:
         )
 
     @cached_property
-    def placement(self) -> Placement:
+    def placement(self) -> Holdings:
         """The layout as a placement, in which replicas are not numbered."""
         array = np.array(self.ranks).reshape(self.rvd.r, self.rvd.v, -1)
         boxes = [self.box(index) for index in np.ndindex(*self.rvd.d)]
@@ -187,7 +187,7 @@ class Layout:
             for part in range(self.rvd.v)
             for i, box in enumerate(boxes)
         )
-        return Placement(self.shape, self.rvd.v, holdings)
+        return Holdings(self.shape, self.rvd.v, holdings)
 
     def __str__(self) -> str:
         text = (

@@ -1,4 +1,4 @@
-"""Placement: which ranks hold which part of which boxes. Replicas are not numbered.
+"""Holdings: which ranks hold which part of which boxes. Replicas are not numbered.
 
 Every state between two steps of a plan is a placement: a layout (one box per rank), or an
 intermediate state whose ranks hold strided blocks (several boxes per rank).
@@ -27,7 +27,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Holdings:
     """All holdings of one tensor; every rank is in exactly one of them.
 
     Law (tests/planning/test_binding.py): for every part, the boxes of its holdings tile the tensor.

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from rvdcomm.cost import Traffic
-from rvdcomm.layout import Holding, Layout, Placement, Topology, View, ranges_text
+from rvdcomm.layout import Holding, Holdings, Layout, Topology, View, ranges_text
 from rvdcomm.planning.binding import Binding, Source
 from rvdcomm.planning.cells import Cells, Key
 from rvdcomm.planning.digits import view_of
@@ -28,7 +28,7 @@ class State:
     source: Source
 
     @cached_property
-    def placement(self) -> Placement:
+    def placement(self) -> Holdings:
         """Which ranks hold which boxes."""
         source = self.source
         if isinstance(source, Layout):
@@ -41,7 +41,7 @@ class State:
             Holding(part, cells.boxes(key), tuple(sorted(ranks)))
             for (part, key), ranks in members.items()
         )
-        return Placement(source.shape, len(cells.parts), holdings)
+        return Holdings(source.shape, len(cells.parts), holdings)
 
     @cached_property
     def text(self) -> str:

@@ -17,7 +17,7 @@ from rvdcomm.collector import paused_collector
 from rvdcomm.cost import Cost, StepCost, port_secs, total_cost
 from rvdcomm.errors import MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Topology
-from rvdcomm.plans.fill import Batch, filled
+from rvdcomm.plans.fill import BundleBatch, filled
 from rvdcomm.plans.load import Load, Ports, beat_costs
 from rvdcomm.plans.member import Member, TensorPlan, shard_sizes
 from rvdcomm.plans.planner import domains_of, program_step_costs
@@ -89,7 +89,7 @@ class Bundle:
     # --- programs -------------------------------------------------------------------------------
 
     @cached_property
-    def batches(self) -> tuple[Batch, ...]:
+    def batches(self) -> tuple[BundleBatch, ...]:
         """Which tensors share a program, and their buckets and slices: the same on every rank.
 
         Raises:
@@ -101,7 +101,7 @@ class Bundle:
         return found
 
     @cached_property
-    def _fit(self) -> tuple[tuple[Batch, ...] | None, int]:
+    def _fit(self) -> tuple[tuple[BundleBatch, ...] | None, int]:
         """Batches that fit the memory limit, and their peak; or None, and the least peak tried.
 
         Batches fit if the bound on their staging fits; in small bundles the programs of all ranks
@@ -132,7 +132,7 @@ class Bundle:
             f"alone are {max(self._shard_bytes.values())}."
         )
 
-    def _ever_smaller(self, share: int) -> Iterator[tuple[Batch, ...]]:
+    def _ever_smaller(self, share: int) -> Iterator[tuple[BundleBatch, ...]]:
         last = share // MAX_RETREAT
         while share > last:
             yield filled(self.members, share)
@@ -159,7 +159,7 @@ class Bundle:
 
     @paused_collector()
     def _joined(
-        self, batches: tuple[Batch, ...], ranks: tuple[int, ...] | None
+        self, batches: tuple[BundleBatch, ...], ranks: tuple[int, ...] | None
     ) -> tuple[Program, ...]:
         """The programs of ``ranks``, or of all ranks if None."""
         known: dict[tuple[TensorPlan, int], Lanes] = {}
@@ -232,7 +232,7 @@ class Bundle:
             )
         )
 
-    def _tensor_plans(self, batch: Batch) -> list[TensorPlan]:
+    def _tensor_plans(self, batch: BundleBatch) -> list[TensorPlan]:
         """The ways of a batch's tensors."""
         return [self.members[i].tensor_plan for i in batch.members]
 

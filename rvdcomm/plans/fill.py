@@ -35,7 +35,7 @@ SLICE_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Batch:
+class BundleBatch:
     """Tensors of one staging dtype that one program moves.
 
     Attributes:
@@ -51,7 +51,7 @@ class Batch:
     staging_bound: int
 
 
-def filled(members: Sequence[Member], share: int) -> tuple[Batch, ...]:
+def filled(members: Sequence[Member], share: int) -> tuple[BundleBatch, ...]:
     """Batches of all members, whose buckets stage at most ``share`` bytes per rank at once.
 
     If a unit needs more, even with the most slices, its ranks stage nothing else in its bucket.
@@ -65,7 +65,7 @@ def _batch(
     batch: tuple[int, ...],
     share: int,
     known: dict[tuple[TensorPlan, int], tuple[int, int, dict[int, int]]],
-) -> Batch:
+) -> BundleBatch:
     """The batch of these members; ``known`` caches slices, lanes and staging by way."""
     tensor_plans = [members[i].tensor_plan for i in batch]
     # A bucket starts one phase after the bucket before it, so `depth` buckets are alive at once.
@@ -82,7 +82,7 @@ def _batch(
     buckets, fullest = _buckets(
         in_turn(list(staging), lambda unit: tensor_plans[unit[0]]), staging, cap
     )
-    return Batch(batch, tuple(num_slices), buckets, fullest * min(depth, len(buckets)))
+    return BundleBatch(batch, tuple(num_slices), buckets, fullest * min(depth, len(buckets)))
 
 
 def _fewest_slices(tensor_plan: TensorPlan, cap: int) -> tuple[int, int, dict[int, int]]:

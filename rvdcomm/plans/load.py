@@ -14,7 +14,7 @@ import numpy as np
 from rvdcomm.cost import StepCost, port_secs
 from rvdcomm.layout import ITEM_BYTES, Ints, Topology
 from rvdcomm.planning.path import Step
-from rvdcomm.plans.fill import Batch
+from rvdcomm.plans.fill import BundleBatch
 from rvdcomm.plans.member import TensorPlan
 from rvdcomm.plans.modelled import step_exchanges_of
 
@@ -162,7 +162,7 @@ class Ports:
 
 def beat_costs(
     tensor_plans: Sequence[TensorPlan],
-    batch: Batch,
+    batch: BundleBatch,
     loads: Mapping[TensorPlan, Sequence[Load]],
     ports: Ports,
 ) -> Iterator[StepCost]:

@@ -18,7 +18,7 @@ from rvdcomm.program.instructions import (
     Entry,
     Message,
 )
-from rvdcomm.program.memory import Arrival, LoweredMemory, Place
+from rvdcomm.program.memory import Arrival, LoweredMemory, PiecePlace
 from rvdcomm.program.regions import BoxIndex, is_run
 
 RankPair = tuple[int, int]
@@ -110,7 +110,7 @@ class GroupMoves:
             received.update(pieces)
             for pair, slots in pieces.items():
                 moves = zip(self.by_pair[pair], slots, strict=True)
-                arrivals += [Arrival(m, Place(m.box, name, slot, rank)) for m, slot in moves]
+                arrivals += [Arrival(m, PiecePlace(m.box, name, slot, rank)) for m, slot in moves]
             if not has_own[rank]:
                 arrivals += self.memory.arrivals_at_home(self.by_pair.get((rank, rank), []))
         messages = []

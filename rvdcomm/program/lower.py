@@ -33,7 +33,7 @@ from rvdcomm.program.instructions import (
     Instruction,
     Message,
 )
-from rvdcomm.program.memory import Arrival, LoweredMemory, Place
+from rvdcomm.program.memory import Arrival, LoweredMemory, PiecePlace
 from rvdcomm.program.program import Program
 from rvdcomm.program.regions import BoxIndex, is_filled, window
 from rvdcomm.program.shards import DST, SRC, Transition
@@ -178,7 +178,8 @@ class _Lane:
         memory.step = 0
         memory.where = {
             rank: [
-                Place(box, SRC, 0, rank) for box in self._slice(memory.buffers[SRC, rank].pieces)
+                PiecePlace(box, SRC, 0, rank)
+                for box in self._slice(memory.buffers[SRC, rank].pieces)
             ]
             for rank in self.sides[SRC]
         }
@@ -252,14 +253,15 @@ class _Lane:
         target = self._target(step_exchange, moves, number, is_last, in_place=not memory.staged)
         arrivals = self._arrivals(step_exchange, moves, target, number)
         self._end_phase()
-        where: dict[int, list[Place]] = {}
+        where: dict[int, list[PiecePlace]] = {}
         for rank, boxes in target.boxes.items():
             mine = arrivals.get(rank, [])
             came = [arrival.move.box for arrival in mine]
             is_whole = not target.needs_sum[rank] and is_filled(boxes, came)
             if is_whole and any(a.place.buffer != target.name for a in mine):
                 where[rank] = [
-                    Place(a.move.box, a.place.buffer, a.place.piece, a.place.rank) for a in mine
+                    PiecePlace(a.move.box, a.place.buffer, a.place.piece, a.place.rank)
+                    for a in mine
                 ]
                 continue
             if not is_whole:
@@ -269,7 +271,8 @@ class _Lane:
                 memory.zero_rest(rank, buffer, boxes, written)
             is_dst = target.name == DST
             where[rank] = [
-                Place(box, target.name, 0 if is_dst else i, rank) for i, box in enumerate(boxes)
+                PiecePlace(box, target.name, 0 if is_dst else i, rank)
+                for i, box in enumerate(boxes)
             ]
         memory.where = where
 

@@ -11,7 +11,7 @@ from rvdcomm.program.instructions import Buffer, Copy, Entry, Instruction, Zero
 from rvdcomm.program.regions import BoxIndex, is_filled, uncovered
 
 
-class Place(NamedTuple):
+class PiecePlace(NamedTuple):
     """The place of ``box`` of the current state: a piece of a buffer of ``rank``."""
 
     box: Box
@@ -28,7 +28,7 @@ class Arrival(NamedTuple):
     """A move and the ``place`` where the dst rank can then read its box, or a part of the box."""
 
     move: Move
-    place: Place
+    place: PiecePlace
 
 
 class LoweredMemory:
@@ -47,11 +47,11 @@ class LoweredMemory:
         self.staged = staged
         self.buffers: dict[tuple[str, int], Buffer] = {}
         self.instructions: list[Instruction] = []
-        self.where: dict[int, list[Place]] = {}
+        self.where: dict[int, list[PiecePlace]] = {}
         self.step = 0
         self._num_names = 0
         # By rank: the list of places that was indexed, and its index.
-        self._indices: dict[int, tuple[list[Place], BoxIndex]] = {}
+        self._indices: dict[int, tuple[list[PiecePlace], BoxIndex]] = {}
         self._pieces: dict[int, tuple[Buffer, BoxIndex]] = {}
 
     def new_number(self) -> str:
@@ -67,9 +67,9 @@ class LoweredMemory:
 
     def settle(self, name: str, rank: int, boxes: Sequence[Box]) -> None:
         """Record that the current shard of ``rank`` is buffer ``name``, piece by piece."""
-        self.where[rank] = [Place(box, name, i, rank) for i, box in enumerate(boxes)]
+        self.where[rank] = [PiecePlace(box, name, i, rank) for i, box in enumerate(boxes)]
 
-    def find(self, rank: int, box: Box) -> list[tuple[Place, Box]]:
+    def find(self, rank: int, box: Box) -> list[tuple[PiecePlace, Box]]:
         """The places that together hold ``box``, and the part of it that each holds."""
         places = self.where.get(rank, [])
         known = self._indices.get(rank)
@@ -93,7 +93,9 @@ class LoweredMemory:
             for place, box in self.find(move.src_rank, move.box)
         ]
 
-    def copy(self, op: str, rank: int, dst: str, sources: Iterable[tuple[Place, Box, int]]) -> None:
+    def copy(
+        self, op: str, rank: int, dst: str, sources: Iterable[tuple[PiecePlace, Box, int]]
+    ) -> None:
         """Copy or add boxes, each to a piece of ``dst``; one instruction per source buffer."""
         by_buffer: dict[tuple[str, int], list[Entry]] = {}
         for place, box, dst_piece in sources:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rvdcomm.layout import Box
 from rvdcomm.planning.exchange import Move
-from rvdcomm.program.memory import Arrival, LoweredMemory, Place
+from rvdcomm.program.memory import Arrival, LoweredMemory, PiecePlace
 from rvdcomm.program.shards import DST, SRC
 
 
@@ -21,7 +21,7 @@ def publish(memory: LoweredMemory, moves: Sequence[Move], name: str) -> list[Arr
         for place, box in memory.find(move.src_rank, move.box):
             if place.buffer in (SRC, DST):
                 wanted.setdefault(move.src_rank, {})[box] = None
-    published: dict[tuple[int, Box], Place] = {}
+    published: dict[tuple[int, Box], PiecePlace] = {}
     for rank, boxes in sorted(wanted.items()):
         buffer = memory.add_buffer(name, rank, boxes)
         sources = [
@@ -31,7 +31,7 @@ def publish(memory: LoweredMemory, moves: Sequence[Move], name: str) -> list[Arr
         ]
         memory.copy("copy", rank, buffer.name, sources)
         for i, box in enumerate(boxes):
-            published[rank, box] = Place(box, buffer.name, i, rank)
+            published[rank, box] = PiecePlace(box, buffer.name, i, rank)
     return [
         Arrival(Move(move.src_rank, move.dst_rank, move.part, box), there)
         for move in moves

@@ -15,7 +15,7 @@ from rvdcomm.errors import CommError, MemoryLimitError
 from rvdcomm.layout import Topology, ranges_text
 from rvdcomm.native import core
 from rvdcomm.plans.bundle import Bundle, bundle_over
-from rvdcomm.plans.fill import Batch
+from rvdcomm.plans.fill import BundleBatch
 from rvdcomm.plans.planner import Plan, check_executor, hosts_of, plan_over, plan_with
 from rvdcomm.program import Program, SharedDomains
 from rvdcomm.run.agree import exchange_posts
@@ -53,7 +53,7 @@ def plan_here(plan: Plan, world: World, executor: str) -> Plan:
     return made
 
 
-def compiled_many(bundle: Bundle, world: World) -> list[tuple[Batch, RankProgram]]:
+def compiled_many(bundle: Bundle, world: World) -> list[tuple[BundleBatch, RankProgram]]:
     """The batches that this rank takes part in; collective over the ranks of the bundle.
 
     Raises:

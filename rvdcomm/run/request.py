@@ -1,4 +1,4 @@
-"""Request: what every rank was asked for, and the one plan, or the one error, that follows.
+"""The request of each rank, and the one plan, or the one error, that follows from all of them.
 
 On the first call of a transition each rank posts its request (plain values, so that they travel as
 JSON). All ranks read the same posts and reach the same conclusion here, without another message. So
@@ -28,7 +28,7 @@ SHARES_MEMORY = (
 
 
 @dataclass(frozen=True)
-class Request:
+class TransitionRequest:
     """What one rank was asked for: texts, and the shapes and dtypes of its tensors.
 
     ``requires_grad`` says whether a gradient flows back; None leaves the answer to the other ranks.
@@ -60,7 +60,7 @@ class Request:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Request:
+    def from_json(cls, values: Mapping[str, Any]) -> TransitionRequest:
         """The request whose ``to_json`` gave these values, before they travelled as JSON.
 
         Raises:
@@ -100,16 +100,16 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "tuple[str, ...]": _is_tuple_of(str),
     "tuple[int, ...] | None": lambda value: value is None or _is_tuple_of(int)(value),
 }
-"""By type of a field of ``Request``: whether a value from JSON has that type."""
-assert {str(field.type) for field in fields(Request)} <= set(_FITS)
+"""By type of a field of ``TransitionRequest``: whether a value from JSON has that type."""
+assert {str(field.type) for field in fields(TransitionRequest)} <= set(_FITS)
 
 COMMON = ("src", "dst", "shape", "topology", "executor", "memory_limit", "replica_grads")
 """Fields that must be equal on all ranks."""
-assert {field.name for field in fields(Request)} > set(COMMON)
+assert {field.name for field in fields(TransitionRequest)} > set(COMMON)
 
 
 def resolve(
-    requests: Mapping[int, Request],
+    requests: Mapping[int, TransitionRequest],
     src: Layout | str,
     dst: Layout | str,
     topology: Topology | None,
@@ -141,7 +141,7 @@ def resolve(
 
 
 def _resolved(
-    requests: Mapping[int, Request],
+    requests: Mapping[int, TransitionRequest],
     src: Layout | str,
     dst: Layout | str,
     topology: Topology | None,
@@ -188,7 +188,7 @@ def common_device(devices: Mapping[int, str | None], member: Membership, what: s
     return found[first]
 
 
-def needs_grad(requests: Mapping[int, Request], made: Plan) -> bool:
+def needs_grad(requests: Mapping[int, TransitionRequest], made: Plan) -> bool:
     """Whether a gradient flows back by the adjoint of ``made``; the same on all ranks.
 
     Raises:
@@ -246,7 +246,7 @@ def check_in_group(ranks: tuple[int, ...], group_size: int, what: str) -> None:
         )
 
 
-def check_tensors(made: Plan, rank: int, request: Request) -> None:
+def check_tensors(made: Plan, rank: int, request: TransitionRequest) -> None:
     """Raise a ShapeMismatchError or LayoutError if the tensors of ``rank`` do not fit the plan."""
     what = f"redistribute {made.src.rvd} -> {made.dst.rvd}"
     for noun, layout, got in (("shard", made.src, request.shard), ("out", made.dst, request.out)):
@@ -288,13 +288,13 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
     return "None" if shape is None else str(list(shape))
 
 
-def _check_equal(requests: Mapping[int, Request], *names: str) -> None:
+def _check_equal(requests: Mapping[int, TransitionRequest], *names: str) -> None:
     """Raise a LayoutError if two ranks were asked for different things."""
     asked = {r: {name: getattr(each, name) for name in names} for r, each in requests.items()}
     check_equal(asked, "redistribute")
 
 
-def _common_dtype(requests: Mapping[int, Request]) -> str:
+def _common_dtype(requests: Mapping[int, TransitionRequest]) -> str:
     found = {name: rank for rank, request in requests.items() for name in request.dtypes}
     what = next(iter(requests.values()))
     if len(found) > 1:
@@ -309,7 +309,7 @@ def layout_meant(
     layout: Layout | str,
     shape: tuple[int, ...] | None,
     group_size: int,
-    requests: Mapping[int, Request] | None = None,
+    requests: Mapping[int, TransitionRequest] | None = None,
 ) -> Layout:
     """The layout that a text means in this group; without a shape, it is inferred from shards."""
     if isinstance(layout, Layout):
@@ -324,7 +324,7 @@ def layout_meant(
     )
 
 
-def _inferred_shape(rvd: RVD, requests: Mapping[int, Request]) -> tuple[int, ...]:
+def _inferred_shape(rvd: RVD, requests: Mapping[int, TransitionRequest]) -> tuple[int, ...]:
     """The global shape: sizes of shards added up along every dim (ranks row-major, R outermost)."""
     sizes = []
     for d, count in enumerate(rvd.d):

@@ -20,7 +20,7 @@ from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
 
 
-class RankProgram(Protocol):
+class RankCode(Protocol):
     """The program of one rank: an ``Executor`` of its instructions, or its printed file, imported.
 
     Attributes:
@@ -50,7 +50,7 @@ class Rank(RankCalls):
 
     def __init__(
         self,
-        program: RankProgram | ModuleType,
+        program: RankCode | ModuleType,
         transport: Transport,
         constants: Mapping[str, Tensor],
         *,

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from rvdcomm.checkpoint import Manifest
 from rvdcomm.checkpoint.checksums import checksum_of
 from rvdcomm.checkpoint.folder import Folder
-from rvdcomm.checkpoint.manifest import Shard, ShardedTensor
+from rvdcomm.checkpoint.manifest import ShardedTensor, StoredShard
 from rvdcomm.layout import ITEM_BYTES
 from tests.checkpoint.models import make
 from tests.strategies import layouts
@@ -30,7 +30,7 @@ def tensors(draw: st.DrawFn) -> ShardedTensor:
     files = st.sampled_from(["a.safetensors", "b", "ä c"])
     hexadecimal = st.text("0123456789abcdef", min_size=64, max_size=64)
     checksums = hexadecimal | hexadecimal.map("crc32c/1048576:{}".format)
-    shards = {rank: Shard(draw(files), draw(checksums)) for rank in layout.ranks}
+    shards = {rank: StoredShard(draw(files), draw(checksums)) for rank in layout.ranks}
     return ShardedTensor(draw(st.sampled_from(sorted(ITEM_BYTES))), layout, shards)
 
 

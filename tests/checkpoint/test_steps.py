@@ -24,12 +24,12 @@ from rvdcomm.checkpoint import (
     reshard,
 )
 from rvdcomm.checkpoint.plan import MIN_MEMORY_LIMIT
-from rvdcomm.checkpoint.steps import KINDS, Step
+from rvdcomm.checkpoint.steps import KINDS, RuleStep
 from tests.checkpoint.models import SOURCES, Model, are_equal, load_sharded, load_whole, make
 from tests.covering import each_value
 
 QKV = ("l.*.q.*", "l.*.k.*", "l.*.v.*")
-STEPS: list[Step] = [
+STEPS: list[RuleStep] = [
     Split("l.*.qkv.*", QKV, sizes=(4, 1, 1), groups=2),
     Split("*.gate_up", ("*.gate", "*.up"), dim=1),
     Unstack("*.experts.*", "*.experts.#.*", dim=1),
@@ -48,7 +48,9 @@ def numbered(*shape: int, start: int = 0) -> Tensor:
     return torch.arange(start, start + size, dtype=torch.float32).reshape(shape)
 
 
-def stepped(root: Path, tensors: Model, *steps: Step, kind: str = "whole", **options: Any) -> Model:
+def stepped(
+    root: Path, tensors: Model, *steps: RuleStep, kind: str = "whole", **options: Any
+) -> Model:
     """The tensors after these steps, by a reshard."""
     root.mkdir(exist_ok=True)
     texts = {n: rv.Layout(tuple(t.shape), cut(t), range(3)) for n, t in tensors.items()}
@@ -64,7 +66,7 @@ def cut(tensor: Tensor) -> str:
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: str(step)[:30])
-def test_step_survives_a_round_trip_of_its_text(step: Step) -> None:
+def test_step_survives_a_round_trip_of_its_text(step: RuleStep) -> None:
     assert Rules.parse(str(Rules(steps=[step]))).steps == (step,)
 
 
@@ -190,7 +192,7 @@ def test_flipped_bit_is_detected_where_a_step_reads_a_part(tmp_path: Path) -> No
     ],
 )
 def test_steps_that_do_not_fit_are_rejected(
-    steps: list[Step], message: str, tmp_path: Path
+    steps: list[RuleStep], message: str, tmp_path: Path
 ) -> None:
     src = make("whole", tmp_path, {"w": numbered(6, 4), "e.0": numbered(5), "e.2": numbered(5)})
     with pytest.raises(rv.LayoutError, match=message):

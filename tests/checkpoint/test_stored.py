@@ -6,13 +6,13 @@ import time
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.checkpoint.stored import MAX_BOXES, Block, Extent, StoredTensor, are_disjoint
+from rvdcomm.checkpoint.stored import MAX_BOXES, Extent, StoredBlock, StoredTensor, are_disjoint
 from rvdcomm.layout import Box
 
 
-def block(text: str, part: int = 0, file: str = "a") -> Block:
+def block(text: str, part: int = 0, file: str = "a") -> StoredBlock:
     box = Box.parse(text)
-    return Block.whole(Extent(file, 0, 0, box.shape), box, part)
+    return StoredBlock.whole(Extent(file, 0, 0, box.shape), box, part)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_every_value_part_must_tile_the_shape() -> None:
         StoredTensor("w", "float32", (4,), halves[:2], num_parts=2)
 
 
-def block_file(blocks: tuple[Block, ...]) -> str:
+def block_file(blocks: tuple[StoredBlock, ...]) -> str:
     assert blocks[0].extent is not None
     return blocks[0].extent.file
 

@@ -20,7 +20,7 @@ from rvdcomm.program import Program
 from rvdcomm.program.lower import lower
 from rvdcomm.program.verify import verify
 from rvdcomm.run.agree import read_post
-from rvdcomm.run.request import Request
+from rvdcomm.run.request import TransitionRequest
 from rvdcomm.units import parse_bytes
 from tests.fuzz.draw import NUMPY_DTYPES, STORED_AS, draw
 from tests.oracle import data_faults, parts_of, shards_of
@@ -119,8 +119,8 @@ def check_topology(text: str) -> str:
 
 
 def check_request(text: str) -> str:
-    found = Request.from_json(read_post(text.encode("utf-8", "surrogatepass")))
-    assert Request.from_json(json.loads(json.dumps(found.to_json()))) == found
+    found = TransitionRequest.from_json(read_post(text.encode("utf-8", "surrogatepass")))
+    assert TransitionRequest.from_json(json.loads(json.dumps(found.to_json()))) == found
     return "read"
 
 
@@ -187,7 +187,9 @@ def request_samples(rng: random.Random) -> Iterator[str]:
     while True:
         case = draw(rng.randrange(2**32), 0)
         shape = case.src.shape
-        made = Request(str(case.src), str(case.dst), shape, None, shape, None, (case.dtype,))
+        made = TransitionRequest(
+            str(case.src), str(case.dst), shape, None, shape, None, (case.dtype,)
+        )
         yield json.dumps(made.to_json())
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import prod
 
-from rvdcomm.layout import Box, Holding, Layout, Placement, balanced_cuts, merged
+from rvdcomm.layout import Box, Holding, Holdings, Layout, balanced_cuts, merged
 from rvdcomm.planning.binding import Binding, Source, V
 
 
-def placement_of(source: Source) -> Placement:
+def placement_of(source: Source) -> Holdings:
     """The placement of a layout or binding; parts are numbered by the coordinates of the V axes."""
     if isinstance(source, Layout):
         return source.placement
@@ -30,7 +30,7 @@ def placement_of(source: Source) -> Placement:
         )
         for (part, cell), ranks in members.items()
     )
-    return Placement(grid.shape, prod(part_sizes), holdings)
+    return Holdings(grid.shape, prod(part_sizes), holdings)
 
 
 def boxes(binding: Binding, value: Mapping[int, int]) -> tuple[Box, ...]:

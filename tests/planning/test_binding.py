@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.layout import Box, Placement
+from rvdcomm.layout import Box, Holdings
 from rvdcomm.planning.binding import Binding, BoundAxis, Digit, Grid, R, V, refine
 from rvdcomm.planning.factors import Numbering, factors_of, level_blocks
 from tests.covering import each_value
@@ -26,7 +26,7 @@ def hosts_of(num_ranks: int, num_hosts: int) -> rv.Topology:
     )
 
 
-def held(placement: Placement) -> set[tuple[tuple[Box, ...], tuple[int, ...]]]:
+def held(placement: Holdings) -> set[tuple[tuple[Box, ...], tuple[int, ...]]]:
     """Boxes and holders; parts are not numbered, since they are interchangeable."""
     return {
         (tuple(box for box in holding.boxes if not box.is_empty), holding.ranks)
@@ -35,7 +35,7 @@ def held(placement: Placement) -> set[tuple[tuple[Box, ...], tuple[int, ...]]]:
     }
 
 
-def untiled_parts(placement: Placement) -> list[int]:
+def untiled_parts(placement: Holdings) -> list[int]:
     """Parts whose holdings miss an element or hold one twice."""
     found = []
     for part in range(placement.num_parts):

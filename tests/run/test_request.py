@@ -12,7 +12,7 @@ import pytest
 import rvdcomm as rv
 from rvdcomm.run.request import (
     COMMON,
-    Request,
+    TransitionRequest,
     check_in_group,
     check_tensors,
     needs_grad,
@@ -26,10 +26,10 @@ SRC, DST = rv.Layout((8,), "R(1)V(1)D(4)"), rv.Layout((8,), "R(4)V(1)D(1)")
 TOPOLOGY = rv.Topology.single_host(4, 1e-6, 1e9)
 WHAT = f"redistribute {SRC} -> {DST}"
 SHORT = f"redistribute {SRC.rvd} -> {DST.rvd}"
-GOOD = Request(str(SRC), str(DST), None, None, (2,), None, ("float32",))
+GOOD = TransitionRequest(str(SRC), str(DST), None, None, (2,), None, ("float32",))
 
 
-def of_ranks(num_ranks: int = 4, **by_rank: dict[str, Any]) -> dict[int, Request]:
+def of_ranks(num_ranks: int = 4, **by_rank: dict[str, Any]) -> dict[int, TransitionRequest]:
     """Good requests of all ranks, some of them changed: ``rank2={"shard": (3,)}``."""
     return {
         rank: replace(GOOD, **by_rank.get(f"rank{rank}", {}), **by_rank.get("every", {}))
@@ -38,7 +38,7 @@ def of_ranks(num_ranks: int = 4, **by_rank: dict[str, Any]) -> dict[int, Request
 
 
 def resolved(
-    requests: Mapping[int, Request],
+    requests: Mapping[int, TransitionRequest],
     src: rv.Layout | str = SRC,
     dst: rv.Layout | str = DST,
     topology: rv.Topology | None = None,
@@ -49,15 +49,17 @@ def resolved(
 
 def of_texts(
     src: str, dst: str, shape: tuple[int, ...] | None, shards: list[tuple[int, ...] | None]
-) -> dict[int, Request]:
+) -> dict[int, TransitionRequest]:
     """Requests of ranks that were given texts, and passed these shards."""
     return {
-        rank: Request(src, dst, shape, None, shard, None, () if shard is None else ("float32",))
+        rank: TransitionRequest(
+            src, dst, shape, None, shard, None, () if shard is None else ("float32",)
+        )
         for rank, shard in enumerate(shards)
     }
 
 
-def error_of(requests: Mapping[int, Request], *args: Any, **kwargs: Any) -> str:
+def error_of(requests: Mapping[int, TransitionRequest], *args: Any, **kwargs: Any) -> str:
     with pytest.raises((rv.LayoutError, rv.ShapeMismatchError)) as caught:
         resolved(requests, *args, **kwargs)
     return f"{caught.type.__name__}: {caught.value}"
@@ -76,8 +78,8 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=range(len(REQUESTS)))
-def test_requests_round_trip_as_json(request_: Request) -> None:
-    assert Request.from_json(json.loads(json.dumps(request_.to_json()))) == request_
+def test_requests_round_trip_as_json(request_: TransitionRequest) -> None:
+    assert TransitionRequest.from_json(json.loads(json.dumps(request_.to_json()))) == request_
 
 
 def test_a_request_prints_as_its_transition() -> None:
@@ -421,7 +423,7 @@ def test_check_tensors_accepts_a_shard_and_an_out_that_fit_the_layouts() -> None
 APART = rv.plan(rv.Layout((8,), "R(1)V(1)D(2)", [0, 1]), rv.Layout((8,), "R(1)V(1)D(2)", [2, 3]))
 
 
-def of_grads(*requires_grad: bool | None, **changes: Any) -> dict[int, Request]:
+def of_grads(*requires_grad: bool | None, **changes: Any) -> dict[int, TransitionRequest]:
     """Good requests of ranks that require grad, that do not, or that do not know."""
     return {
         rank: replace(GOOD, requires_grad=wanted, **changes)
@@ -440,7 +442,7 @@ def test_a_gradient_flows_in_every_dtype_that_can_require_grad(dtype: str) -> No
     assert needs_grad(of_grads(*[True] * 4), rv.plan(SRC, DST, dtype))
 
 
-def grad_error_of(requests: Mapping[int, Request], plan: rv.Plan) -> str:
+def grad_error_of(requests: Mapping[int, TransitionRequest], plan: rv.Plan) -> str:
     with pytest.raises(rv.LayoutError) as caught:
         needs_grad(requests, plan)
     return str(caught.value)
