@@ -132,6 +132,12 @@ class Edges:
         """Pairs of stages (src, dst): dst reads a result of src in the same pass."""
         return tuple(sorted({(e.src_stage, e.dst_stage) for e in self.all if _is_between(e)}))
 
+    @property
+    def move_inside_stages(self) -> bool:
+        """Whether anything moves inside a stage."""
+        inside = (edge for edge in self.all if not edge.crosses)
+        return any(not move.is_idle for edge in inside for move in (*edge.forward, *edge.backward))
+
     def of_stage(self, stage: int) -> tuple[Edge, ...]:
         """The edges inside a stage."""
         return tuple(e for e in self._from.get(stage, ()) if not e.crosses)

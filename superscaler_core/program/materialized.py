@@ -29,7 +29,6 @@ from superscaler_core.program.flow import Sources
 from superscaler_core.program.freed import freed
 from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.operands import Operands, copies, instruction_of, stored, sums
-from superscaler_core.program.pairs import has_moves
 from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.routes import by_routes, on_its_route
 from superscaler_core.program.segments import Segment, stage_of_segment
@@ -501,7 +500,7 @@ def _materialized(plan: Plan, topology: rv.Topology | None) -> Materialized:
     routed = by_routes(with_state(plan))
     edges = find_edges(routed)
     stages = tuple(placed(routed, stage, edges) for stage in routed.stages)
-    hides = routed.overlap.pairs and has_moves(edges)
+    hides = routed.overlap.pairs and edges.move_inside_stages
     weights = find_weights(routed, edges)
     events = step_events(routed, edges, pairs_are_one=hides)
     made = Materialized(routed, edges, weights, stages, events, topology, plan)

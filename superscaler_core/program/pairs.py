@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from superscaler_core.program.duplex import joined, overlapped
-from superscaler_core.program.edges import Edges
 from superscaler_core.program.event import Event, OverlappedPair, Pair, pair_of
 from superscaler_core.program.instruction import Block
 from superscaler_core.program.step_program import StepProgram
@@ -51,13 +50,3 @@ def overlap_pairs(program: StepProgram, pairs: Iterable[tuple[Action, Action]]) 
             events.append(pair or event)
         done |= {pair} if pair else set()
     return replace(program, events=tuple(events), pairs=blocks)
-
-
-def has_moves(edges: Edges) -> bool:
-    """Whether anything moves inside a stage."""
-    inside = (edge for edge in edges.all if not edge.crosses)
-    return any(
-        not sub_transfer.is_idle
-        for edge in inside
-        for sub_transfer in (*edge.forward, *edge.backward)
-    )
