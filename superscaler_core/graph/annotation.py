@@ -47,7 +47,7 @@ class Annotation:
 
     def __post_init__(self) -> None:
         for window in _windows(self.operands):
-            everywhere = all(window.loop in _ids_of(out) for out in self.outputs)
+            everywhere = all(window.loop in loops_of(out) for out in self.outputs)
             if window.loop in self.fixed or not everywhere or any(_windows(self.outputs)):
                 raise AnnotationError(
                     f"{self}: the window {window} has to be of an input, and to slide along a loop "
@@ -67,8 +67,8 @@ class Annotation:
     @cached_property
     def reductions(self) -> tuple[str, ...]:
         """Identifiers that some output lacks; pieces of these loops compute partial sums of it."""
-        lacking = {i for out in self.outputs for i in self.ids if i not in _ids_of(out)}
-        return tuple(i for i in self.ids if i in lacking and i not in self.fixed)
+        everywhere = frozenset(self.ids).intersection(*map(loops_of, self.outputs))
+        return tuple(i for i in self.ids if i not in everywhere and i not in self.fixed)
 
     def is_splittable(self, identifier: str, sizes: Mapping[str, int]) -> bool:
         """Whether a loop can be cut: it is not fixed, and it is outermost in each of its dims."""
@@ -160,21 +160,35 @@ class Annotation:
                 start, stop = ranges.get(dim.loop, (0, sizes[dim.loop]))
                 bounds.append(dim.reads(start, stop, of=sizes[dim.loop], size=shape[i]))
             else:
-                bounds.append(_bounds(dim, ranges, sizes, self))
+                bounds.append(self._bounds(dim, ranges, sizes))
         return rv.Box(tuple(lo for lo, _ in bounds), tuple(hi for _, hi in bounds))
+
+    def _bounds(self, dim: Loops, ranges: Ranges, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """The index range of one dim."""
+        lo, extent, is_cut = 0, 1, False
+        for identifier in dim:
+            size = sizes[identifier]
+            start, stop = ranges.get(identifier, (0, size))
+            if is_cut and (start, stop) != (0, size):
+                raise AnnotationError(
+                    f"{self}: ({' '.join(dim)}) cannot be cut along its inner {identifier} to "
+                    f"[{start}, {stop}); only the outermost can."
+                )
+            lo, extent = lo * size + start, extent * (stop - start)
+            # If a loop has several iterations here, all loops inside it must be whole.
+            is_cut = is_cut or stop - start != 1
+        return lo, lo + extent
 
     def overhang(
         self, operand: Operand, ranges: Ranges, sizes: Mapping[str, int], shape: Sequence[int]
     ) -> tuple[tuple[int, int], ...]:
         """Elements by which windows reach over both ends of every dim; an op must pad them."""
-        found = []
-        for dim, size in zip(operand, shape, strict=True):
-            if isinstance(dim, SlidingWindow):
-                start, stop = ranges.get(dim.loop, (0, sizes[dim.loop]))
-                found.append(dim.overhang(start, stop, size=size))
-            else:
-                found.append((0, 0))
-        return tuple(found)
+        return tuple(
+            dim.overhang(*ranges.get(dim.loop, (0, sizes[dim.loop])), size=size)
+            if isinstance(dim, SlidingWindow)
+            else (0, 0)
+            for dim, size in zip(operand, shape, strict=True)
+        )
 
     def _check_ranks(self, shapes: Sequence[tuple[int, ...]], num_inputs: int) -> None:
         if (num_inputs, len(shapes)) != (len(self.inputs), len(self.operands)):
@@ -190,18 +204,14 @@ class Annotation:
                 )
 
     def _text(self, operand: Operand) -> str:
-        if not operand:
-            return "()"
         words = []
         for dim in operand:
             if isinstance(dim, SlidingWindow):
                 words.append(str(dim))
                 continue
-            marked = [i + self._mark(i) for i in dim]
-            words.append(
-                "1" if not dim else marked[0] if len(dim) == 1 else f"({' '.join(marked)})"
-            )
-        return " ".join(words)
+            marked = " ".join(i + self._mark(i) for i in dim) or "1"
+            words.append(f"({marked})" if len(dim) > 1 else marked)
+        return " ".join(words) or "()"
 
     def _mark(self, identifier: str) -> str:
         return "^" if identifier in self.fixed else "+" if identifier in self.reductions else ""
@@ -220,11 +230,9 @@ class Annotation:
         sides: list[list[Operand]] = [[]]
         marks: dict[str, set[str]] = {}
         for operand, ends_side in operands_of(text):
-            for dim in operand:
-                for word in _loops(dim):
-                    marks.setdefault(word.rstrip("+^"), set()).update(
-                        word[len(word.rstrip("+^")) :]
-                    )
+            for word in (word for dim in operand for word in _loops(dim)):
+                name = word.rstrip("+^")
+                marks.setdefault(name, set()).update(word[len(name) :])
             sides[-1].append(tuple(map(_unmarked, operand)))
             if ends_side:
                 sides.append([])
@@ -250,30 +258,17 @@ def _check_marks(made: Annotation, marks: Mapping[str, set[str]], text: str) -> 
             )
 
 
-def _bounds(
-    dim: Loops, ranges: Ranges, sizes: Mapping[str, int], annotation: Annotation
-) -> tuple[int, int]:
-    """The index range of one dim; all loops inside a loop with several iterations must be whole."""
-    lo, extent, is_cut = 0, 1, False
-    for identifier in dim:
-        size = sizes[identifier]
-        start, stop = ranges.get(identifier, (0, size))
-        if is_cut and (start, stop) != (0, size):
-            raise AnnotationError(
-                f"{annotation}: ({' '.join(dim)}) cannot be cut along its inner {identifier} to "
-                f"[{start}, {stop}); only the outermost can."
-            )
-        lo, extent = lo * size + start, extent * (stop - start)
-        # If a loop has several iterations here, all loops inside it must be whole.
-        is_cut = is_cut or stop - start != 1
-    return lo, lo + extent
-
-
 @cache
 def tiling_loops(operand: Operand) -> frozenset[str]:
     """The loops whose pieces touch disjoint indices of an operand: all but overlapping windows."""
     windows = _windows((operand,))
-    return _ids_of(operand) | {window.loop for window in windows if not window.overlap}
+    return loops_of(operand) | {window.loop for window in windows if not window.overlap}
+
+
+@cache
+def loops_of(operand: Operand) -> frozenset[str]:
+    """The loops that index an operand, without those of its windows."""
+    return frozenset(i for dim in operand for i in _loops(dim))
 
 
 def _loops(dim: Dim) -> Loops:
@@ -287,11 +282,6 @@ def _unmarked(dim: Dim) -> Dim:
 
 def _windows(operands: Sequence[Operand]) -> list[SlidingWindow]:
     return [dim for operand in operands for dim in operand if isinstance(dim, SlidingWindow)]
-
-
-@cache
-def _ids_of(operand: Operand) -> frozenset[str]:
-    return frozenset(i for dim in operand for i in _loops(dim))
 
 
 def _shapes_text(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -7,17 +7,18 @@ attentions, MLPs, embedding, head and experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
 
 from superscaler_core.errors import PlanError
+from superscaler_core.graph.annotation import loops_of
 from superscaler_core.graph.dims import DimClass, Dims, dims_of
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.modules import Modules
 from superscaler_core.graph.once import once_per_graph
-from superscaler_core.graph.repeats import is_map, loops_of, starts_of_blocks
+from superscaler_core.graph.repeats import is_map, starts_of_blocks
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 OpGroup = tuple[Op, ...]
@@ -66,10 +67,11 @@ class Blocks:
     said_features: ParameterDims = ()
     said_experts: Modules | None = None
     said_embedding: str = ""
-    graph: Graph = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "graph", self.dims.graph)
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.dims.graph
 
     # --- blocks ---------------------------------------------------------------------------------
 
@@ -125,8 +127,7 @@ class Blocks:
     def groups(self) -> tuple[OpGroup, ...]:
         """All ops in groups: the ops before the layers, every layer, the ops after the layers."""
         before = self.graph.ops[: self.layers[0][0].index]
-        behind = self.graph.ops[self.layers[-1][-1].index + 1 :]
-        return tuple(filter(None, (before, *self.layers, behind)))
+        return tuple(filter(None, (before, *self.layers, self.behind)))
 
     @property
     def behind(self) -> OpGroup:
@@ -146,20 +147,19 @@ class Blocks:
         return tuple(map(self._mlp, self.all))
 
     def _mlp(self, block: OpGroup) -> OpGroup:
-        found = {op for dim in self.inner for op in self._without_attention(block, dim)}
+        inside, found = set(block), set[Op]()
+        for dim in self.inner:
+            run = [op for op in block if self.dims.ids(op, dim)]
+            if not any(self._attends(op, inside) for op in run):
+                found.update(run)
         return tuple(op for op in block if op in found)
 
-    def _without_attention(self, ops: OpGroup, dim: DimClass) -> list[Op]:
-        run = [op for op in ops if self.dims.ids(op, dim)]
-        return [] if any(self._attends(op, set(ops)) for op in run) else run
-
     def _attention(self, block: OpGroup) -> OpGroup:
-        inside = set(block)
-        found: set[Op] = set()
+        inside, found = set(block), set[Op]()
         for op in block:
             if self._attends(op, inside):
-                found |= {op, *self._near(op, inside, self._makers)}
-                found |= set(self._near(op, inside, self._readers))
+                near = (self._near(op, inside, side) for side in (self._makers, self._readers))
+                found.update([op], *near)
         return tuple(op for op in block if op in found)
 
     def _attends(self, op: Op, inside: set[Op]) -> bool:
@@ -226,17 +226,17 @@ class Blocks:
     @cached_property
     def width(self) -> tuple[DimClass, ...]:
         """The features of the hidden state: the dims over which maps to inner features sum."""
-        inner = set(self.inner)
-        found: set[DimClass] = set()
-        for op in (op for op in self.graph.ops if is_map(op) and inner & self._made(op)):
-            if all(len(tensor.shape) == 2 for tensor in op.parameters):
+        inner, found = set(self.inner), set[DimClass]()
+        for op in filter(is_map, self.graph.ops):
+            is_matrix = all(len(tensor.shape) == 2 for tensor in op.parameters)
+            if is_matrix and inner & self._made(op):
                 found |= self._summed(op)
         return self._in_order(found)
 
     def _in_order(self, dims: Iterable[DimClass]) -> tuple[DimClass, ...]:
         """The dims, sorted by the first op that has each, independent of parameter names."""
-        ops = {dim: self.dims.sizes(dim).values() for dim in dims}
-        return tuple(sorted(ops, key=lambda dim: (min(map(_index, ops[dim]), default=0), dim)))
+        ops = {dim: [op.index for op in self.dims.sizes(dim).values()] for dim in dims}
+        return tuple(sorted(ops, key=lambda dim: (min(ops[dim], default=0), dim)))
 
     @property
     def _units(self) -> Sequence[OpGroup]:
@@ -354,13 +354,9 @@ class Blocks:
     def _embedding(self) -> PTensor | None:
         if self.said_embedding:
             return self.graph.parameter(self.said_embedding)
-        tables = [
-            tensor
-            for op in self.graph.ops
-            if not is_map(op) and any(t in self._integers for t in op.inputs)
-            for tensor in op.parameters
-            if len(tensor.shape) == 2
-        ]
+        lookups = (op for op in self.graph.ops if self._integers.intersection(op.inputs))
+        read = (tensor for op in lookups if not is_map(op) for tensor in op.parameters)
+        tables = (tensor for tensor in read if len(tensor.shape) == 2)
         return max(tables, key=lambda tensor: tensor.num_bytes, default=None)
 
     @cached_property
@@ -395,13 +391,11 @@ class Blocks:
     @cached_property
     def scored(self) -> int:
         """The index of the last op whose result has a dim of words; the number of ops if none."""
-        found = [
-            op.index
-            for op in self.graph.ops
-            for dim in self.vocabulary
-            if {*self.dims.ids(op, dim)} - {*op.annotation.reductions}
-        ]
-        return max(found, default=len(self.graph.ops))
+        for op in reversed(self.graph.ops):
+            loops = {loop for dim in self.vocabulary for loop in self.dims.ids(op, dim)}
+            if loops.difference(op.annotation.reductions):
+                return op.index
+        return len(self.graph.ops)
 
     @cached_property
     def tokens(self) -> tuple[DimClass, ...]:
@@ -432,16 +426,15 @@ class Blocks:
             PlanError: the model has no experts.
         """
         if self.said_experts is not None:
-            found = self.said_experts.ops(self.graph)
+            looked, found = f"parameters in {self.said_experts}", self.said_experts.ops(self.graph)
         else:
+            looked = "linear maps with a matrix for each expert"
             found = tuple(op for ops in self.all for op in self._of_experts(ops))
         if not any(op.parameters for op in found):
-            looked = "linear maps with a matrix for each expert"
             raise PlanError(
-                f"{self.graph.name} has no experts: looked for "
-                f"{looked if self.said_experts is None else f'parameters in {self.said_experts}'}; "
-                "it has to be a mixture of experts: say find_blocks(graph, experts=Modules("
-                "'*.experts')) if they are made otherwise."
+                f"{self.graph.name} has no experts: looked for {looked}; it has to be a mixture of "
+                "experts: say find_blocks(graph, experts=Modules('*.experts')) if they are made "
+                "otherwise."
             )
         return found
 
@@ -454,19 +447,12 @@ class Blocks:
     def _of_experts(self, block: OpGroup) -> list[Op]:
         numbered = {op.index: dims for op in block if is_map(op) and (dims := self._numbers(op))}
         dims = set().union(*numbered.values())
-        return [
-            op
-            for op in block
-            if min(numbered, default=0) <= op.index <= max(numbered, default=-1)
-            and any(self.dims.ids(op, dim) for dim in dims)
-        ]
+        first, last = min(numbered, default=0), max(numbered, default=-1)
+        run = (op for op in block if first <= op.index <= last)
+        return [op for op in run if any(self.dims.ids(op, dim) for dim in dims)]
 
 
 def _is_piece(op: Op) -> bool:
     """Whether an op only slices a piece out of a tensor; readers of the piece may cut the piece."""
     sizes = [prod(t.shape) for t in (*op.inputs, *op.outputs)]
     return op.flops == 0 and not op.parameters and len(sizes) == 2 and sizes[1] < sizes[0]
-
-
-def _index(op: Op) -> int:
-    return op.index

@@ -261,7 +261,5 @@ class GraphBuilder:
 def _casting(code: str | Invocation, dtypes: Mapping[int, str]) -> str | Invocation:
     """The code with casts of some inputs, given by position with the dtype to cast to."""
     for position, dtype in dtypes.items():
-        field_of_input = f"{{x{position}}}"
-        change = (field_of_input, f"{field_of_input}.to(torch.{dtype})")
-        code = code.replacing(*change) if isinstance(code, Invocation) else code.replace(*change)
+        code = code.replace(f"{{x{position}}}", f"{{x{position}}}.to(torch.{dtype})")
     return code

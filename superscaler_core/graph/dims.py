@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from superscaler_core.errors import PlanError
+from superscaler_core.graph.annotation import loops_of
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.once import once_per_graph
 from superscaler_core.graph.sliding import SlidingWindow
@@ -59,8 +61,6 @@ class Dims:
         Raises:
             PlanError: a pattern matches no parameter.
         """
-        from fnmatch import fnmatchcase
-
         found: set[DimClass] = set()
         for pattern, dim in patterns:
             names = [n for n in self.graph.parameters if fnmatchcase(n, pattern)]
@@ -222,17 +222,13 @@ def dims_of(graph: Graph) -> Dims:
 
 def _is_product(op: Op) -> bool:
     """Whether the op sums over a loop that two inputs share."""
-    held = [
-        {i for dim in dims if isinstance(dim, tuple) for i in dim} for dims in op.annotation.inputs
-    ]
-    return any(sum(loop in dims for dims in held) > 1 for loop in op.annotation.reductions)
+    held = [*map(loops_of, op.annotation.inputs)]
+    return any(sum(loop in loops for loops in held) > 1 for loop in op.annotation.reductions)
 
 
 def _named(node: Node) -> DimClass:
     """The class that is named after a tensor's dim, or after a loop that no dim is tied to."""
     where, which = node
-    return (
-        DimClass(where, which)
-        if isinstance(where, str) and isinstance(which, int)
-        else (DimClass(f"op {where} {which}", 0))
-    )
+    if isinstance(where, str) and isinstance(which, int):
+        return DimClass(where, which)
+    return DimClass(f"op {where} {which}", 0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from superscaler_core.errors import PlanError
@@ -308,9 +310,7 @@ class Graph:
         """
         found = self.parameters.get(self.aliases.get(name, name))
         if found is None:
-            import difflib
-
-            near = difflib.get_close_matches(name, [*self.parameters, *self.aliases], 3, 0.0)
+            near = get_close_matches(name, [*self.parameters, *self.aliases], 3, 0.0)
             raise PlanError(f"{self.name} has no parameter {name!r}; it has {', '.join(near)}.")
         return found
 
@@ -320,9 +320,12 @@ class Graph:
 
 def is_in(module: str, patterns: Iterable[str]) -> bool:
     """Whether a module path matches one of the patterns, or is inside a matching module."""
-    names = module.split(".")
-    paths = [".".join(names[: i + 1]) for i in range(len(names))]
-    return any(fnmatchcase(path, pattern) for pattern in patterns for path in paths)
+    return any(fnmatchcase(path, pattern) for pattern in patterns for path in paths(module))
+
+
+def paths(module: str) -> list[str]:
+    """The paths of a module and of the modules around it, the outermost first."""
+    return list(accumulate(module.split("."), "{}.{}".format))
 
 
 def _update(index: int, tensor: PTensor) -> Op:

@@ -29,8 +29,8 @@ class Invocation:
         """The same call with a further keyword argument."""
         return replace(self, keywords=(*self.keywords, (name, text)))
 
-    def replacing(self, old: str, new: str) -> Invocation:
-        """The same call with a text replaced in its arguments."""
+    def replace(self, old: str, new: str) -> Invocation:
+        """The same call with a text replaced in its arguments, as ``str.replace``."""
         keywords = tuple((name, text.replace(old, new)) for name, text in self.keywords)
         return replace(self, args=tuple(a.replace(old, new) for a in self.args), keywords=keywords)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from superscaler_core.graph.graph import Graph, Op, is_in
+from superscaler_core.graph.graph import Graph, Op, is_in, paths
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -41,9 +40,3 @@ class Modules:
 
     def __str__(self) -> str:
         return ", ".join(self.patterns)
-
-
-def paths(module: str) -> Iterable[str]:
-    """The paths of a module and of the modules around it, the outermost first."""
-    names = module.split(".")
-    return [".".join(names[: i + 1]) for i in range(len(names))]

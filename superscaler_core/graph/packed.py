@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from superscaler_core.graph.annotation import loops_of
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.packing import Packing
-from superscaler_core.graph.repeats import is_map, loops_of
+from superscaler_core.graph.repeats import is_map
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
 
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from superscaler_core.graph.annotation import Annotation
-from superscaler_core.graph.graph import Graph, Op
-from superscaler_core.graph.modules import paths
+from superscaler_core.graph.annotation import Annotation, loops_of
+from superscaler_core.graph.graph import Graph, Op, paths
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER
 
 ALIKE = 0.7
@@ -35,14 +34,10 @@ Signature = Counter[tuple[str, str]]
 
 def is_map(op: Op) -> bool:
     """Whether an op is a linear map: it sums over a loop of a parameter and of another input."""
-    pairs = list(zip(op.inputs, op.annotation.inputs, strict=True))
-    weights = {i for t, operand in pairs if t.kind == PARAMETER for i in loops_of(operand)}
-    others = {i for t, operand in pairs if t.kind != PARAMETER for i in loops_of(operand)}
-    return bool(weights & others & set(op.annotation.reductions))
-
-
-def loops_of(operand: Sequence[object]) -> set[str]:
-    return {loop for dim in operand if isinstance(dim, tuple) for loop in dim}
+    pairs = list(zip(op.inputs, map(loops_of, op.annotation.inputs), strict=True))
+    weights = frozenset[str]().union(*(loops for t, loops in pairs if t.kind == PARAMETER))
+    others = frozenset[str]().union(*(loops for t, loops in pairs if t.kind != PARAMETER))
+    return not (weights & others).isdisjoint(op.annotation.reductions)
 
 
 def starts_of_blocks(graph: Graph) -> tuple[Op, ...]:
@@ -134,14 +129,13 @@ def _families(graph: Graph) -> Iterator[_Family]:
     beside: dict[str, list[str]] = {}
     for path in inside:
         beside.setdefault(path.rpartition(".")[0], []).append(path)
-    maps = {op for op in graph.ops if is_map(op)}
+    maps = set(filter(is_map, graph.ops))
     signatures = {path: _signature(ops) for path, ops in inside.items()}
     for parent, children in beside.items():
         groups: list[list[str]] = []
         for child in filter(lambda child: maps.intersection(inside[child]), children):
-            near = (
-                g for g in groups if any(_is_alike(signatures[child], signatures[c]) for c in g)
-            )
+            own = signatures[child]
+            near = (g for g in groups if any(_is_alike(own, signatures[c]) for c in g))
             group = next(near, None)
             if group is None:
                 groups.append(group := [])

@@ -18,7 +18,6 @@ from itertools import pairwise
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.annotation import Annotation, Operand
 from superscaler_core.graph.graph import Graph, Op, TokenSlices
-from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.sliding import SlidingWindow
 from superscaler_core.graph.tensor import CONSTANT, INPUT, PTensor
 
@@ -227,7 +226,7 @@ class _Cutter:
             sizes={**op.sizes, **sizes},
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            computes=_replaced(op, start, f"{lo} + {start}"),
+            computes=op.computes.replace(start, f"{lo} + {start}"),
             flops=op.flops * (lo + hi) / hi if is_causal else op.flops,
         )
 
@@ -258,11 +257,6 @@ def _op(
     made = Annotation.parse(annotation)
     sizes = made.sizes([t.shape for t in inputs], [output.shape])
     return Op(0, name, kind, module, made, sizes, inputs, (output,), code, (), 0.0)
-
-
-def _replaced(op: Op, old: str, new: str) -> str | Invocation:
-    computes = op.computes
-    return computes.replace(old, new) if isinstance(computes, str) else computes.replacing(old, new)
 
 
 def _ids(dims: Operand) -> set[str]:

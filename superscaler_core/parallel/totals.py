@@ -18,7 +18,6 @@ from torch import Tensor
 
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.graph import Graph, Op, Total
-from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, CONSTANT, INPUT, PTensor
 from superscaler_core.parallel.sample_flow import SampleFlow
@@ -133,11 +132,7 @@ def _patched(op: Op, flow: SampleFlow, num: int) -> Op:
             # the numerator, input 0, is multiplied in their place.
             is_divided = is_share and op.inputs[position].dtype.startswith(("float", "bfloat"))
             field = f"{{x{position if is_divided or not is_share else 0}}}"
-            change = field, f"({field} {'/' if is_divided else '*'} {num})"
-            if isinstance(computes, Invocation):
-                computes = computes.replacing(*change)
-            else:
-                computes = computes.replace(*change)
+            computes = computes.replace(field, f"({field} {'/' if is_divided else '*'} {num})")
     return op if computes is op.computes else replace(op, computes=computes)
 
 
