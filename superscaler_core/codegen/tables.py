@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -32,9 +32,8 @@ MAX_TEXTS = 1 << 14
 def tables_of(made: Materialized, device: Device) -> Tables:
     """The data of one device's program."""
     plan, graph = made.plan, made.plan.graph
-    uses = [
-        u for u in made.weights.uses if device in u.sharding.shards or device in u.storage.shards
-    ]
+    every = made.weights.uses
+    uses = [u for u in every if device in u.sharding.shards or device in u.storage.shards]
     steps = (s for program in made.stages for s in program.steps.get(device, ()))
     segments = [step for step in steps if isinstance(step, Segment)]
     for segment in segments:
@@ -64,10 +63,7 @@ def tables_of(made: Materialized, device: Device) -> Tables:
             for edge in made.edges.all
             if edge.result
         },
-        states={
-            tensor.name: _sub_transfers(sub_transfers, device)
-            for tensor, sub_transfers in made.states.items()
-        },
+        states={t.name: _sub_transfers(found, device) for t, found in made.states.items()},
         extra={name: text for name, text in _extra(graph) if isinstance(text, str)},
         arguments=dict(graph.arguments),
         microbatches_per_update=None if schedule is None else schedule.microbatches_per_update,
@@ -106,9 +102,8 @@ def _parameters(made: Materialized, device: Device) -> Mapping[str, Stored]:
         key = *of, storage, None if packed is None else id(packed)
         if key not in known:
             shape, dtype, is_trained, is_hosted = of
-            sub_transfers = _sub_transfers(made.whole[tensor], device)
-            box = _box(storage, device)
-            known[key] = Stored(shape, dtype, box, is_trained, sub_transfers, is_hosted, packed)
+            whole, box = _sub_transfers(made.whole[tensor], device), _box(storage, device)
+            known[key] = Stored(shape, dtype, box, is_trained, whole, is_hosted, packed)
         found[tensor.name] = known[key]
     return found
 
@@ -127,34 +122,18 @@ def _box(sharding: Sharding, device: Device) -> str | None:
     return None if shard is None else _text_of_box(shard.box)
 
 
-@lru_cache(maxsize=MAX_TEXTS)
-def _text_of_box(box: rv.Box) -> str:
-    return str(box)
+_text_of_box: Callable[[rv.Box], str] = lru_cache(maxsize=MAX_TEXTS)(str)
 
 
-def _sub_transfers(sub_transfers: tuple[Transfer, ...], device: Device) -> tuple[SubTransfer, ...]:
+def _sub_transfers(transfers: tuple[Transfer, ...], device: Device) -> tuple[SubTransfer, ...]:
     """The sub-transfers in which the device takes part."""
-    if all(
-        device in sub_transfer.src or device in sub_transfer.dst for sub_transfer in sub_transfers
-    ):
-        return _all_sub_transfers(sub_transfers)
-    return _all_sub_transfers(
-        tuple(
-            sub_transfer
-            for sub_transfer in sub_transfers
-            if device in sub_transfer.src or device in sub_transfer.dst
-        )
-    )
+    return sub_transfers_of(tuple(t for t in transfers if device in t.src or device in t.dst))
 
 
 @lru_cache(maxsize=MAX_TEXTS)
-def _all_sub_transfers(sub_transfers: tuple[Transfer, ...]) -> tuple[SubTransfer, ...]:
-    return tuple(
-        SubTransfer(
-            str(sub_transfer.box), str(sub_transfer.src), str(sub_transfer.dst), sub_transfer.dtype
-        )
-        for sub_transfer in sub_transfers
-    )
+def sub_transfers_of(transfers: tuple[Transfer, ...]) -> tuple[SubTransfer, ...]:
+    """Transfers as values of tables."""
+    return tuple(SubTransfer(str(t.box), str(t.src), str(t.dst), t.dtype) for t in transfers)
 
 
 # --- the text -----------------------------------------------------------------------------------

@@ -41,10 +41,10 @@ class AutoOptions:
     def __post_init__(self) -> None:
         if isinstance(self.profile, str):
             object.__setattr__(self, "profile", profile_of(self.profile))
-        for name, least in (("budget_secs", 0), ("max_tried", 0)):
+        for name in ("budget_secs", "max_tried"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-                raise PlanError(f"auto takes {name} as a number from {least}, not {value!r}.")
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise PlanError(f"auto takes {name} as a number from 0, not {value!r}.")
         if not isinstance(self.profile, DeviceProfile | None):
             raise PlanError(
                 "auto takes profile as a DeviceProfile or the name of one "
@@ -100,6 +100,7 @@ def searched(
     assert not isinstance(options.profile, str), "names become profiles"
     chosen = options.profile or _profile_of(device)
     batch = next((len(x) for x in example.tensors if x.dim()), 1)
+    factor = next((i for i in range(2, batch + 1) if batch % i == 0), 1)
     text = ""
     # The other ranks wait for this text, and learn of an error of the first rank.
     with calls.prepared("the search for a plan"):
@@ -114,7 +115,7 @@ def searched(
                 memory_bytes=memory_limit,
                 budget_secs=options.budget_secs,
                 max_tried=int(options.max_tried),
-                samples=() if batch == 1 or can_cut(_least_factor(batch)) else (batch,),
+                samples=() if factor == 1 or can_cut(factor) else (batch,),
                 profile=chosen,
                 devices=range(num_ranks),
                 precision=precision,
@@ -126,10 +127,6 @@ def searched(
     setting = Setting.parse(text)
     num = batch // setting.microbatch
     return SProgram(Filling(setting, chosen, 0, num), {"microbatches": num})
-
-
-def _least_factor(number: int) -> int:
-    return next(i for i in range(2, number + 1) if number % i == 0)
 
 
 def _profile_of(device: torch.device) -> DeviceProfile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal, get_args
@@ -86,10 +86,8 @@ class Inputs:
         """
         names, tensors = names_of(model, call), call.tensors
         said = {name: _said(batch.dims, name) for name in names}
-        unknown = [
-            n for n in batch.dims if n not in {key for key, _ in filter(None, said.values())}
-        ]
-        if unknown:
+        known = {key for key, _ in filter(None, said.values())}
+        if unknown := [name for name in batch.dims if name not in known]:
             near = get_close_matches(unknown[0], names, 1)
             hint = f" Is it {near[0]}?" if near else ""
             raise PlanError(
@@ -150,51 +148,46 @@ class Inputs:
             PlanError: the samples cannot be cut.
         """
         self.check_cut(num)
-        dims = iter(self.dims)
+        return (
+            call
+            if num == 1
+            else self._changed(call, lambda x, d: x.narrow(d, 0, x.shape[d] // num))
+        )
 
-        def cut(tensor: Tensor) -> Tensor:
-            dim = next(dims)
-            return tensor if dim is None else tensor.narrow(dim, 0, tensor.shape[dim] // num)
-
-        return call if num == 1 else call.map(cut)
-
-    def repeated(self, call: ModelCall, num: int) -> ModelCall:
-        """A call with two microbatches' samples in every one of ``num``; values do not matter."""
-        dims = iter(self.dims)
-
-        def twice(tensor: Tensor) -> Tensor:
-            dim = next(dims)
-            return tensor if dim is None else torch.cat([tensor, tensor], dim)
-
-        return call.map(twice)
+    def repeated(self, call: ModelCall) -> ModelCall:
+        """The call with every sample twice."""
+        return self._changed(call, lambda tensor, dim: torch.cat([tensor, tensor], dim))
 
     def of_size(self, call: ModelCall, size: int) -> ModelCall:
         """The call with another number of samples, whose values are missing."""
-        dims = iter(self.dims)
 
-        def sized(tensor: Tensor) -> Tensor:
-            dim = next(dims)
-            if dim is None:
-                return tensor
+        def sized(tensor: Tensor, dim: int) -> Tensor:
             shape = (*tensor.shape[:dim], size, *tensor.shape[dim + 1 :])
             return tensor.new_empty(()).expand(shape)
 
-        return call.map(sized)
+        return self._changed(call, sized)
+
+    def _changed(self, call: ModelCall, change: Callable[[Tensor, int], Tensor]) -> ModelCall:
+        """The call with other tensors in place of those with samples, given with their dims."""
+        dims = iter(self.dims)
+
+        def changed(tensor: Tensor) -> Tensor:
+            dim = next(dims)
+            return tensor if dim is None else change(tensor, dim)
+
+        return call.map(changed)
 
     @property
     def without_sizes(self) -> str:
         """As ``str``, without the number of samples."""
-        shapes = (
-            ["*" if i == dim else size for i, size in enumerate(tensor.shape)]
-            for tensor, dim in zip(self.tensors, self.dims, strict=True)
+        return ", ".join(
+            f"{name} {['*' if i == dim else size for i, size in enumerate(tensor.shape)]}"
+            for name, tensor, dim in zip(self.names, self.tensors, self.dims, strict=True)
         )
-        return ", ".join(f"{name} {shape}" for name, shape in zip(self.names, shapes, strict=True))
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{name} {list(tensor.shape)}"
-            for name, tensor in zip(self.names, self.tensors, strict=True)
-        )
+        named = zip(self.names, self.tensors, strict=True)
+        return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named)
 
 
 def names_of(model: nn.Module, call: ModelCall) -> tuple[str, ...]:

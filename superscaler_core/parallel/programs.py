@@ -101,7 +101,7 @@ class Programs:
         self._watched = Watched()  # of the last capture
         self._trained: frozenset[str] = frozenset()
         # Ranks that are threads of one process share the programs.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def call(
         self, args: Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any] | None
@@ -126,7 +126,7 @@ class Programs:
                 made = compile(self._plan_of_example(call), **self._options)
                 self._first = made
                 self._trained = frozenset(n for n, p in self.parameters.items() if p.requires_grad)
-                self._keep(self._key(call, self._trained), made)
+                self._keep((call.form, self._trained), made)
                 self.originals = Originals(self.model, self._changing)
             return self._first
 
@@ -159,23 +159,18 @@ class Programs:
             trained: the names of parameters that a step trains; None to evaluate.
         """
         with self._lock:
-            made = self._made.get(self._key(call, trained), ())
+            made = self._made.get((call.form, trained), ())
             return next((each for each in made if each.watched.holds()), None)
 
     def change(self, call: ModelCall, trained: frozenset[str] | None) -> str:
         """What changed in the model since it was captured for such a call; empty if nothing."""
-        made = self._made.get(self._key(call, trained), ())
+        made = self._made.get((call.form, trained), ())
         return made[-1].watched.difference() if made else ""
 
     def of(self, call: ModelCall, trained: frozenset[str] | None) -> MadeProgram:
         """The program for a call, which is made if there is none; arguments as of ``find``."""
-        found = self.find(call, trained)
-        with self._lock:
-            key = self._key(call, trained)
-            if found is None:
-                # Another thread may have made it.
-                made = self._made.get(key, ())
-                found = next((each for each in made if each.watched.holds()), None)
+        with self._lock:  # Another thread may be making it.
+            key, found = (call.form, trained), self.find(call, trained)
             if found is None:
                 if change := self.change(call, trained):
                     self._say(logging.INFO, f"captures the model again, because {change}")
@@ -183,18 +178,15 @@ class Programs:
             self._made.move_to_end(key)
             return found
 
-    def _key(self, call: ModelCall, trained: frozenset[str] | None) -> Hashable:
-        return call.form, trained
-
     def _keep(self, key: Hashable, compiled: Compiled) -> MadeProgram:
         found = MadeProgram(compiled, self._watched, self._num_made)
         self._num_made += 1
         self._made.setdefault(key, []).append(found)
         self._made.move_to_end(key)
         if sum(map(len, self._made.values())) > MAX_PROGRAMS:
-            oldest = next(iter(self._made))
-            del self._made[oldest][0]
-            if not self._made[oldest]:
+            oldest, programs = next(iter(self._made.items()))
+            del programs[0]
+            if not programs:
                 del self._made[oldest]
         return found
 
@@ -229,7 +221,7 @@ class Programs:
             return narrow
         # Any two sizes would do: they tell which numbers in the graph grow with the samples.
         inputs = self.inputs(call)
-        wide = self._captured(inputs.repeated(call, num_microbatches), num_microbatches, trained)
+        wide = self._captured(inputs.repeated(call), num_microbatches, trained)
         num = 2 * next(iter(inputs.sizes.values())) // num_microbatches
         flow = flow_of(narrow, wide, num, self._note_of)
         if flow.loss.is_mixed:
@@ -272,13 +264,12 @@ class Programs:
                 # The capture of the example has warned of opaque ops already.
                 warnings.simplefilter("ignore", OpaqueWarning)
             results = self._results if trained is None else ()
+            changing = self._changing
             with Reads(self.model) as reads:
-                graph = capture(
-                    self.model, *part.arguments, results=results, changing=self._changing
-                )
+                graph = capture(self.model, *part.arguments, results=results, changing=changing)
         if trained is not None:
             check_loss(graph)
-        changing = self._changing if self._first is not None else changing_in(graph)
+        changing = changing if self._first is not None else changing_in(graph)
         # Evaluation is in one mode, whatever that of the model is.
         self._watched = reads.watched({*changing, *(["training"] if trained is None else [])})
         return replace(graph, samples=_samples(graph, inputs))
@@ -350,12 +341,10 @@ class Programs:
             did = f"{'trains on' if trains else 'evaluates'} {_text(call)}"
             self._say(logging.INFO, f"a program that {did}: {time.perf_counter() - start:.1f} s")
             if fault is not None:
-                used = sorted(
-                    {d for op in made.plan.graph.ops for d in made.plan.op_split(op).devices}
-                )
-                self._say(
-                    logging.WARNING, f"a program that {did} uses devices {used} alone: {fault}"
-                )
+                splits = map(made.plan.op_split, made.plan.graph.ops)
+                used = sorted({device for split in splits for device in split.devices})
+                text = f"a program that {did} uses devices {used} alone: {fault}"
+                self._say(logging.WARNING, text)
             return made
         assert fault is not None
         raise fault
@@ -388,15 +377,9 @@ class Programs:
             plan.update(tensor.name).name: _placed(sharding)
             for tensor, sharding in self._first.materialized.weights.storage.items()
         }
+        parts, hosted = {**said.parts, **homes}, first.decisions.on_host
         made = Plan(plan.graph, first.devices)
-        made.decide(
-            replace(
-                said,
-                devices=first.devices,
-                parts={**said.parts, **homes},
-                on_host=first.decisions.on_host,
-            )
-        )
+        made.decide(replace(said, devices=first.devices, parts=parts, on_host=hosted))
         return made if trains else made.without_grad()
 
 
@@ -408,8 +391,7 @@ def changing_in(graph: Graph) -> frozenset[str]:
 
 def fingerprint_of(compiled: Compiled) -> dict[str, str]:
     """What has to be equal of a program on all ranks, by names that errors use."""
-    plan = compiled.plan
-    graph = plan.graph
+    graph = compiled.plan.graph
     ops = [f"{op.name}: {op.code}" for op in graph.ops]
     parameters = [
         f"{t.name} {list(t.shape)} {t.dtype} requires_grad={t.requires_grad}"
@@ -422,7 +404,7 @@ def fingerprint_of(compiled: Compiled) -> dict[str, str]:
         "the parameters of the model": "\n".join(parameters),
         "the ops of the model": "\n".join(ops),
         "constants of the model": "\n".join(constants),
-        "the plan": str(plan.decisions),
+        "the plan": str(compiled.plan.decisions),
     }
 
 
@@ -455,12 +437,9 @@ def _placed(storage: Sharding) -> tuple[PlacedPart, ...]:
     holders: dict[rv.Box, list[Device]] = {}
     for device, shard in sorted(storage.shards.items()):
         holders.setdefault(shard.box, []).append(device)
-    return tuple(
-        PlacedPart(
-            tuple((f"d{i}", lo, hi) for i, (lo, hi) in enumerate(zip(box.lo, box.hi, strict=True))),
-            replica,
-            device,
-        )
-        for box, devices in holders.items()
-        for replica, device in enumerate(devices)
-    )
+    found = []
+    for box, devices in holders.items():
+        ends = enumerate(zip(box.lo, box.hi, strict=True))
+        pieces = tuple((f"d{i}", lo, hi) for i, (lo, hi) in ends)
+        found += [PlacedPart(pieces, i, device) for i, device in enumerate(devices)]
+    return tuple(found)

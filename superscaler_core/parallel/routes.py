@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
+from superscaler_core.codegen.tables import sub_transfers_of
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
@@ -64,9 +65,7 @@ def _samples_by_device(plan: Plan, op: Op) -> dict[Device, tuple[Fraction, Fract
 
 @dataclass(frozen=True)
 class _Route:
-    """How one input moves: its sub-transfers, and this rank's boxes at both ends; None if it has
-    none.
-    """
+    """How one input moves: its sub-transfers, and this rank's boxes at both ends, if any."""
 
     sub_transfers: tuple[SubTransfer, ...]
     src: rv.Box | None
@@ -114,13 +113,9 @@ class Routes:
         given = dict(zip(self._given, tensors, strict=True))
         moves = {}
         for tensor, route in self._routes.items():
-            sub_transfers = [
-                sub_transfer
-                for sub_transfer in route.sub_transfers
-                if self._rank in sub_transfer.ranks
-            ]
+            mine = [each for each in route.sub_transfers if self._rank in each.ranks]
             value = self._numbered(tensor, given[tensor]).to(device)
-            moves[tensor.name] = sub_transfers, None if route.src is None else (value, route.src)
+            moves[tensor.name] = mine, None if route.src is None else (value, route.src)
         boxes: dict[str, list[tuple[rv.Box, Tensor]]] = {}
         for name, box, value in move_many(transport, moves):
             boxes.setdefault(name, []).append((box, value))
@@ -167,10 +162,7 @@ class Routes:
         dst = dict(self._read_by(plan, tensor))
         ends = (Sharding.of((device, box, ()) for device, box in end.items()) for end in (src, dst))
         found = transfers(*ends, self._shape(tensor), tensor.dtype) if dst else ()
-        sub_transfers = tuple(
-            SubTransfer(str(x.box), str(x.src), str(x.dst), x.dtype) for x in found
-        )
-        return _Route(sub_transfers, src.get(self._rank), dst.get(self._rank))
+        return _Route(sub_transfers_of(found), src.get(self._rank), dst.get(self._rank))
 
     def _brought(self, tensor: PTensor) -> Iterable[tuple[Device, rv.Box]]:
         """The box of the samples that every rank passes."""
@@ -193,14 +185,8 @@ class Routes:
             boxes |= {device: [tensor.box] for device in plan.devices}
         for device, found in sorted(boxes.items()):
             box = bounding(found)
-            yield (
-                device,
-                whole
-                if self._is_whole
-                else rv.Box(
-                    (*box.lo[:dim], 0, *box.lo[dim:]), (*box.hi[:dim], self.num, *box.hi[dim:])
-                ),
-            )
+            lo, hi = (*box.lo[:dim], 0, *box.lo[dim:]), (*box.hi[:dim], self.num, *box.hi[dim:])
+            yield device, whole if self._is_whole else rv.Box(lo, hi)
 
     def _read(
         self,
@@ -210,11 +196,8 @@ class Routes:
         device: torch.device,
     ) -> Tensor | OwnSamples:
         """What this rank reads of an input, assembled from what was brought."""
-        dtype, dim = getattr(torch, tensor.dtype), self._dim(tensor)
-        found = list(brought)
-        box = route.dst
-        if box is None:
-            box = _along(rv.Box.of_shape(self._shape(tensor)), dim + 1, 0, 0)
+        dtype, dim, found = getattr(torch, tensor.dtype), self._dim(tensor), list(brought)
+        box = route.dst or _along(rv.Box.of_shape(self._shape(tensor)), dim + 1, 0, 0)
         if len(found) == 1 and found[0][0] == box:
             value = found[0][1]
         else:

@@ -30,10 +30,8 @@ def check_same(
     """Compare shapes and values of a batch on all ranks; collective.
 
     Args:
-        call: the call of the model.
-        inputs: its tensors.
-        ranks: all ranks.
-        transport: brings the ranks' hashes together.
+        call, inputs: the call of the model, and its tensors.
+        ranks, transport: all ranks, and what brings their hashes together.
         values: whether to compare the values of tensors too.
 
     Raises:
@@ -58,8 +56,7 @@ def refuse_shapes(
 
     Args:
         form: of this rank's call.
-        ranks: all ranks.
-        transport: brings the ranks' forms together.
+        ranks, transport: all ranks, and what brings their forms together.
         hint: what would be right.
         among: ranks whose forms have to be equal; all ranks if empty.
     """
@@ -84,10 +81,8 @@ def refuse_values(
 
     Args:
         names, digests: of this rank's tensors.
-        ranks: all ranks.
-        transport: brings the ranks' hashes together.
+        ranks, transport, hint: as in ``refuse_shapes``.
         among: the groups of ranks whose batches have to be equal; all ranks if empty.
-        hint: what would be right.
     """
     rows = rows_of(torch.tensor(digests), ranks, transport)
     for group in among or (ranks,):
@@ -103,10 +98,7 @@ def refuse_values(
 def form_of(call: ModelCall, inputs: Inputs, *, counts_samples: bool = True) -> str:
     """The arguments of a call without the values of its tensors, as a text that ranks compare.
 
-    Args:
-        call: the call.
-        inputs: its tensors.
-        counts_samples: whether the number of samples is in the text.
+    The number of samples is in the text if ``counts_samples``.
     """
     leaves = pytree.tree_leaves((call.args, call.kwargs))
     plain = [

@@ -48,6 +48,9 @@ _AVERAGES = {"mean_of_labels"}
 _ROUTERS = {"topk", "one_hot", "argmax", "sort", "top_gating"}
 """Ops by which tokens choose experts."""
 
+_INEXACT = ("float", "bfloat", "complex")
+"""Beginnings of the names of dtypes of fractions."""
+
 _NUMBER = re.compile(r"(?<![\w.{])\d+\.?\d*(?:e[-+]?\d+)?(?![\w}])")
 
 
@@ -82,33 +85,31 @@ def flow_of(narrow: Graph, wide: Graph, num: int, note_of: Callable[[Op], str]) 
     """
     known: dict[str, BatchExtent] = {}
     while True:
-        found = _Pass(narrow, wide, num, note_of, known)
-        found.run()
-        if found.flow.known.keys() == known.keys():
-            return found.flow
-        known = found.flow.known
+        flow = SampleFlow(known=dict(known))
+        _Pass(narrow, wide, num, note_of, flow).run()
+        if flow.known.keys() == known.keys():
+            return flow
+        known = flow.known
 
 
+@dataclass
 class _Pass:
-    """One pass over all ops, given what is known before the step."""
+    """One pass over all ops; ``flow`` has at first what is known before the step."""
 
-    def __init__(
-        self,
-        narrow: Graph,
-        wide: Graph,
-        num: int,
-        note_of: Callable[[Op], str],
-        known: dict[str, BatchExtent],
-    ) -> None:
-        self.narrow, self.wide, self.num, self.note_of = narrow, wide, num, note_of
-        self.twins = twins_of(narrow, wide, num)
+    narrow: Graph
+    wide: Graph
+    num: int
+    note_of: Callable[[Op], str]
+    flow: SampleFlow
+    extents: dict[PTensor, BatchExtent] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.twins = twins_of(self.narrow, self.wide, self.num)
         self.names = {  # in the graph of a microbatch
             tensor: twin.name
             for op, other in self.twins.items() if other is not None
             for tensor, twin in zip(op.outputs, other.outputs, strict=False)
         }  # fmt: skip
-        self.flow = SampleFlow(known=dict(known))
-        self.extents: dict[PTensor, BatchExtent] = {}
 
     def run(self) -> None:
         for op in self.wide.ops:
@@ -360,10 +361,9 @@ class _Pass:
 
 def _is_sum(op: Op) -> bool:
     """Whether an op is linear in all its inputs together."""
-    if op.kind == "to" and not op.outputs[0].dtype.startswith(("float", "bfloat", "complex")):
-        return not op.inputs[0].dtype.startswith(("float", "bfloat", "complex")) and (
-            op.outputs[0].dtype != "bool"
-        )
+    dst = op.outputs[0].dtype
+    if op.kind == "to" and not dst.startswith(_INEXACT):
+        return dst != "bool" and not op.inputs[0].dtype.startswith(_INEXACT)
     return op.kind in _SUMS or (op.flops == 0 and not op.hint)
 
 

@@ -25,7 +25,7 @@ from superscaler_core.run.evaluate import code_names
 
 
 def totals_of(graph: Graph, batch: Mapping[str, Tensor], num: int) -> dict[str, Tensor]:
-    """The totals of a whole batch, by the names of the graph's inputs.
+    """The totals of a whole batch of ``num`` microbatches, by the names of the graph's inputs.
 
     Args:
         graph: the graph of a microbatch.
@@ -64,14 +64,10 @@ def _of_microbatch(graph: Graph, total: Total, given: Mapping[str, Tensor], mb: 
         return whole.narrow(dim, mb * tensor.shape[dim], tensor.shape[dim])
 
     for op in total.ops:
-        values |= dict(zip(op.outputs, _run(op, [read(t) for t in op.inputs]), strict=True))
+        code, names = _code_of(op)
+        result = eval(code, {**names, **{f"x{i}": read(t) for i, t in enumerate(op.inputs)}})
+        values |= zip(op.outputs, result if len(op.outputs) > 1 else [result], strict=True)
     return values[total.result]
-
-
-def _run(op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    code, names = _code_of(op)
-    result = eval(code, {**names, **{f"x{i}": x for i, x in enumerate(inputs)}})
-    return tuple(result) if len(op.outputs) > 1 else (result,)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -105,10 +101,8 @@ def with_totals(graph: Graph, flow: SampleFlow, num: int) -> Graph:
             continue
         (result,) = op.outputs
         given = replace(result, name=f"{result.name}.whole", kind=INPUT, requires_grad=False)
-        is_mean = flow.known[result.name].degree == -1
-        totals.append(
-            Total(given, _before([made[o] for o in graph.ops], made[op]), result, is_mean)
-        )
+        before = _before([made[o] for o in graph.ops], made[op])
+        totals.append(Total(given, before, result, flow.known[result.name].degree == -1))
         made[op] = _reading(op, given)
         inputs.append(given)
     if all(op is made[op] for op in graph.ops):

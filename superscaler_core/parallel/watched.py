@@ -135,30 +135,18 @@ class Watched:
     _tensors: list[tuple[str, Tensor, int]] = field(default_factory=list)
 
     @cached_property
-    def _seen(self) -> list[tuple[Any, ...]]:
-        return [entry.seen for entry in self._entries]
-
-    @cached_property
-    def _live(self) -> list[Any]:
-        return [live for _, live, _ in self._contents]
-
-    @cached_property
-    def _copies(self) -> list[Any]:
-        return [seen for _, _, seen in self._contents]
-
-    @cached_property
-    def _versions(self) -> list[int]:
-        return [version for _, _, version in self._tensors]
+    def _seen(self) -> tuple[list[Any], list[Any], list[int]]:
+        contents = [seen for _, _, seen in self._contents]
+        versions = [version for _, _, version in self._tensors]
+        return [entry.seen for entry in self._entries], contents, versions
 
     def holds(self) -> bool:
         """Whether every value is the same as at the capture."""
         try:
             # Lists are compared in one call, which is several times as fast as a loop.
-            return (
-                self._seen == [entry.look(entry.owner) for entry in self._entries]
-                and self._live == self._copies
-                and self._versions == [tensor._version for _, tensor, _ in self._tensors]
-            )
+            values = [entry.look(entry.owner) for entry in self._entries]
+            contents = [live for _, live, _ in self._contents]
+            return self._seen == (values, contents, [t._version for _, t, _ in self._tensors])
         except Exception:  # A value is gone, or has no truth, such as a comparison of tensors.
             return False
 
