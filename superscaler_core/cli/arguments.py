@@ -32,21 +32,18 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 def _names(title: str, names: Iterable[str], more: str) -> str:
     text = f"{', '.join(names)}; or path/to/file.py:function, {more}"
-    return fill(text, 98, initial_indent=f"{title:<8}", subsequent_indent=" " * 8)
+    return fill(text, 98, initial_indent=f"{title:<8}", subsequent_indent=" " * 8) + "\n"
 
 
-_RETURNS = "which returns (module, example_inputs), a tuple or dict of inputs; may take 'batch'"
-
-_FILLS = (
+MODEL_NAMES = _names(
+    "MODEL", MODELS,
+    "which returns (module, example_inputs), a tuple or dict of inputs; may take 'batch'",
+)  # fmt: skip
+NAMES = MODEL_NAMES + _names(
+    "PLAN", PLANS,
     "which takes the plan; or FILE.plan, which 'plan --decisions' wrote; a plan's options may "
-    "follow its name: hybrid:tp=2,pp=2"
-)
-
-MODEL_NAMES = _names("MODEL", MODELS, _RETURNS) + "\n"
-
-NAMES = f"""\
-{MODEL_NAMES}{_names("PLAN", PLANS, _FILLS)}
-"""
+    "follow its name: hybrid:tp=2,pp=2",
+)  # fmt: skip
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -61,44 +58,33 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         "embedding, for parts of the model that the search by structure does not find",
     )
     parser.add_argument(
-        "--microbatch",
-        metavar="B",
-        type=count,
-        default=4,
+        "--microbatch", metavar="B", type=count, default=4,
         help="samples in a microbatch (default 4)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--overlap",
-        metavar="DEPTH",
-        type=count,
+        "--overlap", metavar="DEPTH", type=count,
         help="overlap communication with computing: fetch weights DEPTH gathers ahead, and "
         "reduce gradients during the backward (default: as the plan says, normally no overlap)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--overlap-moves",
-        action="store_true",
+        "--overlap-moves", action="store_true",
         help="overlap communication inside stages with independent computing, for example "
         "gradients of inputs with gradients of weights",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--duplex",
-        action="store_true",
+        "--duplex", action="store_true",
         help="run every microbatch of the schedule as two halves of --microbatch samples, of which "
         "one computes while the other communicates inside its stage",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--pairs",
-        action="store_true",
+        "--pairs", action="store_true",
         help="run the two actions of a pair of the schedule (dualpipe) as one: one computes while "
         "the other communicates inside its stage",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--bucket",
-        metavar="BYTES",
-        type=num_bytes,
-        default=BUCKET_BYTES,
+        "--bucket", metavar="BYTES", type=num_bytes, default=BUCKET_BYTES,
         help="the most bytes that one of these calls reduces or fetches (default 16MiB)",
-    )
+    )  # fmt: skip
 
 
 def add_training(parser: argparse.ArgumentParser, devices: str, settings: str) -> None:
@@ -123,11 +109,9 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--topology", metavar="FILE", help="a JSON file that rvdcomm.Topology.save wrote"
     )
     parser.add_argument(
-        "--memory-limit",
-        metavar="BYTES",
-        type=num_bytes,
+        "--memory-limit", metavar="BYTES", type=num_bytes,
         help="memory of each device, such as 32GiB",
-    )
+    )  # fmt: skip
 
 
 def count(text: str) -> int:
@@ -223,12 +207,8 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
         _called(plan_from, plan, **options)
     if args.overlap is not None:
         plan.overlap = Overlap(args.overlap, reductions=True, bucket_bytes=args.bucket)
-    if args.overlap_moves:
-        plan.overlap = replace(plan.overlap, moves=True)
-    if args.duplex:
-        plan.overlap = replace(plan.overlap, duplex=True)
-    if args.pairs:
-        plan.overlap = replace(plan.overlap, pairs=True)
+    said = {"moves": args.overlap_moves, "duplex": args.duplex, "pairs": args.pairs}
+    plan.overlap = replace(plan.overlap, **{word: True for word, is_on in said.items() if is_on})
     return AskedProgram(plan, made, make, model_from.recycled)
 
 

@@ -47,16 +47,13 @@ def _add(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
     add_cluster(parser)
     parser.add_argument(
-        "--edge",
-        metavar="NAME",
-        action="append",
+        "--edge", metavar="NAME", action="append",
         help="only this edge (e3, or a parameter's name): its ends and its plans, step by step",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--step",
-        action="store_true",
+        "--step", action="store_true",
         help="only the step: all instructions of every stage, and the order in which stages run",
-    )
+    )  # fmt: skip
 
 
 COMMAND = Command(

@@ -41,11 +41,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
     parser.add_argument("--out", metavar="DIR", help="write the program to DIR, for load(DIR)")
     parser.add_argument(
-        "--decisions",
-        metavar="FILE",
-        type=decisions_file,
+        "--decisions", metavar="FILE", type=decisions_file,
         help="write the plan's decisions, as a text that can be edited and given as PLAN",
-    )
+    )  # fmt: skip
     parser.add_argument("--summary", action="store_true", help="print a few lines only")
 
 

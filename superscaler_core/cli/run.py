@@ -144,10 +144,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--threads", action="store_true", help="run all ranks as threads of this process (slow)"
     )
     parser.add_argument(
-        "--check",
-        action="store_true",
+        "--check", action="store_true",
         help="train on a single device as well, and compare (exit 1 if they differ)",
-    )
+    )  # fmt: skip
 
 
 COMMAND = Command(

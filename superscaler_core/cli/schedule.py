@@ -73,22 +73,16 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", metavar="D", type=count, default=4, help="(default 4)")
     parser.add_argument("--microbatches", metavar="N", type=count, default=8, help="(default 8)")
     parser.add_argument(
-        "--chunks",
-        metavar="V",
-        type=count,
-        default=2,
+        "--chunks", metavar="V", type=count, default=2,
         help="stages a worker, of interleaved and looped-bfs (default 2)",
-    )
+    )  # fmt: skip
     parser.add_argument("--halves", action="store_true", help="run every backward as I and W")
     parser.add_argument("--apart", action="store_true", help="run every recomputation as R")
     parser.add_argument(
-        "--times",
-        metavar="KIND=TIME,...",
-        type=_times,
-        default="F=1,B=2",
+        "--times", metavar="KIND=TIME,...", type=_times, default="F=1,B=2",
         help="times of 1/D of the model: of F, of B or of I and W, and of a pair F&B, which runs "
         "one after the other if this is not given (default F=1,B=2)",
-    )
+    )  # fmt: skip
     parser.add_argument("--text", action="store_true", help="print the rows, as a text to edit")
     parser.add_argument("--picture", metavar="FILE", help="draw them, as .png or .svg")
 

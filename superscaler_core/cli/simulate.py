@@ -76,18 +76,15 @@ def named_topology(text: str | None, num_devices: int) -> rv.Topology | None:
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe devices and their links."""
     parser.add_argument(
-        "--profile",
-        metavar="NAME|FILE",
-        default="v100",
+        "--profile", metavar="NAME|FILE", default="v100",
         help=f"device model: {', '.join(PROFILES)}, or a JSON file that DeviceProfile.save wrote "
         "(default: v100)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--topology",
-        metavar="NAME:HxD|FILE",
+        "--topology", metavar="NAME:HxD|FILE",
         help="H hosts with D devices each of a preset (v100, a100, h100, ethernet, ...), or a JSON "
         "file that rvdcomm.Topology.save wrote (default: one host)",
-    )
+    )  # fmt: skip
 
 
 def _add(parser: argparse.ArgumentParser) -> None:

@@ -42,34 +42,14 @@ class MadeModel:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, function: Callable[..., Any], made: Any) -> MadeModel:
-        """The model and the inputs that a user's function returned.
-
-        Raises:
-            UsageError: the function returned something else.
-        """
-        if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
-            model, inputs = made
-            if isinstance(inputs, Mapping):
-                return cls(model, (), inputs)
-            if isinstance(inputs, Sequence):
-                return cls(model, tuple(inputs))
-        raise UsageError(
-            f"{function.__name__} returned {type(made).__name__}; a model's function returns "
-            "(module, example_inputs), the inputs as a tuple, or as a dict by name."
-        )
-
     def to(self, dtype: torch.dtype) -> MadeModel:
         """The same in another floating-point dtype."""
 
-        def cast(leaf: Any) -> Any:
-            is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
-            return leaf.to(dtype) if is_float else leaf
+        def cast(leaf: Tensor) -> Tensor:
+            return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
-        return MadeModel(
-            self.model.to(dtype), *pytree.tree_map(cast, (self.args, dict(self.kwargs)))
-        )
+        inputs = pytree.tree_map_only(Tensor, cast, (self.args, dict(self.kwargs)))
+        return MadeModel(self.model.to(dtype), *inputs)
 
 
 @dataclass(frozen=True)
@@ -255,11 +235,19 @@ def _run(path: Path, text: str) -> Any:
 
 
 def _caller(function: Callable[..., Any]) -> Callable[..., MadeModel]:
+    """A user's function, and what it returns as a ``MadeModel``."""
     takes_batch = "batch" in inspect.signature(function).parameters
 
     def make(batch: int, **settings: Any) -> MadeModel:
-        return MadeModel.of(
-            function, function(**({"batch": batch} if takes_batch else {}), **settings)
+        made = function(**({"batch": batch} if takes_batch else {}), **settings)
+        if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+            if isinstance(made[1], Mapping):
+                return MadeModel(made[0], (), made[1])
+            if isinstance(made[1], Sequence):
+                return MadeModel(made[0], tuple(made[1]))
+        raise UsageError(
+            f"{function.__name__} returned {type(made).__name__}; a model's function returns "
+            "(module, example_inputs), the inputs as a tuple, or as a dict by name."
         )
 
     return make

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,22 +33,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 """Optimizers, by the names in ``memory.STATES``."""
 
 
-class Trains(Protocol):
-    """What the training loop needs: a ``Trainer``, or a model on a single device."""
-
-    def step(self, **batch: Tensor) -> Tensor:
-        """Run forward and backward of a global batch; return the loss."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters for the optimizer."""
-
-    def load_state_dict(self, state: State) -> object:
-        """Load whole parameters."""
-
-    def state_dict(self) -> State:
-        """The whole parameters."""
-
-
 @dataclass(frozen=True)
 class Training:
     """The settings of a training.
@@ -72,7 +55,7 @@ class Training:
         """The same training, with its batch on a device."""
         return replace(self, batch={name: x.to(device) for name, x in self.batch.items()})
 
-    def __call__(self, trains: Trains) -> TrainingResult:
+    def __call__(self, trains: Trainer | Eager) -> TrainingResult:
         """Train."""
         trains.load_state_dict(self.state)
         make = partial(OPTIMIZERS[self.optimizer], lr=self.lr)
@@ -87,10 +70,8 @@ class Training:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-        state = trains.state_dict()
-        return TrainingResult(
-            tuple(losses), {n: t.detach().cpu().clone() for n, t in state.items()}
-        )
+        state = {name: t.detach().cpu().clone() for name, t in trains.state_dict().items()}
+        return TrainingResult(tuple(losses), state)
 
 
 @dataclass(frozen=True)
@@ -113,7 +94,7 @@ class TrainingResult:
             for name, t in self.state.items()
             if t.numel()
         }
-        worst = max(off, key=lambda name: off[name])
+        worst = max(off, key=off.__getitem__)
         relative = (losses[1] - losses[0]).abs() / losses[0].abs().clamp_min(1e-30)
         return _or_inf(float(relative.max())), off[worst], worst
 
@@ -146,11 +127,10 @@ class Eager:
         device = next(iter(batch.values())).device
         first = {
             t.name: torch.zeros(t.shape, dtype=getattr(torch, t.dtype), device=device)
-            for t in self.plan.graph.inputs
-            if t in self.plan.graph.recycled
+            for t in self.plan.graph.recycled
         }
-        for inputs in zip(*(x.chunk(num) if x.shape else [x] * num for x in batch.values()),
-                          strict=True):  # fmt: skip
+        parts = (x.chunk(num) if x.shape else [x] * num for x in batch.values())
+        for inputs in zip(*parts, strict=True):
             loss = self._loss({**dict(zip(batch, inputs, strict=True)), **first}) / num
             torch.autograd.backward(loss)
             total = total + loss.detach()

@@ -50,12 +50,9 @@ def block_name(function: BlockFunction) -> str:
 
 
 class LineWriter:
-    """Writes the lines of one microbatch, or of half of one.
+    """Writes the lines of one microbatch, whose number is the expression ``mb``, or of half of one.
 
-    Args:
-        made: the plan.
-        names: the names of the device's file; each half has its own (``Names.of_half``).
-        mb: the expression of the microbatch's number.
+    ``names`` are those of the device's file; each half has its own (``Names.of_half``).
     """
 
     def __init__(self, made: Materialized, names: Names, mb: str = "mb") -> None:

@@ -49,13 +49,7 @@ class Body:
 
 
 class SegmentWriter:
-    """Writes segments, with one statement per part.
-
-    Args:
-        made: the plan.
-        flow: the values of the stage on the device.
-        writer: writes expressions of the device's variables.
-    """
+    """Writes segments, with one statement per part; ``flow`` has the values of their stage."""
 
     def __init__(self, made: Materialized, flow: DeviceFlow, writer: LineWriter) -> None:
         self._made, self._flow, self._writer = made, flow, writer
@@ -73,9 +67,7 @@ class SegmentWriter:
     def text(self, body: Body, calls: Mapping[Part, Statement | None] | None = None) -> str:
         """The function of some parts.
 
-        Args:
-            body: the parts.
-            calls: for parts that functions of their own compute, the call, at the first of them.
+        ``calls`` has the parts that functions of their own compute, the first with the call.
         """
         names = [SEED, *self._writer.names(body.args)]
         lines: list[Statement] = []

@@ -20,13 +20,7 @@ from superscaler_core.schedules import ActionKind
 
 
 class StageWriter:
-    """Writes the functions of one device in one stage.
-
-    Args:
-        made: the plan.
-        stage, device: the stage and the device.
-        names: the names of the device's file.
-    """
+    """Writes the functions of one device in one stage; ``names`` are those of the device's file."""
 
     def __init__(self, made: Materialized, stage: int, device: Device, names: Names) -> None:
         self._made, self._stage, self._device, self._names = made, stage, device, names

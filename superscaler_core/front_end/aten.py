@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from superscaler_core.front_end.records import Node, TracedValue
+from superscaler_core.front_end.records import Node, TracedValue, leaves_of, mapped
 
 
 def overload(target: str) -> OpOverload | None:
@@ -49,13 +49,9 @@ def arguments(target: str) -> list[str]:
 
 def takes_same(target: str, other: str) -> bool:
     """Whether there is an op ``target``, with arguments of the types of those of ``other``."""
-    types = []
-    for name in (target, other):
-        op = overload(name)
-        if op is None:
-            return False
-        types.append([str(a.type) for a in op._schema.arguments])
-    return types[0] == types[1]
+    ops = overload(target), overload(other)
+    one, two = (op and [str(a.type) for a in op._schema.arguments] for op in ops)
+    return one is not None and one == two
 
 
 def call(
@@ -63,12 +59,7 @@ def call(
 ) -> Node:
     """Another call, at the place of ``like`` in the model, of an op that writes nothing in place.
 
-    Args:
-        like: a call of the same module.
-        name: unique in the program.
-        target: the op.
-        args: its arguments by name; other arguments have their defaults.
-        outputs: shapes and dtypes of its results.
+    Its ``name`` is unique in the program; arguments that are not in ``args`` have their defaults.
     """
     op = overload(target)
     assert op is not None, target
@@ -98,8 +89,14 @@ class Runner:
 
     def __call__(self, args: Mapping[str, Any]) -> tuple[Tensor, ...]:
         # If an argument has no value, the results have none, too.
-        place = "meta" if any(isinstance(v, Tensor) and v.is_meta for v in _leaves(args)) else "cpu"
-        values = {n: _placed(v, place) for n, v in args.items()}
+        is_meta = any(isinstance(v, Tensor) and v.is_meta for v in leaves_of(args))
+
+        def placed(value: Any) -> Any:
+            if isinstance(value, torch.device):
+                return "meta" if is_meta else "cpu"
+            return value.to("meta") if isinstance(value, Tensor) and is_meta else value
+
+        values = mapped(args, placed)
         schema: Sequence[Any] = self.op._schema.arguments
         positional = [values[a.name] for a in schema if not a.kwarg_only]
         keywords = {a.name: values[a.name] for a in schema if a.kwarg_only}
@@ -107,19 +104,6 @@ class Runner:
             result = self.op(*positional, **keywords)
         found = result if isinstance(result, list | tuple) else (result,)
         return tuple(x for x in found if isinstance(x, Tensor))
-
-
-def _leaves(args: Mapping[str, Any]) -> Iterator[Any]:
-    for value in args.values():
-        yield from value if isinstance(value, list | tuple) else (value,)
-
-
-def _placed(value: Any, place: str) -> Any:
-    if isinstance(value, list | tuple):
-        return [_placed(v, place) for v in value]
-    if isinstance(value, torch.device):
-        return place
-    return value.to(place) if isinstance(value, Tensor) and place == "meta" else value
 
 
 def value_of(tensor: Tensor) -> TracedValue:

@@ -90,9 +90,7 @@ class Autocast:
     ) -> torch.dtype | None:
         """The dtype to which this autocast casts an op's arguments; None if it does not cast them.
 
-        Args:
-            op: an ATen op.
-            args, kwargs: its arguments, tensors without values; not modified.
+        Tensors among the arguments have no values.
 
         Raises:
             LookupError: the effect of autocast is not a cast of the arguments to one dtype.

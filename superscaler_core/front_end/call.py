@@ -12,7 +12,7 @@ from torch import Tensor
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end import aten
-from superscaler_core.front_end.records import Node, TracedValue
+from superscaler_core.front_end.records import Node, TracedValue, leaves_of
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.invocation import Invocation
@@ -64,6 +64,11 @@ class RuleCall:
         return self.node.outputs[0].shape
 
     @property
+    def outputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every result."""
+        return [(value.shape, value.dtype) for value in self.node.outputs]
+
+    @property
     def kind(self) -> str:
         """The plain name of the called function: ``softmax`` for ``aten.softmax.int``."""
         return self.node.base.rpartition(".")[2].strip("_")
@@ -71,7 +76,11 @@ class RuleCall:
     @property
     def tensors(self) -> list[PTensor]:
         """All tensors among the arguments, in order, with repetitions."""
-        return list(_tensors(self.args.values()))
+        return [leaf for leaf in leaves_of(self.args) if isinstance(leaf, PTensor)]
+
+    def given(self, *names: str) -> dict[str, PTensor]:
+        """The tensors among optional arguments, by name."""
+        return {name: self.args[name] for name in names if self.args.get(name) is not None}
 
     def op(
         self,
@@ -145,13 +154,20 @@ class RuleCall:
             modules=modules,
         )  # fmt: skip
 
+    def each(self, kind: str, x: PTensor, code: str, **more: Any) -> PTensor:
+        """Add an op that computes each element from the element of ``x`` at its position.
+
+        ``more`` are as in ``op``; by default it keeps nothing for the backward.
+        """
+        dims = text(names(len(x.shape)))
+        more = {"shape": x.shape, "saves": (), **more}
+        return self.op(kind, f"{dims} -> {dims}", (x,), code, **more)
+
     def without_grad(self, x: PTensor) -> PTensor:
         """The same tensor, without gradient."""
-        dims = text(names(len(x.shape)))
-        return self.op(
-            "detach", f"{dims} -> {dims}", (x,), "{x0}.detach()", shape=x.shape, dtype=x.dtype,
-            differentiable=False, flops=0.0,
-        )  # fmt: skip
+        return self.each(
+            "detach", x, "{x0}.detach()", dtype=x.dtype, differentiable=False, flops=0.0
+        )
 
     def written(self, template: str, inputs: Sequence[PTensor]) -> str:
         """Fill the call's arguments into a template such as ``F.gelu({self})``."""
@@ -181,6 +197,16 @@ class RuleCall:
     def _message(self, why: str) -> str:
         shapes = ", ".join(map(str, self.tensors)) or "no tensor"
         return f"{self.node.target} in {self.node.place}, of {shapes}: {why}"
+
+
+def fields(count: int, first: int = 0) -> str:
+    """The fields of inputs in a code template: ``{x0}, {x1}``."""
+    return ", ".join(f"{{x{i}}}" for i in range(first, count))
+
+
+def by_name(weights: Iterable[str]) -> list[str]:
+    """Keyword arguments for the inputs after the first: ``weight={x1}``, ``bias={x2}``."""
+    return [f"{name}={{x{i}}}" for i, name in enumerate(weights, 1)]
 
 
 def literal(value: Any, inputs: Sequence[PTensor]) -> str:
@@ -261,11 +287,3 @@ def iterations(
 ) -> int:
     """Iterations of all loops together; at least 1. The arguments are those of its ``sizes``."""
     return max(1, prod(annotation.sizes(inputs, outputs, sizes).values()))
-
-
-def _tensors(values: Iterable[Any]) -> Iterable[PTensor]:
-    for value in values:
-        if isinstance(value, PTensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)

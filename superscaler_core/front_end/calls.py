@@ -86,16 +86,10 @@ def is_literal(value: Any) -> bool:
 
 
 class _Here(threading.local):
-    """The state of tracing on a thread.
+    """The state of tracing on a thread."""
 
-    Attributes:
-        calls: the calls so far; an argument of their torch op is the index. None: nothing is
-            traced.
-        runs: whether a call is being run, so that inner calls are part of it.
-    """
-
-    calls: list[TracedCall] | None = None
-    runs = False
+    calls: list[TracedCall] | None = None  # by the number in their torch op; None: no tracing
+    runs = False  # whether a call is being run, so that inner calls are part of it
 
 
 _here = _Here()

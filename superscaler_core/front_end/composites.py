@@ -23,14 +23,9 @@ _KEPT = ("nn_module_stack", "stack_trace")
 
 
 def composed(node: fx.Node) -> fx.GraphModule | None:
-    """The calls of other ops by which torch computes a call.
+    """The calls of other ops by which torch computes a call, of ``node.all_input_nodes``.
 
-    Args:
-        node: a call in an exported program.
-
-    Returns:
-        A program with the inputs ``node.all_input_nodes``; None if torch computes the op by a
-        kernel of its own, or if the inner calls depend on values.
+    None if torch computes the op by a kernel of its own, or if the inner calls depend on values.
     """
     target: Any = node.target
     inputs = node.all_input_nodes

@@ -48,12 +48,7 @@ def opened(value: Any) -> Any:
 
 
 def closed(plain: Any, like: Any) -> Any:
-    """A value with the types of ``like``, from the parts in ``plain``.
-
-    Args:
-        plain: what ``opened`` made of ``like``, with other tensors.
-        like: the value; not modified.
-    """
+    """A value with the types of ``like``, of which ``opened`` made ``plain``, and other tensors."""
     items = _items(like)
     if items is not None:
         parts = {key: closed(plain[key], part) for key, part in items.items()}

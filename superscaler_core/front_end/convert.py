@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Collection,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -21,7 +13,14 @@ from torch import Tensor, nn
 from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end.call import NoRuleError, RuleCall, broadcast_to, names, text
 from superscaler_core.front_end.dense import check_dense
-from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
+from superscaler_core.front_end.records import (
+    Node,
+    Ref,
+    TracedProgram,
+    TracedValue,
+    mapped,
+    refs_in,
+)
 from superscaler_core.front_end.rules import opaque, rule_of
 from superscaler_core.front_end.rules.shape import view_of
 from superscaler_core.front_end.rules.table import LIKE
@@ -59,11 +58,16 @@ def graph_of(
     Raises:
         CaptureError: a call cannot be a part of a graph; the message names the call.
     """
-    made = _Conversion(program, model, name, changing).graph(recycled, results)
-    packings = find_packings(made)
-    if not packings:
-        return made
-    return _Conversion(program, model, name, changing, packings).graph(recycled, results)
+    made = _Conversion(program, model, name, changing, {}).graph(recycled, results)
+    if packings := find_packings(made):
+        made = _Conversion(program, model, name, changing, packings).graph(recycled, results)
+    return made
+
+
+def _filled(args: Mapping[str, Any], known: Mapping[Ref, Any]) -> dict[str, Any]:
+    """The arguments of a call with values in place of refs."""
+    found: dict[str, Any] = mapped(args, lambda v: known[v] if isinstance(v, Ref) else v)
+    return found
 
 
 class _Conversion:
@@ -92,8 +96,8 @@ class _Conversion:
         program: TracedProgram,
         model: nn.Module,
         name: str,
-        changing: Collection[str] = (),
-        packings: Mapping[str, Packing] | None = None,
+        changing: Collection[str],
+        packings: Mapping[str, Packing],
     ) -> None:
         self.model, self.changing = model, changing
         self.names = names = StateNames.of(model)
@@ -102,8 +106,7 @@ class _Conversion:
             parameters={at: names.of_path[path] for at, path in program.parameters.items()},
             buffers={at: names.of_path[path] for at, path in program.buffers.items()},
         )
-        self.packings = packings or {}
-        self.builder = GraphBuilder(name)
+        self.packings, self.builder = packings, GraphBuilder(name)
         self.values: dict[Ref, PTensor | Tensor] = {}
         self.constants: dict[Ref, PTensor] = {}
         self.by_memory: dict[Hashable, PTensor] = {}
@@ -131,10 +134,11 @@ class _Conversion:
                 raise
         state = self._state()
         num_own = 1 + max(recycled.values(), default=0)
-        num_outputs = num_own + len(results)
+        num = num_own + len(results)
         return self.builder.build(
-            self._output(0, num_outputs),
-            {self._input(name): self._output(i, num_outputs) for name, i in recycled.items()},
+            self._output(0, num),
+            {self._input(name): self._output(i, num) for name, i in recycled.items()},
+            {name: self._output(i, num) for i, name in enumerate(results, num_own)},
             weights=self._weights(),
             buffers=self._buffers(),
             packed=self.packings,
@@ -142,10 +146,6 @@ class _Conversion:
             averages=frozenset(self.averages),
             folded=frozenset(self.folded),
             valueless=frozenset(self.valueless),
-            results={
-                name: self._output(number, num_outputs)
-                for number, name in enumerate(results, num_own)
-            },
             state=state,
         )
 
@@ -254,20 +254,20 @@ class _Conversion:
     # --- the methods that `Storages` calls --------------------------------------------------------
 
     def describe(self, value: Ref) -> TracedValue:
-        """Shape and dtype of a value."""
         found = self.values[value]
         return TracedValue(tuple(found.shape), str(found.dtype).removeprefix("torch."))
 
     def has_grad(self, value: Ref) -> bool:
-        """Whether a value has a gradient."""
         return self.values[value].requires_grad
 
     def check_writable(self, value: Ref, node: Node) -> None:
-        """Refuse a call that writes a tensor of the model; ``value`` is the tensor's old value."""
         found = self.values[value]
         for name, kept in self.kept.items():
             if kept is found:
-                raise self._changes(node, name)
+                raise CaptureError(
+                    f"{node.target} in {node.place} changes tensor {name!r} in the forward pass; "
+                    "register it as a buffer, so that a state dict has it."
+                )
         if isinstance(found, PTensor) and found.kind == PARAMETER:
             raise CaptureError(
                 f"{node.target} in {node.place} writes parameter {found.name!r} in place, which is "
@@ -283,15 +283,12 @@ class _Conversion:
             return
         if node.base in LIKE:
             node = replace(node, args={**node.args, "self": self._stand_in(node.args["self"])})
-        refs = list(_refs(node.args.values()))
-        read = [self.values[ref] for ref in refs]
+        read = [self.values[ref] for ref in refs_in(node.args)]
         constants = [value for value in read if isinstance(value, Tensor)]
         results: list[PTensor | Tensor] = []
         if node.outputs and not node.returns_list and not any(prod(v.shape) for v in node.outputs):
             # What has no elements, as the result of nn.Linear(8, 0), depends on nothing.
-            dtypes = (getattr(torch, value.dtype) for value in node.outputs)
-            pairs = zip(node.outputs, dtypes, strict=True)
-            results += [torch.zeros(value.shape, dtype=dtype) for value, dtype in pairs]
+            results += [torch.zeros(v.shape, dtype=getattr(torch, v.dtype)) for v in node.outputs]
         elif node.is_autocast and isinstance(read[0], PTensor):
             results.append(self.builder.cast(read[0], node.outputs[0].dtype))
         elif not node.is_random and len(constants) == len(read) and is_folded(node, constants):
@@ -316,20 +313,18 @@ class _Conversion:
         return torch.zeros((), dtype=dtype).expand(like.shape)
 
     def _folded(self, node: Node) -> Sequence[Tensor]:
-        args = {name: self._filled(value, self.values) for name, value in node.args.items()}
-        read = [self.values[ref] for ref in _refs(node.args.values())]
+        given = list(refs_in(node.args))
+        read = [self.values[ref] for ref in given]
         self.folded |= {name for name, value in self.kept.items() if any(value is r for r in read)}
-        results = run_small(node, args)
-        unknown = {n for r in _refs(node.args.values()) for n in self.without_value.get(r, ())}
-        if unknown:
+        results = run_small(node, _filled(node.args, self.values))
+        if unknown := {name for ref in given for name in self.without_value.get(ref, ())}:
             refs = (Ref(node.name, i) for i in range(len(results)))
             self.without_value |= dict.fromkeys(refs, tuple(sorted(unknown)))
         return results
 
     def _ruled(self, node: Node) -> Sequence[PTensor]:
-        known = {ref: self._tensor(ref, node.module) for ref in _refs(node.args.values())}
-        args = {name: self._filled(value, known) for name, value in node.args.items()}
-        call = RuleCall(node, args, self.builder, self._is_known)
+        known = {ref: self._tensor(ref, node.module) for ref in refs_in(node.args)}
+        call = RuleCall(node, _filled(node.args, known), self.builder, self._is_known)
         try:
             result = rule_of(call)(call)
         except (NoRuleError, AnnotationError):
@@ -353,12 +348,6 @@ class _Conversion:
         self.folded |= {tensor.name} & self.kept.keys()
         return True
 
-    def _changes(self, node: Node, name: str) -> CaptureError:
-        return CaptureError(
-            f"{node.target} in {node.place} changes tensor {name!r} in the forward pass; register "
-            "it as a buffer, so that a state dict has it."
-        )
-
     def _tensor(self, ref: Ref, module: str = "") -> PTensor:
         """The graph's tensor for a ref; a constant is added to the graph when it is first read."""
         value = self.values[ref]
@@ -374,11 +363,9 @@ class _Conversion:
             memory = value.untyped_storage()._cdata, value.storage_offset()
             key = (*memory, value.dtype, value.shape, value.stride())
             if key not in self.by_memory:
-                small = compact(value)
-                made = self._constant(ref, small)
-                self.by_memory[key] = (
-                    made if small.shape == value.shape else self._expanded(made, value, module)
-                )
+                made = self._constant(ref, compact(value))
+                is_whole = made.shape == tuple(value.shape)
+                self.by_memory[key] = made if is_whole else self._expanded(made, value, module)
             self.constants[ref] = self.by_memory[key]
         return self.constants[ref]
 
@@ -405,13 +392,6 @@ class _Conversion:
         )  # fmt: skip
         return made
 
-    def _filled(self, value: Any, known: Mapping[Ref, Any]) -> Any:
-        if isinstance(value, Ref):
-            return known[value]
-        if isinstance(value, list):
-            return [self._filled(v, known) for v in value]
-        return value
-
     def _input(self, name: str) -> PTensor:
         """An input by its name."""
         found = self.values.get(Ref(name))
@@ -425,9 +405,8 @@ class _Conversion:
     def _output(self, number: int, num_outputs: int) -> PTensor:
         """One result of the model: the loss is number 0."""
         if len(self.program.outputs) != num_outputs:
-            wanted = (
-                "the loss alone" if num_outputs == 1 else f"the loss and {num_outputs - 1} more"
-            )
+            more = f"the loss and {num_outputs - 1} more"
+            wanted = "the loss alone" if num_outputs == 1 else more
             raise CaptureError(
                 f"{self.builder.name} returns {len(self.program.outputs)} tensors; a model to be "
                 f"captured returns {wanted}: first the loss, such as a mean over the microbatch, "
@@ -440,11 +419,3 @@ class _Conversion:
                 + ("it has to return the loss." if number == 0 else "it cannot be kept.")
             )
         return found
-
-
-def _refs(values: Iterable[Any]) -> Iterator[Ref]:
-    for value in values:
-        if isinstance(value, Ref):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _refs(value)

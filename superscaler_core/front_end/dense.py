@@ -16,11 +16,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def check_dense(what: str, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that are not dense.
-
-    Args:
-        what: what the tensors are, for the message.
-        tensors: by name.
+    """Refuse tensors, given by name, that are not dense; ``what`` they are is for the message.
 
     Raises:
         CaptureError: a tensor is sparse or nested; the message names it.

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import replace
+from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -34,12 +36,16 @@ from superscaler_core.front_end.hooks import hooks_kept
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.modules import ModulesAsOps, UntraceableError
 from superscaler_core.front_end.probe import NotOneOpError
-from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue, place_of
+from superscaler_core.front_end.records import (
+    Node,
+    Ref,
+    TracedProgram,
+    TracedValue,
+    mapped,
+    place_of,
+)
 from superscaler_core.front_end.rules.table import has_rule, is_covered
 from superscaler_core.front_end.user_line import line_of_error, line_of_trace
-
-# Checks that export inserts; they compute nothing.
-_CHECKS = ("aten._assert_tensor_metadata.default",)
 
 
 def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedProgram:
@@ -109,28 +115,21 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _stack_traces(are_kept: bool) -> Iterator[None]:
-    before = getattr(torch.fx.config, _NO_STACK_TRACES, False)
-    setattr(torch.fx.config, _NO_STACK_TRACES, not are_kept)
+    setting = "do_not_emit_stack_traces"  # versions of torch without this setting ignore it
+    before = getattr(torch.fx.config, setting, False)
+    setattr(torch.fx.config, setting, not are_kept)
     try:
         yield
     finally:
-        setattr(torch.fx.config, _NO_STACK_TRACES, before)
-
-
-_NO_STACK_TRACES = "do_not_emit_stack_traces"
-"""A setting of torch; versions of torch without this setting ignore it."""
+        setattr(torch.fx.config, setting, before)
 
 
 class _Reader:
     """Reads one exported program; ``refs`` has the ref of each fx node's name.
 
     A block such as ``torch.no_grad()`` is a program in the program; its body is read in its place.
-
-    Args:
-        exported: the program.
-        calls: calls that are one op, by their numbers in the program.
-        autocasts: the autocasts that are on at the start of the program.
-        changes: the autocasts that are on after each call of ``MARK``, by its number.
+    ``calls`` are one op each, by their numbers in the program. ``autocasts`` are on at its start,
+    and ``changes`` has those after each call of ``MARK``, by its number.
     """
 
     def __init__(
@@ -154,22 +153,17 @@ class _Reader:
         named: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
         for name, spec in specs.items():
             named[spec.kind][name] = spec.target or name
-        inputs = [
-            (name, value_of(found[name].meta["val"]))
-            for name in named[InputKind.USER_INPUT]
-            if isinstance(found[name].meta["val"], Tensor)
-        ]
+        values = ((name, found[name].meta["val"]) for name in named[InputKind.USER_INPUT])
+        inputs = [(name, value_of(value)) for name, value in values if isinstance(value, Tensor)]
         self.refs |= {name: Ref(name) for name in found}
         nodes = tuple(self._nodes(module, with_grad=True))
         returned = next(n for n in module.graph.nodes if n.op == "output").args[0]
+        constants = named[InputKind.CONSTANT_TENSOR].items()
         return TracedProgram(
             tuple(inputs),
             named[InputKind.PARAMETER],
             named[InputKind.BUFFER],
-            {
-                name: (target, self.exported.constants[target])
-                for name, target in named[InputKind.CONSTANT_TENSOR].items()
-            },
+            {name: (target, self.exported.constants[target]) for name, target in constants},
             nodes,
             tuple(self.refs[n.name] for n in returned if isinstance(n, fx.Node)),
         )
@@ -186,8 +180,8 @@ class _Reader:
                 yield from self._inlined(inner, node, args, bool(is_on))
             elif node.target is MARK:
                 self.autocasts = self.changes[node.args[0]]
-            elif str(node.target) in _CHECKS:
-                continue
+            elif str(node.target) == "aten._assert_tensor_metadata.default":
+                continue  # a check that export inserts
             elif isinstance(node.target, torch._ops.OpOverload):
                 made = self._node(node, with_grad)
                 if parts := self._parts(node, made):
@@ -195,7 +189,7 @@ class _Reader:
                     continue
                 yield from (calls := self._casts(node, made))
                 cast = {call.args["self"]: Ref(call.name) for call in calls}
-                yield replace(made, args={n: _with(v, cast) for n, v in made.args.items()})
+                yield replace(made, args=mapped(made.args, partial(_other, cast)))
             else:
                 raise _refused(
                     node,
@@ -323,10 +317,7 @@ class _Reader:
         fakes = node.meta["val"]
         made = fakes if isinstance(fakes, list | tuple) else [fakes]
         tensors = _tensors(node)
-        numbers = [
-            *(x for x in made if not isinstance(x, Tensor)),
-            *(n for t in tensors for n in t.shape),
-        ]
+        numbers = [*made, *(size for tensor in tensors for size in tensor.shape)]
         if any(isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) for n in numbers):
             raise _refused(
                 node,
@@ -347,17 +338,10 @@ class _Reader:
         return tuple(map(value_of, tensors))
 
     def _read(self, value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return self.refs[value.name]
-        if isinstance(value, list | tuple):
-            return [self._read(v) for v in value]
-        return value
+        return mapped(value, lambda v: self.refs[v.name] if isinstance(v, fx.Node) else v)
 
 
-def _with(value: Any, others: Mapping[Ref, Ref]) -> Any:
-    """A value in which refs are replaced."""
-    if isinstance(value, list):
-        return [_with(v, others) for v in value]
+def _other(others: Mapping[Ref, Ref], value: Any) -> Any:
     return others.get(value, value) if isinstance(value, Ref) else value
 
 
@@ -444,12 +428,9 @@ _NO_CONTROL_FLOW = (
 
 def _control_flow(error: Exception) -> str:
     """The function of torch for branches and loops in which an error was raised; else empty."""
-    at = error.__traceback__
-    while at is not None:
-        module = str(at.tb_frame.f_globals.get("__name__"))
-        if module.startswith("torch._higher_order_ops."):
-            return at.tb_frame.f_code.co_name
-        at = at.tb_next
+    for frame, _ in walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).startswith("torch._higher_order_ops."):
+            return frame.f_code.co_name
     return ""
 
 
@@ -459,10 +440,9 @@ def _reason(model: nn.Module, error: Exception, known: Sequence[str]) -> Capture
     The module is the last one whose code was running.
     """
     paths = {id(module): path for path, module in model.named_modules()}
-    path, at = "", error.__traceback__
-    while at is not None:
-        path = paths.get(id(at.tb_frame.f_locals.get("self"))) or path
-        at = at.tb_next
+    path = ""
+    for frame, _ in walk_tb(error.__traceback__):
+        path = paths.get(id(frame.f_locals.get("self"))) or path
     line = line_of_error(error.__traceback__)
     place = place_of(path, type(model.get_submodule(path)).__name__)
     if isinstance(error, NotOneOpError):

@@ -20,23 +20,15 @@ class Hooks:
     """The hooks that the modules of a model have now.
 
     Law (tests/superscaler_core/front_end/test_hooks.py): after ``put``, every module has them, and
-    no others.
-
-    Args:
-        model: the model.
-        without: ids of handles of hooks that do not count.
+    no others. Hooks whose handles have ids in ``without`` do not count.
     """
 
     def __init__(self, model: nn.Module, without: Collection[int] = ()) -> None:
-        tables = [
-            table
-            for module in model.modules()
-            for name in _TABLES
-            if (table := vars(module).get(name)) is not None
-        ]
+        found = (vars(module).get(name) for module in model.modules() for name in _TABLES)
         self._kept: list[tuple[Any, dict[int, Any]]] = [
             (table, {key: hook for key, hook in table.items() if key not in without})
-            for table in tables
+            for table in found
+            if table is not None
         ]
 
     def put(self) -> None:

@@ -69,7 +69,8 @@ class ModelCall:
         signature = inspect.signature(model.forward)
         order = list(signature.parameters)
         off = {name: value for name, value in _OFF.items() if name in order}
-        if _takes_any(signature) and hasattr(getattr(model, "config", None), "use_cache"):
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        if takes_any and hasattr(getattr(model, "config", None), "use_cache"):
             off = _OFF
         given = {**off, **named}
         try:
@@ -210,10 +211,6 @@ _FORMS: Mapping[type[Any], Callable[[Any], Any]] = {
     list: lambda output: output[0] if output else None,
 }
 """The loss in each form of output."""
-
-
-def _takes_any(signature: inspect.Signature) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
 def _place(order: Sequence[str], name: str) -> int:

@@ -35,6 +35,8 @@ the experts of each token, and the weights of these experts.
 A class that fits the path but takes another number of tensors is traced as any other class.
 """
 
+_TABLES = REGISTERED_MODULES, KNOWN_MODULES
+
 
 def register_module(module: type[nn.Module] | str, annotation: str) -> None:
     """Make the modules of a class one op each, which plans split as the annotation says.
@@ -63,25 +65,17 @@ def path_of(kind: type[nn.Module]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _annotation_in(table: dict[str, str], module: nn.Module) -> str:
+def _annotation_of(module: nn.Module, tables: Sequence[dict[str, str]] = _TABLES) -> str:
     """The annotation of a module; empty if it has none."""
     path = path_of(type(module))
     # The last registration that matches is used.
-    return next((table[p] for p in reversed(table) if fnmatchcase(path, p)), "")
-
-
-def _annotation_of(module: nn.Module) -> str:
-    registered = _annotation_in(REGISTERED_MODULES, module)
-    return registered or _annotation_in(KNOWN_MODULES, module)
+    return next((t[p] for t in tables for p in reversed(t) if fnmatchcase(path, p)), "")
 
 
 class UntraceableError(CaptureError):
-    """Tracing cannot follow a module.
+    """Tracing cannot follow the module at ``path``, or running it failed as it was one op already.
 
-    Args:
-        path: path of the module; empty if it is the model itself.
-        why: a sentence for people.
-        is_op: whether the module was made one op already, and this failed.
+    The path is empty for the model itself.
     """
 
     def __init__(self, path: str, why: str = "", *, is_op: bool = False) -> None:
@@ -90,10 +84,7 @@ class UntraceableError(CaptureError):
 
 
 class ModulesAsOps:
-    """The modules of a model that are one op.
-
-    Args:
-        model: the model; registered modules are one op from the beginning.
+    """The modules of a model that are one op; registered ones are so from the beginning.
 
     ``_why`` has the reason why tracing cannot follow each module; None for a registered module.
     """
@@ -163,7 +154,7 @@ class _Forward:
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         annotation = self._annotation
         if annotation and len(Annotation.parse(annotation).inputs) != len(given):
-            if not _annotation_in(REGISTERED_MODULES, self._module):
+            if not _annotation_of(self._module, [REGISTERED_MODULES]):
                 return self._forward(*args, **keywords)
             raise CaptureError(
                 f"{type(self._module).__name__} takes {len(given)} tensors, and is registered as "

@@ -33,9 +33,8 @@ def is_pointwise(
 ) -> bool:
     """Whether a function and its gradient compute an element only from elements at its position.
 
-    Args:
-        apply: calls the function; it gets tensors and returns one or a tuple.
-        tensors: shapes and dtypes of the tensors that it gets; all shapes are equal.
+    ``apply`` gets ``tensors``, given by shapes, which are equal, and dtypes; it returns one tensor
+    or a tuple.
     """
     runs = [_calls(apply, tensors, more) for more in _MORE]
     return runs[0] is not None and all(run == runs[0] for run in runs)

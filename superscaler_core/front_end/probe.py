@@ -28,6 +28,10 @@ _WEIGHT = 0.02
 """The value of all weights: most functions of it are finite, and no result is zero."""
 
 
+_LARGE = 1 << 16
+"""Elements of tensors up to which products are computed."""
+
+
 class NotOneOpError(Exception):
     """A module cannot be one op, but a module around it may be.
 
@@ -58,9 +62,7 @@ class Probed:
 def probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
     """Run a call twice, with different values of its arguments, to learn its properties.
 
-    Args:
-        call: the call, without the attributes that are learned here.
-        tensors: its tensors, of which only shapes and dtypes matter.
+    Of its tensors only shapes and dtypes matter.
 
     Raises:
         NotOneOpError: the shapes of its results depend on values, or it returns objects that are
@@ -188,7 +190,7 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "differently; pass them to the model as an input, or move dropout out of it."
             )
         count = flop_registry.get(func._overloadpacket)
-        if count is None or not _is_large(args):
+        if count is None or all(prod(x.shape) <= _LARGE for x in args if isinstance(x, Tensor)):
             result = func(*args, **kwargs)
         else:
             on_meta = pytree.tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
@@ -200,7 +202,3 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if count is not None:
             self.flops += count(*args, **kwargs, out_val=result)
         return result
-
-
-def _is_large(args: Any) -> bool:
-    return max((prod(x.shape) for x in args if isinstance(x, Tensor)), default=0) > 1 << 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,29 @@ class Node:
 def place_of(path: str, kind: str) -> str:
     """A module by its path and class, for messages."""
     return f"module {path!r} ({kind})" if path else "the model itself"
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    """What is in an argument of a call, or in lists, tuples and mappings of arguments."""
+    if isinstance(value, list | tuple | Mapping):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from leaves_of(inner)
+    else:
+        yield value
+
+
+def refs_in(value: Any) -> Iterator[Ref]:
+    """The tensors among the leaves of a value."""
+    return (leaf for leaf in leaves_of(value) if isinstance(leaf, Ref))
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with other leaves; its tuples become lists."""
+    if isinstance(value, Mapping):
+        return {name: mapped(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [mapped(inner, change) for inner in value]
+    return change(value)
 
 
 @dataclass(frozen=True, slots=True)

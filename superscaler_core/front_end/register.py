@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any, TypeVar
 
 import torch
@@ -225,7 +226,8 @@ def _torch_op(known: Registered, attributes: Mapping[str, str]) -> Callable[...,
     """The torch op that represents the function while a model is traced."""
     base = re.sub(r"\W", "_", known.path)
     # A module that is loaded again registers its functions again, so names get a number.
-    name = next(n for n in _candidates(base) if f"{NAMESPACE}.{n}" not in REGISTERED)
+    candidates = chain([base], (f"{base}_{number}" for number in count(2)))
+    name = next(n for n in candidates if f"{NAMESPACE}.{n}" not in REGISTERED)
     tensors = [f"Tensor x{i}" for i in range(len(known.annotation.inputs))]
     words = [*tensors, *(["*", *attributes.values()] if attributes else [])]
     returns = ", ".join(["Tensor"] * len(known.annotation.outputs))
@@ -240,11 +242,3 @@ def _torch_op(known: Registered, attributes: Mapping[str, str]) -> Callable[...,
     REGISTERED[f"{NAMESPACE}.{name}"] = known
     found: Callable[..., Any] = getattr(torch.ops.superscaler, name)
     return found
-
-
-def _candidates(base: str) -> Any:
-    yield base
-    count = 2
-    while True:
-        yield f"{base}_{count}"
-        count += 1

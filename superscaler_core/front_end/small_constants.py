@@ -33,14 +33,9 @@ _FILLED = {f"aten.{form.format(name)}" for name in _FILLS for form in ("{}", "{}
 
 
 def is_folded(node: Node, read: Sequence[Tensor]) -> bool:
-    """Whether a call of constants is computed at the capture; if not, it is an op.
-
-    Args:
-        node: the call.
-        read: the tensors that it reads.
-    """
-    made = max((_num_bytes(_distinct(node, v.shape, read), v.dtype) for v in node.outputs),
-               default=0)  # fmt: skip
+    """Whether a call that reads these constants is computed at the capture; if not, it is an op."""
+    sizes = (_num_bytes(_distinct(node, v.shape, read), v.dtype) for v in node.outputs)
+    made = max(sizes, default=0)
     known = {id(tensor): _compact(tensor).nbytes for tensor in read}
     is_small = made <= max(LIMIT_BYTES, sum(known.values()))
     return is_small or not known or not has_rule(node)
@@ -72,9 +67,9 @@ def _distinct(node: Node, shape: Sequence[int], read: Sequence[Tensor]) -> tuple
         return tuple(shape)
     own = [_compact(tensor).shape for tensor in read]
     # The dims of tensors are aligned at the last one.
-    sizes = [[1] * (len(shape) - len(s)) + [*s] for s in own]
-    return tuple(min(size, max(column)) for size, column in zip(shape, zip(*sizes, strict=True),
-                                                                strict=True))  # fmt: skip
+    rows = [[1] * (len(shape) - len(s)) + [*s] for s in own]
+    columns = zip(shape, zip(*rows, strict=True), strict=True)
+    return tuple(min(size, max(column)) for size, column in columns)
 
 
 def _first(arg: Any, shape: Sequence[int]) -> Any:

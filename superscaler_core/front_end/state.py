@@ -72,11 +72,7 @@ class State:
             self._set(self._before)
 
     def check(self, program: TracedProgram, graph: Graph, again: Callable[[], Graph]) -> None:
-        """Refuse a model whose next call is another program.
-
-        Args:
-            program, graph: the program and the graph of the recorded call.
-            again: captures the model again.
+        """Refuse a model whose next call, which ``again`` captures, is another program.
 
         Raises:
             CaptureError: the next call is another program.
@@ -155,13 +151,9 @@ class State:
             attributes = vars(self._model.get_submodule(path))
             attributes.pop(name, None)
             if (path, name) in values:
-                attributes[name] = pytree.tree_map(_real, values[path, name])
-
-
-def _real(leaf: Any) -> Any:
-    if isinstance(leaf, FakeTensor):
-        return torch.zeros(leaf.shape, dtype=leaf.dtype)
-    return leaf
+                attributes[name] = pytree.tree_map_only(
+                    FakeTensor, lambda x: torch.zeros(x.shape, dtype=x.dtype), values[path, name]
+                )
 
 
 def _is_equal(one: Any, other: Any) -> bool:

@@ -5,7 +5,7 @@ They differ from the paths of modules if a hook renames them, as that of ``check
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,17 +51,12 @@ class StateNames:
 
 def _paired(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, str]:
     """The name of each path. A tensor of several paths has several names, in the same order."""
-    names = _by_tensor((name, value) for name, value in state.items() if name not in tensors)
+    names: dict[int, list[str]] = {}
+    for name in (name for name in state if name not in tensors):
+        names.setdefault(id(state[name]), []).append(name)
     found = {}
     for path, tensor in tensors.items():
         is_own = state.get(path) is tensor
         left = [] if is_own else names.get(id(tensor), [])
         found[path] = left.pop(0) if left else path
-    return found
-
-
-def _by_tensor(pairs: Iterable[tuple[str, Any]]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for name, value in pairs:
-        found.setdefault(id(value), []).append(name)
     return found

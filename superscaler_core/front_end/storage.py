@@ -24,7 +24,7 @@ import torch
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end import aten
 from superscaler_core.front_end.calls import TARGET as CALL
-from superscaler_core.front_end.records import Node, Ref, TracedValue
+from superscaler_core.front_end.records import Node, Ref, TracedValue, mapped, refs_in
 
 
 class Computes(Protocol):
@@ -96,7 +96,7 @@ class Storages:
     def run(self, node: Node) -> None:
         """Process the next call of the program."""
         if node.target == CALL:
-            refs = [*_refs(node.args), *(Ref(node.name, i) for i in range(len(node.outputs)))]
+            refs = [*refs_in(node.args), *(Ref(node.name, i) for i in range(len(node.outputs)))]
             self.unsure |= {_root(self.place(ref)) for ref in refs}
         if node.writes:
             self._write(node)
@@ -137,12 +137,10 @@ class Storages:
         assert isinstance(value, Ref)
         return value
 
-    def _read(self, args: Any) -> Any:
-        if isinstance(args, Ref):
-            return self.read(args)
-        if isinstance(args, Mapping):
-            return {name: self._read(value) for name, value in args.items()}
-        return [self._read(v) for v in args] if isinstance(args, list | tuple) else args
+    def _read(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call, with their present values."""
+        found: dict[str, Any] = mapped(args, lambda v: self.read(v) if isinstance(v, Ref) else v)
+        return found
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -177,13 +175,13 @@ class Storages:
         """The results of an op; a dtype may be wider than that of the memory that is written."""
 
         def on_meta(value: Any) -> Any:
-            if isinstance(value, Ref):
-                made = self.values.describe(value)
-                return torch.empty(made.shape, dtype=getattr(torch, made.dtype), device="meta")
-            return [on_meta(v) for v in value] if isinstance(value, list) else value
+            if not isinstance(value, Ref):
+                return value
+            made = self.values.describe(value)
+            return torch.empty(made.shape, dtype=getattr(torch, made.dtype), device="meta")
 
         op: Any = aten.overload(target)
-        return [aten.value_of(op(**{name: on_meta(value) for name, value in args.items()}))]
+        return [aten.value_of(op(**mapped(args, on_meta)))]
 
     def _put(self, place: Place, new: Ref, node: Node) -> None:
         """Set the value of a place, and put it into all tensors that the place is a view of."""
@@ -225,11 +223,9 @@ class Storages:
         target, args = way_back(view, base)
         if not target:
             return value
-        if target.endswith("_scatter.default"):
-            args = {"self": old, "src": value, **args}
-        else:
-            args = {"self": value, **args}
-        return self._call(node, target, args, base)
+        is_scatter = target.endswith("_scatter.default")
+        given = {"self": old, "src": value} if is_scatter else {"self": value}
+        return self._call(node, target, {**given, **args}, base)
 
     def _call(self, like: Node, target: str, args: Mapping[str, Any], made: TracedValue) -> Ref:
         # A value that is written without recording gradients has no gradient anyway.
@@ -250,8 +246,8 @@ def written(nodes: Sequence[Node]) -> set[Ref]:
         for i, base in enumerate(node.shares):
             if base is not None:
                 roots[Ref(node.name, i)] = roots.get(base, base)
-        found |= {roots.get(node.args[name], node.args[name]) for name in node.writes
-                  if isinstance(node.args[name], Ref)}  # fmt: skip
+        changed = refs_in([node.args[name] for name in node.writes])
+        found |= {roots.get(ref, ref) for ref in changed}
     return found
 
 
@@ -261,10 +257,13 @@ Back = tuple[str, Mapping[str, Any]]
 """An op and its arguments except tensors; the op is empty if the view is the base itself."""
 
 
-def _slice(view: StorageView, base: TracedValue) -> Back:
-    args = view.node.args
-    keys = ("dim", "start", "end", "step")
-    return "aten.slice_scatter.default", {key: args[key] for key in keys}
+def _scatter(op: str, *keys: str) -> Callable[[StorageView, TracedValue], Back]:
+    """Back by the scatter of an op, which takes these arguments of the view too."""
+
+    def back(view: StorageView, base: TracedValue) -> Back:
+        return f"aten.{op}_scatter.default", {key: view.node.args[key] for key in keys}
+
+    return back
 
 
 def _narrow(view: StorageView, base: TracedValue) -> Back:
@@ -284,19 +283,8 @@ def _span(view: StorageView, base: TracedValue, start: int) -> Back:
     return "aten.slice_scatter.default", {"dim": dim, "start": start, "end": end}
 
 
-def _selected(view: StorageView, base: TracedValue) -> Back:
-    args = view.node.args
-    return "aten.select_scatter.default", {"dim": args["dim"], "index": args["index"]}
-
-
 def _unbound(view: StorageView, base: TracedValue) -> Back:
     return "aten.select_scatter.default", {"dim": view.node.args["dim"], "index": view.index}
-
-
-def _diagonal(view: StorageView, base: TracedValue) -> Back:
-    args = view.node.args
-    keys = ("offset", "dim1", "dim2")
-    return "aten.diagonal_scatter.default", {key: args[key] for key in keys}
 
 
 def _reshaped(view: StorageView, base: TracedValue) -> Back:
@@ -325,12 +313,12 @@ def _nothing(view: StorageView, base: TracedValue) -> Back:
 _PUT_BACK: Mapping[str, Callable[[StorageView, TracedValue], Back]] = {
     f"aten.{name}": how
     for how, names in {
-        _slice: ("slice",),
+        _scatter("slice", "dim", "start", "end", "step"): ("slice",),
         _narrow: ("narrow",),
         _piece: ("split", "split_with_sizes", "chunk", "tensor_split"),
-        _selected: ("select",),
+        _scatter("select", "dim", "index"): ("select",),
         _unbound: ("unbind",),
-        _diagonal: ("diagonal",),
+        _scatter("diagonal", "offset", "dim1", "dim2"): ("diagonal",),
         _reshaped: (
             *("view.default", "view_as", "reshape", "reshape_as", "_unsafe_view"),
             *("flatten", "unflatten", "squeeze", "unsqueeze"),
@@ -396,16 +384,6 @@ def _text(node: Node) -> str:
     """A call as text without its tensors; ``StorageView`` has the viewed tensor as its base."""
     args = {k: v for k, v in node.args.items() if not isinstance(v, Ref)}
     return f"{node.target} {args} {node.outputs} {node.with_grad} {node.is_passed_on}"
-
-
-def _refs(value: Any) -> Iterator[Ref]:
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _refs(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _refs(inner)
 
 
 def _error(node: Node, why: str) -> CaptureError:

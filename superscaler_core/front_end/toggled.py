@@ -21,11 +21,7 @@ SETTERS = (Tensor.requires_grad_, _REQUIRES_GRAD.__set__)
 
 
 class Toggled:
-    """The parameters that the forward of a model has frozen or unfrozen so far.
-
-    Args:
-        model: the model that is traced.
-    """
+    """The parameters that the forward of a model has frozen or unfrozen so far."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

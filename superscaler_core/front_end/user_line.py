@@ -7,6 +7,7 @@ import re
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 
 import torch
@@ -20,11 +21,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 def line_of_error(at: TracebackType | None) -> str:
     """The user's innermost line in a traceback; empty if there is none."""
-    frames = []
-    while at is not None:
-        frames.append((at.tb_frame.f_code.co_filename, at.tb_lineno))
-        at = at.tb_next
-    return _innermost(frames)
+    return _innermost((frame.f_code.co_filename, line) for frame, line in walk_tb(at))
 
 
 def line_of_trace(text: str) -> str:

@@ -11,7 +11,7 @@ from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.shard_spec import ShardSpec
-from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
+from superscaler_core.graph.tensor import ACTIVATION, CONSTANT, INPUT, PARAMETER, PTensor
 
 _TENSOR = "tensor "
 """What names of tensors begin with among all names."""
@@ -45,10 +45,11 @@ class GraphBuilder:
         A weight keeps its name, which state dicts have. An argument with the name of a weight
         that was added before is an input of another name.
         """
-        self._inputs.append(PTensor(self._unique(name), tuple(shape), dtype, "input", False))
-        if self._inputs[-1].name != name:
-            self._arguments[name] = self._inputs[-1].name
-        return self._inputs[-1]
+        made = PTensor(self._unique(name), tuple(shape), dtype, INPUT, False)
+        self._inputs.append(made)
+        if made.name != name:
+            self._arguments[name] = made.name
+        return made
 
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str, requires_grad: bool = True
@@ -65,7 +66,7 @@ class GraphBuilder:
     def constant(self, name: str, value: Any, shape: Sequence[int], dtype: str) -> PTensor:
         """Add a value that depends on no input and is not trained."""
         self._reserved.discard(name)
-        made = PTensor(self._unique(name), tuple(shape), dtype, "constant", False)
+        made = PTensor(self._unique(name), tuple(shape), dtype, CONSTANT, False)
         self._constants[made.name] = value
         return made
 
@@ -129,18 +130,12 @@ class GraphBuilder:
         """Add an op and return its outputs.
 
         Args:
-            kind: what the op computes, such as ``linear``.
-            annotation: annotation of its tensors.
-            inputs: tensors of this graph.
+            kind, annotation, inputs, code, module, flops, imports, hint, modules: as in ``Op``.
             outputs: shape and dtype of each output.
-            code: as in ``Op``.
-            module: path of its module.
             saves: as in ``Op``; all inputs that are not parameters if None.
-            flops: as in ``Op``.
             differentiable: whether gradients flow through the op, if an input has one.
             num_grads: only this many of its first results have gradients; all if None.
             sizes: sizes of identifiers that the shapes do not determine.
-            imports, hint, modules: as in ``Op``.
 
         Raises:
             AnnotationError: the shapes do not fit the annotation.
@@ -156,27 +151,20 @@ class GraphBuilder:
             raise AnnotationError(f"op {name}: {error}") from None
         grad = differentiable and any(t.requires_grad for t in inputs)
         with_grad = len(outputs) if num_grads is None else num_grads
-        results = tuple(
-            PTensor(
-                self._unique(name.replace(":", ".") + (f".{i}" if len(outputs) > 1 else "")),
-                shape,
-                dtype,
-                "activation",
-                grad and dtype.startswith(("float", "bfloat", "complex")) and i < with_grad,
-            )
-            for i, (shape, (_, dtype)) in enumerate(zip(shapes, outputs, strict=True))
-        )
+        results: tuple[PTensor, ...] = ()
+        for i, (shape, (_, dtype)) in enumerate(zip(shapes, outputs, strict=True)):
+            own = self._unique(name.replace(":", ".") + (f".{i}" if len(outputs) > 1 else ""))
+            is_real = dtype.startswith(("float", "bfloat", "complex"))
+            trains = grad and is_real and i < with_grad
+            results += (PTensor(own, shape, dtype, ACTIVATION, trains),)
         if saves is None:
             saves = [i for i, t in enumerate(inputs) if t.kind != PARAMETER]
-        self._ops.append(
-            Op(
-                len(self._ops), name, kind, module, made, found,
-                tuple(inputs), results, code, tuple(saves), flops, tuple(imports),
-                hint=hint,
-                modules=tuple(modules),
-            )
+        op = Op(
+            len(self._ops), name, kind, module, made, found, tuple(inputs), results, code,
+            tuple(saves), flops, tuple(imports), hint=hint, modules=tuple(modules),
         )  # fmt: skip
-        self._makers |= dict.fromkeys(results, self._ops[-1])
+        self._ops.append(op)
+        self._makers |= dict.fromkeys(results, op)
         return results
 
     def keep(self, value: PTensor) -> PTensor:

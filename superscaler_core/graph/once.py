@@ -14,13 +14,7 @@ R = TypeVar("R")
 
 
 def known_of(graph: Graph, kind: str, most: int) -> Known[Any, Any]:
-    """Results of one kind about a graph, which live as long as it does.
-
-    Args:
-        graph: the graph.
-        kind: what they are.
-        most: largest number of them.
-    """
+    """Results of one kind about a graph, at most ``most``, which live as long as it does."""
     found: Known[Any, Any] | None = graph.known.get(kind)
     return graph.known.setdefault(kind, Known(most)) if found is None else found
 

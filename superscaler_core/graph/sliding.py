@@ -47,13 +47,7 @@ class SlidingWindow:
         return max(0, self.last - self.first + 1 - self.stride)
 
     def reads(self, start: int, stop: int, *, of: int, size: int) -> tuple[int, int]:
-        """The indices that iterations ``[start, stop)`` read, ``[lo, hi)``.
-
-        Args:
-            start, stop: the range of iterations.
-            of: number of all iterations.
-            size: size of the dim.
-        """
+        """The indices ``[lo, hi)`` that iterations ``[start, stop)`` out of ``of`` read."""
         end = max((stop - 1) * self.stride + self.last + 1, stop * self.stride + self.first)
         return max(0, start * self.stride + self.first), size if stop == of else min(end, size)
 

@@ -19,7 +19,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.annotation import Annotation, Operand
 from superscaler_core.graph.graph import Graph, Op, TokenSlices
 from superscaler_core.graph.sliding import SlidingWindow
-from superscaler_core.graph.tensor import CONSTANT, INPUT, PTensor
+from superscaler_core.graph.tensor import ACTIVATION, CONSTANT, INPUT, PTensor
 
 LoopOf = Callable[[Op], Sequence[str]]
 """The loops of an op over tokens that can be cut."""
@@ -84,9 +84,7 @@ def sequence_lengths(graph: Graph) -> frozenset[int]:
 class _Cutter:
     """Cuts ops one after another, and knows the tensors that replace their results.
 
-    Args:
-        graph, loops_of: as in ``token_slices``.
-        bounds: for each slice, its first token and the token after its last.
+    ``bounds`` has for each slice its first token and the token after its last.
     """
 
     def __init__(self, graph: Graph, loops_of: LoopOf, bounds: tuple[tuple[int, int], ...]) -> None:
@@ -111,24 +109,20 @@ class _Cutter:
             return
         loop = loops[0]
         self._check(op, loops)
-        kept = [loop in _ids(dims) for dims in op.annotation.outputs]
-        results: list[list[PTensor]] = [[] for _ in op.outputs]
+        results = list(zip(op.outputs, op.annotation.outputs, strict=True))
+        slices: dict[PTensor, list[PTensor]] = {tensor: [] for tensor in op.outputs}
         for i, (lo, hi) in enumerate(self._bounds):
-            inputs = [
-                self._read(op, position, loop, i, made[i]) for position in range(len(op.inputs))
-            ]
-            outputs = [
-                _named(t, i, op.annotation.outputs[k], loop, hi - lo)
-                for k, t in enumerate(op.outputs)
-            ]
-            for result, output in zip(results, outputs, strict=True):
-                result.append(output)
+            positions = range(len(op.inputs))
+            inputs = [self._read(op, position, loop, i, made[i]) for position in positions]
+            outputs = [_named(tensor, i, dims, loop, hi - lo) for tensor, dims in results]
+            for tensor, output in zip(op.outputs, outputs, strict=True):
+                slices[tensor].append(output)
             made[i].append(self._slice(op, loop, i, inputs, outputs))
-        for tensor, slices, is_cut in zip(op.outputs, results, kept, strict=True):
-            if is_cut:
-                self._slices[tensor] = slices
+        for tensor, dims in results:
+            if loop in _ids(dims):
+                self._slices[tensor] = slices[tensor]
             else:
-                self._sums[tensor] = self._add_up(op, slices, made)
+                self._sums[tensor] = self._add_up(op, slices[tensor], made)
 
     def _keep(self, op: Op, made: Sequence[list[Op]]) -> None:
         """Put an op without tokens, unchanged, into the first slice."""
@@ -183,13 +177,9 @@ class _Cutter:
         shape = (*own.shape[:dim], self._bounds[i][1], *own.shape[dim + 1 :])
         joined = replace(tensor, name=f"{tensor.name}.until{i}", shape=shape)
         sides = [_dims(len(shape), dim, which) for which in ("c", "o", "u")]
-        made.append(
-            _op(
-                f"{op.name}.{tensor.name}.until{i}", "cat", op.module,
-                f"{sides[0]}, {sides[1]} -> {sides[2]}", (until[-1], own), joined,
-                f"torch.cat([{{x0}}, {{x1}}], {dim})",
-            )
-        )  # fmt: skip
+        name, text = f"{op.name}.{tensor.name}.until{i}", f"{sides[0]}, {sides[1]} -> {sides[2]}"
+        code = f"torch.cat([{{x0}}, {{x1}}], {dim})"
+        made.append(_op(name, "cat", op.module, text, (until[-1], own), joined, code))
         until.append(joined)
         return joined
 
@@ -201,15 +191,11 @@ class _Cutter:
         dim = next(d for d, ids in enumerate(dims) if loop in _ids((ids,)))
         shape = (*tensor.shape[:dim], hi - lo, *tensor.shape[dim + 1 :])
         name = f"{tensor.name}.slice{i}.{len(made)}"
-        made.append(
-            _op(
-                f"{name}:narrow", "narrow", "",
-                f"{_dims(len(shape), dim, 'c')} -> {_dims(len(shape), dim, 'o')}", (tensor,),
-                PTensor(name, shape, tensor.dtype, "activation", tensor.requires_grad),
-                f"{{x0}}.narrow({dim}, {lo}, {hi - lo})",
-            )
-        )  # fmt: skip
-        return made[-1].outputs[0]
+        text = f"{_dims(len(shape), dim, 'c')} -> {_dims(len(shape), dim, 'o')}"
+        piece = PTensor(name, shape, tensor.dtype, ACTIVATION, tensor.requires_grad)
+        code = f"{{x0}}.narrow({dim}, {lo}, {hi - lo})"
+        made.append(_op(f"{name}:narrow", "narrow", "", text, (tensor,), piece, code))
+        return piece
 
     def _slice(
         self, op: Op, loop: str, i: int, inputs: Sequence[PTensor], outputs: Sequence[PTensor]
@@ -236,10 +222,8 @@ class _Cutter:
         for i, one in enumerate(slices[1:], 1):
             name = f"{op.name}.sum{i}"
             result = replace(one, name=name.replace(":", "."))
-            made[i].append(
-                _op(name, "add", op.module, f"{dims}, {dims} -> {dims}", (total, one), result,
-                    "{x0} + {x1}")
-            )  # fmt: skip
+            text = f"{dims}, {dims} -> {dims}"
+            made[i].append(_op(name, "add", op.module, text, (total, one), result, "{x0} + {x1}"))
             total = result
         return total
 

@@ -125,12 +125,7 @@ class Routes:
         return found
 
     def in_rank_order(self, result: Tensor, dim: int) -> Tensor:
-        """A result of the step whose samples are in the order of the groups.
-
-        Args:
-            result: the result, with the samples in the order of the microbatches.
-            dim: the dim of the samples.
-        """
+        """A result with samples, along ``dim``, in the order of groups and not of microbatches."""
         if not self._is_dealt or self.num == 1 or len(self._groups) == 1:
             return result
         size = self.num, len(self._groups), -1

@@ -19,12 +19,7 @@ _MICROBATCHES = "microbatches"
 
 @dataclass(frozen=True)
 class SProgram:
-    """A function that fills a plan, with its options.
-
-    Attributes:
-        function: takes the plan, and options by name.
-        options: values of options.
-    """
+    """A function that fills a plan, with the values of its options by name."""
 
     function: Callable[..., None]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -70,12 +65,7 @@ class SProgram:
         return _MICROBATCHES in self._takes
 
     def __call__(self, plan: Plan, num_microbatches: int) -> None:
-        """Fill a plan.
-
-        Args:
-            plan: a plan without decisions.
-            num_microbatches: the number of microbatches, if the function can choose it.
-        """
+        """Fill a plan without decisions, with so many microbatches if the function can choose."""
         more = {_MICROBATCHES: num_microbatches} if self.takes_microbatches else {}
         self.function(plan, **{**with_parts(plan, self.options), **more})
 

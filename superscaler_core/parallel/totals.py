@@ -27,10 +27,7 @@ from superscaler_core.run.evaluate import code_names
 def totals_of(graph: Graph, batch: Mapping[str, Tensor], num: int) -> dict[str, Tensor]:
     """The totals of a whole batch of ``num`` microbatches, by the names of the graph's inputs.
 
-    Args:
-        graph: the graph of a microbatch.
-        batch: the whole batch, by the names of the other inputs.
-        num: number of microbatches.
+    The graph is that of a microbatch; ``batch`` has the other inputs, whole, by their names.
     """
     found: dict[str, Tensor] = {}
     for total in graph.totals:
@@ -80,13 +77,8 @@ def _code_of(op: Op) -> tuple[CodeType, dict[str, Any]]:
 def with_totals(graph: Graph, flow: SampleFlow, num: int) -> Graph:
     """The graph of a microbatch whose mean over ``num`` microbatches is the whole batch's loss.
 
-    An op that computes a total reads it from an input instead. If the flow found nothing to change,
-    the graph is the one that was given.
-
-    Args:
-        graph: the graph of a microbatch.
-        flow: what ``flow_of`` found about it.
-        num: number of microbatches.
+    An op that computes a total reads it from an input instead. If the flow, as ``flow_of`` found
+    it, has nothing to change, the graph is the one that was given.
     """
     made = {op: _patched(op, flow, num) for op in graph.ops}
     if flow.loss.is_total and flow.loss.degree != -1:

@@ -51,12 +51,7 @@ def _base(op: Op) -> str:
 
 
 def _does_nothing_for_one(op: Op, num: int) -> bool:
-    """Whether an op only moves or repeats elements, with as many as before if there is one sample.
-
-    Args:
-        op: the op.
-        num: number of samples of its graph.
-    """
+    """Whether an op of ``num`` samples only moves or repeats elements, and does nothing for one."""
     if op.flops or op.hint or len(op.inputs) != 1 or len(op.outputs) != 1:
         return False
     before, after = prod(op.inputs[0].shape), prod(op.outputs[0].shape)

@@ -32,9 +32,6 @@ class Reads:
 
     What is written before it is read, such as a loss that a module leaves for another, is not a
     value that the model had before.
-
-    Args:
-        model: the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -77,15 +74,12 @@ class Reads:
         """
         found = Watched()
         for path, module in self._modules.items():
-            known = self._names[id(vars(module))]
-            names = [
-                name
-                for name, is_first in known.items()
-                if is_first
-                and not name.startswith("__")
-                and not {name, f"{path}.{name}".lstrip(".")}.intersection(without)
-            ]
-            found.add(path, module, names)
+            known = self._names[id(vars(module))].items()
+            read = (name for name, is_first in known if is_first and not name.startswith("__"))
+            paths = {name: f"{path}.{name}".lstrip(".") for name in read}
+            found.add(
+                path, module, [n for n, p in paths.items() if not {n, p}.intersection(without)]
+            )
         return found
 
 
@@ -243,12 +237,7 @@ def _text(value: Any) -> str:
 
 
 class Originals:
-    """Parameters and buffers of the captured model whose own values are no longer read.
-
-    Args:
-        model: the model.
-        buffers: the names of such buffers; all parameters are.
-    """
+    """Parameters, and some buffers, of the captured model whose own values are no longer read."""
 
     def __init__(self, model: nn.Module, buffers: Collection[str]) -> None:
         self._model, self._buffers = model, buffers

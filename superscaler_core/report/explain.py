@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
 
 from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Plan
@@ -20,21 +19,22 @@ def explain_ops(plan: Plan, width: int = 100) -> str:
     that the backward recomputes it, ``offloaded`` that its kept values wait on the host.
     """
     stage_of = {op.index: stage.index for stage in plan.stages for op in stage.ops}
-    groups: dict[Hashable, list[Op]] = {}
+    groups: dict[tuple[str, str, str], list[Op]] = {}
     for op in plan.graph.ops:
         key = pattern_of(op.name), str(op.annotation), split_text(plan, op)
         groups.setdefault(key, []).append(op)
-    rows = [
-        [
-            str(len(ops)),
-            pattern_of(ops[0].name),
-            str(ops[0].annotation),
-            split_text(plan, ops[0]),
-            numbers_text(sorted({stage_of[op.index] for op in ops})),
-            numbers_text(sorted({d for op in ops for d in _devices(plan, op)})),
-        ]
-        for ops in groups.values()
-    ]
+    rows = []
+    for texts, ops in groups.items():
+        stages = numbers_text(sorted({stage_of[op.index] for op in ops}))
+        devices = {plan.device(part) for op in ops for part in plan.parts(op)}
+        rows.append(
+            [
+                str(len(ops)),
+                *texts,
+                stages,
+                numbers_text(sorted(d for d in devices if d is not None)),
+            ]
+        )
     return table(_HEADER, rows, width)
 
 
@@ -49,7 +49,3 @@ def split_text(plan: Plan, op: Op) -> str:
     words += ["again"] if any(map(plan.recompute_group, parts)) else []
     words += ["swapped"] if any(map(plan.offload_group, parts)) else []
     return ", ".join(words) or "whole"
-
-
-def _devices(plan: Plan, op: Op) -> set[int]:
-    return {device for p in plan.parts(op) if (device := plan.device(p)) is not None}

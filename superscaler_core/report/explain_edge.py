@@ -38,12 +38,10 @@ def explain_edge(
         fill(text, width, initial_indent=f"  {end:<8}", subsequent_indent=" " * 10)
         for end, text in ends.items()
     ]
-    ways = (
-        {"forward": found.forward, "backward": found.backward}
-        if isinstance(found, Edge)
-        else {"fetch": found.fetch, "reduce": found.reduce}
-    )
-    return "\n".join([*lines, *(text for way in ways.items() for text in _way(*way, topology))])
+    names = ("forward", "backward") if isinstance(found, Edge) else ("fetch", "reduce")
+    for way in names:
+        lines += _way(way, getattr(found, way), topology)
+    return "\n".join(lines)
 
 
 def _named(made: Materialized, name: str) -> Edge | Use:
@@ -88,12 +86,10 @@ def _sharding_text(sharding: Sharding) -> str:
     return ", ".join(shards[:MAX_SHARDS]) + (f", {more} more" if more > 0 else "") + summands
 
 
-def _way(name: str, sub_transfers: tuple[Transfer, ...], topology: rv.Topology | None) -> list[str]:
-    moving = [sub_transfer for sub_transfer in sub_transfers if not sub_transfer.is_idle]
-    if not moving:
-        return ["", f"{name}: nothing moves"]
+def _way(name: str, transfers: tuple[Transfer, ...], topology: rv.Topology | None) -> list[str]:
     texts = []
-    for sub_transfer in moving:
-        where = f" of region {sub_transfer.box}" if len(sub_transfers) > 1 else ""
-        texts += ["", f"{name}{where}:", str(sub_transfer.plan(topology))]
-    return texts
+    for each in transfers:
+        if not each.is_idle:
+            where = f" of region {each.box}" if len(transfers) > 1 else ""
+            texts += ["", f"{name}{where}:", str(each.plan(topology))]
+    return texts or ["", f"{name}: nothing moves"]

@@ -91,8 +91,8 @@ def moves_of(
     for use in made.weights.uses:
         mine = [stage_of[op.index] for op, _ in use.readers]
         stages = min(mine, default=0), max(mine, default=0)
-        for way, sub_transfers, times in _ways_of(made, use, precision):
-            yield from _move(use.name, way, use.tensor.name, stages, times, sub_transfers, topology)
+        for way, transfers, times in _ways_of(made, use, precision):
+            yield from _move(use.name, way, use.tensor.name, stages, times, transfers, topology)
     graph = made.plan.graph
     last = stage_of[graph.producer[graph.loss].index]
     yield from _move("loss", "loss", graph.loss.name, (last, last), 1, made.loss, topology)
@@ -118,12 +118,10 @@ def _move(
     tensor: str,
     stages: tuple[int, int],
     num_times: int,
-    sub_transfers: Iterable[Transfer],
+    transfers: Iterable[Transfer],
     topology: rv.Topology | None,
 ) -> Iterator[PricedMove]:
-    plans = tuple(
-        sub_transfer.plan(topology) for sub_transfer in sub_transfers if not sub_transfer.is_idle
-    )
+    plans = tuple(each.plan(topology) for each in transfers if not each.is_idle)
     if plans:
         yield PricedMove(name, way, tensor, stages, num_times, plans)
 

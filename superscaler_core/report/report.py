@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import rvdcomm as rv
@@ -72,22 +72,18 @@ class Report:
         kinds = self.memory[worst].by_kind
         most = max(kinds, key=lambda kind: kinds[kind])
         total, share = bytes_text(sum(kinds.values())), bytes_text(kinds[most])
-        return "\n".join(
-            [
-                self.title,
-                f"sends     {self._levels_text()} a step",
-                f"memory    {total} at most, on device {worst}; most of it {most}, {share}",
-                *(f"note      {note}" for note in self.notes),
-                *(f"opaque    {line}" for line in self.opaque),
-            ]
-        )
+        levels = [f"{bytes_text(size)} between {n}s" for n, size in self.level_bytes.items()]
+        lines = [
+            self.title,
+            f"sends     {', '.join(levels)} a step",
+            f"memory    {total} at most, on device {worst}; most of it {most}, {share}",
+            *(f"note      {note}" for note in self.notes),
+            *(f"opaque    {line}" for line in self.opaque),
+        ]
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return "\n\n".join([self.summary(), *self._sections(), self._memory_text()])
-
-    def _levels_text(self) -> str:
-        texts = [f"{bytes_text(size)} between {n}s" for n, size in self.level_bytes.items()]
-        return ", ".join(texts)
 
     def _sections(self) -> Iterator[str]:
         for way, title in _TITLES.items():
@@ -142,7 +138,7 @@ def report_of(
         f"{_count(plan.num_microbatches, 'microbatch', 'es')} ({schedule.name}{routes})",
         rows_of(moves_of(made, topology, precision)),
         memory,
-        _level_names(topology),
+        ("rank",) if topology is None else tuple(level.name for level in topology.levels),
         tuple(plan.notes),
         tuple(opaque_notes(plan.graph)),
     )
@@ -150,10 +146,3 @@ def report_of(
 
 def _count(number: int, what: str, ending: str = "s") -> str:
     return f"{number} {what}{ending if number != 1 else ''}"
-
-
-def _level_names(topology: rv.Topology | None) -> tuple[str, ...]:
-    names: Sequence[str] = (
-        ["rank"] if topology is None else [level.name for level in topology.levels]
-    )
-    return tuple(names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import rvdcomm as rv
@@ -87,14 +87,10 @@ def rows_of(moves: Iterable[PricedMove]) -> tuple[Row, ...]:
 def _alike(move: PricedMove) -> tuple[Hashable, ...]:
     common = move.primitives, move.num_times, move.stages[0] != move.stages[1]
     if move.way in ("fetch", "reduce"):
-        return *common, tuple(_counts(plan) for plan in move.plans)
+        return *common, tuple(_counts(end.rvd) for p in move.plans for end in (p.src, p.dst))
     return *common, move.pattern, move.layouts, move.level_bytes
 
 
-def _counts(plan: rv.Plan) -> tuple[Hashable, ...]:
-    """The layouts of a weight, without its dims."""
-    return tuple((x.rvd.r, x.rvd.v, _cut(x.rvd.d)) for x in (plan.src, plan.dst))
-
-
-def _cut(counts: Sequence[int]) -> tuple[int, ...]:
-    return tuple(count for count in counts if count > 1)
+def _counts(layout: rv.RVD) -> tuple[Hashable, ...]:
+    """The layout of a weight, without its dims."""
+    return layout.r, layout.v, tuple(count for count in layout.d if count > 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.front_end.call import RuleCall, broadcast_to, text
+from superscaler_core.front_end.call import RuleCall, broadcast_to, fields, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -39,18 +39,14 @@ def attention(call: RuleCall) -> PTensor:
 
 
 def _code(call: RuleCall, inputs: list[PTensor]) -> str:
-    k = inputs[1]
-    words = [f"{{x{i}}}" for i in range(len(inputs))]
+    is_plain = not call["is_causal"] and call["dropout_p"] == 0
+    words = [fields(len(inputs))]
+    words += ["first={start[l]}", "is_causal=True"] if call["is_causal"] else []
     usual = {"scale": None, "enable_gqa": False}
-    given = {name: call[name] for name, value in usual.items() if call[name] is not value}
-    if not call["is_causal"] and call["dropout_p"] == 0:
-        words += [f"{name}={value}" for name, value in given.items()]
-        return f"F.scaled_dot_product_attention({', '.join(words)})"
-    if call["is_causal"]:
-        words += ["first={start[l]}", "is_causal=True"]
-    words += [f"{name}={value}" for name, value in given.items()]
+    words += [f"{name}={call[name]}" for name, value in usual.items() if call[name] is not value]
     if call["dropout_p"] > 0:
-        shape = (*call.shape[:-1], k.shape[-2])
+        shape = (*call.shape[:-1], inputs[1].shape[-2])
         words += [f"p={call['dropout_p']}", "seed={seed}",
                   "lo=(*{out0.lo}[:-1], 0)", f"shape={shape}"]  # fmt: skip
-    return f"ops.attention({', '.join(words)})"
+    function = "F.scaled_dot_product_attention" if is_plain else "ops.attention"
+    return f"{function}({', '.join(words)})"

@@ -25,21 +25,9 @@ _TEMPLATES: dict[str, tuple[str, ...]] = {
     "aten.div.Tensor": ("{self} / {other}",),
     "aten.pow.Tensor_Scalar": ("{self} ** {exponent}",),
     "aten.neg.default": ("-{self}",),
-    "aten.relu.default": ("torch.relu({self})",),
     "aten.gelu.default": ("F.gelu({self})", "F.gelu({self}, approximate={approximate})"),
     "aten.silu.default": ("F.silu({self})",),
-    "aten.sigmoid.default": ("torch.sigmoid({self})",),
-    "aten.tanh.default": ("torch.tanh({self})",),
-    "aten.exp.default": ("torch.exp({self})",),
-    "aten.log.default": ("torch.log({self})",),
-    "aten.sqrt.default": ("torch.sqrt({self})",),
-    "aten.rsqrt.default": ("torch.rsqrt({self})",),
     "aten.abs.default": ("{self}.abs()",),
-    "aten.sin.default": ("torch.sin({self})",),
-    "aten.cos.default": ("torch.cos({self})",),
-    "aten.where.self": ("torch.where({condition}, {self}, {other})",),
-    "aten.where.ScalarOther": ("torch.where({condition}, {self}, {other})",),
-    "aten.where.ScalarSelf": ("torch.where({condition}, {self}, {other})",),
     "aten.masked_fill.Scalar": ("{self}.masked_fill({mask}, {value})",),
     "aten.maximum.default": ("torch.maximum({self}, {other})",),
     "aten.minimum.default": ("torch.minimum({self}, {other})",),
@@ -47,10 +35,19 @@ _TEMPLATES: dict[str, tuple[str, ...]] = {
     # A lazy conjugate would lose its mark when it is sent to another rank.
     "aten._conj.default": ("torch.conj_physical({self})",),
     "aten.hardswish.default": ("F.hardswish({self})",),
-} | {
-    f"aten.{name}.{overload}": (f"{{self}} {sign} {{other}}",)
-    for name, sign in _SIGNS.items()
-    for overload in ("Tensor", "Scalar")
+    **{
+        f"aten.{name}.default": (f"torch.{name}({{self}})",)
+        for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "sin", "cos")
+    },
+    **{
+        f"aten.where.{overload}": ("torch.where({condition}, {self}, {other})",)
+        for overload in ("self", "ScalarOther", "ScalarSelf")
+    },
+    **{
+        f"aten.{name}.{overload}": (f"{{self}} {sign} {{other}}",)
+        for name, sign in _SIGNS.items()
+        for overload in ("Tensor", "Scalar")
+    },
 }
 
 _SAVES_NOTHING = {"add", "sub", "rsub", "neg", "floor", "ceil", "round", "sign", "alias"}
@@ -98,13 +95,12 @@ def _saves(call: RuleCall, inputs: Sequence[PTensor]) -> Sequence[int]:
     if call.kind in _SAVES_MASK:
         return (inputs.index(call.get("condition") or call.get("mask")),)
     if call.kind in ("mul", "div") and len(inputs) <= 2:
-        # The gradient of each operand reads the other operand; that of a divisor reads both.
-        needs = [t.requires_grad for t in inputs]
         if len(inputs) == 1:
             return (0,) if len(call.tensors) == 2 else ()
-        kept = {1} if needs[0] else set()
-        kept |= {0} if needs[1] else set()
-        return sorted(kept | ({1} if call.kind == "div" and needs[1] else set()))
+        # The gradient of each operand reads the other operand; that of a divisor reads both.
+        first, second = (t.requires_grad for t in inputs)
+        is_kept = second, first or (second and call.kind == "div")
+        return [i for i in (0, 1) if is_kept[i]]
     return range(len(inputs))
 
 
@@ -113,10 +109,7 @@ def to(call: RuleCall) -> PTensor:
     """A type conversion. A move to another device does nothing, because plans choose devices."""
     x: PTensor = call["self"]
     dtype = call.node.outputs[0].dtype
-    if dtype == x.dtype:
-        return x
-    dims = text(names(len(x.shape)))
-    return call.op("to", f"{dims} -> {dims}", (x,), f"{{x0}}.to(torch.{dtype})", saves=())
+    return x if dtype == x.dtype else call.each("to", x, f"{{x0}}.to(torch.{dtype})")
 
 
 @rule("aten.contiguous", "aten.clone", "aten.alias", "aten.positive")
@@ -138,10 +131,6 @@ def dropout(call: RuleCall) -> PTensor:
     (x,) = call.tensors
     if not call["train"] or call["p"] == 0:
         return x
-    dims = text(names(len(x.shape)))
-    return call.op(
-        "dropout", f"{dims} -> {dims}", (x,),
-        f"ops.dropout({{x0}}, {call['p']}, {{seed}}, lo={{in0.lo}}, shape={x.shape})",
-        # The saved mask has the size of the result, with one byte per element.
-        saves=(1,),
-    )  # fmt: skip
+    code = f"ops.dropout({{x0}}, {call['p']}, {{seed}}, lo={{in0.lo}}, shape={x.shape})"
+    # The saved mask has the size of the result, with one byte per element.
+    return call.each("dropout", x, code, saves=(1,))

@@ -92,17 +92,14 @@ def convolution(call: RuleCall) -> PTensor:
 def _convolved(call: RuleCall, rank: int) -> tuple[_Windows, list[int]]:
     """The windows of a convolution, and its dilation."""
     dilation = _each(call["dilation"], rank)
-    sizes = zip(call["weight"].shape[2:], dilation, strict=True)
-    reach = [d * (k - 1) + 1 for k, d in sizes]
+    pairs = zip(call["weight"].shape[2:], dilation, strict=True)
+    reach = [d * (k - 1) + 1 for k, d in pairs]
     padding = call["padding"]
-    if isinstance(padding, str):
-        # The odd row of an even kernel is padded at the end.
-        before = [(r - 1) // 2 * (padding == "same") for r in reach]
-    else:
-        before = _each(padding, rank)
-    stride = _each(call["stride"], rank)
-    shape = call["input"].shape[2:]
-    return _Windows(shape, call.shape[2:], reach, stride, before), dilation
+    # The odd row of an even kernel is padded at the end.
+    same = [(r - 1) // 2 * (padding == "same") for r in reach]
+    before = same if isinstance(padding, str) else _each(padding, rank)
+    sizes, counts = call["input"].shape[2:], call.shape[2:]
+    return _Windows(sizes, counts, reach, _each(call["stride"], rank), before), dilation
 
 
 @rule("aten.max_pool1d", "aten.max_pool2d", "aten.avg_pool1d", "aten.avg_pool2d")
@@ -178,11 +175,6 @@ def repeated(call: RuleCall) -> PTensor:
     )  # fmt: skip
 
 
-@rule("aten.upsample_bilinear2d")
-def interpolated(call: RuleCall) -> PTensor:
-    return _whole(call)
-
-
 def _whole(call: RuleCall) -> PTensor:
     """An op whose height and width stay whole."""
     x = next(iter(call.tensors))
@@ -196,6 +188,8 @@ def _whole(call: RuleCall) -> PTensor:
         flops=flops_of_windows(call),
     )  # fmt: skip
 
+
+rule("aten.upsample_bilinear2d")(_whole)
 
 _PIXELS = {"linear": 2, "bicubic": 4}
 """Pixels per dim from which an interpolation computes a pixel, by the end of its name."""

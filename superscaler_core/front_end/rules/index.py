@@ -54,10 +54,9 @@ def scatter(call: RuleCall) -> PTensor:
     x, index, src = call["self"], call["index"], call.get("src")
     dims = names(len(x.shape))
     dim = dim_of(call["dim"], len(dims))
-    shapes = [t.shape for t in (x, index, src) if t is not None]
-    # Where sizes differ, the position decides which elements are touched; these dims stay whole.
-    whole = {i for i in range(len(dims)) if i == dim or len({s[i] for s in shapes}) > 1}
     inputs = [t for t in (x, index, src) if t is not None]
+    # Where sizes differ, the position decides which elements are touched; these dims stay whole.
+    whole = {i for i in range(len(dims)) if i == dim or len({t.shape[i] for t in inputs}) > 1}
     operands = [
         text(f"{d}{n}^" if i in whole and n else f"{d}^" if i in whole else d
              for i, d in enumerate(dims))

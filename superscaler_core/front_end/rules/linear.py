@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.front_end.call import RuleCall, broadcast_to, largest, names, text
+from superscaler_core.front_end.call import RuleCall, broadcast_to, fields, largest, names, text
 from superscaler_core.front_end.rules.opaque import flops_of_products
 from superscaler_core.front_end.rules.shape import packed, reshaped, rows_apart
 from superscaler_core.front_end.rules.table import rule
@@ -133,9 +133,7 @@ def added_matmul(call: RuleCall) -> PTensor:
     # Times 0 it is not read, as in torch: it may be memory that nothing has written.
     is_read = call["beta"] != 0
     if is_read and call["beta"] != 1:
-        dims = text(names(len(bias.shape)))
-        code = f"{{x0}} * {call['beta']}"
-        bias = call.op("mul", f"{dims} -> {dims}", (bias,), code, shape=bias.shape, saves=())
+        bias = call.each("mul", bias, f"{{x0}} * {call['beta']}")
     is_map = len(x.shape) == 2 and len(bias.shape) == 1
     made = product(call, rows_apart(call, x) if is_map else x, y, call["alpha"])
     return reshaped(call, add_bias(call, made, bias) if is_read else made, call.shape)
@@ -151,10 +149,9 @@ def einsum(call: RuleCall) -> PTensor:
             f"equation {equation!r} is not supported: write '->' and every dim, each once."
         )
     marked = [text(i if i in right else f"{i}+" for i in term) for term in terms]
-    fields = ", ".join(f"{{x{i}}}" for i in range(len(operands)))
     return call.op(
         "einsum", f"{', '.join(marked)} -> {text(right)}", operands,
-        f"torch.einsum({quoted(equation)}, {fields})",
+        f"torch.einsum({quoted(equation)}, {fields(len(operands))})",
         flops=max(flops_of_products(call), largest([t.shape for t in operands], [call.shape])),
     )  # fmt: skip
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.front_end.call import RuleCall, broadcast_to, literal, names, share, text
+from superscaler_core.front_end.call import (
+    RuleCall,
+    broadcast_to,
+    fields,
+    literal,
+    names,
+    share,
+    text,
+)
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -41,7 +49,7 @@ def _of_labels(call: RuleCall, kind: str, more: str) -> PTensor:
     losses = call.op(
         kind, f"{', '.join([text(classes), text(dims), *['v^'] * len(weights)])} -> {text(dims)}",
         (scores, labels, *weights),
-        f"ops.{kind}({_fields(2 + len(weights))}{ignoring}{more})",
+        f"ops.{kind}({fields(2 + len(weights))}{ignoring}{more})",
         shape=labels.shape, saves=range(2 + len(weights)),
     )  # fmt: skip
     if reduction == "none":
@@ -54,7 +62,7 @@ def _of_labels(call: RuleCall, kind: str, more: str) -> PTensor:
     count = call.op(
         "count_labels", f"{', '.join([summed, *['v^'] * len(weights)])} -> ()",
         (labels, *weights),
-        f"ops.count_labels({_fields(1 + len(weights))}, ignore_index={index}, dtype=torch.{dtype})",
+        f"ops.count_labels({fields(1 + len(weights))}, ignore_index={index}, dtype=torch.{dtype})",
         dtype=dtype, differentiable=False,
     )  # fmt: skip
     return call.op(
@@ -70,7 +78,7 @@ def _of_probabilities(call: RuleCall, more: str) -> PTensor:
     reduction = _REDUCTIONS[call["reduction"]]
     weights = [] if weight is None else [weight]
     operands = [*[_text(classes, reduction != "none")] * 2, *["v^"] * len(weights)]
-    code = f'F.cross_entropy({_fields(2 + len(weights))}, reduction="{reduction}"{more})'
+    code = f'F.cross_entropy({fields(2 + len(weights))}, reduction="{reduction}"{more})'
     if reduction == "mean":
         code += f" * {share(dims, prod(scores.shape) // scores.shape[1 if dims else 0])}"
     out = text(dims) if reduction == "none" else "()"
@@ -89,15 +97,8 @@ def _text(dims: list[str], is_summed: bool) -> str:
     return text(f"{d}+" if is_summed and not d.endswith("^") else d for d in dims)
 
 
-def _fields(count: int) -> str:
-    return ", ".join(f"{{x{i}}}" for i in range(count))
-
-
-_PAIRED = {
-    "mse_loss": "F.mse_loss", "l1_loss": "F.l1_loss", "smooth_l1_loss": "F.smooth_l1_loss",
-    "huber_loss": "F.huber_loss", "binary_cross_entropy": "F.binary_cross_entropy",
-    "binary_cross_entropy_with_logits": "F.binary_cross_entropy_with_logits",
-}  # fmt: skip
+_PAIRED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+           "binary_cross_entropy_with_logits")  # fmt: skip
 
 
 @rule(*(f"aten.{name}" for name in _PAIRED))
@@ -106,7 +107,7 @@ def paired(call: RuleCall) -> PTensor:
     x, target = call["self"], call["target"]
     if x.shape != target.shape:
         raise call.error("the target has to have the shape of the input.")
-    weights = {n: call[n] for n in ("weight", "pos_weight") if call.get(n) is not None}
+    weights = call.given("weight", "pos_weight")
     inputs = (x, target, *weights.values())
     more = "".join(f", {n}={{x{i}}}" for i, n in enumerate(weights, 2))
     more += "".join(f", {n}={literal(call[n], ())}" for n in ("beta", "delta") if n in call.args)
@@ -115,7 +116,7 @@ def paired(call: RuleCall) -> PTensor:
     marked = dims if reduction == "none" else [f"{d}+" for d in dims]
     operands = ", ".join(broadcast_to(t.shape, marked, x.shape) for t in inputs)
     how = "" if reduction == "mean" else f', reduction="{reduction}"'
-    code = f"{_PAIRED[call.kind]}({{x0}}, {{x1}}{how}{more})"
+    code = f"F.{call.kind}({{x0}}, {{x1}}{how}{more})"
     code += f" * {share(dims, prod(x.shape))}" if reduction == "mean" else ""
     return call.op(
         call.kind, f"{operands} -> {text(dims) if reduction == 'none' else '()'}", inputs, code

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
-from superscaler_core.front_end.call import RuleCall, fixed, names, share, text
+from superscaler_core.front_end.call import RuleCall, by_name, fields, fixed, names, share, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -13,31 +14,37 @@ from superscaler_core.graph.tensor import PTensor
 @rule("aten.layer_norm", "aten.rms_norm")
 def layer_norm(call: RuleCall) -> PTensor:
     x: PTensor = call["input"]
-    width = call["normalized_shape"]
-    rank = len(x.shape)
+    width, rank = call["normalized_shape"], len(x.shape)
     dims = fixed(names(rank), range(rank - len(width), rank))
     inner = text(dims[rank - len(width) :])
-    weights = [(n, call[n]) for n in ("weight", "bias") if call.get(n) is not None]
-    annotation = ", ".join([text(dims), *[inner] * len(weights)]) + f" -> {text(dims)}"
-    words = [f"{name}={{x{i}}}" for i, (name, _) in enumerate(weights, 1)]
-    words += [f"eps={call['eps']}"] if call["eps"] is not None else []
-    code = f"F.{call.kind}({', '.join(['{x0}', str(tuple(width)), *words])})"
-    return call.op(call.kind, annotation, [x, *(w for _, w in weights)], code, saves=(0,))
+    return _normalized(call, f"F.{call.kind}", text(dims), inner, str(tuple(width)))
+
+
+def _normalized(
+    call: RuleCall, function: str, dims: str, of_weights: str, *words: str, **more: Any
+) -> PTensor:
+    """A call of a function that normalizes over dims that stay whole.
+
+    Args:
+        call: a call with ``input``, ``eps``, and maybe ``weight`` and ``bias``.
+        function: the function.
+        dims, of_weights: the operands of the input and of the weights.
+        words: arguments after the input.
+        more: as in ``RuleCall.op``.
+    """
+    weights = call.given("weight", "bias")
+    operands = ", ".join([dims, *[of_weights] * len(weights)])
+    args = ["{x0}", *words, *by_name(weights)]
+    args += [f"eps={call['eps']}"] if call["eps"] is not None else []
+    code, inputs = f"{function}({', '.join(args)})", (call["input"], *weights.values())
+    return call.op(call.kind, f"{operands} -> {dims}", inputs, code, saves=(0,), **more)
 
 
 @rule("aten.group_norm")
 def group_norm(call: RuleCall) -> PTensor:
-    x: PTensor = call["input"]
-    rest = [f"{d}^" for d in names(len(x.shape))[2:]]
-    weights = [(n, call[n]) for n in ("weight", "bias") if call[n] is not None]
-    dims = text(["n", "(g c^)", *rest])
-    words = ["{x0}", "{size[g]}", *(f"{n}={{x{i}}}" for i, (n, _) in enumerate(weights, 1))]
-    words.append(f"eps={call['eps']}")
-    code = f"F.group_norm({', '.join(words)})"
-    return call.op(
-        "group_norm", ", ".join([dims, *["(g c^)"] * len(weights)]) + f" -> {dims}",
-        [x, *(w for _, w in weights)], code, saves=(0,), sizes={"g": call["num_groups"]},
-    )  # fmt: skip
+    dims = text(["n", "(g c^)", *(f"{d}^" for d in names(len(call.shape))[2:])])
+    sizes = {"g": call["num_groups"]}
+    return _normalized(call, "F.group_norm", dims, "(g c^)", "{size[g]}", sizes=sizes)
 
 
 @rule("aten.batch_norm")
@@ -95,16 +102,13 @@ def _by_parts(call: RuleCall) -> Sequence[PTensor]:
         "device, if torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) is captured."
     )
     x = call["input"]
-    given = ("running_mean", "running_var", "weight", "bias")
-    inputs = [x, *(call[name] for name in given if call[name] is not None)]
+    inputs = [x, *call.given("running_mean", "running_var", "weight", "bias").values()]
     dims = ["n", "c", *(f"{d}^" for d in names(len(x.shape))[2:])]
-    words = [f"{{x{i}}}" for i in range(len(inputs))]
-    words += [f"momentum={call['momentum']}", f"eps={call['eps']}", "is_first={start[n]} == 0"]
+    words = [f"momentum={call['momentum']}", f"eps={call['eps']}", "is_first={start[n]} == 0"]
     return call.op_of_many(
         "batch_norm", f"{text(['n+', *dims[1:]])}{', c' * (len(inputs) - 1)} -> {text(dims)}, c, c",
-        inputs, f"ops.batch_norm({', '.join(words)})",
-        [(value.shape, value.dtype) for value in call.node.outputs], saves=(0,),
-        flops=4 * prod(x.shape), num_grads=1,
+        inputs, f"ops.batch_norm({fields(len(inputs))}, {', '.join(words)})", call.outputs,
+        saves=(0,), flops=4 * prod(x.shape), num_grads=1,
     )  # fmt: skip
 
 
@@ -119,14 +123,7 @@ def instance_norm(call: RuleCall) -> PTensor | Sequence[PTensor]:
     if not call["use_input_stats"]:
         return _scaled(call, _centered(call, x, call["running_mean"]), call["running_var"])
     dims = ["n", "c", *(f"{d}^" for d in names(len(x.shape))[2:])]
-    weights = [(n, call[n]) for n in ("weight", "bias") if call[n] is not None]
-    words = ["{x0}", *(f"{name}={{x{i}}}" for i, (name, _) in enumerate(weights, 1))]
-    words += [f"eps={call['eps']}"]
-    made = call.op(
-        "instance_norm", f"{text(dims)}{', c' * len(weights)} -> {text(dims)}",
-        (x, *(w for _, w in weights)),
-        f"F.instance_norm({', '.join(words)})", saves=(0,), flops=4 * prod(x.shape),
-    )  # fmt: skip
+    made = _normalized(call, "F.instance_norm", text(dims), "c", flops=4 * prod(x.shape))
     if call["running_mean"] is None:
         return made
     found = [
@@ -165,7 +162,7 @@ def _scaled(call: RuleCall, x: PTensor, variance: PTensor) -> PTensor:
     dims = text(["n", "c", *names(len(x.shape))[2:]])
     scale = f"torch.rsqrt({{x1}} + {call['eps']})"
     scale = scale if weight is None else f"({scale} * {{x2}})"
-    inputs = [x, variance, *(w for w in (weight, bias) if w is not None)]
+    inputs = [x, variance, *call.given("weight", "bias").values()]
     code = f"{{x0}} * {scale}{_stretched(x)}"
     if bias is not None:
         code += f" + {{x{len(inputs) - 1}}}{_stretched(x)}"

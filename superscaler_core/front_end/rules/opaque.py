@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from superscaler_core.front_end.call import RuleCall, largest
 from superscaler_core.front_end.calls import hint_of_function
+from superscaler_core.front_end.records import mapped
 from superscaler_core.graph.opaque import rows_annotation, whole_annotation
 from superscaler_core.graph.tensor import PTensor
 
@@ -58,11 +59,10 @@ def opaque_op(
             counted.
         hint: how to make the op splittable, given its annotation if its rows are independent.
     """
-    outputs = [(value.shape, value.dtype) for value in call.node.outputs]
-    shapes = [t.shape for t in inputs], [shape for shape, _ in outputs]
+    shapes = [t.shape for t in inputs], [shape for shape, _ in call.outputs]
     return call.op_of_many(
-        kind, annotation or whole_annotation(*shapes), inputs, code, outputs,
-        saves=range(len(inputs) + len(outputs)), flops=max(flops, largest(*shapes)),
+        kind, annotation or whole_annotation(*shapes), inputs, code, call.outputs,
+        saves=range(len(inputs) + len(shapes[1])), flops=max(flops, largest(*shapes)),
         imports=imports, modules=modules,
         hint="" if annotation else hint(rows_annotation(inputs, shapes[1])),
     )  # fmt: skip
@@ -71,16 +71,12 @@ def opaque_op(
 def flops_of_products(call: RuleCall, run: Callable[[Mapping[str, Any]], Any] | None = None) -> int:
     """Operations of the products and convolutions that torch computes inside a call.
 
-    Torch counts them while the call runs without values; 0 if it cannot run so.
-
-    Args:
-        call: the call.
-        run: computes the call from its arguments by name, if torch's op cannot be looked into.
+    Torch counts them while the call runs without values; 0 if it cannot run so. ``run`` computes
+    the call from its arguments by name, if torch's op cannot be looked into.
     """
-    args = {name: _without_values(value) for name, value in call.args.items()}
     with FlopCounterMode(display=False) as counter:
         try:
-            (run or call.node.run)(args)
+            (run or call.node.run)(mapped(call.args, _without_values))
         except Exception:  # the call looks at values, or torch cannot run it without values
             return 0
     return int(counter.get_total_flops())
@@ -89,8 +85,6 @@ def flops_of_products(call: RuleCall, run: Callable[[Mapping[str, Any]], Any] | 
 def _without_values(value: Any) -> Any:
     if isinstance(value, PTensor):
         return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
-    if isinstance(value, list | tuple):
-        return [_without_values(each) for each in value]
     return value
 
 

@@ -135,15 +135,11 @@ def multinomial(call: RuleCall) -> PTensor:
 def rrelu(call: RuleCall) -> PTensor:
     """A leaky ReLU, whose slope is drawn for every element in training."""
     x, low, high = call["self"], call["lower"], call["upper"]
-    dims = text(names(len(x.shape)))
     slope = str((low + high) / 2)
     if call["training"]:
-        drawn = _numbers(call, x.dtype)["u"]
-        slope = f"({low} + {high - low} * {drawn})"
-    return call.op(
-        "rrelu", f"{dims} -> {dims}", (x,), f"torch.where({{x0}} >= 0, {{x0}}, {{x0}} * {slope})",
-        saves=(0, 1),
-    )  # fmt: skip
+        slope = f"({low} + {high - low} * {_numbers(call, x.dtype)['u']})"
+    code = f"torch.where({{x0}} >= 0, {{x0}}, {{x0}} * {slope})"
+    return call.each("rrelu", x, code, saves=(0, 1))
 
 
 @rule("aten.feature_dropout")
@@ -152,10 +148,7 @@ def feature_dropout(call: RuleCall) -> PTensor:
     x: PTensor = call["input"]
     if not call["train"] or call["p"] == 0:
         return x
-    dims = text(names(len(x.shape)))
     after = ", None" * (len(x.shape) - 2)
     ones = "torch.ones({in0.shape}[:2], dtype={x0}.dtype, device={x0}.device)"
     mask = f"ops.dropout({ones}, {call['p']}, {{seed}}, lo={{in0.lo}}[:2], shape={x.shape[:2]})"
-    return call.op(
-        "dropout", f"{dims} -> {dims}", (x,), f"{{x0}} * {mask}[...{after}]", saves=(),
-    )  # fmt: skip
+    return call.each("dropout", x, f"{{x0}} * {mask}[...{after}]")

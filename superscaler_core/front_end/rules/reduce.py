@@ -31,7 +31,7 @@ def sums(call: RuleCall) -> PTensor:
     # Truth values do not add up.
     mark = "^" if dtype == "bool" else "+"
     source = [f"{d}{mark}" if i in over else d for i, d in enumerate(dims)]
-    out = [("1" if i in over else d) for i, d in enumerate(dims) if keep or i not in over]
+    out = _left(dims, over, keep)
     words = [] if len(over) == rank and not keep else [str(tuple(over))]
     words += ["keepdim=True"] if keep else []
     # torch sums integers in int64 if no dtype is given.
@@ -52,11 +52,13 @@ def whole(call: RuleCall) -> PTensor:
     x: PTensor = call["self"]
     dims = names(len(x.shape))
     over = dims_of(call.get("dim"), len(dims))
-    keep = call.get("keepdim", False)
-    out = [("1" if i in over else d) for i, d in enumerate(dims) if keep or i not in over]
-    return call.op(
-        call.kind, f"{text(fixed(dims, over))} -> {text(out)}", (x,), call.fallback((x,))
-    )
+    annotation = f"{text(fixed(dims, over))} -> {text(_left(dims, over, call.get('keepdim')))}"
+    return call.op(call.kind, annotation, (x,), call.fallback((x,)))
+
+
+def _left(dims: Sequence[str], over: Sequence[int], keep: bool | None) -> list[str]:
+    """The dims of the result of a reduction."""
+    return ["1" if i in over else d for i, d in enumerate(dims) if keep or i not in over]
 
 
 @rule("aten.softmax", "aten.log_softmax", "aten._softmax", "aten._log_softmax")
@@ -136,9 +138,8 @@ def ordered(call: RuleCall) -> tuple[PTensor, ...]:
     if len(call.shape) < len(dims):
         del out[dim]
     annotation = f"{text(fixed(dims, [dim]))} -> {text(out)}, {text(out)}"
-    outputs = [(value.shape, value.dtype) for value in call.node.outputs]
     flops = prod(x.shape) * (_log2(x.shape[dim]) if call.kind == "sort" and x.shape else 1)
     # Autograd keeps only the positions.
     return call.op_of_many(
-        call.kind, annotation, (x,), call.fallback((x,)), outputs, saves=(2,), flops=flops
+        call.kind, annotation, (x,), call.fallback((x,)), call.outputs, saves=(2,), flops=flops
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from superscaler_core.errors import AnnotationError
-from superscaler_core.front_end.call import RuleCall, iterations, largest, literal
+from superscaler_core.front_end.call import RuleCall, fields, iterations, largest, literal
 from superscaler_core.front_end.register import REGISTERED, Registered
 from superscaler_core.front_end.rules.opaque import flops_of_products
 from superscaler_core.front_end.rules.table import rule
@@ -22,14 +22,13 @@ def registered(call: RuleCall) -> Sequence[PTensor]:
             "not the script itself."
         )
     inputs = [v for v in call.args.values() if isinstance(v, PTensor)]
-    outputs = [(value.shape, value.dtype) for value in call.node.outputs]
-    words = [f"{{x{i}}}" for i in range(len(inputs))]
+    words = [fields(len(inputs))]
     words += [f"{name}={literal(call[name], ())}" for name in known.attributes]
     try:
         return call.op_of_many(
             known.function.__name__, str(known.annotation), inputs,
             f"{known.path}({', '.join(words)})",
-            outputs, saves=known.saves, flops=_flops(call, known, inputs),
+            call.outputs, saves=known.saves, flops=_flops(call, known, inputs),
             sizes=known.sizes_of(call.args), imports=[known.function.__module__],
         )  # fmt: skip
     except AnnotationError as error:

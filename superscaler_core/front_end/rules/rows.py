@@ -112,10 +112,7 @@ def by_batch(
 ) -> tuple[PTensor, ...]:
     """The call as it was traced, as an op that can be cut only along its batch.
 
-    Args:
-        call: the call.
-        inputs: its tensors.
-        batch, of_results: the dim of each input and result that is the batch; None if it has none.
+    ``batch`` and ``of_results`` are the dims of inputs and results that are it; None if none is.
     """
 
     def dims(shape: Sequence[int], at: int | None) -> str:

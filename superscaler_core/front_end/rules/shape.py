@@ -10,6 +10,7 @@ from superscaler_core.front_end.call import (
     broadcast_to,
     dim_of,
     dims_of,
+    fields,
     fixed,
     literal,
     names,
@@ -132,9 +133,10 @@ def permuted(call: RuleCall, order: list[int], code: str) -> PTensor:
     return move(call, f"{text(dims)} -> {text(dims[d] for d in order)}", (x,), code)
 
 
-@rule("aten.permute")
+@rule("aten.permute", "aten.numpy_T")
 def permute(call: RuleCall) -> PTensor:
-    order = [dim_of(d, len(call.shape)) for d in call["dims"]]
+    rank = len(call.shape)
+    order = [dim_of(d, rank) for d in call.get("dims", range(rank - 1, -1, -1))]
     return permuted(call, order, f"{{x0}}.permute({order})")
 
 
@@ -145,12 +147,6 @@ def transpose(call: RuleCall) -> PTensor:
     order = list(range(rank))
     order[a], order[b] = b, a
     return permuted(call, order, f"{{x0}}.transpose({a}, {b})")
-
-
-@rule("aten.numpy_T")
-def reversed_dims(call: RuleCall) -> PTensor:
-    order = list(range(len(call.shape)))[::-1]
-    return permuted(call, order, f"{{x0}}.permute({order})")
 
 
 @rule("aten.t", "aten.mT")
@@ -224,9 +220,7 @@ def copy(call: RuleCall) -> PTensor:
     x: PTensor = call["src"] if "src" in call.args else call["value"]
     out = call.node.outputs[0]
     if x.dtype != out.dtype:
-        dims = text(names(len(x.shape)))
-        code = f"{{x0}}.to(torch.{out.dtype})"
-        x = call.op("to", f"{dims} -> {dims}", (x,), code, shape=x.shape, saves=())
+        x = call.each("to", x, f"{{x0}}.to(torch.{out.dtype})")
     return expanded(call, x)
 
 
@@ -236,20 +230,20 @@ def slice_scatter(call: RuleCall) -> PTensor:
     x, src = call["self"], call["src"]
     if src.shape == x.shape:
         return src  # type: ignore[no-any-return]
-    dim = dim_of(call["dim"], len(x.shape))
-    dims = names(len(x.shape))
-    whole, piece = (text([*dims[:dim], d, *dims[dim + 1 :]]) for d in (f"{dims[dim]}^", "o^"))
-    return move(call, f"{whole}, {piece} -> {whole}", (x, src), call.fallback((x, src)))
+    return _scattered(call, "o^")
 
 
 @rule("aten.select_scatter")
 def select_scatter(call: RuleCall) -> PTensor:
+    return _scattered(call)
+
+
+def _scattered(call: RuleCall, *of_piece: str) -> PTensor:
+    """``call["src"]`` put into a tensor; ``of_piece`` is what it has in place of the whole dim."""
     x, src = call["self"], call["src"]
-    dim = dim_of(call["dim"], len(x.shape))
-    dims = names(len(x.shape))
-    whole = text(fixed(dims, [dim]))
-    row = text([*dims[:dim], *dims[dim + 1 :]])
-    return move(call, f"{whole}, {row} -> {whole}", (x, src), call.fallback((x, src)))
+    dims, dim = names(len(x.shape)), dim_of(call["dim"], len(x.shape))
+    whole, piece = text(fixed(dims, [dim])), text([*dims[:dim], *of_piece, *dims[dim + 1 :]])
+    return move(call, f"{whole}, {piece} -> {whole}", (x, src), call.fallback((x, src)))
 
 
 @rule("aten.narrow.default")
@@ -314,10 +308,8 @@ def _selected(
 ) -> PTensor:
     dims = names(len(x.shape))
     rest = text(dims[:dim] + dims[dim + 1 :])
-    return move(
-        call, f"{text(fixed(dims, [dim]))} -> {rest}", (x,), f"{{x0}}.select({dim}, {index})",
-        shape=shape,
-    )  # fmt: skip
+    annotation = f"{text(fixed(dims, [dim]))} -> {rest}"
+    return move(call, annotation, (x,), f"{{x0}}.select({dim}, {index})", shape=shape)
 
 
 @rule("aten.cat")
@@ -330,8 +322,8 @@ def cat(call: RuleCall) -> PTensor:
     dims = names(len(call.shape))
     pieces = [text([*dims[:dim], f"c{i}^", *dims[dim + 1 :]]) for i in range(len(tensors))]
     out = text([*dims[:dim], "o^", *dims[dim + 1 :]])
-    fields = ", ".join(f"{{x{i}}}" for i in range(len(tensors)))
-    return move(call, f"{', '.join(pieces)} -> {out}", tensors, f"torch.cat([{fields}], {dim})")
+    code = f"torch.cat([{fields(len(tensors))}], {dim})"
+    return move(call, f"{', '.join(pieces)} -> {out}", tensors, code)
 
 
 @rule("aten.stack")
@@ -339,12 +331,9 @@ def stack(call: RuleCall) -> PTensor:
     tensors = call["tensors"]
     dim = dim_of(call["dim"], len(call.shape))
     dims = names(len(call.shape) - 1)
-    out = text([*dims[:dim], "o^", *dims[dim:]])
-    fields = ", ".join(f"{{x{i}}}" for i in range(len(tensors)))
-    return move(
-        call, f"{', '.join([text(dims)] * len(tensors))} -> {out}", tensors,
-        f"torch.stack([{fields}], {dim})",
-    )  # fmt: skip
+    operands, out = ", ".join([text(dims)] * len(tensors)), text([*dims[:dim], "o^", *dims[dim:]])
+    code = f"torch.stack([{fields(len(tensors))}], {dim})"
+    return move(call, f"{operands} -> {out}", tensors, code)
 
 
 @rule("aten.view_as_real", "aten.view_as_complex")
@@ -386,8 +375,6 @@ def reordered(call: RuleCall) -> PTensor:
 def triangle(call: RuleCall) -> PTensor:
     """All loops can be cut: a part's diagonal is that of the whole, shifted by the part's start."""
     x: PTensor = call["self"]
-    *_, row, column = dims = names(len(x.shape))
+    *_, row, column = names(len(x.shape))
     diagonal = f"{{start[{row}]}} - {{start[{column}]}} + {call['diagonal']}"
-    return move(
-        call, f"{text(dims)} -> {text(dims)}", (x,), f"torch.{call.kind}({{x0}}, {diagonal})"
-    )
+    return call.each(call.kind, x, f"torch.{call.kind}({{x0}}, {diagonal})", flops=0.0)
