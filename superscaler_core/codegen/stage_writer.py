@@ -39,12 +39,8 @@ class StageWriter:
         """One function for each run of the stage in the schedule."""
         order = self._made.stages[self._stage].order
         runs = [run for run in order if run not in (ActionKind.RECYCLE, ActionKind.FORWARD)]
-        return [
-            block_function(
-                self._made, self._device, self._names, BlockFunction(((self._stage, run),))
-            )
-            for run in (ActionKind.FORWARD, *runs)
-        ]
+        blocks = [BlockFunction(((self._stage, run),)) for run in (ActionKind.FORWARD, *runs)]
+        return [block_function(self._made, self._device, self._names, block) for block in blocks]
 
 
 def pair_functions(made: Materialized, device: Device, names: Names) -> Iterator[str]:

@@ -227,12 +227,9 @@ class _Conversion:
 
     def _add_constants(self) -> None:
         buffers = self.names.buffers
-        given = {place: (name, buffers[name]) for place, name in self.program.buffers.items()}
-        given |= {
-            place: (name, self.averages[name])
-            for place, name in self.program.parameters.items()
-            if name in self.averages
-        }
+        read = {**self.program.buffers, **self.program.parameters}.items()
+        known = {**buffers, **self.averages}
+        given = {place: (name, known[name]) for place, name in read if name in known}
         for place, (name, value) in {**given, **self.program.constants}.items():
             if value.requires_grad:
                 raise CaptureError(
@@ -332,10 +329,8 @@ class _Conversion:
         results = (result,) if isinstance(result, PTensor) else tuple(result)
         if not node.with_grad and not node.is_passed_on:
             # If a rule returns an argument, torch returns another tensor here, without gradient.
-            results = tuple(
-                call.without_grad(x) if x.requires_grad and x in call.tensors else x
-                for x in results
-            )
+            given = {tensor for tensor in call.tensors if tensor.requires_grad}
+            results = tuple(call.without_grad(x) if x in given else x for x in results)
         return results
 
     def _is_known(self, tensor: PTensor, has_property: Callable[[Tensor], bool]) -> bool:

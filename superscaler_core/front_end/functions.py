@@ -7,7 +7,6 @@ the call.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -31,6 +30,7 @@ from superscaler_core.front_end.calls import (
     running,
 )
 from superscaler_core.front_end.pointwise_functions import is_pointwise
+from superscaler_core.front_end.register import NOT_IMPORTED, imported
 
 _TENSOR = object()
 """Represents a tensor among the arguments of a call."""
@@ -77,17 +77,7 @@ class FunctionCall(TracedCall):
         return f"{self.module}.{self._function.__qualname__}"
 
     def refused(self) -> str:
-        found: Any = None
-        if self.module != "__main__":
-            found = importlib.import_module(self.module)
-            for name in self._function.__qualname__.split("."):
-                found = getattr(found, name, None)
-        if found is self._function:
-            return ""
-        return (
-            f"generated code cannot import {self.path}; define it at the top of a module that is "
-            "not the script itself."
-        )
+        return "" if imported(self._function) is self._function else NOT_IMPORTED.format(self.path)
 
     def code(self, words: Sequence[str]) -> str:
         left = iter(words)
@@ -154,12 +144,9 @@ class _Unseeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _FUNCTION: FunctionType = Function.__dict__["apply"].__func__
 _OWN = FunctionType(
-    _FUNCTION.__code__,
-    _FUNCTION.__globals__,
-    "apply",
-    _FUNCTION.__defaults__,
+    _FUNCTION.__code__, _FUNCTION.__globals__, "apply", _FUNCTION.__defaults__,
     _FUNCTION.__closure__,
-)
+)  # fmt: skip
 """``Function.apply`` as torch defines it."""
 
 _lock, _num_watching = Lock(), 0

@@ -171,6 +171,10 @@ def _weight(like: Tensor) -> Tensor:
     return made.requires_grad_() if is_trained else made
 
 
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype)
+
+
 class _Kept(saved_tensors_hooks):
     """Hooks with a class of their own, because ``effects`` refuses torch's class in a forward."""
 
@@ -193,12 +197,8 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if count is None or all(prod(x.shape) <= _LARGE for x in args if isinstance(x, Tensor)):
             result = func(*args, **kwargs)
         else:
-            on_meta = pytree.tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
-            result = pytree.tree_map_only(
-                Tensor,
-                lambda x: torch.zeros(x.shape, dtype=x.dtype),
-                func(*on_meta[0], **on_meta[1]),
-            )
+            given, named = pytree.tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
+            result = pytree.tree_map_only(Tensor, _zeros, func(*given, **named))
         if count is not None:
             self.flops += count(*args, **kwargs, out_val=result)
         return result

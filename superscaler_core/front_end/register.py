@@ -26,6 +26,21 @@ _SCHEMA_TYPES = {"int": "int", "float": "float", "bool": "bool", "str": "str"}
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
+NOT_IMPORTED = (
+    "generated code cannot import {}; define it at the top of a module that is not the script "
+    "itself."
+)
+
+
+def imported(what: Any) -> Any:
+    """What another process imports by the path of a function or class; None if that is nothing."""
+    if what.__module__ == "__main__":
+        return None
+    found: Any = importlib.import_module(what.__module__)
+    for name in what.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found
+
 
 @dataclass(frozen=True)
 class Registered:
@@ -56,10 +71,8 @@ class Registered:
 
     def is_importable(self) -> bool:
         """Whether another process can import it by its path."""
-        module, name = self.function.__module__, self.function.__qualname__
-        if module == "__main__" or "." in name:
-            return False
-        found = getattr(importlib.import_module(module), name, None)
+        is_nested = "." in self.function.__qualname__
+        found = None if is_nested else imported(self.function)
         return getattr(found, "__wrapped__", None) is self.function
 
     def sizes_of(self, attributes: Mapping[str, Any]) -> dict[str, int]:

@@ -8,6 +8,7 @@ matters.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -95,13 +96,10 @@ class State:
             )
 
     def _is_same(self, graph: Graph, again: Graph) -> bool:
-        return len(graph.ops) == len(again.ops) and all(
-            (one.code, one.annotation, one.outputs) == (two.code, two.annotation, two.outputs)
-            and all(
-                self._is_same_input(graph, a, again, b)
-                for a, b in zip(one.inputs, two.inputs, strict=True)
-            )
-            for one, two in zip(graph.ops, again.ops, strict=True)
+        forms = ([(op.code, op.annotation, op.outputs) for op in g.ops] for g in (graph, again))
+        reads = [[tensor for op in g.ops for tensor in op.inputs] for g in (graph, again)]
+        return operator.eq(*forms) and all(
+            self._is_same_input(graph, a, again, b) for a, b in zip(*reads, strict=True)
         )
 
     def _is_same_input(self, graph: Graph, one: PTensor, again: Graph, two: PTensor) -> bool:
@@ -126,15 +124,12 @@ class State:
                     "split batch would do differently; keep it out of the model."
                 )
         self._hooks_after = Hooks(self._model, without=self._own)
-        self._after = {
-            place: value
-            for place, value in self._attributes().items()
-            if not _is_equal(self._before.get(place), value)
-        }
+        now, before = self._attributes(), self._before
+        self._after = {at: now[at] for at in now if not _is_equal(before.get(at), now[at])}
 
     def _tensors(self) -> Mapping[str, Any]:
-        named = [*self._model.named_buffers(remove_duplicate=False)]
-        return dict([*named, *self._model.named_parameters(remove_duplicate=False)])
+        named = self._model.named_buffers, self._model.named_parameters
+        return {name: t for each in named for name, t in each(remove_duplicate=False)}
 
     def _attributes(self) -> dict[Place, Any]:
         # Lists and dicts are copied, because a call may change them in place.

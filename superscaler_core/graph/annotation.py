@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from math import prod
 
 import rvdcomm as rv
@@ -97,11 +98,8 @@ class Annotation:
         shapes = (*inputs, *outputs)
         self._check_ranks(shapes, len(inputs))
         sizes = dict(known or {})
-        every = [
-            (dim, size)
-            for operand, shape in zip(self.operands, shapes, strict=True)
-            for dim, size in zip(operand, shape, strict=True)
-        ]
+        pairs = (zip(*each, strict=True) for each in zip(self.operands, shapes, strict=True))
+        every: list[tuple[Dim, int]] = [*chain.from_iterable(pairs)]
         dims = [(dim, size) for dim, size in every if not isinstance(dim, SlidingWindow)]
         # A dim determines its only unknown identifier, so a few rounds suffice.
         progress = True

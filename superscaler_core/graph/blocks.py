@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 
 from superscaler_core.errors import PlanError
@@ -167,10 +167,8 @@ class Blocks:
         if op.kind == "attention":
             return True
         before = self._near(op, inside, self._makers) if op.kind == "softmax" else ()
-        return any(
-            sum(t in self.graph.producer for t in made.inputs) > 1 and made.annotation.reductions
-            for made in before
-        )
+        sums = (made for made in before if made.annotation.reductions)
+        return any(sum(t in self.graph.producer for t in made.inputs) > 1 for made in sums)
 
     def _near(self, op: Op, inside: set[Op], next_to: Callable[[Op], Iterable[Op]]) -> set[Op]:
         """The ops of a block that ``next_to`` reaches from an op, up to but without linear maps."""
@@ -268,12 +266,8 @@ class Blocks:
         """
         inside = set(unit)
         found = {dim for op in unit if _is_piece(op) for dim in self.dims.of_tensor(op.outputs[0])}
-        return found.union(
-            self.dims.of_loop(op, loop)
-            for op in unit
-            if self._attends(op, inside)
-            for loop in filter(op.is_splittable, op.sizes)
-        )
+        attends = (op for op in unit if self._attends(op, inside))
+        return found.union(dim for op in attends for dim in self.dims.of_op(op))
 
     def _stream(self, unit: OpGroup) -> set[DimClass]:
         """The dims of a block's inputs and results, and the dims that some op of it cannot cut.
@@ -287,13 +281,11 @@ class Blocks:
         left &= self._mapped
         read = {tensor for op in unit for tensor in op.inputs} & self._mapped
         # An op that replaces a buffer gathers the new value, so its fixed dims do not count.
-        computed = (op for op in unit if kept.isdisjoint(op.outputs))
-        whole = {
-            self.dims.of_loop(op, i)
-            for op in computed
-            for i in op.annotation.fixed
-            if not _is_piece(op) or any(i in loops_of(operand) for operand in op.annotation.inputs)
-        }
+        whole: set[DimClass] = set()
+        for op in (op for op in unit if kept.isdisjoint(op.outputs)):
+            sides = op.annotation.inputs if _is_piece(op) else op.annotation.operands
+            loops = op.annotation.fixed.intersection(chain(*map(loops_of, sides)))
+            whole.update(self.dims.of_loop(op, loop) for loop in loops)
         return whole.union(*map(self.dims.of_tensor, left | (read - made)))
 
     @cached_property

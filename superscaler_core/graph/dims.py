@@ -124,10 +124,6 @@ class Dims:
         """The sizes of a class' loops that can be cut, each with the first op that has the size."""
         return self._sizes.get(of, {})
 
-    def sizes_of_products(self, of: DimClass) -> frozenset[int]:
-        """The sizes of a class' loops in products, such as a linear map or attention."""
-        return self._sizes_of_products.get(of, frozenset())
-
     def can_cut(self, of: DimClass, num: int) -> bool:
         """Whether all loops of a class can be cut into ``num`` parts at the same places.
 
@@ -137,7 +133,7 @@ class Dims:
         sizes = self.sizes(of)
         if len(sizes) == 1:
             return num <= min(sizes)
-        whole = self.sizes_of_products(of) | (sizes.keys() if of == self.batch else set())
+        whole = sizes.keys() if of == self.batch else self._sizes_of_products.get(of, set())
         return all(size % num == 0 or (num % size == 0 and size not in whole) for size in sizes)
 
     def of_op(self, op: Op) -> Collection[DimClass]:
@@ -151,14 +147,12 @@ class Dims:
     @cached_property
     def _loops(self) -> tuple[Mapping[DimClass, tuple[str, ...]], ...]:
         """For each op its loops that can be cut, by class."""
-        found: list[dict[DimClass, tuple[str, ...]]] = []
-        for op in self.graph.ops:
-            by_class: dict[DimClass, tuple[str, ...]] = {}
+        found: tuple[dict[DimClass, tuple[str, ...]], ...] = tuple({} for _ in self.graph.ops)
+        for op, by_class in zip(self.graph.ops, found, strict=True):
             for identifier in filter(op.is_splittable, op.sizes):
                 of = self._classes[op.index, identifier]
                 by_class[of] = (*by_class.get(of, ()), identifier)
-            found.append(by_class)
-        return tuple(found)
+        return found
 
     @cached_property
     def _sizes(self) -> Mapping[DimClass, Mapping[int, Op]]:
@@ -169,12 +163,13 @@ class Dims:
         return found
 
     @cached_property
-    def _sizes_of_products(self) -> Mapping[DimClass, frozenset[int]]:
-        found: dict[DimClass, frozenset[int]] = {}
+    def _sizes_of_products(self) -> Mapping[DimClass, set[int]]:
+        """The sizes of a class' loops in products, such as a linear map or attention."""
+        found: dict[DimClass, set[int]] = {}
         for op, by_class in zip(self.graph.ops, self._loops, strict=True):
             if op.kind == "attention" or _is_product(op):
                 for of, ids in by_class.items():
-                    found[of] = found.get(of, frozenset()) | {op.sizes[ids[0]]}
+                    found.setdefault(of, set()).add(op.sizes[ids[0]])
         return found
 
     @cached_property
@@ -204,8 +199,7 @@ class Dims:
                     loops = (ids.loop,) if isinstance(ids, SlidingWindow) else ids
                     outer = next((i for i in loops if op.sizes[i] > 1), None)
                     if outer is not None:
-                        # The earlier node stays the root, so that a class is named after its first
-                        # dim.
+                        # The dim stays the root, so that a class is named after its first dim.
                         first, then = root((tensor.name, dim)), root((op.index, outer))
                         parents[then] = first
         names: dict[Node, DimClass] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from math import prod
+from operator import itemgetter
 
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PARAMETER, PTensor
@@ -21,14 +22,13 @@ def opaque_notes(graph: Graph) -> list[str]:
     for op in graph.opaque:
         place = re.sub(r"(?<![^.])\d+(?![^.])", "*", op.module) or "the model itself"
         groups.setdefault((op.kind, place, op.hint), []).append(op)
-    shares = {key: sum(map(_work, ops)) / max(total, 1) for key, ops in groups.items()}
-    return [
-        f"{kind} in {place}"
-        + (f", {len(groups[key])} times" if len(groups[key]) > 1 else "")
-        + f": {shares[key]:.0%} of the forward (estimated). {hint}"
-        for key in sorted(groups, key=lambda key: -shares[key])
-        for kind, place, hint in [key]
-    ]
+    notes = []
+    for (kind, place, hint), ops in groups.items():
+        share = sum(map(_work, ops)) / max(total, 1)
+        times = f", {len(ops)} times" if len(ops) > 1 else ""
+        note = f"{kind} in {place}{times}: {share:.0%} of the forward (estimated). {hint}"
+        notes.append((-share, note))
+    return [note for _, note in sorted(notes, key=itemgetter(0))]
 
 
 def rows_annotation(inputs: Iterable[PTensor], outputs: Sequence[Sequence[int]]) -> str:
@@ -61,11 +61,8 @@ def whole_annotation(inputs: Iterable[Sequence[int]], outputs: Iterable[Sequence
     >>> whole_annotation([(4, 6), ()], [(4, 3)])
     'd0_4^ d1_6^, () -> d0_4^ d1_3^'
     """
-    left, right = (
-        ", ".join(" ".join(whole_dims(shape)) or "()" for shape in side)
-        for side in (inputs, outputs)
-    )
-    return f"{left} -> {right}"
+    sides = ([" ".join(whole_dims(shape)) or "()" for shape in side] for side in (inputs, outputs))
+    return " -> ".join(map(", ".join, sides))
 
 
 def whole_dims(shape: Sequence[int]) -> Iterable[str]:

@@ -98,10 +98,8 @@ def _starts_by_modules(graph: Graph) -> tuple[Op, ...]:
     chosen = families[:1]
     for family in families[1:]:
         # An encoder's blocks and a decoder's are two families.
-        is_apart = all(
-            family.span[1] < other.span[0] or other.span[1] < family.span[0] for other in chosen
-        )
-        if is_apart and family.is_like(chosen[0]):
+        pairs = (sorted((family.span, other.span)) for other in chosen)
+        if all(one[1] < then[0] for one, then in pairs) and family.is_like(chosen[0]):
             chosen.append(family)
     members = sorted((ops for f in chosen for ops in f.members), key=lambda ops: ops[0].index)
     return (*(ops[0] for ops in members), members[-1][-1])
@@ -109,15 +107,13 @@ def _starts_by_modules(graph: Graph) -> tuple[Op, ...]:
 
 def _has_blocks(family: _Family, lists: Sequence[_Family]) -> bool:
     """Whether each member is itself a list of blocks, such as an encoder and a decoder."""
-    return all(
-        any(
-            inner is not family
-            and ops[0].index <= inner.span[0] <= inner.span[1] <= ops[-1].index
-            and inner.num_maps >= MOST * sum(map(is_map, ops))
-            for inner in lists
-        )
-        for ops in family.members
-    )
+
+    def is_list(ops: Sequence[Op]) -> bool:
+        least, first, last = MOST * sum(map(is_map, ops)), ops[0].index, ops[-1].index
+        inside = (x for x in lists if first <= x.span[0] and x.span[1] <= last)
+        return any(inner is not family and inner.num_maps >= least for inner in inside)
+
+    return all(map(is_list, family.members))
 
 
 def _families(graph: Graph) -> Iterator[_Family]:

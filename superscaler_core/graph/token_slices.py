@@ -171,9 +171,8 @@ class _Cutter:
         if not until:
             until.append(own)
             return own
-        dim = next(
-            d for d, (a, b) in enumerate(zip(own.shape, tensor.shape, strict=True)) if a != b
-        )
+        pairs = enumerate(zip(own.shape, tensor.shape, strict=True))
+        dim = next(d for d, (a, b) in pairs if a != b)
         shape = (*own.shape[:dim], self._bounds[i][1], *own.shape[dim + 1 :])
         joined = replace(tensor, name=f"{tensor.name}.until{i}", shape=shape)
         sides = [_dims(len(shape), dim, which) for which in ("c", "o", "u")]
@@ -255,8 +254,6 @@ def _dims(rank: int, dim: int, name: str) -> str:
 
 def _named(tensor: PTensor, i: int, dims: Operand, loop: str, size: int) -> PTensor:
     """Slice i of a result."""
-    shape = tuple(
-        size if loop in _ids((ids,)) else length
-        for ids, length in zip(dims, tensor.shape, strict=True)
-    )
+    lengths = zip(dims, tensor.shape, strict=True)
+    shape = tuple(size if loop in _ids((ids,)) else length for ids, length in lengths)
     return replace(tensor, name=f"{tensor.name}.slice{i}", shape=shape)

@@ -94,23 +94,13 @@ class Inputs:
                 f"Batch.dims names {', '.join(map(repr, unknown))}; the call has tensors "
                 f"{', '.join(map(repr, names))}.{hint}"
             )
-        given = {
-            name: _dim(name, found[1], tensor)
-            for name, tensor in zip(names, tensors, strict=True)
-            if (found := said[name]) is not None
-        }
-        sizes = {
-            tensor.shape[dim]
-            for name, tensor in zip(names, tensors, strict=True)
-            if (dim := given.get(name)) is not None
-        }
-        dims = tuple(
-            given[name] if name in given
-            else 0 if tensor.dim() and (not sizes or tensor.shape[0] in sizes)
-            else None
-            for name, tensor in zip(names, tensors, strict=True)
-        )  # fmt: skip
-        return cls(names, tensors, dims)
+        named = dict(zip(names, tensors, strict=True))
+        given = {n: _dim(n, found[1], named[n]) for n, found in said.items() if found is not None}
+        sizes = {named[name].shape[dim] for name, dim in given.items() if dim is not None}
+        for name, tensor in named.items():
+            is_batch = tensor.dim() and (not sizes or tensor.shape[0] in sizes)
+            given.setdefault(name, 0 if is_batch else None)
+        return cls(names, tensors, tuple(given[name] for name in names))
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -148,11 +138,11 @@ class Inputs:
             PlanError: the samples cannot be cut.
         """
         self.check_cut(num)
-        return (
-            call
-            if num == 1
-            else self._changed(call, lambda x, d: x.narrow(d, 0, x.shape[d] // num))
-        )
+
+        def first(tensor: Tensor, dim: int) -> Tensor:
+            return tensor.narrow(dim, 0, tensor.shape[dim] // num)
+
+        return call if num == 1 else self._changed(call, first)
 
     def repeated(self, call: ModelCall) -> ModelCall:
         """The call with every sample twice."""

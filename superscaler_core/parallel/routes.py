@@ -91,9 +91,8 @@ class Routes:
         self._groups, self._sizes = groups, tuple(sizes)
         self._is_dealt = len({*sizes}) == 1 and sizes[0] % self.num == 0
         self._is_whole = not self._is_dealt and self.num > 1
-        self._routes = {
-            t: self._route(plan, t) for t in self._given if self._graph.samples_dim(t) is not None
-        }
+        cut = (t for t in self._given if self._graph.samples_dim(t) is not None)
+        self._routes = {tensor: self._route(plan, tensor) for tensor in cut}
 
     @property
     def _given(self) -> tuple[PTensor, ...]:

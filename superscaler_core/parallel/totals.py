@@ -125,19 +125,11 @@ def _patched(op: Op, flow: SampleFlow, num: int) -> Op:
 def _reading(op: Op, given: PTensor) -> Op:
     """An op at the place of another one that reads its result from an input."""
     dims = " ".join(f"d{i}" for i in range(len(given.shape))) or "()"
-    return replace(
-        op,
-        kind="whole",
-        annotation=Annotation.parse(f"{dims} -> {dims}"),
-        sizes={f"d{i}": size for i, size in enumerate(given.shape)},
-        inputs=(given,),
-        computes="{x0}.clone()",
-        saves=(),
-        flops=0.0,
-        imports=(),
-        hint="",
-        modules=(),
-    )
+    sizes = {f"d{i}": size for i, size in enumerate(given.shape)}
+    return Op(
+        op.index, op.name, "whole", op.module, Annotation.parse(f"{dims} -> {dims}"), sizes,
+        (given,), op.outputs, "{x0}.clone()", (), 0.0, copy_of=op.copy_of,
+    )  # fmt: skip
 
 
 def _before(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:

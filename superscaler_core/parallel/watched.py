@@ -76,10 +76,8 @@ class Reads:
         for path, module in self._modules.items():
             known = self._names[id(vars(module))].items()
             read = (name for name, is_first in known if is_first and not name.startswith("__"))
-            paths = {name: f"{path}.{name}".lstrip(".") for name in read}
-            found.add(
-                path, module, [n for n, p in paths.items() if not {n, p}.intersection(without)]
-            )
+            paths = ((name, f"{path}.{name}".lstrip(".")) for name in read)
+            found.add(path, module, [n for n, p in paths if n not in without and p not in without])
         return found
 
 
@@ -246,11 +244,8 @@ class Originals:
     def accept(self) -> None:
         """Take the present tensors and values as those that do not matter."""
         self._tensors = {n: t for n, t in self._named().items() if not t.is_inference()}
-        self._homes = [
-            home
-            for module in self._model.modules()
-            for home in (module._parameters, module._modules)
-        ]
+        modules = self._model.modules()
+        self._homes = [home for m in modules for home in (m._parameters, m._modules)]
         self._kept = [home.copy() for home in self._homes]
         self._versions, self._places = self._now()
 

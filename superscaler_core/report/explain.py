@@ -26,15 +26,8 @@ def explain_ops(plan: Plan, width: int = 100) -> str:
     rows = []
     for texts, ops in groups.items():
         stages = numbers_text(sorted({stage_of[op.index] for op in ops}))
-        devices = {plan.device(part) for op in ops for part in plan.parts(op)}
-        rows.append(
-            [
-                str(len(ops)),
-                *texts,
-                stages,
-                numbers_text(sorted(d for d in devices if d is not None)),
-            ]
-        )
+        devices = {d for op in ops for d in map(plan.device, plan.parts(op)) if d is not None}
+        rows.append([str(len(ops)), *texts, stages, numbers_text(sorted(devices))])
     return table(_HEADER, rows, width)
 
 

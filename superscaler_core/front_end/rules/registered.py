@@ -7,7 +7,7 @@ from typing import Any
 
 from superscaler_core.errors import AnnotationError
 from superscaler_core.front_end.call import RuleCall, fields, iterations, largest, literal
-from superscaler_core.front_end.register import REGISTERED, Registered
+from superscaler_core.front_end.register import NOT_IMPORTED, REGISTERED, Registered
 from superscaler_core.front_end.rules.opaque import flops_of_products
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
@@ -17,10 +17,7 @@ from superscaler_core.graph.tensor import PTensor
 def registered(call: RuleCall) -> Sequence[PTensor]:
     known = REGISTERED[call.node.base]
     if not known.is_importable():
-        raise call.refusal(
-            f"generated code cannot import {known.path}; define it at the top of a module that is "
-            "not the script itself."
-        )
+        raise call.refusal(NOT_IMPORTED.format(known.path))
     inputs = [v for v in call.args.values() if isinstance(v, PTensor)]
     words = [fields(len(inputs))]
     words += [f"{name}={literal(call[name], ())}" for name in known.attributes]

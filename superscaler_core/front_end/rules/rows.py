@@ -81,11 +81,9 @@ def recurrent(call: RuleCall) -> tuple[PTensor, ...]:
         if layer < num - 1:
             args = {"input": x, "p": call["dropout"], "train": True}
             x = dropout(call.other("aten.dropout.default", args, x.shape))
-    joined = zip(*ends, call.node.outputs[1:], strict=True)
-    return x, *(
-        cat(call.other("aten.cat.default", {"tensors": states}, value.shape))
-        for *states, value in joined
-    )
+    joined = zip(*ends, (value.shape for value in call.node.outputs[1:]), strict=True)
+    cats = (call.other("aten.cat.default", {"tensors": t}, shape) for *t, shape in joined)
+    return x, *map(cat, cats)
 
 
 def _chunks(call: RuleCall, x: PTensor, num: int) -> Sequence[PTensor]:
@@ -119,13 +117,13 @@ def by_batch(
         words = ["b" if i == at else dim for i, dim in enumerate(whole_dims(shape))]
         return " ".join(words) or "()"
 
-    left = [dims(t.shape, at) for t, at in zip(inputs, batch, strict=True)]
-    made = zip(call.node.outputs, of_results, strict=True)
-    right = [dims(value.shape, at) for value, at in made]
-    annotation = f"{', '.join(left)} -> {', '.join(right)}"
+    left = ", ".join(dims(t.shape, at) for t, at in zip(inputs, batch, strict=True))
+    right = ", ".join(
+        dims(v.shape, at) for v, at in zip(call.node.outputs, of_results, strict=True)
+    )
     weights = [t for t, at in zip(inputs, batch, strict=True) if at is None]
     return opaque_op(
-        call, call.kind, inputs, call.fallback(inputs), annotation=annotation,
+        call, call.kind, inputs, call.fallback(inputs), annotation=f"{left} -> {right}",
         flops=flops_of_windows(call) or _products(call, inputs[0], weights),
     )  # fmt: skip
 
