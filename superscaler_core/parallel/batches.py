@@ -23,8 +23,7 @@ from superscaler_core.parallel.same_batch import (
 from superscaler_core.parallel.totals import totals_of
 from superscaler_core.run.checksum import checksum
 from superscaler_core.run.own_samples import OwnSamples
-from superscaler_core.run.same_call import digest_of
-from superscaler_core.run.together import rows_of, texts_of
+from superscaler_core.run.same_call import SameCall, digest_of
 from superscaler_core.run.transport import Transport
 
 MAX_ROUTES = 64
@@ -44,14 +43,14 @@ class Batches:
 
     Args:
         programs: the programs of the model.
-        transport: compares batches.
+        transport: moves what ranks compare.
     """
 
     is_local = False
 
     def __init__(self, programs: Programs, transport: Transport) -> None:
         self._programs, self._transport = programs, transport
-        self._ranks = tuple(range(programs.num_devices))
+        self._calls = SameCall(tuple(range(programs.num_devices)), transport)
         self._check, self._compared = programs.batch.check, set[Hashable]()
         self._forms: dict[Hashable, int] = {}
 
@@ -62,7 +61,7 @@ class Batches:
 
     def is_due(self, call: ModelCall) -> bool:
         """Whether ranks have to compare their batches before this call."""
-        return len(self._ranks) > 1 and self._needs_check(call)
+        return len(self._calls.ranks) > 1 and self._needs_check(call)
 
     def form(self, call: ModelCall) -> int:
         """A number that is equal for calls whose batches need no comparison."""
@@ -76,7 +75,7 @@ class Batches:
         Raises:
             ValueError: on all ranks, if ranks do not pass what belongs together.
         """
-        check_same(call, self._programs.inputs(call), self._ranks, self._transport)
+        check_same(call, self._programs.inputs(call), self._calls)
         self._compared.add(call.form)
         return call
 
@@ -150,9 +149,9 @@ class LocalBatches(Batches):
         digests = [checksum(tensor) for tensor in inputs.tensors] if is_due else []
         common = [d for d, dim in zip(digests, inputs.dims, strict=False) if dim is None]
         row = [digest_of(form), size, digest_of(str(digests)), digest_of(str(common))]
-        rows = rows_of(torch.tensor(row), self._ranks, self._transport)
+        rows = self._calls.rows(torch.tensor(row))
         if first_odd(rows[:, 0].tolist()):
-            refuse_shapes(form, self._ranks, self._transport, _LOCAL)
+            refuse_shapes(form, self._calls, _LOCAL)
         sizes: list[int] = rows[:, 1].tolist()
         if -2 in sizes:
             raise ValueError(
@@ -161,18 +160,16 @@ class LocalBatches(Batches):
             )
         if -1 in sizes:
             odd = sizes.index(-1)
-            text = texts_of(form_of(call, inputs), self._ranks, self._transport)[odd]
+            text = self._calls.texts(form_of(call, inputs))[odd]
             raise ValueError(f"inputs of rank {odd} differ in their number of samples: {text}.")
         for group in self._groups:
             if first_odd(sizes[rank] for rank in group):
-                said = form_of(call, inputs)
-                refuse_shapes(said, self._ranks, self._transport, self._hint, group)
+                refuse_shapes(form_of(call, inputs), self._calls, self._hint, group)
         if any(first_odd(rows[list(group), 2].tolist()) for group in self._groups):
-            among = self._groups
-            refuse_values(inputs.names, digests, self._ranks, self._transport, among, self._hint)
+            refuse_values(inputs.names, digests, self._calls, self._groups, self._hint)
         if is_due and first_odd(rows[:, 3].tolist()):
             names = [n for n, dim in zip(inputs.names, inputs.dims, strict=True) if dim is None]
-            refuse_values(names, common, self._ranks, self._transport, (), _LOCAL)
+            refuse_values(names, common, self._calls, hint=_LOCAL)
         return sizes
 
     @property
@@ -187,22 +184,22 @@ class LocalBatches(Batches):
         )
 
 
-def agreed_example(programs: Programs, call: ModelCall, transport: Transport) -> ModelCall:
+def agreed_example(programs: Programs, call: ModelCall, calls: SameCall) -> ModelCall:
     """The example by which all ranks make the first program; collective.
 
     Raises:
         ValueError: on all ranks, if a rank's example has other shapes; if ranks pass samples of
             their own, numbers of samples may differ, and the first rank's counts.
     """
-    ranks, inputs = tuple(range(programs.num_devices)), programs.inputs(call)
+    inputs = programs.inputs(call)
     if not programs.batch.is_local:
-        check_same(call, inputs, ranks, transport, values=False)
+        check_same(call, inputs, calls, values=False)
         return call
     form = form_of(call, inputs, counts_samples=False)
     row = torch.tensor([digest_of(form), next(iter(inputs.sizes.values()), 0)])
-    rows = rows_of(row, ranks, transport)
+    rows = calls.rows(row)
     if first_odd(rows[:, 0].tolist()):
-        refuse_shapes(form, ranks, transport, _LOCAL)
+        refuse_shapes(form, calls, _LOCAL)
     return inputs.of_size(call, int(rows[0, 1]))
 
 

@@ -65,7 +65,7 @@ class Parallel:
     ) -> None:
         self._programs, self._transport, self._options = programs, transport, options
         calls = SameCall(tuple(range(programs.num_devices)), transport)
-        example = agreed_example(programs, call, transport)
+        example = agreed_example(programs, call, calls)
         with calls.prepared("parallelize", seed=str(options.get("seed", 0))) as request:
             compiled = programs.first(example)
             request.equal |= fingerprint_of(compiled)

@@ -12,9 +12,7 @@ from torch.utils import _pytree as pytree
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batch import Inputs
 from superscaler_core.run.checksum import checksum
-from superscaler_core.run.same_call import digest_of
-from superscaler_core.run.together import rows_of, texts_of
-from superscaler_core.run.transport import Transport
+from superscaler_core.run.same_call import SameCall, digest_of
 
 Ranks = tuple[int, ...]
 
@@ -24,44 +22,40 @@ _WHOLE = (
 )
 
 
-def check_same(
-    call: ModelCall, inputs: Inputs, ranks: Ranks, transport: Transport, *, values: bool = True
-) -> None:
+def check_same(call: ModelCall, inputs: Inputs, calls: SameCall, *, values: bool = True) -> None:
     """Compare shapes and values of a batch on all ranks; collective.
 
     Args:
         call, inputs: the call of the model, and its tensors.
-        ranks, transport: all ranks, and what brings their hashes together.
+        calls: brings the hashes of all ranks together.
         values: whether to compare the values of tensors too.
 
     Raises:
         ValueError: on all ranks, if a rank passes other shapes or other values.
     """
-    if len(ranks) == 1:
+    if len(calls.ranks) == 1:
         return
     form = form_of(call, inputs)
     digests = [checksum(tensor) for tensor in inputs.tensors] if values else []
     row = torch.tensor([digest_of(form), digest_of(str(digests))])
-    forms, batches = zip(*rows_of(row, ranks, transport).tolist(), strict=True)
+    forms, batches = zip(*calls.rows(row).tolist(), strict=True)
     if first_odd(forms):
-        refuse_shapes(form, ranks, transport)
+        refuse_shapes(form, calls)
     if first_odd(batches):
-        refuse_values(inputs.names, digests, ranks, transport)
+        refuse_values(inputs.names, digests, calls)
 
 
-def refuse_shapes(
-    form: str, ranks: Ranks, transport: Transport, hint: str = _WHOLE, among: Ranks = ()
-) -> NoReturn:
+def refuse_shapes(form: str, calls: SameCall, hint: str = _WHOLE, among: Ranks = ()) -> NoReturn:
     """Raise the error of ranks whose calls have other forms; collective.
 
     Args:
         form: of this rank's call.
-        ranks, transport: all ranks, and what brings their forms together.
+        calls: brings the forms of all ranks together.
         hint: what would be right.
         among: ranks whose forms have to be equal; all ranks if empty.
     """
-    forms = texts_of(form, ranks, transport)
-    first, *others = among or ranks
+    forms = calls.texts(form)
+    first, *others = among or calls.ranks
     odd = next(rank for rank in others if forms[rank] != forms[first])
     raise ValueError(
         f"ranks pass other shapes: rank {first} passes {forms[first]}, and rank {odd} passes "
@@ -72,8 +66,7 @@ def refuse_shapes(
 def refuse_values(
     names: Sequence[str],
     digests: Sequence[int],
-    ranks: Ranks,
-    transport: Transport,
+    calls: SameCall,
     among: Sequence[Ranks] = (),
     hint: str = _WHOLE,
 ) -> NoReturn:
@@ -81,11 +74,11 @@ def refuse_values(
 
     Args:
         names, digests: of this rank's tensors.
-        ranks, transport, hint: as in ``refuse_shapes``.
+        calls, hint: as in ``refuse_shapes``.
         among: the groups of ranks whose batches have to be equal; all ranks if empty.
     """
-    rows = rows_of(torch.tensor(digests), ranks, transport)
-    for group in among or (ranks,):
+    rows = calls.rows(torch.tensor(digests))
+    for group in among or (calls.ranks,):
         for name, column in zip(names, rows[list(group)].T.tolist(), strict=True):
             if odd := first_odd(column):
                 raise ValueError(
