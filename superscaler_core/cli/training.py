@@ -15,6 +15,7 @@ from superscaler_core.cli.sources import MadeModel
 from superscaler_core.compiled import compile
 from superscaler_core.front_end.model_call import loss_of
 from superscaler_core.models.recycling import last_pass
+from superscaler_core.parallel.programs import on_one_device
 from superscaler_core.plan import Plan
 from superscaler_core.run.load import run_threads
 from superscaler_core.run.trainer import Trainer
@@ -179,9 +180,7 @@ def on_single_device(
     is_asynchronous = plan.schedule is not None and plan.schedule.weights is not None
     if not is_random and master_dtype is None and not is_asynchronous:
         return training(Eager(made, plan, recycled)), "the eager model"
-    single = Plan(graph, [0])
-    for op in graph.ops:
-        single.op_assign(op, 0)
+    single = on_one_device(graph)
     if plan.schedule is not None and is_asynchronous:
         single.pipeline([stage.ops[0] for stage in plan.stages[1:]])
         single.op_order(on_one_worker(plan.schedule))

@@ -1,7 +1,6 @@
 """SegmentWriter: segments as Python functions of tensors; functions that do the same are one.
 
-A long segment repeats the blocks of its model. Such a block is a function of its own, which the
-segment calls with the weights of each block.
+A block that a segment repeats is a function of its own, called with the weights of each block.
 """
 
 from __future__ import annotations

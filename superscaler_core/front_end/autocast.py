@@ -1,9 +1,8 @@
 """Autocast: finds out, by asking torch, which arguments of an op ``torch.autocast`` casts.
 
-Torch has no table of its rules to read. But a dispatch mode shows which kernels an op runs, and in
-which dtypes. So a cast of the arguments is that of autocast if the op, with this cast and without
-autocast, runs the same kernels in the same dtypes as under autocast. This also holds for composite
-ops, whose inner ops are cast: cross entropy is computed in float32, as its inner logarithm is.
+Torch has no table of its rules, but a dispatch mode shows which kernels an op runs, in which
+dtypes. A cast of the arguments is that of autocast if the op, with this cast and without autocast,
+runs the same kernels in the same dtypes; so for composite ops, whose inner ops are cast, too.
 """
 
 from __future__ import annotations

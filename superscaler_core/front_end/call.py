@@ -138,9 +138,8 @@ class RuleCall:
         grad = differentiable and any(t.requires_grad for t in inputs)
         if grad and not self.node.with_grad:
             grad = False
-            code = (
-                f"({code}).detach()" if len(outputs) == 1 else f"tuple(x.detach() for x in {code})"
-            )
+            each = f"tuple(x.detach() for x in {code})"
+            code = f"({code}).detach()" if len(outputs) == 1 else each
         wanted = range(len(inputs)) if saves is None else saves
         kept = [i for i in wanted if i >= len(inputs) or inputs[i].kind not in _KEPT_ANYWAY]
         shapes = [t.shape for t in inputs], [tuple(shape) for shape, _ in outputs]
@@ -165,9 +164,8 @@ class RuleCall:
 
     def without_grad(self, x: PTensor) -> PTensor:
         """The same tensor, without gradient."""
-        return self.each(
-            "detach", x, "{x0}.detach()", dtype=x.dtype, differentiable=False, flops=0.0
-        )
+        more: dict[str, Any] = {"dtype": x.dtype, "differentiable": False, "flops": 0.0}
+        return self.each("detach", x, "{x0}.detach()", **more)
 
     def written(self, template: str, inputs: Sequence[PTensor]) -> str:
         """Fill the call's arguments into a template such as ``F.gelu({self})``."""
@@ -199,9 +197,9 @@ class RuleCall:
         return f"{self.node.target} in {self.node.place}, of {shapes}: {why}"
 
 
-def fields(count: int, first: int = 0) -> str:
+def fields(count: int) -> str:
     """The fields of inputs in a code template: ``{x0}, {x1}``."""
-    return ", ".join(f"{{x{i}}}" for i in range(first, count))
+    return ", ".join(f"{{x{i}}}" for i in range(count))
 
 
 def by_name(weights: Iterable[str]) -> list[str]:

@@ -1,7 +1,6 @@
-"""Containers: arguments of a model in plain dicts, lists and tuples, and back.
+"""Containers: arguments in plain dicts, lists and tuples, which alone tracing sees, and back.
 
-Tracing sees tensors in plain containers alone. So dataclasses, mappings such as the ``UserDict`` of
-a tokenizer, and namespaces are opened before it, and closed again where the model is called.
+Dataclasses, mappings such as a tokenizer's ``UserDict``, and namespaces are opened and closed.
 """
 
 from __future__ import annotations

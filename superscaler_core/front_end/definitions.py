@@ -1,7 +1,6 @@
-"""Definitions: replacements for functions of torch that read values and so cannot be traced.
+"""Definitions: functions that, while a model is traced, replace those of torch that read values.
 
-While a model is traced, each replaces the function of torch with its name and its arguments. Checks
-of values are left out.
+They have the same names and arguments; checks of values are left out.
 """
 
 from __future__ import annotations

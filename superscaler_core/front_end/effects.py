@@ -1,8 +1,6 @@
 """Effects: actions of a model besides its ops, which a traced program would silently lose.
 
-A model can make autograd compute other gradients than those of its ops, for example with hooks. A
-traced program does not contain these effects. They are detected by name, before and during tracing,
-and refused.
+An example are hooks that change gradients. They are detected by name, before and during tracing.
 """
 
 from __future__ import annotations

@@ -229,10 +229,7 @@ class _Reader:
         schema = target._schema.arguments
         positional = [a.name for a in schema if not a.kwarg_only]
         given = dict(zip(positional, node.args, strict=False)) | node.kwargs
-        args = {
-            a.name: self._read(given[a.name]) if a.name in given else a.default_value
-            for a in schema
-        }
+        args = {a.name: self._read(given.get(a.name, a.default_value)) for a in schema}
         if isinstance(args.get("generator"), Ref):
             raise _refused(
                 node,
@@ -285,7 +282,7 @@ class _Reader:
         return found
 
     def _dtype_of(self, autocast: Autocast, node: fx.Node) -> torch.dtype | None:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
+        args, kwargs = _values(node)
         target: Any = node.target
         devices = {t.device.type for n in node.all_input_nodes for t in _tensors(n)}
         why = f"whose tensors are on {', '.join(sorted(devices))}"
@@ -385,17 +382,16 @@ that enables it. Here the statistics are further results."""
 
 def _is_passed_on(node: fx.Node) -> bool:
     """Whether torch returns an argument itself, so that the argument's gradient is kept."""
-    given: list[Tensor] = []
-
-    def value(other: fx.Node) -> Any:
-        found = other.meta["val"]
-        given.extend([found] if isinstance(found, Tensor) else [])
-        return found
-
-    args, keywords = fx.map_arg((node.args, node.kwargs), value)
+    args, keywords = _values(node)
     with torch.no_grad():
         result = node.target(*args, **keywords)  # type: ignore[operator]
+    given = (tensor for other in node.all_input_nodes for tensor in _tensors(other))
     return any(result is tensor for tensor in given)
+
+
+def _values(node: fx.Node) -> Any:
+    """The arguments of a node by position and by name, without values."""
+    return fx.map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
 
 
 def _module(node: fx.Node) -> tuple[str, str]:

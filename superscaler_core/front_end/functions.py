@@ -1,8 +1,7 @@
 """Functions: a ``torch.autograd.Function`` is one op that runs its own forward and backward.
 
-Tracing would follow the forward of a ``Function`` and differentiate that, so that the function's
-own backward would be lost. Therefore, during tracing, ``Function.apply`` is a torch op that names
-the call.
+Tracing would differentiate its forward and lose its backward. So ``Function.apply`` is a torch op
+that names the call.
 """
 
 from __future__ import annotations

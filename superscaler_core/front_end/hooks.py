@@ -1,8 +1,7 @@
 """Hooks: those of all modules of a model, which a forward may register and remember.
 
-Models of HuggingFace record router logits by hooks that their first forward registers, and keep
-the fact in an attribute. What is recorded and set back of attributes is so of hooks too; otherwise
-every trace would register them once more.
+Models of HuggingFace register hooks in their first forward, and keep that fact in an attribute. So
+hooks are recorded and set back like attributes; else every trace would register them once more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """ModelCall: the arguments with which a model is captured, and which of its outputs are kept.
 
-Models return their loss in several forms: alone, first in a tuple, or by the name ``loss`` in a
-mapping or an object with fields. Of the other outputs, a call keeps those that are requested by
-name or by position.
+The loss is alone, first in a tuple, or has the name ``loss`` in a mapping or an object.
 """
 
 from __future__ import annotations

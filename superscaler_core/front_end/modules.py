@@ -1,7 +1,7 @@
 """Modules as ops: a module that tracing cannot follow, or that is registered, is one op.
 
-During tracing, the forward of the module is a torch op that names the call. The shapes of its
-results, and the bytes that autograd keeps, are found by running the module on placeholder values.
+Its forward is a torch op that names the call; running it on placeholder values tells the shapes of
+its results, and the bytes that autograd keeps.
 """
 
 from __future__ import annotations

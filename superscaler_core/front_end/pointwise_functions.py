@@ -1,7 +1,6 @@
 """Pointwise functions: recognises a ``torch.autograd.Function`` that computes each element alone.
 
-A pointwise function can be cut anywhere. Examples are a straight-through estimator, a gradient that
-is reversed or clamped, and an activation with a backward of its own. It is recognised by the ops
+Such a function, as a straight-through estimator, can be cut anywhere. It is recognised by the ops
 that its forward and backward call for shapes of several sizes.
 """
 

@@ -92,9 +92,8 @@ class Registered:
         sizes = inner.sizes([shape for shape, _ in inputs], (), self.sizes_of(attributes))
         default = next((d for _, d in inputs if d.startswith(("float", "bfloat"))), inputs[0][1])
         boxes = (self.annotation.box(out, {}, sizes) for out in self.annotation.outputs)
-        return [
-            (box.shape, dtype or default) for box, dtype in zip(boxes, self.dtypes, strict=True)
-        ]
+        pairs = zip(boxes, self.dtypes, strict=True)
+        return [(box.shape, dtype or default) for box, dtype in pairs]
 
     def forms(
         self, tensors: Sequence[Tensor], attributes: Mapping[str, Any]

@@ -1,7 +1,6 @@
 """Rewrites: functions of torch that a model may call, in a form that tracing can follow.
 
-While a model is traced, a call of one of these functions is the call of its replacement, which has
-the same value and the same gradient.
+While a model is traced, a call of one is the call of its replacement, of equal value and gradient.
 """
 
 from __future__ import annotations

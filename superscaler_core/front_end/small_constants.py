@@ -1,8 +1,6 @@
 """Small constants: a value computed from constants alone is a constant, unless it is large.
 
-A causal mask compares positions with positions. It is a constant whose size is the square of the
-sequence, whatever the batch. If this constant would be large, the mask is computed by ops over
-positions, which are cut like all other ops.
+A large one, such as a causal mask over a long sequence, is computed by ops, which are cut.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """State: values besides parameters that a model keeps from one call to the next.
 
 For a counter, a cache, or a tensor of the previous step, a program uses the value at the capture.
-Many attributes are harmless: they are written before they are read (a loss that another module
-reads), or the first call computes them once. Capturing a second call shows whether an attribute
-matters.
+Many attributes are harmless: they are written before they are read, or the first call computes them
+once. Capturing a second call shows whether an attribute matters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Toggled: parameters that a forward freezes for a part of it, as reference models do.
 
-What reads a parameter in that part reads it without gradient. So a call that is traced there gets
-the parameter's value (``detach``), and a call after it the parameter itself.
+A call that is traced in that part gets the parameter's value, without gradient (``detach``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Blocks: finds the parts of a model to which plans refer, by what its ops compute.
-
-Names of modules and parameters are not used: the same model under other names has the same blocks,
-attentions, MLPs, embedding, head and experts.
-"""
+"""Blocks: finds the parts of a model to which plans refer, by what its ops compute, not by name."""
 
 from __future__ import annotations
 

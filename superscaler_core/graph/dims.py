@@ -1,8 +1,7 @@
 """Dims: which dims of a model's tensors belong together, such as the batch, or a layer's heads.
 
-An op ties the dims that share an identifier. Following the ties through the whole graph gives
-classes of dims and loops, such as all loops over the batch, or over the features between two
-linears. GSPMD propagates splits along these ties; here a plan looks the classes up.
+An op ties the dims that share an identifier; the ties through the whole graph give classes of dims
+and loops. GSPMD propagates splits along these ties; here a plan looks the classes up.
 """
 
 from __future__ import annotations

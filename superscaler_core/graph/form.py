@@ -1,7 +1,6 @@
 """Form: a key that is equal for ops that compute the same on tensors of equal shapes.
 
-The layers of a model repeat. Results that depend only on an op's form (boxes of its parts, costs)
-are computed once, and shared by all ops of the form.
+Results that depend only on it (boxes of parts, costs) are computed once for the layers of a model.
 """
 
 from __future__ import annotations

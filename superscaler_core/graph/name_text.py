@@ -1,7 +1,6 @@
-r"""Name text: names of models and ops in the text of a plan, where separators have spaces.
+"""Name text: names of models and ops in the text of a plan, where separators have spaces.
 
-A name is any text. One in which a reader would find a separator, the range of a part or the end of
-a line is written without white space, in Python's escapes.
+A name in which a reader would find a separator or the end of a line is written in escapes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Packed parameters: one linear map makes several results, such as queries, keys and values.
 
-The results are pieces of one dim of features, one after another. A device that has some heads needs
-a part of *each* piece, which is not one box of that dim. So the graph reads such a parameter with
-two dims, ``[pieces, features]``, in place of one. A part that is cut along the features is then a
-box, and the product stays one product of the same memory.
+A device with some of the heads needs a part of *each* piece of the features, which is no box of
+their dim. So the graph reads such a parameter with two dims, ``[pieces, features]``: a part along
+the features is then a box, and the product stays one product of the same memory.
 """
 
 from __future__ import annotations

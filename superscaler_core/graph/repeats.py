@@ -1,8 +1,7 @@
 """Repeats: finds repeated structure in a model by what its ops compute; names are not used.
 
-Sibling modules that compute nearly the same are blocks. In a model without such modules, the
-longest run of ops that repeats with a period is searched. Both are heuristics: their result is a
-proposal that ``find_blocks(graph, Modules(...))`` overrides.
+Sibling modules that compute nearly the same are blocks; else the longest run of ops that repeats
+with a period is searched. Both are heuristics; ``find_blocks(graph, Modules(...))`` overrides them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Token slices: a graph in which every op works on a slice of its sequences at a time.
 
-A causal model computes a token without the tokens after it. So its ops can be cut along the
-sequence into slices that run one after another: attention of a slice reads the keys and values of
-all slices up to it, and every other op reads its own slice. A sum over the sequence, such as the
-loss, is the sum of the results of the slices.
+In a causal model, attention of a slice reads the keys and values of all slices up to it, and every
+other op reads its own slice. A sum over the sequence, such as the loss, is the sum over slices.
 
 Source: Li et al., TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language
 Models, ICML 2021.

@@ -229,12 +229,10 @@ class Parallel:
         share_buffers(own, len(compiled.plan.devices), self._transport, device)
 
     def _rank(self, compiled: Compiled, shares: Rank | None = None) -> Rank:
-        rank = self._transport.rank
+        made = compiled.executor(self._transport.rank)
         # Copies, as a training changes buffers, and the model is the caller's.
         values = {name: value.clone() for name, value in compiled.values.items()}
-        return Rank(
-            compiled.executor(rank), self._transport, values, shares=shares, **self._options
-        )
+        return Rank(made, self._transport, values, shares=shares, **self._options)
 
     # --- parameters -----------------------------------------------------------------------------
 

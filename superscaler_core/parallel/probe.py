@@ -1,7 +1,6 @@
 """Probe: which rows of an op's results depend on which sample, found by changing one sample.
 
-For ops whose annotation says nothing about the dim of the samples: ops that no rule covers, and
-those that keep the dim whole, such as ``torch.cat`` along it.
+For ops without a rule, and those that keep the dim of samples whole, as ``torch.cat`` along it.
 """
 
 from __future__ import annotations
@@ -47,10 +46,8 @@ def probed(
     # ones; a minimum, `any` and `all` likewise.
     for number in (0, 1):
         with suppress(Exception):
-            equal = [
-                torch.full_like(x, number) if extent.is_rows else x
-                for x, extent in zip(inputs, extents, strict=True)
-            ]
+            pairs = zip(inputs, extents, strict=True)
+            equal = [torch.full_like(x, number) if of.is_rows else x for x, of in pairs]
             more = _changes(op, equal, extents, num)
             changed = [{k: a[k] | b[k] for k in a} for a, b in zip(changed, more, strict=True)]
     return [_extent(op, masks, num) for masks in changed]

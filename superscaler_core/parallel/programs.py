@@ -1,8 +1,7 @@
 """Programs: a program for every shape of batch on which one model is trained or evaluated.
 
-All programs store parameters alike, so that they share them. The first one decides how: it is the
-program of the batch that the user gave as an example. A shape has several programs if the set of
-trained parameters changes, or what the capture read of the model.
+The first one, of the example that the user gave, decides how all of them store parameters. A shape
+has several if the set of trained parameters changes, or what the capture read of the model.
 """
 
 from __future__ import annotations
@@ -367,7 +366,7 @@ class Programs:
                     continue
                 for devices in range(self.num_devices, 0, -1):
                     yield partial(self._filled, graph, devices, num)
-        yield lambda: _on_one_device(self._graph(call, 1, trained))
+        yield lambda: on_one_device(self._graph(call, 1, trained))
 
     def _at_home(self, plan: Plan, trains: bool) -> Plan:
         """The same decisions among all devices, with parameters stored as in the first program."""
@@ -425,7 +424,8 @@ def _samples(graph: Graph, inputs: Inputs) -> dict[str, int | None]:
 # --- decisions ----------------------------------------------------------------------------------
 
 
-def _on_one_device(graph: Graph) -> Plan:
+def on_one_device(graph: Graph) -> Plan:
+    """A plan that computes all ops on device 0."""
     plan = Plan(graph, [0])
     for op in graph.ops:
         plan.op_assign(op, 0)

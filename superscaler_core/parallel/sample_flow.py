@@ -1,9 +1,8 @@
 """Sample flow: from the inputs to the loss, how every tensor of a microbatch depends on samples.
 
-The annotations of ops say which dims belong together. Where an annotation says nothing about the
-samples, ``probe`` runs the op. What Python computed from the size of the batch, such as the divisor
-of ``x.sum() / len(x)``, is a plain number in a graph; so two graphs are compared, of one and of two
-microbatches.
+Annotations say which dims belong together; where they say nothing, ``probe`` runs the op. A number
+that Python computed from the size of the batch, such as the divisor of ``x.sum() / len(x)``, is
+found by comparing two graphs, of one and of two microbatches.
 """
 
 from __future__ import annotations
@@ -170,10 +169,9 @@ class _Pass:
             return [mixed(why)] * len(op.outputs)
         if op.kind == "batch_norm" and len(op.outputs) > 1:
             self._add_note(self.note_of(op))
-        if any(x.is_rows for x in inputs):
-            found = self._of_rows(op, inputs)
-        else:
-            found = [self._of_totals(op, list(inputs))] * len(op.outputs)
+        has_rows = any(x.is_rows for x in inputs)
+        made = self._of_rows(op, inputs) if has_rows else self._of_totals(op, list(inputs))
+        found = [made] * len(op.outputs) if isinstance(made, BatchExtent) else made
         is_mixed = self.twins[op] is not None and any(x.is_mixed for x in found)
         if is_mixed and (note := self._note(op, inputs)):
             self._add_note(note)
@@ -236,25 +234,26 @@ class _Pass:
         # Numbers in these are sizes of tensors.
         return 0 if op.flops == 0 or "shape=" in op.code or op.hint else None
 
-    def _of_rows(self, op: Op, inputs: Sequence[BatchExtent]) -> list[BatchExtent]:
-        """The results of an op that reads samples."""
+    def _of_rows(self, op: Op, inputs: Sequence[BatchExtent]) -> BatchExtent | list[BatchExtent]:
+        """The results of an op that reads samples; one extent if all have it."""
         found = self._places(op, inputs)
         if isinstance(found, BatchExtent):
-            return [found] * len(op.outputs)
+            return found
         if op.kind in _AVERAGES:
-            return [self._average(op, inputs)]
+            return self._average(op, inputs)
         for position, extent in enumerate(inputs):
             if extent.is_total and not self._learns(op, position, extent):
                 name = op.inputs[position].name
-                why = f"{op.name} computes single samples with {name}, a sum over all samples"
-                return [mixed(why)] * len(op.outputs)
+                return mixed(
+                    f"{op.name} computes single samples with {name}, a sum over all samples"
+                )
         is_summed = found is not None and any(
             not place_in_dim(operand, *found, op.sizes) for operand in op.annotation.outputs
         )
         shift = self._shift(op, is_summed)
         degree = self._degree(op, [0 if x.is_total else x.degree for x in inputs])
         if shift is None or degree is None or (found is None and (shift or degree)):
-            return [mixed(f"{op.name} computes with the number of samples")] * len(op.outputs)
+            return mixed(f"{op.name} computes with the number of samples")
         if found is None:
             return probed(op, inputs, self.num, self.wide.constants)
         return [

@@ -1,8 +1,7 @@
 """Totals: sums over the whole batch that a step's microbatches read, such as the number of labels.
 
-A mean over labels is a sum over samples divided by another sum. No mean of microbatches' means is
-that, if labels are spread unevenly. So the divisor is found before the step, from the whole batch,
-and is an input of the graph; then a microbatch's loss is its share in the loss of the whole batch.
+A mean over labels, spread unevenly, is no mean of microbatches' means. So its divisor is found
+before the step, and is an input: a microbatch's loss is its share in that of the whole batch.
 """
 
 from __future__ import annotations

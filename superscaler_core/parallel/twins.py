@@ -1,8 +1,7 @@
 """Twins: which op of a microbatch's graph is which op of the graph of more samples.
 
-Both graphs come from one model, so their ops have the same names in the same order. With one sample
-alone some ops do nothing, such as ``cls.expand(len(x), -1, -1)``: they are in the larger graph
-only, and the numbers in the names of later ops are others.
+Both have the same names in the same order. With one sample alone some ops do nothing, such as
+``cls.expand(len(x), -1, -1)``: the larger graph alone has them, and later names have other numbers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Watched: the values of a model that a capture read, and whether they are still the same.
 
-A program is made of what the model's forward read when it was captured: numbers and other
-attributes of its modules, its submodules, the buffers of which constants were computed. While the
-model is traced, ``Reads`` records which attributes those are. ``Watched`` remembers their values,
-and tells before each step whether they still hold, as the guards of ``torch.compile`` do. It costs
-some microseconds per module, because unchanged values are compared by identity.
+``Reads`` records which attributes the forward reads while it is traced. ``Watched`` remembers their
+values, and tells before each step whether they still hold, as the guards of ``torch.compile`` do.
+It costs some microseconds per module, because unchanged values are compared by identity.
 """
 
 from __future__ import annotations

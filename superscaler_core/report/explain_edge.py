@@ -23,9 +23,7 @@ MOST_NAMES = 8
 """Most names of edges in a message."""
 
 
-def explain_edge(
-    made: Materialized, name: str, topology: rv.Topology | None = None, width: int = 100
-) -> str:
+def explain_edge(made: Materialized, name: str, topology: rv.Topology | None = None) -> str:
     """An edge (``e3``) or a use of a weight (by its name): its ends, and the plans both ways.
 
     Raises:
@@ -34,10 +32,8 @@ def explain_edge(
     found = _named(made, name)
     ends = _edge_ends(made, found) if isinstance(found, Edge) else _use_ends(found)
     lines = [f"{name}: {found.tensor} {found.tensor.dtype}"]
-    lines += [
-        fill(text, width, initial_indent=f"  {end:<8}", subsequent_indent=" " * 10)
-        for end, text in ends.items()
-    ]
+    for end, text in ends.items():
+        lines.append(fill(text, 100, initial_indent=f"  {end:<8}", subsequent_indent=" " * 10))
     names = ("forward", "backward") if isinstance(found, Edge) else ("fetch", "reduce")
     for way in names:
         lines += _way(way, getattr(found, way), topology)

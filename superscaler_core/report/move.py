@@ -13,7 +13,6 @@ from superscaler_core.program.event import P2PSend
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import Verb
-from superscaler_core.program.weights import Use
 from superscaler_core.report.names import pattern_of
 
 
@@ -35,7 +34,7 @@ class PricedMove:
     tensor: str
     stages: tuple[int, int]
     num_times: int
-    plans: tuple[rv.Plan, ...]
+    plans: tuple[rv.Plan, ...] = ()
 
     @property
     def pattern(self) -> str:
@@ -79,51 +78,39 @@ def moves_of(
         topology: hosts and links; one host if None.
         precision: the dtypes of the training.
     """
+    for move, transfers in _moves(made, precision):
+        plans = tuple(each.plan(topology) for each in transfers if not each.is_idle)
+        if plans:
+            yield replace(move, plans=plans)
+
+
+def _moves(
+    made: Materialized, precision: Precision
+) -> Iterator[tuple[PricedMove, Iterable[Transfer]]]:
+    """Every move without its plans, and the transfers of its regions."""
     sends = Counter((made.edge(e.name), e.is_back) for e in made.events if isinstance(e, P2PSend))
     for edge in made.edges.all:
         times = made.counts[Verb.MOVE, edge] + sends[edge, False]
         times_back = made.counts[Verb.MOVE_BACK, edge] + sends[edge, True]
         name, ends = edge.tensor.name, (edge.src_stage, edge.dst_stage)
-        yield from _move(edge.name, "forward", name, ends, times, edge.forward, topology)
-        back = edge.name, "backward", name, ends[::-1], times_back
-        yield from _move(*back, edge.backward, topology)
+        yield PricedMove(edge.name, "forward", name, ends, times), edge.forward
+        yield PricedMove(edge.name, "backward", name, ends[::-1], times_back), edge.backward
     stage_of = {op.index: stage.index for stage in made.plan.stages for op in stage.ops}
     for use in made.weights.uses:
         mine = [stage_of[op.index] for op, _ in use.readers]
         stages = min(mine, default=0), max(mine, default=0)
-        for way, transfers, times in _ways_of(made, use, precision):
-            yield from _move(use.name, way, use.tensor.name, stages, times, transfers, topology)
+        # Once per step, or whenever the FSDP unit of the weight unshards or reduces.
+        fetches = reductions = 1
+        if use.unit is not None:
+            fetches = made.counts[Verb.UNSHARD, use.unit] if use.is_fetched else 1
+            reductions = made.counts[Verb.REDUCE, use.unit]
+        name, dtype = use.tensor.name, precision.stored(use.tensor.dtype)
+        reduce = [transfer.of_dtype(dtype) for transfer in use.reduce]
+        yield PricedMove(use.name, "fetch", name, stages, fetches), use.fetch
+        yield PricedMove(use.name, "reduce", name, stages, reductions), reduce
     graph = made.plan.graph
     last = stage_of[graph.producer[graph.loss].index]
-    yield from _move("loss", "loss", graph.loss.name, (last, last), 1, made.loss, topology)
-
-
-def _ways_of(
-    made: Materialized, use: Use, precision: Precision
-) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
-    """The moves of a weight: once per step, or whenever its FSDP unit gathers or reduces."""
-    fetches = reductions = 1
-    if use.unit is not None:
-        fetches = made.counts[Verb.UNSHARD, use.unit]
-        reductions = made.counts[Verb.REDUCE, use.unit]
-    yield "fetch", use.fetch, fetches if use.is_fetched else 1
-    dtype = precision.stored(use.tensor.dtype)
-    reduce = tuple(replace(sub_transfer, dtype=dtype) for sub_transfer in use.reduce)
-    yield "reduce", reduce, reductions
-
-
-def _move(
-    name: str,
-    way: str,
-    tensor: str,
-    stages: tuple[int, int],
-    num_times: int,
-    transfers: Iterable[Transfer],
-    topology: rv.Topology | None,
-) -> Iterator[PricedMove]:
-    plans = tuple(each.plan(topology) for each in transfers if not each.is_idle)
-    if plans:
-        yield PricedMove(name, way, tensor, stages, num_times, plans)
+    yield PricedMove("loss", "loss", graph.loss.name, (last, last), 1), made.loss
 
 
 def _level_bytes(plan: rv.Plan) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """Elementwise ops: an output element depends on input elements at its position; all loops are free.
 
-The traced program tells which ops these are; the tables here only make their code readable, and say
-what autograd keeps.
+The traced program tells which they are; the tables make code readable, and say what is kept.
 """
 
 from __future__ import annotations

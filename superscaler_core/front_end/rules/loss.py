@@ -82,9 +82,8 @@ def _of_probabilities(call: RuleCall, more: str) -> PTensor:
     if reduction == "mean":
         code += f" * {share(dims, prod(scores.shape) // scores.shape[1 if dims else 0])}"
     out = text(dims) if reduction == "none" else "()"
-    return call.op(
-        "cross_entropy", f"{', '.join(operands)} -> {out}", (scores, labels, *weights), code
-    )
+    annotation = f"{', '.join(operands)} -> {out}"
+    return call.op("cross_entropy", annotation, (scores, labels, *weights), code)
 
 
 def _dims(scores: PTensor) -> tuple[list[str], list[str]]:
@@ -118,6 +117,5 @@ def paired(call: RuleCall) -> PTensor:
     how = "" if reduction == "mean" else f', reduction="{reduction}"'
     code = f"F.{call.kind}({{x0}}, {{x1}}{how}{more})"
     code += f" * {share(dims, prod(x.shape))}" if reduction == "mean" else ""
-    return call.op(
-        call.kind, f"{operands} -> {text(dims) if reduction == 'none' else '()'}", inputs, code
-    )
+    out = text(dims) if reduction == "none" else "()"
+    return call.op(call.kind, f"{operands} -> {out}", inputs, code)

@@ -80,27 +80,19 @@ def scan(call: RuleCall) -> PTensor:
     return along(call, [call["dim"]], saves=() if call.kind == "cumsum" else (0, 1))
 
 
-@rule(*(f"aten.fft_{name}" for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")))
+@rule("aten.fft_hfft", "aten.fft_ihfft",
+      *(f"aten.fft_{kind}{dims}" for kind in ("fft", "ifft", "rfft", "irfft")
+        for dims in ("", "2", "n")))  # fmt: skip
 def transform(call: RuleCall) -> PTensor:
-    """A Fourier transform along one dim."""
-    return _transformed(call, [call["dim"]])
+    """Fourier transforms along some dims; along the last dims if only sizes are given.
 
-
-@rule(*(f"aten.fft_{name}" for kind in ("fft", "ifft", "rfft", "irfft")
-        for name in (f"{kind}2", f"{kind}n")))  # fmt: skip
-def transforms(call: RuleCall) -> PTensor:
-    """Fourier transforms along several dims; along the last dims if only sizes are given."""
-    rank, sizes = len(call["self"].shape), call["s"]
-    return _transformed(call, call["dim"] or range(rank - len(sizes) if sizes else 0, rank))
-
-
-def _transformed(call: RuleCall, over: Iterable[int]) -> PTensor:
-    """5 n log2(n) operations for n complex points, half of them for real ones.
-
-    Source: the usual count of Cooley and Tukey's algorithm, as in FFTW's benchmarks.
+    5 n log2(n) operations for n complex points, half of them for real ones. Source: the usual count
+    of Cooley and Tukey's algorithm, as in FFTW's benchmarks.
     """
     x: PTensor = call["self"]
-    over = list(over)
+    rank, sizes, dim = len(x.shape), call.get("s"), call["dim"]
+    last = range(rank - len(sizes) if sizes else 0, rank)
+    over = [dim] if isinstance(dim, int) else list(dim or last)
     points = prod(max(x.shape[d], call.shape[d]) for d in over)
     flops = 5 * largest([x.shape, call.shape]) * _log2(points)
     dtypes = (x.dtype, call.node.outputs[0].dtype)
