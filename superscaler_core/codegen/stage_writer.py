@@ -72,13 +72,10 @@ def block_function(made: Materialized, device: Device, names: Names, block: Bloc
         if i.microbatch is not None:
             first = i.microbatch * made.step_program.num_halves
             condition = f"{args[number if is_pair else 0]} == {first}"
-            statements = [Statement(f"if {condition}:"), *map(_indented, statements)]
+            inner = [replace(each, text=INDENT + each.text) for each in statements]
+            statements = [Statement(f"if {condition}:"), *inner]
         body += statements
     return function(f"def {block_name(block)}({', '.join(['run', *args])}):", freed(body))
-
-
-def _indented(statement: Statement) -> Statement:
-    return replace(statement, text=INDENT + statement.text)
 
 
 def _printed(made: Materialized, block: BlockFunction) -> Sequence[StepInstruction]:

@@ -238,9 +238,11 @@ class _Reader:
                 "program's seed and step, or draw them before the step and pass them as an input.",
             )
         made = node.meta["val"]
-        returns_list = isinstance(made, list | tuple)
-        name = self.prefix + node.name
-        self.refs[node.name] = _refs_of(name, made) if returns_list else Ref(name)
+        name, returns_list = self.prefix + node.name, isinstance(made, list | tuple)
+        refs = (Ref(name, i) for i in itertools.count())
+        # In a list, what is no tensor stays as it is.
+        every = [next(refs) if isinstance(v, Tensor) else v for v in made] if returns_list else []
+        self.refs[node.name] = every if returns_list else Ref(name)
         path, kind = _module(node)
         run: Callable[[Mapping[str, Any]], tuple[Any, ...]] = Runner(target)
         writes = _writes(node)
@@ -340,12 +342,6 @@ class _Reader:
 
 def _other(others: Mapping[Ref, Ref], value: Any) -> Any:
     return others.get(value, value) if isinstance(value, Ref) else value
-
-
-def _refs_of(name: str, values: Sequence[Any]) -> list[Any]:
-    """A ref for every tensor of a result; other values stay."""
-    number = itertools.count()
-    return [Ref(name, next(number)) if isinstance(v, Tensor) else v for v in values]
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -43,6 +43,9 @@ class FunctionCall(TracedCall):
         apply: its ``apply``, as torch defines it.
         args: the arguments of the call.
 
+    Attributes:
+        returned: the number of tensors in the tuple that it returned; None if it was one tensor.
+
     Raises:
         CaptureError: an argument is neither a tensor nor a number or text.
     """
@@ -53,7 +56,7 @@ class FunctionCall(TracedCall):
         self._function, self._apply = function, apply
         self._args = [_TENSOR if isinstance(arg, Tensor) else arg for arg in args]
         self.imports = [self.module]
-        self._returned: int | None = None
+        self.returned: int | None = None
         self._forms: list[tuple[tuple[int, ...], torch.dtype]] = []
         for arg in self._args:
             if arg is not _TENSOR and not is_literal(arg):
@@ -81,7 +84,7 @@ class FunctionCall(TracedCall):
     def code(self, words: Sequence[str]) -> str:
         left = iter(words)
         texts = [next(left) if arg is _TENSOR else literal(arg, ()) for arg in self._args]
-        return f"{self.path}.apply({', '.join(texts)})" + ("[0]" if self._returned == 1 else "")
+        return f"{self.path}.apply({', '.join(texts)})" + ("[0]" if self.returned == 1 else "")
 
     @cached_property
     def annotation(self) -> str:
@@ -90,7 +93,7 @@ class FunctionCall(TracedCall):
         if len(shapes) > 1 or not is_pointwise(self._applied, self._forms):
             return ""
         dims = text(names(len(*shapes)))
-        results = [dims] * (1 if self._returned is None else self._returned)
+        results = [dims] * (1 if self.returned is None else self.returned)
         return f"{', '.join([dims] * len(self._forms))} -> {', '.join(results)}"
 
     def _applied(self, *tensors: Tensor) -> Any:
@@ -108,18 +111,13 @@ class FunctionCall(TracedCall):
         self._forms = [(tuple(t.shape), t.dtype) for t in tensors]
         with running(), torch.no_grad(), _Unseeded(self):
             result = self._applied(*tensors)
-        self._returned = len(result) if isinstance(result, tuple) else None
+        self.returned = len(result) if isinstance(result, tuple) else None
         found = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(t, Tensor) for t in found):
             raise self._error("returns a value that is not a tensor")
         if [t._version for t in tensors] != before:
             raise self._error("modifies an argument in place")
         return found
-
-    @property
-    def returns_one(self) -> bool:
-        """Whether the function returns a tensor instead of a tuple."""
-        return self._returned is None
 
     def _error(self, why: str) -> CaptureError:
         return CaptureError(
@@ -194,7 +192,7 @@ def _apply(cls: type[Function], *args: Any, **keywords: Any) -> Any:
     # An op has no keyword arguments: the dict of them is an argument that the call refuses.
     call = FunctionCall(cls, partial(_OWN, cls), [*args, *filter(None, [keywords])])
     results = called_as_op(call, [arg for arg in args if isinstance(arg, Tensor)])
-    return results[0] if call.returns_one else tuple(results)
+    return results[0] if call.returned is None else tuple(results)
 
 
 def _checkpointed(run: Callable[..., Any], _: bool, *args: Any) -> Any:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -266,20 +265,13 @@ def _scatter(op: str, *keys: str) -> Callable[[StorageView, TracedValue], Back]:
     return back
 
 
-def _narrow(view: StorageView, base: TracedValue) -> Back:
-    start = view.node.args["start"] % base.shape[view.node.args["dim"]]
-    return _span(view, base, start)
-
-
 def _piece(view: StorageView, base: TracedValue) -> Back:
-    dim = view.node.args["dim"]
-    starts = accumulate((out.shape[dim] for out in view.node.outputs), initial=0)
-    return _span(view, base, list(starts)[view.index])
-
-
-def _span(view: StorageView, base: TracedValue, start: int) -> Back:
-    dim = view.node.args["dim"]
-    end = start + view.node.outputs[view.index].shape[dim]
+    """Of ``narrow``, which says where its one piece starts, and of ops that split all of a dim."""
+    args, outputs = view.node.args, view.node.outputs
+    dim = args["dim"]
+    first = args["start"] % base.shape[dim] if "start" in args else 0
+    start = first + sum(out.shape[dim] for out in outputs[: view.index])
+    end = start + outputs[view.index].shape[dim]
     return "aten.slice_scatter.default", {"dim": dim, "start": start, "end": end}
 
 
@@ -314,8 +306,7 @@ _PUT_BACK: Mapping[str, Callable[[StorageView, TracedValue], Back]] = {
     f"aten.{name}": how
     for how, names in {
         _scatter("slice", "dim", "start", "end", "step"): ("slice",),
-        _narrow: ("narrow",),
-        _piece: ("split", "split_with_sizes", "chunk", "tensor_split"),
+        _piece: ("narrow", "split", "split_with_sizes", "chunk", "tensor_split"),
         _scatter("select", "dim", "index"): ("select",),
         _unbound: ("unbind",),
         _scatter("diagonal", "offset", "dim1", "dim2"): ("diagonal",),

@@ -198,6 +198,4 @@ class PartForm:
         return hash((self.op, self.pieces))
 
 
-@lru_cache(maxsize=MAX_PART_FORMS)
-def _part_form(op: OpForm, pieces: tuple[Piece, ...]) -> PartForm:
-    return PartForm(op, pieces)
+_part_form = lru_cache(maxsize=MAX_PART_FORMS)(PartForm)

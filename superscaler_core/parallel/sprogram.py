@@ -39,7 +39,8 @@ class SProgram:
             options = {name: value_of(plan, name, value) for name, value in (options or {}).items()}
         made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **(options or {})})
         known = {*made._takes, *PARTS}
-        unknown = [name for name in made.options if name not in known and not made._takes_any]
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in made._takes.values())
+        unknown = [] if takes_any else [name for name in made.options if name not in known]
         if unknown:
             takes = ", ".join([*made._takes][1:]) or "nothing"
             raise PlanError(f"{made.name} takes no {', '.join(unknown)}; it takes {takes}.")
@@ -56,23 +57,14 @@ class SProgram:
     @property
     def num_microbatches(self) -> int:
         """The number of microbatches that its options or defaults ask for; 1 if it takes none."""
-        default = self._takes[_MICROBATCHES].default if self.takes_microbatches else 1
-        return int(self.options.get(_MICROBATCHES, default))
-
-    @property
-    def takes_microbatches(self) -> bool:
-        """Whether it can be asked for another number of microbatches."""
-        return _MICROBATCHES in self._takes
+        asked = self._takes.get(_MICROBATCHES)
+        return int(self.options.get(_MICROBATCHES, 1 if asked is None else asked.default))
 
     def __call__(self, plan: Plan, num_microbatches: int) -> None:
         """Fill a plan without decisions, with so many microbatches if the function can choose."""
-        more = {_MICROBATCHES: num_microbatches} if self.takes_microbatches else {}
+        more = {_MICROBATCHES: num_microbatches} if _MICROBATCHES in self._takes else {}
         self.function(plan, **{**with_parts(plan, self.options), **more})
 
     @property
     def _takes(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.function).parameters
-
-    @property
-    def _takes_any(self) -> bool:
-        return any(p.kind is p.VAR_KEYWORD for p in self._takes.values())
