@@ -181,12 +181,7 @@ class AskedProgram:
 
 
 def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0) -> AskedProgram:
-    """Capture the model, and let the sProgram fill a plan.
-
-    Args:
-        args: parsed with ``add_program``.
-        device: where the model is built; on "meta" it takes no memory.
-        seed: seed of its parameters.
+    """Capture the model, with parameters of a seed, and let the sProgram fill a plan.
 
     Raises:
         UsageError: there is no such model, plan or setting.

@@ -139,11 +139,7 @@ def plan_source(name: str) -> Source:
 def settings_of(
     model: Source, plan: Source, given: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the settings of ``--set`` between the model and the sProgram.
-
-    Args:
-        model, plan: the sources.
-        given: texts such as ``layers=4``, ``model.layers=4`` or ``plan.tp=2``.
+    """Split settings, such as ``layers=4`` or ``plan.tp=2``, between the model and the sProgram.
 
     Raises:
         UsageError: neither source has the setting, both have it, or the value has another type.

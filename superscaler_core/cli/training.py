@@ -36,15 +36,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Training:
-    """The settings of a training.
-
-    Attributes:
-        state: whole initial parameters.
-        batch: inputs of every step, by name.
-        num_steps: number of steps.
-        optimizer: one of ``OPTIMIZERS``.
-        lr: learning rate.
-    """
+    """A training with one of ``OPTIMIZERS`` from whole parameters, with one batch for all steps."""
 
     state: State
     batch: Mapping[str, Tensor]
@@ -110,12 +102,9 @@ def _or_inf(number: float) -> float:
 
 @dataclass
 class Eager:
-    """The eager model, with gradient accumulation over microbatches.
+    """The eager model, with gradient accumulation over the microbatches of a plan.
 
-    Attributes:
-        made: the trained model, with example arguments.
-        plan: the plan it is compared with; gives the numbers of microbatches and passes.
-        recycled: names of the recycled inputs, as in ``models.Model``.
+    ``recycled`` has the names of recycled inputs, as in ``models.Model``.
     """
 
     made: MadeModel

@@ -45,12 +45,10 @@ def graph_of(
     results: Sequence[str] = (),
     changing: Collection[str] = (),
 ) -> Graph:
-    """Turn a traced program into a graph.
+    """Turn a program that was traced from a model into a graph of this name.
 
     Args:
-        program: the program that was traced from the model.
-        model: the model, for its parameters and buffers.
-        name: name of the graph.
+        program, model, name: the program, the model and the name.
         recycled: inputs, each with the number of the output that is its value in the next pass.
         results: names of the last outputs of the program, which are kept beside the loss.
         changing: as in ``capture``.
@@ -80,15 +78,12 @@ class _Conversion:
         kept: buffers, and other tensors that the model keeps, as they were at the capture.
         state: buffers that the program writes, by the ref of their first value.
         written: the memory that the program writes, by the ref of its first value.
-        names: the names of parameters and buffers.
         averages: frozen parameters that are state, like buffers, because the program writes them
             (an average of other parameters, as in BYOL and MoCo), by name.
-        changing: names of buffers whose values change later; the graph reads them as they are then.
         folded: names of the kept tensors from which a constant was computed.
         without_value: constants on the meta device, with the names of the kept tensors that they
             depend on.
         valueless: names of kept tensors on the meta device on which the graph depends.
-        packings: how parameters are read whose features are several pieces, by name.
     """
 
     def __init__(

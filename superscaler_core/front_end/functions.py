@@ -36,12 +36,7 @@ _TENSOR = object()
 
 
 class FunctionCall(TracedCall):
-    """A call of a ``Function`` in a traced model.
-
-    Args:
-        function: a subclass of ``torch.autograd.Function``.
-        apply: its ``apply``, as torch defines it.
-        args: the arguments of the call.
+    """A call of a ``Function`` in a traced model; ``apply`` is its own, as torch defines it.
 
     Attributes:
         returned: the number of tensors in the tuple that it returned; None if it was one tensor.

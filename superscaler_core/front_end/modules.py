@@ -185,10 +185,8 @@ class OneModule(TracedCall):
     """A call of a module in a traced program.
 
     Attributes:
-        known: the properties of the call.
         operands: shapes of its tensors.
         rows: the annotation of its arguments and results, if the module is registered.
-        modules: the key of the module.
     """
 
     known: Probed

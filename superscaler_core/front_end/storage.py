@@ -44,13 +44,9 @@ class Computes(Protocol):
 
 @dataclass(frozen=True)
 class StorageView:
-    """A place that is a part of another, or the same memory in another shape.
+    """A place that is a part of another, ``base``, or the same memory in another shape.
 
-    Attributes:
-        base: the place of which this is a view.
-        call: the call that made the view, as text.
-        index: the number of the call's result that is the view.
-        node: the call.
+    It is result ``index`` of the call ``node``, which ``call`` is as text.
     """
 
     base: Place

@@ -52,10 +52,7 @@ class Blocks:
     order; a model under other names has the same parts, op by op; if the structure does not
     determine a part, the error says what was searched for and how to give the part.
 
-    Attributes:
-        dims: the classes of the graph's dims.
-        said, said_features, said_experts, said_embedding: what the caller gave, as ``blocks``,
-            ``features``, ``experts`` and ``embedding`` of ``find_blocks``.
+    What the caller of ``find_blocks`` gave has names with ``said``.
     """
 
     dims: Dims

@@ -192,10 +192,7 @@ class GraphBuilder:
     ) -> Graph:
         """The graph whose result is ``loss``, without ops whose results are unused.
 
-        Args:
-            loss: a scalar.
-            recycled, results: as in ``Graph``.
-            fields: other attributes of ``Graph``.
+        ``fields`` are other attributes of ``Graph``.
 
         Raises:
             PlanError: the loss is not a scalar, or a recycled value does not fit its input.

@@ -107,12 +107,7 @@ def _interned(form: OpForm) -> OpForm:
 
 @dataclass(frozen=True)
 class PartForm:
-    """The form of a part: the form of its op, its pieces, and values derived from these.
-
-    Attributes:
-        op: the form of the op.
-        pieces: as in ``Part``.
-    """
+    """The form of a part: the form of its op, its pieces, and values derived from these."""
 
     op: OpForm
     pieces: tuple[Piece, ...]

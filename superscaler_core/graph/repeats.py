@@ -193,13 +193,9 @@ def _starts_by_period(graph: Graph) -> tuple[Op, ...]:
 def _longest(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: int) -> list[_Run]:
     """The longest run in ``[lo, hi)``, and further runs before and after it, in order.
 
-    The period of a further run has at least half as many linear maps as that of the longest run.
-
-    Args:
-        row: a number for each op; ops with equal numbers compute alike.
-        maps: which ops are linear maps.
-        lo, hi: the range of ops to search.
-        least: the least number of linear maps in a period.
+    The period of a further run has at least half as many linear maps as that of the longest run,
+    which has at least ``least``. ``row`` has equal numbers for ops that compute alike, and ``maps``
+    says which ops are linear maps.
     """
     run = max(_runs(row, maps, lo, hi, least), default=None)
     if run is None:

@@ -82,8 +82,7 @@ def searched(
     Args:
         model, topology, memory_limit: as in ``parallelize``.
         example: a call with a whole batch.
-        num_ranks: number of all ranks, which are numbered from 0.
-        transport: shares the plan that was found.
+        num_ranks, transport: the ranks, numbered from 0, and what shares the plan that was found.
         device: where this rank computes.
         precision: as in ``compile``.
         options: what the caller chose.

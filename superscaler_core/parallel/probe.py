@@ -24,13 +24,9 @@ MAX_TRIED = 4
 def probed(
     op: Op, extents: Sequence[BatchExtent], num: int, values: Mapping[str, Tensor]
 ) -> list[BatchExtent]:
-    """The extents of an op's results, found by running it on random numbers.
+    """The extents of results of an op of ``num`` samples, found by running it on random numbers.
 
-    Args:
-        op: an op of a graph of ``num`` samples.
-        extents: those of its inputs: Rows and Same, of degree 0.
-        num: number of samples.
-        values: values of constants, by name.
+    The extents of its inputs are Rows and Same, of degree 0; ``values`` are those of constants.
     """
     random = torch.Generator().manual_seed(op.index)
     inputs = [_value(t, values, random) for t in op.inputs]

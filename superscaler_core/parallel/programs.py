@@ -47,13 +47,7 @@ _log = logging.getLogger("superscaler_core")
 
 @dataclass(frozen=True, eq=False)
 class MadeProgram:
-    """A program, and what its capture read.
-
-    Attributes:
-        compiled: the program.
-        watched: the values of the model that it depends on.
-        number: the number of programs that were made before; all ranks make the same ones.
-    """
+    """A program, the values of the model that it depends on, and its number, equal on all ranks."""
 
     compiled: Compiled
     watched: Watched
@@ -70,8 +64,7 @@ class Programs:
     Args:
         model: the model; it is captured once per shape, in its present autocasts, and again if
             what the capture read changed.
-        sprogram: fills the plans.
-        num_devices: number of devices of every plan.
+        sprogram, num_devices: what fills the plans, each of so many devices.
         batch: where the samples of the inputs are.
         results: what evaluation keeps beside the loss, as in ``capture``.
         is_silent: whether it logs for debugging only, because another rank logs the same.
@@ -153,9 +146,7 @@ class Programs:
     def find(self, call: ModelCall, trained: frozenset[str] | None) -> MadeProgram | None:
         """The program for a call if there is one already, and the model is as it was captured.
 
-        Args:
-            call: the call that a single device would make.
-            trained: the names of parameters that a step trains; None to evaluate.
+        ``trained`` are the names of parameters that a step trains; None to evaluate.
         """
         with self._lock:
             made = self._made.get((call.form, trained), ())

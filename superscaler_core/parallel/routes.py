@@ -80,10 +80,8 @@ class Routes:
     samples already has them. Else samples are numbered in the order of the groups.
 
     Args:
-        plan: the plan of the program.
-        groups: the groups of ranks that pass samples of their own.
-        sizes: number of samples of each group.
-        rank: this rank.
+        plan, rank: the plan of the program, and this rank.
+        groups, sizes: the groups of ranks that pass samples of their own, with their numbers.
     """
 
     def __init__(self, plan: Plan, groups: Groups, sizes: Sequence[int], rank: int) -> None:
@@ -102,12 +100,9 @@ class Routes:
     def moved(
         self, tensors: Sequence[Tensor], transport: Transport, device: torch.device
     ) -> dict[str, Tensor | OwnSamples]:
-        """What this rank's program reads of every input; collective.
+        """What this rank's program, on ``device``, reads of every input; collective.
 
-        Args:
-            tensors: this rank's inputs, in the order of the graph's.
-            transport: moves them.
-            device: where the program computes.
+        ``tensors`` are this rank's inputs, in the order of the graph's.
         """
         given = dict(zip(self._given, tensors, strict=True))
         moves = {}

@@ -76,9 +76,7 @@ def flow_of(narrow: Graph, wide: Graph, num: int, note_of: Callable[[Op], str]) 
     """Follow the samples through a graph.
 
     Args:
-        narrow: the graph of a microbatch.
-        wide: that of two microbatches.
-        num: number of samples of ``wide``.
+        narrow, wide, num: the graph of a microbatch, and that of two, of ``num`` samples.
         note_of: a note, if an op may compute something for each microbatch by itself that depends
             on several samples; "" if it may not.
     """
@@ -214,9 +212,7 @@ class _Pass:
     def _shift(self, op: Op, is_summed: bool) -> int | None:
         """The power of the number of samples by which the op's code scales; None if it does not.
 
-        Args:
-            op: the op.
-            is_summed: whether it sums over samples; then a number that grows is a divisor.
+        If the op sums over samples, a number that grows is a divisor.
         """
         twin = self.twins[op]
         if twin is None or twin.code == op.code:

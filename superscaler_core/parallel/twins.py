@@ -17,15 +17,9 @@ _COUNT = re.compile(r"_\d+$")
 
 
 def twins_of(narrow: Graph, wide: Graph, num: int) -> Mapping[Op, Op | None]:
-    """The op of ``narrow`` for every op of ``wide`` that has one.
+    """The op of ``narrow`` for every op of ``wide`` that has one; None if it does nothing there.
 
-    Args:
-        narrow: the graph of a microbatch.
-        wide: that of two microbatches.
-        num: number of samples of ``wide``.
-
-    Returns:
-        By the op of ``wide``; None for an op that does nothing if there is one sample alone.
+    The graphs are those of a microbatch and of two; ``num`` is the number of samples of the latter.
     """
     named = {op.name: op for op in narrow.ops}
     if num != 2 or all(op.name in named for op in wide.ops):

@@ -52,11 +52,9 @@ def opaque_op(
     """An op whose gradient autograd computes, from all tensors that the op reads and writes.
 
     Args:
-        call: the call.
-        kind, inputs, code, imports, modules: as in ``RuleCall.op_of_many``.
+        call, kind, inputs, code, imports, modules: as in ``RuleCall.op_of_many``.
         annotation: how its dims relate; if empty, every dim is fixed and the op is opaque.
-        flops: operations of its products; at least one for each element of its largest tensor is
-            counted.
+        flops: operations of its products; at least one for each element of its largest tensor.
         hint: how to make the op splittable, given its annotation if its rows are independent.
     """
     shapes = [t.shape for t in inputs], [shape for shape, _ in call.outputs]
