@@ -87,10 +87,6 @@ def check_model(model: nn.Module) -> None:
                 f"parameter {name!r} has a hook on its gradient, which would not be called; {_LOOK}"
                 " (handle.remove())."
             )
-    of_all = {
-        "_backward_hooks": modules_of_torch._global_backward_hooks,
-        "_backward_pre_hooks": modules_of_torch._global_backward_pre_hooks,
-    }
     for path, module in model.named_modules():
         is_counting = isinstance(module, _BatchNorm) and module.num_batches_tracked is not None
         if is_counting and module.momentum is None and module.training:
@@ -99,8 +95,8 @@ def check_model(model: nn.Module) -> None:
                 "depends on the number of batches so far; give it a number."
             )
         for where, what in _MODULE_HOOKS.items():
-            hooks: Mapping[int, Any] = getattr(module, where) or of_all[where]
-            for hook in hooks.values():
+            of_all = getattr(modules_of_torch, f"_global{where}")
+            for hook in (getattr(module, where) or of_all).values():
                 which = getattr(hook, "__qualname__", type(hook).__name__)
                 place = f"module {path!r} ({type(module).__name__})" if path else "the model itself"
                 raise CaptureError(

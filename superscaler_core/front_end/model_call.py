@@ -162,11 +162,9 @@ class ModelCall:
 
 def _result(model: nn.Module, output: Any, which: str | int) -> Tensor:
     """A result beside the loss."""
+    is_key = isinstance(which, int) or isinstance(output, Mapping)
     try:
-        if isinstance(which, int) or isinstance(output, Mapping):
-            found = output[which]
-        else:
-            found = getattr(output, which)
+        found = output[which] if is_key else getattr(output, str(which))
     except (AttributeError, IndexError, KeyError, TypeError):
         found = None
     if isinstance(found, Tensor):
@@ -187,12 +185,7 @@ def loss_of(model: nn.Module, output: Any) -> Tensor:
     Raises:
         CaptureError: the output has no loss.
     """
-    for form, found in _FORMS.items():
-        if isinstance(output, form):
-            loss = found(output)
-            break
-    else:
-        loss = getattr(output, "loss", None)
+    loss = next(found(output) for form, found in _FORMS.items() if isinstance(output, form))
     if isinstance(loss, Tensor):
         return loss
     raise CaptureError(
@@ -207,8 +200,9 @@ _FORMS: Mapping[type[Any], Callable[[Any], Any]] = {
     Mapping: lambda output: output.get("loss"),
     tuple: lambda output: getattr(output, "loss", output[0] if output else None),
     list: lambda output: output[0] if output else None,
+    object: lambda output: getattr(output, "loss", None),
 }
-"""The loss in each form of output."""
+"""The loss in each form of output; the first that fits is taken."""
 
 
 def _place(order: Sequence[str], name: str) -> int:

@@ -6,7 +6,7 @@ Results that depend only on it (boxes of parts, costs) are computed once for the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -62,8 +62,7 @@ class OpForm:
         return _interned(cls(*fields))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = ("kind", "annotation", "sizes", "inputs", "outputs", "computes", "saves", "flops")
-        return OpForm.of, tuple(getattr(self, name) for name in names)
+        return OpForm.of, tuple(getattr(self, each.name) for each in fields(self))
 
     def part(self, pieces: tuple[Piece, ...]) -> PartForm:
         """The form of a part with these pieces."""
@@ -120,8 +119,7 @@ class PartForm:
     @cached_property
     def extents(self) -> tuple[int, ...]:
         """Iterations of every loop."""
-        ranges = self.ranges
-        pairs = ((ranges.get(i, (0, size))) for i, size in self.op.sizes)
+        pairs = (self.ranges.get(i, (0, size)) for i, size in self.op.sizes)
         return tuple(hi - lo for lo, hi in pairs)
 
     @cached_property
@@ -165,14 +163,14 @@ class PartForm:
     def _cut(self, code: str | Invocation) -> tuple[str, ...]:
         op = self.op
         names = [*(f"x{i}" for i in range(len(op.inputs))), "seed", "bias"]
-        fields: dict[str, object] = {name: f"{_CUT}{name}{_CUT}" for name in names}
-        fields |= {f"in{i}": box for i, (box, _) in enumerate(self.inputs)}
-        fields |= {f"out{i}": box for i, (box, _) in enumerate(self.outputs)}
-        fields |= {f"pad{i}": pad for i, pad in enumerate(self.overhangs)}
-        ranges = {i: self.ranges.get(i, (0, size)) for i, size in op.sizes}
-        fields["start"] = {i: lo for i, (lo, _) in ranges.items()}
-        fields["size"] = {i: hi - lo for i, (lo, hi) in ranges.items()}
-        return tuple(str(code).format(**fields).split(_CUT))
+        given: dict[str, object] = {name: f"{_CUT}{name}{_CUT}" for name in names}
+        given |= {f"in{i}": box for i, (box, _) in enumerate(self.inputs)}
+        given |= {f"out{i}": box for i, (box, _) in enumerate(self.outputs)}
+        given |= {f"pad{i}": pad for i, pad in enumerate(self.overhangs)}
+        loops = [i for i, _ in op.sizes]
+        given["size"] = dict(zip(loops, self.extents, strict=True))
+        given["start"] = {i: self.ranges[i][0] if i in self.ranges else 0 for i in loops}
+        return tuple(str(code).format(**given).split(_CUT))
 
     def _views(
         self, operands: tuple[Operand, ...], forms: tuple[TensorForm, ...]

@@ -36,11 +36,6 @@ class Part:
         """The part's form, which equal pieces of ops of the same form share."""
         return self.op.form.part(self.pieces)
 
-    @property
-    def ranges(self) -> dict[str, tuple[int, int]]:
-        """The pieces by identifier."""
-        return self.form.ranges
-
     def range(self, identifier: str) -> tuple[int, int]:
         """Iterations of a loop, ``[lo, hi)``."""
         return self.form.ranges.get(identifier) or (0, self.op.sizes[identifier])
@@ -56,11 +51,6 @@ class Part:
         """The boxes that the part writes."""
         pairs = zip(self.op.outputs, self.form.outputs, strict=True)
         return tuple(VTensor(tensor, *view) for tensor, view in pairs)
-
-    @property
-    def volume(self) -> int:
-        """Iterations of all loops together."""
-        return self.form.volume
 
     def call(self, names: Sequence[str], seed: str = "0", bias: str | None = None) -> str:
         """The expression that computes its outputs, given the expressions of its inputs.

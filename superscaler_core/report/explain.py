@@ -6,7 +6,7 @@ from collections import Counter
 
 from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Plan
-from superscaler_core.report.names import pattern_of
+from superscaler_core.report.move import pattern_of
 from superscaler_core.report.table import numbers_text, table
 
 _HEADER = ("#", "op", "annotation", "split", "stages", "devices")

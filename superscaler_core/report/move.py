@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +14,18 @@ from superscaler_core.program.event import P2PSend
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import Verb
-from superscaler_core.report.names import pattern_of
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=[.:])")
+_COPY = re.compile(r"@\d+$")
+
+
+def pattern_of(name: str) -> str:
+    """The name of a tensor or op without the numbers of modules and of copies of the model.
+
+    >>> pattern_of("layers.12.attn.q.linear"), pattern_of("layers.3:add_2@1")
+    ('layers.*.attn.q.linear', 'layers.*:add_2')
+    """
+    return _NUMBER.sub("*", _COPY.sub("", name))
 
 
 @dataclass(frozen=True)
