@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.grouped import grouped
 
 
 def check_apart(parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
@@ -22,15 +23,11 @@ def check_apart(parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) 
     Raises:
         CaptureError: two tensors overlap (the message names both), or a parameter has no shape yet.
     """
-    in_storage: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, tensor in [*parameters.items(), *others.items()]:
-        if is_lazy(tensor):
-            raise CaptureError(
-                f"{name!r} has no shape yet: call the model once before its capture."
-            )
-        if tensor.layout is torch.strided and tensor.numel():
-            in_storage.setdefault(tensor.untyped_storage()._cdata, []).append((name, tensor))
-    for tensors in in_storage.values():
+    named = [*parameters.items(), *others.items()]
+    if lazy := [name for name, tensor in named if is_lazy(tensor)]:
+        raise CaptureError(f"{lazy[0]!r} has no shape yet: call the model once before its capture.")
+    held = ((name, x) for name, x in named if x.layout is torch.strided and x.numel())
+    for tensors in grouped((x.untyped_storage()._cdata, (name, x)) for name, x in held).values():
         for (one, a), (other, b) in combinations(tensors, 2):
             if {one, other} & parameters.keys() and a is not b and _overlap(a, b):
                 raise CaptureError(

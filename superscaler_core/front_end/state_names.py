@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from superscaler_core.grouped import grouped
+
 _EXTRA = "_extra_state"
 
 
@@ -51,9 +53,7 @@ class StateNames:
 
 def _paired(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, str]:
     """The name of each path. A tensor of several paths has several names, in the same order."""
-    names: dict[int, list[str]] = {}
-    for name in (name for name in state if name not in tensors):
-        names.setdefault(id(state[name]), []).append(name)
+    names = grouped((id(value), name) for name, value in state.items() if name not in tensors)
     found = {}
     for path, tensor in tensors.items():
         is_own = state.get(path) is tensor

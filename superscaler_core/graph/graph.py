@@ -18,6 +18,7 @@ from superscaler_core.graph.name_text import name_text
 from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
+from superscaler_core.grouped import grouped
 
 UPDATE = "update"
 """Kind of the op that applies an optimizer to one parameter."""
@@ -243,10 +244,8 @@ class Graph:
     @cached_property
     def results_of(self) -> Mapping[PTensor, tuple[str, ...]]:
         """The names of each activation that is a result, over all copies of the model."""
-        found: dict[PTensor, tuple[str, ...]] = {}
-        for name, tensor in (*self.results.items(), *self.more_results):
-            found[tensor] = (*found.get(tensor, ()), name)
-        return found
+        named = (*self.results.items(), *self.more_results)
+        return {t: tuple(names) for t, names in grouped((t, name) for name, t in named).items()}
 
     @property
     def ends(self) -> tuple[PTensor, ...]:
@@ -289,10 +288,7 @@ class Graph:
     @cached_property
     def readers(self) -> Mapping[PTensor, tuple[tuple[Op, int], ...]]:
         """The ops that read a tensor, each with the tensor's position among the op's inputs."""
-        found: dict[PTensor, list[tuple[Op, int]]] = {}
-        for op in self.ops:
-            for position, tensor in enumerate(op.inputs):
-                found.setdefault(tensor, []).append((op, position))
+        found = grouped((t, (op, i)) for op in self.ops for i, t in enumerate(op.inputs))
         return {tensor: tuple(uses) for tensor, uses in found.items()}
 
     def ops_in(self, *patterns: str) -> tuple[Op, ...]:

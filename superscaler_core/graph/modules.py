@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from superscaler_core.graph.graph import Graph, Op, is_in, paths
+from superscaler_core.grouped import grouped
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -32,11 +33,11 @@ class Modules:
 
     def instances(self, graph: Graph) -> tuple[tuple[Op, ...], ...]:
         """The ops of each matching module, in order of the first op."""
-        found: dict[str, list[Op]] = {}
-        for op in self.ops(graph):
-            path = next(path for path in paths(op.module) if is_in(path, self.patterns))
-            found.setdefault(path, []).append(op)
-        return tuple(map(tuple, found.values()))
+
+        def path(op: Op) -> str:
+            return next(path for path in paths(op.module) if is_in(path, self.patterns))
+
+        return tuple(map(tuple, grouped((path(op), op) for op in self.ops(graph)).values()))
 
     def __str__(self) -> str:
         return ", ".join(self.patterns)

@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PARAMETER, PTensor
+from superscaler_core.grouped import grouped
 
 FLOPS_PER_BYTE = 96
 """Floating-point operations that take as long as one byte of memory traffic, for an estimate. On an
@@ -18,17 +19,17 @@ A100 in bfloat16, at half of its peak and 0.8 of its bandwidth: 312e12 * 0.5 / (
 def opaque_notes(graph: Graph) -> list[str]:
     """One line for every kind of opaque op, the largest share of the time first."""
     total = sum(map(_work, graph.ops))
-    groups: dict[tuple[str, str, str], list[Op]] = {}
-    for op in graph.opaque:
-        place = re.sub(r"(?<![^.])\d+(?![^.])", "*", op.module) or "the model itself"
-        groups.setdefault((op.kind, place, op.hint), []).append(op)
     notes = []
-    for (kind, place, hint), ops in groups.items():
-        share = sum(map(_work, ops)) / max(total, 1)
+    for (kind, pattern, hint), ops in grouped((_key(op), op) for op in graph.opaque).items():
+        place, share = pattern or "the model itself", sum(map(_work, ops)) / max(total, 1)
         times = f", {len(ops)} times" if len(ops) > 1 else ""
         note = f"{kind} in {place}{times}: {share:.0%} of the forward (estimated). {hint}"
         notes.append((-share, note))
     return [note for _, note in sorted(notes, key=itemgetter(0))]
+
+
+def _key(op: Op) -> tuple[str, str, str]:
+    return op.kind, re.sub(r"(?<![^.])\d+(?![^.])", "*", op.module), op.hint
 
 
 def rows_annotation(inputs: Iterable[PTensor], outputs: Sequence[Sequence[int]]) -> str:

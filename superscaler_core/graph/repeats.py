@@ -15,6 +15,7 @@ from itertools import pairwise
 from superscaler_core.graph.annotation import Annotation, loops_of
 from superscaler_core.graph.graph import Graph, Op, paths
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER
+from superscaler_core.grouped import grouped
 
 ALIKE = 0.7
 """Two blocks are alike if they share at least this fraction of the smaller block's ops. A decoder
@@ -117,13 +118,8 @@ def _has_blocks(family: _Family, lists: Sequence[_Family]) -> bool:
 
 def _families(graph: Graph) -> Iterator[_Family]:
     """Sibling modules that are alike; a single module if it is the only member of a list."""
-    inside: dict[str, list[Op]] = {}
-    for op in graph.ops:
-        for path in paths(op.module) if op.module else ():
-            inside.setdefault(path, []).append(op)
-    beside: dict[str, list[str]] = {}
-    for path in inside:
-        beside.setdefault(path.rpartition(".")[0], []).append(path)
+    inside = grouped((path, op) for op in graph.ops if op.module for path in paths(op.module))
+    beside = grouped((path.rpartition(".")[0], path) for path in inside)
     maps = set(filter(is_map, graph.ops))
     signatures = {path: _signature(ops) for path, ops in inside.items()}
     for parent, children in beside.items():

@@ -19,7 +19,6 @@ from typing import Any
 
 from torch import nn
 
-import rvdcomm as rv
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
@@ -28,13 +27,14 @@ from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.state_names import StateNames
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.without_grad import check_loss
+from superscaler_core.grouped import grouped
 from superscaler_core.parallel.batch import Batch, Inputs
 from superscaler_core.parallel.routes import groups_of
 from superscaler_core.parallel.sample_flow import flow_of
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.parallel.totals import with_totals
 from superscaler_core.parallel.watched import Originals, Reads, Watched
-from superscaler_core.plan import Device, PlacedPart, Plan
+from superscaler_core.plan import PlacedPart, Plan
 from superscaler_core.program.sharding import Sharding
 from superscaler_core.run.checksum import checksum
 from superscaler_core.schedules import ScheduleError
@@ -425,9 +425,7 @@ def on_one_device(graph: Graph) -> Plan:
 
 def _placed(storage: Sharding) -> tuple[PlacedPart, ...]:
     """The parts of an optimizer's op by which a parameter is stored like this."""
-    holders: dict[rv.Box, list[Device]] = {}
-    for device, shard in sorted(storage.shards.items()):
-        holders.setdefault(shard.box, []).append(device)
+    holders = grouped((shard.box, device) for device, shard in sorted(storage.shards.items()))
     found = []
     for box, devices in holders.items():
         ends = enumerate(zip(box.lo, box.hi, strict=True))

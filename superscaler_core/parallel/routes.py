@@ -14,6 +14,7 @@ import rvdcomm as rv
 from superscaler_core.codegen.tables import sub_transfers_of
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import PTensor
+from superscaler_core.grouped import grouped
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.edges import input_sharding
 from superscaler_core.program.sharding import Sharding, bounding
@@ -38,9 +39,7 @@ def groups_of(plan: Plan) -> Groups:
         for device, found in _samples_by_device(plan, op).items():
             now = samples[device]
             samples[device] = found if found[1] - found[0] < now[1] - now[0] else now
-    groups: dict[tuple[Fraction, Fraction], list[Device]] = {}
-    for device in sorted(samples):
-        groups.setdefault(samples[device], []).append(device)
+    groups = grouped((samples[device], device) for device in sorted(samples))
     ranges = sorted(groups)
     tiles = all(a[1] == b[0] for a, b in pairwise(ranges))
     if not tiles or ranges[0][0] != 0 or ranges[-1][1] != 1:
@@ -110,9 +109,7 @@ class Routes:
             mine = [each for each in route.sub_transfers if self._rank in each.ranks]
             value = self._numbered(tensor, given[tensor]).to(device)
             moves[tensor.name] = mine, None if route.src is None else (value, route.src)
-        boxes: dict[str, list[tuple[rv.Box, Tensor]]] = {}
-        for name, box, value in move_many(transport, moves):
-            boxes.setdefault(name, []).append((box, value))
+        boxes = grouped((name, (box, x)) for name, box, x in move_many(transport, moves))
         found: dict[str, Tensor | OwnSamples] = {t.name: x for t, x in given.items()}
         for tensor, route in self._routes.items():
             found[tensor.name] = self._read(tensor, route, boxes.get(tensor.name, ()), device)
@@ -166,10 +163,8 @@ class Routes:
         """The box of the samples that every rank's program reads."""
         dim, whole = self._dim(tensor), rv.Box.of_shape(self._shape(tensor))
         readers = plan.graph.readers.get(tensor, ())
-        boxes: dict[Device, list[rv.Box]] = {}
-        for op, position in readers:
-            for device, shard in input_sharding(plan, op, position).shards.items():
-                boxes.setdefault(device, []).append(shard.box)
+        reads = (input_sharding(plan, *reader).shards.items() for reader in readers)
+        boxes = grouped((device, shard.box) for shards in reads for device, shard in shards)
         if any(tensor in op.inputs for total in plan.graph.totals for op in total.ops):
             boxes |= {device: [tensor.box] for device in plan.devices}
         for device, found in sorted(boxes.items()):

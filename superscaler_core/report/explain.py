@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from superscaler_core.graph.graph import Op
+from superscaler_core.grouped import grouped
 from superscaler_core.plan import Plan
 from superscaler_core.report.move import pattern_of
 from superscaler_core.report.table import numbers_text, table
@@ -19,12 +20,12 @@ def explain_ops(plan: Plan, width: int = 100) -> str:
     that the backward recomputes it, ``offloaded`` that its kept values wait on the host.
     """
     stage_of = {op.index: stage.index for stage in plan.stages for op in stage.ops}
-    groups: dict[tuple[str, str, str], list[Op]] = {}
-    for op in plan.graph.ops:
-        key = pattern_of(op.name), str(op.annotation), split_text(plan, op)
-        groups.setdefault(key, []).append(op)
+
+    def texts_of(op: Op) -> tuple[str, str, str]:
+        return pattern_of(op.name), str(op.annotation), split_text(plan, op)
+
     rows = []
-    for texts, ops in groups.items():
+    for texts, ops in grouped((texts_of(op), op) for op in plan.graph.ops).items():
         stages = numbers_text(sorted({stage_of[op.index] for op in ops}))
         devices = {d for op in ops for d in map(plan.device, plan.parts(op)) if d is not None}
         rows.append([str(len(ops)), *texts, stages, numbers_text(sorted(devices))])

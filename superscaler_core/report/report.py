@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import rvdcomm as rv
 from rvdcomm.units import bytes_text
 from superscaler_core.graph.opaque import opaque_notes
+from superscaler_core.grouped import grouped
 from superscaler_core.memory.memory import DeviceMemory
 from superscaler_core.plan import Device, Plan
 from superscaler_core.precision import Precision
@@ -96,9 +97,7 @@ class Report:
                 yield f"{title}: {total} a step\n{table(HEADER[skipped:], cells, WIDTH)}"
 
     def _memory_text(self) -> str:
-        alike: dict[DeviceMemory, list[Device]] = {}
-        for device, memory in self.memory.items():
-            alike.setdefault(memory, []).append(device)
+        alike = grouped((memory, device) for device, memory in self.memory.items())
         cells = [
             [numbers_text(devices), *map(bytes_text, (*need.by_kind.values(), need.total_bytes))]
             for need, devices in alike.items()

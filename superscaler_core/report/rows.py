@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import rvdcomm as rv
 from rvdcomm.units import bytes_text
+from superscaler_core.grouped import grouped
 from superscaler_core.report.move import PricedMove
 from superscaler_core.report.table import NO_BREAK, numbers_text
 
@@ -78,9 +79,7 @@ HEADER = ("edge", "#", "tensors", "stages", "layouts", "by", "x", "a step", "gap
 
 def rows_of(moves: Iterable[PricedMove]) -> tuple[Row, ...]:
     """Merge similar moves, in the order of the first of each group."""
-    found: dict[Hashable, list[PricedMove]] = {}
-    for move in moves:
-        found.setdefault((move.way, *_alike(move)), []).append(move)
+    found = grouped(((move.way, *_alike(move)), move) for move in moves)
     return tuple(Row(tuple(group)) for group in found.values())
 
 
