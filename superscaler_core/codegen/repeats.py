@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import islice
 
+from superscaler_core.graph.repeats import runs_of
+
 LEAST_LENGTH = 4
 """Shortest block that is worth a function of its own."""
 
@@ -22,18 +24,12 @@ def repeats_of(keys: Sequence[Hashable]) -> list[range]:
     >>> repeats_of("x" + "abcd" * 3 + "y")
     [range(1, 5), range(5, 9), range(9, 13)]
     """
-    best = 0, 0, 0
-    # With period p, places i and i + p have equal keys. A longer run covers more.
-    for period in _periods(keys):
-        run = 0
-        for place in range(len(keys) - period):
-            run = run + 1 if keys[place] == keys[place + period] else 0
-            covered = run // period * period
-            if run >= period and covered > best[0]:
-                best = covered, period, place + 1 - run
-    covered, period, start = best
-    count = covered // period + 1 if period else 0
-    return [range(start + i * period, start + (i + 1) * period) for i in range(count)]
+    runs = (run for period in _periods(keys) for run in runs_of(keys, period, 0, len(keys)))
+    best = max(runs, key=lambda run: run.count * run.period - run.period, default=None)
+    if best is None:
+        return []
+    starts = range(best.start, best.start + best.count * best.period, best.period)
+    return [range(start, start + best.period) for start in starts]
 
 
 def _periods(keys: Sequence[Hashable]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from superscaler_core.errors import AnnotationError, PlanError
 from superscaler_core.graph.annotation import Annotation
-from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.graph import Graph, Op, ops_for
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.graph.tensor import ACTIVATION, CONSTANT, INPUT, PARAMETER, PTensor
@@ -211,13 +211,9 @@ class GraphBuilder:
                 )
         state = fields.get("state", {})
         live = {loss, *recycled.values(), *(results or {}).values(), *state, *state.values()}
-        kept: list[Op] = []
-        for op in reversed(self._ops):
-            if live.intersection(op.outputs):
-                live.update(op.inputs)
-                kept.append(op)
-        ops = tuple(replace(op, index=i) for i, op in enumerate(reversed(kept)))
-        constants = {t.name for t in live if t.kind == "constant"}
+        ops = tuple(replace(op, index=i) for i, op in enumerate(ops_for(self._ops, live)))
+        read = live.union(*(op.inputs for op in ops))
+        constants = {t.name for t in read if t.kind == CONSTANT}
         return Graph(
             self.name,
             ops,

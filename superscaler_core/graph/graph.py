@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -312,6 +312,16 @@ class Graph:
 
     def __str__(self) -> str:
         return "\n".join([f"{self.name}: {len(self.ops)} ops", *map(str, self.ops)])
+
+
+def ops_for(ops: Sequence[Op], tensors: Iterable[PTensor]) -> tuple[Op, ...]:
+    """The ops, in their order, on which some tensors depend."""
+    needed, found = set(tensors), list[Op]()
+    for op in reversed(ops):
+        if needed.intersection(op.outputs):
+            needed.update(op.inputs)
+            found.append(op)
+    return tuple(reversed(found))
 
 
 def is_in(module: str, patterns: Iterable[str]) -> bool:

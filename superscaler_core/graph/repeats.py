@@ -7,7 +7,7 @@ with a period is searched. Both are heuristics; ``find_blocks(graph, Modules(...
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -163,13 +163,26 @@ def _is_alike(one: Signature, other: Signature) -> bool:
 
 
 @dataclass(frozen=True, order=True)
-class _Run:
-    """``covered`` ops from ``start`` on: ``count`` repetitions of ``period`` ops, and a rest."""
+class Run:
+    """``covered`` places from ``start`` on: ``count`` repetitions of ``period``, and a rest."""
 
     covered: int
     count: int
     start: int
     period: int
+
+
+def runs_of(row: Sequence[Hashable], period: int, lo: int, hi: int) -> Iterator[Run]:
+    """The longest runs in ``[lo, hi)`` that repeat with a period, at least once."""
+    length = 0
+    for i in range(lo, hi - period + 1):
+        if i + period < hi and row[i] == row[i + period]:
+            length += 1
+            continue
+        covered = length + period
+        if length >= period:
+            yield Run(covered, covered // period, i - length, period)
+        length = 0
 
 
 def _starts_by_period(graph: Graph) -> tuple[Op, ...]:
@@ -186,14 +199,16 @@ def _starts_by_period(graph: Graph) -> tuple[Op, ...]:
     return (*firsts, *ends)
 
 
-def _longest(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: int) -> list[_Run]:
+def _longest(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: int) -> list[Run]:
     """The longest run in ``[lo, hi)``, and further runs before and after it, in order.
 
     The period of a further run has at least half as many linear maps as that of the longest run,
     which has at least ``least``. ``row`` has equal numbers for ops that compute alike, and ``maps``
     says which ops are linear maps.
     """
-    run = max(_runs(row, maps, lo, hi, least), default=None)
+    runs = (run for period in range(2, (hi - lo) // 2 + 1) for run in runs_of(row, period, lo, hi))
+    long = (run for run in runs if sum(maps[run.start : run.start + run.period]) >= least)
+    run = max(long, default=None)
     if run is None:
         return []
     least = -(-sum(maps[run.start : run.start + run.period]) // 2)
@@ -201,20 +216,7 @@ def _longest(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: 
     return [*before, run, *_longest(row, maps, run.start + run.covered, hi, least)]
 
 
-def _runs(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: int) -> Iterator[_Run]:
-    for period in range(2, (hi - lo) // 2 + 1):
-        length = 0
-        for i in range(lo, hi - period + 1):
-            if i + period < hi and row[i] == row[i + period]:
-                length += 1
-                continue
-            start = i - length
-            if length >= period and sum(maps[start : start + period]) >= least:
-                yield _Run(length + period, (length + period) // period, start, period)
-            length = 0
-
-
-def _border(ops: Sequence[Op], run: _Run) -> int:
+def _border(ops: Sequence[Op], run: Run) -> int:
     """The start of the first period, where the fewest bytes cross from one period to the next."""
     slack = run.covered - run.count * run.period
     return min(range(run.start, run.start + slack + 1), key=lambda i: (_crossing(ops, i), i))

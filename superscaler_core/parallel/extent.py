@@ -80,10 +80,6 @@ class BatchExtent:
         return self.kind is Kind.TOTAL
 
     @property
-    def is_same(self) -> bool:
-        return self.kind is Kind.SAME
-
-    @property
     def is_mixed(self) -> bool:
         return self.kind is Kind.MIXED
 
@@ -118,10 +114,8 @@ def place_in_dim(
     """The dims of an operand that a loop with samples is in, and where in them the samples are."""
     found = []
     for number, dim in enumerate(operand):
-        if isinstance(dim, SlidingWindow) or loop not in dim:
-            continue
-        at = dim.index(loop)
-        before = prod(sizes[each] for each in dim[:at])
-        after = prod(sizes[each] for each in dim[at + 1 :])
-        found.append((number, Place(before * place.outer, place.inner * after)))
+        if not isinstance(dim, SlidingWindow) and loop in dim:
+            at = dim.index(loop)
+            before, after = (prod(map(sizes.__getitem__, x)) for x in (dim[:at], dim[at + 1 :]))
+            found.append((number, Place(before * place.outer, place.inner * after)))
     return found

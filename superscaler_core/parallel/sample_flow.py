@@ -330,7 +330,7 @@ class _Pass:
             degrees.add(-1)
         if len(degrees) == 1:
             return BatchExtent(Kind.TOTAL, degrees.pop() + shift)
-        if not degrees <= {0, -1} or any(x.is_same and x.degree for x in inputs):
+        if not degrees <= {0, -1} or any(x.kind is Kind.SAME and x.degree for x in inputs):
             return mixed(f"{op.name} adds values that grow differently with the number of samples")
         sums = (i for i, x in enumerate(inputs) if x.is_total and x.degree == 0)
         self.flow.scaled |= {(self._name(op), i) for i in sums}

@@ -6,7 +6,7 @@ before the step, and is an input: a microbatch's loss is its share in that of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from types import CodeType
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from superscaler_core.graph.annotation import Annotation
-from superscaler_core.graph.graph import Graph, Op, Total
+from superscaler_core.graph.graph import Graph, Op, Total, ops_for
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, CONSTANT, INPUT, PTensor
 from superscaler_core.parallel.sample_flow import SampleFlow
@@ -92,7 +92,7 @@ def with_totals(graph: Graph, flow: SampleFlow, num: int) -> Graph:
             continue
         (result,) = op.outputs
         given = replace(result, name=f"{result.name}.whole", kind=INPUT, requires_grad=False)
-        before = _before([made[o] for o in graph.ops], made[op])
+        before = ops_for([made[o] for o in graph.ops[: op.index + 1]], [result])
         totals.append(Total(given, before, result, flow.known[result.name].degree == -1))
         made[op] = _reading(op, given)
         inputs.append(given)
@@ -129,13 +129,3 @@ def _reading(op: Op, given: PTensor) -> Op:
         op.index, op.name, "whole", op.module, Annotation.parse(f"{dims} -> {dims}"), sizes,
         (given,), op.outputs, "{x0}.clone()", (), 0.0, copy_of=op.copy_of,
     )  # fmt: skip
-
-
-def _before(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:
-    """An op, and all those before it on which it depends, in their order."""
-    needed, found = set(last.inputs), [last]
-    for op in reversed(ops[: last.index]):
-        if needed.intersection(op.outputs):
-            needed.update(op.inputs)
-            found.append(op)
-    return tuple(reversed(found))

@@ -35,14 +35,16 @@ class _Windows:
     stride: Sequence[int]
     before: Sequence[int]
 
-    def __len__(self) -> int:
-        return len(self.sizes)
+    @property
+    def rows(self) -> list[tuple[int, ...]]:
+        """For every dim its fields, in their order."""
+        sides = self.sizes, self.counts, self.reach, self.stride, self.before
+        return list(zip(*sides, strict=True))
 
     def dims(self) -> list[str] | None:
         """The image's dims as windows along ``y0``, ...; None if one does not match its size."""
-        rows = zip(self.sizes, self.counts, self.reach, self.stride, self.before, strict=True)
         made = []
-        for i, (size, count, reach, stride, before) in enumerate(rows):
+        for i, (size, count, reach, stride, before) in enumerate(self.rows):
             if before >= reach:
                 return None
             window = SlidingWindow(f"y{i}", stride, -before, reach - 1 - before)
@@ -53,7 +55,7 @@ class _Windows:
 
     def overhang(self, lead: int) -> str:
         """Code of the lengths by which windows reach over the ends, after ``lead`` other dims."""
-        return f"[{', '.join(f'{{pad0[{lead + i}]}}' for i in range(len(self)))}]"
+        return f"[{', '.join(f'{{pad0[{lead + i}]}}' for i in range(len(self.sizes)))}]"
 
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
@@ -117,8 +119,10 @@ def pooled(call: RuleCall) -> PTensor:
     is_max = call.kind.startswith("max")
     lead = names(len(x.shape) - rank)
     image = windows.dims()
-    # With ceil_mode the last mean may have fewer elements; integers have no minus infinity.
-    is_exact = (is_max or _are_whole(windows)) and x.dtype.startswith(("float", "bfloat"))
+    # With ceil_mode the last window may end behind the padding, and its mean has fewer elements;
+    # integers have no minus infinity.
+    are_whole = all((c - 1) * s - p + r <= size + p for size, c, r, s, p in windows.rows)
+    is_exact = (is_max or are_whole) and x.dtype.startswith(("float", "bfloat"))
     if image is None or not is_exact:
         return _whole(call)
     words = ["{x0}", str(kernel), windows.overhang(len(lead)), f"stride={windows.stride}"]
@@ -132,13 +136,6 @@ def pooled(call: RuleCall) -> PTensor:
         f"ops.{call.kind[:-2]}({', '.join(words)})", saves=(0, 1) if is_max else (0,),
         flops=flops_of_windows(call),
     )  # fmt: skip
-
-
-def _are_whole(windows: _Windows) -> bool:
-    """Whether the last windows end in the image or its padding, as always without ceil_mode."""
-    rows = zip(windows.sizes, windows.counts, windows.reach, windows.stride, windows.before,
-               strict=True)  # fmt: skip
-    return all((c - 1) * s - p + r <= size + p for size, c, r, s, p in rows)
 
 
 @rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d")
