@@ -32,7 +32,7 @@ def _key(op: Op) -> tuple[str, str, str]:
     return op.kind, re.sub(r"(?<![^.])\d+(?![^.])", "*", op.module), op.hint
 
 
-def rows_annotation(inputs: Iterable[PTensor], outputs: Sequence[Sequence[int]]) -> str:
+def rows_annotation(inputs: Sequence[PTensor], outputs: Sequence[Sequence[int]]) -> str:
     """The annotation of an op whose rows are independent: only the first dim can be cut.
 
     Parameters have no rows. The annotation is empty if no input has rows.
@@ -42,18 +42,11 @@ def rows_annotation(inputs: Iterable[PTensor], outputs: Sequence[Sequence[int]])
     >>> rows_annotation([x, w], [(4, 3)])
     'b d1_6^, d0_4^ d1_6^ -> b d1_3^'
     """
-    rows = next((shape[0] for shape in outputs if shape), None)
-
-    def dims(shape: Sequence[int], has_rows: bool) -> str:
-        words = list(whole_dims(shape))
-        if has_rows and shape and shape[0] == rows:
-            words[0] = "b"
-        return " ".join(words) or "()"
-
-    left = [dims(t.shape, t.kind != PARAMETER) for t in inputs]
-    right = [dims(shape, True) for shape in outputs]
-    is_cut = any(text.startswith("b") for text in left)
-    return f"{', '.join(left)} -> {', '.join(right)}" if is_cut else ""
+    rows = [shape[:1] for shape in outputs if shape][:1]
+    of_inputs = [0 if t.kind != PARAMETER and t.shape[:1] in rows else None for t in inputs]
+    left = [whole_dims(t.shape, row) for t, row in zip(inputs, of_inputs, strict=True)]
+    right = [whole_dims(shape, 0 if shape[:1] in rows else None) for shape in outputs]
+    return f"{', '.join(left)} -> {', '.join(right)}" if 0 in of_inputs else ""
 
 
 def whole_annotation(inputs: Iterable[Sequence[int]], outputs: Iterable[Sequence[int]]) -> str:
@@ -62,13 +55,13 @@ def whole_annotation(inputs: Iterable[Sequence[int]], outputs: Iterable[Sequence
     >>> whole_annotation([(4, 6), ()], [(4, 3)])
     'd0_4^ d1_6^, () -> d0_4^ d1_3^'
     """
-    sides = ([" ".join(whole_dims(shape)) or "()" for shape in side] for side in (inputs, outputs))
-    return " -> ".join(map(", ".join, sides))
+    return f"{', '.join(map(whole_dims, inputs))} -> {', '.join(map(whole_dims, outputs))}"
 
 
-def whole_dims(shape: Sequence[int]) -> Iterable[str]:
-    """The texts of fixed dims; dims of equal position and size share a loop."""
-    return (f"d{i}_{size}^" for i, size in enumerate(shape))
+def whole_dims(shape: Sequence[int], batch: int | None = None) -> str:
+    """An operand of fixed dims, but for the batch; equal dims at one position share a loop."""
+    words = ("b" if i == batch else f"d{i}_{size}^" for i, size in enumerate(shape))
+    return " ".join(words) or "()"
 
 
 def _work(op: Op) -> float:

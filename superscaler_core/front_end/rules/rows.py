@@ -112,15 +112,9 @@ def by_batch(
 
     ``batch`` and ``of_results`` are the dims of inputs and results that are it; None if none is.
     """
-
-    def dims(shape: Sequence[int], at: int | None) -> str:
-        words = ["b" if i == at else dim for i, dim in enumerate(whole_dims(shape))]
-        return " ".join(words) or "()"
-
-    left = ", ".join(dims(t.shape, at) for t, at in zip(inputs, batch, strict=True))
-    right = ", ".join(
-        dims(v.shape, at) for v, at in zip(call.node.outputs, of_results, strict=True)
-    )
+    left = ", ".join(whole_dims(t.shape, at) for t, at in zip(inputs, batch, strict=True))
+    results = zip(call.node.outputs, of_results, strict=True)
+    right = ", ".join(whole_dims(value.shape, at) for value, at in results)
     weights = [t for t, at in zip(inputs, batch, strict=True) if at is None]
     return opaque_op(
         call, call.kind, inputs, call.fallback(inputs), annotation=f"{left} -> {right}",
