@@ -61,12 +61,8 @@ def _pieces(
 ) -> Iterator[int]:
     """For every reader, the number of pieces into which it cuts a dim; 0 if it does not cut it.
 
-    Args:
-        graph: the graph of the tensor.
-        tensor: the product's result, or a tensor computed from it.
-        dim: the dim of the features, or of the pieces alone if ``is_own``.
-        chain: collects the parameters that are added on the way, with their dims.
-        is_own: whether the pieces have a dim of their own.
+    The tensor is a product's result, or computed from it. The dim is that of the features, or of
+    the pieces alone if ``is_own``. ``chain`` collects parameters that are added, with their dims.
     """
     for op, position in graph.readers.get(tensor, ()):
         loops, out = op.annotation.inputs[position][dim], op.annotation.outputs[0]

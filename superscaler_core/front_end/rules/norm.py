@@ -25,12 +25,8 @@ def _normalized(
 ) -> PTensor:
     """A call of a function that normalizes over dims that stay whole.
 
-    Args:
-        call: a call with ``input``, ``eps``, and maybe ``weight`` and ``bias``.
-        function: the function.
-        dims, of_weights: the operands of the input and of the weights.
-        words: arguments after the input.
-        more: as in ``RuleCall.op``.
+    ``dims`` and ``of_weights`` are the operands of its input and of its weights, if there are any;
+    ``words`` are the arguments after the input.
     """
     weights = call.given("weight", "bias")
     operands = ", ".join([dims, *[of_weights] * len(weights)])
