@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +78,15 @@ def _check_processes(args: argparse.Namespace, world: int) -> None:
 def _trained(
     folder: Path, training: Training, args: argparse.Namespace, world: int
 ) -> TrainingResult:
-    """Train with the program in ``folder``, on this rank or on all."""
+    """Train with the program in ``folder``, on all ranks, or on the one that torchrun started."""
     options: dict[str, Any] = {"seed": args.seed, "dtype": _master_dtype(args)}
     if not world:
         ranks = range(args.devices)
         return run_threads(folder, training, ranks, timeout_secs=TIMEOUT_SECS, **options)[0]
-    with _world() as device:
-        moved = training.to(device)
-        return moved(load(folder, device=device, **options))
-
-
-@contextmanager
-def _world() -> Iterator[torch.device]:
-    """The process group that torchrun asks for, with this rank's device."""
     device = local_device()
     join_world(device)
     try:
-        yield device
+        return training.to(device)(load(folder, device=device, **options))
     finally:
         dist.destroy_process_group()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.statement import Statement
 from superscaler_core.codegen.text import INDENT, assigned, index_text, tuple_of, wrapped
-from superscaler_core.program.flow import DeviceFlow, Held
+from superscaler_core.program.flow import DeviceFlow
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.value import Role, Value
@@ -61,7 +61,9 @@ class LineWriter:
     def add(self, flow: DeviceFlow) -> None:
         """Name the values of a stage: first all results, then what else is read."""
         for held in flow.all:
-            self._names.of(held.value, _wish(held))
+            name, of_value = held.tensor.name, held.value.name
+            has_arrived = held.value.role is Role.ARRIVED
+            self._names.of(held.value, f"{name}_{of_value}" if has_arrived else name)
 
     def name(self, variable: Variable) -> str:
         """The name of a variable; gradients and sums are named after their value."""
@@ -149,10 +151,3 @@ class LineWriter:
         if isinstance(call.of, BlockFunction):
             return f"{block_name(call.of)}({', '.join(['run', *args])})"
         return f"run.{call.of}({', '.join(args)})"
-
-
-def _wish(held: Held) -> str:
-    """What a value is to be named."""
-    if held.value.role is Role.ARRIVED:
-        return f"{held.tensor.name}_{held.value.name}"
-    return held.tensor.name

@@ -50,11 +50,6 @@ _CALLS: Mapping[Callable[..., Any], str] = {
 }
 """Functions that a forward may not call, each with the reason and a remedy."""
 
-_REGISTERED = (
-    "put modules that are in a list, a dict or a closure into nn.ModuleList, nn.ModuleDict or an "
-    "attribute, make a tensor a registered nn.Parameter, or detach it"
-)
-
 _SEEDING = tuple((m, name) for m in (torch, torch.random) for name in ("manual_seed", "seed"))
 _SEEDS = (
     "it seeds torch's random numbers, and a program draws others in every step; draw what is to "
@@ -181,7 +176,9 @@ class _Calls(TorchFunctionMode):
         for value in filter(self._is_unknown, _leaves((*args, *kwargs.values()))):
             self._refuse(
                 f"it reads a tensor {list(value.shape)} that needs a gradient but is no parameter "
-                f"of the model; {_REGISTERED}"
+                "of the model; put modules that are in a list, a dict or a closure into "
+                "nn.ModuleList, nn.ModuleDict or an attribute, make a tensor a registered "
+                "nn.Parameter, or detach it"
             )
         args, kwargs = self._toggled.read((args, kwargs))
         return rewritten(func, args, kwargs)

@@ -412,12 +412,6 @@ def _where(node: fx.Node) -> str:
     return place_of(*_module(node))
 
 
-_NO_CONTROL_FLOW = (
-    "whose branches and bodies are not traced; compute both branches and choose by torch.where, "
-    "write a loop of fixed length in Python, or put it into a function under @register_op."
-)
-
-
 def _control_flow(error: Exception) -> str:
     """The function of torch for branches and loops in which an error was raised; else empty."""
     for frame, _ in walk_tb(error.__traceback__):
@@ -443,7 +437,11 @@ def _reason(model: nn.Module, error: Exception, known: Sequence[str]) -> Capture
         return CaptureError(f"{place}: {known[0] if known else error}".rstrip(".") + f".{line}")
     reason = next((text for text in str(error).splitlines() if text.strip()), repr(error)).strip()
     if control := _control_flow(error):
-        why = f"{place} calls torch.{control}, {_NO_CONTROL_FLOW}{line}"
+        why = (
+            f"{place} calls torch.{control}, whose branches and bodies are not traced; compute "
+            "both branches and choose by torch.where, write a loop of fixed length in Python, or put "
+            f"it into a function under @register_op.{line}"
+        )
         return UntraceableError(path, why)
     if isinstance(error, GuardOnDataDependentSymNode):
         reason = (

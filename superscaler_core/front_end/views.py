@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain, count
 from math import gcd
 
@@ -24,7 +23,7 @@ def view_annotation(src: tuple[int, ...], dst: tuple[int, ...]) -> tuple[str, di
     >>> view_annotation((6, 4), (4, 6))
     ('(b s^) h^ -> (b d^) e^', {'b': 2, 's': 3, 'h': 4, 'd': 2, 'e': 6})
     """
-    fresh = _names()
+    fresh = chain(names(8), (f"d{i}" for i in count(8)))
     sizes: dict[str, int] = {}
     left: list[list[str]] = [[] for _ in src]
     right: list[list[str]] = [[] for _ in dst]
@@ -70,10 +69,6 @@ def _groups(src: tuple[int, ...], dst: tuple[int, ...]) -> list[tuple[list[int],
     if group != ([], []) or rest_dst or 0 in (total_src, total_dst):
         raise AnnotationError(f"a tensor of shape {list(src)} has no view of shape {list(dst)}.")
     return made
-
-
-def _names() -> Iterator[str]:
-    return chain(names(8), (f"d{i}" for i in count(8)))
 
 
 def _text(dims: list[list[str]]) -> str:
