@@ -149,10 +149,9 @@ class _Reader:
     def program(self) -> TracedProgram:
         module: fx.GraphModule = self.exported.graph_module
         found = {n.name: n for n in module.graph.nodes if n.op == "placeholder"}
-        specs = {s.arg.name: s for s in self.exported.graph_signature.input_specs}
         named: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
-        for name, spec in specs.items():
-            named[spec.kind][name] = spec.target or name
+        for spec in self.exported.graph_signature.input_specs:
+            named[spec.kind][spec.arg.name] = spec.target or spec.arg.name
         values = ((name, found[name].meta["val"]) for name in named[InputKind.USER_INPUT])
         inputs = [(name, value_of(value)) for name, value in values if isinstance(value, Tensor)]
         self.refs |= {name: Ref(name) for name in found}
@@ -193,9 +192,9 @@ class _Reader:
             else:
                 raise _refused(
                     node,
-                    f"{getattr(node.target, '__name__', node.target)} in {_where(node)} is no op; "
-                    "call what it does directly, or put it into a function under @register_op.",
-                    UntraceableError(_module(node)[0]),
+                    "is no op; call what it does directly, or put it into a function under "
+                    "@register_op.",
+                    can_be_inside=True,
                 )
 
     def _parts(self, node: fx.Node, made: Node) -> list[Node]:
@@ -233,9 +232,9 @@ class _Reader:
         if isinstance(args.get("generator"), Ref):
             raise _refused(
                 node,
-                f"{node.target} in {_where(node)} draws from a torch.Generator of its own, whose "
-                "state no program has; leave generator= out, so that the numbers come from the "
-                "program's seed and step, or draw them before the step and pass them as an input.",
+                "draws from a torch.Generator of its own, whose state no program has; leave "
+                "generator= out, so that the numbers come from the program's seed and step, or "
+                "draw them before the step and pass them as an input.",
             )
         made = node.meta["val"]
         name, returns_list = self.prefix + node.name, isinstance(made, list | tuple)
@@ -295,9 +294,9 @@ class _Reader:
                     return autocast.cast_of(target, args, kwargs)
         raise _refused(
             node,
-            f"{node.target} in {_where(node)} runs under torch.autocast({autocast.device!r}), "
-            f"{why}; call it under torch.autocast({autocast.device!r}, enabled=False) with "
-            "arguments in the dtype that it is to compute in.",
+            f"runs under torch.autocast({autocast.device!r}), {why}; call it under "
+            f"torch.autocast({autocast.device!r}, enabled=False) with arguments in the dtype that "
+            "it is to compute in.",
         )
 
     def _shares(self, node: fx.Node) -> tuple[Ref | None, ...]:
@@ -320,16 +319,16 @@ class _Reader:
         if any(isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) for n in numbers):
             raise _refused(
                 node,
-                f"{node.target} in {_where(node)} makes a number or a shape that depends on "
-                "values; put what calls it into a function under @register_op.",
-                UntraceableError(_module(node)[0]),
+                "makes a number or a shape that depends on values; put what calls it into a "
+                "function under @register_op.",
+                can_be_inside=True,
             )
         if not all(map(is_dense, tensors)):
             raise _refused(
                 node,
-                f"{node.target} in {_where(node)} makes a sparse or nested tensor, which no plan "
-                "can cut or move; put what makes and reads it into a function under @register_op.",
-                UntraceableError(_module(node)[0]),
+                "makes a sparse or nested tensor, which no plan can cut or move; put what makes "
+                "and reads it into a function under @register_op.",
+                can_be_inside=True,
             )
         if str(node.target) in _KEEPS_STATISTICS:
             written = {a.name: i for i, a in enumerate(node.target._schema.arguments)}  # type: ignore[union-attr]
@@ -398,18 +397,19 @@ def _module(node: fx.Node) -> tuple[str, str]:
     return re.sub(r"@\d+", "", path), name.rpartition(".")[2]
 
 
-def _refused(node: fx.Node, why: str, error: CaptureError | None = None) -> CaptureError:
-    error = error or CaptureError()
-    error.args, error.node = (f"{why}{_line(node)}",), node.name
+def _refused(node: fx.Node, why: str, *, can_be_inside: bool = False) -> CaptureError:
+    """The error of a call; its module can be one op if the call ``can_be_inside`` of one."""
+    target, (path, kind) = node.target, _module(node)
+    is_op = isinstance(target, torch._ops.OpOverload)
+    name = target if is_op else getattr(target, "__name__", target)
+    text = f"{name} in {place_of(path, kind)} {why}{_line(node)}"
+    error = UntraceableError(path, text) if can_be_inside else CaptureError(text)
+    error.node = node.name
     return error
 
 
 def _line(node: fx.Node) -> str:
     return line_of_trace(node.meta.get("stack_trace") or "")
-
-
-def _where(node: fx.Node) -> str:
-    return place_of(*_module(node))
 
 
 def _control_flow(error: Exception) -> str:
@@ -439,8 +439,8 @@ def _reason(model: nn.Module, error: Exception, known: Sequence[str]) -> Capture
     if control := _control_flow(error):
         why = (
             f"{place} calls torch.{control}, whose branches and bodies are not traced; compute "
-            "both branches and choose by torch.where, write a loop of fixed length in Python, or put "
-            f"it into a function under @register_op.{line}"
+            "both branches and choose by torch.where, write a loop of fixed length in Python, or "
+            f"put it into a function under @register_op.{line}"
         )
         return UntraceableError(path, why)
     if isinstance(error, GuardOnDataDependentSymNode):
