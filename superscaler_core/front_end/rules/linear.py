@@ -27,21 +27,16 @@ def linear(call: RuleCall) -> PTensor:
 def _mapped(call: RuleCall, x: PTensor, weight: PTensor) -> PTensor:
     """``x`` times the transposed weight."""
     lead = text(names(len(x.shape) - 1)) if len(x.shape) > 1 else ""
-    flops = 2 * prod(x.shape) * prod(weight.shape[:-1])
+    function, out, shape = "F.linear", "n" if len(weight.shape) == 2 else "", weight.shape[:-1]
     src = packed(call, weight, 0)
     if src is not None and src.kind == PARAMETER:
-        made = call.op(
-            "linear", f"{lead} k+, p n k+ -> {lead} p n", (x, src),
-            Invocation("ops.linear_of_pieces", ("{x0}", "{x1}")), flops=flops,
-            shape=(*x.shape[:-1], *src.shape[:2]),
-        )  # fmt: skip
-        return reshaped(call, made, (*x.shape[:-1], weight.shape[0]))
-    out = "n" if len(weight.shape) == 2 else ""
-    return call.op(
+        function, out, weight = "ops.linear_of_pieces", "p n", src
+    made = call.op(
         "linear", f"{lead} k+, {out} k+ -> {f'{lead} {out}'.strip() or '()'}", (x, weight),
-        Invocation("F.linear", ("{x0}", "{x1}")), flops=flops,
+        Invocation(function, ("{x0}", "{x1}")), flops=2 * prod(x.shape) * prod(shape),
         shape=(*x.shape[:-1], *weight.shape[:-1]),
     )  # fmt: skip
+    return reshaped(call, made, (*x.shape[:-1], *shape))
 
 
 def add_bias(call: RuleCall, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
