@@ -18,6 +18,7 @@ from rvdcomm.cli import UsageError, num_bytes
 from superscaler_core.cli.errors import USER_ERRORS
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.sources import MadeModel, Source, model_source, plan_source, settings_of
+from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import STATES
@@ -26,6 +27,7 @@ from superscaler_core.plan import Overlap, Plan
 from superscaler_core.plan.overlap import BUCKET_BYTES
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.option_texts import parse_plan
+from superscaler_core.precision import Precision
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -205,6 +207,18 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
     said = {"moves": args.overlap_moves, "duplex": args.duplex, "pairs": args.pairs}
     plan.overlap = replace(plan.overlap, **{word: True for word, is_on in said.items() if is_on})
     return AskedProgram(plan, made, make, model_from.recycled)
+
+
+def compiled_of(
+    args: argparse.Namespace, topology: rv.Topology | None
+) -> tuple[AskedProgram, Compiled]:
+    """``program_of``, and what it compiles to for the training and the devices of the options."""
+    program = program_of(args)
+    with phase("validate and materialize"):
+        return program, compile(
+            program.plan, topology=topology, memory_limit=vars(args).get("memory_limit"),
+            optimizer=args.optimizer, precision=Precision(args.master_dtype),
+        )  # fmt: skip
 
 
 def built(

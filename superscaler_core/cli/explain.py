@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 
 from rvdcomm.cli import OK, Command
-from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
+from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, compiled_of, topology_of
 from superscaler_core.cli.progress import phase
-from superscaler_core.compiled import compile
-from superscaler_core.precision import Precision
 from superscaler_core.program.events import stage_graph
 from superscaler_core.report import explain_edge, explain_ops
 from superscaler_core.schedules import grid, timeline
@@ -16,15 +14,7 @@ from superscaler_core.schedules import grid, timeline
 
 def _explain(args: argparse.Namespace) -> int:
     topology = topology_of(args)
-    plan = program_of(args).plan
-    with phase("validate and materialize"):
-        compiled = compile(
-            plan,
-            topology=topology,
-            memory_limit=args.memory_limit,
-            optimizer=args.optimizer,
-            precision=Precision(args.master_dtype),
-        )
+    program, compiled = compiled_of(args, topology)
     if args.edge:
         texts = [explain_edge(compiled.materialized, name, topology) for name in args.edge]
         print("\n\n".join(texts))
@@ -32,13 +22,13 @@ def _explain(args: argparse.Namespace) -> int:
     if args.step:
         print(compiled.step_program)
         return OK
-    print(f"what was split how\n{explain_ops(plan)}\n")
+    print(f"what was split how\n{explain_ops(program.plan)}\n")
     with phase("report"):
         report = compiled.report()
     print(report)
-    if plan.schedule is not None:
+    if program.plan.schedule is not None:
         made = compiled.materialized
-        times = timeline(plan.schedule, edges=stage_graph(made.plan, made.edges))
+        times = timeline(program.plan.schedule, edges=stage_graph(made.plan, made.edges))
         print(f"\nschedule, if every action took as long\n{grid(times)}")
     return OK
 

@@ -5,24 +5,13 @@ from __future__ import annotations
 import argparse
 
 from rvdcomm.cli import OK, Command
-from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
+from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, compiled_of, topology_of
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.sources import DECISIONS_SUFFIX
-from superscaler_core.compiled import compile
-from superscaler_core.precision import Precision
 
 
 def _plan(args: argparse.Namespace) -> int:
-    topology = topology_of(args)
-    program = program_of(args)
-    with phase("validate and materialize"):
-        compiled = compile(
-            program.plan,
-            topology=topology,
-            memory_limit=args.memory_limit,
-            optimizer=args.optimizer,
-            precision=Precision(args.master_dtype),
-        )
+    program, compiled = compiled_of(args, topology_of(args))
     with phase("report"):
         report = compiled.report()
     print(report.summary() if args.summary else report)

@@ -8,25 +8,16 @@ from pathlib import Path
 
 import rvdcomm as rv
 from rvdcomm.cli import FAILED, OK, Command, UsageError
-from superscaler_core.cli.arguments import NAMES, add_program, program_of
+from superscaler_core.cli.arguments import NAMES, add_program, compiled_of
 from superscaler_core.cli.progress import phase
-from superscaler_core.compiled import compile
 from superscaler_core.cost.comm_cost import METHODS
-from superscaler_core.precision import Precision
 from superscaler_core.simulator import PROFILES, DeviceProfile, simulate
 
 
 def _simulate(args: argparse.Namespace) -> int:
     topology = named_topology(args.topology, args.devices)
     profile = named_profile(args.profile)
-    program = program_of(args)
-    with phase("validate and materialize"):
-        compiled = compile(
-            program.plan,
-            topology=topology,
-            optimizer=args.optimizer,
-            precision=Precision(args.master_dtype),
-        )
+    _, compiled = compiled_of(args, topology)
     found = simulate(
         compiled,
         profile,
