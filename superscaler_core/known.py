@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
 from threading import Lock
-from typing import TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _STORING = Lock()
 """Held while an entry is stored and an old one dropped, not while a result is computed."""
@@ -50,3 +54,42 @@ class Known(dict[K, V]):
         if len(self) > self._most:
             # A dict keeps its keys in the order of insertion.
             del self[next(iter(self))]
+
+
+def remembers(
+    most: int | None = None,
+) -> Callable[[Callable[Concatenate[Any, P], R]], cached_property[Callable[P, R]]]:
+    """Let a method remember its last results for each object, by its arguments.
+
+    >>> class Squares:
+    ...     @remembers(1)
+    ...     def of(self, number):
+    ...         print("computed")
+    ...         return number**2
+    >>> squares = Squares()
+    >>> squares.of(3) + squares.of(3)
+    computed
+    18
+
+    Args:
+        most: largest number of results; no bound if None.
+    """
+
+    def remembering(method: Callable[Concatenate[Any, P], R]) -> cached_property[Callable[P, R]]:
+        def of(self: Any) -> Callable[P, R]:
+            found: Any = lru_cache(maxsize=most)(partial(method, self))
+            remembered: Callable[P, R] = found
+            return remembered
+
+        of.__doc__ = method.__doc__
+        return cached_property(of)
+
+    return remembering
+
+
+@dataclass(frozen=True, slots=True)
+class ByKey(Generic[V]):
+    """An argument of a remembering function that is compared by ``key``, not by its value."""
+
+    key: Hashable
+    value: V = field(compare=False)

@@ -1,6 +1,6 @@
-"""Wire: the load of communication on the links of a topology, by rvdcomm's plans or by pulls.
+"""Communication costs: the load on the links of a topology, in whole picoseconds (*ticks*).
 
-All times are whole picoseconds (*ticks*), so that sums are exact and equal runs have equal times.
+Sums of whole numbers are exact, so equal runs have equal times.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain, permutations
+from itertools import chain, pairwise, permutations
 from math import prod
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.known import ByKey, remembers
 from superscaler_core.plan import Device
 from superscaler_core.program.moved_home import moved_home
 from superscaler_core.program.transfer import Transfer
@@ -101,12 +102,10 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class CallSecs:
-    """The duration of one communication call without other traffic.
+    """The duration of one communication call of all ``devices`` without other traffic.
 
-    Attributes:
-        devices: all that take part.
-        latency_secs: latency of its rounds; tensors in one call share it.
-        bytes_secs: time of the bytes through the busiest port, step by step.
+    It is the latency of its rounds, which tensors in one call share, and the time of the bytes
+    through the busiest port, step by step.
     """
 
     devices: tuple[Device, ...]
@@ -120,117 +119,61 @@ class CallSecs:
 
 
 @dataclass(frozen=True, eq=False)
-class _EvenPath:
-    """A path as a cache key; a path with only even shards is compared without its sizes.
-
-    In such a path each message is the same share of the tensor, whatever the tensor's size.
-    """
-
-    path: rv.Path
-    topology: rv.Topology
-
-    @cached_property
-    def key(self) -> tuple[object, ...]:
-        """The values that are compared."""
-        ends = self.path.src, self.path.dst
-        states = [
-            state.source
-            for step in self.path.steps
-            for sub_transfer in step.step_exchanges
-            for state in sub_transfer
-        ]
-        if not all(state.is_even for state in (*ends, *states)):
-            return ends
-        steps = tuple((step.kind, step.num_slices, step.dst.text) for step in self.path.steps)
-        return steps, *((layout.rvd, layout.ranks) for layout in ends)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _EvenPath) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-def _sub_transfers(of: _EvenPath) -> tuple[int, list[Traffic]]:
-    """The number of elements of a tensor, and for each sub-transfer those moved from device to
-    device.
-    """
-    sub_transfers = chain.from_iterable(step.traffic(of.topology, 1) for step in of.path.steps)
-    return prod(of.path.src.shape), list(sub_transfers)
-
-
 class CommCosts:
-    """Prices of transfers, each computed once.
+    """Prices of transfers on a topology that has all their devices; each is computed once."""
 
-    Args:
-        topology: a topology with all devices.
-    """
-
-    def __init__(self, topology: rv.Topology) -> None:
-        self._topology = topology
-        self._steps_of = lru_cache(maxsize=MAX_COMM_COSTS)(self._find_steps)
-        self._secs_of = lru_cache(maxsize=MAX_COMM_COSTS)(self._find_secs)
-        self._sub_transfers_of = lru_cache(maxsize=MAX_COMM_COSTS)(_sub_transfers)
-        self._made = lru_cache(maxsize=MAX_COMM_COSTS)(self._wire)
-
-    @property
-    def topology(self) -> rv.Topology:
-        """The topology."""
-        return self._topology
+    topology: rv.Topology
 
     @property
     def level_names(self) -> tuple[str, ...]:
         """Names of the levels, innermost first, and of the host memory."""
-        return (*(level.name for level in self._topology.levels), HOST_NAME)
+        return (*(level.name for level in self.topology.levels), HOST_NAME)
 
     def copy(self, device: Device, num_bytes: int, bytes_per_sec: float) -> CommCost:
         """A copy between a device and its host's memory; a device makes one at a time."""
         busy = ticks(num_bytes / bytes_per_sec)
-        levels = (0,) * len(self._topology.levels)
+        levels = (0,) * len(self.topology.levels)
         ports = (((HOST, device, "copy"), busy),)
         return CommCost((device,), busy, ports, (*levels, num_bytes), len(levels))
 
     def of(self, sub_transfers: Iterable[Transfer], method: str) -> CommCost:
         """One call that moves several transfers of the same devices; their latency is paid once.
 
-        Args:
-            sub_transfers: transfers that move something.
-            method: one of ``METHODS``.
+        The transfers move something; the method is one of ``METHODS``.
         """
-        counts = Counter(
-            (sub_transfer.src, sub_transfer.dst, sub_transfer.dtype)
-            for sub_transfer in sub_transfers
-        )
-        return self._made(tuple(sorted(counts.items())), method)
+        counts = Counter(map(_ends, sub_transfers))
+        return self._call(tuple(sorted(counts.items())), method)
 
     def secs(self, sub_transfer: Transfer, method: str) -> CallSecs:
         """The duration of one transfer alone; ``of`` sums these with the longest latency of all.
 
         It equals the duration of the program. Where a formula gives the same, no program is made.
         """
-        return self._secs_of((sub_transfer.src, sub_transfer.dst, sub_transfer.dtype), method)
+        return self._secs(_ends(sub_transfer), method)
 
-    def _find_secs(self, ends: _Ends, method: str) -> CallSecs:
+    @remembers(MAX_COMM_COSTS)
+    def _secs(self, ends: _Ends, method: str) -> CallSecs:
         devices = tuple(sorted({*ends[0].ranks, *ends[1].ranks}))
-        *home, _ = moved_home(ends[0], ends[1], self._topology)
-        if tuple(home) != ends[:2]:
-            return replace(self._secs_of((*home, ends[2]), method), devices=devices)
+        src, dst, _ = moved_home(ends[0], ends[1], self.topology)
+        if (src, dst) != ends[:2]:
+            return replace(self._secs((src, dst, ends[2]), method), devices=devices)
         if method == "rvd":
             found = self._plan(*ends).modelled
             if found is not None and found.is_exact:
                 return CallSecs(devices, found.latency_secs, found.cost.secs - found.latency_secs)
-        steps = self._steps_of(ends, method)
+        steps = self._steps(ends, method)
         alpha_secs = sum(step.alpha_secs for step in steps)
         return CallSecs(devices, alpha_secs, sum(step.bytes_secs for step in steps))
 
-    def _wire(self, counts: tuple[tuple[_Ends, int], ...], method: str) -> CommCost:
+    @remembers(MAX_COMM_COSTS)
+    def _call(self, counts: tuple[tuple[_Ends, int], ...], method: str) -> CommCost:
         devices: set[Device] = set()
         alpha_secs = bytes_secs = 0.0
         ports: dict[Port, float] = {}
-        level_bytes = [0] * (1 + len(self._topology.levels))
+        level_bytes = [0] * (1 + len(self.topology.levels))
         for ends, count in counts:
             devices |= {*ends[0].ranks, *ends[1].ranks}
-            steps = self._steps_of(ends, method)
+            steps = self._steps(ends, method)
             alpha_secs = max(alpha_secs, sum(step.alpha_secs for step in steps))
             for step in steps:
                 bytes_secs += count * step.bytes_secs
@@ -248,11 +191,12 @@ class CommCosts:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def _find_steps(self, ends: _Ends, method: str) -> tuple[_Step, ...]:
-        *home, devices = moved_home(ends[0], ends[1], self._topology)
-        if tuple(home) != ends[:2]:
-            steps = self._steps_of((*home, ends[2]), method)
-            return tuple(step.on(devices, self._topology) for step in steps)
+    @remembers(MAX_COMM_COSTS)
+    def _steps(self, ends: _Ends, method: str) -> tuple[_Step, ...]:
+        src, dst, devices = moved_home(ends[0], ends[1], self.topology)
+        if (src, dst) != ends[:2]:
+            steps = self._steps((src, dst, ends[2]), method)
+            return tuple(step.on(devices, self.topology) for step in steps)
         make = {"rvd": self._planned, "ring": self._around, "p2p": self._pulled}[method]
         return tuple(make(*ends))
 
@@ -273,9 +217,9 @@ class CommCosts:
 
         The ring has the ranks in ascending order, so it enters and leaves every host once.
         """
-        far = self._topology.levels[-1].link
+        far = self.topology.levels[-1].link
         flat = rv.Topology.single_host(
-            max(self._topology.ranks) + 1, far.alpha_secs, far.bytes_per_sec
+            max(self.topology.ranks) + 1, far.alpha_secs, far.bytes_per_sec
         )
         found = []
         path = rv.plan(src, dst, dtype, flat, executor="dist").path
@@ -287,35 +231,40 @@ class CommCosts:
 
     def _moved(self, path: rv.Path, dtype: str) -> list[Traffic]:
         """The bytes that every sub-transfer of a path moves."""
-        num_elements, sub_transfers = self._sub_transfers_of(_EvenPath(path, self._topology))
+        num_elements, sub_transfers = self._elements_moved(ByKey(_form_of(path), path))
         num_bytes = prod(path.src.shape) * ITEM_BYTES[dtype]
         return [
             {pair: n * num_bytes // num_elements for pair, n in sub_transfer.items()}
             for sub_transfer in sub_transfers
         ]
 
+    @remembers(MAX_COMM_COSTS)
+    def _elements_moved(self, path: ByKey[rv.Path]) -> tuple[int, list[Traffic]]:
+        """The number of elements of a tensor, and for each sub-transfer those that it moves."""
+        steps = path.value.steps
+        moved = chain.from_iterable(step.traffic(self.topology, 1) for step in steps)
+        return prod(path.value.src.shape), list(moved)
+
     def _lowered(self, plan: rv.Plan) -> list[_Step]:
-        """Steps counted in a program."""
-        traffic: list[dict[tuple[Device, Device], int]] = [{} for _ in plan.path.steps]
-        rounds: list[dict[Device, int]] = [{} for _ in plan.path.steps]
+        traffic = [Counter[tuple[Device, Device]]() for _ in plan.path.steps]
+        rounds = [Counter[Device]() for _ in plan.path.steps]
         for collective in plan.program.collectives:
-            total, mine = traffic[collective.step], rounds[collective.step]
             for pair, count in collective.traffic().items():
-                total[pair] = total.get(pair, 0) + count * ITEM_BYTES[plan.dtype]
+                traffic[collective.step][pair] += count * ITEM_BYTES[plan.dtype]
             for rank in collective.ranks:
-                mine[rank] = mine.get(rank, 0) + collective.rounds
+                rounds[collective.step][rank] += collective.rounds
         pairs = zip(traffic, rounds, strict=True)
         return [self._step(moved, max(mine.values(), default=0)) for moved, mine in pairs]
 
     def _plan(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> rv.Plan:
-        return rv.plan(src, dst, dtype, self._topology, executor="dist")
+        return rv.plan(src, dst, dtype, self.topology, executor="dist")
 
     def _modelled(self, plan: rv.Plan) -> list[_Step]:
         """Steps for a plan of many ranks without a program.
 
         The hosts with senders of a step send equally, and those with receivers receive equally.
         """
-        topology, found = self._topology, []
+        topology, found = self.topology, []
         for step, cost in zip(plan.path.steps, plan.step_costs, strict=True):
             far = cost.host_bytes
             alpha_secs = topology.levels[1 if far else 0].link.alpha_secs * cost.rounds
@@ -329,8 +278,8 @@ class CommCosts:
         return found
 
     def _step(self, traffic: Traffic, rounds: int) -> _Step:
-        topology = self._topology
-        through, sent = dict[Port, int](), [0] * len(topology.levels)
+        topology = self.topology
+        through, sent = Counter[Port](), [0] * len(topology.levels)
         for (src, dst), num_bytes in traffic.items():
             if src == dst or num_bytes == 0:
                 continue
@@ -338,8 +287,8 @@ class CommCosts:
             sent[distance - 1] += num_bytes
             for level in range(distance):
                 home = topology.homes[level]
-                for port in ((level, home[src], "out"), (level, home[dst], "in")):
-                    through[port] = through.get(port, 0) + num_bytes
+                through[level, home[src], "out"] += num_bytes
+                through[level, home[dst], "in"] += num_bytes
         links = [level.link for level in topology.levels]
         ports = {port: count / links[port[0]].bytes_per_sec for port, count in through.items()}
         far = max((level for level, count in enumerate(sent) if count), default=None)
@@ -356,8 +305,7 @@ class CommCosts:
         for rank in src.ranks:
             cell = src.cell(rank)
             holders.setdefault((cell.part, cell.box), []).append(rank)
-        moved: dict[tuple[Device, Device], int] = {}
-        partners: dict[tuple[Device, str], int] = {}
+        moved, partners = Counter[tuple[Device, Device]](), Counter[tuple[Device, str]]()
         for position, reader in enumerate(dst.ranks):
             wanted = dst.cell(reader).box
             for (_, box), ranks in holders.items():
@@ -365,11 +313,27 @@ class CommCosts:
                 writer = reader if reader in ranks else ranks[position % len(ranks)]
                 if common is None or writer == reader:
                     continue
-                pair = writer, reader
-                moved[pair] = moved.get(pair, 0) + common.num_elements * ITEM_BYTES[dtype]
-                for end in ((writer, "out"), (reader, "in")):
-                    partners[end] = partners.get(end, 0) + 1
+                moved[writer, reader] += common.num_elements * ITEM_BYTES[dtype]
+                partners.update([(writer, "out"), (reader, "in")])
         return [self._step(moved, max(partners.values(), default=0))]
+
+
+def _ends(sub_transfer: Transfer) -> _Ends:
+    return sub_transfer.src, sub_transfer.dst, sub_transfer.dtype
+
+
+def _form_of(path: rv.Path) -> tuple[object, ...]:
+    """What decides the share of a tensor that each message of a path is.
+
+    In a path with only even shards it does not depend on the tensor's size.
+    """
+    ends = path.src, path.dst
+    exchanges = chain.from_iterable(step.step_exchanges for step in path.steps)
+    states = [state.source for state in chain.from_iterable(exchanges)]
+    if not all(state.is_even for state in (*ends, *states)):
+        return ends
+    steps = tuple((step.kind, step.num_slices, step.dst.text) for step in path.steps)
+    return steps, *((layout.rvd, layout.ranks) for layout in ends)
 
 
 @lru_cache(maxsize=1)
@@ -391,8 +355,8 @@ def _ring(groups: Iterable[Sequence[Device]], traffic: Traffic) -> Traffic:
     sent: dict[tuple[Device, Device], int] = {}
     for group in groups:
         total = sum(traffic.get(pair, 0) for pair in permutations(group, 2))
-        pairs = zip(sorted(group), [*sorted(group)[1:], min(group)], strict=True)
-        sent.update(dict.fromkeys(pairs, total // len(group)))
+        around = pairwise([*sorted(group), min(group)])
+        sent |= dict.fromkeys(around, total // len(group))
     return sent
 
 

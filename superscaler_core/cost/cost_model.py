@@ -1,15 +1,11 @@
-"""CostModel: the costs of single choices of a plan, before a plan exists.
-
-A step's time is nearly a sum of independent terms: one per op (by its split), one per edge (by the
-splits at its two ends), and one per parameter and step. The simulator uses the same formulas for
-ops (``OpTimes``) and communication (``CommCosts``), so on chains the sums agree with it.
-"""
+"""CostModel: the costs of single choices of a plan, before a plan exists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
+from operator import add
 
 import rvdcomm as rv
 from superscaler_core.checks import one_of
@@ -26,6 +22,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
+from superscaler_core.known import remembers
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.precision import Precision
@@ -37,6 +34,10 @@ from superscaler_core.program.weights import shared
 @dataclass(frozen=True, eq=False)
 class CostModel:
     """Costs of the choices for a model on a topology of equal devices.
+
+    A step's time is nearly a sum of independent terms: one per op (by its split), one per edge (by
+    the splits at its two ends), and one per parameter and step. The simulator uses the same
+    formulas for ops (``OpTimes``) and communication (``CommCosts``).
 
     Its methods are pure functions with bounded caches; none needs a plan. Splits of ops are
     ``OpSplit`` values that do not refer to an op, so equal layers share splits and costs.
@@ -117,24 +118,20 @@ class CostModel:
         Raises:
             PlanError: the profile has no speed for a dtype.
         """
-        return self._op_costs(op.form, split)
+        return self._op_cost(op.form, split)
 
-    @cached_property
-    def _op_costs(self) -> Callable[[OpForm, OpSplit], OpCost]:
-        return lru_cache(maxsize=MAX_PRICES)(self._op_cost)
-
+    @remembers(MAX_PRICES)
     def _op_cost(self, form: OpForm, split: OpSplit) -> OpCost:
-        found: dict[Device | None, tuple[float, float, float]] = {}
+        found: dict[Device | None, tuple[float, ...]] = {}
         for placed in split.parts:
             part = form.part(placed.pieces)
-            before = found.get(placed.device, (0.0, 0.0, 0.0))
-            forward, backward = self.times.of(part)
             grads = sum(
                 part.inputs[i][0].num_elements * ITEM_BYTES[form.inputs[i].dtype]
                 for i in form.trained
             )
-            now = forward, backward, self.times.sum_secs(grads)
-            found[placed.device] = (before[0] + now[0], before[1] + now[1], before[2] + now[2])
+            now = *self.times.of(part), self.times.sum_secs(grads)
+            before = found.get(placed.device, (0.0, 0.0, 0.0))
+            found[placed.device] = tuple(map(add, before, now))
         return OpCost(*map(max, zip(*found.values(), strict=True)))
 
     # --- edges ----------------------------------------------------------------------------------
@@ -151,10 +148,9 @@ class CostModel:
 
         Args:
             tensor: the activation.
-            from_split: split of the op that writes it.
-            to_split: split of the op that reads it.
-            reader: that op, and the position of the input; the first reader if None. Readers with
-                the same split that read the same boxes share one edge; count it once.
+            from_split, to_split: splits of the op that writes it and of the one that reads it.
+            reader: the op that reads, and the position of the input; the first reader if None.
+                Readers with the same split that read the same boxes share one edge; count it once.
 
         Source: the rvdcomm plans of the transfers between these ends, as in a program.
 
@@ -170,8 +166,8 @@ class CostModel:
                 "another reads; of parameters ask sync_cost."
             )
         op, position = reader or readers[0]
-        number = writer.outputs.index(tensor)
-        return self._move_times.edge(writer.form, number, from_split, op.form, position, to_split)
+        src = shardings_of(writer.form, from_split).outputs[writer.outputs.index(tensor)]
+        return self.move_cost(tensor, src, shardings_of(op.form, to_split).inputs[position])
 
     def move_cost(self, tensor: PTensor, src: Sharding, dst: Sharding) -> EdgeCost:
         """The time of moving an activation from one end to another, and its gradient back."""
@@ -230,8 +226,7 @@ class CostModel:
         that is recomputed as one, use ``recomputed``.
 
         Args:
-            op: an op of the graph.
-            split: its split.
+            op, split: an op of the graph, and its split.
             keep: what is kept from its forward to its backward.
             storage: as in ``sync_cost``, by parameter; a missing parameter is stored where it is
                 read.
@@ -272,8 +267,7 @@ class CostModel:
             ops: in the graph's order.
             devices: the devices that replace those of the splits, in ascending order.
             splits: the split of every op.
-            keep: as in ``memory_cost``.
-            storage: as in ``memory_cost``.
+            keep, storage: as in ``memory_cost``.
         """
         mine = {op: splits[op].on(devices) for op in ops}
         near = Neighbours(self.graph, mine)
@@ -292,13 +286,8 @@ class CostModel:
                 there, back = self._moving_secs(near, tensor)
                 forward, backward = forward + there, backward + back
         segment_secs = self.profile.segment_secs
-        syncs = [
-            self.sync_cost(
-                op.inputs[i], mine[op], reader=(op, i), shares=shares.get(op),
-                storage=(storage or {}).get(op.inputs[i]),
-            )
-            for op in ops for i in weights_of(op.form)
-        ]  # fmt: skip
+        stored = storage or {}
+        syncs = [sync for op in ops for sync in self._syncs(op, mine[op], shares.get(op), stored)]
         return StageCost(
             forward + segment_secs,
             backward + segment_secs,
@@ -306,9 +295,7 @@ class CostModel:
             tuple(call for sync in syncs for call in sync.fetch),
             tuple(call for sync in syncs for call in sync.reduce),
             sum(sync.update_secs for sync in syncs),
-            counted_once(
-                ops, [self.memory_cost(op, mine[op], keep, storage=storage) for op in ops]
-            ),
+            counted_once(ops, [self.memory_cost(op, mine[op], keep, storage=stored) for op in ops]),
         )
 
     def moving_secs(
@@ -342,36 +329,33 @@ class CostModel:
                 forward += self.op_cost(op, splits[op]).forward_secs
         if found is None:
             return forward, backward, 0.0
-        sums = [
-            self._summing_secs(writer, splits[writer], shares, storage or {})
-            for shares in (found, None)
-        ]
-        return forward, backward, sums[0] - sums[1]
+        # The seconds in which gradients move, without latency: of shares, and of all of them.
+        summed, whole = (
+            sum(call.bytes_secs for sync in syncs for call in sync.reduce)
+            for syncs in (
+                self._syncs(writer, splits[writer], shares, storage or {})
+                for shares in (found, None)
+            )
+        )
+        return forward, backward, summed - whole
 
-    def _summing_secs(
+    def _syncs(
         self,
         op: Op,
         split: OpSplit,
         shares: Mapping[Device, int] | None,
         storage: Mapping[PTensor, OpSplit],
-    ) -> float:
-        """Seconds per step in which the gradients of an op's weights move, without latency."""
-        syncs = (
-            self.sync_cost(
-                op.inputs[i], split, reader=(op, i), shares=shares,
-                storage=storage.get(op.inputs[i]),
-            )
-            for i in weights_of(op.form)
-        )  # fmt: skip
-        return sum(call.bytes_secs for sync in syncs for call in sync.reduce)
+    ) -> list[SyncCost]:
+        return [
+            self.sync_cost(of, split, reader=(op, i), shares=shares, storage=storage.get(of))
+            for i, of in ((i, op.inputs[i]) for i in weights_of(op.form))
+        ]
 
     def _moving_secs(self, near: Neighbours, tensor: PTensor) -> tuple[float, float]:
         forward = backward = 0.0
         segment_secs = self.profile.segment_secs
         for src, dst in near.ways(tensor):
-            edge = self._move_times.between(
-                src, dst, tensor.shape, tensor.dtype, tensor.requires_grad
-            )
+            edge = self.move_cost(tensor, src, dst)
             forward += edge.forward_secs + segment_secs * (edge.forward_secs > 0)
             backward += edge.backward_secs + segment_secs * (edge.backward_secs > 0)
         return forward, backward

@@ -45,12 +45,7 @@ class MemoryCost:
 
 
 def counted_once(ops: Sequence[Op], costs: Sequence[MemoryCost]) -> tuple[MemoryCost, ...]:
-    """The same costs, where a tensor that several ops save counts only for the first of them.
-
-    Args:
-        ops: in the order of the forward.
-        costs: the cost of each op.
-    """
+    """The costs of ops in order, where a tensor that several save counts only for the first."""
     made: dict[PTensor, PTensor] = {}
     kept: set[PTensor] = set()
     found = []
@@ -74,12 +69,9 @@ _WITH_SAVED = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_
 
 
 def recomputed(group: Sequence[MemoryCost]) -> MemoryCost:
-    """The cost of a group of ops that keeps only its inputs.
+    """The cost of consecutive ops, each with ``Kept.SAVED``, that keep only the group's inputs.
 
-    Its backward recomputes the group, and then holds what the ops save.
-
-    Args:
-        group: costs of consecutive ops, each with ``Kept.SAVED``.
+    The backward recomputes the group, and then holds what the ops save.
     """
     kept = group[0].input_bytes
     later = peak_bytes(group, microbatches=2) - sum(each.grads_bytes for each in group)

@@ -1,15 +1,15 @@
-"""Ways: the time of moving tensors from where they are written or stored to where they are read."""
+"""Move times: moving tensors from where they are written or stored to where they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 
 from superscaler_core.cost.comm_cost import CallSecs, CommCosts
 from superscaler_core.cost.prices import MAX_PRICES, EdgeCost, SyncCost
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.known import remembers
 from superscaler_core.plan import OpSplit
 from superscaler_core.precision import Precision
 from superscaler_core.program.edges import is_inline
@@ -21,12 +21,8 @@ from superscaler_core.program.transfer import Transfer, transfers
 class MoveTimes:
     """Times of moves, by both ends; equal moves are computed once.
 
-    Attributes:
-        comm_costs: costs of communication on all devices.
-        method: how tensors move.
-        move_secs: additional time of each tensor.
-        update_secs: time of the optimizer, by the bytes that a device stores.
-        precision: the dtypes of the training.
+    Each tensor takes ``move_secs`` more; ``update_secs`` is the time of the optimizer, by the bytes
+    that a device stores.
     """
 
     comm_costs: CommCosts
@@ -43,33 +39,11 @@ class MoveTimes:
         moving = (sub_transfer for sub_transfer in sub_transfers if not sub_transfer.is_idle)
         return tuple(self.comm_costs.secs(sub_transfer, self.method) for sub_transfer in moving)
 
-    @cached_property
-    def edge(self) -> Callable[[OpForm, int, OpSplit, OpForm, int, OpSplit], EdgeCost]:
-        """The cost from a writer's output (form, number, split) to a reader's input (the same)."""
-        return lru_cache(maxsize=MAX_PRICES)(self._edge)
-
-    def _edge(
-        self,
-        writer: OpForm,
-        number: int,
-        from_split: OpSplit,
-        reader: OpForm,
-        position: int,
-        to_split: OpSplit,
-    ) -> EdgeCost:
-        src = shardings_of(writer, from_split).outputs[number]
-        dst = shardings_of(reader, to_split).inputs[position]
-        of = writer.outputs[number]
-        return self.between(src, dst, of.shape, of.dtype, of.requires_grad)
-
-    @cached_property
-    def between(self) -> Callable[[Sharding, Sharding, tuple[int, ...], str, bool], EdgeCost]:
-        """The cost from one end to another, given shape, dtype, and whether there is a gradient."""
-        return lru_cache(maxsize=MAX_PRICES)(self._between)
-
-    def _between(
+    @remembers(MAX_PRICES)
+    def between(
         self, src: Sharding, dst: Sharding, shape: tuple[int, ...], dtype: str, has_grad: bool
     ) -> EdgeCost:
+        """The cost from one end to another."""
         if is_inline(src, dst, has_grad):
             return EdgeCost(0.0, 0.0, 0)
         forward = transfers(src, dst.whole, shape, dtype)
@@ -77,12 +51,9 @@ class MoveTimes:
         num_calls = sum(not sub_transfer.is_idle for sub_transfer in (*forward, *backward))
         return EdgeCost(self.secs(forward), self.secs(backward), num_calls)
 
-    @cached_property
-    def sync(self) -> Callable[[OpForm, Sharding, OpSplit | None], SyncCost]:
+    @remembers(MAX_PRICES)
+    def sync(self, update: OpForm, sharding: Sharding, storage: OpSplit | None) -> SyncCost:
         """The cost of a parameter, from its update, its readers' end and its storage's split."""
-        return lru_cache(maxsize=MAX_PRICES)(self._sync)
-
-    def _sync(self, update: OpForm, sharding: Sharding, storage: OpSplit | None) -> SyncCost:
         (of,) = update.outputs
         if storage is None:
             stored = Sharding.joined([sharding]).resident

@@ -15,12 +15,7 @@ from superscaler_core.program.sharding import Sharding, shardings_of
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """Ops of a graph that run on the same devices.
-
-    Attributes:
-        graph: the graph of the ops.
-        splits: the split of every op.
-    """
+    """Ops of a graph that run on the same devices, with the split of each."""
 
     graph: Graph
     splits: Mapping[Op, OpSplit]

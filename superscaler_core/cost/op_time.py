@@ -1,22 +1,19 @@
-"""Op time: the time of a part of an op forward and backward, from a table or by the roofline.
-
-Roofline (Williams, Waterman, Patterson 2009): an op takes as long as its operations or its memory
-traffic, whichever is longer. Operands are read and results written once. Each reaches a share of
-the device's peak that depends on its amount (``Reach``): the operations of the part's own product,
-not of the whole op, and the part's bytes.
-"""
+"""Op time: the time of a part of an op forward and backward, from a table or by the roofline."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import rvdcomm as rv
 from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.graph.form import MAX_PART_FORMS, PartForm, TensorForm
+from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
+from superscaler_core.known import remembers
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
+from superscaler_core.program.halves import HalvesOfOp, halves_of
 
 BACKWARD_FLOPS = {"attention": 2.5}
 """Operations of the backward divided by those of the forward; see ``backward_products`` for others.
@@ -30,6 +27,11 @@ LOOK_UPS = frozenset({"embedding"})
 
 ACCUMULATE = 3
 """Number of reads and writes of a weight's gradient when it is accumulated."""
+
+
+BOTH = 0.5
+"""Share of W in the backward of an op with gradients of inputs and of weights. Both are taken to be
+equally long, as the two products of a linear layer are."""
 
 
 def signature(part: Part) -> str:
@@ -110,8 +112,24 @@ def forward_flops(form: PartForm) -> float:
     return form.op.flops * form.volume
 
 
+def halves(ops: Sequence[Op]) -> tuple[tuple[float, float], ...]:
+    """The shares of I and W in the backward of a segment's parts, by the ops of the parts."""
+    return tuple(map(_shares, halves_of(ops)))
+
+
+def _shares(halves: HalvesOfOp) -> tuple[float, float]:
+    if halves.inputs and halves.weights:
+        return 1 - BOTH, BOTH
+    return float(bool(halves.inputs)), float(bool(halves.weights))
+
+
 class OpTimes:
     """Times of parts on a device; each form of a part is looked up once.
+
+    Roofline (Williams, Waterman, Patterson 2009): an op takes as long as its operations or its
+    memory traffic, whichever is longer. Operands are read and results written once. Each reaches a
+    share of the device's peak that depends on its amount (``Reach``): the operations of the part's
+    own product, not of the whole op, and the part's bytes.
 
     Args:
         profile: profile of the device.
@@ -122,8 +140,6 @@ class OpTimes:
     def __init__(self, profile: DeviceProfile, grown: float = 1.0) -> None:
         self.profile = profile
         self._grown = grown
-        self.of = lru_cache(maxsize=MAX_PART_FORMS)(self._find)
-        """Seconds of the forward and of the backward of a part, by its form."""
 
     def forward_secs(self, part: Part) -> float:
         """Seconds of the forward."""
@@ -144,16 +160,15 @@ class OpTimes:
     def update_secs(self, num_states: int, here_bytes: int, hosted_bytes: int = 0) -> float:
         """Seconds of the optimizer: one fused pass over gradients, weights and states.
 
-        Args:
-            num_states: optimizer states per element.
-            here_bytes: bytes of the weights that are stored on the device.
-            hosted_bytes: bytes of the weights that are stored on its host.
+        Weights are stored on the device (``here``) or on its host; each element has ``num_states``.
         """
         passes = 3 + 2 * num_states
         here_secs = passes * self.profile.cold_secs(here_bytes)
         return here_secs + passes * hosted_bytes / self.profile.host_memory_bytes_per_sec
 
-    def _find(self, form: PartForm) -> tuple[float, float]:
+    @remembers(MAX_PART_FORMS)
+    def of(self, form: PartForm) -> tuple[float, float]:
+        """Seconds of the forward and of the backward of a part, by its form."""
         if self.profile.op_secs:
             measured = self.profile.op_secs.get(_signature(form))
             if measured is not None:

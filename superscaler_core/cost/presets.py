@@ -1,15 +1,11 @@
 """Presets: common devices, with the vendors' peaks and the shares of them that were measured.
 
-Peaks are dense, for one device. The host link is one direction of its PCIe link, as the vendor
-states it; the host memory bandwidth is an eighth of that of NVIDIA's server with eight devices.
-Shares are from published measurements, cited below and in ``docs/costs.md``; a share without a
-published figure is *assumed*, and its comment says so.
+A share without a published figure (cited here and in ``docs/costs.md``) is *assumed*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from superscaler_core.checks import one_of
 from superscaler_core.cost.profile import DeviceProfile
@@ -41,6 +37,10 @@ def _flat(share: float) -> Reach:
     return Reach(((1.0, share),))
 
 
+def _by_dtype(half: Reach, single: Reach) -> dict[str, Reach]:
+    return {"float16": half, "bfloat16": half, "float32": single, "float64": single}
+
+
 # Products in torch 2.7 on a Tesla V100-SXM2-16GB, by rows of square matrices:
 # github.com/zzc0721/torch-performance-test-data issue 140. bfloat16 is emulated there. 512 rows:
 # cuBLAS, 13.51 us, github.com/cloudrift-ai/emmy pull 760, which has 62, 84, 103 TFLOP/s for the
@@ -58,53 +58,55 @@ _V100_PRODUCTS = {
 # separately, a head of 64 features with 1,024 tokens takes two products and four passes over the
 # scores: 268 MFLOP in 10.5 us (float16), in 21 + 21 us (float32): 0.2 and 0.4 of the peaks.
 _V100_ATTENTION = {
-    "float16": _flat(0.2),
-    **dict.fromkeys(("bfloat16", "float32", "float64"), _flat(FUSED_ELSEWHERE)),
+    **_by_dtype(_flat(0.2), _flat(FUSED_ELSEWHERE)),
+    "bfloat16": _flat(FUSED_ELSEWHERE),
 }
 
 # torch 2.8 on an A100-PCIE-40GB, the same collection's issue 108. float16 and bfloat16 run alike;
 # the faster figure is taken. The card is limited to 250 W; an SXM card may reach more. float64 is
 # assumed to reach the shares of float32.
-_A100_FLOAT32 = _squares(19.5, {1024: 8.99, 2048: 9.69, 4096: 15.52, 8192: 17.56})
-_A100_HALF = _squares(312, {1024: 94.89, 2048: 214.73, 4096: 241.49})
-_A100_PRODUCTS = {
-    "float16": _A100_HALF,
-    "bfloat16": _A100_HALF,
-    "float32": _A100_FLOAT32,
-    "float64": _A100_FLOAT32,
-}
+_A100_PRODUCTS = _by_dtype(
+    _squares(312, {1024: 94.89, 2048: 214.73, 4096: 241.49}),
+    _squares(19.5, {1024: 8.99, 2048: 9.69, 4096: 15.52, 8192: 17.56}),
+)
 
 # Forward and backward together: FlashAttention-2 (Dao 2023) reaches 0.5 to 0.73 forward and less
 # backward, from which 0.5 is taken.
-_A100_ATTENTION = {
-    **dict.fromkeys(("float16", "bfloat16"), _flat(0.5)),
-    **dict.fromkeys(("float32", "float64"), _flat(FUSED_ELSEWHERE)),
-}
+_A100_ATTENTION = _by_dtype(_flat(0.5), _flat(FUSED_ELSEWHERE))
 
 # float32: torch 2.7 on an H100 80GB HBM3, the same collection's issue 79; float64 assumed alike.
 # bfloat16: XLA's table of cuBLAS products for this architecture (openxla/xla,
 # service/gpu/model/matmul_interpolator_data.h, sm_90), in which products of equal operations and
 # other shapes differ by up to 30 %; its 9.0 us for 2.1 GFLOP stands for 1,024 rows. float16 alike.
-_H100_FLOAT32 = _squares(67, {1024: 37.39, 2048: 49.58, 4096: 51.88})
-_H100_HALF = _squares(989.5, {512: 42.4, 1024: 238.8, 2048: 632.0, 4096: 783.3})
-_H100_PRODUCTS = {
-    "float16": _H100_HALF,
-    "bfloat16": _H100_HALF,
-    "float32": _H100_FLOAT32,
-    "float64": _H100_FLOAT32,
-}
+_H100_PRODUCTS = _by_dtype(
+    _squares(989.5, {512: 42.4, 1024: 238.8, 2048: 632.0, 4096: 783.3}),
+    _squares(67, {1024: 37.39, 2048: 49.58, 4096: 51.88}),
+)
 
 # torch's own fused attention, forward, 1,024 to 16,384 tokens: 287 to 304 TFLOP/s
 # (github.com/pytorch/benchmark pull 2296).
-_H100_ATTENTION = {
-    **dict.fromkeys(("float16", "bfloat16"), _flat(0.3)),
-    **dict.fromkeys(("float32", "float64"), _flat(FUSED_ELSEWHERE)),
-}
+_H100_ATTENTION = _by_dtype(_flat(0.3), _flat(FUSED_ELSEWHERE))
+
+# Memory: 795 GB/s of a copy on a V100-SXM2-32GB (github.com/pc2/GPUInspector.jl, docs/src/devices);
+# the others are assumed to reach the same share. Small passes are slow only because of their
+# launch, which takes as long as 4 MB at this speed.
+_MEMORY = _flat(0.88)
 
 
 def _gpu(
-    name: str, tflops: dict[str, float], gb_per_sec: float, gib: int, host: tuple[float, float]
+    name: str,
+    tflops: dict[str, float],
+    gb_per_sec: float,
+    gib: int,
+    host: tuple[float, float],
+    products: dict[str, Reach],
+    attention: dict[str, Reach],
 ) -> DeviceProfile:
+    """A device. Peaks are dense.
+
+    ``host`` has one direction of the PCIe link, as the vendor states it, and an eighth of the host
+    memory's bandwidth of NVIDIA's server with eight devices.
+    """
     return DeviceProfile(
         name,
         {dtype: 1e12 * value for dtype, value in tflops.items()},
@@ -113,6 +115,9 @@ def _gpu(
         host_bytes_per_sec=1e9 * host[0],
         host_memory_bytes_per_sec=1e9 * host[1],
         launch_secs=LAUNCH_SECS,
+        products=products,
+        attention=attention,
+        memory=_MEMORY,
     )
 
 
@@ -122,6 +127,7 @@ def _gpu(
 _V100 = _gpu(
     "V100-32GB",
     {"float16": 125, "bfloat16": 15.7, "float32": 15.7, "float64": 7.8}, 900, 32, (16, 19),
+    _V100_PRODUCTS, _V100_ATTENTION,
 )  # fmt: skip
 
 # NVIDIA A100 data sheet (2021), 80GB SXM: 312 TFLOP/s of float16 and bfloat16, 19.5 single
@@ -130,6 +136,7 @@ _V100 = _gpu(
 _A100 = _gpu(
     "A100-80GB",
     {"float16": 312, "bfloat16": 312, "float32": 19.5, "float64": 19.5}, 2039, 80, (32, 51),
+    _A100_PRODUCTS, _A100_ATTENTION,
 )  # fmt: skip
 
 # NVIDIA H100 data sheet (2023), SXM: 1979 TFLOP/s of float16 and bfloat16 with sparsity, half
@@ -138,21 +145,10 @@ _A100 = _gpu(
 _H100 = _gpu(
     "H100-80GB",
     {"float16": 989.5, "bfloat16": 989.5, "float32": 67, "float64": 67}, 3350, 80, (64, 77),
+    _H100_PRODUCTS, _H100_ATTENTION,
 )  # fmt: skip
 
-# Memory: 795 GB/s of a copy on a V100-SXM2-32GB (github.com/pc2/GPUInspector.jl, docs/src/devices);
-# the others are assumed to reach the same share. Small passes are slow only because of their
-# launch, which takes as long as 4 MB at this speed.
-_MEMORY = _flat(0.88)
-
-PROFILES = {
-    name: replace(profile, products=products, attention=attention, memory=_MEMORY)
-    for name, profile, products, attention in (
-        ("v100", _V100, _V100_PRODUCTS, _V100_ATTENTION),
-        ("a100", _A100, _A100_PRODUCTS, _A100_ATTENTION),
-        ("h100", _H100, _H100_PRODUCTS, _H100_ATTENTION),
-    )
-}
+PROFILES = {"v100": _V100, "a100": _A100, "h100": _H100}
 
 
 def profile_of(name: str) -> DeviceProfile:

@@ -16,13 +16,10 @@ to split every op has some 100,000 pairs of neighbouring splits."""
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """The time of an op on its slowest device, in seconds per microbatch.
+    """The time of an op on its slowest device, in seconds per microbatch, without recomputation.
 
-    Attributes:
-        forward_secs: time of the forward.
-        backward_secs: time of the backward, without recomputation.
-        accumulate_secs: time of adding its weights' gradients to those of earlier microbatches; in
-            every backward except the first of a step.
+    Adding its weights' gradients to those of earlier microbatches (``accumulate_secs``) takes place
+    in every backward except the first of a step.
     """
 
     forward_secs: float
@@ -32,12 +29,9 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class EdgeCost:
-    """The time of moving a tensor to a reader, in seconds per microbatch.
+    """The seconds per microbatch of moving a value to a reader, and its gradient back.
 
-    Attributes:
-        forward_secs: time of the value; 0 if every device has what it reads.
-        backward_secs: time of the gradient.
-        num_calls: number of communication calls of both; each of them ends a segment.
+    They are 0 if every device has what it reads. Each of the calls of both ends a segment.
     """
 
     forward_secs: float
@@ -49,10 +43,8 @@ class EdgeCost:
 class SyncCost:
     """The time of a parameter once per step.
 
-    Attributes:
-        fetch: calls that move it from storage to its readers.
-        reduce: calls that move its gradient back.
-        update_secs: time of the optimizer, on the device that stores most of it.
+    Calls fetch it from storage to its readers, and reduce its gradient back. The optimizer takes
+    ``update_secs`` on the device that stores most of it.
     """
 
     fetch: tuple[CallSecs, ...]
@@ -87,12 +79,7 @@ class StageCost:
     memory: tuple[MemoryCost, ...]
 
     def step_secs(self, microbatches: int, call_secs: float = 0.0) -> float:
-        """Seconds of a step of one stage.
-
-        Args:
-            microbatches: microbatches in the step.
-            call_secs: as in ``together``.
-        """
+        """Seconds of a step of one stage; ``call_secs`` is as in ``together``."""
         secs = microbatches * (self.forward_secs + self.backward_secs)
         secs += (microbatches - 1) * self.accumulate_secs + self.update_secs
         return secs + together(self.fetch, call_secs) + together(self.reduce, call_secs)
@@ -106,12 +93,9 @@ class StageCost:
 def together(calls: Iterable[CallSecs], call_secs: float = 0.0) -> float:
     """Seconds of calls, where calls of the same devices are merged into one.
 
-    A merged call takes the longest latency of its tensors, and the time of the bytes of all; calls
-    of disjoint devices run at the same time.
-
-    Args:
-        calls: for example the ``reduce`` of many parameters.
-        call_secs: additional time of each tensor (``DeviceProfile.move_secs``).
+    A merged call takes the longest latency of its tensors, and the time of the bytes of all, with
+    ``call_secs`` (``DeviceProfile.move_secs``) for each; calls of disjoint devices run at the same
+    time.
     """
     latency: dict[tuple[Device, ...], float] = {}
     moving: dict[tuple[Device, ...], float] = {}

@@ -100,13 +100,9 @@ class DeviceProfile:
             )
 
     def flops_secs(self, flops: float, dtype: str, kind: str, grown: float = 1.0) -> float:
-        """Seconds of the operations of a product.
+        """Seconds of the operations of one product, with its batch, for this dtype of the result.
 
-        Args:
-            flops: operations of one product, with its batch.
-            dtype: dtype of the result.
-            kind: kind of the op.
-            grown: the product reaches the share of one that is this many times as large.
+        The product reaches the share of one that is ``grown`` times as large.
 
         Raises:
             PlanError: the profile has no speed for this dtype.
@@ -237,7 +233,6 @@ class DeviceProfile:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a file that may hold a profile."""
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -252,7 +247,6 @@ def _shares(what: str, reach: Reach) -> str:
 
 
 def _reach(name: str, value: Any) -> Reach:
-    """A table of shares, from plain values."""
     points = value.get("points") if isinstance(value, dict) else None
     pairs = [p for p in points if isinstance(p, list) and len(p) == 2] if points else []
     if not pairs or not all(isinstance(x, int | float) for pair in pairs for x in pair):
@@ -261,7 +255,6 @@ def _reach(name: str, value: Any) -> Reach:
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """The checked fields of a profile, from plain values."""
     for former, name in _FORMER.items():
         if former in values:
             said = f"{former!r} of a profile is {name!r} now; save it again."

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 
 from superscaler_core.cost.memory_cost import MemoryCost, recomputed
 from superscaler_core.cost.op_memory import Kept, op_memory
@@ -13,6 +12,7 @@ from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
+from superscaler_core.known import ByKey, remembers
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.precision import Precision
@@ -25,8 +25,7 @@ class SplitMemory:
 
     Attributes:
         updates: for each parameter, by name, the op that updates it.
-        optimizer: one of ``memory.STATES``.
-        precision: the dtypes of the training.
+        optimizer, precision: as in ``CostModel``.
     """
 
     updates: Mapping[str, Op]
@@ -36,26 +35,14 @@ class SplitMemory:
     def of(
         self, op: Op, split: OpSplit, keep: Kept, storage: tuple[OpSplit | None, ...]
     ) -> MemoryCost:
-        """The memory cost of one op.
+        """As ``CostModel.memory_cost``, given the storage of every parameter that the op reads."""
+        return self._of(ByKey(op.form, op), split, keep, storage)
 
-        Args:
-            op: the op.
-            split: its split.
-            keep: what is kept from its forward to its backward.
-            storage: the storage of every parameter that it reads; None if stored where it is read.
-        """
-        return self._costs(_OpOfForm(op), split, keep, storage)
-
-    @cached_property
-    def _costs(
-        self,
-    ) -> Callable[[_OpOfForm, OpSplit, Kept, tuple[OpSplit | None, ...]], MemoryCost]:
-        return lru_cache(maxsize=MAX_PRICES)(self._find)
-
-    def _find(
-        self, of: _OpOfForm, split: OpSplit, keep: Kept, storage: tuple[OpSplit | None, ...]
+    @remembers(MAX_PRICES)
+    def _of(
+        self, of: ByKey[Op], split: OpSplit, keep: Kept, storage: tuple[OpSplit | None, ...]
     ) -> MemoryCost:
-        op, parts = of.op, dict[Device, list[Part]]()
+        op, parts = of.value, dict[Device, list[Part]]()
         for placed in split.parts:
             assert placed.device is not None, f"{split}: every part has a device"
             parts.setdefault(placed.device, []).append(Part(op, placed.pieces, placed.replica))
@@ -90,8 +77,8 @@ class SplitMemory:
             if of.requires_grad:
                 grads += read * item_bytes
                 stored_bytes += mine * item_bytes
-        kept = sum(each.saved_bytes for each in ran)
-        others = [kept - each.saved_bytes for each in ran]
+        kept = sum(each.kept_bytes for each in ran)
+        others = [kept - each.kept_bytes for each in ran]
         pairs = list(zip(ran, others, strict=True))
         return MemoryCost(
             weights, grads, STATES[self.optimizer] * stored_bytes, kept,
@@ -102,19 +89,6 @@ class SplitMemory:
             ran[0].saved if len(ran) == 1 else (),
             ran[0].views if len(ran) == 1 else (None,) * len(op.outputs),
         )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _OpOfForm:
-    """An op, compared by its form, as the key of a cache."""
-
-    op: Op
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _OpOfForm) and self.op.form == other.op.form
-
-    def __hash__(self) -> int:
-        return hash(self.op.form)
 
 
 def weights_of(form: OpForm) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rvdcomm.units import secs_text
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost.comm_cost import TICKS_PER_SEC
 from superscaler_core.plan import Device
@@ -86,6 +87,11 @@ class Account:
         """Time from the step's start until the last device has updated its weights."""
         return self.timeline.makespan / TICKS_PER_SEC
 
+    @property
+    def headline(self) -> str:
+        """The program, the device, and the time of a step."""
+        return f"{self.title}: {secs_text(self.secs)} a step"
+
     # --- where the time goes --------------------------------------------------------------------
 
     @cached_property
@@ -157,7 +163,7 @@ class Account:
     @cached_property
     def levels(self) -> tuple[LevelUse, ...]:
         """Communication by level, innermost first."""
-        total: Counter[tuple[Device, int]] = Counter(self.timeline.calls)
+        total = Counter(self.timeline.calls)
         sent: Counter[int] = Counter()
         for inside, count in self._insides:
             for level, num_bytes in inside.sent.items():
@@ -204,7 +210,7 @@ class Account:
     @cached_property
     def _exposed(self) -> Counter[tuple[Device, int]]:
         """Ticks in which devices only communicate, by device and level."""
-        found = Counter(self.timeline.calls) + Counter(self.timeline.waits)
+        found = self.timeline.calls + self.timeline.waits
         for inside, count in self._insides:
             for key, ticks in inside.communicating.items():
                 found[key] += count * ticks

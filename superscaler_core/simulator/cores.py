@@ -18,7 +18,7 @@ from superscaler_core.simulator.timeline import Ran, StepTimeline
 
 
 def on_cores(timeline: StepTimeline, num_cores: float) -> StepTimeline:
-    """The step of a timeline on fewer cores than devices.
+    """The step of a timeline on fewer cores than devices; ``num_cores`` is above 0.
 
     A device works while it computes or communicates, also in the background, but not while it waits
     for others. Waits of ``StepTimeline.waits`` and ``calls`` keep their lengths.
@@ -26,10 +26,6 @@ def on_cores(timeline: StepTimeline, num_cores: float) -> StepTimeline:
     Laws (tests/superscaler_core/simulator/test_cores.py): on one core a step takes as long as the
     work of all its devices together, on several at least that time divided by their number; if at
     no time more devices work than there are cores, nothing changes.
-
-    Args:
-        timeline: the step of devices that have a core each.
-        num_cores: above 0.
     """
     clock = _Clock(timeline, num_cores)
     return replace(

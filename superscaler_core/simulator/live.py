@@ -31,10 +31,7 @@ def peaks_of(compiled: Compiled) -> dict[Device, dict[str, int]]:
 
 @paused_collector()
 def live_of(compiled: Compiled, timeline: StepTimeline) -> Mapping[Device, Series]:
-    """Bytes over time: the peak of each run of a stage, then what it keeps.
-
-    Permanent memory, such as weights and gradients, is included all the time.
-    """
+    """Bytes over time: the peak of each run of a stage, then what it keeps; with all weights."""
     made = compiled.materialized
     prints = {d: footprints(made, d, compiled.precision) for d in timeline.devices}
     now = {

@@ -55,6 +55,7 @@ def measured(
     Times are processor times of this thread, so other processes on its core do not matter. For
     plans with more ranks than cores, the profile says how many cores there are. Let as many ranks
     as there are cores measure at the same time, because in training they share the memory, too.
+    Ops that were not measured are priced by the speeds of products and copies of a few sizes.
 
     Args:
         programs: programs whose parts are measured.
@@ -65,10 +66,6 @@ def measured(
         known: signatures of ops that are left out.
         clock: the clock for ops, in seconds; this thread's processor time if None.
             ``time.perf_counter`` counts waiting, too.
-
-    Returns:
-        A profile with times of these ops; other ops are priced by the speeds of products and copies
-        of a few sizes.
     """
     every = _distinct(programs)
     dtypes = {view.tensor.dtype for part, _ in every.values() for view in part.outputs}
@@ -84,7 +81,7 @@ def measured(
     products = {
         dtype: _peak_and_reach(_products(dtype, launch_secs, op_secs))
         for dtype in sorted(dtypes)
-        if _is_float(dtype)
+        if dtype.startswith(("float", "bfloat"))
     }
     bytes_per_sec, memory = _peak_and_reach(_streams(launch_secs, op_secs))
     return DeviceProfile(
@@ -177,10 +174,6 @@ def _tensor(view: VTensor, constants: Mapping[str, Any]) -> Tensor:
     return (
         torch.ones(shape, dtype=dtype) if dtype == torch.bool else torch.zeros(shape, dtype=dtype)
     )
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat"))
 
 
 # --- overheads ----------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from superscaler_core.plan import Device
 from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.live import Series
-from superscaler_core.simulator.text import headline
 from superscaler_core.simulator.timeline import Ran
 
 COLOURS = {
@@ -52,12 +51,9 @@ MAX_ROWS = 64
 
 
 def draw(account: Account, path: str | Path) -> None:
-    """Write a picture; the file's suffix selects the format.
-
-    Raises:
-        PlanError: matplotlib is missing, or cannot write this suffix.
-    """
-    rows = _rows(account.devices)
+    """Write a picture; the file's suffix selects the format. Errors are those of ``new_figure``."""
+    stride = -(-len(account.devices) // MAX_ROWS)
+    rows = {device: row for row, device in enumerate(account.devices[::stride])}
     height = 0.4 + 0.28 * len(rows)
     figure = new_figure(path, (12, height + 3.2))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[max(height, 1.4), 2.2])
@@ -84,12 +80,6 @@ def new_figure(path: str | Path, inches: tuple[float, float]) -> Any:
     return Figure(figsize=inches, dpi=120, layout="constrained")
 
 
-def _rows(devices: tuple[Device, ...]) -> dict[Device, int]:
-    """The row of each device that is shown."""
-    stride = -(-len(devices) // MAX_ROWS)
-    return {device: row for row, device in enumerate(devices[::stride])}
-
-
 # --- devices ------------------------------------------------------------------------------------
 
 Bar = tuple[float, float, int]
@@ -110,7 +100,7 @@ def _gantt(axes: Any, account: Account, rows: Mapping[Device, int]) -> None:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(list(rows.values()), [str(device) for device in rows])
     axes.set_ylabel("device")
-    axes.set_title(headline(account), loc="left", fontsize=10)
+    axes.set_title(account.headline, loc="left", fontsize=10)
     axes.legend(
         loc="lower right", bbox_to_anchor=(1, 1), ncols=len(bars), fontsize=8, frameon=False,
         borderaxespad=0.1, handlelength=1.0, columnspacing=1.0,

@@ -1,12 +1,9 @@
-"""Ports: links that communication shares, and the times when they are busy.
-
-A port serves calls in the program's order; a later call uses the time that earlier calls leave
-free, so no port is idle while a call waits for it. The time of bytes does not depend on the sender.
-"""
+"""Ports: links that communication shares, and the times when they are busy."""
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import defaultdict
 from collections.abc import Iterable
 
 from superscaler_core.cost.comm_cost import Port
@@ -22,14 +19,18 @@ Load = tuple[Port, int]
 
 
 class BusyPorts:
-    """Busy times of ports.
+    """Busy times of ports, whatever devices send.
+
+    A port serves calls in the program's order; a later call uses the time that earlier calls leave
+    free, so no port is idle while a call waits for it.
 
     Law (tests/superscaler_core/simulator/test_simulator_wire.py): the intervals of a port add up
     to the work that it was given, and no two of them overlap.
     """
 
     def __init__(self, background: Background = ()) -> None:
-        self._busy: dict[Port, list[Interval]] = {port: list(busy) for port, busy in background}
+        self._busy = defaultdict[Port, list[Interval]](list)
+        self._busy.update((port, list(busy)) for port, busy in background)
         self.taken: list[tuple[Port, Interval]] = []
         """The intervals that were reserved since the start, in order."""
 
@@ -46,7 +47,7 @@ class BusyPorts:
 
     def _fill(self, port: Port, start: int, work: int) -> int:
         """Reserve free time of a port from ``start`` on for this work; return the end."""
-        busy = self._busy.setdefault(port, [])
+        busy = self._busy[port]
         place = bisect_right(busy, start, key=lambda interval: interval[1])
         now, left, found = start, work, []
         for begin, end in busy[place:]:
@@ -60,17 +61,14 @@ class BusyPorts:
         if left:
             found.append((now, now + left))
         for interval in found:
-            self._add(port, interval)
+            insort(busy, interval)
             self.taken.append((port, interval))
         return found[-1][1]
-
-    def _add(self, port: Port, interval: Interval) -> None:
-        insort(self._busy.setdefault(port, []), interval)
 
     def replay(self, taken: Iterable[tuple[Port, Interval]], offset: int) -> None:
         """Reserve the same intervals as an equal run whose ports had the same busy times."""
         for port, (start, end) in taken:
-            self._add(port, (start + offset, end + offset))
+            insort(self._busy[port], (start + offset, end + offset))
 
     def background(self, ports: Iterable[Port], start: int) -> Background:
         """The busy intervals of ports from ``start`` on, relative to ``start``."""

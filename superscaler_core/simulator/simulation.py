@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from tqdm import tqdm
 
@@ -17,7 +17,6 @@ from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.memory import STATES
 from superscaler_core.memory.stored import StoredBytes, StoredMemory
 from superscaler_core.plan import Device
-from superscaler_core.program.materialized import Materialized
 from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator.cores import on_cores
 from superscaler_core.simulator.simulated import Simulated
@@ -107,37 +106,22 @@ def _timed(
     """The events of a step in time, and the time of each device's optimizer."""
     made, times = compiled.materialized, OpTimes(profile)
     stored = StoredMemory(made, compiled.precision).by_device
+    own = {device: stored.get(device) or StoredBytes() for device in made.plan.devices}
     num_states = STATES[compiled.optimizer]
-    update_secs = optimizer_secs(stored, times, num_states, made.plan.devices)
+    update_secs = {
+        device: times.update_secs(num_states, mine.trained_bytes, mine.hosted_trained_bytes)
+        for device, mine in own.items()
+    }
     work = Work(made, times, comm_costs, methods, compiled.precision)
-    return _timeline(made, work, update_secs, profile), update_secs
-
-
-def _timeline(
-    made: Materialized, work: Work, update_secs: Mapping[Device, float], profile: DeviceProfile
-) -> StepTimeline:
-    """The events of a step in time."""
     with tqdm(total=len(made.events), desc="simulate", delay=2, leave=False, disable=None) as bar:
-        stepper = Stepper(
+        timeline = Stepper(
             made,
             work,
             update_secs,
             p2p_secs=profile.move_secs + profile.p2p_secs,
             wake_secs=profile.wake_secs,
             tick=bar.update,
-        )
-        timeline = stepper.run()
+        ).run()
     if 0 < profile.num_cores < len(made.plan.devices):
-        return on_cores(timeline, profile.num_cores)
-    return timeline
-
-
-def optimizer_secs(
-    stored: Mapping[Device, StoredBytes], times: OpTimes, num_states: int, devices: Iterable[Device]
-) -> Mapping[Device, float]:
-    """Seconds of the optimizer on every device, given the parameters that it stores."""
-    found = {}
-    for device in devices:
-        mine = stored.get(device) or StoredBytes()
-        found[device] = times.update_secs(num_states, mine.trained_bytes, mine.hosted_trained_bytes)
-    return found
+        timeline = on_cores(timeline, profile.num_cores)
+    return timeline, update_secs

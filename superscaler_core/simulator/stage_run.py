@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from superscaler_core.cost.comm_cost import CommCost, Port
+from superscaler_core.cost.comm_cost import Port
+from superscaler_core.known import ByKey, remembers
 from superscaler_core.plan import Device
 from superscaler_core.program.verb import Phase
 from superscaler_core.simulator.ports import BusyPorts, Interval
@@ -21,8 +23,7 @@ class StageRun:
     """The timeline of a run, from tick 0, at which its first device begins.
 
     Attributes:
-        devices: devices that take part.
-        ends: when each device is free again.
+        devices, ends: devices that take part, and when each is free again.
         spans: every act with its start and end.
         beside: what runs in the background: started communication, and copies to and from the host.
         taken: reserved intervals of ports.
@@ -57,25 +58,22 @@ class StageRun:
     @cached_property
     def communicating(self) -> dict[tuple[Device, int], int]:
         """Ticks in which each device only communicates or waits for a copy, by level."""
-        found: dict[tuple[Device, int], int] = {}
+        found: Counter[tuple[Device, int]] = Counter()
         for event, start, end in self.spans:
             if event.comm is not None:
                 for device in event.devices:
-                    key = device, event.comm.level
-                    found[key] = found.get(key, 0) + end - start
+                    found[device, event.comm.level] += end - start
         return found
 
     @cached_property
     def traffic(self) -> dict[tuple[Device, int], int]:
         """Ticks of each device's communication, hidden or not, by level."""
-        found: dict[tuple[Device, int], int] = {}
+        found: Counter[tuple[Device, int]] = Counter()
         for event, start, end in (*self.spans, *self.beside):
-            comm = event.comm
             # A wait itself moves nothing; the communication that it waits for does.
-            for device in comm.devices if comm is not None and comm.level_bytes else ():
-                assert comm is not None
-                key = device, comm.level
-                found[key] = found.get(key, 0) + end - start
+            if event.comm is not None and event.comm.level_bytes:
+                for device in event.comm.devices:
+                    found[device, event.comm.level] += end - start
         return found
 
     @cached_property
@@ -89,10 +87,9 @@ class StageRun:
     @cached_property
     def sent(self) -> dict[int, int]:
         """Bytes that all devices send, by level."""
-        found: dict[int, int] = {}
+        found: Counter[int] = Counter()
         for event, _, _ in (*self.spans, *self.beside):
-            for level, count in enumerate(() if event.comm is None else event.comm.level_bytes):
-                found[level] = found.get(level, 0) + count
+            found.update(dict(enumerate(() if event.comm is None else event.comm.level_bytes)))
         return found
 
 
@@ -100,9 +97,8 @@ class StageRun:
 class UnderWay:
     """Background work that devices have started; each device does it one after another.
 
-    Attributes:
-        free: when a device has finished all background work.
-        ends: when a device finishes the work started under a key, until it has waited for it.
+    It is known when a device has finished all of it (``free``), and what it started under a key
+    (``ends``), until it has waited for that.
     """
 
     free: dict[Device, int] = field(default_factory=dict)
@@ -144,8 +140,6 @@ class StageRuns:
     def __init__(self, ports: BusyPorts, *, wake_ticks: int = 0, is_memoized: bool = True) -> None:
         self._ports, self._wake_ticks, self._is_memoized = ports, wake_ticks, is_memoized
         self._known: dict[tuple[Hashable, ...], StageRun] = {}
-        self._shared: dict[int, tuple[Port, ...]] = {}
-        self._kept: dict[int, Sequence[WorkEvent]] = {}
 
     def run(
         self,
@@ -158,59 +152,30 @@ class StageRuns:
 
         Args:
             events: in an order that every device keeps; equal runs pass the same object.
-            devices: devices that take part.
-            ready: when each device is free.
+            devices, ready: devices that take part, and when each is free.
             under_way: background work started before; updated in place.
         """
-        base = min(ready)
+        base, wake = min(ready), self._wake_ticks
         before = under_way.since(base, devices)
-        run = self._run(events, devices, ready, base, before)
+        if self._is_memoized:
+            # Events are compared by identity; the key keeps them alive.
+            same, late = ByKey(id(events), events), tuple(tick - base for tick in ready)
+            background = self._ports.background(self._shared_by(same), base)
+            key = same, late, background, before.key
+            if key not in self._known:
+                ports = BusyPorts(background)
+                self._known[key] = _Inside(devices, late, ports, 0, before, wake).run(events)
+            run = self._known[key]
+            self._ports.replay(run.taken, base)
+        else:
+            run = _Inside(devices, ready, self._ports, base, before, wake).run(events)
         under_way.replace(devices, run.under_way, base)
         return base, run
 
-    def _run(
-        self,
-        events: Sequence[WorkEvent],
-        devices: tuple[Device, ...],
-        ready: Sequence[int],
-        base: int,
-        before: UnderWay,
-    ) -> StageRun:
-        late = tuple(tick - base for tick in ready)
-        if not self._is_memoized:
-            return run_events(events, devices, ready, self._ports, base, before, self._wake_ticks)
-        # Events are compared by identity, so they are kept alive.
-        self._kept[id(events)] = events
-        background = self._ports.background(self._shared_by(events), base)
-        key = id(events), late, background, before.key
-        known = self._known.get(key)
-        if known is None:
-            ports = BusyPorts(background)
-            known = run_events(events, devices, late, ports, 0, before, self._wake_ticks)
-            self._known[key] = known
-        self._ports.replay(known.taken, base)
-        return known
-
-    def _shared_by(self, events: Sequence[WorkEvent]) -> tuple[Port, ...]:
-        key = id(events)
-        if key not in self._shared:
-            comm_costs = (event.comm for event in events if event.comm is not None)
-            ports = {port for comm in comm_costs for port, _ in comm.shared}
-            self._shared[key] = tuple(sorted(ports))
-        return self._shared[key]
-
-
-def run_events(
-    events: Sequence[WorkEvent],
-    devices: tuple[Device, ...],
-    ready: Sequence[int],
-    ports: BusyPorts,
-    base: int,
-    before: UnderWay,
-    wake_ticks: int,
-) -> StageRun:
-    """Run events; times in the result are relative to ``base``."""
-    return _Inside(devices, ready, ports, base, before, wake_ticks).run(events)
+    @remembers()
+    def _shared_by(self, events: ByKey[Sequence[WorkEvent]]) -> tuple[Port, ...]:
+        comm_costs = (event.comm for event in events.value if event.comm is not None)
+        return tuple(sorted({port for comm in comm_costs for port, _ in comm.shared}))
 
 
 def woken(now: int, end: int, wake_ticks: int) -> int:
@@ -267,19 +232,7 @@ class _Inside:
         if end > start:
             self._spans.append((event, start - self._base, end - self._base))
 
-    def _reserved(self, start: int, num_ticks: int, comm: CommCost) -> int:
-        """The end of a call that begins at ``start``."""
-        return self._ports.reserve(start, num_ticks, comm.shared)
-
-    def _go_beside(self, event: WorkEvent, start: int) -> int:
-        """Run an event in the background; return its end."""
-        assert event.comm is not None
-        end = self._reserved(start, event.ticks, event.comm)
-        self._beside.append((event, start - self._base, end - self._base))
-        return end
-
     def _compute(self, event: WorkEvent) -> None:
-        """Run an event on each of its devices as soon as it is free."""
         clock = self._clock
         starts: dict[int, list[Device]] = {}
         for device in event.devices:
@@ -290,7 +243,6 @@ class _Inside:
             self._span(mine, start, start + event.ticks)
 
     def _do(self, event: WorkEvent) -> None:
-        """Run an event on its devices in the foreground."""
         if event.comm is not None and not event.is_copy:
             # Calls of a device run one after another, so calls started before come first.
             for device in event.devices:
@@ -298,7 +250,7 @@ class _Inside:
         start = max(self._clock[device] for device in event.devices)
         end = start + event.ticks
         if event.comm is not None and event.comm.shared:
-            end = self._reserved(start, event.ticks, event.comm)
+            end = self._ports.reserve(start, event.ticks, event.comm.shared)
         for device in event.devices:
             late = woken(self._clock[device], start, self._wake_ticks) - start
             self._clock[device] = end + late
@@ -312,7 +264,9 @@ class _Inside:
         """
         free = {} if event.is_copy else self._free
         start = max(max(self._clock[d], free.get(d, 0)) for d in event.devices)
-        end = self._go_beside(event, start)
+        assert event.comm is not None
+        end = self._ports.reserve(start, event.ticks, event.comm.shared)
+        self._beside.append((event, start - self._base, end - self._base))
         for device in event.devices:
             free[device] = end
             self._ends[event.key, device] = end

@@ -12,13 +12,9 @@ from superscaler_core.program.weights import Use
 
 
 class Sums:
-    """Follows one backward of a stage.
+    """Follows one backward of a stage, the first of its microbatches or a later one.
 
-    A window removes its gradients at its end, so they are not added to other microbatches'.
-
-    Args:
-        made: the plan.
-        is_first: whether no other microbatch has run its backward yet.
+    An FSDP unit removes its gradients at its end, so they are not added to other microbatches'.
     """
 
     def __init__(self, made: Materialized, is_first: bool) -> None:
@@ -28,9 +24,7 @@ class Sums:
     def of(self, devices: Sequence[Device], segment: Segment) -> list[int]:
         """Bytes of the gradients that a segment accumulates; call in the order of the backward.
 
-        Args:
-            devices: devices on which it accumulates as much.
-            segment: the segment of the first of them.
+        The devices accumulate equally much; the segment is that of the first of them.
         """
         found = []
         for part in reversed(segment.parts):

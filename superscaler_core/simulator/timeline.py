@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -42,11 +42,7 @@ class Ran:
 class TimedSend:
     """The transfer of a tensor or gradient to another stage: one call in the background.
 
-    Attributes:
-        event: the transfer.
-        tensor: name of the tensor.
-        comm: its load on links.
-        start, end: ticks from the step's start.
+    Start and end are ticks from the step's start.
     """
 
     event: P2PSend
@@ -73,8 +69,8 @@ class StepTimeline:
     devices: tuple[Device, ...]
     runs: list[Ran] = field(default_factory=list)
     sends: list[TimedSend] = field(default_factory=list)
-    waits: dict[tuple[Device, int], int] = field(default_factory=dict)
-    calls: dict[tuple[Device, int], int] = field(default_factory=dict)
+    waits: Counter[tuple[Device, int]] = field(default_factory=Counter)
+    calls: Counter[tuple[Device, int]] = field(default_factory=Counter)
     starts: list[tuple[int, int]] = field(default_factory=list)
     makespan: int = 0
 
@@ -87,8 +83,7 @@ class Stepper:
     """Steps through the events in time.
 
     Args:
-        made: the plan.
-        work: the work of devices.
+        made, work: the plan, and the work of devices.
         optimizer_secs: time of the optimizer on every device, at the end.
         p2p_secs: time of a device to start a P2P send.
         wake_secs: as in ``DeviceProfile``.
@@ -117,7 +112,6 @@ class Stepper:
         self._updates_of: dict[int, tuple[Sequence[WorkEvent], tuple[Device, ...]]] = {}
         self._begun: set[tuple[int, tuple[Device, ...]]] = set()
         self._under_way = UnderWay()
-        self._comm_costs: dict[tuple[Edge, bool], Sequence[CommCost]] = {}
         self._stage_devices = [tuple(sorted(devices)) for devices in made.stage_devices]
         self.timeline = StepTimeline(made.plan.devices)
 
@@ -210,9 +204,7 @@ class Stepper:
             now = self._clock[device]
             if device in arrivals and arrivals[device][1] > now:
                 start, end, level = arrivals[device]
-                key = device, level
-                waits = self.timeline.waits
-                waits[key] = waits.get(key, 0) + end - max(now, start)
+                self.timeline.waits[device, level] += end - max(now, start)
                 now = woken(now, end, self._wake_ticks)
             ready.append(now)
         base, inside = self._runs.run(work_events, devices, ready, self._under_way)
@@ -225,11 +217,8 @@ class Stepper:
     def _p2p_send(self, event: P2PSend) -> None:
         """Start a P2P send when all its devices have reached it; the devices continue."""
         edge = self._made.edge(event.name)
-        key = edge, event.is_back
-        if key not in self._comm_costs:
-            self._comm_costs[key] = self._work.p2p_send(*key)
         arrived: dict[Device, Arrival] = {}
-        for comm in self._comm_costs[key]:
+        for comm in self._work.p2p_send(edge, event.is_back):
             self._call(comm)
             start = max(self._clock[device] for device in comm.devices)
             end = self._ports.reserve(start, comm.ticks, comm.ports)
@@ -242,13 +231,11 @@ class Stepper:
         self._mail.setdefault(mail, deque()).append(arrived)
 
     def _call(self, comm: CommCost) -> None:
-        calls = self.timeline.calls
         for device in comm.devices if self._call_ticks else ():
             before = self._clock[device]
             self._clock[device] = before + self._call_ticks
             self.timeline.starts.append((before, self._clock[device]))
-            key = device, comm.level
-            calls[key] = calls.get(key, 0) + self._call_ticks
+            self.timeline.calls[device, comm.level] += self._call_ticks
 
     def _arrivals(self, event: Action) -> Mapping[Device, Arrival]:
         """For each device the last P2P send that a run waits for."""

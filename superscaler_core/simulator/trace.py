@@ -1,8 +1,6 @@
-"""Trace: a simulated step in Chrome's trace event format.
+"""Trace: a simulated step in Chrome's "Trace Event Format", with times in microseconds.
 
-Every device is a process with two threads (foreground and communication in the background) and a
-counter of its memory. Source of the format: "Trace Event Format", complete ("X"), counter ("C") and
-metadata ("M") events; times in microseconds.
+Every device is a process with two threads, and a counter of its memory.
 """
 
 from __future__ import annotations
@@ -26,11 +24,7 @@ DOES, TRAVELS = 0, 1
 
 
 def save_trace(account: Account, path: str | Path) -> None:
-    """Write a trace, one event per line.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a trace, one event per line."""
     with replacing(path) as name, name.open("w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         file.write(",\n".join(map(json.dumps, events(account))))
@@ -67,7 +61,6 @@ def _span(
 
 
 def _ran(ran: Ran) -> Iterator[dict[str, Any]]:
-    """A run of a stage, and its events."""
     event, inside = ran.event, ran.inside
     begins = dict.fromkeys(inside.devices, -1)
     for work_event, start, _ in inside.spans:
@@ -78,7 +71,9 @@ def _ran(ran: Ran) -> Iterator[dict[str, Any]]:
         if isinstance(event, Action) and begins[device] >= 0:
             times = ran.start + begins[device], ran.start + end
             args = {"stage": event.stage, "microbatch": event.microbatch}
-            yield _span(name_of(event), KINDS[event.kind], device, DOES, *times, **args)
+            turn = f".{event.recycling_pass}" if event.kind is ActionKind.RECYCLE else ""
+            name = f"{event.kind}{event.microbatch}{turn} of stage {event.stage}"
+            yield _span(name, KINDS[event.kind], device, DOES, *times, **args)
     for work_event, start, end in inside.spans:
         category = "compute" if work_event.comm is None else "communication"
         for device in work_event.devices:
@@ -93,19 +88,9 @@ def _ran(ran: Ran) -> Iterator[dict[str, Any]]:
 
 def _sent(sent: TimedSend) -> Iterator[dict[str, Any]]:
     event, comm = sent.event, sent.comm
+    name = f"{'gradient of ' if event.is_back else ''}{sent.tensor}"
     for device in comm.devices:
         yield _span(
-            send_name(sent), "communication", device, TRAVELS, sent.start, sent.end,
+            name, "communication", device, TRAVELS, sent.start, sent.end,
             bytes=sum(comm.level_bytes), microbatch=event.microbatch,
         )  # fmt: skip
-
-
-def name_of(event: Action) -> str:
-    """A run as a short text: ``F3 of stage 1``."""
-    turn = f".{event.recycling_pass}" if event.kind is ActionKind.RECYCLE else ""
-    return f"{event.kind}{event.microbatch}{turn} of stage {event.stage}"
-
-
-def send_name(sent: TimedSend) -> str:
-    """The moved tensor, or its gradient, as text."""
-    return f"{'gradient of ' if sent.event.is_back else ''}{sent.tensor}"

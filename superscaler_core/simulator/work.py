@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,15 +10,14 @@ from itertools import groupby
 from typing import Any
 
 from superscaler_core.cost.comm_cost import CommCost, CommCosts, ticks
-from superscaler_core.cost.halves import halves
-from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.cost.op_time import OpTimes, halves
 from superscaler_core.graph.graph import Op
-from superscaler_core.known import Known
+from superscaler_core.known import ByKey, Known, remembers
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
 from superscaler_core.precision import Precision
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.event import OverlappedPair, Pair, actions_in, pair_of
+from superscaler_core.program.event import OverlappedPair, actions_in, pair_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, stage_of_segment
@@ -111,24 +111,15 @@ class Work:
         self._made, self._times, self._comm_costs = made, times, comm_costs
         self._methods, self._precision = methods, precision
         self._stages: Known[Hashable, Any] = Known(MAX_BLOCKS)
-        self._pairs: dict[
-            tuple[Pair, bool, tuple[StepInstruction, ...]], tuple[WorkEvent, ...]
-        ] = {}
         self._waits: dict[str, CommCost] = {}
-        self._computing: dict[Segment, _Times] = {}
-        self._of_forms: dict[tuple[object, ...], _Times] = {}
-        self._equal: dict[tuple[int, tuple[Device, ...]], tuple[tuple[Device, ...], ...]] = {}
-        self._halves: dict[tuple[Op, ...], tuple[tuple[float, float], ...]] = {}
 
     # --- stages ---------------------------------------------------------------------------------
 
     def stage(self, action: Action, *, is_first: bool = False) -> Sequence[WorkEvent]:
         """The events of a stage in an action, in an order that every device keeps.
 
-        Args:
-            action: the action.
-            is_first: whether this is the first backward of its step, in which weights' gradients
-                are not added to those of other microbatches.
+        In the first backward of a step, weights' gradients are not added to those of other
+        microbatches.
         """
         block = self._made.block(action.stage, action.kind)
         named = {i.microbatch for i in block}
@@ -157,22 +148,24 @@ class Work:
     def pair(self, event: OverlappedPair, *, is_first: bool = False) -> Sequence[WorkEvent]:
         """The events of two actions that run as one; ``is_first`` is about the backward."""
         mine = tuple(instruction for instruction, _ in self._made.step_program.run_as_one(event))
-        key = pair_of(event), is_first, mine
-        if key not in self._pairs:
-            made, actions = self._made, actions_in(event)
-            sums = [Sums(made, is_first) for _ in actions]
-            self._pairs[key] = tuple(
-                replace(work_event, half=half)
-                for instruction in mine
-                for half in [instruction.half or 0]
-                for work_event in self._work_events([instruction], sums[half], actions[half].stage)
-            )
-        return self._pairs[key]
+        return self._pair(ByKey(pair_of(event), event), is_first, mine)
+
+    @remembers()
+    def _pair(
+        self, event: ByKey[OverlappedPair], is_first: bool, mine: tuple[StepInstruction, ...]
+    ) -> Sequence[WorkEvent]:
+        actions = actions_in(event.value)
+        sums = [Sums(self._made, is_first) for _ in actions]
+        return tuple(
+            replace(work_event, half=half)
+            for instruction in mine
+            for half in [instruction.half or 0]
+            for work_event in self._work_events([instruction], sums[half], actions[half].stage)
+        )
 
     def _work_events(
         self, block: Sequence[StepInstruction], sums: Sums, stage: int
     ) -> Iterable[WorkEvent]:
-        """The events of a block of a stage."""
         for instruction in block:
             if instruction.kind in COMPUTING:
                 for devices in self._alike(stage, instruction.devices):
@@ -180,14 +173,12 @@ class Work:
             else:
                 yield from self._in_phase(instruction)
 
+    @remembers()
     def _alike(self, stage: int, devices: tuple[Device, ...]) -> Iterable[tuple[Device, ...]]:
         """Devices whose parts of a stage have equal shapes, together."""
-        key = stage, devices
-        if key not in self._equal:
-            numbers = self._made.stages[stage].shapes
-            rows = groupby(sorted(devices, key=numbers.__getitem__), numbers.__getitem__)
-            self._equal[key] = tuple(tuple(mine) for _, mine in rows)
-        return self._equal[key]
+        numbers = self._made.stages[stage].shapes
+        rows = groupby(sorted(devices, key=numbers.__getitem__), numbers.__getitem__)
+        return tuple(tuple(mine) for _, mine in rows)
 
     def _in_phase(self, instruction: StepInstruction) -> Iterable[WorkEvent]:
         """The events of a communication, or of its start or its wait."""
@@ -231,14 +222,7 @@ class Work:
         """An instruction that runs a segment, on devices that take equally long."""
         kind = instruction.kind
         segment = self._made.segment(instruction.name, devices[0])
-        times = self._computing.get(segment)
-        if times is None:
-            # Devices and layers whose parts have equal forms share these times.
-            forms = tuple((part.form, part in segment.products) for part in segment.parts)
-            times = self._of_forms.get(forms)
-            if times is None:
-                times = self._of_forms[forms] = self._secs(segment)
-            self._computing[segment] = times
+        times = self._computing(segment)
         secs = times.of(kind)
         is_apart = ActionKind.RECOMPUTE in self._made.stage_kinds[stage]
         if kind in GOES_BACK and segment.recompute and not is_apart:
@@ -249,14 +233,21 @@ class Work:
         name = segment.parts[0].op.module or segment.parts[0].op.kind
         return WorkEvent(name, devices, count)
 
-    def _secs(self, segment: Segment) -> _Times:
-        # Devices that run the same ops share these results.
-        shares = self._halves.get(segment.ops)
-        if shares is None:
-            shares = self._halves[segment.ops] = halves(segment.ops)
+    @remembers()
+    def _computing(self, segment: Segment) -> _Times:
+        # Devices and layers whose parts have equal forms share these times.
+        forms = tuple((part.form, part in segment.products) for part in segment.parts)
+        return self._of_forms(ByKey(forms, segment))
+
+    @remembers()
+    def _halves(self, ops: tuple[Op, ...]) -> tuple[tuple[float, float], ...]:
+        return halves(ops)
+
+    @remembers()
+    def _of_forms(self, of: ByKey[Segment]) -> _Times:
+        segment, num_split = of.value, 0
         forward = inputs = weights = 0.0
-        num_split = 0
-        for part, (i_share, w_share) in zip(segment.parts, shares, strict=True):
+        for part, (i_share, w_share) in zip(segment.parts, self._halves(segment.ops), strict=True):
             forward_secs, backward_secs = self._times.of(part.form)
             forward += 0.0 if part in segment.products else forward_secs
             inputs += backward_secs * i_share
@@ -301,13 +292,12 @@ class Work:
         self, name: str, uses: Iterable[Use], precision: Precision
     ) -> Iterable[WorkEvent]:
         """Copies of the weights that each device stores on the host, in one call per device."""
-        sizes: dict[Device, int] = {}
+        sizes: Counter[Device] = Counter()
         for use in uses:
             if use.tensor.name in self._made.plan.on_host:
                 item_bytes = precision.item_bytes(use.tensor.dtype)
                 for device, shard in use.storage.shards.items():
-                    size = shard.box.num_elements * item_bytes
-                    sizes[device] = sizes.get(device, 0) + size
+                    sizes[device] += shard.box.num_elements * item_bytes
         for device, size in sorted(sizes.items()):
             comm = self._copy(device, size)
             yield WorkEvent(name, (device,), comm.ticks, comm)
@@ -333,6 +323,7 @@ class Work:
 
     # --- communication --------------------------------------------------------------------------
 
+    @remembers()
     def p2p_send(self, edge: Edge, is_back: bool) -> Sequence[CommCost]:
         """The transfers of an edge between stages, one per sub-transfer."""
         sub_transfers = edge.backward if is_back else edge.forward
@@ -343,7 +334,6 @@ class Work:
         ]
 
     def _each(self, name: str, sub_transfers: Iterable[Transfer]) -> Iterable[WorkEvent]:
-        """Calls one after another."""
         for sub_transfer in sub_transfers:
             if not sub_transfer.is_idle:
                 yield self._call(name, self._comm_costs.of([sub_transfer], self._methods.intra))

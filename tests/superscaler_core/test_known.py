@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from superscaler_core.known import Known
+from superscaler_core.known import ByKey, Known, remembers
 
 NUM_THREADS = 4
 
@@ -15,6 +15,30 @@ def test_the_oldest_entry_is_dropped() -> None:
     for number in range(3):
         assert known.of(number, lambda number=number: number * 10) == number * 10  # type: ignore[misc]
     assert dict(known) == {1: 10, 2: 20}
+
+
+class Doubles:
+    """Counts how often a result is computed."""
+
+    def __init__(self) -> None:
+        self.num_computed = 0
+
+    @remembers(2)
+    def of(self, number: ByKey[int]) -> int:
+        self.num_computed += 1
+        return 2 * number.value
+
+
+def test_a_method_remembers_its_last_results_for_each_object_by_their_keys() -> None:
+    first, second = Doubles(), Doubles()
+    assert [first.of(ByKey("a", 1)), first.of(ByKey("a", 5)), second.of(ByKey("a", 5))] == [
+        2,
+        2,
+        10,
+    ]
+    for key in "bca":
+        first.of(ByKey(key, 1))
+    assert (first.num_computed, second.num_computed) == (4, 1)
 
 
 def test_a_known_result_is_not_made_again() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from superscaler_core.cost import PROFILES, DeviceProfile
-from superscaler_core.cost.halves import halves
-from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.cost.op_time import OpTimes, halves
 from superscaler_core.plan import Placement, Plan, Stage
 from superscaler_core.published.tessel import search_schedule
 from superscaler_core.schedules import ActionKind

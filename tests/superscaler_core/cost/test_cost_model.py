@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,10 @@ import superscaler_core as ss
 from superscaler_core.cost import (
     PROFILES,
     CostModel,
-    Kept,
-    cost_model,
-    move_times,
-    split_memory,
     together,
 )
 from superscaler_core.cost.comm_cost import CallSecs
+from superscaler_core.cost.prices import MAX_PRICES
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import OpSplit
 from superscaler_core.schedules import one_f_one_b
@@ -183,24 +181,12 @@ def test_equal_layers_share_one_cached_cost() -> None:
     assert costs.op_cost(twins[0], split) is costs.op_cost(twins[1], split)
 
 
-def test_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cost_model, move_times, split_memory):
-        monkeypatch.setattr(module, "MAX_PRICES", 2)
+def test_caches_are_bounded() -> None:
     costs = costs_of()
-    first, act, *_ = costs.graph.ops
-    weight = first.parameters[0]
-    for num in (1, 2, 3, 4):
-        split = OpSplit.grid(first.sizes, range(num), [("b", num)])
-        reader = OpSplit.grid(act.sizes, range(num), [(None, num)])
-        costs.op_cost(first, split)
-        costs.edge_cost(first.outputs[0], split, reader)
-        costs.sync_cost(weight, split)
-        costs.memory_cost(first, split, Kept.SAVED)
-    caches = [
-        costs._op_costs,
-        costs._move_times.edge,
+    caches: list[Any] = [
+        costs._op_cost,
         costs._move_times.between,
         costs._move_times.sync,
-        costs._memory._costs,
+        costs._memory._of,
     ]
-    assert [cache.cache_info().currsize for cache in caches] == [2] * 5
+    assert [cache.cache_info().maxsize for cache in caches] == [MAX_PRICES] * 4

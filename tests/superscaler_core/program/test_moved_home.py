@@ -46,7 +46,7 @@ def test_moved_transfer_has_the_cost_of_the_original(seed: int, method: str) -> 
     comm_costs = CommCosts(HOSTS)
     planned = comm_costs._planned if method == "rvd" else comm_costs._pulled
     steps = planned(src, dst, "float32")
-    assert comm_costs._steps_of((src, dst, "float32"), method) == tuple(steps)
+    assert comm_costs._steps((src, dst, "float32"), method) == tuple(steps)
     plan = rv.plan(src, dst, "float32", HOSTS, executor="dist")
     moved = rv.plan(*moved_home(src, dst, HOSTS)[:2], "float32", HOSTS, executor="dist")
     assert plan.cost == moved.cost

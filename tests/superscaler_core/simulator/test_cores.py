@@ -10,7 +10,7 @@ from superscaler_core.cost.comm_cost import CommCost
 from superscaler_core.schedules import gpipe, one_f_one_b
 from superscaler_core.simulator import PROFILES, Simulated, simulate
 from superscaler_core.simulator.ports import BusyPorts
-from superscaler_core.simulator.stage_run import UnderWay, run_events
+from superscaler_core.simulator.stage_run import StageRuns, UnderWay
 from superscaler_core.simulator.work import WorkEvent
 from tests.superscaler_core.simulated_chains import free, given, pipelined
 from tests.superscaler_core.training import Case
@@ -75,7 +75,8 @@ def test_wait_inside_a_stage_adds_at_most_the_wake_up_time(wake: int, late: int)
         WorkEvent("slow", (1,), 50),
         WorkEvent("move", (0, 1), 5, move),
     ]
-    run = run_events(work_events, (0, 1), (0, 0), BusyPorts(), 0, UnderWay(), wake)
+    runs = StageRuns(BusyPorts(), wake_ticks=wake)
+    _, run = runs.run(work_events, (0, 1), (0, 0), UnderWay())
     assert run.ends == (55 + late, 55)
 
 

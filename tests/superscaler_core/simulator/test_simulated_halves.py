@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.cost.halves import halves
+from superscaler_core.cost.op_time import halves
 from superscaler_core.graph.graph import Graph
 from superscaler_core.schedules import (
     Schedule,
