@@ -10,21 +10,17 @@ worker 1 -- F0 F1 F2 B0 B1 B2 --
 from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.dualpipe import dualpipe, dualpipe_v
 from superscaler_core.schedules.errors import ScheduleError
-from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.grid import grid
 from superscaler_core.schedules.interlaced import interlaced, interlaced_edges
 from superscaler_core.schedules.interleaved import interleaved, looped_bfs
-from superscaler_core.schedules.naive import naive
 from superscaler_core.schedules.nf1b import nf1b
-from superscaler_core.schedules.one_f_one_b import one_f_one_b
-from superscaler_core.schedules.one_worker import on_one_worker
 from superscaler_core.schedules.schedule import Schedule, held_by
-from superscaler_core.schedules.split_backward import recompute_apart, split_backward
+from superscaler_core.schedules.split_backward import on_one_worker, recompute_apart, split_backward
+from superscaler_core.schedules.straight import gpipe, naive, one_f_one_b
 from superscaler_core.schedules.table import SCHEDULES, Generator, generate
 from superscaler_core.schedules.timeline import Span, Timeline, timeline
 from superscaler_core.schedules.versions import GRADS, WeightRule
-from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2
-from superscaler_core.schedules.zero_bubble_v import zero_bubble_v
+from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2, zero_bubble_v
 
 __all__ = [
     "GRADS",

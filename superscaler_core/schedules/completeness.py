@@ -23,11 +23,6 @@ def check_complete(
 ) -> None:
     """Check that the rows are one training step of all microbatches through all stages.
 
-    Args:
-        what: the schedule, for the error.
-        num_stages, num_microbatches: at least 1.
-        rows: the actions of each worker, in its order.
-
     Raises:
         ScheduleError: names the action and the worker, and what would be correct.
     """
@@ -36,7 +31,11 @@ def check_complete(
         if not row:
             raise ScheduleError(f"{what}: worker {worker} runs nothing; leave it out.")
         for action in row:
-            _check_in_range(what, action, num_stages, num_microbatches)
+            if action.stage >= num_stages or action.microbatch >= num_microbatches:
+                raise ScheduleError(
+                    f"{what}: {action} is not one of its actions: stages are 0 to "
+                    f"{num_stages - 1}, microbatches 0 to {num_microbatches - 1}."
+                )
             cell = cells.setdefault((action.stage, action.microbatch), {})
             workers = cell.setdefault(action, [])
             if worker in workers:
@@ -48,14 +47,6 @@ def check_complete(
     _check_same_workers(what, cells)
     _check_teams(what, cells)
     _check_passes(what, cells)
-
-
-def _check_in_range(what: str, action: Action, num_stages: int, num_microbatches: int) -> None:
-    if action.stage >= num_stages or action.microbatch >= num_microbatches:
-        raise ScheduleError(
-            f"{what}: {action} is not one of its actions: stages are 0 to {num_stages - 1}, "
-            f"microbatches 0 to {num_microbatches - 1}."
-        )
 
 
 def _check_nothing_missing(what: str, num_stages: int, num_microbatches: int, cells: Cells) -> None:
@@ -129,11 +120,7 @@ def _check_passes(what: str, cells: Cells) -> None:
 def check_pairs(
     what: str, rows: tuple[tuple[Action, ...], ...], pairs: Set[tuple[Action, Action]]
 ) -> None:
-    """Check that every pair is a forward with the backward of another microbatch right behind it.
-
-    Raises:
-        ScheduleError: names the pair.
-    """
+    """Check that each pair is a forward with the backward of another microbatch right behind."""
     if not pairs:
         return
     neighbours = {pair for row in rows for pair in pairwise(row)}

@@ -16,11 +16,9 @@ Edges = Iterable[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A reason why an action cannot start yet.
+    """A reason why an action cannot start yet: ``on`` has to end first.
 
-    Attributes:
-        on: the action that must end first.
-        worker: the worker whose order requires this; None if ``on`` computes data for the action.
+    The order of ``worker`` requires this; None if ``on`` computes data for the action.
     """
 
     on: Action
@@ -32,17 +30,13 @@ Waits = dict[Action, list[Wait]]
 
 
 def waits_of(schedule: Schedule, edges: Edges | None = None) -> Waits:
-    """Everything that each action of ``schedule`` waits for.
+    """Everything that each action of ``schedule`` waits for; without edges, stages are a chain.
 
     A forward reads the forwards of the stages before it. A backward, or its half for inputs, reads
     its own forward (and recomputation, if there is one) and the same kind of action of the stages
     after it. The half for weights reads the half for inputs; a recomputation reads only its
     forward. Forwards without gradient form a chain: the first stages start a pass with the
     results of the last stages in the previous pass, and the forward of training is the last pass.
-
-    Args:
-        schedule: the schedule.
-        edges: the stage graph; a chain of stages from 0 if None.
 
     Raises:
         ScheduleError: an edge names a stage that the schedule does not have.

@@ -15,10 +15,7 @@ Ring = list[tuple[Action, Wait]]
 def explain_deadlock(schedule: Schedule, waits: Waits, ended: Set[Action]) -> str:
     """The text of an error: which actions wait for each other, why, and how to fix it.
 
-    Args:
-        schedule: a schedule that cannot finish.
-        waits: the waits of all its actions.
-        ended: the actions that can run; every other action waits for an action that cannot run.
+    All actions wait for actions that cannot run, except for those that have ended.
     """
     # Every worker is stuck at one action. Following these gives a cycle with at most two waits per
     # worker: one for data, and one for the action at which the source of the data is stuck.

@@ -12,18 +12,14 @@ from superscaler_core.schedules.schedule import Schedule
 def dualpipe(num_workers: int, num_microbatches: int) -> Schedule:
     """Two pipelines in opposite directions, in which forwards and backwards are pairs.
 
-    Worker d holds stage d of the pipeline down, and stage D - 1 - d of the pipeline up, as in
+    Worker d of D holds stage d of the pipeline down, and stage D - 1 - d of the pipeline up, as in
     Chimera. The first half of the microbatches goes down, the second half up. In a pair the forward
     of one direction computes while the backward of the other communicates, and the reverse. For
     N >= 2 D a worker is idle for ``(D / 2 - 1)(F&B + B - 3 W)``, where F&B is the time of a pair.
     It holds the weights of two stages, and up to D + 1 microbatches.
 
-    Args:
-        num_workers: D, even.
-        num_microbatches: N, even.
-
     Raises:
-        ScheduleError: a count is odd.
+        ScheduleError: D or N is odd.
 
     Source: DeepSeek-AI, DeepSeek-V3 technical report, 2024; the steps of its public code.
     """
@@ -46,16 +42,12 @@ def dualpipe(num_workers: int, num_microbatches: int) -> Schedule:
 
 
 def dualpipe_v(num_workers: int, num_microbatches: int) -> Schedule:
-    """DualPipe with one pipeline, folded into a V: worker d holds stages d and 2 D - 1 - d.
+    """DualPipe with one pipeline, folded into a V: worker d of D holds stages d and 2 D - 1 - d.
 
     Each worker has the row of a worker of ``dualpipe(2 * num_workers, 2 * num_microbatches)``. The
     microbatches that go up there are microbatches on their way back here, so the weights are held
     once. For N >= 2 D a worker is idle for ``(D - 1)(F&B + B - 3 W)``, with the times of one of its
     two stages; it holds up to 2 D + 1 microbatches of one stage.
-
-    Args:
-        num_workers: D, at least 1.
-        num_microbatches: N, at least 1.
 
     Raises:
         ScheduleError: a count is below 1.

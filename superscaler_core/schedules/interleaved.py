@@ -7,36 +7,32 @@ from itertools import pairwise
 
 from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import require_counts
-from superscaler_core.schedules.one_f_one_b import one_f_one_b
 from superscaler_core.schedules.schedule import Schedule
-from superscaler_core.schedules.straight import alternate
+from superscaler_core.schedules.straight import alternate, one_f_one_b
 
 
 def interleaved(num_workers: int, num_microbatches: int, chunks: int = 1) -> Schedule:
-    """1F1B over ``num_workers * chunks`` stages; worker d holds stages d, D + d, 2D + d, ...
+    """1F1B over v ``chunks`` a worker; worker d of D holds stages d, D + d, 2D + d ...
 
     Microbatches are grouped in rounds of D: a worker runs a round through its first stage (a
     *chunk* of the model), then through its second, and so on; the backward takes the chunks in the
     opposite order. For N >= D microbatches and v > 1 equal chunks, a worker is idle for
     ``(D - 1)(F + B)`` of one chunk, ``(D - 1) / (v N + D - 1)`` of the makespan. If D divides N,
-    worker d holds up to ``min(v N, (v - 1) D + 2 (D - 1 - d) + 1)`` microbatches of a chunk.
+    worker d holds up to ``min(v N, (v - 1) D + 2 (D - 1 - d) + 1)`` microbatches of a chunk. With
+    one chunk it is 1F1B.
 
     Any N is possible, and with equal chunks no other order is faster. If D does not divide N, there
     are N // D rounds (at least one), whose sizes differ by at most one. So no round is smaller than
     D, unless it is the only one. A short last round would return to worker 0 for the next chunk
     and wait there for backwards that worker 0 runs first.
 
-    Args:
-        num_workers: D, at least 1.
-        num_microbatches: N, at least 1.
-        chunks: v, stages per worker; with v = 1 the schedule is 1F1B.
-
     Raises:
         ScheduleError: a count is below 1.
 
     Source: Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021.
     """
-    _check("interleaved", num_workers, num_microbatches, chunks)
+    counts = {"num_workers": num_workers, "num_microbatches": num_microbatches, "chunks": chunks}
+    require_counts("interleaved", **counts)
     if chunks == 1:
         # There is no second chunk to fill the time until the first backward arrives, so half the
         # warm-up is enough.
@@ -65,17 +61,13 @@ def looped_bfs(num_workers: int, num_microbatches: int, chunks: int = 1) -> Sche
     worker 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     worker 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
 
-    Args:
-        num_workers: D, at least 1.
-        num_microbatches: N, at least 1.
-        chunks: v, stages per worker; with v = 1 it has the rows of GPipe.
-
     Raises:
         ScheduleError: a count is below 1.
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2022.
     """
-    _check("looped-bfs", num_workers, num_microbatches, chunks)
+    counts = {"num_workers": num_workers, "num_microbatches": num_microbatches, "chunks": chunks}
+    require_counts("looped-bfs", **counts)
     return _in_rounds(
         "looped-bfs",
         num_workers,
@@ -83,10 +75,6 @@ def looped_bfs(num_workers: int, num_microbatches: int, chunks: int = 1) -> Sche
         [range(num_microbatches)],
         lambda worker: chunks * num_microbatches,
     )
-
-
-def _check(name: str, num_workers: int, num_microbatches: int, chunks: int) -> None:
-    require_counts(name, num_workers=num_workers, num_microbatches=num_microbatches, chunks=chunks)
 
 
 def _in_rounds(

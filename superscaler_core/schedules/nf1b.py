@@ -17,20 +17,15 @@ def nf1b(num_stages: int, num_microbatches: int, recycle: int = 2) -> Schedule:
     a pass of a microbatch comes ``recycle + 3`` actions after its previous pass. If that is at
     least D, the result of the last stage arrives before the first stage needs it, and no worker
     waits once the pipeline is full; otherwise workers wait in every wave. Worker d holds ``D - d``
-    microbatches.
+    microbatches. With ``recycle`` 0 it is 1F1B.
 
     >>> print(nf1b(2, 2, 1))
     nf1b stages=2 microbatches=2
     worker 0: 0f0 0f1 0F0 0F1 0B0 0B1
     worker 1: 1f0 1f1 1F0 1B0 1F1 1B1
 
-    Args:
-        num_stages: D, at least 1.
-        num_microbatches: N, at least D.
-        recycle: recycling passes per microbatch; 0 gives 1F1B.
-
     Raises:
-        ScheduleError: a count is too small.
+        ScheduleError: a count is below 1, or there are fewer than D microbatches.
 
     Source: the numbers of forwards between backwards are those of SuperScaler's code for
     AlphaFold2; the assignment of passes and microbatches to them is our own.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -199,16 +198,15 @@ class Schedule:
         head = f"{self.name} stages={self.num_stages} microbatches={self.num_microbatches}"
         head += f" weights={self.weights}" if self.weights else ""
         firsts = {first for first, _ in self.pairs}
-        rows = (_text(row, firsts) for row in self.rows)
-        return "\n".join([head, *(f"worker {w}: {text}" for w, text in enumerate(rows))])
+        rows = ("".join(f"{a}{'&' if a in firsts else ' '}" for a in row) for row in self.rows)
+        return "\n".join([head, *(f"worker {w}: {row.rstrip()}" for w, row in enumerate(rows))])
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """Read the text that ``str`` writes.
 
         Raises:
-            ScheduleError: a line has another form (the message names it), or the schedule is
-                invalid.
+            ScheduleError: a line has another form, and is named; or the schedule is invalid.
         """
         head, *lines = text.strip().splitlines() or [""]
         found = _HEAD.fullmatch(head.strip())
@@ -225,9 +223,7 @@ class Schedule:
 def held_by(action: Action, runs_again: bool) -> int:
     """The change, by an action, in the number of microbatches whose activations a worker holds.
 
-    Args:
-        action: an action of a schedule.
-        runs_again: whether its microbatch has an R at its stage.
+    If the microbatch runs again (R) at the stage, its forward keeps only its inputs.
     """
     match action.kind:
         case ActionKind.FORWARD:
@@ -238,11 +234,6 @@ def held_by(action: Action, runs_again: bool) -> int:
             return -1
         case ActionKind.RECYCLE | ActionKind.INPUTS | ActionKind.UPDATE:
             return 0
-
-
-def _text(row: Iterable[Action], firsts: Set[Action]) -> str:
-    """The text of a row, given the first actions of pairs."""
-    return "".join(f"{action}{'&' if action in firsts else ' '}" for action in row).rstrip()
 
 
 def _row(worker: int, line: str) -> list[tuple[Action, ...]]:

@@ -1,4 +1,4 @@
-"""Rewrites of schedules: split every backward into its halves, or add separate recomputations."""
+"""Rewrites: backwards in halves, recomputations apart, or all actions on a single worker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import ScheduleError
 from superscaler_core.schedules.schedule import Schedule
+from superscaler_core.schedules.timeline import timeline
 
 
 def split_backward(schedule: Schedule, delay: int | Callable[[int], int] = 0) -> Schedule:
@@ -49,7 +50,6 @@ def _inputs(action: Action) -> Action:
 
 
 def _halved(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
-    """A row with its backwards split into halves."""
     waiting: deque[Action] = deque()
     for action in row:
         if action.kind is not ActionKind.BACKWARD:
@@ -97,3 +97,21 @@ def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -
             found.append(action)
         rows.append(tuple(found))
     return replace(schedule, name=f"{schedule.name}-recompute", rows=tuple(rows))
+
+
+def on_one_worker(schedule: Schedule) -> Schedule:
+    """The same actions on one worker, in the order in which they start if each takes one unit.
+
+    Of the actions that start together, those of lower stages come first. All actions read the same
+    versions of weights as before, so the trained weights are the same.
+
+    >>> from superscaler_core.schedules import SCHEDULES
+    >>> print(on_one_worker(SCHEDULES["1f1b"](2, 2)))
+    1f1b stages=2 microbatches=2
+    worker 0: 0F0 0F1 1F0 1B0 0B0 1F1 1B1 0B1
+    """
+    spans = sorted(
+        timeline(schedule).spans.values(),
+        key=lambda span: (span.start, span.action.stage, span.action.microbatch),
+    )
+    return replace(schedule, rows=(tuple(span.action for span in spans),))

@@ -7,20 +7,17 @@ from inspect import signature
 
 from superscaler_core.schedules.dualpipe import dualpipe, dualpipe_v
 from superscaler_core.schedules.errors import ScheduleError
-from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.interlaced import interlaced
 from superscaler_core.schedules.interleaved import interleaved, looped_bfs
-from superscaler_core.schedules.naive import naive
 from superscaler_core.schedules.nf1b import nf1b
-from superscaler_core.schedules.one_f_one_b import one_f_one_b
 from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.split_backward import recompute_apart, split_backward
-from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2
-from superscaler_core.schedules.zero_bubble_v import zero_bubble_v
+from superscaler_core.schedules.straight import gpipe, naive, one_f_one_b
+from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2, zero_bubble_v
 from superscaler_core.table import Table
 
 Generator = Callable[..., Schedule]
-"""Takes the numbers of workers and of microbatches, and may take further arguments."""
+"""Takes the numbers of workers, D, and of microbatches, N, and may take further arguments."""
 
 SCHEDULES: Table[Generator] = Table(
     "schedules",

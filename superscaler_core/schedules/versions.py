@@ -35,11 +35,6 @@ class WeightRule(StrEnum):
 def versions_of(rows: Rows, rule: WeightRule, per_update: int) -> dict[Action, int]:
     """For every action, the version that it reads; for an update, the version that it makes.
 
-    Args:
-        rows: for each worker its actions, in its order.
-        rule: which version is read.
-        per_update: number of microbatches per update.
-
     Raises:
         ScheduleError: an action would read a version that its stage has not made yet.
     """

@@ -1,9 +1,11 @@
-"""Zero bubble: 1F1B in which gradients of weights fill the time in which workers would wait."""
+"""Zero bubble: gradients of weights fill the time in which workers would wait."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from superscaler_core.schedules.phases import Phase, folded
 from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.split_backward import split_backward
 from superscaler_core.schedules.straight import straight
@@ -49,9 +51,44 @@ def zero_bubble_h2(num_stages: int, num_microbatches: int) -> Schedule:
     return _ahead("zero-bubble-h2", num_stages, num_microbatches, 2)
 
 
+def zero_bubble_v(num_workers: int, num_microbatches: int) -> Schedule:
+    """ZB-V: worker d of D holds stages d and 2 D - 1 - d; the pipeline is folded into a V.
+
+    For N >= 2 D - 1 microbatches and times F = I = W no worker waits between its first and its last
+    action: ``Timeline.bubble_of_span`` is 0. D - 1 units of the makespan are idle, because workers
+    start one after another. A worker holds up to 2 D microbatches of one of its two stages, as
+    much as D microbatches of the first stage of 1F1B.
+
+    Raises:
+        ScheduleError: a count is below 1.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section on ZB-V; the order of
+    its public code.
+    """
+    return folded(
+        "zero-bubble-v",
+        num_workers,
+        num_microbatches,
+        lambda worker: _phases(worker, num_workers, num_microbatches),
+    )
+
+
 def _ahead(name: str, num_stages: int, num_microbatches: int, factor: int) -> Schedule:
     """1F1B whose forwards run ahead and whose W's are late by ``factor`` microbatches per stage."""
     whole = straight(
         name, num_stages, num_microbatches, lambda stage: factor * (num_stages - 1 - stage)
     )
     return replace(split_backward(whole, lambda worker: factor * worker), name=name)
+
+
+def _phases(worker: int, num: int, num_microbatches: int) -> Iterator[Phase]:
+    """The row of one of ``num`` workers under ZB-V."""
+    left = num - worker
+    yield 2 * left - 1, "F0"
+    yield worker, "F1 F0"
+    yield left, "F1 I1 W1"
+    yield max(num_microbatches, 2 * num - 1) - num, "F0 I0 W0 F1 I1 W1"
+    yield worker, "I0 I1"
+    yield left, "I0 W0"
+    yield num_microbatches, "W1"
+    yield num_microbatches, "W0"

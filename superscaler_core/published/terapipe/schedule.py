@@ -7,8 +7,8 @@ from itertools import product
 
 from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import require_counts
-from superscaler_core.schedules.one_f_one_b import one_f_one_b
 from superscaler_core.schedules.schedule import Schedule
+from superscaler_core.schedules.straight import one_f_one_b
 
 
 def terapipe(num_workers: int, num_microbatches: int, num_slices: int) -> Schedule:
