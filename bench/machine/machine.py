@@ -26,7 +26,7 @@ from superscaler_core.compiled import Compiled, compile
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Plan
 from superscaler_core.planners.search.evaluate import compiled
-from superscaler_core.planners.search.request import Request, Trial
+from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
@@ -188,7 +188,7 @@ class Planned:
 
     def compiled(self, request: Request) -> Compiled:
         """The program of the plan."""
-        return compiled(request, self.samples, self.sprogram)
+        return compiled(request, Candidate("", self.samples, self.sprogram))
 
 
 def distinct(trials: Iterable[Trial]) -> list[Planned]:

@@ -17,6 +17,7 @@ from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.search.evaluate import compiled
+from superscaler_core.planners.search.request import Candidate
 from superscaler_core.simulator import simulate
 
 SEQUENCES = (2048, 4096, 8192, 12288, 16384, 24576)
@@ -54,7 +55,8 @@ def program(method: str, sequence: int) -> ss.Compiled:
         "fused": False,
     }  # fmt: skip
     request = Cell("memory", Workload("gpt", sizes, "float16", 1), 1, {}).request()
-    return compiled(request, 1, Filling(METHODS[method], request.profile, 0, 1))
+    filling = Filling(METHODS[method], request.profile, 0, 1)
+    return compiled(request, Candidate("", 1, filling))
 
 
 def peak_bytes(method: str, sequence: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Proposals, Setting, Settings, options_of
-from superscaler_core.planners.auto.layouts import powers
+from superscaler_core.planners.auto.families import powers
 from superscaler_core.planners.auto.options import SettingSpace
 from superscaler_core.planners.search.request import Request
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from typing import Any
 
-from superscaler_core.plan import Keep
+from superscaler_core.plan import Keep, Plan
 from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.row import row_of
@@ -26,29 +26,17 @@ def by_hand(request: Request) -> Iterator[Candidate]:
             continue
         takes = signature(plan).parameters
         for options in _forms(request, takes):
-            replicas = _replicas(request, takes, options)
+            sides = options.get("tp", 1) * options.get("pp", 1)
+            replicas = len(request.devices) // sides
             for samples in sorted({n * replicas for n in SAMPLES} & {*request.samples}):
                 yield _candidate(request, name, samples, options)
 
 
-@dataclass(frozen=True)
-class ByHand:
-    """An sProgram that fills a shipped plan with given options.
-
-    Attributes:
-        name: the plan's name in ``PLANS``.
-        microbatches: microbatches per step.
-        options: further options of the plan, by name.
-    """
-
-    name: str
-    microbatches: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, plan: Any) -> None:
-        fill: Callable[..., None] = PLANS[self.name]
-        takes = signature(fill).parameters.keys() & {"microbatches"}
-        fill(plan, **dict.fromkeys(takes, self.microbatches), **self.options)
+def _fill(plan: Plan, *, name: str, num: int, options: Mapping[str, Any]) -> None:
+    """An sProgram: a shipped plan of ``num`` microbatches, with further options by name."""
+    fill: Callable[..., None] = PLANS[name]
+    takes = signature(fill).parameters.keys() & {"microbatches"}
+    fill(plan, **dict.fromkeys(takes, num), **options)
 
 
 def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -63,12 +51,6 @@ def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any
             return
 
 
-def _replicas(request: Request, takes: Mapping[str, Any], options: Mapping[str, Any]) -> int:
-    """The number of data-parallel replicas."""
-    sides = options.get("tp", 1) * options.get("pp", 1)
-    return len(request.devices) // sides if {"tp", "pp"} & takes.keys() else len(request.devices)
-
-
 def _candidate(request: Request, name: str, samples: int, options: dict[str, Any]) -> Candidate:
     shown = " ".join(k if v is True else f"{k}={v}" for k, v in options.items())
     is_kept = "keep" in signature(PLANS[name]).parameters
@@ -79,5 +61,5 @@ def _candidate(request: Request, name: str, samples: int, options: dict[str, Any
         if trial.lacks_memory and is_kept and left:
             yield _candidate(request, name, samples, {**options, "keep": left[0]})
 
-    how = ByHand(name, request.microbatches(samples), options)
+    how = partial(_fill, name=name, num=request.microbatches(samples), options=options)
     return Candidate(f"{name} samples={samples} {shown}".strip(), samples, how, follow=follow)

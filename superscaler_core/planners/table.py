@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from superscaler_core.checks import one_of
 from superscaler_core.planners.auto import auto
-from superscaler_core.planners.auto.asked import Asking
+from superscaler_core.planners.auto.asked import asking
 from superscaler_core.planners.by_hand import by_hand
 from superscaler_core.planners.row import PlannerRow
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner
@@ -18,7 +18,7 @@ def _auto(request: Request) -> Iterable[Candidate]:
     rows = {name: PLANNERS[name] for name in PLANNERS if name != "auto"}
     turns = sorted(rows, key=lambda name: rows[name].turn)
     others = {
-        name: Asking(rows[name].propose) if rows[name].thinks_first else rows[name].propose
+        name: asking(rows[name].propose) if rows[name].thinks_first else rows[name].propose
         for name in turns
     }
     return auto(request, others=others)

@@ -47,7 +47,7 @@ class SearchedCase(Case):
 
     def compiled(self) -> ss.Compiled:
         assert self.found is not None
-        return compiled(self.found.request, self.batch, self.sprogram)
+        return compiled(self.found.request, Candidate("", self.batch, self.sprogram))
 
 
 @cache

@@ -1,23 +1,4 @@
-"""Auto: the best plan over degrees, schedules, splits, storage, recomputation and overlap.
-
-Objective: the simulated time of a step; no device may need more than its memory.
-
-Settings: the search begins with settings for every layout of the devices (data, tensor and pipeline
-parallel; axial, interlaced or spatial where the model allows it). A setting that fits is followed
-by the settings that differ in one choice. A setting that lacks memory is followed by settings that
-need less. ``Waiting`` selects the next one by estimates that add the costs of ops, of communication
-and of memory (``Estimate``), and by the errors of these estimates so far.
-
-Other planners: their candidates take every eighth turn (``Others``), so a search that ends by
-itself is at least as good as each of them.
-
-A candidate that cannot win by its lower bound is not evaluated. With enough time, the search
-evaluates all settings that these moves reach, and returns the best. With less time it is a
-best-first search, whose order is a heuristic. Every setting is compiled and simulated: quickly,
-with few microbatches and few of the repeated blocks, and in full if it may be the best.
-
-Complexity: one compilation and simulation per setting.
-"""
+"""Auto: the best plan over degrees, schedules, splits, storage, recomputation and overlap."""
 
 from __future__ import annotations
 
@@ -35,13 +16,7 @@ from superscaler_core.planners.auto.others import Others
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import traits_of
 from superscaler_core.planners.auto.waiting import Waiting
-from superscaler_core.planners.search.request import (
-    Candidate,
-    Request,
-    Scope,
-    SearchPlanner,
-    Trial,
-)
+from superscaler_core.planners.search.request import Candidate, Request, Scope, SearchPlanner, Trial
 
 OWN = 7
 """Evaluations of settings per evaluation of another planner's candidate: every eighth is theirs."""
@@ -63,6 +38,15 @@ class Settings(Protocol):
 def auto(request: Request, *, others: Mapping[str, SearchPlanner] | None = None) -> Proposals:
     """Propose settings for every layout of the devices, and the candidates of other planners.
 
+    The search begins with settings for every layout of the devices. A setting that fits is followed
+    by the settings that differ in one choice; one that lacks memory, by settings that need less.
+    ``Waiting`` selects the next one by estimates and their errors so far. Candidates of other
+    planners take every eighth turn (``Others``), so a search that ends by itself is at least as
+    good as each of them.
+
+    With enough time, the search evaluates all settings that these moves reach and whose lower bound
+    does not exclude them, and returns the best. With less time its order is a heuristic.
+
     Args:
         request: the model, cluster and step.
         others: other planners by name, in the order of their turns.
@@ -79,11 +63,6 @@ class Proposals:
     """The waiting settings and other planners' candidates, most promising first.
 
     Iterating takes candidates; following a trial (``Candidate.follow``) adds to those that wait.
-
-    Args:
-        request: the model, cluster and step.
-        settings: the space of settings.
-        others: other planners by name; none if None.
     """
 
     def __init__(
@@ -138,7 +117,8 @@ class Proposals:
             self._compare(trial)
             self._waiting.learn(setting, trial)
             # If the change had no effect, its followers are those of the unchanged setting.
-            if before is None or _seen_of(trial) != _seen_of(before):
+            seen = trial.secs, trial.peak_bytes
+            if before is None or seen != (before.secs, before.peak_bytes):
                 if trial.fits:
                     self._add(self._settings.moves(setting), trial)
                 elif trial.lacks_memory:
@@ -182,7 +162,3 @@ class Proposals:
     def _charge(self, trial: Trial) -> float:
         """What a trial costs: one evaluation if the search counts these, else its seconds."""
         return 1.0 if self._request.max_tried else trial.evaluation_secs
-
-
-def _seen_of(trial: Trial) -> tuple[float, int]:
-    return trial.secs, trial.peak_bytes

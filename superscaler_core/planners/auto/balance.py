@@ -1,7 +1,6 @@
 """Balance: numbers of blocks per pipeline stage such that all stages take nearly equal time.
 
-The blocks of one model differ: a decoder's block attends twice, and the first blocks of Swin have
-most tokens. The ops before and behind the blocks join the first and the last stage.
+The blocks of a model differ: a decoder's block attends twice, the first of Swin have most tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +24,6 @@ def balanced_sizes(
 
     The cost of a block is the time of its forward and backward, with ops that are not cut. Tensor
     parallelism cuts all blocks alike, so the ratios of these costs hold for every degree.
-
-    Args:
-        graph: graph of the model.
-        num_stages: number of stages, at least 1.
-        profile: profile of every device.
-        blocks: blocks of the graph; found by its structure if None.
     """
     known = _known(graph)
     costs = next((costs for other, costs in known if other is profile), None)
@@ -47,13 +40,10 @@ def _known(graph: Graph) -> list[tuple[DeviceProfile, list[float]]]:
 
 
 def partition(costs: Sequence[float], num: int) -> list[int]:
-    """Cut a sequence into runs so that the largest cost of a run is minimal; return their lengths.
+    """Cut a sequence into ``num`` runs so that the largest cost of a run is minimal; their lengths.
 
     The last runs are filled first, because under 1F1B the first stages hold most microbatches.
-
-    Args:
-        costs: costs above 0.
-        num: number of runs, each of at least one cost; at most the number of costs.
+    There are at least as many costs as runs, all above 0.
     """
     ends = [0.0, *accumulate(costs[::-1])]
     # The optimum is a sum of consecutive costs. If a limit is possible, so is every higher limit.

@@ -1,15 +1,10 @@
-"""Block costs: what the blocks of a model cost under a setting, by the shared cost functions.
-
-One stage of the model is filled with few of its blocks, as the setting fills it, and the costs of
-its parts on one device are added (``CostModel``). Nothing is compiled or run. Blocks of equal ops
-cost the same, so a deep model costs no more than a shallow one.
-"""
+"""Block costs: what the blocks of a model cost under a setting, by the shared cost functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import groupby, islice
 from math import inf
 
@@ -22,6 +17,7 @@ from superscaler_core.graph.blocks import OpGroup, find_blocks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, ITEM_BYTES, PTensor
+from superscaler_core.known import remembers
 from superscaler_core.plan import Keep, OpSplit, Plan
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.model_cost import (
@@ -39,7 +35,12 @@ from superscaler_core.program.sharding import shardings_of
 
 @dataclass(frozen=True, eq=False)
 class BlockCosts:
-    """The costs of a model's blocks under all settings of one request."""
+    """The costs of a model's blocks under all settings of one request.
+
+    One stage of the model is filled with few of its blocks, as the setting fills it, and the costs
+    of its parts on one device are added (``CostModel``). Blocks of equal ops cost the same, so a
+    deep model costs no more than a shallow one.
+    """
 
     request: Request
 
@@ -80,20 +81,17 @@ class BlockCosts:
             return self.of(setting)
         return self._between(first, last, (setting.samples - ends[0]) / (ends[1] - ends[0]))
 
-    @cached_property
-    def _between(self) -> Callable[[ModelCost, ModelCost, float], ModelCost]:
-        return cache(ModelCost.between)
+    @remembers()
+    def _between(self, first: ModelCost, last: ModelCost, share: float) -> ModelCost:
+        return first.between(last, share)
 
     def replicas(self, setting: Setting) -> int:
         """Replicas of the stage that is priced: one suffices where they do not communicate."""
         is_alone = setting.samples in self.request.samples and not setting.experts
         return 1 if is_alone else setting.dp
 
-    @cached_property
-    def _costs(self) -> Callable[[Setting], ModelCost]:
-        return cache(self._find)
-
-    def _find(self, chosen: Setting) -> ModelCost:
+    @remembers()
+    def _costs(self, chosen: Setting) -> ModelCost:
         stage = self._stage(chosen) if chosen.coshard > 1 else self._keeping(chosen)
         blocks = stage.plan.blocks
         firsts: dict[object, OpGroup] = {}
@@ -116,12 +114,9 @@ class BlockCosts:
         plan.keep(chosen.keep)
         return replace(whole, plan=plan)
 
-    @cached_property
-    def _stage(self) -> Callable[[Setting], _Priced]:
+    @remembers()
+    def _stage(self, chosen: Setting) -> _Priced:
         """The only stage of a setting."""
-        return cache(self._filled)
-
-    def _filled(self, chosen: Setting) -> _Priced:
         request = self.request
         graph = repeats_of(request.graph_of(chosen.microbatch)).fewest
         plan = Plan(graph, request.devices[: chosen.dp * chosen.tp])
@@ -133,15 +128,10 @@ class BlockCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A part on the priced device.
+    """A part on the priced device, with the split of which it is the only part.
 
-    Attributes:
-        op: its op.
-        part: the part.
-        split: the split of which it is the only part.
-        region: number of the region that is recomputed as a whole; 0 if none.
-        group: number of the group that is recomputed without its communication, and of the piece of
-            it between two communications; (0, 0) if none.
+    ``region`` is recomputed as a whole, and ``group`` without its communication: the number of the
+    group, and of the piece of it between two communications. Both are 0 if there is none.
     """
 
     op: Op
@@ -153,14 +143,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class _Priced:
-    """A filled plan of one stage, with the costs on its first device.
-
-    Attributes:
-        costs: the cost functions on its graph.
-        plan: a plan that says what is recomputed.
-        splits: the split of every op.
-        moved_secs: seconds of the moves that were priced so far.
-    """
+    """A filled plan of one stage, with the costs on its first device, and of the moves so far."""
 
     costs: CostModel
     plan: Plan
@@ -200,25 +183,17 @@ class _Priced:
     def _alone_shares(
         self, ops: OpGroup, working: Mapping[Op, tuple[float, float]]
     ) -> tuple[float, float]:
-        """Shares of computing before the first communication: forward, and backward.
-
-        Args:
-            ops: ops of a block.
-            working: seconds of their forwards and backwards.
-        """
+        """Shares of computing before the first communication: forward, and backward."""
         inside = {tensor for op in ops for tensor in op.outputs}
         into = [(op, [self._moving(x) for x in op.inputs if x in inside]) for op in ops]
-        out = [self._moving(x)[1] for op in ops for x in op.outputs if self._leaves(x, ops)]
+        made = [(x, self._readers([x])) for op in ops for x in op.outputs]
+        out = [self._moving(x)[1] for x, readers in made if not {*readers} <= {*ops}]
         first = next((op.index for op, moves in into if any(there for there, _ in moves)), inf)
         last = next((op.index for op, moves in reversed(into) if any(b for _, b in moves)), -1)
         forward, backward = (sum(secs[i] for secs in working.values()) or 1.0 for i in range(2))
         alone = sum(secs for op, (secs, _) in working.items() if op.index < first)
         alone_back = sum(secs for op, (_, secs) in working.items() if op.index >= last)
         return alone / forward, 0.0 if any(out) else alone_back / backward
-
-    def _leaves(self, tensor: PTensor, ops: OpGroup) -> bool:
-        """Whether ops outside some ops read a result."""
-        return any(reader not in ops for reader in self._readers([tensor]))
 
     def _outputs(self, ops: OpGroup) -> Iterator[Output]:
         """The results that later blocks read, with the end of their first reader there."""
@@ -250,7 +225,6 @@ class _Priced:
         return Neighbours(self.plan.graph, self.splits)
 
     def _readers(self, tensors: Iterable[PTensor]) -> list[Op]:
-        """All readers of some results."""
         readers = self.plan.graph.readers
         return [op for tensor in tensors for op, _ in readers.get(tensor, ())]
 
@@ -340,10 +314,7 @@ _NONE = (0, 0)
 def _again(chain: Sequence[MemoryCost], parts: Sequence[_Placed], kept: set[PTensor]) -> MemoryCost:
     """The memory of parts that are recomputed together, and keep the inputs of all of them.
 
-    Args:
-        chain: their costs.
-        parts: the parts.
-        kept: inputs that are kept already; those of these parts are added.
+    Inputs in ``kept`` are kept already; those of these parts are added.
     """
     made = {tensor for each in parts for tensor in each.op.outputs}
     num_bytes = 0

@@ -1,14 +1,10 @@
-"""Estimate: the time and memory of a step under a setting, from the costs of its blocks.
-
-Nothing is compiled, so an estimate takes a thousandth of an evaluation. It only orders these: what
-a search returns was compiled and simulated in full.
-"""
+"""Estimate: the time and memory of a step under a setting, from the costs of its blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from math import inf
 from operator import mul
 
@@ -18,27 +14,22 @@ from superscaler_core.cost import CostModel
 from superscaler_core.cost.comm_cost import TICKS_PER_SEC, CommCost, ticks
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import find_blocks
+from superscaler_core.known import remembers
 from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.auto.block_costs import BlockCosts
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost
-from superscaler_core.planners.auto.order import Order, orders_of
-from superscaler_core.planners.auto.sending import Sending
+from superscaler_core.planners.auto.model_cost import BlockCost, ModelCost, Output
+from superscaler_core.planners.auto.order import Order, WorkerRoute, makespan, orders_of
+from superscaler_core.planners.auto.sending import sending_costs
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.planners.auto.stage_cost import StageForm, Stages
-from superscaler_core.planners.auto.stepping import WorkerRoute, makespan
+from superscaler_core.planners.auto.stage_cost import GatherTimes, StageForm, Stages
 from superscaler_core.planners.search.request import Request
 from superscaler_core.schedules import ActionKind, ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Time and memory of a step; infinite if the model cannot be cut so.
-
-    Attributes:
-        secs: seconds.
-        num_bytes: bytes on the fullest device.
-    """
+    """Seconds of a step, and bytes on the fullest device; infinite if the cut is impossible."""
 
     secs: float = inf
     num_bytes: float = inf
@@ -50,13 +41,7 @@ Costs = Callable[[Setting], ModelCost]
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """What an estimate is made of.
-
-    Attributes:
-        orders: the schedule, as of ``orders_of``.
-        rows: costs of the blocks of every stage.
-        stages: costs of the stages.
-    """
+    """What an estimate is made of: the schedule, the blocks of every stage, and the stages."""
 
     orders: tuple[Order, ...]
     rows: Sequence[Sequence[BlockCost]]
@@ -66,6 +51,8 @@ class _Priced:
 @dataclass(frozen=True, eq=False)
 class Estimate:
     """Estimates of one request's settings; each is computed once.
+
+    Nothing is compiled, so an estimate takes a thousandth of an evaluation, and only orders these.
 
     Laws (tests/superscaler_core/planners/auto/test_estimate.py): for one stage of equal parts and
     without overlap, the time is that of the simulator; ``near`` of the microbatch sizes between
@@ -82,7 +69,8 @@ class Estimate:
         """The figures from interpolated costs of blocks, with the least time of their schedule."""
         return self._figures(setting, True)
 
-    def _find_figures(self, setting: Setting, is_near: bool) -> Figures:
+    @remembers()
+    def _figures(self, setting: Setting, is_near: bool) -> Figures:
         blocks = self._blocks
         costs, secs = (blocks.near, self._least_secs) if is_near else (blocks.of, self._secs)
         try:
@@ -112,26 +100,24 @@ class Estimate:
         return longest + _weights_secs(order, stages)
 
     def _priced(self, setting: Setting, costs: Costs) -> _Priced:
-        """What the estimate of a setting is made of."""
         num = self.request.microbatches(setting.microbatch) // _halves(setting)
         orders = orders_of(setting, num, self.request.recycle)
         rows = self._rows(setting, costs)
-        held = self._rows(_keeping_all(setting), costs) if orders[0].is_split else rows
+        keeping_all = replace(setting, keep=Keep.EVERYTHING, coshard=1, heavy=False)
+        held = self._rows(keeping_all, costs) if orders[0].is_split else rows
         return _Priced(orders, rows, self._stages(setting, orders[0], rows, held))
 
     def _secs(self, setting: Setting, priced: _Priced) -> float:
-        """Seconds of a step."""
         num = self.request.microbatches(setting.microbatch) // _halves(setting)
         times = [self._step_secs(setting, order, priced) for order in priced.orders]
         secs = times[0]
         if len(times) > 1:
-            most, fewer = (order.num_microbatches for order in priced.orders)
+            most, fewer = (order.schedule.num_microbatches for order in priced.orders)
             secs += (num - most) * (times[0] - times[1]) / (most - fewer)
         secs += _weights_secs(priced.orders[0], priced.stages)
         return max(secs, self._least_secs(setting, priced))
 
     def _rows(self, setting: Setting, costs: Costs) -> list[tuple[BlockCost, ...]]:
-        """The blocks of every stage."""
         sizes = self._sizes(Setting(**setting.options("family", "pp", "chunks", "schedule")))
         blocks = costs(setting)
         if sum(sizes) != len(blocks.layers):
@@ -147,17 +133,18 @@ class Estimate:
     ) -> list[StageForm]:
         """The stages of a setting, given their blocks, and those with what is held in memory."""
         replicas = order.copies * setting.dp // self._blocks.replicas(setting)
-        home = tuple(d for worker in order.workers_of(0) for d in self._devices(setting, worker))
-        of = self._known_stages.of
-        pairs = zip(rows, held, strict=True)
-        return [of(setting, mine, kept, replicas, home) for mine, kept in pairs]
+        workers = order.schedule.workers_of(0)
+        home = tuple(d for worker in workers for d in self._devices(setting, worker))
+        stages = Stages(self._gathers, setting, replicas, home)
+        return [stages.of(*pair) for pair in zip(rows, held, strict=True)]
 
     def _devices(self, setting: Setting, worker: int) -> tuple[Device, ...]:
-        """The devices of a worker."""
         num = setting.dp * setting.tp
         return tuple(self.request.devices[worker * num : (worker + 1) * num])
 
-    def _find_sizes(self, setting: Setting) -> Sequence[int]:
+    @remembers()
+    def _sizes(self, setting: Setting) -> Sequence[int]:
+        """Blocks of every stage of a setting that has default values besides."""
         request = self.request
         blocks = find_blocks(request.graph_of(request.samples[0]))
         return Filling(setting, request.profile, request.recycle, 1).sizes(blocks)
@@ -186,34 +173,27 @@ class Estimate:
     def _comm_costs(
         self, setting: Setting, priced: _Priced, route: WorkerRoute
     ) -> Sequence[CommCost]:
-        """The calls of a transfer between stages."""
         workers = (route.dst, route.src) if route.is_back else (route.src, route.dst)
         src, dst = (self._devices(setting, worker) for worker in workers)
         outputs = priced.rows[route.stage][-1].outputs
-        return self._sending.comm_costs(outputs, src, dst, route.is_back)
+        moved = (each for each in outputs if each.has_grad or not route.is_back)
+        return [comm for each in moved for comm in self._sent(each, src, dst, route.is_back)]
 
     # --- what is computed once ------------------------------------------------------------------
-
-    @cached_property
-    def _figures(self) -> Callable[[Setting, bool], Figures]:
-        return cache(self._find_figures)
-
-    @cached_property
-    def _sizes(self) -> Callable[[Setting], Sequence[int]]:
-        """Blocks of every stage of a setting that has default values besides."""
-        return cache(self._find_sizes)
 
     @cached_property
     def _blocks(self) -> BlockCosts:
         return BlockCosts(self.request)
 
     @cached_property
-    def _known_stages(self) -> Stages:
-        return Stages(self._costs)
+    def _gathers(self) -> GatherTimes:
+        return GatherTimes(self._costs)
 
-    @cached_property
-    def _sending(self) -> Sending:
-        return Sending(self._costs, self.request.devices)
+    @remembers()
+    def _sent(
+        self, output: Output, src: tuple[Device, ...], dst: tuple[Device, ...], is_back: bool
+    ) -> tuple[CommCost, ...]:
+        return sending_costs(self._costs, output, self.request.devices, src, dst, is_back)
 
     @cached_property
     def _costs(self) -> CostModel:
@@ -224,10 +204,6 @@ class Estimate:
 def estimate_of(request: Request) -> Estimate:
     """The estimates of a request, which its space of settings and its search share."""
     return Estimate(request)
-
-
-def _keeping_all(setting: Setting) -> Setting:
-    return replace(setting, keep=Keep.EVERYTHING, coshard=1, heavy=False)
 
 
 def _halves(setting: Setting) -> int:

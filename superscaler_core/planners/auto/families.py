@@ -1,12 +1,12 @@
-"""Families: fill a plan by a setting, with the shipped plans."""
+"""Families: ways to cut ops; each has its layouts of the devices, and fills a plan by a setting."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from superscaler_core.cost import DeviceProfile
@@ -14,7 +14,8 @@ from superscaler_core.graph.blocks import Blocks
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.planners.auto.balance import balanced_sizes
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.planners.auto.traits import heavy_blocks
+from superscaler_core.planners.auto.traits import Traits, heavy_blocks
+from superscaler_core.planners.search.request import Request
 from superscaler_core.planners.search.shortened import even
 from superscaler_core.plans.hybrid import hybrid
 from superscaler_core.plans.interlaced import interlaced
@@ -33,11 +34,8 @@ STAGES_A_WORKER = {"zero-bubble-v": 2, "dualpipe-v": 2}
 class Filling:
     """An sProgram that fills plans by a setting.
 
-    Attributes:
-        setting: the decisions.
-        profile: profile of every device, to balance the stages.
-        recycle: forwards without gradient per microbatch.
-        microbatches: microbatches per step.
+    The profile balances the stages; ``recycle`` is forwards without gradient per microbatch, and
+    ``microbatches`` are those of a step.
     """
 
     setting: Setting
@@ -46,12 +44,7 @@ class Filling:
     microbatches: int
 
     def __call__(self, plan: Plan, microbatches: int = 0, sizes: Sequence[int] = ()) -> None:
-        """Fill a plan.
-
-        Args:
-            plan: the plan to fill.
-            microbatches: microbatches of a shortened step; those of a step if 0.
-            sizes: blocks of every stage; balanced if empty.
+        """Fill a plan, of a shortened step if it is given microbatches or blocks of every stage.
 
         Raises:
             PlanError: the model cannot be cut by this setting.
@@ -60,7 +53,7 @@ class Filling:
         chosen, num = self.setting, microbatches or self.microbatches
         overlap = Overlap(**chosen.options("prefetch", "reductions", "moves", "duplex"))
         sizes = tuple(sizes) or self.sizes(plan.blocks)
-        FAMILIES[chosen.family](plan, self, num // overlap.num_halves, sizes)
+        FAMILIES[chosen.family].fill(plan, self, num // overlap.num_halves, sizes)
         if chosen.zero == 3:
             plan.unshard(*plan.blocks.groups)
         if chosen.offload:
@@ -76,10 +69,41 @@ class Filling:
         return balanced_sizes(blocks.graph, num_stages, self.profile, blocks)
 
 
-Family = Callable[[Plan, Filling, int, tuple[int, ...]], None]
+@dataclass(frozen=True)
+class Family:
+    """A way to cut ops.
+
+    Attributes:
+        lay_out: the layouts of a request's devices; none if the model does not allow the family.
+        fill: cuts the ops of a plan, and sets its schedule with microbatches and stage sizes.
+    """
+
+    lay_out: Callable[[Request, Traits], Iterator[Setting]]
+    fill: Callable[[Plan, Filling, int, tuple[int, ...]], None]
 
 
-def _hybrid(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
+def layouts_of(request: Request, traits: Traits) -> Iterator[Setting]:
+    """A setting for every layout of a request's devices that the model allows."""
+    for name, family in FAMILIES.items():
+        for setting in family.lay_out(request, traits):
+            yield replace(setting, family=name)
+
+
+def powers(most: int) -> list[int]:
+    """Powers of two up to a number, ascending."""
+    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
+
+
+def _hybrid(request: Request, traits: Traits) -> Iterator[Setting]:
+    num = len(request.devices)
+    sides = [n for n in range(1, num + 1) if num % n == 0]
+    for tp, pp in product(sides, sides):
+        if num % (tp * pp) or (tp > 1 and not traits.has_features) or pp > traits.num_layers:
+            continue
+        yield Setting(dp=num // (tp * pp), tp=tp, pp=pp)
+
+
+def _fill_hybrid(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
     chosen = filling.setting
     schedule = SCHEDULES[chosen.schedule]
     if filling.recycle:
@@ -98,7 +122,14 @@ def _hybrid(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> N
     )
 
 
-def _axial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
+def _axial(request: Request, traits: Traits) -> Iterator[Setting]:
+    num = len(request.devices)
+    for pp, dp in product(powers(num), powers(num)) if traits.is_axial else ():
+        if num % (pp * dp) == 0:
+            yield Setting(dp=dp, tp=num // (pp * dp), pp=pp)
+
+
+def _fill_axial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
     chosen = filling.setting
     options: dict[str, Any] = {**chosen.options("pp", "dp", "keep"), "zero1": chosen.zero > 0}
     if filling.recycle:
@@ -108,7 +139,15 @@ def _axial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> No
         axial_stages(plan, one_f_one_b(pp, num), dp, EVOFORMER, sizes=sizes, **options)
 
 
-def _interlaced(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
+def _interlaced(request: Request, traits: Traits) -> Iterator[Setting]:
+    num = len(request.devices)
+    is_possible = traits.has_blocks and traits.has_lookups and traits.has_features
+    for tp in powers(num // 2) if is_possible and not request.recycle else ():
+        if num % tp == 0 and num // tp <= traits.num_layers:
+            yield Setting(tp=tp, pp=num // tp, slack=1)
+
+
+def _fill_interlaced(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
     options = filling.setting.options("tp", "slack", "vocabulary", "keep", "apart")
     interlaced(plan, microbatches=num, **options)
 
@@ -123,7 +162,14 @@ def _behind_lookups(blocks: Blocks, num_stages: int) -> tuple[int, ...]:
     return tuple(size for count in counts for size in even(count, per_lookup))
 
 
-def _spatial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
+def _spatial(request: Request, traits: Traits) -> Iterator[Setting]:
+    num = len(request.devices)
+    for rows in powers(num)[1:] if traits.has_images and not request.recycle else ():
+        if num % rows == 0:
+            yield Setting(dp=num // rows, tp=rows)
+
+
+def _fill_spatial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
     spatial(plan, rows=filling.setting.tp)
     plan.op_order(one_f_one_b(1, num))
     if filling.setting.zero:
@@ -132,9 +178,9 @@ def _spatial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> 
 
 
 FAMILIES: Mapping[str, Family] = {
-    "hybrid": _hybrid,
-    "axial": _axial,
-    "interlaced": _interlaced,
-    "spatial": _spatial,
+    "hybrid": Family(_hybrid, _fill_hybrid),
+    "axial": Family(_axial, _fill_axial),
+    "interlaced": Family(_interlaced, _fill_interlaced),
+    "spatial": Family(_spatial, _fill_spatial),
 }
-"""The function of each family, which cuts the ops of a plan and sets its schedule."""
+"""All families by name."""

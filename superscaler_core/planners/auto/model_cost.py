@@ -35,12 +35,9 @@ class WeightCosts:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result of a block that later blocks read.
+    """A result of a block that later blocks read, as it is on the devices that were priced.
 
-    Attributes:
-        shape, dtype: of the result on the devices that were priced.
-        has_grad: whether its gradient comes back.
-        src, dst: its ends, if the later block is on the same devices.
+    Its ends are ``src`` and ``dst``, if the later block is on the same devices.
     """
 
     shape: tuple[int, ...]
@@ -92,12 +89,7 @@ class BlockCost:
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """The costs of a model in order: of the ops before its blocks, of each block, of those behind.
-
-    Attributes:
-        before, behind: one cost each; none if there are no such ops.
-        layers: the cost of every block.
-    """
+    """The costs of the ops before a model's blocks, of every block, and of the ops behind them."""
 
     before: tuple[BlockCost, ...]
     layers: tuple[BlockCost, ...]

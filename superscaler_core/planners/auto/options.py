@@ -11,7 +11,7 @@ from typing import Any
 
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.estimate import Estimate, estimate_of
-from superscaler_core.planners.auto.layouts import layouts_of
+from superscaler_core.planners.auto.families import layouts_of
 from superscaler_core.planners.auto.setting import MAX_SAMPLES, Setting
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Request
@@ -37,12 +37,7 @@ Each is a root of its own, because its gain is mainly the memory for larger micr
 
 @dataclass(frozen=True, eq=False)
 class SettingSpace:
-    """The space of settings for one request.
-
-    Attributes:
-        request: the model, cluster and step.
-        traits: traits of the model.
-    """
+    """The space of settings for one request and the traits of its model."""
 
     request: Request
     traits: Traits
@@ -102,7 +97,6 @@ class SettingSpace:
         return whole if fits and self._secs(whole) < self._secs(setting) else setting
 
     def _fastest(self, settings: Iterable[Setting]) -> Setting | None:
-        """The setting with the least estimated time."""
         return min(settings, key=self._secs, default=None)
 
     def _secs(self, setting: Setting) -> float:

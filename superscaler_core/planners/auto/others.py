@@ -1,10 +1,4 @@
-"""Others: the candidates of other planners, which take turns with auto's settings.
-
-The planners take turns in the order in which they are given, and propose plans for microbatches of
-about the size of the fastest plan so far first. What follows a candidate, such as the same plan
-with overlap, comes first if it may be the fastest so far: it may hide all communication, but no
-computing.
-"""
+"""Others: the candidates of other planners, which take turns with auto's settings."""
 
 from __future__ import annotations
 
@@ -13,7 +7,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import log2
 
@@ -34,13 +29,10 @@ _searches = count()
 class Others:
     """The candidates of other planners for one request.
 
-    Args:
-        request: the model, cluster and step.
-        planners: the planners by name, in the order of their turns.
-
-    Attributes:
-        usual_samples: samples of a microbatch that planners are asked for first: those of the
-            fastest step so far, or one per device.
+    The planners take turns, and propose plans for microbatches of about the size of the fastest
+    plan so far first (``usual_samples``; one per device until there is one). What follows a
+    candidate, such as the same plan with overlap, comes first if it may be the fastest so far: it
+    may hide all communication, but no computing.
     """
 
     def __init__(self, request: Request, planners: Mapping[str, SearchPlanner]) -> None:
@@ -59,11 +51,7 @@ class Others:
         return len(self._turns) + len(self._followers)
 
     def take(self, best_secs: float) -> Candidate | None:
-        """The next candidate; None if there is none left.
-
-        Args:
-            best_secs: seconds of the fastest step so far.
-        """
+        """The next candidate, given the fastest step so far; None if there is none left."""
         while self._turns and not (self._followers and self._followers[0][0] < best_secs):
             turn = self._turns.popleft()
             for candidate in turn:
@@ -91,7 +79,7 @@ class Others:
             return replace(
                 each,
                 name=each.name if each.name.split()[0] == name else f"{name} {each.name}",
-                sprogram=Remembered(f"{search} {each.name}", each.sprogram),
+                sprogram=partial(repeated, name=f"{search} {each.name}", by=each.sprogram),
                 follow=lambda trial: map(remembered, each.follow(trial)),
             )
 
@@ -116,23 +104,15 @@ def _answers(graph: Graph) -> Known[str, Decisions]:
     return Known(MAX_ANSWERS)
 
 
-@dataclass(frozen=True)
-class Remembered:
+def repeated(plan: Plan, *, name: str, by: Callable[..., None]) -> None:
     """An sProgram that runs another one once per process and graph, and repeats its decisions.
 
-    Attributes:
-        name: names the search and the candidate; the answers depend on both.
-        sprogram: the sProgram to run, which takes long.
+    Its name names the search and the candidate; the answers depend on both.
     """
-
-    name: str
-    sprogram: Callable[..., None]
-
-    def __call__(self, plan: Plan) -> None:
-        known = _answers(plan.graph)
-        decided = known.get(self.name)
-        if decided is not None:
-            plan.decide(decided)
-            return
-        self.sprogram(plan)
-        known[self.name] = plan.decisions
+    known = _answers(plan.graph)
+    decided = known.get(name)
+    if decided is not None:
+        plan.decide(decided)
+        return
+    by(plan)
+    known[name] = plan.decisions

@@ -13,17 +13,14 @@ from superscaler_core.graph.blocks import Blocks, OpGroup, find_blocks
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.once import once_per_graph
 from superscaler_core.graph.tensor import PTensor
+from superscaler_core.known import remembers
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 from superscaler_core.plans.pieces.axial import EVOFORMER, axial_loops
 
 
 @dataclass(frozen=True, eq=False)
 class Traits:
-    """The properties of one model.
-
-    Attributes:
-        graph: the model's graph with one microbatch.
-    """
+    """The properties of one model, from its graph with one microbatch."""
 
     graph: Graph
 
@@ -47,20 +44,14 @@ class Traits:
         """Whether blocks have inner features, which tensor parallelism cuts."""
         return _has(lambda: self.blocks.inner)
 
+    @remembers()
     def can_cut_features(self, num: int, *, heavy: bool = False) -> bool:
         """Whether the inner features of all blocks, or of heavy ones, can be cut into ``num``."""
-        if (num, heavy) not in self._cuts:
-            dims, inner = self.blocks.dims, {*self.blocks.inner}
-            chosen = heavy_blocks(self.blocks) if heavy else range(self.num_layers)
-            ops = (op for i in chosen for op in self.blocks.layers[i])
-            found = inner.intersection(dim for op in ops for dim in dims.of_op(op))
-            self._cuts[num, heavy] = all(dims.can_cut(dim, num) for dim in found)
-        return self._cuts[num, heavy]
-
-    @cached_property
-    def _cuts(self) -> dict[tuple[int, bool], bool]:
-        """Results of ``can_cut_features`` so far."""
-        return {}
+        dims, inner = self.blocks.dims, {*self.blocks.inner}
+        chosen = heavy_blocks(self.blocks) if heavy else range(self.num_layers)
+        ops = (op for i in chosen for op in self.blocks.layers[i])
+        found = inner.intersection(dim for op in ops for dim in dims.of_op(op))
+        return all(dims.can_cut(dim, num) for dim in found)
 
     @cached_property
     def has_tokens(self) -> bool:
@@ -130,9 +121,7 @@ def heavy_blocks(blocks: Blocks) -> tuple[int, ...]:
 def kept_bytes(graph: Graph, ops: OpGroup | None = None) -> int:
     """Bytes that autograd saves of an uncut microbatch: each tensor once, of which views are taken.
 
-    Args:
-        graph: graph of the microbatch.
-        ops: the ops whose saved tensors count; all if None.
+    Only saved tensors of ``ops`` count; those of all ops if None.
     """
     found: dict[Any, int] = {}
     for op in graph.ops if ops is None else ops:

@@ -1,16 +1,4 @@
-"""Waiting: the settings to evaluate, and the order of their evaluations.
-
-The next setting is the one that is expected to be the fastest. If it is not expected to fit, the
-settings that need less memory are added in its place, and it is the last to be evaluated. What is
-expected is the estimate, times its error at the evaluated setting that differs in fewest choices
-and has the same layout of the devices. If that differs in d choices, only 1/d of its error is
-expected, and else the most favourable error of all settings, or none. So what is unlike all that
-was evaluated is left out only if it is slower even with little error.
-
-Every second evaluation is of a layout and a way of storing weights that was not yet evaluated, as
-long as one of these may be the fastest (``FASTER``): only an evaluation shows the error of all its
-settings.
-"""
+"""Waiting: the settings to evaluate, and the order of their evaluations."""
 
 from __future__ import annotations
 
@@ -39,9 +27,12 @@ class _Error:
 class Waiting:
     """The settings that wait, and the errors of the estimates so far.
 
-    Args:
-        estimate: estimates of time and memory.
-        memory_bytes: memory of a device.
+    The next setting is the one that is expected to be the fastest. If it is not expected to fit,
+    the settings that need less memory are added in its place, and it is the last to be evaluated.
+
+    Every second evaluation is of a layout and a way of storing weights that was not yet evaluated,
+    as long as one of these may be the fastest (``FASTER``): only an evaluation shows the error of
+    all its settings.
     """
 
     def __init__(self, estimate: Estimate, memory_bytes: int) -> None:
@@ -65,10 +56,8 @@ class Waiting:
     def add(self, setting: Setting, *, is_last: bool = False) -> None:
         """Add a setting.
 
-        Args:
-            setting: the setting.
-            is_last: whether it waits until nothing else does, as long as it is not expected to fit.
-                Of such settings, the one that is expected to need least memory comes first.
+        One that is the last waits until nothing else does, as long as it is not expected to fit. Of
+        such settings, the one that is expected to need least memory comes first.
         """
         self._rough.add(setting)
         self._settings[setting] = self.expected(setting)
@@ -129,7 +118,11 @@ class Waiting:
     def expected(self, setting: Setting) -> Figures:
         """What is expected of a setting: its estimate without the expected error.
 
-        Until it is the best, a rough estimate suffices (``Estimate.near``).
+        This is the error at the evaluated setting that has the same layout of the devices and
+        differs in fewest choices. If these are d, only 1/d of its error is expected, and else the
+        most favourable error of all settings, or none. So what is unlike all that was evaluated is
+        left out only if it is slower even with little error. Until a setting is the best, a rough
+        estimate suffices (``Estimate.near``).
         """
         estimate = self._estimate.near if setting in self._rough else self._estimate.of
         estimated, known = estimate(setting), self._errors.get(_layout(setting), {})

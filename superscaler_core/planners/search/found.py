@@ -73,8 +73,7 @@ class Found:
     @cached_property
     def compiled(self) -> Compiled:
         """The chosen plan's program."""
-        candidate = self.best.candidate
-        return compiled(self.request, candidate.samples, candidate.sprogram)
+        return compiled(self.request, self.best.candidate)
 
     @property
     def decisions(self) -> Decisions:

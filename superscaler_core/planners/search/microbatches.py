@@ -6,9 +6,10 @@ import fcntl
 import pickle
 import shutil
 import tempfile
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.graph.graph import Graph
-from superscaler_core.planners.search.captured import Captured, GraphOf
 from superscaler_core.planners.search.resized import resized
+
+GraphOf = Callable[[int], Graph]
+"""From the number of samples of a microbatch to the model's graph with this microbatch."""
 
 
 def graphs_of(
@@ -39,13 +42,14 @@ def graphs_of(
     """
     sizes = tuple(sorted(samples)) or tuple(n for n in range(1, batch + 1) if batch % n == 0)
     if isinstance(given, Graph):
-        own = _samples_of(given)
+        # Dim 0 of the first input that has dims has the samples of the microbatch.
+        own = next((t.shape[0] for t in given.inputs if t.shape), 1)
         if {*samples} - {own}:
             raise PlanError(
                 f"samples={tuple(samples)}: a captured graph has one size, {own} samples; give the "
                 "model instead, or leave samples out."
             )
-        return Same(given), (own,)
+        return partial(_same, given), (own,)
     if isinstance(given, nn.Module):
         if inputs is None:
             raise PlanError(f"{type(given).__name__} is captured with inputs: give an example.")
@@ -55,69 +59,96 @@ def graphs_of(
     return graph_of, sizes
 
 
-class Resizing:
-    """Makes the graphs of all sizes from two captured graphs, or captures them where this fails.
+class KeptGraphs:
+    """Makes the graph of a size when it is first asked for, and keeps it in this process."""
 
-    Args:
-        capture: captures a graph of any size.
-        sizes: all sizes that may be asked for, ascending, in samples.
-        secs: seconds that capturing takes, if that is known.
-    """
-
-    def __init__(self, capture: GraphOf, sizes: Sequence[int], secs: float = 0.0) -> None:
-        several = [size for size in sizes if size > 1]
-        # With three sizes or more, two are captured and the others follow from them.
-        self._ends = (several[0], several[1]) if len(several) > 2 else ()
-        self._captured = Captured(capture, self._ends, secs)
+    def __init__(self) -> None:
         self._made: dict[int, Graph] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": {}}
+
+    def __call__(self, samples: int) -> Graph:
+        """The model with a microbatch of so many samples."""
+        if samples not in self._made:
+            self._made[samples] = self._make(samples)
+        return self._made[samples]
+
+    def _make(self, samples: int) -> Graph:
+        raise NotImplementedError
+
+
+class Captured(KeptGraphs):
+    """Captured graphs, and the time that a capture takes.
+
+    Args:
+        capture: captures a graph of any size.
+        first: sizes that are captured in any case, because the graphs of others are made of them.
+        secs: seconds of the longest capture, if that is known; an attribute afterwards.
+    """
+
+    def __init__(self, capture: GraphOf, first: Sequence[int] = (), secs: float = 0.0) -> None:
+        super().__init__()
+        self._capture, self._first, self.secs = capture, tuple(first), secs
+
+    @property
+    def sizes(self) -> Collection[int]:
+        """The sizes that have been captured by this process."""
+        return self._made.keys()
+
+    def _make(self, samples: int) -> Graph:
+        start = time.monotonic()
+        graph = self._capture(samples)
+        self.secs = max(self.secs, time.monotonic() - start)
+        return graph
+
+    def begin(self, worker: int = 0) -> None:
+        """Capture the first sizes; processes of other numbers begin with other sizes."""
+        start = worker % max(1, len(self._first))
+        for samples in (*self._first[start:], *self._first[:start]):
+            self(samples)
+
+
+class Resizing(KeptGraphs):
+    """Makes the graphs of all sizes from two captured graphs, or captures them where this fails.
+
+    Args:
+        capture, secs: as in ``Captured``.
+        sizes: all sizes that may be asked for, ascending, in samples.
+    """
+
+    def __init__(self, capture: GraphOf, sizes: Sequence[int], secs: float = 0.0) -> None:
+        super().__init__()
+        several = [size for size in sizes if size > 1]
+        # With three sizes or more, two are captured and the others follow from them.
+        self._ends = (several[0], several[1]) if len(several) > 2 else ()
+        self._captured = Captured(capture, self._ends, secs)
 
     @property
     def as_captured(self) -> Captured | None:
         """The captured graphs of all sizes; None if this object never resizes."""
         return self._captured if self._ends else None
 
-    def __call__(self, samples: int) -> Graph:
-        """The model with a microbatch of so many samples."""
-        if samples not in self._made:
-            self._made[samples] = self._resized(samples) or self._captured(samples)
-        return self._made[samples]
-
-    def _resized(self, samples: int) -> Graph | None:
+    def _make(self, samples: int) -> Graph:
+        found = None
         # A dim of one element cannot be cut, so the graph of one sample differs in form.
-        if not self._ends or samples in (1, *self._ends):
-            return None
-        start, end = self._ends
-        return resized(self(start), self(end), (start, end), samples)
+        if self._ends and samples not in (1, *self._ends):
+            start, end = self._ends
+            found = resized(self(start), self(end), (start, end), samples)
+        return found or self._captured(samples)
 
 
-class Same:
-    """Returns one given graph, which has the only microbatch size of the search."""
+class Captures(KeptGraphs):
+    """Captures a model, in the mode and on the device in which it is; it is not run.
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-
-    def __call__(self, samples: int) -> Graph:
-        return self._graph
-
-
-class Captures:
-    """Captures a model when a size is first asked for, and keeps the graph.
-
-    Processes that receive a pickled copy share the graphs through a folder, because capturing takes
-    seconds. If two ask for the same size, one captures it and the other waits.
-
-    Args:
-        model: the model, in the mode and on the device in which it is captured; it is not run.
-        call: example arguments; dim 0 of every tensor that is as long as the first is the batch.
-        recycled: as in ``capture``.
+    Dim 0 of every tensor of the call that is as long as the first is the batch. Processes that
+    receive a pickled copy share the graphs through a folder, because capturing takes seconds. If
+    two ask for the same size, one captures it and the other waits.
     """
 
     def __init__(self, model: nn.Module, call: ModelCall, recycled: Mapping[str, int]) -> None:
+        super().__init__()
         self._model, self._call, self._recycled = model, call, recycled
-        self._made: dict[int, Graph] = {}
         self._folder: Path | None = None  # created when this object is first pickled
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,14 +157,11 @@ class Captures:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             for samples, graph in self._made.items():
                 _kept(self._folder / f"{samples}.pickle", partial(_same, graph))
-        return {**self.__dict__, "_made": {}}
+        return super().__getstate__()
 
-    def __call__(self, samples: int) -> Graph:
-        """The model with a microbatch of so many samples."""
-        if samples not in self._made:
-            kept = self._folder and self._folder / f"{samples}.pickle"
-            self._made[samples] = _kept(kept, partial(self._capture, samples))
-        return self._made[samples]
+    def _make(self, samples: int) -> Graph:
+        kept = self._folder and self._folder / f"{samples}.pickle"
+        return _kept(kept, partial(self._capture, samples))
 
     def _capture(self, samples: int) -> Graph:
         num = next((len(x) for x in self._call.tensors if x.dim()), 0)
@@ -155,13 +183,9 @@ class Captures:
             return capture(self._model, *call.arguments, recycled=self._recycled or None)
 
 
-def _same(graph: Graph) -> Graph:
+def _same(graph: Graph, samples: int = 0) -> Graph:
+    """A graph that has the only microbatch size that is asked for."""
     return graph
-
-
-def _samples_of(graph: Graph) -> int:
-    """The samples of a graph's microbatch: dim 0 of its first input that has dims."""
-    return next((t.shape[0] for t in graph.inputs if t.shape), 1)
 
 
 def _kept(path: Path | None, make: Callable[[], Graph]) -> Graph:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.planners.search.request import (
@@ -24,31 +25,16 @@ The offer that hides most is tried first.
 """
 
 
-def overlapped(now: Overlap, offer: Overlap) -> Overlap:
-    """The overlap of a plan, and that of an offer, combined."""
-    return replace(
+def _overlapped(plan: Plan, *, by: Callable[..., None], offer: Overlap, **given: int) -> None:
+    """An sProgram: the plan that ``by`` fills, with its overlap and that of an offer combined."""
+    by(plan, **given)
+    now = plan.overlap
+    plan.overlap = replace(
         now,
         prefetch=max(now.prefetch, offer.prefetch),
         reductions=now.reductions or offer.reductions,
         moves=now.moves or offer.moves,
     )
-
-
-@dataclass(frozen=True)
-class Overlapped:
-    """An sProgram that fills a plan and adds overlap.
-
-    Attributes:
-        sprogram: fills the plan.
-        overlap: the overlap to add.
-    """
-
-    sprogram: Callable[..., None]
-    overlap: Overlap
-
-    def __call__(self, plan: Plan, **given: int) -> None:
-        self.sprogram(plan, **given)
-        plan.overlap = overlapped(plan.overlap, self.overlap)
 
 
 def with_overlap(planner: SearchPlanner) -> SearchPlanner:
@@ -58,7 +44,7 @@ def with_overlap(planner: SearchPlanner) -> SearchPlanner:
         def follow(trial: Trial) -> Iterator[Candidate]:
             yield from map(offered, candidate.follow(trial))
             for word, overlap in OVERLAPS.items() if trial.fits else ():
-                how = Overlapped(candidate.sprogram, overlap)
+                how = partial(_overlapped, by=candidate.sprogram, offer=overlap)
                 name = f"{candidate.name} {word}"
                 yield replace(
                     candidate, name=name, sprogram=how, guess_secs=trial.secs, follow=nothing_more

@@ -19,9 +19,6 @@ def draw(request: Request, tried: Sequence[Trial], best: Trial, path: str | Path
 
     A dot is a plan that fits, and the star is the chosen one. The dashed line is the memory of a
     device. Plans beyond this line were not simulated: ticks at the top show their memory.
-
-    Raises:
-        PlanError: matplotlib is missing, or cannot write this suffix.
     """
     figure = new_figure(path, (8, 5))
     axes = figure.subplots()

@@ -14,7 +14,7 @@ from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, Plan
-from superscaler_core.planners.search.captured import Captured, GraphOf
+from superscaler_core.planners.search.microbatches import Captured, GraphOf
 from superscaler_core.precision import Precision
 from superscaler_core.schedules import nf1b, one_f_one_b
 from superscaler_core.simulator.account import Breakdown
@@ -28,10 +28,8 @@ class Request:
         graph_of: from the samples of a microbatch to the model's graph.
         samples: microbatch sizes that may be asked for, ascending; all divide ``batch``.
         batch: samples per step.
-        devices: devices that may be used.
-        topology: hosts and links of these devices.
-        profile: profile of every device.
-        memory_bytes: memory of a device; no plan may need more.
+        devices: devices that may be used; ``topology`` has their hosts and links.
+        profile, memory_bytes: profile and memory of every device.
         optimizer, precision: as in ``compile``.
         recycle: forwards without gradient per microbatch, for a model that recycles its results.
         communication: how tensors move, as in ``simulate``.
@@ -167,60 +165,44 @@ class Candidate:
     quick: Scope = FULL
     follow: Callable[[Trial], Iterable[Candidate]] = nothing_more
 
-    def plan(self, request: Request) -> Plan:
-        """The filled plan.
+    def plan(
+        self,
+        request: Request,
+        *,
+        microbatches: int = 0,
+        short: tuple[Graph, Sequence[int]] | None = None,
+    ) -> Plan:
+        """A new plan, filled by the sProgram.
 
         Args:
-            request: the request that the candidate answers; the plan is of its graph.
+            request: the request that the candidate answers.
+            microbatches: microbatches of a shortened step; that of the request if 0.
+            short: a graph with fewer blocks, and the number of blocks of each stage; the whole
+                graph of the request if None.
 
         Raises:
-            PlanError: the sProgram cannot cut this model.
+            PlanError: the sProgram cannot cut this model, or the plan has another number of
+                microbatches or of recycling passes than the request.
         """
-        return filled(request, self.samples, self.sprogram)
-
-
-def filled(
-    request: Request,
-    samples: int,
-    sprogram: Callable[..., None],
-    *,
-    microbatches: int = 0,
-    short: tuple[Graph, Sequence[int]] | None = None,
-) -> Plan:
-    """A new plan, filled by a candidate's sProgram.
-
-    Args:
-        request: the request that the candidate answers.
-        samples, sprogram: attributes of the candidate.
-        microbatches: microbatches of a shortened step; that of the request if 0.
-        short: a graph with fewer blocks, and the number of blocks of each stage; the whole graph of
-            the request if None.
-
-    Raises:
-        PlanError: the sProgram cannot cut this model, or the plan has another number of
-            microbatches or of recycling passes than the request.
-    """
-    graph, sizes = (request.graph_of(samples), ()) if short is None else short
-    plan = Plan(graph, request.devices)
-    given = {"microbatches": microbatches, "sizes": sizes}
-    sprogram(plan, **{name: value for name, value in given.items() if value})
-    num = microbatches or request.microbatches(samples)
-    if plan.schedule is None and (num > 1 or request.recycle):
-        scheduled = num // plan.overlap.num_halves
-        recycle = request.recycle
-        plan.op_order(nf1b(1, scheduled, recycle) if recycle else one_f_one_b(1, scheduled))
-    if plan.num_microbatches != num:
-        raise PlanError(
-            f"a step of {request.batch} samples has {num} microbatches of {samples}, and the plan "
-            f"has {plan.num_microbatches}."
-        )
-    passes = num * request.recycle
-    if plan.num_recycling_passes != passes:
-        raise PlanError(
-            f"a step has {passes} recycling passes, {request.recycle} a microbatch, and "
-            f"the plan has {plan.num_recycling_passes}."
-        )
-    return plan
+        graph, sizes = (request.graph_of(self.samples), ()) if short is None else short
+        plan, recycle = Plan(graph, request.devices), request.recycle
+        given = {"microbatches": microbatches, "sizes": sizes}
+        self.sprogram(plan, **{name: value for name, value in given.items() if value})
+        num = microbatches or request.microbatches(self.samples)
+        if plan.schedule is None and (num > 1 or recycle):
+            scheduled = num // plan.overlap.num_halves
+            plan.op_order(nf1b(1, scheduled, recycle) if recycle else one_f_one_b(1, scheduled))
+        if plan.num_microbatches != num:
+            raise PlanError(
+                f"a step of {request.batch} samples has {num} microbatches of {self.samples}, and "
+                f"the plan has {plan.num_microbatches}."
+            )
+        if plan.num_recycling_passes != num * recycle:
+            raise PlanError(
+                f"a step has {num * recycle} recycling passes, {recycle} a microbatch, and "
+                f"the plan has {plan.num_recycling_passes}."
+            )
+        return plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,8 +214,7 @@ class Trial:
         secs: simulated seconds of a step; infinite if the plan is not possible.
         peak_bytes: bytes on the fullest device; 0 if unknown.
         problem: why the plan is not possible; empty if it is.
-        is_estimate: whether only a few microbatches or blocks were simulated, and the rest was
-            extrapolated.
+        is_estimate: whether only a few microbatches or blocks were simulated.
         evaluation_secs: seconds that the evaluation took.
         breakdown: where the time and the memory of the step go, if all of it was simulated.
     """

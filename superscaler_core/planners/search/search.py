@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
+from operator import attrgetter
 from typing import Any
 
 from superscaler_core.errors import PlanError
@@ -21,7 +22,6 @@ from superscaler_core.planners.search.request import (
     FULL,
     Candidate,
     Request,
-    Scope,
     SearchPlanner,
     Trial,
 )
@@ -91,7 +91,7 @@ def search_request(
     with Workers(request, num_processes) as workers:
         if request.captured is not None:
             request.captured.begin()
-        evaluating = _Evaluating(request, workers, start, budget_secs, max_tried, progress)
+        evaluating = _Evaluating(request, workers, start, budget_secs, progress)
         for phase in (
             partial(evaluating.run, planner),
             evaluating.confirm,
@@ -137,12 +137,9 @@ class _Evaluating:
     below the best, the candidate is evaluated in full late in the search, or when nothing else
     waits: a full evaluation takes longer, and most estimates are beaten before. It is evaluated in
     full at once only if it is much faster and a full evaluation is cheap. A candidate whose bound
-    is not below the best step is skipped, so a search that ends by itself has found the best of all
-    candidates.
+    is not below the best step is skipped, so a search that ends by itself has found the best one.
 
-    Attributes:
-        best: the fastest trial that was evaluated in full.
-        leader: the fastest trial so far, estimates included.
+    The ``best`` trial was evaluated in full; the ``leader`` may be an estimate.
     """
 
     def __init__(
@@ -151,12 +148,11 @@ class _Evaluating:
         workers: Workers,
         start: float,
         budget_secs: float,
-        max_tried: int,
         progress: Progress | None,
     ) -> None:
         self._request, self._workers = request, workers
         self._end, self._last_secs = start + budget_secs, LAST_SHARE * budget_secs
-        self._max_tried, self._progress = max_tried, progress
+        self._progress = progress
         self._times_longer, self._is_stopped = TIMES_LONGER, False
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
@@ -196,7 +192,7 @@ class _Evaluating:
 
     @property
     def _is_at_limit(self) -> bool:
-        return 0 < self._max_tried <= len(self._tried)
+        return 0 < self._request.max_tried <= len(self._tried)
 
     def _go_on(self) -> None:
         while not self._is_over:
@@ -293,8 +289,8 @@ class _Evaluating:
         if self._left_secs <= max(self._last_secs, self._full_secs):
             return True
         # With a limit of trials, the result must not depend on the speed of the machine.
-        is_cheap = self._max_tried > 0 or self._full_secs <= EARLY_SHARE * self._left_secs
-        return is_cheap and self._is_much_faster(self._promising[0][0])
+        is_cheap = self._request.max_tried > 0 or self._full_secs <= EARLY_SHARE * self._left_secs
+        return is_cheap and self._is_faster(self._promising[0][0], MUCH_FASTER)
 
     def _begin_in_full(self) -> None:
         """Give the best estimate to a worker for a full evaluation, if it may be the best plan."""
@@ -303,13 +299,9 @@ class _Evaluating:
             self._in_full[candidate] = secs
             self._workers.begin(candidate, FULL)
 
-    def _is_faster(self, secs: float) -> bool:
-        """Whether a step of ``secs`` seconds would be the best so far."""
-        return self.best is None or secs < self.best.secs
-
-    def _is_much_faster(self, secs: float) -> bool:
-        """Whether a step of ``secs`` seconds would be much faster than the best so far."""
-        return self._is_faster(secs / MUCH_FASTER)
+    def _is_faster(self, secs: float, share: float = 1.0) -> bool:
+        """Whether a step of ``secs`` seconds takes less than a share of the best so far."""
+        return self.best is None or secs / share < self.best.secs
 
     def _take(self, trial: Trial) -> None:
         candidate = trial.candidate
@@ -370,7 +362,7 @@ class _Evaluating:
 
     def _is_owed(self, secs: float) -> bool:
         """Whether an estimate of ``secs`` seconds is worth a full evaluation beyond the budget."""
-        return self.best is None or (not self._is_stopped and self._is_much_faster(secs))
+        return self.best is None or (not self._is_stopped and self._is_faster(secs, MUCH_FASTER))
 
     def settle(self) -> None:
         """Check the best plan on the captured graph, if its own graph was made by resizing.
@@ -384,31 +376,25 @@ class _Evaluating:
         # What other evaluations would find is not waited for, and they would slow the capture down.
         self._workers.abandon()
         settled: Trial | None = None
-        fits = sorted((t for t in self._tried if t.fits and not t.is_estimate), key=_secs_of)
+        fits = sorted(
+            (t for t in self._tried if t.fits and not t.is_estimate), key=attrgetter("secs")
+        )
         for trial in fits:
             if settled is None or trial.secs < settled.secs:
                 samples, evaluation = trial.candidate.samples, trial
                 if not is_same(request.graph_of(samples), exact.graph_of(samples)):
-                    evaluation = self._evaluated(trial.candidate, EXACT)
+                    # In a worker that has evaluated others, if one is idle.
+                    self._workers.begin(trial.candidate, EXACT)
+                    ended = self._workers.wait()
+                    assert ended is not None, "what was begun ends"
+                    evaluation = ended
                     self._tried.append(evaluation)
-                settled = min(filter(None, [settled, evaluation]), key=_secs_of)
+                settled = min(filter(None, [settled, evaluation]), key=attrgetter("secs"))
         self._request = exact
         self.best = settled if settled is not None and settled.fits else None
 
-    def _evaluated(self, candidate: Candidate, how: Scope) -> Trial:
-        """Evaluate a candidate now, in a worker that has evaluated others if one is idle."""
-        self._workers.begin(candidate, how)
-        ended = self._workers.wait()
-        assert ended is not None, "what was begun ends"
-        return ended
-
-
-def _secs_of(trial: Trial) -> float:
-    return trial.secs
-
 
 def _nothing(request: Request, tried: Iterable[Trial], num_left: int) -> str:
-    """The error message if no candidate fits."""
     whys = [trial for trial in tried if trial.problem]
     least = min((t.peak_bytes for t in whys if t.lacks_memory), default=0)
     other = next((t.problem for t in whys if not t.lacks_memory), "")

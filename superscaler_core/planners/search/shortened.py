@@ -1,13 +1,11 @@
 """Shortened: the graph of a model with fewer of its repeated blocks, from the captured graph.
 
-Blocks that compute the same take the same time and memory, so the step time and the memory of a
-plan are linear in their number. Two short graphs show how much a block adds, at a cost that does
-not depend on the depth of the model (``Scope``).
+Blocks that compute the same take the same time and memory: two short graphs show how much one adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, groupby, pairwise
@@ -16,6 +14,7 @@ from superscaler_core.graph.blocks import Blocks, OpGroup, find_blocks
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
+from superscaler_core.known import remembers
 
 MAX_PERIOD = 4
 """Most blocks after which a model may repeat: for example, every fourth block has experts."""
@@ -34,36 +33,12 @@ def even(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     return tuple(b - a for a, b in pairwise(ends))
 
 
-def shortened(graph: Graph, removed: Iterable[int]) -> Graph | None:
-    """The graph without some blocks; None if they are not whole periods of repeated blocks.
-
-    A block repeats if it computes what the block one period before it computes. The readers of a
-    removed block's result read that earlier block's result instead. Ops, tensors and parameters
-    keep their names.
-
-    Law (tests/superscaler_core/planners/search/test_shortened.py): if a block reads only the block
-    before it and what all blocks share, the result equals the graph captured from a model with as
-    many blocks, op by op, up to names.
-
-    Args:
-        graph: graph of the model.
-        removed: numbers of its blocks, in runs of a multiple of the period after which the model
-            repeats.
-    """
-    return repeats_of(graph).without(frozenset(removed))
-
-
 @dataclass(frozen=True, eq=False)
 class Short:
-    """Two short graphs of a model, for a plan with pipeline stages.
+    """Two short graphs of a model, the shorter one first, for a plan with pipeline stages.
 
-    From the first graph to the second, every stage gains equally many blocks; after ``steps`` such
-    gains it has all its blocks of the whole graph.
-
-    Attributes:
-        graphs: the two graphs, the shorter one first.
-        sizes: blocks of every stage, for each of the two graphs.
-        steps: gains from the first graph to the whole one.
+    From the first graph to the second, every stage gains equally many blocks, to ``sizes``; after
+    ``steps`` such gains it has all its blocks of the whole graph.
     """
 
     graphs: tuple[Graph, Graph]
@@ -87,11 +62,7 @@ class NotEvenError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Repeats:
-    """The repetition of a graph's blocks: which blocks compute what earlier blocks compute.
-
-    Attributes:
-        blocks: blocks of the graph.
-    """
+    """The repetition of a graph's blocks: which blocks compute what earlier blocks compute."""
 
     blocks: Blocks
 
@@ -106,14 +77,7 @@ class Repeats:
         another path becomes the longest, the extrapolated time is too low. The same holds for peak
         memory, which is a maximum of sums.
         """
-        key = tuple(sizes)
-        if key not in self._shorts:
-            self._shorts[key] = self._short(key)
-        return self._shorts[key]
-
-    @cached_property
-    def _shorts(self) -> dict[tuple[int, ...], Short | None]:
-        return {}
+        return self._short(tuple(sizes))
 
     @cached_property
     def fewest(self) -> Graph:
@@ -131,6 +95,7 @@ class Repeats:
                 return few
         return graph
 
+    @remembers()
     def _short(self, sizes: tuple[int, ...]) -> Short | None:
         num, ends = len(self.blocks.layers), [*accumulate(sizes, initial=0)]
         if ends[-1] != num:
@@ -173,7 +138,16 @@ class Repeats:
     # --- removed --------------------------------------------------------------------------------
 
     def without(self, removed: frozenset[int]) -> Graph | None:
-        """The graph without some blocks, as in ``shortened``."""
+        """The graph without some blocks; None if they are not whole periods of repeated blocks.
+
+        A block repeats if it computes what the block one period before it computes. The readers of
+        a removed block's result read that earlier block's result instead. Ops, tensors and
+        parameters keep their names.
+
+        Law (tests/superscaler_core/planners/search/test_shortened.py): if a block reads only the
+        block before it and what all blocks share, the result equals the graph captured from a model
+        with as many blocks, op by op, up to names.
+        """
         if not removed <= {i for i, again in enumerate(self._is_again) if again}:
             return None
         runs = groupby(enumerate(sorted(removed)), lambda pair: pair[1] - pair[0])
@@ -206,21 +180,17 @@ class Repeats:
 
     # --- alike ----------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def period(self) -> int:
         """The number of blocks after which the model repeats."""
-        return self._repeats[0]
+        return max(range(1, MAX_PERIOD + 1), key=lambda period: sum(self._alike(period)))
 
     @property
     def _is_again(self) -> Sequence[bool]:
         """For each block, whether it computes what the block one period before it computes."""
-        return self._repeats[1]
+        return self._alike(self.period)
 
-    @cached_property
-    def _repeats(self) -> tuple[int, Sequence[bool]]:
-        found = ((period, self._alike(period)) for period in range(1, MAX_PERIOD + 1))
-        return max(found, key=lambda each: sum(each[1]))
-
+    @remembers()
     def _alike(self, period: int) -> list[bool]:
         found: list[bool] = []
         for i in range(len(self.blocks.layers)):
@@ -272,11 +242,9 @@ def forms_of(ops: OpGroup) -> tuple[OpForm, ...]:
 
 @dataclass(frozen=True)
 class _Loss:
-    """The blocks that every stage loses per step towards the shortest graph.
+    """The ``num`` blocks that every stage loses per step towards the shortest graph.
 
-    Attributes:
-        rows: every run of blocks that may be removed, with the number removed per step.
-        num: blocks that each stage loses per step.
+    ``rows`` has every run of blocks that may be removed, with the number removed per step.
     """
 
     rows: tuple[tuple[range, int], ...]

@@ -8,14 +8,14 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from tqdm import tqdm
 
-from superscaler_core.planners.search.evaluate import Evaluation, evaluate, evaluation_of, trial_of
+from superscaler_core.planners.search.evaluate import evaluate
 from superscaler_core.planners.search.request import Candidate, Request, Scope, Trial
 
 
@@ -23,14 +23,11 @@ class Workers:
     """A context that evaluates candidates of one request, and ends all its processes at exit.
 
     A candidate that cannot be pickled is evaluated in this process. So is a candidate whose process
-    was ended by the system, for example because memory was short.
+    was ended by the system, for example because memory was short. With one process, all evaluations
+    are in this process, in turn.
 
     Each worker is a process with a pipe. A pool of the standard library would end only when all
     begun work has ended, but a search does not wait for candidates after its budget.
-
-    Args:
-        request: the request that all candidates answer.
-        num_processes: number of workers; with one, all evaluations are in this process, in turn.
     """
 
     def __init__(self, request: Request, num_processes: int) -> None:
@@ -61,7 +58,7 @@ class Workers:
     def begin(self, candidate: Candidate, how: Scope) -> None:
         """Begin to evaluate a candidate, in an idle worker if possible, else in this process."""
         idle = next((each for each in self._workers if each not in self._away), None)
-        sent = _pickled((candidate.samples, candidate.sprogram, how))
+        sent = _pickled((Candidate("", candidate.samples, candidate.sprogram), how))
         if idle is None or sent is None:
             self._here.append((candidate, how))
             return
@@ -91,7 +88,8 @@ class Workers:
                 candidate, _ = self._away.pop(connection)
                 if isinstance(answer, Exception):
                     raise answer
-                return trial_of(candidate, answer)
+                assert isinstance(answer, Trial)
+                return replace(answer, candidate=candidate)
         if not self._here:
             return None
         # An evaluation that is interrupted stays the first, and begins again with the next call.
@@ -116,7 +114,6 @@ class Workers:
         self._end(connection)
 
     def _end(self, connection: Connection) -> None:
-        """Terminate a worker, even in the middle of an evaluation."""
         process = self._workers.pop(connection)
         connection.close()
         process.terminate()
@@ -158,15 +155,13 @@ def _answer(connection: Connection, request: Request, number: int) -> None:
             with suppress(Exception):
                 request.captured.begin(number + 1)
         while True:
-            samples, sprogram, how = connection.recv()
-            connection.send(_evaluated(request, samples, sprogram, how))
+            connection.send(_evaluated(request, *connection.recv()))
 
 
-def _evaluated(
-    request: Request, samples: int, sprogram: Callable[..., None], how: Scope
-) -> Evaluation | Exception:
+def _evaluated(request: Request, candidate: Candidate, how: Scope) -> Trial | Exception:
+    """The trial without its candidate, which the process that searches has."""
     try:
-        return evaluation_of(request, samples, sprogram, how)
+        return replace(evaluate(request, candidate, how), candidate=Candidate("", 1, print))
     except Exception as error:
         error.add_note(traceback.format_exc())
         return error

@@ -2,8 +2,7 @@
 
 from superscaler_core.planners.space.brute_force import brute_force
 from superscaler_core.planners.space.choices import Choice
-from superscaler_core.planners.space.priced import PricedSpace
-from superscaler_core.planners.space.pricing import price_space
+from superscaler_core.planners.space.priced import PricedSpace, price_space
 from superscaler_core.planners.space.space import (
     Array,
     Assignment,

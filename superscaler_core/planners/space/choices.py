@@ -33,8 +33,7 @@ class Choice:
     Attributes:
         name: for every axis the loop that is cut and the number of pieces, such as ``b/8 -/4``.
         splits: the split of every op of the group, in order.
-        is_recompute: whether the group is recomputed: it keeps only what it reads, and runs again
-            before its backward.
+        is_recompute: whether the group keeps only what it reads, and runs again for its backward.
         has_pieces: whether devices that read the same part of a weight store a piece of this part
             each (ZeRO).
     """
@@ -73,11 +72,6 @@ class Choice:
         """This choice, and its variants with recomputation and with weights in pieces.
 
         A group can be recomputed only if its ops are consecutive in the graph.
-
-        Args:
-            graph: the graph of the group.
-            group: the ops that take this choice.
-            recompute_regions, pieces: which variants are asked for.
         """
         found = [self]
         if pieces:
@@ -116,7 +110,11 @@ def choices_of(
             f"{'-' if each is None else names[each]}/{num}"
             for each, num in zip(cut, mesh, strict=True)
         )
-        found.append(Choice(name, tuple(_split(dims, op, cut, devices, mesh) for op in group)))
+        cuts = [zip(_loops(dims, op, cut), mesh, strict=True) for op in group]
+        splits = (
+            OpSplit.grid(op.sizes, devices, [*each]) for op, each in zip(group, cuts, strict=True)
+        )
+        found.append(Choice(name, tuple(splits)))
     return tuple(found)
 
 
@@ -171,7 +169,3 @@ def _is_even(dims: Dims, op: Op, cut: Cut, mesh: Sequence[int]) -> bool:
         or (op.sizes[loop] >= LONG * num and len(dims.sizes(dims.of_loop(op, loop))) == 1)
         for loop, num in counts.items()
     )
-
-
-def _split(dims: Dims, op: Op, cut: Cut, devices: Sequence[Device], mesh: Sequence[int]) -> OpSplit:
-    return OpSplit.grid(op.sizes, devices, list(zip(_loops(dims, op, cut), mesh, strict=True)))

@@ -18,13 +18,7 @@ from superscaler_core.planners.space.space import Array, SpaceEdge
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Read:
-    """A result of a group that ops of another group read.
-
-    Attributes:
-        tensor: the result.
-        src, dst: the nodes of the two groups.
-        readers: the ops that read it, each with its place in its group.
-    """
+    """A result of a group that ops of another group read, each with its place in its group."""
 
     tensor: PTensor
     src: int

@@ -1,12 +1,6 @@
 """Elimination: an exact reduction of a space by its nodes with at most two neighbours.
 
-Such a node is replaced by the cost of its best choice, for every pair of choices of its neighbours
-(non-serial dynamic programming; Bertele and Brioschi, 1972). Its choice is decided after theirs.
-Chains, trees, and blocks with residual connections vanish completely. The nodes that remain are the
-core of the space.
-
-Spaces that differ only in their costs are solved together: all costs may have a leading axis with
-one entry per space.
+Source: non-serial dynamic programming; Bertele and Brioschi, 1972.
 """
 
 from __future__ import annotations
@@ -29,6 +23,11 @@ Choices = NDArray[np.int64]
 class Core:
     """The nodes that remain of a space, and how the choices of all others follow from theirs.
 
+    A node with at most two neighbours is replaced by the cost of its best choice, for every pair of
+    their choices; its choice is decided after theirs. Chains, trees, and blocks with residual
+    connections vanish completely. Spaces that differ only in their costs are solved together: all
+    costs may have a leading axis with one entry per space.
+
     Law (tests/superscaler_core/planners/space): the least sum of the core's costs is the least time
     of the space, and ``assignment`` returns an assignment with that time.
 
@@ -45,20 +44,19 @@ class Core:
     _followers: list[tuple[int, tuple[int, ...], Choices]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, space: Space) -> Core:
-        """A core of all nodes of a space; memory is ignored."""
-        return cls.joined(space, space.node_secs, space.edge_secs)
+    def of(
+        cls,
+        space: Space,
+        node_secs: Sequence[Array] | None = None,
+        edge_secs: Sequence[Array] | None = None,
+    ) -> Core:
+        """A core of all nodes of a space, or with other costs in its place; memory is ignored.
 
-    @classmethod
-    def joined(cls, space: Space, node_secs: Sequence[Array], edge_secs: Sequence[Array]) -> Core:
-        """A core of all nodes; parallel edges are merged, and an edge to itself is node cost.
-
-        Args:
-            space: says which nodes the edges join.
-            node_secs, edge_secs: costs in place of the space's own.
+        Parallel edges are merged, and an edge to itself is node cost.
         """
-        core = cls(dict(enumerate(node_secs)), {})
-        for edge, secs in zip(space.edges, edge_secs, strict=True):
+        core = cls(dict(enumerate(space.node_secs if node_secs is None else node_secs)), {})
+        found = space.edge_secs if edge_secs is None else edge_secs
+        for edge, secs in zip(space.edges, found, strict=True):
             if edge.src == edge.dst:
                 own = secs.diagonal(axis1=-2, axis2=-1)
                 core.node_secs[edge.src] = core.node_secs[edge.src] + own
@@ -118,11 +116,7 @@ class Core:
         return tuple(found.tolist())
 
     def choices(self, chosen: Mapping[int, Choices]) -> Choices:
-        """As ``assignment``, for one space or several: ``[..., node]``.
-
-        Args:
-            chosen: for every node of the core its choices, ``[...]``.
-        """
+        """As ``assignment``, for one space or several: ``[..., node]`` from ``[...]`` of each."""
         found = dict(chosen)
         for node, ends, best in reversed(self._followers):
             for end in ends:

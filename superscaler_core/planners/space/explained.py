@@ -8,7 +8,7 @@ from superscaler_core.cost import CostModel
 from superscaler_core.plan import OpSplit, Plan
 from superscaler_core.planners.space.choices import Choice, MeshSizes, choices_of
 from superscaler_core.planners.space.groups import OpGroup, groups_of
-from superscaler_core.planners.space.pricing import price_space
+from superscaler_core.planners.space.priced import price_space
 
 
 def explain_op(
@@ -27,12 +27,6 @@ def explain_op(
     ops alike stands for it; a note says so for the op's own group. Recomputation and weights in
     pieces are ignored.
 
-    Args:
-        plan: a filled plan.
-        name: name of the op.
-        costs: the cost functions of the plan's graph.
-        microbatches, memory_bytes: as in ``price_space``.
-
     Raises:
         PlanError: the model has no such op, or parts of its stage have no device.
     """
@@ -50,7 +44,9 @@ def explain_op(
             for group, own in zip(groups, choices, strict=True)
         )
 
-    mesh = max(_meshes(len(devices)), key=shared)
+    num = len(devices)
+    meshes = [(num,), *((a, num // a) for a in range(2, num) if num % a == 0)]
+    mesh = max(meshes, key=shared)
     priced = price_space(
         costs, devices, mesh=mesh, ops=ops, blocks=plan.blocks,
         microbatches=microbatches, memory_bytes=memory_bytes,
@@ -65,11 +61,6 @@ def explain_op(
     if _shared(plan, group, priced.choices[node][assignment[node]]) < len(group):
         text += "\nThe plan cuts it in a way that is none of these; the nearest one is marked."
     return text
-
-
-def _meshes(num: int) -> list[MeshSizes]:
-    """All meshes of one or two axes."""
-    return [(num,), *((a, num // a) for a in range(2, num) if num % a == 0)]
 
 
 def _nearest(plan: Plan, group: OpGroup, choices: Sequence[Choice]) -> int:

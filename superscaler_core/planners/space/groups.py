@@ -1,10 +1,4 @@
-"""Groups: sets of ops that are cut together, by one decision.
-
-An op *decides* if it sums over a loop that two operands or a parameter have: linear maps, lookups,
-convolutions, products of activations. If it is cut along that loop, its result is a partial sum, so
-its readers may need another layout than the one that is written. All other ops *follow* the ops
-whose results they read.
-"""
+"""Groups: sets of ops that are cut together, by one decision."""
 
 from __future__ import annotations
 
@@ -18,22 +12,24 @@ OpGroup = tuple[Op, ...]
 
 
 def decides(op: Op) -> bool:
-    """Whether an op sums over a loop that two operands or a parameter have.
+    """Whether an op sums over a loop that two operands or a parameter have, as a linear map does.
 
-    An op that reads only weights and constants, such as a table of positions, does not decide.
+    If it is cut along that loop, its result is a partial sum, so its readers may need another
+    layout than the one that is written. All other ops *follow* the ops whose results they read. An
+    op that reads only weights and constants, such as a table of positions, does not decide.
     """
     if not any(tensor.kind in (ACTIVATION, INPUT) for tensor in op.inputs):
         return False
     operands = list(zip(op.inputs, op.annotation.inputs, strict=True))
     for loop in filter(op.is_splittable, op.annotation.reductions):
-        kinds = [t.kind for t, dims in operands if any(loop in _loops(dim) for dim in dims)]
+        kinds = [
+            tensor.kind
+            for tensor, dims in operands
+            if any(isinstance(dim, tuple) and loop in dim for dim in dims)
+        ]
         if len(kinds) > 1 or PARAMETER in kinds:
             return True
     return False
-
-
-def _loops(dim: object) -> tuple[str, ...]:
-    return dim if isinstance(dim, tuple) else ()
 
 
 def groups_of(graph: Graph, run: Sequence[Op]) -> tuple[OpGroup, ...]:
@@ -81,10 +77,6 @@ def likeness(dims: Dims, group: OpGroup) -> object:
 
     Groups with equal keys have equal ops. In both, the same inputs are one tensor, the same results
     are read by other groups, and the same loops belong to one class.
-
-    Args:
-        dims: the classes of the graph's dims.
-        group: ops of the graph.
     """
     graph, numbers = dims.graph, dict[PTensor, int]()
     inputs = tuple(numbers.setdefault(t, len(numbers)) for op in group for t in op.inputs)

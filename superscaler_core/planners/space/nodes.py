@@ -6,17 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 
-from superscaler_core.cost import (
-    CostModel,
-    StageCost,
-    peak_bytes,
-    product_of,
-    recomputed,
-    together,
-)
+from superscaler_core.cost import CostModel, StageCost, peak_bytes, product_of, recomputed, together
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.graph import Op
@@ -125,8 +119,9 @@ class Nodes:
                 if tensor.kind != ACTIVATION or graph.producer[tensor] in group:
                     continue
                 inside = [r for r, _ in graph.readers[tensor] if self.block_of(r) == block]
+                first = min(inside, key=attrgetter("index"))
                 is_own = block is not None and self.block_of(graph.producer[tensor]) == block
-                if block is None or not (is_own or min(inside, key=_index) not in group):
+                if block is None or not (is_own or first not in group):
                     size = max(sharding.num_elements.values()) * ITEM_BYTES[tensor.dtype]
                     found[tensor] = max(size, found.get(tensor, 0))
         return sum(found.values())
@@ -195,10 +190,6 @@ class Nodes:
             for each in (stage.fetch, stage.reduce)
         )
         return calls + stage.update_secs + (self.microbatches - 1) * stage.accumulate_secs
-
-
-def _index(op: Op) -> int:
-    return op.index
 
 
 def _bytes(stage: StageCost) -> tuple[int, int, int]:

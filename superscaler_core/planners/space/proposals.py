@@ -8,7 +8,7 @@ from functools import partial
 from superscaler_core.plan import Plan
 from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.planners.space.choices import MeshSizes
-from superscaler_core.planners.space.pricing import price_space
+from superscaler_core.planners.space.priced import price_space
 from superscaler_core.planners.space.space import Solution, Space
 
 SpacePlanner = Callable[[Space], Solution]

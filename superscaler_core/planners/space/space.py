@@ -1,9 +1,4 @@
-"""Space: nodes with choices, the costs of the choices, and costs between neighbours' choices.
-
-A node is an op, or several ops that one decision cuts. All planners that decide how ops are cut
-search this space: they differ in how they search, not in what a plan costs. The costs come from the
-cost functions (``price_space``); tests use arbitrary numbers.
-"""
+"""Space: nodes with choices, the costs of the choices, and costs between neighbours' choices."""
 
 from __future__ import annotations
 
@@ -22,6 +17,9 @@ Array = NDArray[np.float64]
 
 Assignment = tuple[int, ...]
 """The number of the choice of every node."""
+
+FURTHER_COSTS = ("backward_secs", "sync_secs", "resting_bytes", "kept_bytes", "work_bytes")
+"""Attributes of a node that may be left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,31 +54,29 @@ class SpaceNode:
         choices: Iterable[str],
         *,
         forward_secs: ArrayLike,
-        backward_secs: ArrayLike = 0.0,
-        sync_secs: ArrayLike = 0.0,
-        resting_bytes: ArrayLike = 0.0,
-        kept_bytes: ArrayLike = 0.0,
-        work_bytes: ArrayLike = 0.0,
         count: int = 1,
+        **further: ArrayLike,
     ) -> SpaceNode:
-        """A node; each cost is one number for all choices, or one number per choice.
+        """A node; each cost is one number for all choices, or one per choice; 0 if left out.
 
         Raises:
             PlanError: there is no choice, or a cost has another number of values.
         """
-        names = tuple(choices)
-        given = forward_secs, backward_secs, sync_secs, resting_bytes, kept_bytes, work_bytes
+        names, no_costs = tuple(choices), dict.fromkeys(FURTHER_COSTS, 0.0)
+        given = {"forward_secs": forward_secs, **no_costs, **further}
         try:
-            costs = [np.broadcast_to(np.asarray(x, dtype=float), (len(names),)) for x in given]
+            costs = {
+                each: np.broadcast_to(np.asarray(values, dtype=float), (len(names),))
+                for each, values in given.items()
+            }
         except ValueError:
-            costs = []
+            costs = {}
         if not names or not costs:
             raise PlanError(
                 f"node {name} with {len(names)} choices: it has to have one at least, and one "
                 "number of each cost for all choices or for each."
             )
-        forward, backward, sync, resting, kept, work = costs
-        return cls(name, names, forward, backward, sync, resting, kept, work, count)
+        return cls(name, names, count=count, **costs)
 
     @property
     def num_choices(self) -> int:
@@ -122,13 +118,9 @@ class SpaceEdge:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The result of a planner.
+    """The result of a planner: an assignment, with the seconds of a step by the space.
 
-    Attributes:
-        assignment: the choice of every node.
-        secs: seconds of a step, by the space.
-        bound_secs: a lower bound on the time of all assignments that fit; 0 if the planner knows
-            none.
+    ``bound_secs`` is a lower bound on the time of all assignments that fit; 0 if none is known.
     """
 
     assignment: Assignment
@@ -139,6 +131,9 @@ class Solution:
 @dataclass(frozen=True, eq=False)
 class Space:
     """Nodes and edges, with the objective and the memory limit of all planners.
+
+    All planners that decide how ops are cut search this space: they differ in how they search, not
+    in what a plan costs (``price_space``).
 
     Law (tests/superscaler_core/planners/space): ``secs`` is the sum of ``node_secs`` and
     ``edge_secs`` at the chosen numbers.
@@ -260,18 +255,6 @@ class Space:
     def solution(self, assignment: Sequence[int], bound_secs: float = 0.0) -> Solution:
         """An assignment with its time."""
         return Solution(tuple(map(int, assignment)), self.secs(assignment), bound_secs)
-
-    def explain(self, assignment: Sequence[int], node: int) -> str:
-        """A table of what each choice of a node would cost; all other nodes stay as assigned."""
-        chosen, of = assignment[node], self.nodes[node]
-        rows = [f"{of.name} ({of.count} alike)" if of.count > 1 else of.name]
-        width = max(map(len, of.choices))
-        for number, name in enumerate(of.choices):
-            more = self.change_secs(assignment, node, number)
-            mark = "*" if number == chosen else " "
-            held = bytes_text(self.held_bytes[node][number])
-            rows.append(f"{mark} {name:<{width}} {1e3 * more:+12.3f} ms {held:>12}")
-        return "\n".join(rows)
 
     def none_fits(self, planner: str) -> PlanError:
         """The error of a planner that finds no assignment."""

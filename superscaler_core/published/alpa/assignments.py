@@ -137,7 +137,7 @@ class _Batch:
 
     def _core(self, node_secs: Sequence[Array], some: Choices | slice = slice(None)) -> Core:
         """The core that elimination leaves."""
-        core = Core.joined(self._space, node_secs, [secs[some] for secs in self._edge_secs])
+        core = Core.of(self._space, node_secs, [secs[some] for secs in self._edge_secs])
         core.eliminate()
         return core
 

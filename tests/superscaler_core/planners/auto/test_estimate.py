@@ -18,8 +18,8 @@ from superscaler_core.models.swin import Swin, SwinConfig
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.estimate import Estimate, Figures
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.search.evaluate import evaluation_of
-from superscaler_core.planners.search.request import Request
+from superscaler_core.planners.search.evaluate import evaluate
+from superscaler_core.planners.search.request import Candidate, Request
 from superscaler_core.simulator import PROFILES
 
 SETTINGS = (
@@ -121,7 +121,8 @@ def factors(request: Request, text: str) -> tuple[float, float]:
     """The ratios of simulated to estimated seconds and bytes of a setting."""
     setting, estimate = Setting.parse(text), Estimate(request)
     num = request.microbatches(setting.microbatch)
-    seen = evaluation_of(request, setting.microbatch, Filling(setting, request.profile, 0, num))
+    filling = Filling(setting, request.profile, 0, num)
+    seen = evaluate(request, Candidate("", setting.microbatch, filling))
     found = estimate.of(setting)
     return seen.secs / found.secs, seen.peak_bytes / found.num_bytes
 

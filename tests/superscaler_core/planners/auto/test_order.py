@@ -59,5 +59,8 @@ def test_impossible_schedule_raises_its_error() -> None:
 
 def test_long_step_has_two_orders_that_differ_by_a_period() -> None:
     first, second = orders_of(Setting(pp=4), NUM)
-    assert (first.num_microbatches, second.num_microbatches) == (ROUNDS * 4, ROUNDS * 4 - 4)
+    assert (first.schedule.num_microbatches, second.schedule.num_microbatches) == (
+        ROUNDS * 4,
+        ROUNDS * 4 - 4,
+    )
     assert len(orders_of(Setting(pp=4), ROUNDS * 4)) == 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import inf
 
 import pytest
 
 import superscaler_core as ss
 from superscaler_core.planners.auto import auto, options
-from superscaler_core.planners.auto.asked import SPENT, Asking
-from superscaler_core.planners.auto.others import Others, Remembered
+from superscaler_core.planners.auto.asked import SPENT, asking
+from superscaler_core.planners.auto.others import Others, repeated
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 from superscaler_core.planners.search.search import search_request
@@ -150,7 +150,7 @@ def test_every_eighth_evaluation_is_another_planners() -> None:
 def test_planner_that_thinks_first_is_asked_when_its_plans_are_filled() -> None:
     planner = Fake([])
     asked = replace(request("mlp", 2), samples=(2,))
-    (first,) = Asking(planner)(asked)
+    (first,) = asking(planner)(asked)
     (second,) = first.follow(Trial(first, 1.0, 1))
     (third,) = second.follow(Trial(second, problem="needs more"))
     assert planner.calls == []
@@ -166,7 +166,7 @@ def test_answers_of_planners_are_remembered_per_search_and_graph() -> None:
     """Decisions name pieces, so those of a graph suit no graph of another size."""
     calls: list[str] = []
     for search, samples in (("a", BATCH), ("a", BATCH), ("b", BATCH), ("a", 2)):
-        how = Remembered(search, Shipped("data_parallel", calls))
+        how = partial(repeated, name=search, by=Shipped("data_parallel", calls))
         plan = ss.Plan(ASKED.graph_of(samples), range(2))
         how(plan)
         assert plan.is_assigned

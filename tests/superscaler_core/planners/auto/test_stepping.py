@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from superscaler_core.cost.comm_cost import CommCost
-from superscaler_core.planners.auto.stepping import Send, WorkerRoute, events_of, makespan
+from superscaler_core.planners.auto.order import Send, WorkerRoute, events_of, makespan
 from superscaler_core.schedules import SCHEDULES, ActionKind, generate, timeline
 
 NAMES = ("interleaved", "zero-bubble", "zero-bubble-h2", "zero-bubble-v", "chimera", "dualpipe-v")

@@ -15,8 +15,7 @@ import superscaler_core as ss
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.models import build, example_inputs
 from superscaler_core.planners.search import microbatches
-from superscaler_core.planners.search.captured import Captured
-from superscaler_core.planners.search.microbatches import Captures
+from superscaler_core.planners.search.microbatches import Captured, Captures
 from tests.superscaler_core.planners.search.test_search import graph, request
 
 

@@ -19,9 +19,9 @@ from superscaler_core.planners.auto import Setting, auto, options
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import SettingSpace
 from superscaler_core.planners.auto.traits import Traits
-from superscaler_core.planners.search.captured import Captured
-from superscaler_core.planners.search.evaluate import compiled, evaluate, evaluation_of
+from superscaler_core.planners.search.evaluate import compiled, evaluate
 from superscaler_core.planners.search.found import Found
+from superscaler_core.planners.search.microbatches import Captured
 from superscaler_core.planners.search.request import (
     EXACT,
     FULL,
@@ -109,7 +109,7 @@ def test_best_plan_equals_the_best_of_all_settings_that_fit(few_moves: None) -> 
     """
     asked = replace(request("mlp"), samples=(4,))
     every = [
-        evaluation_of(asked, setting.microbatch, Filling(setting, asked.profile, 0, 2))
+        evaluate(asked, Candidate("", setting.microbatch, Filling(setting, asked.profile, 0, 2)))
         for setting in every_setting(asked)
     ]
     most = min(every, key=lambda each: each.secs).peak_bytes
@@ -294,7 +294,7 @@ def test_plan_with_another_number_of_microbatches_is_rejected() -> None:
         plan.op_order(ss.SCHEDULES["1f1b"](1, 4))
 
     with pytest.raises(ss.PlanError, match="has 8 microbatches of 1, and the plan has 4"):
-        compiled(request(), 1, half)
+        compiled(request(), Candidate("", 1, half))
 
 
 def test_table_fits_in_100_columns_and_decisions_parse_back() -> None:
@@ -425,10 +425,9 @@ def test_estimate_from_few_microbatches_is_near_the_full_simulation(words: str) 
     asked = replace(request("gpt"), batch=64, graph_of=deep_graph)
     setting = Setting.parse(f"hybrid {words}")
     how = Filling(setting, asked.profile, 0, 64 // setting.microbatch)
-    whole = evaluation_of(asked, setting.microbatch, how)
-    estimate = evaluation_of(
-        asked, setting.microbatch, how, Scope(2 if setting.duplex else setting.pp)
-    )
+    candidate = Candidate("", setting.microbatch, how)
+    whole = evaluate(asked, candidate)
+    estimate = evaluate(asked, candidate, Scope(2 if setting.duplex else setting.pp))
     assert (estimate.is_estimate, whole.is_estimate) == (True, False)
     assert estimate.secs == pytest.approx(whole.secs, rel=0.02)
 
@@ -475,7 +474,7 @@ def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", seen)
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr("superscaler_core.planners.search.search.time", clock)
-    monkeypatch.setattr("superscaler_core.planners.search.captured.time", clock)
+    monkeypatch.setattr("superscaler_core.planners.search.microbatches.time", clock)
     given = (
         Candidate(f"{100 - n}", 1, PLANS["data_parallel"], quick=Scope(1)) for n in range(1000)
     )

@@ -14,9 +14,9 @@ import superscaler_core as ss
 from superscaler_core.models import MODELS, build, example_inputs
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.search.evaluate import evaluation_of
-from superscaler_core.planners.search.request import Request, Scope
-from superscaler_core.planners.search.shortened import NotEvenError, even, repeats_of, shortened
+from superscaler_core.planners.search.evaluate import evaluate
+from superscaler_core.planners.search.request import Candidate, Request, Scope
+from superscaler_core.planners.search.shortened import NotEvenError, even, repeats_of
 from superscaler_core.simulator import PROFILES
 
 
@@ -54,7 +54,7 @@ DEEP: list[tuple[str, dict[str, Any], dict[str, Any], list[int]]] = [
 def test_shortened_graph_equals_the_graph_of_a_model_with_fewer_layers(
     model: str, deep: dict[str, Any], shallow: dict[str, Any], removed: list[int]
 ) -> None:
-    short = shortened(captured(model, **deep), removed)
+    short = repeats_of(captured(model, **deep)).without(frozenset(removed))
     assert short is not None
     assert computed(short) == computed(captured(model, **shallow))
 
@@ -73,7 +73,7 @@ def test_shortened_graph_equals_the_graph_of_a_model_with_fewer_layers(
 def test_blocks_that_differ_from_all_before_them_are_not_removed(
     model: str, deep: dict[str, Any], removed: list[int]
 ) -> None:
-    assert shortened(captured(model, **deep), removed) is None
+    assert repeats_of(captured(model, **deep)).without(frozenset(removed)) is None
 
 
 @pytest.mark.parametrize(
@@ -131,5 +131,6 @@ def evaluations(model: str, words: str) -> tuple[Any, Any]:
     )  # fmt: skip
     setting = Setting.parse(f"hybrid {words}")
     filling = Filling(setting, asked.profile, 0, 4)
-    short = evaluation_of(asked, 2, filling, Scope(stages=filling.sizes))
-    return short, evaluation_of(replace(asked), 2, filling)
+    filled = Candidate("", 2, filling)
+    short = evaluate(asked, filled, Scope(stages=filling.sizes))
+    return short, evaluate(replace(asked), filled)

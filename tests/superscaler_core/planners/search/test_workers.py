@@ -13,8 +13,8 @@ import pytest
 from superscaler_core import Plan
 from superscaler_core.errors import CaptureError
 from superscaler_core.graph.graph import Graph
-from superscaler_core.planners.search.captured import Captured
 from superscaler_core.planners.search.evaluate import evaluate
+from superscaler_core.planners.search.microbatches import Captured
 from superscaler_core.planners.search.request import FULL, Candidate
 from superscaler_core.planners.search.workers import Workers
 from superscaler_core.plans import PLANS

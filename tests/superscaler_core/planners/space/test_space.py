@@ -67,11 +67,3 @@ def test_edge_costs_of_the_wrong_shape_are_rejected() -> None:
 def test_node_costs_of_the_wrong_length_are_rejected() -> None:
     with pytest.raises(PlanError, match="node a with 2 choices"):
         SpaceNode.of("a", "xy", forward_secs=[1, 2, 3])
-
-
-def test_explain_marks_the_choice_and_shows_the_added_cost_of_others() -> None:
-    node = SpaceNode.of("a", ["rows", "columns"], forward_secs=[1, 3], resting_bytes=[1024, 2048])
-    lines = Space((node,)).explain((0,), 0).splitlines()
-    assert lines[0] == "a"
-    assert lines[1].split() == ["*", "rows", "+0.000", "ms", "1", "KiB"]
-    assert lines[2].split() == ["columns", "+2000.000", "ms", "2", "KiB"]

@@ -18,7 +18,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.models import MODELS, build, example_inputs
 from superscaler_core.models.gpt import GPT, GPTConfig
-from superscaler_core.planners.search.evaluate import evaluation_of
+from superscaler_core.planners.search.evaluate import evaluate
 from superscaler_core.planners.search.request import FULL, Request
 from superscaler_core.planners.space import Space, price_space
 from superscaler_core.planners.space.elimination import Core
@@ -281,7 +281,7 @@ def test_estimate_of_a_deep_model_is_near_its_full_simulation() -> None:
         graph = ss.capture(GPT(sizes), (tokens, tokens))
     request = replace(asked(graph, (8,), 1 << 20), batch=256)
     cut = next(iter(propose_alpa(request)))
-    short, whole = (evaluation_of(request, 8, cut.sprogram, how) for how in (cut.quick, FULL))
+    short, whole = (evaluate(request, cut, how) for how in (cut.quick, FULL))
     assert short.is_estimate
     assert not whole.is_estimate
     assert short.secs == pytest.approx(whole.secs, rel=0.01)
