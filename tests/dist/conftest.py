@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.dist.namespaces import CLONE_NEWNET, CLONE_NEWNS, may_unshare
 from tests.dist.world import ProcessWorld, Worlds
 
 
@@ -28,3 +29,15 @@ def worlds() -> Iterator[Worlds]:
     yield world
     for made in known.values():
         made.stop()
+
+
+@pytest.fixture
+def network_namespaces() -> None:
+    if not may_unshare(CLONE_NEWNET):
+        pytest.skip("needs the right to make network namespaces (root)")
+
+
+@pytest.fixture
+def mount_namespaces() -> None:
+    if not may_unshare(CLONE_NEWNS):
+        pytest.skip("needs the right to make mount namespaces (root)")

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,10 @@ PROGRESS = "progress"
 """A file with the number of steps that the first rank has taken."""
 
 
-def programs(folder: Path) -> None:
-    """Compile every case and save its program."""
-    for name, case in CASES.items():
-        case.compiled().save(folder / name)
+def programs(folder: Path, names: Iterable[str] = CASES) -> None:
+    """Compile these cases and save their programs."""
+    for name in names:
+        CASES[name].compiled().save(folder / name)
 
 
 def _drawn(step: int) -> int:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.layout import ITEM_BYTES, NOT_SUMMED
+from tests.dist.on_ranks import on_ranks
 from tests.dist.shards import error_of
-from tests.dist.world import Worlds
 from tests.oracle import Array, data_faults, shards_of
 
 pytestmark = pytest.mark.dist
@@ -84,53 +87,37 @@ def bytes_of(tensor: Tensor) -> Array:
     return flat.reshape(*tensor.shape, tensor.element_size())
 
 
-def redistribute_bytes(
-    rank: int, src: rv.Layout, dst: rv.Layout, dtype: str, shards: dict[int, Array]
-) -> tuple[Array, Array, str]:
-    """Bytes of the result, bytes of the input afterwards, and the dtype of the result."""
-    # torch warns that its complex32 is experimental; rvdcomm cannot change that.
-    warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
-    tensor = tensor_of_bytes(shards[rank], dtype)
-    result = rv.redistribute(tensor, src, dst, topology=FREE_ROUNDS)
-    return bytes_of(result), bytes_of(tensor), str(result.dtype)
-
-
-def faults_of_move(
-    worlds: Worlds, src_rvd: str, dst_rvd: str, dtype: str, data: Array
-) -> list[str]:
-    """What goes wrong with the bits of ``data``."""
-    src, dst = rv.Layout(SHAPE, src_rvd), rv.Layout(SHAPE, dst_rvd)
-    shards = shards_of(layout_of_bytes(src, dtype), [data])
-    seen = worlds(NUM_RANKS).run(redistribute_bytes, src, dst, dtype, shards)
-    results = {rank: got for rank, (got, _, _) in enumerate(seen)}
-    faults = data_faults(layout_of_bytes(dst, dtype), results, [data])
-    for rank, (_, kept, name) in enumerate(seen):
-        if not np.array_equal(kept, shards[rank]):
-            faults.append(f"rank {rank}: the input was modified")
-        if name != f"torch.{dtype}":
-            faults.append(f"rank {rank}: the result is {name}")
-    return faults
+def assert_data(result: Array, dst: rv.Layout, parts: list[Array]) -> None:
+    results: list[Any] = [None] * NUM_RANKS
+    dist.all_gather_object(results, result)
+    assert data_faults(dst, dict(enumerate(results)), parts) == []
 
 
 # --- V = 1 --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "dtype, src_rvd, dst_rvd",
+    "dtype, bits",
+    [
+        *((dtype, random_bits) for dtype in ITEM_BYTES),
+        *((dtype, special_bits) for dtype in SPECIAL),
+    ],
+)
+@on_ranks(NUM_RANKS)
+def test_moves_keep_every_bit(rank: int, dtype: str, bits: Callable[[str], Array]) -> None:
+    """Of random elements, and of NaNs, infinities and signs of zeros."""
+    # torch warns that its complex32 is experimental; rvdcomm cannot change that.
+    warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
     # A dtype without a sum has no layout with parts.
-    [(dt, *MOVES[i % (3 if dt in NOT_SUMMED else 4)]) for i, dt in enumerate(ITEM_BYTES)],
-)
-def test_moves_keep_every_bit(worlds: Worlds, dtype: str, src_rvd: str, dst_rvd: str) -> None:
-    assert faults_of_move(worlds, src_rvd, dst_rvd, dtype, random_bits(dtype)) == []
-
-
-@pytest.mark.parametrize(
-    "dtype, src_rvd, dst_rvd", [(dt, *MOVES[i % 4]) for i, dt in enumerate(SPECIAL)]
-)
-def test_moves_keep_nans_and_signs_of_zeros(
-    worlds: Worlds, dtype: str, src_rvd: str, dst_rvd: str
-) -> None:
-    assert faults_of_move(worlds, src_rvd, dst_rvd, dtype, special_bits(dtype)) == []
+    number = list(ITEM_BYTES).index(dtype) + (bits is special_bits)
+    src, dst = (rv.Layout(SHAPE, rvd) for rvd in MOVES[number % (3 if dtype in NOT_SUMMED else 4)])
+    data = bits(dtype)
+    mine = shards_of(layout_of_bytes(src, dtype), [data])[rank]
+    tensor = tensor_of_bytes(mine, dtype)
+    result = rv.redistribute(tensor, src, dst, topology=FREE_ROUNDS)
+    assert str(result.dtype) == f"torch.{dtype}"
+    assert np.array_equal(bytes_of(tensor), mine), "the input was modified"
+    assert_data(bytes_of(result), layout_of_bytes(dst, dtype), [data])
 
 
 # --- V > 1 --------------------------------------------------------------------------------------
@@ -146,61 +133,43 @@ def small_parts(dtype: str, num_parts: int) -> list[Array]:
     return parts
 
 
-def redistribute_values(
-    rank: int, src: rv.Layout, dst: rv.Layout, dtype: str, shards: dict[int, Array]
-) -> Array:
-    """The result as complex numbers, which hold the values of all dtypes here."""
+@pytest.mark.parametrize(
+    "dtype, src_rvd, dst_rvd", [(dt, *SUMS[i % 4]) for i, dt in enumerate(SUMMED)]
+)
+@on_ranks(NUM_RANKS)
+def test_parts_are_summed_exactly(rank: int, dtype: str, src_rvd: str, dst_rvd: str) -> None:
     warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
-    values = torch.from_numpy(shards[rank])
+    src, dst = rv.Layout(SHAPE, src_rvd), rv.Layout(SHAPE, dst_rvd)
+    parts = small_parts(dtype, src.rvd.v)
+    values = torch.from_numpy(shards_of(src, parts)[rank])
     values = values if dtype.startswith("complex") else values.real.clone()
     # Not all dtypes can be made from float64 at once.
     tensor = values.to(torch.int64 if dtype.startswith("uint") else values.dtype)
     result = rv.redistribute(tensor.to(getattr(torch, dtype)), src, dst, topology=FREE_ROUNDS)
+    # Complex numbers hold the values of all dtypes here.
     wide = torch.complex128 if dtype.startswith("complex") else torch.float64
-    return result.to(wide).numpy().astype(np.complex128)
-
-
-@pytest.mark.parametrize(
-    "dtype, src_rvd, dst_rvd", [(dt, *SUMS[i % 4]) for i, dt in enumerate(SUMMED)]
-)
-def test_parts_are_summed_exactly(worlds: Worlds, dtype: str, src_rvd: str, dst_rvd: str) -> None:
-    src, dst = rv.Layout(SHAPE, src_rvd), rv.Layout(SHAPE, dst_rvd)
-    parts = small_parts(dtype, src.rvd.v)
-    args = (redistribute_values, src, dst, dtype, shards_of(src, parts))
-    results = dict(enumerate(worlds(NUM_RANKS).run(*args)))
-    assert data_faults(dst, results, parts) == []
-
-
-def wrap_around(rank: int, dtype: str) -> list[int]:
-    top = torch.iinfo(getattr(torch, dtype)).max
-    tensor = torch.full((4,), top, dtype=getattr(torch, dtype))
-    result = rv.redistribute(tensor, "R(1)V(4)D(1)", "R(4)V(1)D(1)", topology=FREE_ROUNDS)
-    return result.tolist()
+    assert_data(result.to(wide).numpy().astype(np.complex128), dst, parts)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int8", "int16", "int32", "int64"])
-def test_sums_of_integers_wrap_around_as_in_torch(worlds: Worlds, dtype: str) -> None:
+@on_ranks(NUM_RANKS)
+def test_sums_of_integers_wrap_around_as_in_torch(rank: int, dtype: str) -> None:
     info = torch.iinfo(getattr(torch, dtype))
-    wrapped = (4 * info.max - info.min) % 2**info.bits + info.min
-    assert worlds(NUM_RANKS).run(wrap_around, dtype) == [[wrapped] * 4] * NUM_RANKS
-
-
-def add_without_sum(rank: int, dtype: str, src: str, dst: str) -> str:
-    tensor = torch.zeros((2, 4), dtype=getattr(torch, dtype))
-    return error_of(lambda: rv.redistribute(tensor, src, dst, shape=(2, 4)))
+    tensor = torch.full((4,), info.max, dtype=getattr(torch, dtype))
+    result = rv.redistribute(tensor, "R(1)V(4)D(1)", "R(4)V(1)D(1)", topology=FREE_ROUNDS)
+    assert result.tolist() == [(4 * info.max - info.min) % 2**info.bits + info.min] * 4
 
 
 @pytest.mark.parametrize("dtype", sorted(NOT_SUMMED))
 @pytest.mark.parametrize(
-    "src_rvd, dst_rvd",
-    [("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"), ("R(4)V(1)D(1,1)", "R(1)V(4)D(1,1)")],
+    "src_rvd, dst_rvd", [("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"), ("R(4)V(1)D(1,1)", "R(1)V(4)D(1,1)")]
 )
+@on_ranks(NUM_RANKS)
 def test_parts_of_a_dtype_without_sum_are_an_error_on_every_rank(
-    worlds: Worlds, dtype: str, src_rvd: str, dst_rvd: str
+    rank: int, dtype: str, src_rvd: str, dst_rvd: str
 ) -> None:
-    message = (
+    tensor = torch.zeros((2, 4), dtype=getattr(torch, dtype))
+    assert error_of(lambda: rv.redistribute(tensor, src_rvd, dst_rvd, shape=(2, 4))) == (
         f"LayoutError: redistribute {src_rvd} -> {dst_rvd}: R(1)V(4)D(1,1) has V(4), but {dtype} "
         "values cannot be summed; use V(1) or another dtype."
     )
-    errors = worlds(NUM_RANKS).run(add_without_sum, dtype, src_rvd, dst_rvd)
-    assert errors == [message] * NUM_RANKS

@@ -18,6 +18,7 @@ from torch import Tensor
 import rvdcomm as rv
 from rvdcomm.run.communicator import Subgroup
 from rvdcomm.run.request import SHARES_MEMORY
+from tests.dist.on_ranks import assert_moved, on_ranks
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import ProcessWorld, Worlds
 
@@ -118,64 +119,16 @@ def faults_of_misuse(seen: Sequence[Seen], errors: Sequence[str]) -> list[str]:
 
 # --- the same bad input on every rank -----------------------------------------------------------
 
-CUTS_ERROR = "of dim 0 do not cut 8 elements in 4; give 5 points in ascending order from 0 to 8."
-
 ALL_SAME = {
-    "rank twice": (
-        Call(src="R(1)V(1)D(4) shape(8) ranks(0,0,1,2)"),
-        "LayoutError",
-        "R(1)V(1)D(4) over ranks (0, 0, 1, 2): rank 0 is given twice.",
-    ),
     "rank outside": (
         Call(src="R(1)V(1)D(4) shape(8) ranks(0,1,2,4)"),
         "LayoutError",
         "ranks [4] are outside the group, which has ranks 0 to 3.",
     ),
-    "wrong counts": (
-        Call(src="R(1)V(1)D(3)", dst="R(4)V(1)D(1)", options={"shape": (8,)}),
-        "LayoutError",
-        "R(1)V(1)D(3) needs 3 ranks (1*1*3) but 4 were given: (0, 1, 2, 3).",
-    ),
-    "wrong number of dims": (
-        Call(src="R(1)V(1)D(4,1)", dst="R(4)V(1)D(1)", options={"shape": (8,)}),
-        "LayoutError",
-        "R(1)V(1)D(4,1) splits 2 dims but shape (8,) has 1; give D one count a dim.",
-    ),
     "unparsable src": (
         Call(src="R1V1D(4)", dst="R(4)V(1)D(1)"),
         "LayoutError",
         "cannot parse layout 'R1V1D(4)': expected 'R(' at column 1.",
-    ),
-    "unparsable dst": (
-        Call(src="R(1)V(1)D(4)", dst="R(4)V(1)D(x)"),
-        "LayoutError",
-        "cannot parse layout 'R(4)V(1)D(x)': expected ')' at column 11.",
-    ),
-    "unparsable whole text": (
-        Call(src="R(1)V(1)D(4) shape(8) ranks(0-3)"),
-        "LayoutError",
-        "cannot parse layout 'R(1)V(1)D(4) shape(8) ranks(0-3)': expected the form "
-        "'R(1)V(1)D(1,2) shape(4,6) ranks(0:2) cuts(0,4;0,2,6)'.",
-    ),
-    "count of zero": (
-        Call(src="R(0)V(1)D(4)", dst="R(4)V(1)D(1)", options={"shape": (8,)}),
-        "LayoutError",
-        "RVD counts must be integers of at least 1, got r=0, v=1, d=(4,).",
-    ),
-    "cut points out of order": (
-        Call(src="R(1)V(1)D(4) shape(8) cuts(0,4,2,6,8)"),
-        "LayoutError",
-        f"cut points [0, 4, 2, 6, 8] {CUTS_ERROR}",
-    ),
-    "cut points beyond the shape": (
-        Call(src="R(1)V(1)D(4) shape(8) cuts(0,2,4,6,9)"),
-        "LayoutError",
-        f"cut points [0, 2, 4, 6, 9] {CUTS_ERROR}",
-    ),
-    "different shapes": (
-        Call(dst=rv.Layout((9,), "R(4)V(1)D(1)")),
-        "LayoutError",
-        f"src {SRC} and dst R(4)V(1)D(1) shape(9) ranks(0:4) differ in shape: (8,) and (9,).",
     ),
     "V on bool": (
         Call(
@@ -194,19 +147,11 @@ ALL_SAME = {
         "ShapeMismatchError",
         "no rank passed a shard, so the dtype is unknown.",
     ),
-    "shape cannot be inferred": (
-        Call(src="R(1)V(1)D(4)", dst="R(4)V(1)D(1)", shard=(2, 3)),
-        "ShapeMismatchError",
-        "R(1)V(1)D(4): the global shape cannot be inferred from shards of shapes "
-        "['[2, 3]', '[2, 3]', '[2, 3]', '[2, 3]']; pass shape=.",
-    ),
-    "out shares memory": (
-        Call(is_out_shared=True),
-        "LayoutError",
-        f"rank 0: {SHARES_MEMORY}",
-    ),
+    "out shares memory": (Call(is_out_shared=True), "LayoutError", f"rank 0: {SHARES_MEMORY}"),
 }
-"""The call of every rank; the class of the error of every rank, and what it says of the call."""
+"""The call of every rank; the class of the error of every rank, and what it says of the call.
+
+One of each kind of check; ``tests/run/test_request.py`` has all of them, without processes."""
 
 
 @pytest.mark.parametrize("what", ALL_SAME)
@@ -247,36 +192,8 @@ ONE_RANK_BAD = {
         Call(shard=(3,)),
         f"ShapeMismatchError: {SHORT}: rank 2 passed [3], its shard is [2].",
     ),
-    "shard of the wrong number of dims": (
-        Call(shard=(2, 1)),
-        f"ShapeMismatchError: {SHORT}: rank 2 passed [2, 1], its shard is [2].",
-    ),
-    "no shard": (
-        Call(shard=None),
-        f"ShapeMismatchError: {SHORT}: rank 2 passed None, its shard is [2].",
-    ),
-    "out of the wrong shape": (
-        Call(out=(7,)),
-        f"ShapeMismatchError: {SHORT}: rank 2 passed [7], its out is [8].",
-    ),
     "out of the wrong dtype": (Call(out=(8,), out_dtype="int32"), f"{DTYPES} int32."),
-    "shard of the wrong dtype": (Call(dtype="float64"), f"{DTYPES} float64."),
-    "dtype that contradicts the shards": (
-        Call(options={"dtype": torch.int8}),
-        f"{DTYPES} int8.",
-    ),
-    "other src": (
-        Call(src=rv.Layout((8,), "R(1)V(1)D(4)", [0, 1, 3, 2])),
-        f"{DISAGREE} src: rank 0 asks for {SRC}, rank 2 for R(1)V(1)D(4) shape(8) ranks(0,1,3,2).",
-    ),
-    "other cuts": (
-        Call(src=rv.Layout((8,), "R(1)V(1)D(4)", cuts=[[0, 1, 4, 6, 8]])),
-        f"{DISAGREE} src: rank 0 asks for {SRC}, rank 2 for {SRC} cuts(0,1,4,6,8).",
-    ),
-    "other dst": (
-        Call(dst=rv.Layout((8,), "R(1)V(4)D(1)")),
-        f"{DISAGREE} dst: rank 0 asks for {DST}, rank 2 for R(1)V(4)D(1) shape(8) ranks(0:4).",
-    ),
+    "dtype that contradicts the shards": (Call(options={"dtype": torch.int8}), f"{DTYPES} int8."),
     "unparsable dst": (
         Call(dst="R4V1D1"),
         f"{DISAGREE} dst: rank 0 asks for {DST}, rank 2 for R4V1D1.",
@@ -289,16 +206,14 @@ ONE_RANK_BAD = {
         Call(options={"topology": TOPOLOGY}),
         f"{DISAGREE} topology: rank 0 asks for None, rank 2 for {TOPOLOGY!r}.",
     ),
-    "tensor that requires grad": (
-        Call(requires_grad=True),
-        f"{DISAGREE} requires_grad: rank 0 asks for False, rank 2 for True.",
-    ),
     "out shares memory": (
         Call(is_out_shared=True),
         f"LayoutError: {WHOLE}: rank 2: {SHARES_MEMORY}",
     ),
 }
-"""The call of rank 2, all others making the default call, and the error of every rank."""
+"""The call of rank 2, all others making the default call, and the error of every rank.
+
+``test_faults`` has a disagreement about every argument."""
 
 
 @pytest.mark.parametrize("what", ONE_RANK_BAD)
@@ -306,20 +221,6 @@ def test_bad_input_on_one_rank_is_an_error_on_every_rank(worlds: Worlds, what: s
     call, error = ONE_RANK_BAD[what]
     seen = worlds(4).run(misuse, [Call(), Call(), call, Call()])
     assert faults_of_misuse(seen, [error] * 4) == []
-
-
-def test_topology_of_one_rank_that_lacks_a_rank_is_an_error_on_every_rank(worlds: Worlds) -> None:
-    small = rv.Topology.single_host(3, 0.0, 1e9)
-    calls = [Call(options={"topology": TOPOLOGY})] * 3 + [Call(options={"topology": small})]
-    error = f"{DISAGREE} topology: rank 0 asks for {TOPOLOGY!r}, rank 3 for {small!r}."
-    assert faults_of_misuse(worlds(4).run(misuse, calls), [error] * 4) == []
-
-
-def test_given_shapes_that_differ_are_an_error_on_every_rank(worlds: Worlds) -> None:
-    texts = {"src": "R(1)V(1)D(4)", "dst": "R(4)V(1)D(1)"}
-    calls = [Call(**texts, options={"shape": (8,) if rank < 3 else (7,)}) for rank in range(4)]
-    error = f"{DISAGREE} shape: rank 0 asks for (8,), rank 3 for (7,)."
-    assert faults_of_misuse(worlds(4).run(misuse, calls), [error] * 4) == []
 
 
 # --- ranks that do not come ---------------------------------------------------------------------
@@ -364,52 +265,42 @@ def redistribute_good(rank: int, seed: int = 0, **options: Any) -> Any:
     return rv.redistribute(shard_of(rank, src, seed), src, dst, **options)
 
 
-def stay_away(rank: int, absent: int, is_agreed: bool) -> Waited | None:
-    """All but one rank call."""
+def without(
+    rank: int, absent: int, is_agreed: bool, is_late: bool = False, is_pending: bool = False
+) -> Waited | None:
+    """All but one rank call, which does not, or when the others have given up."""
     if is_agreed:
         redistribute_good(rank)
-    return None if rank == absent else timed(lambda: redistribute_good(rank))
-
-
-@pytest.mark.parametrize("absent", [0, 2])
-def test_rank_that_never_calls_is_named_by_the_others(worlds: Worlds, absent: int) -> None:
-    world = hurried(worlds)
-    waited = world.run(stay_away, absent, False)
-    world.stop()
-    error = (
-        f"CommError: {WHOLE}: ranks [{absent}] did not join within 3 s. They may be in another "
-        "call, or think that this transition has other ranks."
-    )
-    wanted = [None if rank == absent else error for rank in range(4)]
-    assert [None if w is None else w.error for w in waited] == wanted
-    assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
-
-
-@pytest.mark.parametrize("absent", [0, 2])
-def test_rank_that_misses_a_later_call_is_an_error_on_the_others(
-    worlds: Worlds, absent: int
-) -> None:
-    world = hurried(worlds)
-    waited = world.run(stay_away, absent, True)
-    world.stop()
-    wanted = [None if rank == absent else "CommError" for rank in range(4)]
-    assert classes_of(waited) == wanted
-    assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
-
-
-def come_late(rank: int, late: int) -> Waited:
-    """One rank calls when the others have given up."""
-    if rank == late:
+    if rank == absent:
+        if not is_late:
+            return None
         time.sleep(TIMEOUT_SECS + 1.0)
+    if is_pending:
+        return timed(redistribute_good(rank, async_op=True).wait)
     return timed(lambda: redistribute_good(rank))
 
 
-def test_rank_that_comes_too_late_is_an_error_on_every_rank(worlds: Worlds) -> None:
+@pytest.mark.parametrize(
+    "absent, is_agreed, is_late, is_pending",
+    [(0, False, False, False), (2, True, False, False), (1, False, True, False),
+     (3, True, False, True)],
+    ids=["never", "not again", "too late", "pending"],
+)  # fmt: skip
+def test_rank_that_misses_a_call_is_an_error_on_the_others(
+    worlds: Worlds, absent: int, is_agreed: bool, is_late: bool, is_pending: bool
+) -> None:
     world = hurried(worlds)
-    waited = world.run(come_late, 1)
+    waited = world.run(without, absent, is_agreed, is_late, is_pending)
     world.stop()
-    assert classes_of(waited) == ["CommError"] * 4
+    is_told = [is_late or rank != absent for rank in range(4)]
+    assert classes_of(waited) == ["CommError" if told else None for told in is_told]
     assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
+    if not is_agreed and not is_late:
+        error = (
+            f"CommError: {WHOLE}: ranks [{absent}] did not join within 3 s. They may be in another "
+            "call, or think that this transition has other ranks."
+        )
+        assert {each.error for each in waited if each is not None} == {error}
 
 
 def meeting_group() -> Any:
@@ -480,22 +371,6 @@ def test_disagreement_about_the_members_is_an_error_in_time_on_every_rank(worlds
     assert faults_of_calls_again(again, anew) == []
 
 
-def wait_for_pending(rank: int, absent: int) -> Waited | None:
-    redistribute_good(rank)
-    if rank == absent:
-        return None
-    pending = redistribute_good(rank, async_op=True)
-    return timed(pending.wait)
-
-
-def test_error_of_a_pending_call_is_raised_by_wait(worlds: Worlds) -> None:
-    world = hurried(worlds)
-    waited = world.run(wait_for_pending, 3)
-    world.stop()
-    assert classes_of(waited) == ["CommError"] * 3 + [None]
-    assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
-
-
 # --- ranks that die -----------------------------------------------------------------------------
 
 
@@ -508,9 +383,8 @@ def die(rank: int, dying: int, is_agreed: bool) -> Waited:
     return timed(lambda: redistribute_good(rank))
 
 
-@pytest.mark.parametrize("is_agreed", [False, True], ids=["first call", "later call"])
 # Rank 0 serves the store.
-@pytest.mark.parametrize("dying", [0, 2])
+@pytest.mark.parametrize("dying, is_agreed", [(0, True), (2, False)])
 def test_death_of_a_rank_is_an_error_on_the_others(
     worlds: Worlds, dying: int, is_agreed: bool
 ) -> None:
@@ -532,8 +406,6 @@ def misuse_later(rank: int, calls: Sequence[Call]) -> Waited:
 FEWER = [rv.Layout((8,), text, [1, 2]) for text in ("R(1)V(1)D(2)", "R(2)V(1)D(1)")]
 LATER = {
     "shard of the wrong shape": Call(shard=(3,)),
-    "shard of the wrong dtype": Call(dtype="float64"),
-    "tensor that requires grad": Call(requires_grad=True),
     "other dst": Call(dst=rv.Layout((8,), "R(1)V(4)D(1)")),
     "fewer ranks": Call(*FEWER, shard=(4,)),
 }
@@ -551,11 +423,6 @@ def test_bad_later_call_of_one_rank_is_an_error_in_time_on_every_rank(
     assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
 
 
-def misuse_later_everywhere(rank: int, call: Call) -> tuple[Waited, Waited]:
-    redistribute_good(rank)
-    return timed(call), timed(lambda: redistribute_good(rank, seed=1))
-
-
 @pytest.mark.parametrize(
     "call, name",
     [
@@ -566,44 +433,37 @@ def misuse_later_everywhere(rank: int, call: Call) -> tuple[Waited, Waited]:
     ],
     ids=["shape", "no shard", "out", "out shares memory"],
 )
+@on_ranks(4)
 def test_next_call_succeeds_after_a_bad_later_call_of_all_ranks(
-    worlds: Worlds, call: Call, name: str
+    rank: int, call: Call, name: str
 ) -> None:
-    bad, good = zip(*worlds(4).run(misuse_later_everywhere, call), strict=True)
-    assert classes_of(bad) == [name] * 4
-    assert faults_of([w.result for w in good], *GOOD, seed=1) == []
+    redistribute_good(rank)
+    assert error_of(call).startswith(f"{name}: ")
+    assert_moved(redistribute_good(rank, seed=1), *GOOD, seed=1)
 
 
 # --- Redistributor ------------------------------------------------------------------------------
-
-
-def misuse_redistributor(rank: int, plan: rv.Plan, shape: tuple[int, ...], dtype: str) -> str:
-    tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
-    return error_of(lambda: rv.Redistributor(plan)(tensor))
 
 
 @pytest.mark.parametrize(
     "shape, dtype, words",
     [((3,), "float32", "passed [3], its shard is [2]"), ((2,), "int8", "passed int8, the plan is")],
 )
+@on_ranks(4)
 def test_redistributor_checks_its_tensor(
-    worlds: Worlds, shape: tuple[int, ...], dtype: str, words: str
+    rank: int, shape: tuple[int, ...], dtype: str, words: str
 ) -> None:
-    errors = worlds(4).run(misuse_redistributor, rv.plan(*GOOD), shape, dtype)
-    starts = [f"ShapeMismatchError: {SHORT}: rank {rank} {words}" for rank in range(4)]
-    assert [e.startswith(s) for e, s in zip(errors, starts, strict=True)] == [True] * 4
+    tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
+    error = error_of(lambda: rv.Redistributor(rv.plan(*GOOD))(tensor))
+    assert error.startswith(f"ShapeMismatchError: {SHORT}: rank {rank} {words}")
 
 
-def make_redistributor(rank: int, plan: rv.Plan) -> str:
-    return error_of(lambda: rv.Redistributor(plan))
-
-
-def test_redistributor_refuses_ranks_outside_the_group(worlds: Worlds) -> None:
+@on_ranks(4)
+def test_redistributor_refuses_ranks_outside_the_group(rank: int) -> None:
     layout = rv.Layout((8,), "R(1)V(1)D(2)", [0, 7])
-    errors = worlds(4).run(make_redistributor, rv.plan(layout, layout))
-    what = "redistribute R(1)V(1)D(2) -> R(1)V(1)D(2)"
     words = "ranks [7] are outside the group, which has ranks 0 to 3."
-    assert errors == [f"LayoutError: {what}: {words}"] * 4
+    error = f"LayoutError: redistribute R(1)V(1)D(2) -> R(1)V(1)D(2): {words}"
+    assert error_of(lambda: rv.Redistributor(rv.plan(layout, layout))) == error
 
 
 def make_redistributor_alone(rank: int, absent: int, plan: rv.Plan) -> Waited | None:

@@ -26,15 +26,9 @@ from rvdcomm.api.options import TAKEN
 from rvdcomm.run.agree import generation_of
 from rvdcomm.run.world import World
 from tests.covering import each_value
+from tests.dist.on_ranks import assert_moved, on_ranks
 from tests.dist.shards import faults_of, shard_of
-from tests.dist.test_dist_errors import (
-    Call,
-    Waited,
-    faults_of_misuse,
-    longest_secs,
-    misuse,
-    timed,
-)
+from tests.dist.test_dist_errors import Call, Waited, faults_of_misuse, longest_secs, misuse, timed
 from tests.dist.world import Worlds
 
 pytestmark = [
@@ -118,16 +112,12 @@ def test_disagreement_about_an_argument_is_an_error_on_every_rank(
     assert faults_of_misuse(seen, [each.error for each in seen]) == []
 
 
-def call_async_on_one(rank: int, executor: str) -> Any:
-    call, shard = {"executor": executor}, shard_of(rank, SRC)
-    made = rv.redistribute(shard, SRC, DST, async_op=rank == VICTIM, **call)
-    return (made.wait() if rank == VICTIM else made).numpy()
-
-
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_each_rank_may_choose_async_op(worlds: Worlds, executor: str) -> None:
-    results = worlds(NUM_RANKS).run(call_async_on_one, executor)
-    assert faults_of(results, SRC, DST) == []
+@on_ranks(NUM_RANKS)
+def test_each_rank_may_choose_async_op(rank: int, executor: str) -> None:
+    options = {"executor": executor, "async_op": rank == VICTIM}
+    made = rv.redistribute(shard_of(rank, SRC), SRC, DST, **options)
+    assert_moved(made.wait() if rank == VICTIM else made, SRC, DST)
 
 
 def call_in_two_groups(rank: int, executor: str) -> tuple[Waited, Any]:
@@ -213,7 +203,7 @@ def test_rank_that_raises_in_the_middle_of_a_call_is_an_error_on_the_others(
     waited, results = zip(*world.run(raise_in_the_middle, executor, after), strict=True)
     world.stop()
     assert waited[VICTIM].error == "InjectedError: in the middle"
-    for rank in {*range(NUM_RANKS)} - {VICTIM}:
+    for rank in (0, 1, 3):
         assert waited[rank].error.startswith("CommError: ")
         named = f"rank {VICTIM} gave up; its own error says why" if executor == "peer" else "gloo"
         assert named in waited[rank].error
@@ -236,28 +226,21 @@ def stop_for(rank: int, executor: str, secs: float) -> tuple[Waited, Any]:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_rank_that_stops_for_less_than_the_timeout_is_waited_for(
-    worlds: Worlds, executor: str
-) -> None:
-    found = worlds(NUM_RANKS).run(stop_for, executor, 0.4)
-    waited, results = zip(*found, strict=True)
-    assert [each.error for each in waited] == ["none"] * NUM_RANKS
-    assert faults_of(results, SRC, DST) == []
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_rank_that_stops_for_more_than_the_timeout_is_an_error_on_every_rank(
-    worlds: Worlds, executor: str
+@pytest.mark.parametrize("secs", [0.4, TIMEOUT_SECS + 1.5], ids=["in time", "too late"])
+def test_a_rank_that_stops_is_waited_for_until_the_timeout(
+    worlds: Worlds, executor: str, secs: float
 ) -> None:
     world = worlds(NUM_RANKS)
-    waited, results = zip(*world.run(stop_for, executor, TIMEOUT_SECS + 1.5), strict=True)
-    world.stop()
-    for rank, each in enumerate(waited):
-        assert each.error.startswith("CommError: ")
-        if executor == "peer" and rank != VICTIM:
-            assert f"rank {VICTIM} did not arrive within 3 s" in each.error
-    assert longest_secs(waited) < LIMIT_SECS
+    waited, results = zip(*world.run(stop_for, executor, secs), strict=True)
     assert faults_of(results, SRC, DST) == []
+    if secs < TIMEOUT_SECS:
+        assert [each.error for each in waited] == ["none"] * NUM_RANKS
+        return
+    world.stop()
+    assert [each.error.partition(":")[0] for each in waited] == ["CommError"] * NUM_RANKS
+    assert longest_secs(waited) < LIMIT_SECS
+    named = f"rank {VICTIM} did not arrive within 3 s"
+    assert executor == "dist" or all(named in waited[rank].error for rank in (0, 1, 3))
 
 
 # --- dead ---------------------------------------------------------------------------------------
@@ -276,7 +259,7 @@ def die_while_sending(rank: int, delay_secs: float) -> Waited:
     return timed(loop)
 
 
-@pytest.mark.parametrize("delay_secs", [0.0, 0.013, 0.03])
+@pytest.mark.parametrize("delay_secs", [0.0, 0.02])
 def test_a_rank_killed_while_messages_are_under_way_is_an_error_on_the_others(
     worlds: Worlds, delay_secs: float
 ) -> None:
@@ -291,22 +274,18 @@ def test_a_rank_killed_while_messages_are_under_way_is_an_error_on_the_others(
 # --- what is in the store -----------------------------------------------------------------------
 
 
-def keys_left(rank: int, num_calls: int) -> list[int]:
-    """Keys in the store after some calls whose shape is inferred, so that every one compares."""
+@on_ranks(NUM_RANKS)
+def test_calls_with_inferred_shape_leave_no_keys_in_the_store(rank: int) -> None:
+    """Every call whose shape is inferred compares."""
     group, shard = new_group(), shard_of(rank, rv.Layout((8,), "R(1)V(1)D(4)"))
     counts = []
     for _ in range(3):
-        for _ in range(num_calls):
+        for _ in range(10):
             rv.redistribute(shard, "R(1)V(1)D(4)", "R(4)V(1)D(1)", group=group)
         dist.barrier()
         counts.append(World.of(group).store.num_keys())
         dist.barrier()
-    return counts
-
-
-def test_calls_with_inferred_shape_leave_no_keys_in_the_store(worlds: Worlds) -> None:
-    for counts in worlds(NUM_RANKS).run(keys_left, 10):
-        assert counts[0] == counts[1] == counts[2]
+    assert counts == counts[:1] * 3
 
 
 def post_junk(rank: int, junk: bytes, executor: str) -> tuple[Waited, Any]:
@@ -323,20 +302,20 @@ def post_junk(rank: int, junk: bytes, executor: str) -> tuple[Waited, Any]:
     return waited, good_call(rank, new_group(), executor)
 
 
-@pytest.mark.parametrize("kind", ["pickle", "deep", "list", "request"])
+@pytest.mark.parametrize("kind", ["pickle", "deep", "request"])
 def test_junk_in_the_store_is_an_error_and_is_never_executed(
     worlds: Worlds, kind: str, tmp_path: Path
 ) -> None:
     mark = tmp_path / "ran"
     # What pickle would run: os.system("touch ...").
     pickled = f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()
-    junk = {"pickle": pickled, "deep": b"[" * 10**5, "list": b"[1]", "request": b'{"src": 7}'}[kind]
+    junk = {"pickle": pickled, "deep": b"[" * 10**5, "request": b'{"src": 7}'}[kind]
     found = worlds(NUM_RANKS).run(post_junk, junk, "auto")
     waited, results = zip(*found, strict=True)
     words = f"what rank {VICTIM} posted cannot be read"
     if kind == "request":
         words = f"ranks 0 and {VICTIM} are in different calls"
-    for rank in {*range(NUM_RANKS)} - {VICTIM}:
+    for rank in (0, 1, 3):
         assert waited[rank].error.startswith("CommError: ")
         assert words in waited[rank].error
     assert not mark.exists()

@@ -22,7 +22,8 @@ import torch.distributed as dist
 import rvdcomm as rv
 from rvdcomm import native
 from rvdcomm.run.world import World
-from tests.dist.shards import error_of, faults_of, shard_of
+from tests.dist.on_ranks import assert_moved, on_ranks
+from tests.dist.shards import error_of, shard_of
 from tests.dist.test_dist_errors import Waited, longest_secs, timed
 from tests.dist.world import Worlds
 
@@ -53,15 +54,17 @@ def new_group(timeout_secs: float = 20.0) -> Any:
 # --- threads ------------------------------------------------------------------------------------
 
 
-def call_in_threads(rank: int, executor: str, num_rounds: int) -> list[list[Any]]:
-    """Two threads, each with a group of its own, whose first calls fall together."""
-    found = []
-    for seed in range(num_rounds):
+@pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(2)
+def test_two_threads_may_make_the_first_calls_of_their_groups_concurrently(
+    rank: int, executor: str
+) -> None:
+    for seed in range(6):
         groups = [new_group(), new_group()]
         results: list[Any] = [None, None]
 
         def use(i: int, groups: list[Any], results: list[Any], seed: int) -> None:
-            results[i] = call(rank, executor, groups[i], seed).numpy()
+            results[i] = call(rank, executor, groups[i], seed)
 
         threads = [threading.Thread(target=use, args=(i, groups, results, seed)) for i in (0, 1)]
         # The other rank starts its threads in reverse order.
@@ -69,21 +72,9 @@ def call_in_threads(rank: int, executor: str, num_rounds: int) -> list[list[Any]
             thread.start()
         for thread in threads:
             thread.join()
-        found.append(results)
-        dist.barrier()
-        for group in groups:
+        for result, group in zip(results, groups, strict=True):
+            assert_moved(result, *pair(2), seed=seed)
             dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_two_threads_may_make_the_first_calls_of_their_groups_concurrently(
-    worlds: Worlds, executor: str
-) -> None:
-    of_ranks = worlds(2).run(call_in_threads, executor, 6)
-    for seed, of_round in enumerate(zip(*of_ranks, strict=True)):
-        for results in zip(*of_round, strict=True):
-            assert faults_of(results, *pair(2), seed=seed) == []
 
 
 # --- forks --------------------------------------------------------------------------------------
@@ -107,45 +98,37 @@ def in_child(function: Callable[[], Any]) -> Any:
     return json.loads(text)
 
 
-def fork_among_calls(rank: int, executor: str, is_known: bool) -> tuple[dict[str, str], Any]:
-    """The errors of a child's calls, and what the parent's next call gives."""
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(2)
+def test_calls_raise_comm_error_in_a_forked_child_and_succeed_in_its_parent(
+    rank: int, executor: str, is_known: bool
+) -> None:
     group = new_group(8.0)
     src, dst = pair(2)
+    shard = shard_of(rank, src)
     calls: dict[str, Callable[[], Any]] = {
         "first call": lambda: call(rank, executor, group, dtype=torch.float32),
         "many": lambda: rv.redistribute_many(
-            {"a": shard_of(rank, src)}, {"a": src}, {"a": dst}, group=group, executor=executor
+            {"a": shard}, {"a": src}, {"a": dst}, group=group, executor=executor
         ),
         "async": lambda: call(rank, executor, group, async_op=True).wait(),
-        "made in the child": lambda: rv.Redistributor(rv.plan(src, dst), group, executor=executor)(
-            shard_of(rank, src)
-        ),
+        "made": lambda: rv.Redistributor(rv.plan(src, dst), group, executor=executor)(shard),
     }
     if is_known:
         made = rv.Redistributor(rv.plan(src, dst), group, executor=executor)
         calls["later call"] = lambda: call(rank, executor, group)
-        calls["made before"] = lambda: made(shard_of(rank, src))
+        calls["made before"] = lambda: made(shard)
         for name in ("later call", "made before", "async", "many"):
             calls[name]()
-    errors = in_child(lambda: {name: error_of(made) for name, made in calls.items()})
-    dist.barrier()
-    return errors, call(rank, executor, group, seed=1).numpy()
-
-
-@pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_calls_raise_comm_error_in_a_forked_child_and_succeed_in_its_parent(
-    worlds: Worlds, executor: str, is_known: bool
-) -> None:
-    errors, results = zip(*worlds(2).run(fork_among_calls, executor, is_known), strict=True)
-    wanted = (
+    errors = in_child(lambda: [error_of(made) for made in calls.values()])
+    assert set(errors) == {
         "CommError: this process was forked from one that is in the process group, and is no rank "
         "of it. Call rvdcomm in a process that was started by the spawn method and joined a group "
         "of its own."
-    )
-    for of_rank in errors:
-        assert set(of_rank.values()) == {wanted}
-    assert faults_of(results, *pair(2), seed=1) == []
+    }
+    dist.barrier()
+    assert_moved(call(rank, executor, group, seed=1), src, dst, seed=1)
 
 
 # --- what stays of a group ----------------------------------------------------------------------
@@ -162,67 +145,52 @@ def held() -> dict[str, int]:
     }
 
 
-def make_and_destroy(rank: int, executor: str, folder: str, num_cycles: int) -> Any:
-    """What is held after each cycle of init, one call, destroy."""
-    size = dist.get_world_size()
-    found = []
-    for i in range(num_cycles):
-        dist.destroy_process_group()
-        store = dist.FileStore(f"{folder}/{executor}{i}", size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-        del store
-        call(rank, executor)
-        dist.barrier()
-        found.append(held())
-    return found
-
-
-def make_and_destroy_groups(rank: int, executor: str, folder: str, num_cycles: int) -> Any:
-    """What is held after each cycle of new_group, one call, destroy."""
-    found = []
-    for _ in range(num_cycles):
-        group = new_group()
-        call(rank, executor, group)
-        dist.barrier()
-        dist.destroy_process_group(group)
-        del group
-        found.append(held())
-    return found
+def assert_no_growth(found: list[dict[str, int]]) -> None:
+    """Check what was held after each of some cycles."""
+    for name in found[0]:
+        counts = [each[name] for each in found]
+        # A backend closes its last connections in the background.
+        assert max(counts[-3:]) <= max(counts[:3]) + 2, f"{name}: {counts}"
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("cycle", [make_and_destroy, make_and_destroy_groups])
+@pytest.mark.parametrize("is_default", [True, False])
+@on_ranks(2, is_last=True)
 def test_destroyed_groups_leave_no_descriptors_threads_or_mappings(
-    worlds: Worlds, tmp_path: Path, cycle: Callable[..., Any], executor: str
+    rank: int, tmp_path: Path, is_default: bool, executor: str
 ) -> None:
-    world = worlds(2)
-    of_ranks = world.run(cycle, executor, str(tmp_path), 12)
-    world.stop()
-    for found in of_ranks:
-        for name in found[0]:
-            counts = [each[name] for each in found]
-            # A backend closes its last connections in the background.
-            assert max(counts[-3:]) <= max(counts[:3]) + 2, f"{name}: {counts}"
+    """Cycles of a default group, or of a new one: init, one call, destroy."""
+    found, group = [], None
+    for i in range(10):
+        if is_default:
+            dist.destroy_process_group()
+            store = dist.FileStore(f"{tmp_path}/{executor}{i}", 2)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+            del store
+        else:
+            group = new_group()
+        call(rank, executor, group)
+        dist.barrier()
+        if not is_default:
+            dist.destroy_process_group(group)
+            group = None
+        found.append(held())
+    assert_no_growth(found)
 
 
-def outgrow(rank: int, num_shapes: int) -> list[int]:
-    """Mappings after each of some calls, each of which needs more memory than the one before."""
-    size = dist.get_world_size()
+@on_ranks(2)
+def test_mappings_of_outgrown_memory_are_released(rank: int) -> None:
+    """Each call needs more memory than the one before."""
     found = []
-    for rows in range(1, num_shapes + 1):
-        src = rv.Layout((rows * 512, size), f"R(1)V(1)D({size},1)")
-        dst = rv.Layout((rows * 512, size), f"R(1)V(1)D(1,{size})")
+    for rows in range(512, 512 * 13, 512):
+        src, dst = rv.Layout((rows, 2), "R(1)V(1)D(2,1)"), rv.Layout((rows, 2), "R(1)V(1)D(1,2)")
         rv.redistribute(shard_of(rank, src), src, dst, executor="peer")
         found.append(held()["mappings"])
-    return found
+    assert max(found[1:]) == found[1]
 
 
-def test_mappings_of_outgrown_memory_are_released(worlds: Worlds) -> None:
-    for found in worlds(2).run(outgrow, 16):
-        assert max(found[1:]) == found[1]
-
-
-def outgrow_inside_a_call(rank: int) -> Any:
+@on_ranks(2)
+def test_a_call_holds_the_memory_that_is_outgrown_while_it_runs(rank: int) -> None:
     """As if a call in another thread grew the memory, when a call is bound to the old one."""
     made = rv.Redistributor(rv.plan(*pair(2)), executor="peer")
     program = made._program
@@ -235,35 +203,24 @@ def outgrow_inside_a_call(rank: int) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "_native_steps", bound_and_outgrown)
-        return made(shard_of(rank, pair(2)[0])).numpy()
+        assert_moved(made(shard_of(rank, pair(2)[0])), *pair(2))
 
 
-def test_a_call_holds_the_memory_that_is_outgrown_while_it_runs(worlds: Worlds) -> None:
-    assert faults_of(worlds(2).run(outgrow_inside_a_call), *pair(2)) == []
-
-
-def destroy_among_calls(rank: int) -> list[str]:
+@on_ranks(2)
+def test_calls_under_way_raise_comm_error_when_their_group_is_destroyed(rank: int) -> None:
     """Rank 0 destroys the group while its calls wait for rank 1, which makes none of them."""
     group = new_group()
     call(rank, "peer", group)
-    errors: list[str] = []
     if rank == 0:
         pending = [call(rank, "peer", group, async_op=True) for _ in range(3)]
         time.sleep(0.2)
         # A default group is closed when it is destroyed, because no call holds it.
         World.of(group).close()
-        errors = [error_of(each.wait) for each in pending]
+        for each in pending:
+            with pytest.raises(rv.CommError, match=r"^process group .*was destroyed"):
+                each.wait()
     dist.barrier()
     dist.destroy_process_group(group)
-    return errors
-
-
-def test_calls_under_way_raise_comm_error_when_their_group_is_destroyed(worlds: Worlds) -> None:
-    errors, _ = worlds(2).run(destroy_among_calls)
-    assert len(errors) == 3
-    for error in errors:
-        assert error.startswith("CommError: process group ")
-        assert "was destroyed" in error
 
 
 # --- a store that cannot be reached -------------------------------------------------------------

@@ -26,6 +26,7 @@ import rvdcomm.interop.dtensor as rd
 from rvdcomm import native
 from rvdcomm.run import process_group
 from rvdcomm.run.rank_program import RankProgram
+from tests.dist.on_ranks import assert_moved, on_ranks
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
 
@@ -51,53 +52,39 @@ def moved(rank: int, pair: Any, group: Any = None, **options: Any) -> Any:
 # --- backends -----------------------------------------------------------------------------------
 
 
-def call_on(rank: int, folder: str, backend: str | None, is_mesh: bool, executor: str) -> Any:
-    """A call on a default group of a backend, or on the group of a mesh of it."""
-    size = dist.get_world_size()
-    dist.destroy_process_group()
-    store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    group = init_device_mesh("cpu", (size,)).get_group() if is_mesh else None
-    return moved(rank, ALL, group, executor=executor)
-
-
 @pytest.mark.parametrize(
     "backend, is_mesh, executor",
-    [
-        (None, False, "dist"),
-        (None, True, "auto"),
-        ("cpu:gloo,cuda:gloo", False, "dist"),
-    ],
+    [(None, True, "auto"), ("cpu:gloo,cuda:gloo", False, "dist")],
 )
+@on_ranks(4, is_last=True)
 def test_a_group_moves_tensors_by_the_backend_of_their_device(
-    worlds: Worlds, tmp_path: Any, backend: str | None, is_mesh: bool, executor: str
+    rank: int, tmp_path: Any, backend: str | None, is_mesh: bool, executor: str
 ) -> None:
-    world = worlds(4)
-    results = world.run(call_on, str(tmp_path), backend, is_mesh, executor)
-    world.stop()
-    assert faults_of(results, *ALL) == []
+    """A call on a default group of a backend, or on the group of a mesh of it."""
+    dist.destroy_process_group()
+    store = dist.FileStore(f"{tmp_path}/store", 4)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=4)
+    group = init_device_mesh("cpu", (4,)).get_group() if is_mesh else None
+    assert_moved(moved(rank, ALL, group, executor=executor), *ALL)
 
 
-def as_with_nccl(rank: int, executor: str) -> Any:
-    """Calls with tensors on the CPU, in a group that says that NCCL serves its GPUs."""
+@pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(4)
+def test_tensors_on_the_cpu_move_by_gloo_in_a_group_that_has_nccl_too(
+    rank: int, executor: str
+) -> None:
+    """The group says that NCCL serves its GPUs."""
     made = process_group._of_torch
     backends = {"cpu": "gloo", "cuda": "nccl"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process_group, "_of_torch", lambda g: replace(made(g), backends=backends))
-        group = dist.new_group(list(range(dist.get_world_size())))
-        one = moved(rank, ALL, group, executor=executor)
-        tensors = {"w": shard_of(rank, ALL[0])}
-        many = rv.redistribute_many(tensors, {"w": ALL[0]}, {"w": ALL[1]}, group=group)
-        made_before = rv.Redistributor(rv.plan(*ALL), group, device="cpu")
-        return one, many["w"].numpy(), made_before(shard_of(rank, ALL[0])).numpy()
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_tensors_on_the_cpu_move_by_gloo_in_a_group_that_has_nccl_too(
-    worlds: Worlds, executor: str
-) -> None:
-    for results in zip(*worlds(4).run(as_with_nccl, executor), strict=True):
-        assert faults_of(results, *ALL) == []
+        group = dist.new_group(list(range(4)))
+        assert_moved(moved(rank, ALL, group, executor=executor), *ALL)
+        src, dst = ALL
+        shard = shard_of(rank, src)
+        many = rv.redistribute_many({"w": shard}, {"w": src}, {"w": dst}, group=group)
+        assert_moved(many["w"], *ALL)
+        assert_moved(rv.Redistributor(rv.plan(*ALL), group, device="cpu")(shard), *ALL)
 
 
 # --- joint groups of separate jobs --------------------------------------------------------------
@@ -148,7 +135,7 @@ def send_to_other_job(rank: int, folder: str, kind: str) -> Any:
     return [moved(rank, (SRC, DST), group, executor=executor) for executor in EXECUTORS]
 
 
-KINDS = ("registered", "unregistered", "stateless", "stateless, no default group")
+KINDS = ("registered", "unregistered", "stateless, no default group")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,61 +149,44 @@ def test_separate_jobs_redistribute_over_a_joint_group(
         assert faults_of(results, SRC, DST) == []
 
 
-def send_dtensors_to_other_job(rank: int, folder: str) -> Any:
+@on_ranks(4, is_last=True)
+def test_dtensors_of_one_job_go_to_meshes_of_another(rank: int, tmp_path: Any) -> None:
     """Both jobs have a mesh of ranks 0 and 1; the first has the tensor, the second gets it."""
-    group = enter_job(rank, folder, "registered")
+    group = enter_job(rank, tmp_path, "registered")
     mesh = init_device_mesh("cpu", (2,))
     whole = torch.arange(60.0).view(SHAPE)
     if rank < 2:
         tensor = distribute_tensor(whole, mesh, [Shard(0)])
         assert rd.redistribute_many({"w": tensor}, {}, group=group) == {"w": None}
-        return None
+        return
     target = distribute_tensor(torch.zeros(SHAPE), mesh, [Shard(1)])
     found = rd.redistribute_many({}, {"w": target}, group=group)["w"]
-    return bool((found.full_tensor() == whole).all())
+    assert torch.equal(found.full_tensor(), whole)
 
 
-def test_dtensors_of_one_job_go_to_meshes_of_another(worlds: Worlds, tmp_path: Any) -> None:
-    world = worlds(4)
-    found = world.run(send_dtensors_to_other_job, str(tmp_path))
-    world.stop()
-    assert found == [None, None, True, True]
-
-
-def redistribute_dtensor_in_group(rank: int) -> Any:
+@on_ranks(4)
+def test_ranks_of_a_mesh_are_renumbered_for_the_group(rank: int) -> None:
     """A mesh of ranks 2 and 3, in a group of ranks 1 to 3, which numbers them 1 and 2."""
     group = dist.new_group([1, 2, 3])
     meshes = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])]
-    mesh = meshes[rank // 2]
-    if rank == 0:
-        return None
     whole = torch.arange(60.0).view(SHAPE)
     if rank == 1:
         outside = distribute_tensor(whole, meshes[0], [Replicate()], src_data_rank=None)
-        return error_of(partial(rd.redistribute, outside, meshes[0], [Shard(0)], group=group))
-    tensor = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
-    found = rd.redistribute(tensor, mesh, [Shard(1)], group=group)
-    return bool((found.to_local() == whole.chunk(2, 1)[rank - 2]).all())
+        with pytest.raises(rv.LayoutError, match=r"group that was given has no ranks \[0\] of the"):
+            rd.redistribute(outside, meshes[0], [Shard(0)], group=group)
+    if rank >= 2:
+        tensor = distribute_tensor(whole, meshes[1], [Shard(0)], src_data_rank=None)
+        found = rd.redistribute(tensor, meshes[1], [Shard(1)], group=group)
+        assert torch.equal(found.to_local(), whole.chunk(2, 1)[rank - 2])
 
 
-def test_ranks_of_a_mesh_are_renumbered_for_the_group(worlds: Worlds) -> None:
-    nothing, error, *found = worlds(4).run(redistribute_dtensor_in_group)
-    assert nothing is None
-    assert error.startswith("LayoutError: ")
-    assert "the group that was given has no ranks [0] of the mesh" in error
-    assert found == [True, True]
-
-
-def name_global_ranks(rank: int) -> str:
+@on_ranks(4)
+def test_global_ranks_in_a_subgroup_are_told_to_be_outside_of_it(rank: int) -> None:
     """The layout names ranks of the default group, in a group of ranks 2 and 3."""
     group = dist.new_group([2, 3])
     layout = rv.Layout((8,), "R(1)V(1)D(2)", [2, 3])
-    call = partial(rv.redistribute, torch.zeros(4), layout, layout, group=group)
-    return error_of(call) if rank >= 2 else ""
-
-
-def test_global_ranks_in_a_subgroup_are_told_to_be_outside_of_it(worlds: Worlds) -> None:
-    for error in worlds(4).run(name_global_ranks)[2:]:
+    if rank >= 2:
+        error = error_of(partial(rv.redistribute, torch.zeros(4), layout, layout, group=group))
         assert error.endswith("ranks [2, 3] are outside the group, which has ranks 0 to 1.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch import Tensor
 import rvdcomm as rv
 from rvdcomm.api.tensors import place_within
 from rvdcomm.run.request import kept_place
-from tests.dist.shards import error_of, faults_of, pool_of_all_sizes, shard_of
-from tests.dist.world import Worlds
+from tests.dist.on_ranks import assert_moved, on_ranks
+from tests.dist.shards import error_of, pool_of_all_sizes, shard_of
 from tests.oracle import all_rvds
 
 pytestmark = pytest.mark.dist
@@ -43,133 +44,90 @@ def in_place(shard: Tensor, out: Tensor, place: tuple[int, ...] | None) -> Tenso
     return part.copy_(shard)
 
 
-def each_in_place(rank: int, executor: str) -> list[list[Any]]:
-    group = dist.new_group(list(range(NUM_RANKS)))
-    results = []
-    for seed, (src, dst) in enumerate(pairs()):
-        shard = shard_of(rank, src, seed)
-        assert shard is not None
-        out = torch.full(dst.cell(rank).box.shape, -1.0, dtype=shard.dtype)
-        given = in_place(shard, out, kept_place(src, dst, rank))
-        results.append([])
-        call = rv.Redistributor(rv.plan(src, dst), group, executor=executor)
-        for again in (call, rv.redistribute, call):
-            more = (src, dst) if again is rv.redistribute else ()
-            options = {"group": group, "executor": executor} if more else {}
-            found = again(given, *more, out=out, **options)
-            assert found is out
-            assert torch.equal(given, shard), "a source was modified"
-            results[-1].append(found.numpy().copy())
-    return results
-
-
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_shard_may_be_a_view_of_its_place_in_out(worlds: Worlds, executor: str) -> None:
-    ranks = worlds(NUM_RANKS).run(each_in_place, executor)
+@on_ranks(NUM_RANKS)
+def test_shard_may_be_a_view_of_its_place_in_out(rank: int, executor: str) -> None:
+    group = dist.new_group(list(range(NUM_RANKS)))
+    options: dict[str, Any] = {"group": group, "executor": executor}
     assert len(pairs()) >= 15
     for seed, (src, dst) in enumerate(pairs()):
-        for again in range(3):
-            found = [results[seed][again] for results in ranks]
-            assert faults_of(found, src, dst, seed=seed) == [], (src, dst)
-
-
-def all_in_place(rank: int, executor: str, where: str) -> list[list[Any]]:
-    """One call for all pairs, twice; outs lie apart, in one buffer (as of FSDP), or in the pool."""
-    with pool_of_all_sizes():
-        return _all_in_place(rank, executor, where)
-
-
-def _all_in_place(rank: int, executor: str, where: str) -> list[list[Any]]:
-    src, dst = ({str(i): pair[side] for i, pair in enumerate(pairs())} for side in (0, 1))
-    shapes = {name: layout.cell(rank).box.shape for name, layout in dst.items()}
-    sizes = [prod(shape) for shape in shapes.values()]
-    flat = (rv.empty if where == "pool" else torch.empty)((sum(sizes),)).fill_(-1)
-    parts = dict(zip(shapes, flat.split(sizes), strict=True))
-    out = {name: parts[name].view(shape) for name, shape in shapes.items()}
-    if where == "apart":
-        out = {name: part.clone() for name, part in out.items()}
-    shards, given = {}, {}
-    for seed, name in enumerate(src):
-        shards[name] = shard_of(rank, src[name], seed)
-        place = kept_place(src[name], dst[name], rank)
-        given[name] = in_place(shards[name], out[name], place)
-    results = []
-    for _ in range(2):
-        found = rv.redistribute_many(given, src, dst, out=out, executor=executor)
-        assert all(found[name] is out[name] for name in out)
-        assert all(torch.equal(given[name], shards[name]) for name in src), "a source was modified"
-        results.append([found[name].numpy().copy() for name in src])
-    return results
+        shard = shard_of(rank, src, seed)
+        out = torch.full(dst.cell(rank).box.shape, -1.0, dtype=shard.dtype)
+        given = in_place(shard, out, kept_place(src, dst, rank))
+        call = rv.Redistributor(rv.plan(src, dst), **options)
+        for again in (call, partial(rv.redistribute, src=src, dst=dst, **options), call):
+            assert again(given, out=out) is out
+            assert torch.equal(given, shard), "a source was modified"
+            assert_moved(out, src, dst, seed)
 
 
 @pytest.mark.parametrize("where", ["apart", "flat", "pool"])
 @pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(NUM_RANKS)
 def test_shards_of_one_call_may_be_views_of_their_places_in_the_outs(
-    worlds: Worlds, executor: str, where: str
+    rank: int, executor: str, where: str
 ) -> None:
-    ranks = worlds(NUM_RANKS).run(all_in_place, executor, where)
-    for seed, (src, dst) in enumerate(pairs()):
-        for again in range(2):
-            found = [results[again][seed] for results in ranks]
-            assert faults_of(found, src, dst, seed=seed) == [], (src, dst)
+    """One call for all pairs, twice; outs lie apart, in one buffer (as of FSDP), or in the pool."""
+    src, dst = ({str(i): pair[side] for i, pair in enumerate(pairs())} for side in (0, 1))
+    shapes = {name: layout.cell(rank).box.shape for name, layout in dst.items()}
+    sizes = [prod(shape) for shape in shapes.values()]
+    with pool_of_all_sizes():
+        flat = (rv.empty if where == "pool" else torch.empty)((sum(sizes),)).fill_(-1)
+        parts = dict(zip(shapes, flat.split(sizes), strict=True))
+        out = {name: parts[name].view(shape) for name, shape in shapes.items()}
+        if where == "apart":
+            out = {name: part.clone() for name, part in out.items()}
+        shards = {name: shard_of(rank, layout, int(name)) for name, layout in src.items()}
+        given = {
+            name: in_place(shards[name], out[name], kept_place(src[name], dst[name], rank))
+            for name in src
+        }
+        for _ in range(2):
+            found = rv.redistribute_many(given, src, dst, out=out, executor=executor)
+            for name in src:
+                assert found[name] is out[name]
+                assert torch.equal(given[name], shards[name]), "a source was modified"
+                assert_moved(found[name], src[name], dst[name], int(name))
 
 
 GATHER = rv.Layout((8,), "R(1)V(1)D(4)"), rv.Layout((8,), "R(4)V(1)D(1)")
 SUM = rv.Layout((8,), "R(1)V(4)D(1)"), rv.Layout((8,), "R(4)V(1)D(1)")
 
 
-def misplaced(rank: int, src: rv.Layout, dst: rv.Layout, start: int, bad: int) -> list[str]:
-    """The errors of two calls in which one rank passes another part of ``out``."""
-    group = dist.new_group(list(range(NUM_RANKS)))
-    size = src.cell(rank).box.shape[0]
-    out = torch.zeros(8)
-    first = start if rank == bad else (2 * rank) % (9 - size)
-    tensor = out[first : first + size] if rank == bad else torch.zeros(size)
-
-    def call() -> Any:
-        return rv.redistribute(tensor, src, dst, out=out, group=group)
-
-    return [error_of(call), error_of(call)]
-
-
 @pytest.mark.parametrize(
     "src, dst, start", [(*GATHER, 0), (*GATHER, 5), (*SUM, 0)], ids=["other", "askew", "sum"]
 )
+@on_ranks(NUM_RANKS)
 def test_shard_in_another_place_of_out_is_an_error_on_every_rank(
-    worlds: Worlds, src: rv.Layout, dst: rv.Layout, start: int
+    rank: int, src: rv.Layout, dst: rv.Layout, start: int
 ) -> None:
-    for errors in worlds(NUM_RANKS).run(misplaced, src, dst, start, 2):
-        assert all("rank 2: out shares memory with the tensor" in error for error in errors)
-
-
-def outs_of_one_buffer(num_apart: int) -> tuple[Tensor, Tensor]:
-    """Room for two tensors of 8 elements, the second ``num_apart`` behind the first."""
-    buffer = torch.zeros(16)
-    return buffer[:8], buffer[num_apart : num_apart + 8]
-
-
-def another_out(rank: int, bad: int, num_apart: int, first: int) -> list[str]:
-    """Errors of two calls in which, on one rank, outs overlap or a tensor is in a wrong place."""
-    src, dst = ({name: side for name in "ab"} for side in GATHER)
-    a, b = outs_of_one_buffer(num_apart if rank == bad else 8)
-    start = first if rank == bad else 2 * rank
-    tensors = {"a": a[2 * rank : 2 * rank + 2], "b": b[start : start + 2]}
-
-    def call() -> Any:
-        return rv.redistribute_many(tensors, src, dst, out={"a": a, "b": b})
-
-    return [error_of(call), error_of(call)]
+    """Rank 2 passes another part of ``out``, in two calls."""
+    group = dist.new_group(list(range(NUM_RANKS)))
+    size = src.cell(rank).box.shape[0]
+    out = torch.zeros(8)
+    tensor = out[start : start + size] if rank == 2 else torch.zeros(size)
+    for _ in range(2):
+        error = error_of(lambda: rv.redistribute(tensor, src, dst, out=out, group=group))
+        assert "rank 2: out shares memory with the tensor" in error
 
 
 @pytest.mark.parametrize(
     "num_apart, first, name", [(5, 4, "a"), (0, 4, "a"), (8, 2, "b")], ids=["both", "tied", "askew"]
 )
+@on_ranks(NUM_RANKS)
 def test_overlapping_outs_or_a_misplaced_shard_are_an_error_on_every_rank(
-    worlds: Worlds, num_apart: int, first: int, name: str
+    rank: int, num_apart: int, first: int, name: str
 ) -> None:
+    """On rank 2, in two calls: the second out begins ``num_apart`` elements behind the first."""
+    src, dst = ({name: side for name in "ab"} for side in GATHER)
+    buffer = torch.zeros(16)
+    apart, start = (num_apart, first) if rank == 2 else (8, 2 * rank)
+    a, b = buffer[:8], buffer[apart : apart + 8]
+    tensors = {"a": a[2 * rank : 2 * rank + 2], "b": b[start : start + 2]}
     want = f"LayoutError: redistribute_many: tensor '{name}': rank 2: out shares memory with the "
-    for errors in worlds(NUM_RANKS).run(another_out, 2, num_apart, first):
-        assert all(error.startswith(want) for error in errors)
+    for _ in range(2):
+        error = error_of(lambda: rv.redistribute_many(tensors, src, dst, out={"a": a, "b": b}))
+        assert error.startswith(want)
 
 
 BLOCK = np.zeros((4, 6), np.float32)

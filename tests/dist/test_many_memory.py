@@ -14,8 +14,8 @@ import rvdcomm as rv
 from rvdcomm.api.many_memory import Tied
 from rvdcomm.interop import dtensor
 from tests.covering import covering, each_value
+from tests.dist.on_ranks import on_ranks
 from tests.dist.shards import error_of
-from tests.dist.world import Worlds
 
 pytestmark = pytest.mark.dist
 
@@ -74,8 +74,12 @@ def by_interop(given: Any, src: Any, dst: Any, **options: Any) -> Any:
     return dtensor.redistribute_many(given, dst, src=src, **options)
 
 
-def overlapping(rank: int, what: str, call: Callable[..., Any], is_later: bool) -> tuple[str, bool]:
-    """The error of a first or of a later call, and whether the next one is right."""
+@covering(what=OVERLAPPING, call=[by_engine, by_interop], is_later=[False, True])
+@on_ranks(2)
+def test_overlapping_outs_are_an_error_that_names_both(
+    rank: int, what: str, call: Callable[..., Any], is_later: bool
+) -> None:
+    """In a first or in a later call; the next call is right."""
     names = f"{what}{is_later}{call.__name__}"
     src, dst = ({f"{names} {n}": side[n] for n in "qk"} for side in sides())
     given = {f"{names} {n}": parts(rank, n) for n in "qk"}
@@ -86,37 +90,27 @@ def overlapping(rank: int, what: str, call: Callable[..., Any], is_later: bool) 
     if is_later:
         run({})
     error = error_of(lambda: run(OVERLAPPING[what]()))
+    want = r"LayoutError: .*tensor '.* q': rank \d: out shares memory with the out of '.* k'"
+    assert re.match(want, error), error
     found = run(APART["columns"]())
-    return error, all(torch.equal(found[f"{names} {n}"], whole(n)) for n in "qk")
-
-
-@covering(what=OVERLAPPING, call=[by_engine, by_interop], is_later=[False, True])
-def test_overlapping_outs_are_an_error_that_names_both(
-    worlds: Worlds, what: str, call: Callable[..., Any], is_later: bool
-) -> None:
-    for error, is_right in worlds(2).run(overlapping, what, call, is_later):
-        want = r"LayoutError: .*tensor '.* q': rank \d: out shares memory with the out of '.* k'"
-        assert re.match(want, error), error
-        assert is_right
-
-
-def lying_apart(rank: int, what: str, executor: str) -> bool:
-    outs = APART[what]()
-    found = rv.redistribute_many(
-        {n: parts(rank, n) for n in "qk"}, *sides(), out=outs, executor=executor
-    )
-    return all(found[n] is outs[n] and torch.equal(outs[n], whole(n)) for n in "qk")
+    assert all(torch.equal(found[f"{names} {n}"], whole(n)) for n in "qk")
 
 
 @each_value(what=APART, executor=["dist", "peer"])
-def test_outs_may_lie_in_each_others_gaps(worlds: Worlds, what: str, executor: str) -> None:
-    assert worlds(2).run(lying_apart, what, executor) == [True] * 2
+@on_ranks(2)
+def test_outs_may_lie_in_each_others_gaps(rank: int, what: str, executor: str) -> None:
+    outs, given = APART[what](), {n: parts(rank, n) for n in "qk"}
+    found = rv.redistribute_many(given, *sides(), out=outs, executor=executor)
+    assert all(found[n] is outs[n] and torch.equal(outs[n], whole(n)) for n in "qk")
 
 
 # --- tied names ---------------------------------------------------------------------------------
 
 
-def tied(rank: int, executor: str, is_later: bool) -> bool:
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("is_later", [False, True], ids=["first", "later"])
+@on_ranks(2)
+def test_tied_names_may_have_one_out(rank: int, executor: str, is_later: bool) -> None:
     """An embedding and an output layer of one memory, with another tensor beside them."""
     sides_of = sides("qkw")
     given = {"q": (q := parts(rank)), "k": q, "w": parts(rank, "w")}
@@ -131,103 +125,72 @@ def tied(rank: int, executor: str, is_later: bool) -> bool:
         assert all(found[n] is outs[n] for n in "qkw")
         assert torch.equal(out, whole("q"))
         assert torch.equal(outs["w"], whole("w"))
-    return True
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("is_later", [False, True], ids=["first", "later"])
-def test_tied_names_may_have_one_out(worlds: Worlds, executor: str, is_later: bool) -> None:
-    assert worlds(2).run(tied, executor, is_later) == [True] * 2
-
-
-def to_an_engine(rank: int, are_tied: bool) -> list[str]:
-    """Rank 0 trains, rank 1 serves with tied weights: the errors of two calls, or the values."""
+@pytest.mark.parametrize("are_tied", [False, True])
+@on_ranks(2)
+def test_names_are_tied_if_they_are_on_every_rank_that_holds_their_tensors(
+    rank: int, are_tied: bool
+) -> None:
+    """Rank 0 trains, rank 1 serves with tied weights."""
     src, dst = (dict.fromkeys("qk", rv.Layout((4, 6), "R(1)V(1)D(1,1)", (i,))) for i in (0, 1))
-    found = []
+    want = r"LayoutError: .*tensor 'q': rank 1: out shares memory with the out of 'k', and .* tied"
     for _ in range(2):
         q, out = parts(0), block()[:4, :6]
         given = {"q": q, "k": q if are_tied else q.clone()} if rank == 0 else {}
         outs = {"q": out, "k": out} if rank == 1 else {}
         error = error_of(lambda g=given, o=outs: rv.redistribute_many(g, src, dst, out=o))
-        found.append(error if rank == 0 or error != "none" else str(bool((out == q).all())))
-    return found
+        assert error == "none" if are_tied else re.match(want, error), error
+        assert rank == 0 or not are_tied or (out == q).all()
 
 
-def test_names_are_tied_if_they_are_on_every_rank_that_holds_their_tensors(worlds: Worlds) -> None:
-    errors = worlds(2).run(to_an_engine, False)
-    want = r"LayoutError: .*tensor 'q': rank 1: out shares memory with the out of 'k', and .* tied"
-    assert all(re.match(want, error) for both in errors for error in both), errors
-    assert worlds(2).run(to_an_engine, True) == [["none"] * 2, ["True"] * 2]
-
-
-def parted(rank: int) -> str:
+@on_ranks(2)
+def test_tensors_that_are_tied_elsewhere_may_not_be_parted_later(rank: int) -> None:
     """The trainer's tensors are tied in the first call alone, the engine's outs in both."""
     src, dst = (dict.fromkeys("ab", rv.Layout((4, 6), "R(1)V(1)D(1,1)", (i,))) for i in (0, 1))
     tensor, out = parts(0), block()[:4, :6]
     outs = {"a": out, "b": out} if rank == 1 else {}
     rv.redistribute_many({"a": tensor, "b": tensor} if rank == 0 else {}, src, dst, out=outs)
-    if rank == 1:
-        return ""
-    return error_of(lambda: rv.redistribute_many({"a": tensor, "b": parts(1)}, src, dst))
+    if rank == 0:
+        error = error_of(lambda: rv.redistribute_many({"a": tensor, "b": parts(1)}, src, dst))
+        assert re.match(r"LayoutError: .*'a': rank 0: .* the out of 'b' on other ranks, as", error)
 
 
-def test_tensors_that_are_tied_elsewhere_may_not_be_parted_later(worlds: Worlds) -> None:
-    error, _ = worlds(2).run(parted)
-    assert re.match(r"LayoutError: .*'a': rank 0: .* the out of 'b' on other ranks, as", error)
-
-
-def in_place_and_tied(rank: int) -> bool:
-    """An all-gather in place of tied weights."""
+@on_ranks(2)
+def test_tied_names_may_be_gathered_in_place(rank: int) -> None:
     src, dst = rv.Layout((8,), "R(1)V(1)D(2)"), rv.Layout((8,), "R(2)V(1)D(1)")
     out = torch.full((8,), -1.0)
     mine = out[4 * rank : 4 * rank + 4].copy_(torch.arange(4.0) + 4 * rank)
     pair = dict.fromkeys(("x", "y"), src), dict.fromkeys(("x", "y"), dst)
     rv.redistribute_many({"x": mine, "y": mine}, *pair, out={"x": out, "y": out})
-    return torch.equal(out, torch.arange(8.0))
-
-
-def test_tied_names_may_be_gathered_in_place(worlds: Worlds) -> None:
-    assert worlds(2).run(in_place_and_tied) == [True] * 2
+    assert torch.equal(out, torch.arange(8.0))
 
 
 # --- tensors and scales -------------------------------------------------------------------------
 
 
-def source_in_the_gaps(rank: int) -> tuple[bool, str]:
-    """A source in the gaps of its out, and one that is an element of it."""
+@on_ranks(2)
+def test_a_source_may_lie_in_the_gaps_of_an_out_and_not_in_its_elements(rank: int) -> None:
     src, dst = rv.Layout((4, 6), "R(1)V(2)D(1,1)"), rv.Layout((4, 6), "R(2)V(1)D(1,1)")
     p = torch.zeros(4, 13)
     tensor, out = p[:, 1:12:2].copy_(parts(rank)), p[:, 0:12:2]
-    moved = rv.redistribute_many({"s": tensor}, {"s": src}, {"s": dst}, out={"s": out})["s"]
-    one = rv.redistribute(tensor, src, dst, out=out.fill_(-1))
-    is_right = torch.equal(moved, whole("q")) and torch.equal(one, whole("q"))
-    beside = {"s": p[:, 2::2]}
-    return is_right, error_of(
-        lambda: rv.redistribute_many(beside, {"s": src}, {"s": dst}, out={"s": out})
-    )
+
+    def many(tensor: Tensor) -> Any:
+        return rv.redistribute_many({"s": tensor}, {"s": src}, {"s": dst}, out={"s": out})["s"]
+
+    assert torch.equal(many(tensor), whole("q"))
+    assert torch.equal(rv.redistribute(tensor, src, dst, out=out.fill_(-1)), whole("q"))
+    error = error_of(lambda: many(p[:, 2::2]))
+    assert re.search("tensor 's': rank .*out shares memory with the tensor", error)
 
 
-def test_a_source_may_lie_in_the_gaps_of_an_out_and_not_in_its_elements(worlds: Worlds) -> None:
-    for is_right, error in worlds(2).run(source_in_the_gaps):
-        assert is_right
-        assert "tensor 's': rank" in error
-        assert "out shares memory with the tensor" in error
-
-
-def scale_in_an_out(rank: int) -> str:
+@on_ranks(2)
+def test_a_scale_may_not_lie_in_an_out(rank: int) -> None:
     layout = {"f": rv.Layout((4, 6), "R(2)V(1)D(1,1)")}
     given, out = {"f": torch.ones(4, 6).to(torch.float8_e4m3fn)}, torch.zeros(4, 6)
-    scale = {"f": out[:1]}
-    return error_of(
-        lambda: rv.redistribute_many(
-            given, layout, layout, dst_dtype=torch.float32, scale=scale, out={"f": out}
-        )
-    )
-
-
-def test_a_scale_may_not_lie_in_an_out(worlds: Worlds) -> None:
-    for error in worlds(2).run(scale_in_an_out):
-        assert re.match(r"LayoutError: .*'f': rank 0: its scale shares memory with an out", error)
+    options = {"dst_dtype": torch.float32, "scale": {"f": out[:1]}, "out": {"f": out}}
+    error = error_of(lambda: rv.redistribute_many(given, layout, layout, **options))
+    assert re.match(r"LayoutError: .*'f': rank 0: its scale shares memory with an out", error)
 
 
 def test_tied_names_are_those_of_one_memory_on_all_ranks_that_hold_them() -> None:
@@ -242,11 +205,8 @@ def test_tied_names_are_those_of_one_memory_on_all_ranks_that_hold_them() -> Non
         Tied.of({**told, 1: (["ab"], ["ac"])}, names, src, src)
 
 
-def background_call_by_interop(rank: int) -> str:
+@on_ranks(2)
+def test_a_call_of_dtensors_in_the_background_is_an_error_on_all_ranks(rank: int) -> None:
     src, dst = sides("q")
-    return error_of(lambda: by_interop({"q": parts(rank)}, src, dst, async_op=rank == 1))
-
-
-def test_a_call_of_dtensors_in_the_background_is_an_error_on_all_ranks(worlds: Worlds) -> None:
-    for error in worlds(2).run(background_call_by_interop):
-        assert re.match(r"LayoutError: .*rank 1: async_op=True is for rvdcomm.redistr", error)
+    error = error_of(lambda: by_interop({"q": parts(rank)}, src, dst, async_op=rank == 1))
+    assert re.match(r"LayoutError: .*rank 1: async_op=True is for rvdcomm.redistr", error)

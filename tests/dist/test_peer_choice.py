@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import sys
@@ -21,6 +20,8 @@ from rvdcomm import native
 from rvdcomm.program import Program
 from rvdcomm.run import choice, rank_program
 from rvdcomm.run.world import World
+from tests.dist.namespaces import CLONE_NEWNET, hide, libc
+from tests.dist.on_ranks import on_ranks
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import ProcessWorld, Worlds
 
@@ -47,10 +48,7 @@ def use(call: Any, rank: int, src: rv.Layout = PAIR[0]) -> Found:
 
 
 def faults_of_use(
-    found: list[Found],
-    groups: Groups,
-    sends: bool,
-    pair: tuple[rv.Layout, rv.Layout] = PAIR,
+    found: list[Found], groups: Groups, sends: bool, pair: tuple[rv.Layout, rv.Layout] = PAIR
 ) -> list[str]:
     """Differences from the wanted groups, sends and results on any rank."""
     faults = [
@@ -64,87 +62,65 @@ def faults_of_use(
 # --- what is asked for --------------------------------------------------------------------------
 
 
+@contextmanager
+def variable_set(variable: str | None) -> Iterator[None]:
+    """The environment variable that chooses the executor, on this rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        if variable is not None:
+            patch.setenv("RVDCOMM_EXECUTOR", variable)
+        yield
+
+
 def choose(
     rank: int, argument: str | None, variable: str | None, topology: rv.Topology | None
 ) -> Found:
-    if variable is not None:
-        os.environ["RVDCOMM_EXECUTOR"] = variable
-    try:
+    with variable_set(variable):
         return use(rv.Redistributor(rv.plan(*PAIR, "float32", topology), executor=argument), rank)
-    finally:
-        os.environ.pop("RVDCOMM_EXECUTOR", None)
+
+
+LINK = rv.Link(1e-6, 1e9)
+ALONE = rv.Topology.hosts([[rank] for rank in range(NUM_RANKS)], LINK, LINK)
 
 
 @pytest.mark.parametrize(
-    "argument, variable, groups",
+    "argument, variable, topology, groups",
     [
-        (None, None, ALL),
-        ("auto", None, ALL),
-        ("peer", None, ALL),
-        ("dist", None, ()),
-        (None, "dist", ()),
-        (None, "peer", ALL),
-        (None, "", ALL),
-        ("peer", "dist", ALL),
-        ("dist", "peer", ()),
+        (None, None, None, ALL),
+        ("peer", None, None, ALL),
+        ("dist", None, None, ()),
+        (None, "dist", None, ()),
+        (None, "", None, ALL),
+        ("peer", "dist", None, ALL),
+        ("dist", "peer", None, ()),
+        ("auto", None, TWO_HOSTS, ((0, 2), (1, 3))),
+        ("peer", None, TWO_HOSTS, ((0, 2), (1, 3))),
+        ("auto", None, ALONE, ()),
     ],
 )
 def test_argument_overrides_environment_variable_in_the_choice_of_executor(
-    worlds: Worlds, argument: str | None, variable: str | None, groups: Groups
+    worlds: Worlds,
+    argument: str | None,
+    variable: str | None,
+    topology: rv.Topology | None,
+    groups: Groups,
 ) -> None:
-    found = worlds(NUM_RANKS).run(choose, argument, variable, None)
-    assert faults_of_use(found, groups, sends=not groups) == []
-
-
-@pytest.mark.parametrize("executor", ["auto", "peer"])
-def test_ranks_of_different_hosts_of_the_topology_send_messages(
-    worlds: Worlds, executor: str
-) -> None:
-    found = worlds(NUM_RANKS).run(choose, executor, None, TWO_HOSTS)
-    assert faults_of_use(found, ((0, 2), (1, 3)), sends=True) == []
-
-
-def test_ranks_alone_on_their_hosts_send_messages(worlds: Worlds) -> None:
-    link = rv.Link(1e-6, 1e9)
-    alone = rv.Topology.hosts([[rank] for rank in range(NUM_RANKS)], link, link)
-    found = worlds(NUM_RANKS).run(choose, "auto", None, alone)
-    assert faults_of_use(found, (), sends=True) == []
-
-
-def name_none(rank: int, argument: str | None, variable: str | None) -> tuple[str, str]:
-    if variable is not None:
-        os.environ["RVDCOMM_EXECUTOR"] = variable
-    try:
-        made = error_of(lambda: rv.Redistributor(rv.plan(*PAIR), executor=argument))
-        shard = shard_of(rank, PAIR[0])
-        return made, error_of(lambda: rv.redistribute(shard, *PAIR, executor=argument))
-    finally:
-        os.environ.pop("RVDCOMM_EXECUTOR", None)
+    """Ranks of different hosts of the topology send messages."""
+    found = worlds(NUM_RANKS).run(choose, argument, variable, topology)
+    assert faults_of_use(found, groups, sends=groups != ALL) == []
 
 
 @pytest.mark.parametrize("argument, variable", [("nccl", None), (None, "nccl"), ("nccl", "dist")])
+@on_ranks(NUM_RANKS)
 def test_an_unknown_executor_is_an_error_that_lists_the_known_ones(
-    worlds: Worlds, argument: str | None, variable: str | None
+    rank: int, argument: str | None, variable: str | None
 ) -> None:
     fact = "executor 'nccl' is unknown; use one of auto, dist, peer."
     what = "redistribute {} -> {}: rank 0".format(*PAIR)
-    errors = f"LayoutError: {fact}", f"LayoutError: {what}: {fact}"
-    assert worlds(NUM_RANKS).run(name_none, argument, variable) == [errors] * NUM_RANKS
-
-
-def disagree(rank: int) -> tuple[str, Any]:
-    """A call about which ranks disagree, and a good call after it."""
-    shard = shard_of(rank, PAIR[0])
-    executor = "dist" if rank == 2 else "peer"
-    error = error_of(lambda: rv.redistribute(shard, *PAIR, executor=executor))
-    return error, rv.redistribute(shard, *PAIR, executor="peer").numpy()
-
-
-def test_disagreement_about_the_executor_is_an_error_on_every_rank(worlds: Worlds) -> None:
-    errors, results = zip(*worlds(NUM_RANKS).run(disagree), strict=True)
-    fact = "ranks disagree about executor: rank 0 asks for peer, rank 2 for dist."
-    assert errors == (f"LayoutError: redistribute: {fact}",) * NUM_RANKS
-    assert faults_of(results, *PAIR) == []
+    with variable_set(variable):
+        made = error_of(lambda: rv.Redistributor(rv.plan(*PAIR), executor=argument))
+        shard = shard_of(rank, PAIR[0])
+        called = error_of(lambda: rv.redistribute(shard, *PAIR, executor=argument))
+    assert (made, called) == (f"LayoutError: {fact}", f"LayoutError: {what}: {fact}")
 
 
 # --- ranks without the native core --------------------------------------------------------------
@@ -249,62 +225,32 @@ def test_failed_reservation_on_one_rank_is_an_error_of_executor_peer_on_all(
 
 # --- machines that are not as usual -------------------------------------------------------------
 
-CLONE_NEWNS = 0x0002_0000
-CLONE_NEWNET = 0x4000_0000
-MS_PRIVATE_ALL = 0x4000 | 1 << 18
+
+def lack_dev_shm(rank: int) -> Found:
+    """As in a container that has none."""
+    hide("/dev")
+    assert not Path("/dev/shm").exists()
+    return use(rv.Redistributor(rv.plan(*PAIR), executor="peer"), rank)
 
 
-def libc(function: str, *args: Any) -> None:
-    library = ctypes.CDLL(None, use_errno=True)
-    if getattr(library, function)(*args) != 0:
-        raise OSError(ctypes.get_errno(), function)
-
-
-def may_unshare(flags: int) -> bool:
-    child = os.fork()
-    if child == 0:
-        os._exit(ctypes.CDLL(None).unshare(flags) != 0)
-    return os.waitpid(child, 0)[1] == 0
-
-
-def hide_dev_shm() -> None:
-    """As in a container that has none; only a mount may hide the folder of this machine."""
-    libc("unshare", CLONE_NEWNS)
-    libc("mount", None, b"/", None, MS_PRIVATE_ALL, None)
-    libc("mount", b"none", b"/dev", b"tmpfs", 1, b"size=4k")  # read-only, and empty
-
-
-def lack_dev_shm(rank: int) -> tuple[bool, Found]:
-    hide_dev_shm()
-    call = rv.Redistributor(rv.plan(*PAIR), executor="peer")
-    return Path("/dev/shm").exists(), use(call, rank)
-
-
+@pytest.mark.usefixtures("mount_namespaces")
 def test_executor_peer_works_without_dev_shm(fresh: ProcessWorld) -> None:
-    if not may_unshare(CLONE_NEWNS):
-        pytest.skip("needs the right to make mount namespaces (root)")
-    exists, found = zip(*fresh.run(lack_dev_shm), strict=True)
-    assert exists == (False,) * NUM_RANKS
-    assert faults_of_use(found, ALL, sends=False) == []
+    assert faults_of_use(fresh.run(lack_dev_shm), ALL, sends=False) == []
 
 
-def part_networks(rank: int) -> str:
+@pytest.mark.usefixtures("network_namespaces")
+@on_ranks(NUM_RANKS, 19.0, is_last=True)
+def test_error_of_executor_peer_names_ranks_of_different_networks(rank: int) -> None:
     """As two containers with one host name: ranks 0 and 3 in this network, 1 and 2 in their own."""
     _ = World.of().store
     if rank in (1, 2):
         # Connections that are open stay; the store's is.
         libc("unshare", CLONE_NEWNET)
-    return error_of(lambda: rv.Redistributor(rv.plan(*PAIR), executor="peer"))
-
-
-def test_error_of_executor_peer_names_ranks_of_different_networks(fresh: ProcessWorld) -> None:
-    if not may_unshare(CLONE_NEWNET):
-        pytest.skip("needs the right to make network namespaces (root)")
-    start = (
+    error = error_of(lambda: rv.Redistributor(rv.plan(*PAIR), executor="peer"))
+    assert error.startswith(
         "CommError: executor 'peer': ranks (0,3) and (1) and (2) of one host cannot map each "
         "other's memory: they are on different machines, in different network namespaces or of"
     )
-    assert [error.startswith(start) for error in fresh.run(part_networks)] == [True] * NUM_RANKS
 
 
 ON_CLUSTER = """

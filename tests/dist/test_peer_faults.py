@@ -38,7 +38,8 @@ from torch import Tensor
 import rvdcomm as rv
 from rvdcomm import native
 from rvdcomm.run.world import World
-from tests.dist.shards import error_of, faults_of, shard_of
+from tests.dist.on_ranks import assert_moved, on_ranks
+from tests.dist.shards import error_of, shard_of
 from tests.dist.world import Worlds
 from tests.oracle import parts_of
 
@@ -159,7 +160,7 @@ class Outcome:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_a_rank_killed_at_any_time_is_named_by_all_others(num_ranks: int) -> None:
-    kills = [Kill.draw(seed, num_ranks, is_compiling=False) for seed in range(80)]
+    kills = [Kill.draw(seed, num_ranks, is_compiling=False) for seed in range(40)]
     assert faults_of_kills(kills) == []
 
 
@@ -167,7 +168,7 @@ def test_a_rank_killed_at_any_time_is_named_by_all_others(num_ranks: int) -> Non
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_a_rank_killed_while_ranks_compile_is_named_by_all_others(num_ranks: int) -> None:
-    kills = [Kill.draw(seed, num_ranks, is_compiling=True) for seed in range(20)]
+    kills = [Kill.draw(seed, num_ranks, is_compiling=True) for seed in range(12)]
     assert faults_of_kills(kills) == []
 
 
@@ -427,27 +428,23 @@ SRC = rv.Layout((9, 10), "R(1)V(2)D(2,1)")
 DST = rv.Layout((9, 10), "R(1)V(1)D(1,4)")
 
 
-@dataclass(frozen=True)
-class Waited:
-    """What a rank got from a call, and how long that took."""
-
-    error: str
-    secs: float
-
-
-def timed(call: Callable[[], Any]) -> Waited:
+def timed(call: Callable[[], Any]) -> tuple[str, float]:
+    """The error of a call, and how long it took."""
     start = time.monotonic()
     error = error_of(call)
-    return Waited(error, time.monotonic() - start)
+    return error, time.monotonic() - start
 
 
-def call_in(group: Any, rank: int, seed: int) -> Any:
-    """A good call in a process group where nothing is compiled yet."""
+def check_anew(rank: int) -> None:
+    """Check a call in a new group, where nothing is compiled yet."""
+    group = dist.new_group(list(range(NUM_RANKS)))
     call = rv.Redistributor(rv.plan(SRC, DST), group, executor="peer")
-    return call(shard_of(rank, SRC, seed)).numpy()
+    assert_moved(call(shard_of(rank, SRC, 1)), SRC, DST, 1)
 
 
-def interrupt(rank: int, victim: int) -> tuple[Waited, Any]:
+@pytest.mark.parametrize("victim", [0, 2])
+@on_ranks(NUM_RANKS, is_last=True)
+def test_an_interrupted_rank_is_named_and_a_new_group_works(rank: int, victim: int) -> None:
     """One rank is interrupted while it waits for the others, who then call."""
     call, shard = rv.Redistributor(rv.plan(SRC, DST), executor="peer"), shard_of(rank, SRC)
     call(shard)
@@ -458,52 +455,29 @@ def interrupt(rank: int, victim: int) -> tuple[Waited, Any]:
         with suppress(KeyboardInterrupt):
             call(shard)
             call(shard)
-        waited = Waited("interrupted", 0.0)
     else:
         time.sleep(0.6)
-        waited = timed(lambda: [call(shard) for _ in range(3)])
-    group = dist.new_group(list(range(NUM_RANKS)))
-    return waited, call_in(group, rank, seed=1)
+        error, secs = timed(lambda: [call(shard) for _ in range(3)])
+        named = f"a peer step on ranks (0:4), rank {rank}: rank {victim} gave up; its own"
+        assert error.startswith(f"CommError: {named}")
+        assert secs < SOON_SECS
+    check_anew(rank)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_an_interrupted_rank_is_named_and_a_new_group_works(worlds: Worlds, victim: int) -> None:
-    world = worlds(NUM_RANKS)
-    waited, results = zip(*world.run(interrupt, victim), strict=True)
-    world.stop()
-    for rank in {*range(NUM_RANKS)} - {victim}:
-        error = (
-            f"CommError: a peer step on ranks (0:4), rank {rank}: rank {victim} gave up; its own"
-        )
-        assert waited[rank].error.startswith(error)
-        assert waited[rank].secs < SOON_SECS
-    assert faults_of(results, SRC, DST, seed=1) == []
-
-
-def misuse(rank: int, victim: int) -> tuple[Waited, Any]:
+@on_ranks(NUM_RANKS, HURRY_SECS, is_last=True)
+def test_rank_whose_call_is_rejected_is_named_as_late_by_the_others(rank: int) -> None:
     """One rank passes a shard of the wrong shape in a later call, and makes no other."""
     call, shard = rv.Redistributor(rv.plan(SRC, DST), executor="peer"), shard_of(rank, SRC)
     call(shard)
-    tensor = torch.zeros(3, 3) if rank == victim else shard
-    waited = timed(lambda: call(tensor))
-    if rank == victim:
+    error, secs = timed(lambda: call(torch.zeros(3, 3) if rank == 0 else shard))
+    if rank == 0:
         time.sleep(HURRY_SECS)
+        assert error.startswith("ShapeMismatchError: redistribute R(1)V(2)D(2,1) ->")
+    else:
+        assert "rank 0 did not arrive within 2 s" in error
+        assert secs < HURRY_SECS + SOON_SECS
     dist.barrier()
-    return waited, call_in(dist.new_group(list(range(NUM_RANKS))), rank, seed=1)
-
-
-@pytest.mark.parametrize("victim", [0, 3])
-def test_rank_whose_call_is_rejected_is_named_as_late_by_the_others(
-    worlds: Worlds, victim: int
-) -> None:
-    world = worlds(NUM_RANKS, HURRY_SECS)
-    waited, results = zip(*world.run(misuse, victim), strict=True)
-    world.stop()
-    assert waited[victim].error.startswith("ShapeMismatchError: redistribute R(1)V(2)D(2,1) ->")
-    for rank in {*range(NUM_RANKS)} - {victim}:
-        assert f"rank {victim} did not arrive within 2 s" in waited[rank].error
-        assert waited[rank].secs < HURRY_SECS + SOON_SECS
-    assert faults_of(results, SRC, DST, seed=1) == []
+    check_anew(rank)
 
 
 # --- after a death ------------------------------------------------------------------------------
@@ -511,28 +485,25 @@ def test_rank_whose_call_is_rejected_is_named_as_late_by_the_others(
 FEWER = rv.Layout((9, 10), "R(1)V(3)D(1,1)"), rv.Layout((9, 10), "R(1)V(1)D(1,3)")
 
 
-def die_and_go_on(rank: int, victim: int, folder: str) -> tuple[Waited, Any]:
+def die_and_go_on(rank: int, victim: int, folder: Path) -> None:
     """The survivors form a new world of their own, with a store of its own."""
     call, shard = rv.Redistributor(rv.plan(SRC, DST), executor="peer"), shard_of(rank, SRC)
     call(shard)
     if rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
-    waited = timed(lambda: [call(shard) for _ in range(3)])
+    error, secs = timed(lambda: [call(shard) for _ in range(3)])
+    assert f"rank {victim} died" in error
+    assert secs < SOON_SECS
     dist.destroy_process_group()
-    left = [r for r in range(NUM_RANKS) if r != victim]
-    store = dist.FileStore(f"{folder}/store", len(left))
-    dist.init_process_group("gloo", store=store, rank=left.index(rank), world_size=len(left))
-    src, dst = FEWER
-    again = rv.Redistributor(rv.plan(src, dst), executor="peer")
-    return waited, again(shard_of(left.index(rank), src, seed=2)).numpy()
+    left = [r for r in range(NUM_RANKS) if r != victim].index(rank)
+    store = dist.FileStore(f"{folder}/store", NUM_RANKS - 1)
+    dist.init_process_group("gloo", store=store, rank=left, world_size=NUM_RANKS - 1)
+    again = rv.Redistributor(rv.plan(*FEWER), executor="peer")
+    assert_moved(again(shard_of(left, FEWER[0], seed=2)), *FEWER, seed=2)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_survivors_of_a_death_can_form_a_new_world(
     worlds: Worlds, victim: int, tmp_path: Path
 ) -> None:
-    found = worlds(NUM_RANKS).run(die_and_go_on, victim, str(tmp_path), dying=[victim])
-    waited, results = zip(*(each for each in found if each is not None), strict=True)
-    assert [f"rank {victim} died" in w.error for w in waited] == [True] * 3
-    assert max(w.secs for w in waited) < SOON_SECS
-    assert faults_of(results, *FEWER, seed=2) == []
+    worlds(NUM_RANKS).run(die_and_go_on, victim, tmp_path, dying=[victim])

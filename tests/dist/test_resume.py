@@ -13,14 +13,13 @@ pytestmark = pytest.mark.dist
 TRIALS = [
     Trial("accumulate", "hybrid", 2, 0.01, "safetensors"),
     Trial("zero1", "pipeline", 3, 0.05, "dcp"),
-    Trial("pipeline", "three", 4, 0.03, "safetensors"),
 ]
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    programs(folder)
+    programs(folder, {"tensor", *(name for t in TRIALS for name in (t.before, t.after))})
     return folder
 
 

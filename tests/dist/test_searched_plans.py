@@ -22,9 +22,7 @@ from tests.superscaler_core.training import Case
 pytestmark = pytest.mark.dist
 
 MODELS: dict[str, dict[str, Any]] = {
-    "gpt": {"heads": 8},
     "moe": {"heads": 8, "experts": 8, "top": 2, "capacity_factor": 2.5},
-    "wide_resnet": {},
     "mbart": {"heads": 8},
 }
 """Sizes beside those of ``tiny``."""
@@ -32,9 +30,9 @@ MODELS: dict[str, dict[str, Any]] = {
 BATCH = 8
 SLOW = DeviceProfile("slow", {"float64": 1e9}, 1e9, 1 << 30)
 """A slow device, so that several devices pay off for a tiny model."""
-MAX_TRIED, MAX_PLANS = 8, 2
+MAX_TRIED, MAX_PLANS = 6, 2
 
-KIB = {"gpt": 150, "moe": 280, "wide_resnet": 140, "mbart": 240}
+KIB = 240
 """Memory of each of four devices in KiB, too little for a copy of the model."""
 
 
@@ -64,7 +62,7 @@ def cases_of(model: str, num_devices: int) -> list[SearchedCase]:
         batch=BATCH,
         samples=(4, 8),
         profile=SLOW,
-        memory_bytes=KIB[model] << 10 if num_devices == 4 else None,
+        memory_bytes=KIB << 10 if num_devices == 4 else None,
         max_tried=MAX_TRIED,
         optimizer="momentum",
     )
@@ -80,7 +78,7 @@ def cases_of(model: str, num_devices: int) -> list[SearchedCase]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model, num_devices", [*zip(MODELS, (4, 8, 8, 4), strict=True)])
+@pytest.mark.parametrize("model, num_devices", [("moe", 8), ("mbart", 4)])
 def test_plans_found_by_the_search_train_as_one_device(
     worlds: Worlds, model: str, num_devices: int, tmp_path: Path
 ) -> None:

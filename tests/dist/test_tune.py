@@ -187,8 +187,7 @@ def test_log_says_whether_the_choice_of_the_model_is_the_fastest(
 
 
 @pytest.mark.parametrize(
-    "secs, won",
-    [([1.0, 0.5, 0.4], 2), ([1.0, 0.97, 1.1], 0), ([1.0, 0.9, 0.9], 1), ([1.0], 0)],
+    "secs, won", [([1.0, 0.5, 0.4], 2), ([1.0, 0.97, 1.1], 0), ([1.0, 0.9, 0.9], 1), ([1.0], 0)]
 )
 def test_fastest_candidate_wins_only_by_more_than_the_noise(secs: list[float], won: int) -> None:
     names = [("model", "auto"), ("flat", "auto"), ("direct", "dist")]
