@@ -9,7 +9,6 @@ import pytest
 from bench.cluster.spec import (
     ClusterSpec,
     build_commands,
-    exec_command,
     owner_pid,
     parse_rate,
     rank_env,
@@ -41,15 +40,12 @@ def test_parse_rate_reads_the_notation_of_tc(text: str, bits_per_sec: float) -> 
     assert parse_rate(text) == bits_per_sec
 
 
-@pytest.mark.parametrize("text", ["", "mbit", "-1mbit", "5m", "5 mbit", "5mbit/s", "1e6", "50%"])
+@pytest.mark.parametrize(
+    "text", ["", "mbit", "-1mbit", "5m", "5 mbit", "5mbit/s", "1e6", "50%", "0mbit"]
+)
 def test_parse_rate_rejects_invalid_text(text: str) -> None:
-    with pytest.raises(ValueError, match="cannot parse rate"):
+    with pytest.raises(ValueError, match=r"cannot parse rate|rate '0mbit' is zero"):
         parse_rate(text)
-
-
-def test_parse_rate_rejects_zero() -> None:
-    with pytest.raises(ValueError, match="rate '0mbit' is zero"):
-        parse_rate("0mbit")
 
 
 @pytest.mark.parametrize(
@@ -105,11 +101,7 @@ def test_shape_command_states_rate_burst_and_latency() -> None:
 
 @pytest.mark.parametrize(
     ("rate_bits_per_sec", "burst_bytes", "queue_secs"),
-    [
-        (5e6, 4 * 1514, 262144 * 8 / 5e6),
-        (200e6, 25_000, 0.1),
-        (2e9, 250_000, 0.1),
-    ],
+    [(5e6, 4 * 1514, 262144 * 8 / 5e6), (200e6, 25_000, 0.1), (2e9, 250_000, 0.1)],
 )
 def test_burst_and_queue_have_a_minimum_at_low_rates(
     rate_bits_per_sec: float, burst_bytes: int, queue_secs: float
@@ -127,11 +119,6 @@ def test_largest_segment_with_its_headers_fits_in_a_burst(rate_bits_per_sec: flo
     assert [(c[2], c[-1]) for c in said] == [
         (spec.namespace(host), str(spec.segment_bytes)) for host in range(2)
     ]
-
-
-def test_clusters_of_one_process_have_different_namespaces() -> None:
-    other = ClusterSpec(3, 2, 200e6, pid=4711, serial=6)
-    assert not set(SPEC.namespaces) & set(other.namespaces)
 
 
 def test_addresses_of_254_hosts_are_distinct_and_below_the_broadcast_address() -> None:
@@ -154,17 +141,6 @@ def test_rank_env_of_a_middle_rank() -> None:
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",
     }
-
-
-def test_ranks_are_numbered_host_by_host() -> None:
-    assert [SPEC.host_of(rank) for rank in range(SPEC.world_size)] == [0, 0, 1, 1, 2, 2]
-
-
-def test_exec_command_enters_the_namespace_of_the_host() -> None:
-    assert exec_command(SPEC, 2, ["true", "x y"]) == [
-        *["ip", "netns", "exec", "rvd-4711-5-host2"],
-        *["true", "x y"],
-    ]
 
 
 @pytest.mark.parametrize("name", ["docker", "rvd-x-0-host1", "rvd-1-host1", "my-rvd-1-0-host1"])

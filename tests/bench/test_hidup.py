@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import rvdcomm as rv
 from bench.cells.searches import over
 from bench.cells.workload import captured
 from bench.hidup import command as hidup
-from bench.hidup.command import HIDUP, PUBLISHED, draw, jobs_of, lines
+from bench.hidup.command import HIDUP, PUBLISHED, jobs_of, lines
 from bench.hidup.models import SYSTEMS, tuned, workload
 from superscaler_core.cost import PROFILES
 from superscaler_core.planners.search.request import Candidate, Request, Trial
@@ -77,8 +76,3 @@ def test_hidup_with_published_prices_runs_only_on_the_profiled_cluster() -> None
     assert own == ["1x4 vit-switch"] * 5 + ["8x8-10gbps vit-switch"] * 6
     planners = {job.planner for job in jobs_of(["1x4"], ["vit-switch"])}
     assert planners == {HIDUP, *SYSTEMS}
-
-
-def test_draw_writes_a_picture(tmp_path: Path) -> None:
-    draw(ROWS, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 10_000

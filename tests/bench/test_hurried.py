@@ -61,22 +61,6 @@ def test_time_of_the_consumer_does_not_count_against_the_budget() -> None:
     assert next(proposed) is SECOND
 
 
-def test_returned_sequence_is_passed_on_unchanged() -> None:
-    answer = [FIRST, SECOND]
-    assert hurried(lambda _: answer, 0.0)(NO_REQUEST) is answer
-
-
-def test_exceptions_of_a_planner_propagate() -> None:
-    def at_fault(_: object) -> Iterator[Candidate]:
-        yield FIRST
-        raise ZeroDivisionError
-
-    proposed = iter(hurried(at_fault, 60.0)(NO_REQUEST))
-    assert next(proposed) is FIRST
-    with pytest.raises(ZeroDivisionError):
-        next(proposed)
-
-
 def test_previous_alarm_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGALRM)
     assert [*hurried(lambda _: thinks(600.0), 0.1)(NO_REQUEST)] == [FIRST]

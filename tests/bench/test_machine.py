@@ -60,9 +60,3 @@ def test_estimates_race_beside_plans_that_were_looked_at_in_full() -> None:
         Trial(never, problem="too large"),
     ]
     assert [(plan.name, plan.secs) for plan in machine.distinct(trials)] == [("b", 2.0), ("a", 3.0)]
-
-
-def test_of_plans_with_equal_time_and_memory_only_the_first_races() -> None:
-    plans = [Candidate(name, 1, lambda plan: None) for name in ("a", "b", "c")]
-    trials = [Trial(plans[0], 2.0, 10), Trial(plans[1], 2.0, 10), Trial(plans[2], 1.0, 10)]
-    assert [plan.name for plan in machine.distinct(trials)] == ["c", "a"]

@@ -274,11 +274,6 @@ def test_error_without_a_result_names_the_command_that_creates_it(
     assert "run `python -m bench.studies all` first" in capsys.readouterr().err
 
 
-def test_every_study_page_has_a_simulate_command() -> None:
-    for name in STUDIES:
-        assert pages.SIMULATED.search((DOCS / f"studies/{name}.md").read_text())
-
-
 @pytest.mark.parametrize(
     ("speeds", "factor", "ceiling"),
     [

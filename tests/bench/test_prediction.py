@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,22 +48,6 @@ def test_summary_separates_cases_by_group_relation_and_size() -> None:
         "median error of the cases between groups 15.0% (1 MiB 20.0%, 16 MiB 2.0%); "
         "in one group 90.0%"
     )
-
-
-def test_table_has_one_line_per_case_with_both_times_and_the_error() -> None:
-    head, *lines = prediction.table(RESULT).splitlines()
-    assert len(lines) == 5
-    assert head.split() == ["case", "size", "predicted", "measured", "error", "steps"]
-    assert lines[1].split() == [
-        *("D->R", "n->n", "1", "MiB", "1.4", "ms", "2", "ms", "-30%"),
-        *("reduce_scatter,", "transfer"),
-    ]
-
-
-def test_the_plot_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    prediction.plot(RESULT, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
 def test_unavailable_cluster_ends_the_command_with_status_2(

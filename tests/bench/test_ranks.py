@@ -67,11 +67,6 @@ def test_echo_decodes_a_character_that_is_written_in_two_parts(
     assert capsys.readouterr().out == "ä"
 
 
-def test_echo_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
-    run_ranks(launches("echo out"), timeout_secs=5, echo=False)
-    assert capsys.readouterr().out == ""
-
-
 def test_output_of_ranks_is_kept_in_log_dir(tmp_path: Path) -> None:
     run_ranks(launches("echo a", "echo b >&2"), timeout_secs=5, log_dir=tmp_path / "made")
     names = ["rank0.stderr", "rank0.stdout", "rank1.stderr", "rank1.stdout"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import product
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._redistribute import DTensorRedistributePlanner
@@ -13,7 +12,7 @@ from torch.distributed.tensor._redistribute import DTensorRedistributePlanner
 from bench import scale
 from bench.rvd.cases import definitions, local_groups
 from bench.rvd.methods import _pulls
-from bench.scale import Modelled, World, dtensor, mesh_order, point_to_point, rows_of, table
+from bench.scale import World, dtensor, mesh_order, point_to_point, rows_of
 from rvdcomm import Layout, Topology, plan
 from rvdcomm.cost import step_cost
 from tests.covering import each_value
@@ -113,23 +112,3 @@ def test_no_method_beats_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         if row[name] and row[name]["secs"] < row["bound"]["secs"] * (1 - 1e-9)
     ]
     assert (len(rows), beaten) == (24, [])
-
-
-def test_table_lines_have_at_most_100_columns() -> None:
-    zero = {"secs": 1234.5, "wire_bytes": 0, "host_bytes": 0, "rounds": 0}
-    kinds = ["reduce_scatter"] * 3 + ["transfer"] + ["all_gather"] * 3
-    row = {"world": "w", "category": "D->D'", "relation": "in group", "steps": kinds}
-    text = table([row | dict.fromkeys(scale.METHODS, zero) | {"dtensor": None}])
-    assert max(map(len, text.splitlines())) <= 100
-    assert "  -  " in text
-
-
-@pytest.mark.parametrize("world", scale.WORLDS, ids=lambda world: world.name)
-def test_ranks_of_all_groups_are_ranks_of_the_world(world: World) -> None:
-    num_ranks = int(np.prod(world.counts))
-    assert max(max(*src, *dst) for src, dst in scale.groups_of(world).values()) < num_ranks
-
-
-def test_modelled_takes_its_seconds_from_a_cost() -> None:
-    cost = plan(*layouts_of("n->2n", "V->R"), "float32", TOPOLOGY).cost
-    assert Modelled.of(cost).secs == cost.secs

@@ -27,7 +27,7 @@ from bench.cells.store import (
 from bench.cells.workload import Workload
 from bench.search import command
 from bench.search.catalogue import cells
-from bench.search.command import ceiling, draw, ratio, table, wanted_of
+from bench.search.command import draw, ratio, table, wanted_of
 
 FILES = {
     "superscaler_core/a.py": "",
@@ -113,15 +113,6 @@ def test_rows_of_engine_planners_do_not_depend_on_compared_systems(
     Path("bench/three.py").write_text("x = 5\n")
     commit()
     assert [computed(by="Megatron"), computed(by="auto")] == [True, True]
-
-
-@pytest.mark.usefixtures("repository")
-def test_row_without_a_planner_is_stored_and_reused() -> None:
-    def methods() -> list[dict[str, object]]:
-        jobs = [Job("memory", "co-shard", 0.0)]
-        return list(rows_of(jobs, lambda *asked: {"gib": 1}, Version.now("bench.one"), 1))
-
-    assert methods() == methods()
 
 
 @pytest.mark.usefixtures("repository")
@@ -298,11 +289,6 @@ def test_ratio_compares_auto_with_the_best_other_planner() -> None:
     assert ratio(ROWS[:3]) == 1.25
     assert ratio(ROWS[:3], ["tuned"]) == ratio(ROWS[:3], ["tuned", "auto"]) == 1.5
     assert ratio(ROWS[3:]) is None
-
-
-def test_ceiling_is_the_inverse_of_the_compute_share() -> None:
-    assert ceiling(ROWS[:3], ["tuned"]) == ceiling(ROWS[:3], ["tuned", "auto"]) == 2.0
-    assert ceiling(ROWS[3:], ["tuned"]) is None
 
 
 def test_table_has_at_most_100_columns_and_the_picture_is_drawn(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.studies import strong_scaling
-from bench.studies.strong_scaling import NUM_GPUS, P2P, RVD, cells, draw, lines, speeds
+from bench.studies.strong_scaling import NUM_GPUS, P2P, RVD, cells, lines, speeds
 
 
 def row(num: int, method: str, secs: float) -> dict[str, Any]:
@@ -49,11 +49,6 @@ def test_lines_show_the_speed_up_over_the_fewest_gpus() -> None:
     assert four[:2] == ["4", "8 (1.0 x)"]
     assert eight[:3] == ["8", "16 (2.0 x)", "8 (1.0 x)"]
     assert eight[-2:] == ["-", "some"]
-
-
-def test_draw_writes_a_picture(tmp_path: Path) -> None:
-    draw(ROWS, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
 def test_option_kept_writes_no_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,17 +20,14 @@ from bench.studies.systems import (
     COSHARD_GPT,
     DEEPSPEED,
     DEEPSPEED_2022,
-    KEEPS,
     MEGATRON,
     MEGATRON_2022,
     TENSOR_PARALLEL,
     System,
-    grids,
 )
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.search.request import Candidate, Trial
-from superscaler_core.planners.search.search import search_request
 
 TINY = Workload(
     "gpt",
@@ -86,11 +83,6 @@ def test_each_column_runs_all_systems_that_it_compares() -> None:
             assert {study.ours[column], *study.baselines[column]} <= asked
 
 
-def test_grids_yields_each_grid_of_8_gpus_once() -> None:
-    found = list(grids()(8))
-    assert len({(x.dp, x.tp, x.pp) for x in found}) == len(found) == 10
-
-
 def test_systems_of_the_paper_use_only_features_of_the_paper() -> None:
     for system in (MEGATRON_2022, TENSOR_PARALLEL, COSHARD_GPT):
         for setting in proposed(system, 4):
@@ -132,16 +124,6 @@ def test_system_without_enough_memory_tries_all_memory_savings() -> None:
     ]
 
 
-def test_memory_saving_is_used_only_if_no_plan_fits_without_it() -> None:
-    alone = System("mine", lambda num: [Setting()], KEEPS)
-    request = replace(cell(1).request(), samples=(1,), captured=None)
-    plain = search_request(request, alone)
-    assert plain.name == str(Setting())
-    less = search_request(replace(request, memory_bytes=plain.peak_bytes - 1), alone)
-    assert Setting.parse(less.name).keep is not Keep.EVERYTHING
-    assert less.peak_bytes < plain.peak_bytes
-
-
 # --- cells --------------------------------------------------------------------------------------
 
 
@@ -154,13 +136,6 @@ def test_row_breaks_down_the_time_and_memory_of_a_step() -> None:
     assert set(row["pulled_secs"]) == set(cells_module.PULLS)
     assert "pulled_secs" not in cell(2).row("Megatron", 60.0)
     assert Setting.parse(row["plan"]).dp <= 2
-
-
-def test_row_without_a_plan_gives_the_reason() -> None:
-    huge = replace(PAPER, reserved_bytes=PAPER.profile.memory_bytes - 1000)
-    row = replace(cell(2), cluster=huge).row("Megatron", 60.0)
-    assert "secs" not in row
-    assert "no plan was found for 2 devices" in row["problem"]
 
 
 def test_cell_keeps_its_optimizer_and_communication_and_uses_its_cluster(one_process: None) -> None:
@@ -247,19 +222,6 @@ def test_models_are_compared_under_each_change() -> None:
     assert found["swin L50 C1024"]["as assumed"].factor is None
     table = {line[0]: line[1:] for line in sensitivity.lines(found)}
     assert table["swin L50 C1024"].count("-") == len(sensitivity.CHANGES) - 1
-
-
-def test_change_of_another_dtype_leaves_the_factor_of_a_model() -> None:
-    head = {"cell": "swin-16-L50_C1024@as assumed", "shares": {"compute": 0.8}}
-    rows = [
-        {**head, "planner": name, "samples_per_sec": speed}
-        for name, speed in (("auto", 3.0), ("Megatron", 2.0))
-    ]
-    factors = {
-        name: one.factor for name, one in sensitivity.compared(rows)["swin L50 C1024"].items()
-    }
-    same = {name for name, change in sensitivity.CHANGES.items() if change.dtype == "float32"}
-    assert {name for name, factor in factors.items() if factor == 1.5} == {*same, "as assumed"}
 
 
 @pytest.mark.parametrize("per_host", [1, 2], ids=["two hosts", "one host"])

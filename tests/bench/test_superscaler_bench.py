@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import superscaler_compile
-from bench.superscaler_compile import PHASES, grid_of, points_of
+from bench.superscaler_compile import PHASES, grid_of
 from bench.superscaler_duplex import command as superscaler_duplex
 from bench.training.sockets import sent_bytes
 
@@ -26,11 +26,6 @@ def test_grid_uses_all_devices_and_has_at_least_one_layer_per_stage(
     assert counts["pp"] <= num_layers
 
 
-def test_points_vary_layers_and_devices_one_at_a_time() -> None:
-    points = points_of([1, 4, 48], [1, 8, 128])
-    assert points == [(48, 1), (48, 8), (48, 128), (1, 8), (4, 8)]
-
-
 def test_a_sample_has_the_seconds_of_every_phase() -> None:
     found = superscaler_compile.sample(2, 4)
     assert tuple(found["secs"]) == PHASES
@@ -39,21 +34,6 @@ def test_a_sample_has_the_seconds_of_every_phase() -> None:
     # state and its gradient are each sent once.
     assert found["transfers"] >= 2 * 4 + 2
     assert found["file_bytes"] > 4000
-
-
-def test_compile_lines_fit_100_columns_and_the_plot_is_written(tmp_path: Path) -> None:
-    rows = [
-        {"layers": layers, "devices": devices, **grid_of(devices, layers)}
-        | {"samples": {phase: [0.5, 99.25, 100.125] for phase in PHASES}}
-        | {"transfers": 1234, "peak_bytes": 1 << 30}
-        for layers, devices in points_of([1, 48], [8, 128])
-    ]
-    lines = [superscaler_compile.line_of(superscaler_compile.cells_of(row)) for row in rows]
-    assert max(map(len, lines)) <= 100
-    assert "496.25" in lines[0]
-    pytest.importorskip("matplotlib")
-    superscaler_compile.plot(rows, tmp_path / "growth.png")
-    assert (tmp_path / "growth.png").stat().st_size > 1000
 
 
 # --- bytes --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from bench import superscaler_compile, superscaler_cost
+from bench import superscaler_cost
 from superscaler_core.cost import PROFILES, CostModel
 from superscaler_core.models.gpt import GPT, GPTConfig
 
@@ -71,17 +71,3 @@ def test_the_result_has_all_samples(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [line.split()[0] for line in printed] == [
         "50", "candidate,", "candidate,", "candidate,", "again", "wrote",
     ]  # fmt: skip
-
-
-def test_unknown_part_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        superscaler_cost.main(["--only", "everything"])
-    assert "there are questions, candidate, again, compile" in capsys.readouterr().err
-
-
-def test_compile_result_is_printed_as_one_line() -> None:
-    row = {"samples": {phase: [0.25, 0.5, 4.0] for phase in superscaler_compile.PHASES}}
-    (line,) = superscaler_cost.lines_of({"compile": row})
-    secs = superscaler_compile.files_secs(row)
-    assert line == f"48 layers on 128 devices, from module to files: {secs:.2f} s"
-    assert secs == 0.5 * len(superscaler_compile.COMPILING)
