@@ -35,10 +35,6 @@ def test_error_names_the_first_field_that_differs(theirs: dict[str, Any], said: 
     assert str(error.value) == f"call: ranks disagree about {said}"
 
 
-def test_equal_requests_pass() -> None:
-    check_equal({rank: {"dst": "R1"} for rank in range(4)}, "call")
-
-
 def test_long_values_are_shortened_in_the_error() -> None:
     with pytest.raises(rv.LayoutError) as error:
         check_equal({0: {"ranks": list(range(10**5))}, 1: {"ranks": []}}, "call")

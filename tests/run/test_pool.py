@@ -184,11 +184,6 @@ def test_mapping_of_a_pool_shows_the_bytes_at_a_location_read_only() -> None:
         theirs[start] = 0
 
 
-def test_location_of_memory_outside_the_pool_is_0(pool: Pool) -> None:
-    other = torch.zeros(MIN_BYTES)
-    assert pool.location(other.data_ptr(), other.nbytes) == 0
-
-
 @pytest.mark.parametrize("least_fd", [0, 1100])
 def test_parent_and_forked_child_do_not_see_writes_of_each_other(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, least_fd: int

@@ -56,11 +56,7 @@ def test_a_device_that_no_backend_serves_is_told() -> None:
 
 @pytest.mark.parametrize(
     "devices, common",
-    [
-        ({0: None, 1: "cpu"}, "cpu"),
-        ({0: "cuda", 1: None}, "cuda"),
-        ({0: None, 1: None}, None),
-    ],
+    [({0: None, 1: "cpu"}, "cpu"), ({0: "cuda", 1: None}, "cuda"), ({0: None, 1: None}, None)],
 )
 def test_a_rank_without_tensors_has_the_device_of_the_others(
     devices: dict[int, str | None], common: str | None

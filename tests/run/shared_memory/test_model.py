@@ -32,9 +32,7 @@ def name_of(scenario: Scenario) -> str:
 @pytest.mark.parametrize(
     "scenario", [*OF_TWO, *OF_THREE, RUNNING_AHEAD, AHEAD_FROM_THE_START], ids=name_of
 )
-def test_calls_never_return_wrong_data_or_wait_for_a_failed_rank(
-    scenario: Scenario,
-) -> None:
+def test_calls_never_return_wrong_data_or_wait_for_a_failed_rank(scenario: Scenario) -> None:
     found = explore(scenario)
     assert found.violations == []
     assert found.outcomes
