@@ -81,21 +81,6 @@ def test_refined_bindings_have_the_placements_of_their_layouts(
     assert num_regular > 0
 
 
-@pytest.mark.parametrize("shape, num_ranks, num_hosts", WORLDS)
-def test_parts_of_refined_bindings_tile_the_tensor(
-    shape: tuple[int, ...], num_ranks: int, num_hosts: int
-) -> None:
-    topology = hosts_of(num_ranks, num_hosts)
-    wrong, num_bindings = [], 0
-    for src, dst in all_pairs(shape, num_ranks):
-        for binding in refine(src, dst, topology) or ():
-            num_bindings += 1
-            if untiled_parts(placement_of(binding)):
-                wrong.append(f"{src.rvd} -> {dst.rvd}: {binding}")
-    assert wrong == []
-    assert num_bindings > 0
-
-
 def prime_orders(number: int) -> set[tuple[int, ...]]:
     """All orders of the prime factors of ``number``."""
     primes = [p for p in (2, 2, 2, 2, 3) if number % p == 0]
@@ -158,19 +143,6 @@ def test_even_pairs_are_regular_if_and_only_if_they_have_a_common_refinement(
 
 
 @pytest.mark.parametrize(
-    "src, dst",
-    [
-        ("R(1)V(1)D(2,3)", "R(1)V(1)D(3,2)"),
-        ("R(2)V(1)D(3,1)", "R(1)V(3)D(1,2)"),
-        ("R(1)V(1)D(1,6)", "R(1)V(1)D(2,3)"),
-    ],
-)
-def test_pairs_with_factors_2_and_3_in_different_orders_are_irregular(src: str, dst: str) -> None:
-    pair = [rv.Layout((12, 18), rvd) for rvd in (src, dst)]
-    assert refine(*pair, hosts_of(6, 1)) is None
-
-
-@pytest.mark.parametrize(
     "dst",
     [
         rv.Layout((12, 18), "R(1)V(1)D(1,4)", ranks=[0, 1, 2, 4]),
@@ -196,26 +168,11 @@ def test_ranks_numbered_across_hosts_are_regular() -> None:
     assert refine(src, dst, topology) is not None
 
 
-@pytest.mark.parametrize("num_hosts", [2, 4])
-def test_host_boundaries_are_axis_boundaries(num_hosts: int) -> None:
-    src, dst = rv.Layout((16,), "R(1)V(1)D(8)"), rv.Layout((16,), "R(8)V(1)D(1)")
-    pair = refine(src, dst, hosts_of(8, num_hosts))
-    assert pair is not None
-    assert 8 // num_hosts in {axis.stride for axis in pair[0].grid.axes}
-
-
 def test_grid_blocks_are_the_group_sizes_of_every_level() -> None:
     src, dst = rv.Layout((16,), "R(1)V(1)D(8)"), rv.Layout((16,), "R(8)V(1)D(1)")
     pair = refine(src, dst, hosts_of(8, 2))
     assert pair is not None
     assert pair[0].grid.blocks == (1, 4)
-
-
-def test_grid_has_one_axis_if_one_dim_and_the_replicas_take_all_ranks() -> None:
-    src, dst = rv.Layout((16,), "R(1)V(1)D(8)"), rv.Layout((16,), "R(8)V(1)D(1)")
-    pair = refine(src, dst, hosts_of(8, 1))
-    assert pair is not None
-    assert pair[0].grid.axes == (BoundAxis(8, 1),)
 
 
 def test_eight_columns_against_two_by_four_have_three_axes_and_four_digits() -> None:

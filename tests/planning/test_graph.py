@@ -36,11 +36,8 @@ def lean_graphs(count: int) -> Iterator[LeanGraph]:
             yield graph
 
 
-def test_few_free_axes_give_a_thorough_graph() -> None:
+def test_few_free_axes_give_a_thorough_graph_and_many_a_lean_one() -> None:
     assert isinstance(graph_of("R(1)V(16)D(1,1)", "R(1)V(1)D(16,1)"), ThoroughGraph)
-
-
-def test_many_free_axes_give_a_lean_graph() -> None:
     assert isinstance(graph_of("R(2)V(2)D(2,2)", "R(2)V(1)D(2,4)"), LeanGraph)
 
 

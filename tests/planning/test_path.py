@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.planning.binding import refine
 from rvdcomm.planning.path import State, exchange_step, groups_text
 from tests.oracle import all_pairs
 from tests.planning.test_primitives import KINDS
@@ -47,18 +46,6 @@ def test_all_reduce_has_two_legs_through_its_middle_state() -> None:
     assert step.step_exchanges == ((step.src, step.middle), (step.middle, step.dst))
 
 
-def test_all_to_all_has_one_leg() -> None:
-    (step,) = plan_of("R(1)V(1)D(8,1)", "R(1)V(1)D(1,8)").path.steps
-    assert (step.kind, step.step_exchanges) == ("all_to_all", ((step.src, step.dst),))
-
-
-def test_moves_of_a_step_stay_in_its_groups() -> None:
-    (step,) = plan_of("R(1)V(4)D(2,1)", "R(4)V(1)D(2,1)").path.steps
-    group_of = {rank: i for i, group in enumerate(step.groups) for rank in group}
-    moves = [move for step_exchange in step.moves(HOST) for move in step_exchange]
-    assert [m for m in moves if group_of[m.src_rank] != group_of[m.dst_rank]] == []
-
-
 @pytest.mark.parametrize(
     "ranks, kind",
     [([0, 1], "exchange"), ([1, 2], "exchange"), ([2, 3], "transfer")],
@@ -68,13 +55,6 @@ def test_exchange_between_disjoint_ranks_is_a_transfer(ranks: list[int], kind: s
     src, dst = rv.Layout((6,), "R(1)V(1)D(2)"), rv.Layout((6,), "R(2)V(1)D(1)", ranks=ranks)
     step = exchange_step(State(src), State(dst))
     assert (step.kind, step.groups) == (kind, (tuple(sorted({0, 1, *ranks})),))
-
-
-def test_state_of_a_binding_has_the_text_of_its_layout() -> None:
-    layout = rv.Layout(SHAPE, "R(2)V(2)D(1,2)")
-    pair = refine(layout, layout, HOST)
-    assert pair is not None
-    assert State(pair[0]).text == State(layout).text == "R(2)V(2)D(1,2)"
 
 
 def test_ranks_of_a_path_are_those_of_both_ends() -> None:

@@ -12,12 +12,7 @@ import rvdcomm as rv
 from rvdcomm.planning.binding import Binding, R, V, refine
 from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import State, Step
-from rvdcomm.planning.primitives import (
-    KIND_OF_CHANGE,
-    MOVES_NOTHING,
-    RebindPricer,
-    kind_of_rebind,
-)
+from rvdcomm.planning.primitives import MOVES_NOTHING, RebindPricer, kind_of_rebind
 from rvdcomm.planning.search import cheapest_rebinds
 from tests.oracle import all_pairs
 
@@ -77,15 +72,6 @@ def test_kind_of_a_rebind_follows_from_its_changed_axes(
     src: tuple[int, ...], dst: tuple[int, ...], kind: str
 ) -> None:
     assert kind_of_rebind(src, dst) == kind
-
-
-@pytest.mark.parametrize("kind", KIND_OF_CHANGE.values())
-def test_every_kind_of_a_change_is_a_known_kind(kind: str) -> None:
-    assert kind in KINDS
-
-
-def test_kinds_that_move_nothing_are_known_kinds() -> None:
-    assert MOVES_NOTHING < KINDS
 
 
 # --- groups -------------------------------------------------------------------------------------

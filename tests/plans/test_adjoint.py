@@ -18,12 +18,7 @@ from tests.strategies import layouts, seeds
 SHAPE = (3, 5)
 PAIRS = drawn(all_pairs(SHAPE, 4), 0.25, "adjoint")
 MIXED = [rvd for rvd in all_rvds(12, 1) if rvd.r > 1 and rvd.v > 1]
-PURE = [rvd for rvd in all_rvds(12, 1) if rvd.r == 1 or rvd.v == 1]
 SHUFFLED = [7, 2, 9, 4, 11, 0, 5, 10, 1, 8, 3, 6]
-
-
-def ids(pair: tuple[rv.Layout, rv.Layout]) -> str:
-    return f"{pair[0].rvd}-{pair[1].rvd}"
 
 
 # --- layouts ------------------------------------------------------------------------------------
@@ -35,25 +30,6 @@ def test_dual_and_copies_keep_the_box_of_every_rank(layout: rv.Layout) -> None:
         assert sorted(made.ranks) == sorted(layout.ranks)
         boxes = {rank: made.cell(rank).box for rank in made.ranks}
         assert boxes == {rank: layout.cell(rank).box for rank in layout.ranks}
-
-
-@pytest.mark.parametrize("rvd", all_rvds(12, 1), ids=str)
-def test_dual_swaps_the_counts_of_replicas_and_parts(rvd: rv.RVD) -> None:
-    assert dual(rv.Layout((7,), rvd, SHUFFLED)).rvd == rv.RVD(rvd.v, rvd.r, rvd.d)
-
-
-@each_value(rvd=PURE, cuts=["chunk", "balanced"])
-def test_dual_of_the_dual_is_the_layout_if_it_lacks_replicas_or_parts(
-    rvd: rv.RVD, cuts: str
-) -> None:
-    layout = rv.Layout((7,), rvd, SHUFFLED, cuts)
-    assert dual(dual(layout)) == layout
-
-
-@pytest.mark.parametrize("rvd", MIXED, ids=str)
-def test_dual_of_the_dual_is_the_layout_if_its_ranks_ascend(rvd: rv.RVD) -> None:
-    layout = rv.Layout((24,), rvd)
-    assert dual(dual(layout)) == layout
 
 
 @pytest.mark.parametrize("rvd", MIXED, ids=str)
@@ -147,13 +123,6 @@ def test_backward_transition_is_the_adjoint_for_replicas_of_several_parts() -> N
     found = {products(src, dst, "parts", seed) for seed in range(20)}
     assert [there for there, _ in found] == [back for _, back in found]
     assert len(found) > 10
-
-
-@pytest.mark.parametrize(
-    "pair", [p for p in PAIRS if all(x.rvd.r == 1 or x.rvd.v == 1 for x in p)], ids=ids
-)
-def test_adjoint_of_the_adjoint_is_the_transition(pair: tuple[rv.Layout, rv.Layout]) -> None:
-    assert adjoint(*adjoint(*pair)) == pair
 
 
 EXAMPLES = [

@@ -114,9 +114,7 @@ def test_plans_of_several_dtypes_give_right_data_and_exact_costs(dtype: str, src
 
 
 @pytest.mark.parametrize("shape", [(16, 24), (8, 16, 24), (6, 10), (6, 10, 14)])
-def test_busiest_rank_receives_the_bound_if_nothing_is_summed(
-    shape: tuple[int, ...],
-) -> None:
+def test_busiest_rank_receives_the_bound_if_nothing_is_summed(shape: tuple[int, ...]) -> None:
     topology = rv.Topology.single_host(8, alpha_secs=0, bytes_per_sec=1.0)
     layouts = [layout for layout in all_layouts(shape, 8) if layout.rvd.v == 1]
     above = []
@@ -148,17 +146,6 @@ def test_busiest_rank_receives_the_documented_volume_for_known_pairs(
     topology = rv.Topology.single_host(8, alpha_secs=0, bytes_per_sec=1.0)
     plan = rv.plan(rv.Layout(shape, src), rv.Layout(shape, dst), topology=topology)
     assert plan.cost.recv_bytes == tensors * 16 * 24 * 4
-
-
-def test_gap_is_one_where_nothing_moves() -> None:
-    layout = rv.Layout((6, 10), "R(1)V(2)D(3,1)")
-    assert rv.plan(layout, layout).gap == 1.0
-
-
-def test_gap_is_cost_over_bound() -> None:
-    src, dst = rv.Layout((6, 10), "R(1)V(1)D(3,1)"), rv.Layout((6, 10), "R(3)V(1)D(1,1)")
-    plan = rv.plan(src, dst, topology=rv.Topology.single_host(3, 1e-3, 1e9))
-    assert plan.gap == plan.cost.secs / plan.bound.secs
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -208,11 +195,6 @@ def test_limit_one_byte_below_the_least_memory_raises_memory_limit_error(name: s
     least = least_memory(name)
     with pytest.raises(rv.MemoryLimitError, match=f"least that a plan needs is {least};"):
         rv.plan(*squeezed(name), "int64", memory_limit=least - 1)
-
-
-@pytest.mark.parametrize("name", SQUEEZED)
-def test_least_memory_is_never_below_the_shards(name: str) -> None:
-    assert least_memory(name) >= rv.plan(*squeezed(name), "int64").bound.peak_bytes
 
 
 def test_memory_limit_at_the_unlimited_peak_keeps_the_path() -> None:
@@ -265,10 +247,6 @@ def gathered(**changes: object) -> rv.Plan:
     return rv.plan(**(arguments | changes))
 
 
-def test_equal_arguments_give_the_same_plan() -> None:
-    assert gathered() is gathered()
-
-
 def test_equal_layouts_of_different_spelling_give_the_same_plan() -> None:
     respelled = rv.Layout((6, 10), "R(2)V(1)D(1,1)", ranks=[1, 0], cuts=[[0, 6], [0, 10]])
     assert gathered(dst=respelled) is gathered()
@@ -297,17 +275,6 @@ def test_different_arguments_give_different_plans(changes: dict[str, object]) ->
     assert gathered(**changes) is not gathered()
 
 
-def test_same_layout_is_a_plan_without_steps() -> None:
-    layout = rv.Layout((6, 10), "R(1)V(2)D(3,1)")
-    assert rv.plan(layout, layout).path.steps == ()
-
-
-def test_plan_has_the_given_src_and_dst() -> None:
-    src, dst = squeezed("gather")
-    plan = rv.plan(src, dst)
-    assert (plan.src, plan.dst) == (src, dst)
-
-
 # --- print --------------------------------------------------------------------------------------
 
 
@@ -329,21 +296,9 @@ def test_plan_prints_its_steps_cost_bound_and_gap() -> None:
     ]
 
 
-def test_step_costs_add_up_to_the_cost() -> None:
-    src, dst = rv.Layout((16, 24), "R(2)V(4)D(1,1)"), rv.Layout((16, 24), "R(8)V(1)D(1,1)")
-    plan = rv.plan(src, dst)
-    assert sum(step.wire_bytes for step in plan.step_costs) == plan.cost.wire_bytes
-
-
 # --- bad input ----------------------------------------------------------------------------------
 
 GATHER = (rv.Layout((6, 10), "R(1)V(1)D(2,1)"), rv.Layout((6, 10), "R(2)V(1)D(1,1)"))
-
-
-def test_plan_rejects_layouts_of_different_shapes() -> None:
-    other = rv.Layout((10, 6), "R(2)V(1)D(1,1)")
-    with pytest.raises(rv.LayoutError, match=r"differ in shape: \(6, 10\) and \(10, 6\)\."):
-        rv.plan(GATHER[0], other)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float8_e8m0fnu"])
@@ -354,22 +309,32 @@ def test_plan_rejects_parts_of_dtypes_without_a_sum(dtype: str) -> None:
         rv.plan(parts, GATHER[1], dtype)
 
 
-def test_plan_rejects_parts_of_bool_on_the_dst_side() -> None:
-    parts = rv.Layout((6, 10), "R(1)V(2)D(1,1)")
-    with pytest.raises(rv.LayoutError, match="bool values cannot be summed"):
-        rv.plan(GATHER[1], parts, "bool")
-
-
-def test_plan_rejects_unknown_dtypes_and_lists_known_ones() -> None:
-    with pytest.raises(rv.LayoutError, match="dtype 'float24' is unknown; the known ones are bool"):
-        rv.plan(*GATHER, "float24")
-
-
-def test_plan_rejects_ranks_outside_the_topology() -> None:
-    dst = rv.Layout((6, 10), "R(2)V(1)D(1,1)", ranks=[1, 7])
-    message = r"ranks \[7\] are not in the topology, which has \[0, 1\]\."
+@pytest.mark.parametrize(
+    "src, dst, dtype, message",
+    [
+        (
+            GATHER[0],
+            rv.Layout((10, 6), "R(2)V(1)D(1,1)"),
+            None,
+            r"shape: \(6, 10\) and \(10, 6\)\.",
+        ),
+        (GATHER[1], rv.Layout((6, 10), "R(1)V(2)D(1,1)"), "bool", "bool values cannot be summed"),
+        (*GATHER, "float24", "dtype 'float24' is unknown; the known ones are bool"),
+        (
+            GATHER[0],
+            rv.Layout((6, 10), "R(2)V(1)D(1,1)", ranks=[1, 7]),
+            None,
+            r"ranks \[7\] are not in the topology, which has \[0, 1\]\.",
+        ),
+    ],
+    ids=["shapes", "parts of bool in dst", "dtype", "ranks outside the topology"],
+)
+def test_plan_rejects_layouts_and_dtypes_that_do_not_fit(
+    src: rv.Layout, dst: rv.Layout, dtype: str | None, message: str
+) -> None:
+    topology = rv.Topology.single_host(2, 0, 1e9)
     with pytest.raises(rv.LayoutError, match=message):
-        rv.plan(GATHER[0], dst, topology=rv.Topology.single_host(2, 0, 1e9))
+        rv.plan(src, dst, dtype or "float32", topology)
 
 
 def test_simulated_results_of_equal_plans_share_no_memory() -> None:
