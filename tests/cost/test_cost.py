@@ -79,24 +79,12 @@ def test_third_level_has_separate_ports() -> None:
 TRAFFIC = {(0, 0): 999, (0, 1): 10, (0, 4): 20, (5, 1): 30, (6, 7): 40, (2, 3): 0}
 
 
-def test_wire_bytes_are_those_between_different_ranks() -> None:
-    assert step_cost(TRAFFIC, TWO_HOSTS).wire_bytes == 100
-
-
-def test_host_bytes_are_those_between_different_hosts() -> None:
-    assert step_cost(TRAFFIC, TWO_HOSTS).host_bytes == 50
-
-
-def test_host_bytes_count_bytes_between_racks_once() -> None:
+def test_bytes_between_ranks_and_hosts_and_the_partners_of_the_busiest_rank_are_counted() -> None:
+    cost = step_cost(TRAFFIC, TWO_HOSTS)
+    assert (cost.wire_bytes, cost.host_bytes, cost.rounds) == (100, 50, 2)
+    assert cost.recv_bytes == {1: 40, 4: 20, 7: 40}
+    # Between racks once.
     assert step_cost({(0, 1): 5, (0, 2): 7}, RACKS).host_bytes == 12
-
-
-def test_recv_bytes_are_counted_per_receiver() -> None:
-    assert step_cost(TRAFFIC, TWO_HOSTS).recv_bytes == {1: 40, 4: 20, 7: 40}
-
-
-def test_rounds_are_the_partners_of_the_busiest_rank() -> None:
-    assert step_cost(TRAFFIC, TWO_HOSTS).rounds == 2
 
 
 def test_given_rounds_replace_the_counted_rounds() -> None:
@@ -122,10 +110,7 @@ def test_reversed_traffic_takes_equal_time(seed: int) -> None:
 
 # --- plans --------------------------------------------------------------------------------------
 
-STEPS = [
-    StepCost(0.5, 100, 10, 3, {0: 60, 1: 40}),
-    StepCost(0.25, 50, 0, 1, {1: 50}),
-]
+STEPS = [StepCost(0.5, 100, 10, 3, {0: 60, 1: 40}), StepCost(0.25, 50, 0, 1, {1: 50})]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +127,3 @@ STEPS = [
 )
 def test_total_cost_adds_up_the_steps(field: str, total: float) -> None:
     assert getattr(total_cost(STEPS, 777), field) == total
-
-
-def test_total_cost_of_no_steps_is_memory_only() -> None:
-    assert total_cost([], 777) == rv.Cost(0, 0, 0, 777, 0, 0)

@@ -46,10 +46,6 @@ def test_parse_rejects_malformed_text(text: str) -> None:
         Box.parse(text)
 
 
-def test_str_of_a_scalar_is_empty_brackets() -> None:
-    assert str(Box.of_shape(())) == "[]"
-
-
 # --- sizes --------------------------------------------------------------------------------------
 
 
@@ -61,14 +57,6 @@ def test_num_elements_counts_indices(box: Box) -> None:
 @given(boxes())
 def test_box_is_empty_if_it_has_no_elements(box: Box) -> None:
     assert box.is_empty == (box.num_elements == 0)
-
-
-def test_scalar_has_one_element() -> None:
-    assert Box.of_shape(()).num_elements == 1
-
-
-def test_of_shape_starts_at_zero() -> None:
-    assert Box.of_shape([6, 10]) == Box((0, 0), (6, 10))
 
 
 # --- sets ---------------------------------------------------------------------------------------
@@ -139,14 +127,6 @@ def test_flat_range_yields_the_elements_in_row_major_order(box: Box, data: st.Da
     assert got == indices(box)[start:stop]
 
 
-@given(boxes(), st.data())
-def test_flat_ranges_tile_the_box(box: Box, data: st.DataObject) -> None:
-    middle = data.draw(st.integers(0, box.num_elements))
-    pieces = [*box.flat_range(0, middle), *box.flat_range(middle, box.num_elements)]
-    num_dims = len(box.lo)
-    assert np.array_equal(mask(*pieces, num_dims=num_dims), mask(box, num_dims=num_dims))
-
-
 @given(box_pairs())
 def test_flat_offset_is_none_except_for_contiguous_runs(pair: tuple[Box, Box]) -> None:
     outer, other = pair
@@ -161,12 +141,7 @@ def test_flat_offset_is_none_except_for_contiguous_runs(pair: tuple[Box, Box]) -
 
 # --- merging ------------------------------------------------------------------------------------
 
-QUARTERS = (
-    Box((0, 0), (2, 3)),
-    Box((0, 3), (2, 7)),
-    Box((2, 0), (5, 3)),
-    Box((2, 3), (5, 7)),
-)
+QUARTERS = (Box((0, 0), (2, 3)), Box((0, 3), (2, 7)), Box((2, 0), (5, 3)), Box((2, 3), (5, 7)))
 
 
 @pytest.mark.parametrize("order", [*permutations(range(4))][::4])

@@ -52,12 +52,6 @@ def test_short_gpu_names_select_the_dgx_preset(short: str) -> None:
     assert rv.Topology.preset(short, 2, 4) == rv.Topology.preset(f"dgx-{short}", 2, 4)
 
 
-def test_dgx_v100_preset_has_hosts_of_eight_ranks_and_100_gbit_links() -> None:
-    cluster = rv.Topology.preset("dgx-v100", 4)
-    assert [len(group) for group in cluster.levels[1].groups] == [8, 8, 8, 8]
-    assert 0.8 * 100e9 / 8 < cluster.levels[1].link.bytes_per_sec < 100e9 / 8
-
-
 def test_plan_on_three_levels_sends_every_element_between_pods_once() -> None:
     shape = (64, 64)
     src, dst = rv.Layout(shape, "R(1)V(1)D(16,1)"), rv.Layout(shape, "R(16)V(1)D(1,1)")

@@ -38,11 +38,6 @@ def test_distance_counts_the_levels_between_two_ranks(a: int, b: int, distance: 
     assert RACKS.distance(a, b) == distance
 
 
-@pytest.mark.parametrize("a, b, distance", [(0, 0, 0), (0, 1, 1)])
-def test_distance_inside_one_host_is_at_most_one(a: int, b: int, distance: int) -> None:
-    assert rv.Topology.single_host(2, 0, 1).distance(a, b) == distance
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_distance_is_an_ultrametric(seed: int) -> None:
     topology = random_topology(random.Random(seed))
@@ -73,10 +68,6 @@ def test_hosts_have_a_port_for_every_rank_and_a_nic_for_every_host() -> None:
     assert topology == rv.Topology((ports, rv.Level("host", ((0, 3), (5,)), SLOW)))
 
 
-def test_ranks_are_the_ranks_of_all_hosts() -> None:
-    assert rv.Topology.hosts([[3, 0], [5]], LINK, SLOW).ranks == {0, 3, 5}
-
-
 def test_homes_map_ranks_to_group_numbers_on_every_level() -> None:
     assert RACKS.homes[1:] == (
         {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2},
@@ -86,11 +77,6 @@ def test_homes_map_ranks_to_group_numbers_on_every_level() -> None:
 
 def test_blocks_number_ranks_host_by_host() -> None:
     assert list(blocks(3, 2)) == [range(0, 2), range(2, 4), range(4, 6)]
-
-
-def test_equal_topologies_hash_equally() -> None:
-    a, b = (rv.Topology.hosts([[0, 1], [2]], LINK, SLOW) for _ in range(2))
-    assert (a, hash(a)) == (b, hash(b))
 
 
 def in_process(hash_seed: int, code: str, data: bytes) -> bytes:
@@ -139,9 +125,7 @@ def test_saved_file_is_plain_json(tmp_path: Path) -> None:
     }
 
 
-def test_load_reads_files_without_version_and_ignores_unknown_keys(
-    tmp_path: Path,
-) -> None:
+def test_load_reads_files_without_version_and_ignores_unknown_keys(tmp_path: Path) -> None:
     values = {**RACKS.to_json(), "calibration": {"when": "today"}}
     del values["version"]
     (tmp_path / "topology.json").write_text(json.dumps(values))
@@ -250,11 +234,6 @@ def test_links_with_invalid_alpha_or_bandwidth_are_rejected(
         rv.Link(alpha_secs, bytes_per_sec)
 
 
-def test_rank_on_two_hosts_is_rejected() -> None:
-    with pytest.raises(rv.LayoutError, match=r"topology names a rank twice: \[0, 1, 1, 2\]"):
-        rv.Topology.hosts([[0, 1], [1, 2]], LINK, SLOW)
-
-
 @pytest.mark.parametrize(
     "racks, host",
     [(((0, 1, 2), (3, 4, 5)), r"\(2, 3\)"), (((0, 1, 2, 3),), r"\(4, 5\)")],
@@ -277,10 +256,6 @@ def test_check_ranks_names_unknown_ranks() -> None:
     message = r"ranks \[7, 9\] are not in the topology, which has \[0, 1\]\."
     with pytest.raises(rv.LayoutError, match=message):
         rv.Topology.single_host(2, 0, 1).check_ranks([9, 0, 7])
-
-
-def test_check_ranks_accepts_known_ranks() -> None:
-    rv.Topology.single_host(2, 0, 1).check_ranks([1, 0])
 
 
 def test_a_link_that_is_no_link_is_told() -> None:

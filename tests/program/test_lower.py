@@ -14,13 +14,7 @@ from rvdcomm.planning.path import Path, State, exchange_step
 from rvdcomm.program import DST, SRC, Copy, Program, Zero
 from rvdcomm.program.lower import lower
 from rvdcomm.program.verify import verify
-from tests.oracle import (
-    all_pairs,
-    local_faults,
-    program_faults,
-    random_pair,
-    random_topology,
-)
+from tests.oracle import all_pairs, local_faults, program_faults, random_pair, random_topology
 
 ONE_HOST = rv.Topology.single_host(16, 0, 1.0)
 TWO_HOSTS = rv.Topology.hosts([range(3), range(3, 6)], rv.Link(0, 4.0), rv.Link(0, 1.0))
@@ -187,11 +181,7 @@ def test_gather_of_dim_0_needs_no_copy(src: str, dst: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "src, dst",
-    [
-        ("R(1)V(1)D(3,1)", "R(3)V(1)D(1,1)"),
-        ("R(1)V(1)D(3,2)", "R(3)V(1)D(1,2)"),
-    ],
+    "src, dst", [("R(1)V(1)D(3,1)", "R(3)V(1)D(1,1)"), ("R(1)V(1)D(3,2)", "R(3)V(1)D(1,2)")]
 )
 def test_gather_of_dim_0_needs_no_staging(src: str, dst: str) -> None:
     assert {buffer.name for buffer in program_of(src, dst).buffers} == {SRC, DST}

@@ -12,7 +12,6 @@ from rvdcomm.layout import Box
 from rvdcomm.program import (
     ALIGN_BYTES,
     DST,
-    NO_BUFFER,
     SRC,
     Arena,
     Buffer,
@@ -80,10 +79,6 @@ zero rank 1 dst: [2:3]@0>0 [3:4]@0>0
 """
 
 
-def test_str_undoes_parse() -> None:
-    assert str(Program.parse(TEXT)) == TEXT
-
-
 def test_text_names_the_view_in_which_strided_cells_are_boxes() -> None:
     ends = rv.Layout((8, 6), "R(1)V(1)D(4,1)"), rv.Layout((8, 6), "R(4)V(1)D(1,1)")
     hosts = rv.Topology.hosts([range(2), range(2, 4)], rv.Link(0, 100.0), rv.Link(0, 1.0))
@@ -127,10 +122,7 @@ def test_parse_reads_every_instruction() -> None:
                 (0, 1),
                 (SRC, SRC),
                 ("r1", "r1"),
-                (
-                    Message(0, 1, (Entry(high, 0, 0),)),
-                    Message(1, 0, (Entry(low, 0, 0),)),
-                ),
+                (Message(0, 1, (Entry(high, 0, 0),)), Message(1, 0, (Entry(low, 0, 0),))),
             ),
             Copy("copy", 0, SRC, DST, (Entry(low, 0, 0),)),
             Copy("add", 0, "r1", DST, (Entry(low, 0, 0),)),
@@ -181,30 +173,11 @@ def test_parse_error_of_a_truncated_text_names_its_end(num_lines: int) -> None:
 # --- views --------------------------------------------------------------------------------------
 
 
-def test_item_bytes_are_those_of_the_dtype() -> None:
-    assert Program.parse(TEXT).item_bytes == 4
-
-
-def test_ranks_are_those_of_both_layouts() -> None:
-    src, dst = rv.Layout((6,), "R(1)V(1)D(2)", [4, 2]), rv.Layout((6,), "R(1)V(1)D(3)", [9, 4, 0])
-    assert rv.plan(src, dst).program.ranks == (0, 2, 4, 9)
-
-
 @pytest.mark.parametrize(
-    "rank, kinds",
-    [(0, [Collective, Copy, Copy]), (1, [Collective, Zero]), (2, [])],
+    "rank, kinds", [(0, [Collective, Copy, Copy]), (1, [Collective, Zero]), (2, [])]
 )
 def test_of_rank_yields_the_instructions_of_one_rank(rank: int, kinds: list[type]) -> None:
     assert [type(instruction) for instruction in Program.parse(TEXT).of_rank(rank)] == kinds
-
-
-def test_collectives_are_the_collective_instructions() -> None:
-    program = Program.parse(TEXT)
-    assert program.collectives == (program.instructions[0],)
-
-
-def test_buffer_is_found_by_name_and_rank() -> None:
-    assert Program.parse(TEXT).buffer["r1", 1] == Buffer("r1", 1, (Box((2,), (4,)),))
 
 
 def test_offset_of_a_piece_is_the_size_of_the_pieces_before_it() -> None:
@@ -235,11 +208,7 @@ copy rank 1 r1 dst: [0:10]@0>0
 
 
 @pytest.mark.parametrize(
-    "rank, lifetimes",
-    [
-        (0, {"s1": (0, 4), "s2": (1, 2), "s3": (2, 3)}),
-        (1, {"r1": (4, 5)}),
-    ],
+    "rank, lifetimes", [(0, {"s1": (0, 4), "s2": (1, 2), "s3": (2, 3)}), (1, {"r1": (4, 5)})]
 )
 def test_staging_buffers_live_from_first_to_last_use(
     rank: int, lifetimes: dict[str, tuple[int, int]]
@@ -295,10 +264,6 @@ def test_staging_buffers_alive_at_once_never_overlap(seed: int) -> None:
         program = rv.plan(src, dst, "int64", topology).program
         found += [f"{src} -> {dst}: {f}" for r in program.ranks for f in arena_faults(program, r)]
     assert found == []
-
-
-def test_lifetimes_do_not_include_no_buffer() -> None:
-    assert NO_BUFFER not in Program.parse(MEMORY_TEXT).lifetimes(0)
 
 
 # --- traffic ------------------------------------------------------------------------------------

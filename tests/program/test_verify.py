@@ -103,13 +103,10 @@ GOOD = {"sum": SUM, "gather": GATHER, "reduce": REDUCE, "mask": MASK, "transpose
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
-def test_correct_programs_verify(text: str) -> None:
-    verify(Program.parse(text))
-
-
-@pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
-def test_correct_programs_give_right_data(text: str) -> None:
-    assert program_faults(Program.parse(text)) == []
+def test_correct_programs_verify_and_give_right_data(text: str) -> None:
+    program = Program.parse(text)
+    verify(program)
+    assert program_faults(program) == []
 
 
 MESSAGES_OF_0 = """\
@@ -155,12 +152,6 @@ CORRUPTIONS = [
         "message dropped",
         SUM,
         [("  1->0: [0:2]@0>0\n", "")],
-        r"^instruction 2: rank 0 reads \[0:2\] of r1 before it is written\.",
-    ),
-    (
-        "message cut short",
-        SUM,
-        [("  1->0: [0:2]@0>0", "  1->0: [0:1]@0>0")],
         r"^instruction 2: rank 0 reads \[0:2\] of r1 before it is written\.",
     ),
     (
@@ -220,32 +211,6 @@ CORRUPTIONS = [
         [("src,src r1,r1", "src,src src,r1")],
         "^instruction 0: rank 0 writes to src, which is the caller's",
     ),
-    (
-        "add to src",
-        SUM,
-        [
-            (
-                "add rank 1 r1 dst: [2:4]@0>0\n",
-                "add rank 1 r1 dst: [2:4]@0>0\nadd rank 1 r1 src: [2:4]@0>0\n",
-            )
-        ],
-        "^instruction 5: rank 1 writes to src, which is the caller's",
-    ),
-    (
-        "all_reduce in src",
-        REDUCE,
-        [
-            ("copy rank 0 src dst: [0:2,0:6]@0>0\n", ""),
-            ("copy rank 1 src dst: [0:2,0:6]@0>0\n", ""),
-            ("dst,dst dst,dst", "src,src src,src"),
-            (
-                "  1->1: [0:2,0:6]@0>0\n",
-                "  1->1: [0:2,0:6]@0>0\n"
-                "copy rank 0 src dst: [0:2,0:6]@0>0\ncopy rank 1 src dst: [0:2,0:6]@0>0\n",
-            ),
-        ],
-        "^instruction 0: rank 0 writes to src, which is the caller's",
-    ),
     # Sums.
     (
         "add dropped",
@@ -260,12 +225,6 @@ CORRUPTIONS = [
         r"^in \[0:2\] src part 1 is added 2 times instead of once\.",
     ),
     (
-        "own part added again",
-        SUM,
-        [("add rank 1 r1 dst", "add rank 1 src dst")],
-        r"^in \[2:4\] src part 0 is added 0 times instead of once\.",
-    ),
-    (
         "part in both dst parts",
         MASK,
         [("zero rank 1 dst", "copy rank 1 src dst")],
@@ -276,12 +235,6 @@ CORRUPTIONS = [
         MASK,
         [("copy rank 0 src dst", "zero rank 0 dst")],
         r"^in \[0:4\] src part 0 is added 0 times instead of once\.",
-    ),
-    (
-        "summed twice",
-        REDUCE,
-        [("collective", "add rank 0 src dst: [0:2,0:6]@0>0\ncollective")],
-        r"^in \[0:2,0:6\] src part 0 is added 2 times instead of once\.",
     ),
     (
         "replicas differ",
@@ -419,21 +372,9 @@ CORRUPTIONS = [
         "^instruction 0: all_gather: rank 3 sends different boxes to its group",
     ),
     (
-        "all_gather that skips a rank",
-        GATHER,
-        [("  5->3: [2:4,0:6]@0>0\n", "")],
-        "^instruction 0: all_gather: rank 5 sends different boxes to its group",
-    ),
-    (
         "all_reduce of different boxes",
         REDUCE,
         [("  1->1: [0:2,0:6]@0>0", "  1->1: [0:1,0:6]@0>0")],
-        r"^instruction 2: all_reduce: group \(0, 1\) holds different boxes\.",
-    ),
-    (
-        "all_reduce without a rank",
-        REDUCE,
-        [("  1->1: [0:2,0:6]@0>0\n", "")],
         r"^instruction 2: all_reduce: group \(0, 1\) holds different boxes\.",
     ),
     (
@@ -558,12 +499,6 @@ def test_plan_verifies_its_program() -> None:
     plan.__dict__["program"] = Program.parse(SUM.replace("add rank 0 r1 dst: [0:2]@0>0\n", ""))
     with pytest.raises(rv.ProgramError, match="is added 0 times"):
         plan.verify()
-
-
-def test_program_with_a_dropped_add_gives_wrong_data() -> None:
-    # The verifier rejects this program (see CORRUPTIONS), and the simulator shows wrong data.
-    program = Program.parse(SUM.replace("add rank 0 r1 dst: [0:2]@0>0\n", ""))
-    assert program_faults(program) == ["2 elements are wrong"]
 
 
 def test_empty_tensor_verifies() -> None:
