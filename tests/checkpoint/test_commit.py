@@ -16,13 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import rvdcomm as rv
-from rvdcomm.checkpoint import (
-    commit_shards,
-    load_shards,
-    open_checkpoint,
-    reshard,
-    save_shards,
-)
+from rvdcomm.checkpoint import commit_shards, load_shards, open_checkpoint, reshard, save_shards
 from rvdcomm.checkpoint.files import PartFile
 from tests.checkpoint.crash import Disk, changes_until, instead_of_os
 from tests.checkpoint.models import RULES, are_equal, files_of, load_whole, make, model

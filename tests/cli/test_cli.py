@@ -159,8 +159,7 @@ def test_cuts_option_applies_to_both_layouts(capsys):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [["--hosts", "2x4"], ["--hosts", "0:4;4:8"], ["--preset", "h100", "--hosts", "2x4"]],
+    "options", [["--hosts", "2x4"], ["--hosts", "0:4;4:8"], ["--preset", "h100", "--hosts", "2x4"]]
 )
 def test_hosts_option_takes_counts_or_rank_lists(capsys, options):
     words = ("plan", COLUMNS, ROWS, "--shape", "64,64", "--json", *options)

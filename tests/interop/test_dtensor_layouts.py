@@ -19,11 +19,7 @@ from rvdcomm.interop.dtensor import layout_of, placements_of
 from rvdcomm.interop.dtensor.placements import sharding_of
 
 SHAPES = [(6, 10), (7, 5), (3, 1), (0, 4), (9, 8)]
-MESHES = [
-    *[(1,), (3,), (8,)],
-    *[(1, 4), (2, 3), (4, 2)],
-    *[(2, 2, 2), (3, 1, 2)],
-]
+MESHES = [*[(1,), (3,), (8,)], *[(1, 4), (2, 3), (4, 2)], *[(2, 2, 2), (3, 1, 2)]]
 KINDS = [Replicate(), Partial(), Shard(0), Shard(1)]
 
 
