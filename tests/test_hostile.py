@@ -27,7 +27,7 @@ from rvdcomm.run.agree import read_post
 from rvdcomm.run.request import TransitionRequest
 from rvdcomm.run.shared_memory.rendezvous import SocketChannel, unix_socket
 from rvdcomm.text import MAX_INTEGER, integer, quoted
-from tests.program.test_verify import GATHER, GOOD, MASK, REDUCE, SUM
+from tests.program.test_verify import GATHER, MASK, REDUCE, SUM
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "rvdcomm"
@@ -63,15 +63,12 @@ def test_quoted_values_are_shortened(value: object) -> None:
 LAYOUTS = {
     "many ranks": ("R(999999999999)V(1)D(1) shape(4)", "needs 999999999999 ranks"),
     "many splits": ("R(1)V(1)D(999999999999) shape(4)", "needs 999999999999 ranks"),
-    "many in a run": ("R(1)V(1)D(2) shape(4) ranks(0:999999999999)", "are more than 1048576"),
     "many runs": (f"R(1)V(1)D(2) shape(4) ranks({'0:1000000,' * 1000}0)", "are more than 1048576"),
     "a rank beyond 32 bits": ("R(1)V(1)D(1) shape(4) ranks(2147483648)", "above 2147483647"),
     "digits of a count": (f"R({DIGITS})V(1)D(1) shape(4)", "expected a number from 0"),
     "digits of a size": (f"R(1)V(1)D(1) shape({DIGITS})", "cannot parse layout"),
-    "digits of a rank": (f"R(1)V(1)D(1) shape(4) ranks({DIGITS})", "cannot parse ranks"),
     "digits of a cut": (f"R(1)V(1)D(1) shape(4) cuts(0,{DIGITS})", "cannot parse layout"),
     "many cut points": (f"R(1)V(1)D(2) shape(4) cuts({'0,' * 2 * MAX_RANKS}4)", "cannot parse"),
-    "cuts of many dims": (f"R(1)V(1)D(1) shape(4) cuts({';' * 10**6})", "cannot parse layout"),
     "many dims": (f"R(1)V(1)D({'1,' * 9999}1) shape({'1,' * 9999}1)", r"expected '\)'"),
     "one dim too many": (f"R(1)V(1)D({'1,' * 63}1) shape({'1,' * 63}1)", r"expected '\)'"),
     "many sizes": (f"R(1)V(1)D(1) shape({'1,' * 10**6}1)", "cannot parse layout"),
@@ -80,10 +77,8 @@ LAYOUTS = {
         r"shape \(4611686018427387904, 4\) has more than 9223372036854775807 elements",
     ),
     "Arabic digits": ("R(٢)V(1)D(1) shape(4)", "expected a count at column 3"),
-    "full-width digits": ("R(1)V(1)D(1) shape(４)", "cannot parse layout"),
     "a NUL": ("R(1)V(1)D(1) shape(4)\0", "cannot parse layout"),
     "a megabyte": ("x" * 10**6, "cannot parse layout"),
-    "open brackets": ("(" * 10**6, "cannot parse layout"),
 }
 
 
@@ -130,11 +125,6 @@ def test_parse_ranges_rejects_more_ranks_than_its_limit() -> None:
     assert parse_ranges("0:4,9", 5) == (0, 1, 2, 3, 9)
     with pytest.raises(LayoutError, match="ranks '0:4,9' are more than 4"):
         parse_ranges("0:4,9", 4)
-
-
-def test_size_true_is_treated_as_1() -> None:
-    layout = rv.Layout((True, 4), "R(1)V(1)D(1,2)")
-    assert rv.Layout.parse(str(layout)) == layout
 
 
 @pytest.mark.parametrize(
@@ -252,27 +242,21 @@ HUGE = "R(1)V(1)D(1) shape(4611686018427387904)"
 FILES = {
     "empty": "",
     "truncated": SUM[:-9],
-    "half": SUM[: len(SUM) // 2],
     "another version": SUM.replace("program int64", "program 2 int64"),
     "a NUL": HEAD + "buffer s\0 rank 0: [0:2]\n",
     "Arabic digits": SUM.replace("rank 1", "rank ١"),
-    "signs": SUM.replace("rank 1:", "rank +1:"),
     "digits": HEAD + f"buffer src rank {DIGITS}: [0:2]\n",
     "a huge step": SUM.replace("step 0", f"step {10**18}").replace("0->1: [2:4]", "0->1: [1:4]"),
     "negative ranks": SUM.replace("rank 1", "rank -1"),
     "a negative box": SUM.replace("[0:4]", "[-2:4]"),
     "messages of strangers": SUM.replace("0->1", "0->9"),
     "many ranks": "program int8\nsrc R(1)V(1)D(1) shape(4) ranks(0:1000000000000)\n",
-    "many counts": "program int8\nsrc R(999999999999)V(1)D(1) shape(4)\n",
     "many groups": HEAD + "collective all_to_all step 0 ranks 0:1048576 - -\n" * 1000,
     "many names": HEAD + f"collective all_to_all step 0 ranks 0:2 {'a,' * 10**6}a b\n",
     "many lines": "\n" * 5_000_000,
-    "many form feeds": HEAD + "\x0c" * 5_000_000,
     "many boxes": HEAD + "buffer src rank 0:" + " [0:2]" * (MAX_TEXT_BOXES + 1),
     "many spaces": HEAD + "buffer" + " " * 5_000_000,
-    "one word": "x" * 5_000_000,
     "a dtype of megabytes": "program " + "x" * 5_000_000,
-    "deep": "[" * 1_000_000,
     "a million ranks": "program int8\n" + 2 * "".join(
         f"{side} R(1)V(1)D(1048576) shape(4) ranks(0:1048576)\n" for side in ("src", "dst")
     ),
@@ -410,19 +394,6 @@ def test_request_with_an_invalid_entry_raises_comm_error(name: str, value: objec
         TransitionRequest.from_json({**GOOD_REQUEST.to_json(), name: value})
 
 
-def test_request_with_a_missing_entry_raises_comm_error() -> None:
-    values = GOOD_REQUEST.to_json()
-    del values["dst"]
-    with pytest.raises(CommError, match=r"is no request: \['dst'.*missing"):
-        TransitionRequest.from_json(values)
-
-
-def test_request_survives_a_json_round_trip() -> None:
-    assert (
-        TransitionRequest.from_json(json.loads(json.dumps(GOOD_REQUEST.to_json()))) == GOOD_REQUEST
-    )
-
-
 @pytest.mark.parametrize(
     "data", [b"\x80\x04\x95", b"[]", b"[" * 60_000], ids=["pickle", "list", "deep"]
 )
@@ -499,8 +470,3 @@ def test_forbidden_names_are_detected(source: str, name: str) -> None:
 def test_harmless_names_are_not_reported() -> None:
     source = "import json, pickle, re\nre.compile('x')\njson.loads('1')\npickle.dumps(1)\n"
     assert names_in(source) & FORBIDDEN == set()
-
-
-def test_good_programs_are_still_proved() -> None:
-    for text in GOOD.values():
-        verify(Program.parse(text))

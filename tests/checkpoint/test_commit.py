@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -94,20 +93,17 @@ DESCRIPTIONS = {
 
 
 @pytest.mark.parametrize("kind", DESCRIPTIONS)
-def test_folder_without_its_metadata_file_is_rejected(kind: str, tmp_path: Path) -> None:
-    src = make(kind, tmp_path)
+def test_folder_whose_metadata_file_is_cut_off_or_missing_is_rejected(
+    kind: str, tmp_path: Path
+) -> None:
     name, message = DESCRIPTIONS[kind]
-    (src / name).unlink()
+    path = make(kind, tmp_path) / name
+    for size in (path.stat().st_size // 2, 0):
+        path.write_bytes(path.read_bytes()[:size])
+        with pytest.raises(rv.CheckpointError, match=rf"{name} (is no|describes no)"):
+            open_checkpoint(path.parent)
+    path.unlink()
     with pytest.raises(rv.CheckpointError, match=message):
-        open_checkpoint(src)
-
-
-@pytest.mark.parametrize("kind", DESCRIPTIONS)
-@pytest.mark.parametrize("size", [0, 0.5])
-def test_truncated_metadata_file_is_rejected(kind: str, size: float, tmp_path: Path) -> None:
-    path = make(kind, tmp_path) / DESCRIPTIONS[kind][0]
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * size)])
-    with pytest.raises(rv.CheckpointError, match=rf"{path.name} (is no|describes no)"):
         open_checkpoint(path.parent)
 
 
@@ -133,25 +129,6 @@ def test_incomplete_copy_of_a_result_is_rejected_or_has_all_tensors(
         assert are_equal(load_whole(tmp_path / "again" / name, model()), model()), name
     # A data file is spared only if it has nothing but replicas.
     assert any(name.endswith((".safetensors", ".distcp")) for name in rejected)
-
-
-@pytest.mark.parametrize("kind", ["sharded", "indexed"])
-def test_metadata_file_without_tensors_is_rejected(kind: str, tmp_path: Path) -> None:
-    path = make(kind, tmp_path) / DESCRIPTIONS[kind][0]
-    said = json.loads(path.read_text())
-    said |= {"tensors": {}, "files": [], "saves": []} if kind == "sharded" else {"weight_map": {}}
-    path.write_text(json.dumps(said))
-    with pytest.raises(rv.CheckpointError, match=r"names no tensor|without any tensor"):
-        open_checkpoint(path.parent)
-
-
-def test_manifest_that_omits_a_tensor_is_rejected(tmp_path: Path) -> None:
-    path = make("sharded", tmp_path) / "rvdcomm-manifest.json"
-    said = json.loads(path.read_text())
-    del said["tensors"]["ids"]
-    path.write_text(json.dumps(said))
-    with pytest.raises(rv.CheckpointError, match="leaves out tensor 'ids', which rank-0000"):
-        open_checkpoint(path.parent)
 
 
 # --- two saves ----------------------------------------------------------------------------------
@@ -233,12 +210,6 @@ def test_of_two_jobs_in_one_folder_one_is_told_saved_and_its_data_are_there(
     assert load(tmp_path) == values(told[0])
     assert len(files_of(tmp_path)) == 3
     assert set(load_whole(tmp_path, {})) == set(LAYOUTS)
-
-
-def test_two_jobs_without_save_id_are_not_both_told_saved(tmp_path: Path) -> None:
-    save(tmp_path, 0, 1.0)
-    with pytest.raises(rv.CheckpointError, match="rank 0 saved before with save_id=''"):
-        save(tmp_path, 0, 10.0)
 
 
 def test_commit_of_ranks_with_different_layouts_is_rejected(tmp_path: Path) -> None:
@@ -469,15 +440,6 @@ def test_numbered_files_without_an_index_are_rejected(
 def test_file_numbered_1_of_1_needs_no_index(tmp_path: Path) -> None:
     save_file({"w": torch.ones(3)}, tmp_path / "model-00001-of-00001.safetensors")
     assert set(open_checkpoint(tmp_path).tensors) == {"w"}
-
-
-def test_error_names_a_tensor_that_the_index_omits(tmp_path: Path) -> None:
-    path = make("indexed", tmp_path) / "model.safetensors.index.json"
-    said = json.loads(path.read_text())
-    del said["weight_map"]["ids"]
-    path.write_text(json.dumps(said))
-    with pytest.raises(rv.CheckpointError, match=r"leaves out tensor 'ids', which model-0.* holds"):
-        open_checkpoint(path.parent)
 
 
 @pytest.mark.parametrize("to", ["sharded", "whole"])

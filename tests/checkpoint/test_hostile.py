@@ -41,12 +41,10 @@ def tensor(shape: Any, offsets: Any, dtype: Any = "F32") -> dict[str, Any]:
 
 FILES = {
     "empty": (b"", "its header would take 0 bytes, the file has 0 bytes"),
-    "of 7 bytes": (b"\0" * 7, "the file has 7 bytes"),
     "with a header of 2^60 bytes": (
         (1 << 60).to_bytes(8, "little") + b"{}",
         "its header would take 1152921504606846976 bytes, the file has 10 bytes",
     ),
-    "that is cut off in the header": (header({"w": tensor([2], [0, 8])})[:-3], "header would take"),
     "that is cut off in the data": (
         header({"w": tensor([2], [0, 8])}) + b"1234",
         "its tensors end at byte 77, the file at byte 73",
@@ -59,20 +57,14 @@ FILES = {
     "that is no JSON": (header(b"{'w'}"), "its header is no JSON"),
     "that is no UTF-8": (header(b'{"\xff": 1}'), "its header is no JSON"),
     "with half of a character": (header({"\ud800": tensor([1], [0, 4])}) + b"1234", "is no JSON"),
-    "with half of a character in a note": (header({"__metadata__": {"a": "\ud800"}}), "is no JSON"),
     "whose header is a list": (header([1]), "where an object is expected"),
     "with offsets outside of the file": (
         header({"w": tensor([2], [8_000, 8_008])}) + b"12345678",
         "tensor 'w' starts at byte 8075 of the file where byte 75 is next",
     ),
-    "with offsets below 0": (header({"w": tensor([2], [-8, 0])}), "starts at byte .* is next"),
     "with offsets that overlap": (
         header({"v": tensor([2], [0, 8]), "w": tensor([2], [4, 12])}) + b"1" * 12,
         "tensor 'w' starts at byte",
-    ),
-    "with a gap": (
-        header({"v": tensor([2], [0, 8]), "w": tensor([2], [12, 20])}) + b"1" * 20,
-        "where byte .* is next",
     ),
     "with offsets that fit no shape": (
         header({"w": tensor([3], [0, 8])}) + b"1" * 8,
@@ -136,6 +128,11 @@ def test_file_with_20000_tensors_is_read_in_bounded_time(tmp_path: Path) -> None
     assert len(open_checkpoint(tmp_path).tensors) == 20_000
 
 
+def listed(*names: str) -> dict[str, Any]:
+    """An index that names one file for these tensors."""
+    return {"weight_map": dict.fromkeys(names, "model.safetensors")}
+
+
 @pytest.mark.parametrize(
     "index, message",
     [
@@ -145,10 +142,9 @@ def test_file_with_20000_tensors_is_read_in_bounded_time(tmp_path: Path) -> None
         ({"weight_map": {"w": "/etc/passwd"}}, "names the file '/etc/passwd'"),
         ({"weight_map": {"w": ".."}}, r"names the file '\.\.'"),
         ({"weight_map": {"w": "gone.safetensors"}}, r"gone.safetensors is missing; copy it"),
-        (
-            {"weight_map": dict.fromkeys(["x", *model()], "model.safetensors")},
-            "'x' is in model.s.* not",
-        ),
+        ({"weight_map": {}}, "names no tensor|without any tensor"),
+        (listed("x", *model()), "'x' is in model.s.* not"),
+        (listed(*set(model()) - {"ids"}), "leaves out tensor 'ids', which model.s.* holds"),
     ],
 )
 def test_invalid_index_is_rejected(index: Any, message: str, tmp_path: Path) -> None:
@@ -167,42 +163,42 @@ def changed(root: Path, change: Callable[[Any], Any]) -> Path:
     return src
 
 
+def ids(**changes: Any) -> Callable[[Any], Any]:
+    return lambda manifest: manifest["tensors"]["ids"].update(changes)
+
+
+def shard(*values: Any) -> Callable[[Any], Any]:
+    """A change of what the manifest says of a shard."""
+    return lambda manifest: manifest["tensors"]["ids"]["shards"].__setitem__(0, values)
+
+
+def file(name: Any) -> Callable[[Any], Any]:
+    return lambda manifest: manifest["files"].__setitem__(0, name)
+
+
+PATHS = ["../secret", "/etc/passwd", "..", ".", "", "a/b", "a\0b", 3]
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         (lambda m: m.update(format="zip"), "it is 'zip' version 3; this reads rvdcomm-checkpoint"),
-        (
-            lambda m: m.update(version=1),
-            "version 1; this reads rvdcomm-checkpoint versions 2 and 3",
-        ),
+        (lambda m: m.update(version=1), "version 1; this .* rvdcomm-checkpoint versions 2 and 3"),
         (lambda m: m.pop("tensors"), "'tensors' is missing"),
-        (lambda m: m["files"].append("../x"), "it names the file '../x'"),
-        (lambda m: m["tensors"]["ids"].update(dtype="int63"), "dtype 'int63' is unknown"),
-        (lambda m: m["tensors"]["ids"].update(dtype="int32"), "one of the files is of another"),
-        (lambda m: m["tensors"]["ids"]["shards"].pop(), "'ids' has 5 shards and the layout"),
-        (lambda m: m["tensors"]["ids"]["shards"][0].pop(), r"expected \[file number, checksum\]"),
-        (lambda m: m["tensors"]["ids"]["shards"].__setitem__(0, [99, "0" * 64]), "file number"),
-        (
-            lambda m: m["tensors"]["ids"]["shards"][0].__setitem__(1, "crc32c/0:"),
-            "'ids': it has the checksum 'crc32c/0:'; known are a sha256 and crc32c/1048576:",
-        ),
-        (
-            lambda m: m["tensors"]["ids"]["shards"][0].__setitem__(1, "crc32c/8:" + "0" * 8),
-            "1 checksums of blocks of 8 bytes are no checksums of 16 bytes",
-        ),
+        (lambda m: m.update(tensors={}, files=[], saves=[]), "names no tensor|without any tensor"),
+        (lambda m: m["tensors"].pop("ids"), "leaves out tensor 'ids', which rank-0000"),
         (lambda m: m["tensors"].update(x=m["tensors"]["ids"]), "'x', rank 0: .* does not hold it"),
-        (
-            lambda m: m["tensors"]["ids"].update(layout="R(1)V(1)D(6) shape(12)"),
-            r"one of the files is of another checkpoint",
-        ),
-        (
-            lambda m: m["tensors"]["ids"].update(layout="R(999999999)V(1)D(6) shape(11)"),
-            "R\\(999999999\\)",
-        ),
-        (
-            lambda m: m["tensors"]["ids"].update(layout="R(1)V(1)D(6) shape(11) ranks(0:99999999)"),
-            "ranks",
-        ),
+        *((file(path), "names the file .*; expected a plain name") for path in PATHS),
+        (ids(dtype="int63"), "dtype 'int63' is unknown"),
+        (ids(dtype="int32"), "one of the files is of another"),
+        (ids(shards=[]), "'ids' has 0 shards and the layout"),
+        (ids(layout="R(1)V(1)D(6) shape(12)"), "one of the files is of another checkpoint"),
+        (ids(layout="R(999999999)V(1)D(6) shape(11)"), r"R\(999999999\)"),
+        (ids(layout="R(1)V(1)D(6) shape(11) ranks(0:99999999)"), "ranks"),
+        (shard(0), r"expected \[file number, checksum\]"),
+        (shard(99, "0" * 64), "file number"),
+        (shard(0, "crc32c/0:"), "'ids': it has the checksum 'crc32c/0:'; known are a sha256 and"),
+        (shard(0, "crc32c/8:" + "0" * 8), "1 checksums of blocks of 8 bytes are no checksums of"),
     ],
 )
 @pytest.mark.timeout(20)
@@ -211,13 +207,6 @@ def test_invalid_manifest_is_rejected(
 ) -> None:
     src = changed(tmp_path, change)
     assert_cheap_error(lambda: open_checkpoint(src), message)
-
-
-def test_error_names_a_missing_shard_file(tmp_path: Path) -> None:
-    src = make("sharded", tmp_path)
-    (src / "rank-00003.safetensors").unlink()
-    with pytest.raises(rv.CheckpointError, match=r"rank-00003\.safetensors is missing; copy it"):
-        open_checkpoint(src)
 
 
 # --- pickles ------------------------------------------------------------------------------------

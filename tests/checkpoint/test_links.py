@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -82,18 +81,13 @@ def test_journal_of_the_source_that_is_a_link_is_rejected(tmp_path: Path) -> Non
         open_checkpoint(src)
 
 
-def test_last_target_of_a_chain_of_links_is_checked(tmp_path: Path) -> None:
-    src, target = make("whole", tmp_path), tmp_path / "secret"
-    move_out(src / "model.safetensors", target, "inside")
-    (src / "inside").symlink_to("../secret")
-    with pytest.raises(rv.CheckpointError, match=refused(src / "model.safetensors", target)):
-        open_checkpoint(src)
-
-
-def test_linked_folder_on_the_path_of_a_link_is_checked(tmp_path: Path) -> None:
-    src, target = make("whole", tmp_path), tmp_path / "secrets/model.safetensors"
-    move_out(src / "model.safetensors", target, "inside/model.safetensors")
-    (src / "inside").symlink_to(tmp_path / "secrets")
+@pytest.mark.parametrize(
+    "link, inside", [("inside", "../secrets/file"), ("inside/file", "../secrets")]
+)
+def test_last_target_of_a_chain_of_links_is_checked(link: str, inside: str, tmp_path: Path) -> None:
+    src, target = make("whole", tmp_path), tmp_path / "secrets/file"
+    move_out(src / "model.safetensors", target, link)
+    (src / "inside").symlink_to(inside)
     with pytest.raises(rv.CheckpointError, match=refused(src / "model.safetensors", target)):
         open_checkpoint(src)
 
@@ -110,18 +104,6 @@ def test_error_names_a_dangling_link(tmp_path: Path) -> None:
     src = make("whole", tmp_path)
     (src / "rvdcomm-manifest.json").symlink_to("gone")
     with pytest.raises(rv.CheckpointError, match=r"rvdcomm-manifest\.json is missing"):
-        open_checkpoint(src)
-
-
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", ".", "", "a/b", "a\0b", 3])
-def test_manifest_entry_that_is_no_plain_file_name_is_rejected(
-    name: object, tmp_path: Path
-) -> None:
-    src = make("sharded", tmp_path)
-    said = json.loads((src / "rvdcomm-manifest.json").read_text())
-    said["files"][0] = name
-    (src / "rvdcomm-manifest.json").write_text(json.dumps(said))
-    with pytest.raises(rv.CheckpointError, match=r"names the file .*; expected a plain name"):
         open_checkpoint(src)
 
 

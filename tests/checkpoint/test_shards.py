@@ -99,18 +99,16 @@ def test_strided_shards_of_one_element_or_none_are_saved(
 
 
 def test_commit_names_ranks_with_different_dtypes(tmp_path: Path) -> None:
-    layouts = rv.Layout((5,), "R(1)V(1)D(2)"), rv.Layout((5,), "R(1)V(1)D(2)", cuts="balanced")
+    layout = rv.Layout((5,), "R(1)V(1)D(2)")
     for rank, dtype in ((0, torch.float32), (1, torch.float64)):
-        shard = shard_of(torch.arange(5, dtype=dtype), layouts[0], rank)
-        save_shards(tmp_path, {"w": shard}, {"w": layouts[0]}, rank)
+        shard = shard_of(torch.arange(5, dtype=dtype), layout, rank)
+        save_shards(tmp_path, {"w": shard}, {"w": layout}, rank)
     with pytest.raises(rv.CheckpointError, match=r"rank 1 saved 'w' as float64 .* as float32"):
         commit_shards(tmp_path, [0, 1])
 
 
-def test_load_of_a_missing_tensor_or_wrong_shape_is_rejected(tmp_path: Path) -> None:
+def test_load_of_a_wrong_shape_is_rejected(tmp_path: Path) -> None:
     src = make("sharded", tmp_path)
-    with pytest.raises(rv.CheckpointError, match="holds no tensor 'x'"):
-        load_shards(src, {"x": WANTED["ids"]}, 0)
     with pytest.raises(rv.LayoutError, match=r"tensor 'mask' has shape \(3,\), its layout is"):
         load_shards(src, {"mask": WANTED["ids"]}, 0)
     assert set(SHARDED) == set(WANTED)
