@@ -22,15 +22,11 @@ SPEC = ClusterSpec(hosts=3, ranks_per_host=2, rate_bits_per_sec=200e6, pid=4711,
     ("text", "bits_per_sec"),
     [
         ("200mbit", 200e6),
-        ("1gbit", 1e9),
         ("1.5Gbit", 1.5e9),
         (".5kbit", 500.0),
-        ("2tbit", 2e12),
         ("3kibit", 3 * 1024.0),
-        ("2Mibit", 2 * 1024.0**2),
         ("25mbps", 200e6),
         ("1gibps", 8 * 1024.0**3),
-        ("12bit", 12.0),
         ("3bps", 24.0),
         ("64000", 64e3),
         (" 5mbit ", 5e6),
@@ -56,7 +52,6 @@ def test_parse_rate_rejects_invalid_text(text: str) -> None:
         (2, 0, 1e6, "ranks_per_host=0; a host has at least 1 rank"),
         (2, 1, 99e3, "a link carries at least 100000, for example 200e6"),
         (2, 1, float("nan"), "a link carries at least"),
-        (2, 1, float("inf"), "a link carries at least"),
     ],
 )
 def test_spec_rejects_numbers_out_of_range(
@@ -71,6 +66,9 @@ def test_every_build_command_names_a_namespace_of_the_spec() -> None:
         named = [word for word in command if owner_pid(word)]
         assert named, command
         assert set(named) <= set(SPEC.namespaces)
+    assert {owner_pid(name) for name in SPEC.namespaces} == {SPEC.pid}
+    foreign = "docker", "rvd-x-0-host1", "rvd-1-host1", "my-rvd-1-0-host1"
+    assert [owner_pid(name) for name in foreign] == [None] * 4
 
 
 def test_namespaces_are_removed_in_reverse_order_of_creation() -> None:
@@ -89,14 +87,6 @@ def test_every_link_is_shaped_in_both_directions() -> None:
         ("rvd-4711-5-host2", "eth0"),
         ("rvd-4711-5-switch", "port2"),
     ]
-
-
-def test_shape_command_states_rate_burst_and_latency() -> None:
-    shape = next(c for c in build_commands(SPEC) if c[0] == "tc")
-    assert " ".join(shape) == (
-        "tc -n rvd-4711-5-host0 qdisc add dev eth0 root tbf "
-        "rate 200000000bit burst 25000b latency 100000us"
-    )
 
 
 @pytest.mark.parametrize(
@@ -141,13 +131,3 @@ def test_rank_env_of_a_middle_rank() -> None:
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",
     }
-
-
-@pytest.mark.parametrize("name", ["docker", "rvd-x-0-host1", "rvd-1-host1", "my-rvd-1-0-host1"])
-def test_owner_pid_of_a_foreign_namespace_is_none(name: str) -> None:
-    assert owner_pid(name) is None
-
-
-@pytest.mark.parametrize("name", SPEC.namespaces)
-def test_owner_pid_is_parsed_from_the_namespaces_of_a_spec(name: str) -> None:
-    assert owner_pid(name) == 4711
