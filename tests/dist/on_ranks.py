@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +18,11 @@ Body = Callable[..., None]
 
 
 def on_ranks(
-    num_ranks: int, timeout_secs: float = 20.0, *, is_last: bool = False
+    num_ranks: int,
+    timeout_secs: float = 20.0,
+    *,
+    is_last: bool = False,
+    dying: Sequence[int] = (),
 ) -> Callable[[Body], Body]:
     """Make a test of a function ``(rank, *parameters)`` that asserts in the process of each rank.
 
@@ -26,13 +30,14 @@ def on_ranks(
         num_ranks: number of ranks of the world.
         timeout_secs: timeout of its process group.
         is_last: end the processes after the test, because it leaves them a failed group.
+        dying: ranks whose processes end in the test.
     """
 
     def decorate(body: Body) -> Body:
         @functools.wraps(body)
         def test(worlds: Worlds, **parameters: Any) -> None:
             world = worlds(num_ranks, timeout_secs)
-            world.run(_run, body.__module__, body.__name__, parameters)
+            world.run(_run, body.__module__, body.__name__, parameters, dying=dying)
             if is_last:
                 world.stop()
 

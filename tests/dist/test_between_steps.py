@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import superscaler_core as ss
+from tests.dist.on_ranks import on_ranks
 from tests.dist.world import Worlds
 from tests.superscaler_core.parallel.small_nets import batch, net
 
@@ -20,72 +22,59 @@ def parallel(plan: str = "zero3", **options: Any) -> tuple[Any, ss.Parallel]:
     return model, ss.parallelize(model, kwargs={"x": batch()}, plan=plan, **options)
 
 
-def raised(call: Callable[[], object]) -> str:
+def assert_raised(call: Callable[[], object], text: str) -> None:
+    """All ranks raise the same error at once; after the timeout it would be another one."""
     with pytest.raises(ss.PlanError) as error:
         call()
-    return str(error.value)
+    of_ranks: list[Any] = [None, None]
+    dist.all_gather_object(of_ranks, str(error.value))
+    assert text in of_ranks[0] == of_ranks[1]
 
 
-def clips_alone(rank: int) -> list[str]:
+@on_ranks(2)
+def test_a_rank_that_clips_alone_is_told(rank: int) -> None:
     _, made = parallel()
     made.step(x=batch())
     call = (lambda: made.clip_grad_norm_(1.0)) if rank == 0 else (lambda: made.step(x=batch()))
-    return [raised(call)]
+    text = "rank 0 calls clip_grad_norm_ and rank 1 calls step: all ranks have to make the same"
+    assert_raised(call, text)
 
 
-def other_plans(rank: int) -> list[str]:
-    return [
-        raised(lambda: parallel("zero3" if rank else "data_parallel")),
-        raised(lambda: parallel("one_f_one_b", options={"microbatches": 2 + 2 * rank})),
-    ]
+@pytest.mark.parametrize(
+    "plans, options, text",
+    [
+        (
+            ("data_parallel", "zero3"),
+            ({}, {}),
+            "the plan: rank 0 has data_parallel, rank 1 has zero3;",
+        ),
+        (
+            ("one_f_one_b",) * 2,
+            ({"options": {"microbatches": 2}}, {"options": {"microbatches": 4}}),
+            "its options: rank 0 has microbatches=2, rank 1 has microbatches=4;",
+        ),
+        (("zero3",) * 2, ({"seed": 0}, {"seed": 1}), "seed: rank 0 has 0, rank 1 has 1"),
+    ],
+)
+@on_ranks(2)
+def test_ranks_that_ask_for_other_plans_are_told(
+    rank: int, plans: Any, options: Any, text: str
+) -> None:
+    wanted = f"ranks disagree about {text}"
+    assert_raised(lambda: parallel(plans[rank], **options[rank]), wanted)
 
 
-def other_rates(rank: int) -> list[str]:
+@on_ranks(2)
+def test_ranks_that_change_rates_of_dropout_are_told(rank: int) -> None:
     model = net()
     model.drop.p = 0.1 * (rank + 1)
-    texts = [raised(lambda: ss.parallelize(model, kwargs={"x": batch()}))]
+    text = "ranks disagree about the ops of the model: rank 0 has drop:dropout: ops.dropout"
+    assert_raised(lambda: ss.parallelize(model, kwargs={"x": batch()}), text)
     model, made = parallel()
     made.step(x=batch())
     model.drop.p = 0.1 * (rank + 1)
-    return [*texts, raised(lambda: made.step(x=batch()))]
-
-
-def other_seeds(rank: int) -> list[str]:
-    return [raised(lambda: parallel(seed=rank))]
-
-
-CASES: dict[str, tuple[Callable[[int], list[str]], list[str]]] = {
-    "one rank clips": (
-        clips_alone,
-        ["rank 0 calls clip_grad_norm_ and rank 1 calls step: all ranks have to make the same"],
-    ),
-    "plans": (
-        other_plans,
-        [
-            "ranks disagree about the plan: rank 0 has data_parallel, rank 1 has zero3;",
-            "ranks disagree about its options: rank 0 has microbatches=2, rank 1 has "
-            "microbatches=4;",
-        ],
-    ),
-    "rates of dropout": (
-        other_rates,
-        [
-            "ranks disagree about the ops of the model: rank 0 has drop:dropout: ops.dropout",
-            "rank 0 has one to be made, because drop.p changed from 0.0 to 0.1, rank 1 has one to",
-        ],
-    ),
-    "seeds": (other_seeds, ["ranks disagree about seed: rank 0 has 0, rank 1 has 1"]),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_that_part_raise_the_same_error_at_once(worlds: Worlds, case: str) -> None:
-    work, texts = CASES[case]
-    # After the timeout of the group it would be another error.
-    first, second = worlds(2).run(work)
-    assert first == second
-    for text, wanted in zip(first, texts, strict=True):
-        assert wanted in text
+    text = "rank 0 has one to be made, because drop.p changed from 0.0 to 0.1, rank 1 has one to"
+    assert_raised(lambda: made.step(x=batch()), text)
 
 
 def frozen(rank: int, plan: str) -> tuple[list[float], dict[str, torch.Tensor]]:

@@ -19,8 +19,8 @@ import rvdcomm as rv
 from rvdcomm.run.communicator import Subgroup
 from rvdcomm.run.request import SHARES_MEMORY
 from tests.dist.on_ranks import assert_moved, on_ranks
-from tests.dist.shards import error_of, faults_of, shard_of
-from tests.dist.world import ProcessWorld, Worlds
+from tests.dist.shards import error_of, shard_of
+from tests.dist.world import Worlds
 
 pytestmark = pytest.mark.dist
 
@@ -62,15 +62,6 @@ class Call:
         return None if shape is None else torch.zeros(shape, dtype=getattr(torch, dtype))
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a rank saw of a bad call and of the good one after it."""
-
-    error: str
-    num_backend_calls: int
-    good_result: Any
-
-
 @contextmanager
 def counted_backend_calls() -> Iterator[list[str]]:
     """Collect the names of the backend's calls."""
@@ -94,27 +85,29 @@ def counted_backend_calls() -> Iterator[list[str]]:
             setattr(Subgroup, name, saved[name])
 
 
-def misuse(rank: int, calls: Sequence[Call | None], timeout_secs: float = 10.0) -> Seen:
-    """Make a bad call in a new group, where nothing is agreed yet, and a good one after it."""
-    timeout = timedelta(seconds=timeout_secs)
-    group = dist.new_group(list(range(dist.get_world_size())), timeout=timeout)
-    with counted_backend_calls() as names:
-        call = calls[rank]
-        error = "none" if call is None else error_of(lambda: call(group))
+TIMEOUT_SECS = 3.0
+# The time that a rank needs besides waiting, on a machine that has other work, too.
+SLACK_SECS = 3.0
+
+
+def hurried_group(timeout_secs: float = TIMEOUT_SECS) -> Any:
+    """A new group with a short timeout, in which nothing is agreed yet."""
+    return dist.new_group(list(range(4)), timeout=timedelta(seconds=timeout_secs))
+
+
+def redistribute_good(rank: int, seed: int = 0, **options: Any) -> Any:
     src, dst = GOOD
-    result = rv.redistribute(shard_of(rank, src), src, dst, group=group)
-    return Seen(error, len(names), result.numpy())
+    return rv.redistribute(shard_of(rank, src, seed), src, dst, **options)
 
 
-def faults_of_misuse(seen: Sequence[Seen], errors: Sequence[str]) -> list[str]:
-    """Wrong errors, calls of the backend before an error, and faults of the good call after it."""
-    faults = []
-    for rank, (got, want) in enumerate(zip(seen, errors, strict=True)):
-        if got.error != want:
-            faults.append(f"rank {rank} raised {got.error!r}, not {want!r}")
-        if got.num_backend_calls:
-            faults.append(f"rank {rank} sent before its error")
-    return faults + faults_of([got.good_result for got in seen], *GOOD)
+def assert_refused(rank: int, call: Call | None, error: str) -> None:
+    """An error that begins so comes before any byte is sent; a good call after it succeeds."""
+    group = hurried_group(10.0)
+    with counted_backend_calls() as names:
+        found = "none" if call is None else error_of(lambda: call(group))
+    assert found.startswith(error)
+    assert names == []
+    assert_moved(redistribute_good(rank, group=group), *GOOD, group=group)
 
 
 # --- the same bad input on every rank -----------------------------------------------------------
@@ -155,31 +148,28 @@ One of each kind of check; ``tests/run/test_request.py`` has all of them, withou
 
 
 @pytest.mark.parametrize("what", ALL_SAME)
-def test_bad_input_is_an_error_on_every_rank(worlds: Worlds, what: str) -> None:
+@on_ranks(4)
+def test_bad_input_is_an_error_on_every_rank(rank: int, what: str) -> None:
     call, name, fact = ALL_SAME[what]
-    seen = worlds(4).run(misuse, [call] * 4)
-    error = f"{name}: redistribute {call.src} -> {call.dst}: {fact}"
-    assert faults_of_misuse(seen, [error] * 4) == []
+    assert_refused(rank, call, f"{name}: redistribute {call.src} -> {call.dst}: {fact}")
 
 
-def test_rank_outside_the_group_is_an_error_on_the_others(worlds: Worlds) -> None:
+@on_ranks(4)
+def test_rank_outside_the_group_is_an_error_on_the_others(rank: int) -> None:
     layout = rv.Layout((8,), "R(1)V(1)D(4)", [5, 0, 1, 2])
-    seen = worlds(4).run(misuse, [Call(src=layout, dst=layout)] * 3 + [None])
     what = f"redistribute {layout} -> {layout}"
     error = f"LayoutError: {what}: ranks [5] are outside the group, which has ranks 0 to 3."
-    assert faults_of_misuse(seen, [error] * 3 + ["none"]) == []
+    call = Call(src=layout, dst=layout)
+    assert_refused(rank, *((call, error) if rank < 3 else (None, "none")))
 
 
-def test_call_of_a_rank_in_neither_layout_is_an_error_on_that_rank_only(worlds: Worlds) -> None:
-    src, dst = (
-        rv.Layout((6,), "R(1)V(1)D(3)", [0, 1, 3]),
-        rv.Layout((6,), "R(3)V(1)D(1)", [0, 1, 3]),
-    )
-    calls = [Call(src, dst) if rank != 2 else Call(src, dst, shard=None) for rank in range(4)]
-    errors = [seen.error for seen in worlds(4).run(misuse, calls)]
+@on_ranks(4)
+def test_call_of_a_rank_in_neither_layout_is_an_error_on_that_rank_only(rank: int) -> None:
+    src, dst = (rv.Layout((6,), text, [0, 1, 3]) for text in ("R(1)V(1)D(3)", "R(3)V(1)D(1)"))
     what = "redistribute R(1)V(1)D(3) shape(6) ranks(0,1,3) -> R(3)V(1)D(1) shape(6) ranks(0,1,3)"
     error = f"{what}: rank 2 called it but is in neither layout, which have ranks 0,1,3."
-    assert errors == ["none", "none", f"LayoutError: {error}", "none"]
+    found = error_of(Call(src, dst, shard=None if rank == 2 else (2,)))
+    assert found == ("none" if rank != 2 else f"LayoutError: {error}")
 
 
 # --- bad input on one rank ----------------------------------------------------------------------
@@ -217,67 +207,33 @@ ONE_RANK_BAD = {
 
 
 @pytest.mark.parametrize("what", ONE_RANK_BAD)
-def test_bad_input_on_one_rank_is_an_error_on_every_rank(worlds: Worlds, what: str) -> None:
+@on_ranks(4)
+def test_bad_input_on_one_rank_is_an_error_on_every_rank(rank: int, what: str) -> None:
     call, error = ONE_RANK_BAD[what]
-    seen = worlds(4).run(misuse, [Call(), Call(), call, Call()])
-    assert faults_of_misuse(seen, [error] * 4) == []
+    assert_refused(rank, call if rank == 2 else Call(), error)
 
 
 # --- ranks that do not come ---------------------------------------------------------------------
 
-TIMEOUT_SECS = 3.0
-# The time that a rank needs besides waiting, on a machine that has other work, too.
-SLACK_SECS = 3.0
-
 
 @dataclass(frozen=True)
 class Waited:
-    """What a rank got from a call, and how long that took."""
+    """The error that a rank got from a call, or "none", and how long that took."""
 
     error: str
     secs: float
-    result: Any = None
 
 
 def timed(call: Callable[[], Any]) -> Waited:
     start = time.monotonic()
-    results: list[Any] = []
-    error = error_of(lambda: results.append(call()))
-    result = None if not results or results[0] is None else results[0].numpy()
-    return Waited(error, time.monotonic() - start, result)
+    error = error_of(call)
+    return Waited(error, time.monotonic() - start)
 
 
-def hurried(worlds: Worlds) -> ProcessWorld:
-    """A world with a short timeout."""
-    return worlds(4, timeout_secs=TIMEOUT_SECS)
-
-
-def classes_of(waited: Sequence[Waited | None]) -> list[str | None]:
-    return [None if w is None else w.error.partition(":")[0] for w in waited]
-
-
-def longest_secs(waited: Sequence[Waited | None]) -> float:
-    return max(w.secs for w in waited if w is not None)
-
-
-def redistribute_good(rank: int, seed: int = 0, **options: Any) -> Any:
-    src, dst = GOOD
-    return rv.redistribute(shard_of(rank, src, seed), src, dst, **options)
-
-
-def without(
-    rank: int, absent: int, is_agreed: bool, is_late: bool = False, is_pending: bool = False
-) -> Waited | None:
-    """All but one rank call, which does not, or when the others have given up."""
-    if is_agreed:
-        redistribute_good(rank)
-    if rank == absent:
-        if not is_late:
-            return None
-        time.sleep(TIMEOUT_SECS + 1.0)
-    if is_pending:
-        return timed(redistribute_good(rank, async_op=True).wait)
-    return timed(lambda: redistribute_good(rank))
+def assert_told(waited: Waited, names: Sequence[str] = ("CommError",)) -> None:
+    """The call raised an error of one of these classes, in time."""
+    assert waited.error.partition(":")[0] in names, waited
+    assert waited.secs < TIMEOUT_SECS + SLACK_SECS, waited
 
 
 @pytest.mark.parametrize(
@@ -286,101 +242,83 @@ def without(
      (3, True, False, True)],
     ids=["never", "not again", "too late", "pending"],
 )  # fmt: skip
+@on_ranks(4)
 def test_rank_that_misses_a_call_is_an_error_on_the_others(
-    worlds: Worlds, absent: int, is_agreed: bool, is_late: bool, is_pending: bool
+    rank: int, absent: int, is_agreed: bool, is_late: bool, is_pending: bool
 ) -> None:
-    world = hurried(worlds)
-    waited = world.run(without, absent, is_agreed, is_late, is_pending)
-    world.stop()
-    is_told = [is_late or rank != absent for rank in range(4)]
-    assert classes_of(waited) == ["CommError" if told else None for told in is_told]
-    assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
-    if not is_agreed and not is_late:
-        error = (
+    """All but one rank call, which does not, or when the others have given up."""
+    group = hurried_group()
+    if is_agreed:
+        redistribute_good(rank, group=group)
+    if rank == absent:
+        if not is_late:
+            return
+        time.sleep(TIMEOUT_SECS + 1.0)
+    if is_pending:
+        waited = timed(redistribute_good(rank, group=group, async_op=True).wait)
+    else:
+        waited = timed(lambda: redistribute_good(rank, group=group))
+    assert_told(waited)
+    assert (
+        is_agreed
+        or is_late
+        or waited.error
+        == (
             f"CommError: {WHOLE}: ranks [{absent}] did not join within 3 s. They may be in another "
             "call, or think that this transition has other ranks."
         )
-        assert {each.error for each in waited if each is not None} == {error}
+    )
 
 
-def meeting_group() -> Any:
-    """A group in which ranks meet that give up at different times."""
-    return dist.new_group(list(range(4)), timeout=timedelta(seconds=10 * TIMEOUT_SECS))
+def fail_again(rank: int, group: Any) -> Waited:
+    """The same call in the group that failed; in a new one it succeeds."""
+    dist.barrier()
+    again = timed(lambda: redistribute_good(rank, seed=1, group=group))
+    assert_told(again)
+    dist.barrier()
+    anew = redistribute_good(rank, seed=1, group=dist.new_group(list(range(4))))
+    assert_moved(anew, *GOOD, seed=1)
+    return again
 
 
-def call_again(rank: int, meeting: Any) -> tuple[Waited, Waited]:
-    """The same call in the group that failed, and in a new one."""
-    dist.barrier(meeting)
-    again = timed(lambda: redistribute_good(rank, seed=1))
-    dist.barrier(meeting)
-    group = dist.new_group(list(range(4)))
-    return again, timed(lambda: redistribute_good(rank, seed=1, group=group))
-
-
-def faults_of_calls_again(again: Sequence[Waited], anew: Sequence[Waited]) -> list[str]:
-    """What is wrong after a failure: the group is failed on every rank, a new one works."""
-    faults = [
-        f"rank {rank}: {waited.error}"
-        for rank, waited in enumerate(again)
-        if not waited.error.startswith("CommError: ")
-    ]
-    faults += [waited.error for waited in anew if waited.error != "none"]
-    return faults or faults_of([waited.result for waited in anew], *GOOD, seed=1)
-
-
-def stay_away_once(rank: int, absent: int) -> tuple[Waited | None, Waited, Waited]:
-    meeting = meeting_group()
-    if rank == absent:
+@on_ranks(4)
+def test_group_is_failed_on_every_rank_after_one_rank_missed_a_call(rank: int) -> None:
+    group = hurried_group()
+    if rank == 2:
         time.sleep(TIMEOUT_SECS)
-        first = None
-    else:
-        first = timed(lambda: redistribute_good(rank))
-    return first, *call_again(rank, meeting)
+        fail_again(rank, group)
+        return
+    assert_told(timed(lambda: redistribute_good(rank, group=group)))
+    again = fail_again(rank, group)
+    assert "failed in an earlier call: CommError: redistribute" in again.error
+    assert "ranks [2] did not join within 3 s" in again.error
+    assert again.error.endswith("init_process_group, or new_group.")
+    assert again.secs < SLACK_SECS, "nobody waits for a group that failed"
 
 
-def test_group_is_failed_on_every_rank_after_one_rank_missed_a_call(worlds: Worlds) -> None:
-    world = hurried(worlds)
-    first, again, anew = zip(*world.run(stay_away_once, 2), strict=True)
-    world.stop()
-    assert classes_of(first) == ["CommError", "CommError", None, "CommError"]
-    assert faults_of_calls_again(again, anew) == []
-    for rank in (0, 1, 3):
-        assert "failed in an earlier call: CommError: redistribute" in again[rank].error
-        assert "ranks [2] did not join within 3 s" in again[rank].error
-        assert again[rank].error.endswith("init_process_group, or new_group.")
-        assert again[rank].secs < SLACK_SECS, "nobody waits for a group that failed"
-
-
-def disagree_about_members(rank: int) -> tuple[Waited, Waited, Waited]:
+@on_ranks(4)
+def test_disagreement_about_the_members_is_an_error_in_time_on_every_rank(rank: int) -> None:
     """Rank 1 calls a transition of ranks 0 and 1; the others call one of all ranks."""
     pair = rv.Layout((8,), "R(1)V(1)D(2)", [0, 1]), rv.Layout((8,), "R(2)V(1)D(1)", [0, 1])
     src, dst = pair if rank == 1 else GOOD
-    meeting = meeting_group()
-    first = timed(lambda: rv.redistribute(shard_of(rank, src), src, dst))
-    return first, *call_again(rank, meeting)
-
-
-def test_disagreement_about_the_members_is_an_error_in_time_on_every_rank(worlds: Worlds) -> None:
-    world = hurried(worlds)
-    first, again, anew = zip(*world.run(disagree_about_members), strict=True)
-    world.stop()
-    assert classes_of(first) == ["CommError"] * 4
-    assert ["ranks [1] did not join" in w.error for w in first] == [True, False, True, True]
-    assert "ranks [0] did not join" in first[1].error
-    assert longest_secs(first) < TIMEOUT_SECS + SLACK_SECS
-    assert faults_of_calls_again(again, anew) == []
+    group = hurried_group()
+    first = timed(lambda: rv.redistribute(shard_of(rank, src), src, dst, group=group))
+    assert_told(first)
+    assert f"ranks [{0 if rank == 1 else 1}] did not join" in first.error
+    fail_again(rank, group)
 
 
 # --- ranks that die -----------------------------------------------------------------------------
 
 
-def die(rank: int, dying: int, is_agreed: bool) -> Waited:
+def die(rank: int, dying: int, is_agreed: bool) -> None:
     """One rank ends while the others call."""
+    group = hurried_group()
     if is_agreed:
-        redistribute_good(rank)
+        redistribute_good(rank, group=group)
     if rank == dying:
         os._exit(1)
-    return timed(lambda: redistribute_good(rank))
+    assert_told(timed(lambda: redistribute_good(rank, group=group)))
 
 
 # Rank 0 serves the store.
@@ -388,19 +326,10 @@ def die(rank: int, dying: int, is_agreed: bool) -> Waited:
 def test_death_of_a_rank_is_an_error_on_the_others(
     worlds: Worlds, dying: int, is_agreed: bool
 ) -> None:
-    waited = hurried(worlds).run(die, dying, is_agreed, dying=[dying])
-    wanted = [None if rank == dying else "CommError" for rank in range(4)]
-    assert classes_of(waited) == wanted
-    assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
+    worlds(4).run(die, dying, is_agreed, dying=[dying])
 
 
 # --- bad input in a later call ------------------------------------------------------------------
-
-
-def misuse_later(rank: int, calls: Sequence[Call]) -> Waited:
-    """A bad call of a transition that all ranks have agreed on."""
-    redistribute_good(rank)
-    return timed(calls[rank])
 
 
 FEWER = [rv.Layout((8,), text, [1, 2]) for text in ("R(1)V(1)D(2)", "R(2)V(1)D(1)")]
@@ -412,15 +341,16 @@ LATER = {
 
 
 @pytest.mark.parametrize("what", LATER)
-def test_bad_later_call_of_one_rank_is_an_error_in_time_on_every_rank(
-    worlds: Worlds, what: str
-) -> None:
-    world = hurried(worlds)
-    waited = world.run(misuse_later, [Call(), Call(), LATER[what], Call()])
-    world.stop()
-    assert waited[2].error.partition(":")[0] in ("LayoutError", "ShapeMismatchError", "CommError")
-    assert [w.error.partition(":")[0] for w in waited if w is not waited[2]] == ["CommError"] * 3
-    assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
+@on_ranks(4)
+def test_bad_later_call_of_one_rank_is_an_error_in_time_on_every_rank(rank: int, what: str) -> None:
+    """All ranks have agreed on the transition of the default call."""
+    group = hurried_group()
+    redistribute_good(rank, group=group)
+    if rank == 2:
+        waited = timed(lambda: LATER[what](group))
+        assert_told(waited, ("LayoutError", "ShapeMismatchError", "CommError"))
+    else:
+        assert_told(timed(lambda: Call()(group)))
 
 
 @pytest.mark.parametrize(
@@ -466,16 +396,11 @@ def test_redistributor_refuses_ranks_outside_the_group(rank: int) -> None:
     assert error_of(lambda: rv.Redistributor(rv.plan(layout, layout))) == error
 
 
-def make_redistributor_alone(rank: int, absent: int, plan: rv.Plan) -> Waited | None:
-    return None if rank == absent else timed(lambda: rv.Redistributor(plan) and None)
-
-
-def test_rank_that_creates_no_redistributor_is_an_error_on_the_others(worlds: Worlds) -> None:
-    world = hurried(worlds)
-    waited = world.run(make_redistributor_alone, 1, rv.plan(*GOOD))
-    world.stop()
-    assert classes_of(waited) == ["CommError", None, "CommError", "CommError"]
-    assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
+@on_ranks(4)
+def test_rank_that_creates_no_redistributor_is_an_error_on_the_others(rank: int) -> None:
+    group = hurried_group()
+    if rank != 1:
+        assert_told(timed(lambda: rv.Redistributor(rv.plan(*GOOD), group)))
 
 
 def test_redistribute_without_a_process_group_is_an_error() -> None:

@@ -27,9 +27,8 @@ from rvdcomm.run.agree import generation_of
 from rvdcomm.run.world import World
 from tests.covering import each_value
 from tests.dist.on_ranks import assert_moved, on_ranks
-from tests.dist.shards import faults_of, shard_of
-from tests.dist.test_dist_errors import Call, Waited, faults_of_misuse, longest_secs, misuse, timed
-from tests.dist.world import Worlds
+from tests.dist.shards import error_of, shard_of
+from tests.dist.test_dist_errors import Call, Waited, assert_refused, timed
 
 pytestmark = [
     pytest.mark.dist,
@@ -98,18 +97,14 @@ def test_disagreement_cases_cover_every_argument_of_redistribute() -> None:
 
 
 @each_value(argument=DISAGREEMENTS, executor=EXECUTORS)
+@on_ranks(NUM_RANKS)
 def test_disagreement_about_an_argument_is_an_error_on_every_rank(
-    worlds: Worlds, argument: str, executor: str
+    rank: int, argument: str, executor: str
 ) -> None:
     bad, start = DISAGREEMENTS[argument]
-    good = Call(options={"executor": executor})
-    calls = [good] * NUM_RANKS
-    calls[VICTIM] = replace(bad, options={"executor": executor} | bad.options)
-    seen = worlds(NUM_RANKS).run(misuse, calls)
-    errors = {each.error for each in seen}
-    assert len(errors) == 1
-    assert errors.pop().startswith(start)
-    assert faults_of_misuse(seen, [each.error for each in seen]) == []
+    options = {"executor": executor}
+    call = replace(bad, options=options | bad.options) if rank == VICTIM else Call(options=options)
+    assert_refused(rank, call, start)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -120,23 +115,16 @@ def test_each_rank_may_choose_async_op(rank: int, executor: str) -> None:
     assert_moved(made.wait() if rank == VICTIM else made, SRC, DST)
 
 
-def call_in_two_groups(rank: int, executor: str) -> tuple[Waited, Any]:
-    groups = [new_group() for _ in range(2)]
-    waited = timed(lambda: good_call(rank, groups[rank == VICTIM], executor))
-    dist.barrier()
-    return waited, good_call(rank, new_group(), executor)
-
-
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_rank_that_calls_in_another_group_is_named(worlds: Worlds, executor: str) -> None:
-    found = worlds(NUM_RANKS).run(call_in_two_groups, executor)
-    waited, results = zip(*found, strict=True)
-    for rank in range(NUM_RANKS):
-        missing = [0, 1, 3] if rank == VICTIM else [VICTIM]
-        assert waited[rank].error.startswith("CommError: ")
-        assert f"ranks {missing} did not join within 3 s" in waited[rank].error
-    assert longest_secs(waited) < LIMIT_SECS
-    assert faults_of(results, SRC, DST) == []
+@on_ranks(NUM_RANKS)
+def test_a_rank_that_calls_in_another_group_is_named(rank: int, executor: str) -> None:
+    groups = [new_group() for _ in range(2)]
+    missing = [0, 1, 3] if rank == VICTIM else [VICTIM]
+    assert_told(
+        timed(lambda: good_call(rank, groups[rank == VICTIM], executor)),
+        f"ranks {missing} did not join within 3 s",
+    )
+    assert_recovered(rank, executor)
 
 
 # --- on the ranks -------------------------------------------------------------------------------
@@ -150,8 +138,19 @@ def new_group() -> Any:
 
 def good_call(rank: int, group: Any, executor: str) -> Any:
     """A call of a transition that no rank of a new group knows."""
-    shard = shard_of(rank, SRC)
-    return rv.redistribute(shard, SRC, DST, group=group, executor=executor).numpy()
+    return rv.redistribute(shard_of(rank, SRC), SRC, DST, group=group, executor=executor)
+
+
+def assert_recovered(rank: int, executor: str) -> None:
+    """The same call succeeds in a new group."""
+    dist.barrier()
+    assert_moved(good_call(rank, new_group(), executor), SRC, DST)
+
+
+def assert_told(waited: Waited, words: str = "") -> None:
+    assert waited.error.startswith("CommError: "), waited
+    assert words in waited.error
+    assert waited.secs < LIMIT_SECS
 
 
 class InjectedError(Exception):
@@ -165,18 +164,6 @@ def made(executor: str, rank: int, group: Any) -> Callable[[], Any]:
     # Without a barrier, a rank that fails now could fail the first call of a slower rank.
     dist.barrier()
     return lambda: call(shard)
-
-
-def raise_in_the_middle(rank: int, executor: str, after: int) -> tuple[Waited, Any]:
-    """One rank raises in a call, after the first ``after`` parts of its program."""
-    call = made(executor, rank, new_group())
-    if rank == VICTIM:
-        broken = break_after(call, after)
-        waited = timed(broken)
-    else:
-        waited = timed(lambda: [call() for _ in range(3)])
-    dist.barrier()
-    return waited, good_call(rank, new_group(), executor)
 
 
 def break_after(call: Callable[[], Any], after: int) -> Callable[[], Any]:
@@ -196,57 +183,51 @@ def break_after(call: Callable[[], Any], after: int) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(NUM_RANKS)
 def test_rank_that_raises_in_the_middle_of_a_call_is_an_error_on_the_others(
-    worlds: Worlds, executor: str, after: int
+    rank: int, executor: str, after: int
 ) -> None:
-    world = worlds(NUM_RANKS)
-    waited, results = zip(*world.run(raise_in_the_middle, executor, after), strict=True)
-    world.stop()
-    assert waited[VICTIM].error == "InjectedError: in the middle"
-    for rank in (0, 1, 3):
-        assert waited[rank].error.startswith("CommError: ")
+    """One rank raises in a call, after the first ``after`` parts of its program."""
+    call = made(executor, rank, new_group())
+    if rank == VICTIM:
+        assert error_of(break_after(call, after)) == "InjectedError: in the middle"
+    else:
         named = f"rank {VICTIM} gave up; its own error says why" if executor == "peer" else "gloo"
-        assert named in waited[rank].error
-    assert longest_secs(waited) < LIMIT_SECS
-    assert faults_of(results, SRC, DST) == []
+        assert_told(timed(lambda: [call() for _ in range(3)]), named)
+    assert_recovered(rank, executor)
 
 
 # --- late ---------------------------------------------------------------------------------------
 
 
-def stop_for(rank: int, executor: str, secs: float) -> tuple[Waited, Any]:
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("secs", [0.4, TIMEOUT_SECS + 1.5], ids=["in time", "too late"])
+@on_ranks(NUM_RANKS)
+def test_a_rank_that_stops_is_waited_for_until_the_timeout(
+    rank: int, executor: str, secs: float
+) -> None:
     """One rank is stopped by a signal for ``secs``, and then calls like all others."""
     call = made(executor, rank, new_group())
     if rank == VICTIM:
         subprocess.Popen(["sh", "-c", f"sleep {secs}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
     waited = timed(call)
-    dist.barrier()
-    return waited, good_call(rank, new_group(), executor)
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("secs", [0.4, TIMEOUT_SECS + 1.5], ids=["in time", "too late"])
-def test_a_rank_that_stops_is_waited_for_until_the_timeout(
-    worlds: Worlds, executor: str, secs: float
-) -> None:
-    world = worlds(NUM_RANKS)
-    waited, results = zip(*world.run(stop_for, executor, secs), strict=True)
-    assert faults_of(results, SRC, DST) == []
     if secs < TIMEOUT_SECS:
-        assert [each.error for each in waited] == ["none"] * NUM_RANKS
-        return
-    world.stop()
-    assert [each.error.partition(":")[0] for each in waited] == ["CommError"] * NUM_RANKS
-    assert longest_secs(waited) < LIMIT_SECS
-    named = f"rank {VICTIM} did not arrive within 3 s"
-    assert executor == "dist" or all(named in waited[rank].error for rank in (0, 1, 3))
+        assert waited.error == "none"
+    else:
+        is_named = executor == "peer" and rank != VICTIM
+        assert_told(waited, f"rank {VICTIM} did not arrive within 3 s" if is_named else "")
+    assert_recovered(rank, executor)
 
 
 # --- dead ---------------------------------------------------------------------------------------
 
 
-def die_while_sending(rank: int, delay_secs: float) -> Waited:
+@pytest.mark.parametrize("delay_secs", [0.0, 0.02])
+@on_ranks(NUM_RANKS, dying=[VICTIM])
+def test_a_rank_killed_while_messages_are_under_way_is_an_error_on_the_others(
+    rank: int, delay_secs: float
+) -> None:
     """All call again and again by messages; one rank is killed at some time."""
     call = made("dist", rank, new_group())
     if rank == VICTIM:
@@ -256,19 +237,7 @@ def die_while_sending(rank: int, delay_secs: float) -> Waited:
         while True:
             call()
 
-    return timed(loop)
-
-
-@pytest.mark.parametrize("delay_secs", [0.0, 0.02])
-def test_a_rank_killed_while_messages_are_under_way_is_an_error_on_the_others(
-    worlds: Worlds, delay_secs: float
-) -> None:
-    world = worlds(NUM_RANKS)
-    waited = world.run(die_while_sending, delay_secs, dying=[VICTIM])
-    survivors = [each for rank, each in enumerate(waited) if rank != VICTIM]
-    assert [each.error.partition(":")[0] for each in survivors] == ["CommError"] * 3
-    # And a new world works.
-    assert faults_of(world.run(good_call, None, "dist"), SRC, DST) == []
+    assert error_of(loop).startswith("CommError: ")
 
 
 # --- what is in the store -----------------------------------------------------------------------
@@ -288,35 +257,23 @@ def test_calls_with_inferred_shape_leave_no_keys_in_the_store(rank: int) -> None
     assert counts == counts[:1] * 3
 
 
-def post_junk(rank: int, junk: bytes, executor: str) -> tuple[Waited, Any]:
+@pytest.mark.parametrize("kind", ["pickle", "deep", "request"])
+@on_ranks(NUM_RANKS)
+def test_junk_in_the_store_is_an_error_and_is_never_executed(
+    rank: int, kind: str, tmp_path: Path
+) -> None:
     """Rank 2 posts junk under its key in the store."""
-    group = new_group()
+    mark, group = tmp_path / "ran", new_group()
+    # What pickle would run: os.system("touch ...").
+    pickled = f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()
+    junk = {"pickle": pickled, "deep": b"[" * 10**5, "request": b'{"src": 7}'}[kind]
     if rank == VICTIM:
         world = World.of(group)
         generation = generation_of(world, tuple(range(NUM_RANKS)), "junk")
         world.store.set(f"{generation}/0/{VICTIM}", junk)
-        waited = Waited("posted", 0.0)
     else:
-        waited = timed(lambda: good_call(rank, group, executor))
-    dist.barrier()
-    return waited, good_call(rank, new_group(), executor)
-
-
-@pytest.mark.parametrize("kind", ["pickle", "deep", "request"])
-def test_junk_in_the_store_is_an_error_and_is_never_executed(
-    worlds: Worlds, kind: str, tmp_path: Path
-) -> None:
-    mark = tmp_path / "ran"
-    # What pickle would run: os.system("touch ...").
-    pickled = f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()
-    junk = {"pickle": pickled, "deep": b"[" * 10**5, "request": b'{"src": 7}'}[kind]
-    found = worlds(NUM_RANKS).run(post_junk, junk, "auto")
-    waited, results = zip(*found, strict=True)
-    words = f"what rank {VICTIM} posted cannot be read"
-    if kind == "request":
-        words = f"ranks 0 and {VICTIM} are in different calls"
-    for rank in (0, 1, 3):
-        assert waited[rank].error.startswith("CommError: ")
-        assert words in waited[rank].error
+        is_read = kind == "request"
+        words = f"ranks 0 and {VICTIM} are in different calls" if is_read else "cannot be read"
+        assert_told(timed(lambda: good_call(rank, group, "auto")), words)
+    assert_recovered(rank, "auto")
     assert not mark.exists()
-    assert faults_of(results, SRC, DST) == []

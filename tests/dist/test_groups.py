@@ -14,7 +14,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,8 +26,7 @@ from rvdcomm import native
 from rvdcomm.run import process_group
 from rvdcomm.run.rank_program import RankProgram
 from tests.dist.on_ranks import assert_moved, on_ranks
-from tests.dist.shards import error_of, faults_of, shard_of
-from tests.dist.world import Worlds
+from tests.dist.shards import error_of, shard_of
 
 pytestmark = [
     pytest.mark.dist,
@@ -46,7 +44,7 @@ def moved(rank: int, pair: Any, group: Any = None, **options: Any) -> Any:
     found = rv.redistribute(
         shard_of(rank, src), src, dst, group=group, dtype=torch.float32, **options
     )
-    return None if found is None else found.numpy()
+    return found
 
 
 # --- backends -----------------------------------------------------------------------------------
@@ -130,23 +128,13 @@ def enter_job(rank: int, folder: str, kind: str) -> Any:
     return joint_group(kind, rank, dist.FileStore(f"{folder}/joint", 4))
 
 
-def send_to_other_job(rank: int, folder: str, kind: str) -> Any:
-    group = enter_job(rank, folder, kind)
-    return [moved(rank, (SRC, DST), group, executor=executor) for executor in EXECUTORS]
-
-
-KINDS = ("registered", "unregistered", "stateless, no default group")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_separate_jobs_redistribute_over_a_joint_group(
-    worlds: Worlds, tmp_path: Any, kind: str
-) -> None:
-    world = worlds(4)
-    of_ranks = world.run(send_to_other_job, str(tmp_path), kind)
-    world.stop()
-    for results in zip(*of_ranks, strict=True):
-        assert faults_of(results, SRC, DST) == []
+@pytest.mark.parametrize("kind", ["registered", "unregistered", "stateless, no default group"])
+@on_ranks(4, is_last=True)
+def test_separate_jobs_redistribute_over_a_joint_group(rank: int, tmp_path: Any, kind: str) -> None:
+    group = enter_job(rank, tmp_path, kind)
+    for executor in EXECUTORS:
+        found = moved(rank, (SRC, DST), group, executor=executor)
+        assert found is None if rank < 2 else torch.equal(found, shard_of(rank, DST))
 
 
 @on_ranks(4, is_last=True)
@@ -193,26 +181,25 @@ def test_global_ranks_in_a_subgroup_are_told_to_be_outside_of_it(rank: int) -> N
 # --- ranks that die or leave --------------------------------------------------------------------
 
 
-def die_before_the_first_call(rank: int, executor: str) -> str:
+@pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(4, dying=[2])
+def test_a_rank_that_dies_before_the_first_call_is_named(rank: int, executor: str) -> None:
     dist.barrier()
     if rank == 2:
         os._exit(0)
+    # The default timeout of worlds is much longer than it takes.
     error = error_of(partial(moved, rank, ALL, executor=executor))
     # This rank is not to be gone before the others look.
     time.sleep(1.0)
-    return error
+    assert error.startswith("CommError: ")
+    assert "rank 2 is gone (its process ended" in error
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_rank_that_dies_before_the_first_call_is_named(worlds: Worlds, executor: str) -> None:
-    # The default timeout of worlds is much longer than it takes.
-    found = worlds(4).run(die_before_the_first_call, executor, dying=[2])
-    for rank in (0, 1, 3):
-        assert found[rank].startswith("CommError: ")
-        assert "rank 2 is gone (its process ended" in found[rank]
-
-
-def leave_after_the_first_call(rank: int, executor: str) -> Any:
+@on_ranks(4, dying=[0, 2])
+def test_ranks_that_end_after_their_first_call_cost_the_others_nothing(
+    rank: int, executor: str
+) -> None:
     """Ranks 0 and 2 end as soon as their first call has returned; rank 1 connects slowly."""
     made = RankProgram.__init__
 
@@ -227,19 +214,11 @@ def leave_after_the_first_call(rank: int, executor: str) -> Any:
         found = moved(rank, ALL, executor=executor)
     if rank in (0, 2):
         os._exit(0)
-    return found
+    assert torch.equal(found, shard_of(rank, ALL[1]))
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_ranks_that_end_after_their_first_call_cost_the_others_nothing(
-    worlds: Worlds, executor: str
-) -> None:
-    found = worlds(4).run(leave_after_the_first_call, executor, dying=[0, 2])
-    for rank in (1, 3):
-        assert np.array_equal(found[rank], shard_of(rank, ALL[1]).numpy())
-
-
-def leave_before_a_call(rank: int) -> str:
+@on_ranks(4, dying=[0])
+def test_a_rank_that_only_sends_learns_that_another_sender_left(rank: int) -> None:
     """Ranks 0 and 1 send to rank 2; rank 0 has left when the others call."""
     dst = rv.Layout(SHAPE, "R(1)V(1)D(1,1)", [2])
     call = partial(moved, rank, (SRC, dst), executor="peer")
@@ -249,20 +228,18 @@ def leave_before_a_call(rank: int) -> str:
     if rank == 0:
         os._exit(0)
     time.sleep(0.5)
-    return error_of(call) if rank < 3 else ""
+    if rank < 3:
+        error = error_of(call)
+        assert error.startswith("CommError: ")
+        assert "rank 0 died" in error
 
 
-def test_a_rank_that_only_sends_learns_that_another_sender_left(worlds: Worlds) -> None:
-    found = worlds(4).run(leave_before_a_call, dying=[0])
-    for rank in (1, 2):
-        assert found[rank].startswith("CommError: ")
-        assert "rank 0 died" in found[rank]
-
-
-def lose_the_store(rank: int, folder: str, executor: str) -> Any:
+@pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(4, dying=[3])
+def test_known_calls_go_on_when_the_store_is_lost(rank: int, tmp_path: Any, executor: str) -> None:
     """Rank 3 serves the store of the others, and ends after their first call."""
     dist.destroy_process_group()
-    ports = dist.FileStore(f"{folder}/port", 4)
+    ports = dist.FileStore(f"{tmp_path}/port", 4)
     if rank == 3:
         store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         ports.set("port", str(store.port))
@@ -275,41 +252,31 @@ def lose_the_store(rank: int, folder: str, executor: str) -> Any:
     ports.set(f"done/{rank}", "")
     time.sleep(1.0)
     error = error_of(partial(moved, rank, pair[::-1], executor=executor))
-    return error, moved(rank, pair, executor=executor)
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_known_calls_go_on_when_the_store_is_lost(
-    worlds: Worlds, tmp_path: Any, executor: str
-) -> None:
-    world = worlds(4)
-    found = world.run(lose_the_store, str(tmp_path), executor, dying=[3])
-    errors, results = zip(*found[:3], strict=True)
-    for error in errors:
-        assert error.startswith("CommError: ")
-        assert "the store of the process group is lost" in error
-        assert "frame #" not in error
-    pair = rv.Layout(SHAPE, "R(1)V(1)D(3,1)"), rv.Layout(SHAPE, "R(1)V(1)D(1,3)")
-    assert faults_of(results, *pair) == []
+    assert error.startswith("CommError: ")
+    assert "the store of the process group is lost" in error
+    assert "frame #" not in error
+    assert torch.equal(moved(rank, pair, executor=executor), shard_of(rank, pair[1]))
 
 
 # --- threads ------------------------------------------------------------------------------------
 
 
-def call_one_group_in_threads(rank: int, executor: str) -> list[Any]:
+@pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(4, is_last=True)
+def test_two_threads_that_call_one_group_at_once_both_get_an_error(
+    rank: int, executor: str
+) -> None:
     """Two threads make calls of one transition with values of their own."""
     group = dist.new_group(list(range(dist.get_world_size())))
-    found: list[Any] = [None, None]
+    errors = ["", ""]
 
     def use(i: int) -> None:
         for _ in range(30):
-            src, dst = ALL
-            shard = shard_of(rank, src, i)
+            shard = shard_of(rank, ALL[0], i)
             try:
-                made = rv.redistribute(shard, src, dst, group=group, executor=executor)
-                found[i] = made.numpy()
+                rv.redistribute(shard, *ALL, group=group, executor=executor)
             except rv.CommError as error:
-                found[i] = str(error)
+                errors[i] = str(error)
                 return
 
     threads = [threading.Thread(target=use, args=(i,)) for i in (0, 1)]
@@ -317,17 +284,7 @@ def call_one_group_in_threads(rank: int, executor: str) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    dist.barrier()
-    return found
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_two_threads_that_call_one_group_at_once_both_get_an_error(
-    worlds: Worlds, executor: str
-) -> None:
-    world = worlds(4)
-    of_ranks = world.run(call_one_group_in_threads, executor)
-    world.stop()
-    for of_rank in of_ranks:
-        assert [type(found) for found in of_rank] == [str, str]
-    assert any("two threads call it at once" in found for of_rank in of_ranks for found in of_rank)
+    assert all(errors)
+    of_ranks: list[Any] = [None] * 4
+    dist.all_gather_object(of_ranks, errors)
+    assert any("two threads call it at once" in error for found in of_ranks for error in found)

@@ -279,10 +279,10 @@ def test_every_rank_of_a_chain_of_waits_names_the_lost_rank(
 @pytest.mark.parametrize("what", ["reserve", "domains"])
 @on_ranks(NUM_RANKS, 1.0, is_last=True)
 def test_a_rank_that_does_not_join_is_named(rank: int, what: str) -> None:
+    domain = domain_of(ranks=ALL) if what == "reserve" else None
     if rank == 2:
         time.sleep(1.5)
-    elif what == "reserve":
-        domain = domain_of(ranks=ALL)
+    elif domain is not None:
         error = error_of(lambda: domain.reserve(dict.fromkeys(ALL, 1)))
         assert "ranks [2] did not join within 1 s" in error
     else:

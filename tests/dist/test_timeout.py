@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 from rvdcomm.run.waiting import of_block
+from tests.dist.on_ranks import assert_moved, on_ranks
 from tests.dist.shards import shard_of
-from tests.dist.test_dist_errors import Waited, timed
-from tests.dist.world import Worlds
+from tests.dist.test_dist_errors import timed
 
 pytestmark = [pytest.mark.dist, pytest.mark.alone]
 
@@ -51,25 +51,6 @@ def call(rank: int, way: str, executor: str, group: Any) -> Any:
     )  # fmt: skip
 
 
-def in_vain(rank: int, way: str, executor: str, is_agreed: bool) -> Waited | None:
-    """What rank 1 gets if rank 0 comes too late; None on rank 0."""
-    group = new_group()
-    if is_agreed:
-        first = call(rank, way, executor, group)
-        _ = first.wait() if way in IN_BACKGROUND else first
-    if rank == 0:
-        time.sleep(3 * LIMIT_SECS)
-        return None
-
-    def limited() -> Any:
-        with rv.timeout(LIMIT_SECS):
-            found = call(rank, way, executor, group)
-        # The limit is that of the block in which the call began.
-        return found.wait() if way in IN_BACKGROUND else found
-
-    return timed(limited)
-
-
 @pytest.mark.parametrize(
     "way, executor, is_agreed",
     [
@@ -78,39 +59,43 @@ def in_vain(rank: int, way: str, executor: str, is_agreed: bool) -> Waited | Non
         ("sum", "peer", False),
         ("many", "dist", True),
         ("background", "peer", True),
+        ("posted", "dist", True),
     ],
 )
+@on_ranks(2)
 def test_call_in_a_timeout_block_raises_before_the_timeout_of_the_group(
-    worlds: Worlds, way: str, executor: str, is_agreed: bool
+    rank: int, way: str, executor: str, is_agreed: bool
 ) -> None:
-    waited = worlds(2).run(in_vain, way, executor, is_agreed)[1]
+    """Rank 0 comes too late."""
+    group = new_group()
+    if is_agreed:
+        first = call(rank, way, executor, group)
+        _ = first.wait() if way in IN_BACKGROUND else first
+    if rank == 0:
+        time.sleep(3 * LIMIT_SECS)
+        return
+
+    def limited() -> Any:
+        with rv.timeout(LIMIT_SECS):
+            found = call(rank, way, executor, group)
+        # The limit is that of the block in which the call began.
+        return found.wait() if way in IN_BACKGROUND else found
+
+    waited = timed(limited)
     assert waited.error.startswith("CommError"), waited
     assert waited.secs < GROUP_SECS / 2
 
 
-def test_posted_call_keeps_the_limit_of_its_timeout_block(worlds: Worlds) -> None:
-    waited = worlds(2).run(in_vain, "posted", "dist", True)[1]
-    assert waited.error.startswith("CommError"), waited
-    assert waited.secs < GROUP_SECS / 2
-
-
-def late_within_the_groups_time(rank: int, executor: str) -> list[float]:
+@pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(2)
+def test_timeout_of_the_group_applies_outside_of_a_timeout_block(rank: int, executor: str) -> None:
     group = new_group()
     with rv.timeout(LIMIT_SECS * 20):
         call(rank, "gather", executor, group)
     if rank == 0:
         time.sleep(2 * LIMIT_SECS)
     # Outside of a block it is the group's timeout again.
-    found = call(rank, "gather", executor, group)
-    return list(found.flatten().tolist())
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_timeout_of_the_group_applies_outside_of_a_timeout_block(
-    worlds: Worlds, executor: str
-) -> None:
-    results = worlds(2).run(late_within_the_groups_time, executor)
-    assert results[0] == results[1]
+    assert_moved(call(rank, "gather", executor, group), *GATHER)
 
 
 def test_timeout_blocks_may_be_nested() -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import rvdcomm as rv
 from rvdcomm.calibration import Tuned, tune
 from rvdcomm.calibration.winners import Winner, log
-from tests.dist.shards import error_of, faults_of, shard_of
+from tests.dist.on_ranks import assert_moved, on_ranks
+from tests.dist.shards import error_of, shard_of
 from tests.dist.world import Worlds
 
 # The package exports the function under the name of its module.
@@ -25,20 +27,34 @@ PAIR = rv.Layout((6, 10), "R(1)V(2)D(2,1)"), rv.Layout((6, 10), "R(2)V(1)D(1,2)"
 SMALLER = rv.Layout((6, 8), "R(1)V(2)D(2,1)"), rv.Layout((6, 8), "R(2)V(1)D(1,2)")
 LATE = rv.Layout((9, 10), "R(1)V(1)D(3,1)"), rv.Layout((9, 10), "R(1)V(1)D(1,2)", ranks=[1, 2])
 
-Found = tuple[str, str, bool, str, Any]
-"""Recipe, executor, whether it was measured, the path, and this rank's result."""
+Found = tuple[str, str, bool, str]
+"""Recipe, executor, whether it was measured, and the path."""
 
 
-def tuned_call(rank: int, folder: str, pair: tuple[rv.Layout, rv.Layout], name: str) -> Found:
-    os.environ["XDG_CACHE_HOME"] = folder
+def tuned_call(rank: int, folder: Path, pair: tuple[rv.Layout, rv.Layout], name: str) -> Found:
+    """What this rank found, which moves the tensor right."""
+    use_cache(folder)
     found = tune(*pair, "float32", HOSTS, executor=name)
     call = rv.Redistributor(found.plan, executor=found.executor)
-    result = call(shard_of(rank, pair[0])) if rank in (*pair[0].ranks, *pair[1].ranks) else None
-    return (*seen(found), None if result is None else result.numpy())
+    assert_moved(call(shard_of(rank, pair[0])), *pair)
+    return agreed(found)
 
 
-def seen(found: Tuned) -> tuple[str, str, bool, str]:
-    return found.recipe, found.executor, found.measured, str(found.plan.path)
+def use_cache(folder: Path) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+
+
+def agreed(found: Tuned) -> Found:
+    """What all ranks found."""
+    mine = found.recipe, found.executor, found.measured, str(found.plan.path)
+    assert gathered(mine) == [mine] * NUM_RANKS
+    return mine
+
+
+def gathered(value: Any) -> list[Any]:
+    values: list[Any] = [None] * NUM_RANKS
+    dist.all_gather_object(values, value)
+    return values
 
 
 def forget(rank: int) -> None:
@@ -49,50 +65,24 @@ pytestmark = pytest.mark.dist
 
 
 @pytest.mark.parametrize("name", ["auto", "dist"])
-def test_all_ranks_get_the_same_correct_plan(worlds: Worlds, tmp_path: Path, name: str) -> None:
-    found = worlds(NUM_RANKS).run(tuned_call, str(tmp_path), PAIR, name)
-    assert len({answer[:4] for answer in found}) == 1
-    assert found[0][2], "nobody could know it"
-    assert found[0][1] in {"auto": ("auto", "dist"), "dist": ("dist",)}[name]
-    assert faults_of([answer[4] for answer in found], *PAIR) == []
+@on_ranks(NUM_RANKS)
+def test_all_ranks_get_the_same_correct_plan(rank: int, tmp_path: Path, name: str) -> None:
+    forget(rank)
+    _, executor, measured, _ = tuned_call(rank, tmp_path, PAIR, name)
+    assert measured, "nobody could know it"
+    assert executor in {"auto": ("auto", "dist"), "dist": ("dist",)}[name]
 
 
-def test_second_call_and_tensor_of_similar_size_reuse_the_measured_winner(
+def test_measured_winner_is_reused_for_similar_sizes_and_by_new_processes(
     worlds: Worlds, tmp_path: Path
 ) -> None:
     world = worlds(NUM_RANKS)
     world.run(forget)
-    first = world.run(tuned_call, str(tmp_path), PAIR, "auto")
-    second = world.run(tuned_call, str(tmp_path), PAIR, "auto")
-    third = world.run(tuned_call, str(tmp_path), SMALLER, "auto")
-    assert [answer[2] for answer in (*first, *second, *third)] == [True] * 4 + [False] * 8
-    assert {answer[:2] for answer in (*first, *second, *third)} == {first[0][:2]}
-    assert faults_of([answer[4] for answer in third], *SMALLER) == []
-
-
-def test_new_processes_read_the_winner_from_the_file(worlds: Worlds, tmp_path: Path) -> None:
-    world = worlds(NUM_RANKS)
-    world.run(forget)
-    first = world.run(tuned_call, str(tmp_path), PAIR, "auto")
+    found = [world.run(tuned_call, tmp_path, pair, "auto")[0] for pair in (PAIR, PAIR, SMALLER)]
     world.stop()
-    again = world.run(tuned_call, str(tmp_path), PAIR, "auto")
-    assert [answer[2] for answer in again] == [False] * NUM_RANKS
-    assert {answer[:2] for answer in again} == {first[0][:2]}
-
-
-def tuned_after(rank: int, folder: str, winners: dict[int, Winner], pair: Any) -> Found:
-    """Tune with a cache folder per rank, some of which have a winner."""
-    module._winners.clear()
-    os.environ["XDG_CACHE_HOME"] = f"{folder}/{rank}"
-    if rank in winners:
-        where = f"gloo {NUM_RANKS} ranks auto {module._release()}"
-        key = module.key_of(rv.plan(*pair, "float32", HOSTS), None, where)
-        module._winners.put(key, winners[rank])
-    found = tune(*pair, "float32", HOSTS)
-    again = tune(*pair, "float32", HOSTS)
-    assert seen(again)[:2] == seen(found)[:2]
-    assert not again.measured
-    return (*seen(found), None)
+    found += world.run(tuned_call, tmp_path, PAIR, "auto")
+    assert [measured for _, _, measured, _ in found] == [True] + [False] * (2 + NUM_RANKS)
+    assert {(recipe, executor) for recipe, executor, _, _ in found} == {found[0][:2]}
 
 
 FLAT, DIRECT = Winner("flat", "dist", 1e-3, 2e-3), Winner("direct", "auto", 1e-3, 2e-3)
@@ -100,7 +90,7 @@ STRANGE = Winner("flat", "teleport", 1e-3, 2e-3)
 
 
 @pytest.mark.parametrize(
-    "winners, measured",
+    "winners, is_measured",
     [
         ({2: FLAT}, False),
         ({0: FLAT, 1: FLAT, 2: FLAT, 3: FLAT}, False),
@@ -109,61 +99,44 @@ STRANGE = Winner("flat", "teleport", 1e-3, 2e-3)
     ],
     ids=["one knows", "all know", "they disagree", "one was told nonsense"],
 )
+@on_ranks(NUM_RANKS)
 def test_cached_winner_is_used_without_measuring_only_if_ranks_agree_on_it(
-    worlds: Worlds, tmp_path: Path, winners: dict[int, Winner], measured: bool
+    rank: int, tmp_path: Path, winners: dict[int, Winner], is_measured: bool
 ) -> None:
-    found = worlds(NUM_RANKS).run(tuned_after, str(tmp_path), winners, PAIR)
-    assert len({answer[:4] for answer in found}) == 1
-    assert found[0][2] == measured
-    assert measured or found[0][:2] == ("flat", "dist")
+    """Ranks tune with a cache folder each, some of which have a winner."""
+    forget(rank)
+    use_cache(tmp_path / str(rank))
+    if rank in winners:
+        where = f"gloo {NUM_RANKS} ranks auto {module._release()}"
+        key = module.key_of(rv.plan(*PAIR, "float32", HOSTS), None, where)
+        module._winners.put(key, winners[rank])
+    recipe, executor, measured, _ = agreed(tune(*PAIR, "float32", HOSTS))
+    assert measured == is_measured
+    assert measured or (recipe, executor) == ("flat", "dist")
+    assert agreed(tune(*PAIR, "float32", HOSTS))[:3] == (recipe, executor, False)
 
 
-def ranks_of_the_pair_tune(rank: int, folder: str) -> Any:
-    os.environ["XDG_CACHE_HOME"] = folder
+@on_ranks(NUM_RANKS)
+def test_tune_is_an_error_only_on_ranks_outside_both_layouts(rank: int, tmp_path: Path) -> None:
+    use_cache(tmp_path)
+    result = None
     if rank == 3:
-        return error_of(lambda: tune(*LATE, topology=HOSTS))
-    return tuned_call(rank, folder, LATE, "auto")
+        error = error_of(lambda: tune(*LATE, topology=HOSTS))
+        assert "rank 3 called it but is in neither layout" in error
+    else:
+        found = tune(*LATE, "float32", HOSTS)
+        result = rv.Redistributor(found.plan, executor=found.executor)(shard_of(rank, LATE[0]))
+    assert_moved(result, *LATE)
 
 
-def test_tune_is_an_error_only_on_ranks_outside_both_layouts(
-    worlds: Worlds, tmp_path: Path
-) -> None:
-    found = worlds(NUM_RANKS).run(ranks_of_the_pair_tune, str(tmp_path))
-    assert "rank 3 called it but is in neither layout" in str(found[3])
-    assert faults_of([answer[4] for answer in found[:3]] + [None], *LATE) == []
-
-
-def tune_something_else_on_rank_2(rank: int, folder: str) -> Any:
-    os.environ["XDG_CACHE_HOME"] = folder
-    pair = SMALLER if rank == 2 else PAIR
-    return error_of(lambda: tune(*pair, topology=HOSTS))
-
-
+@on_ranks(NUM_RANKS)
 def test_disagreement_about_the_layouts_is_an_error_on_every_rank(
-    worlds: Worlds, tmp_path: Path
+    rank: int, tmp_path: Path
 ) -> None:
-    for error in worlds(NUM_RANKS).run(tune_something_else_on_rank_2, str(tmp_path)):
-        assert "tune R(1)V(2)D(2,1) -> R(2)V(1)D(1,2): ranks disagree about request" in str(error)
-        assert ", rank 2 for " in str(error)
-
-
-def logged_race(rank: int, folder: str, secs: list[float]) -> tuple[list[str], tuple[Any, ...]]:
-    """What is logged when the candidates take these times."""
-    module._winners.clear()
-    os.environ["XDG_CACHE_HOME"] = folder
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    times = module._times
-    module._times = lambda clock, calls: [*secs, *[9.0] * (len(calls) - len(secs))]
-    try:
-        found = tune(*PAIR, "float32", HOSTS)
-    finally:
-        module._times = times
-        log.removeHandler(handler)
-    return lines, (found.recipe, found.executor, found.secs, found.model_secs)
+    use_cache(tmp_path)
+    error = error_of(lambda: tune(*(SMALLER if rank == 2 else PAIR), topology=HOSTS))
+    assert "tune R(1)V(2)D(2,1) -> R(2)V(1)D(1,2): ranks disagree about request" in error
+    assert ", rank 2 for " in error
 
 
 @pytest.mark.parametrize(
@@ -175,15 +148,27 @@ def logged_race(rank: int, folder: str, secs: list[float]) -> tuple[list[str], t
     ],
     ids=["another is faster", "the model is right", "as good as equal"],
 )
+@on_ranks(NUM_RANKS)
 def test_log_says_whether_the_choice_of_the_model_is_the_fastest(
-    worlds: Worlds, tmp_path: Path, secs: list[float], message: str, won: str
+    rank: int, tmp_path: Path, secs: list[float], message: str, won: str
 ) -> None:
-    found = worlds(NUM_RANKS).run(logged_race, str(tmp_path), secs)
-    (line,) = found[0][0]
-    assert f"the model's choice {message}" in line
-    assert [lines for lines, _ in found[1:]] == [[], [], []]
+    """The candidates take these times; the first rank logs the race."""
+    forget(rank)
+    use_cache(tmp_path)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    with pytest.MonkeyPatch.context() as patch:
+        times = [*secs, *[9.0] * 99]
+        patch.setattr(module, "_times", lambda clock, calls: times[: len(calls)])
+        found = tune(*PAIR, "float32", HOSTS)
+    log.removeHandler(handler)
+    assert [f"the model's choice {message}" in line for line in lines] == [True] * (rank == 0)
     best = secs[1] if won == "dist" else secs[0]
-    assert {answer for _, answer in found} == {("model", won, best, secs[0])}
+    assert (found.recipe, found.executor) == ("model", won)
+    assert (found.secs, found.model_secs) == (best, secs[0])
 
 
 @pytest.mark.parametrize(
