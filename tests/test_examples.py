@@ -78,18 +78,16 @@ def test_example_runs_on_processes(name: str, world_size: int) -> None:
 
 @pytest.mark.dist
 def test_killed_llama_training_resumes_under_another_plan(tmp_path: Path) -> None:
-    common = ["--folder", str(tmp_path), "--steps", "4", "--dtype", "float64"]
-    dies = launches(KILLED, 4, "--plan", "zero3", "--die-after", "2", *common)
+    common = ["--folder", str(tmp_path), "--steps", "2", "--dtype", "float64"]
+    dies = launches(KILLED, 2, "--plan", "zero3", "--die-after", "1", *common)
     with pytest.raises(RankFailedError) as died:
         run_ranks(dies, timeout_secs=TIMEOUT_SECS, echo=False)
     assert died.value.exit_status == -signal.SIGKILL
-    goes_on = launches(KILLED, 4, "--plan", "megatron", *common)
+    goes_on = launches(KILLED, 2, "--plan", "megatron", *common)
     first, *_ = run_ranks(goes_on, timeout_secs=TIMEOUT_SECS, echo=False)
-    losses = dict(re.findall(r"^step (\d+): loss (\S+)$", first.stdout, re.MULTILINE))
-    assert list(losses) == ["2", "3"]
-    found = [float(loss) for loss in losses.values()]
+    ((step, loss),) = re.findall(r"^step (\d+): loss (\S+)$", first.stdout, re.MULTILINE)
     # The model itself computes its norms in float32.
-    assert found == pytest.approx(losses_alone(4)[2:], rel=1e-5)
+    assert (step, float(loss)) == ("1", pytest.approx(losses_alone(2)[1], rel=1e-5))
 
 
 def losses_alone(num_steps: int) -> list[float]:

@@ -49,11 +49,11 @@ def test_random_pairs_cover_every_kind() -> None:
 def test_random_pairs_run_on_processes_with_every_executor() -> None:
     world = ProcessWorld(6, processes.TIMEOUT_SECS)
     try:
-        report = processes.fuzz(world, SEED, range(60))
+        report = processes.fuzz(world, SEED, range(30))
     finally:
         world.stop()
     assert report.findings == []
-    assert report.counts["pairs"] == 60
+    assert report.counts["pairs"] == 30
 
 
 @pytest.mark.parametrize("first", range(0, 32, 8))
@@ -81,7 +81,7 @@ def test_damaged_texts_raise_only_documented_errors(target: str) -> None:
 @pytest.mark.dist
 @pytest.mark.skipif(native.core is None, reason="the extension is not built, or not wanted")
 def test_random_faults_never_give_a_call_wrong_data() -> None:
-    report = faults.fuzz(SEED, range(faults.BATCH))
+    report = faults.fuzz(SEED, range(faults.BATCH // 2))
     assert report.findings == []
     assert report.counts["calls that raise"] > 0 < report.counts["calls that return"]
 
@@ -91,7 +91,7 @@ def test_random_faults_never_give_a_call_wrong_data() -> None:
 def test_loop_of_calls_does_not_leak_resources() -> None:
     world = ProcessWorld(soak.NUM_RANKS)
     try:
-        report = soak.soak(world, 5.0)
+        report = soak.soak(world, 2.0)
     finally:
         world.stop()
     assert report.findings == []
