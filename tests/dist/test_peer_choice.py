@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,9 +20,8 @@ from rvdcomm.program import Program
 from rvdcomm.run import choice, rank_program
 from rvdcomm.run.world import World
 from tests.dist.namespaces import CLONE_NEWNET, hide, libc
-from tests.dist.on_ranks import on_ranks
-from tests.dist.shards import error_of, faults_of, shard_of
-from tests.dist.world import ProcessWorld, Worlds
+from tests.dist.on_ranks import assert_moved, on_ranks
+from tests.dist.shards import error_of, shard_of
 
 pytestmark = [
     pytest.mark.dist,
@@ -37,26 +35,20 @@ TWO_HOSTS = rv.Topology.hosts([[0, 2], [1, 3]], rv.Link(1e-6, 1e10), rv.Link(1e-
 ALL = ((0, 1, 2, 3),)
 
 Groups = tuple[tuple[int, ...], ...]
-Found = tuple[Groups, bool, Any]
-"""Who reads whose memory, whether anything is sent by the backend, and a result."""
 
 
-def use(call: Any, rank: int, src: rv.Layout = PAIR[0]) -> Found:
-    """The peer groups of a compiled transition, whether it sends messages, and its result."""
+def assert_used(
+    rank: int,
+    call: rv.Redistributor,
+    groups: Groups,
+    sends: bool,
+    pair: tuple[rv.Layout, rv.Layout] = PAIR,
+) -> None:
+    """These groups read each other's memory, messages are sent or not, and the result is right."""
     program: Program = call._program.program
-    return program.peer_groups, bool(program.collectives), call(shard_of(rank, src)).numpy()
-
-
-def faults_of_use(
-    found: list[Found], groups: Groups, sends: bool, pair: tuple[rv.Layout, rv.Layout] = PAIR
-) -> list[str]:
-    """Differences from the wanted groups, sends and results on any rank."""
-    faults = [
-        f"rank {rank}: peer groups {got}, sends: {does_send}"
-        for rank, (got, does_send, _) in enumerate(found)
-        if (got, does_send) != (tuple(group for group in groups if rank in group), sends)
-    ]
-    return faults + faults_of([result for _, _, result in found], *pair)
+    assert program.peer_groups == tuple(group for group in groups if rank in group)
+    assert bool(program.collectives) == sends
+    assert_moved(call(shard_of(rank, pair[0])), *pair)
 
 
 # --- what is asked for --------------------------------------------------------------------------
@@ -69,13 +61,6 @@ def variable_set(variable: str | None) -> Iterator[None]:
         if variable is not None:
             patch.setenv("RVDCOMM_EXECUTOR", variable)
         yield
-
-
-def choose(
-    rank: int, argument: str | None, variable: str | None, topology: rv.Topology | None
-) -> Found:
-    with variable_set(variable):
-        return use(rv.Redistributor(rv.plan(*PAIR, "float32", topology), executor=argument), rank)
 
 
 LINK = rv.Link(1e-6, 1e9)
@@ -97,16 +82,18 @@ ALONE = rv.Topology.hosts([[rank] for rank in range(NUM_RANKS)], LINK, LINK)
         ("auto", None, ALONE, ()),
     ],
 )
+@on_ranks(NUM_RANKS)
 def test_argument_overrides_environment_variable_in_the_choice_of_executor(
-    worlds: Worlds,
+    rank: int,
     argument: str | None,
     variable: str | None,
     topology: rv.Topology | None,
     groups: Groups,
 ) -> None:
     """Ranks of different hosts of the topology send messages."""
-    found = worlds(NUM_RANKS).run(choose, argument, variable, topology)
-    assert faults_of_use(found, groups, sends=groups != ALL) == []
+    with variable_set(variable):
+        call = rv.Redistributor(rv.plan(*PAIR, "float32", topology), executor=argument)
+        assert_used(rank, call, groups, sends=groups != ALL)
 
 
 @pytest.mark.parametrize("argument, variable", [("nccl", None), (None, "nccl"), ("nccl", "dist")])
@@ -137,45 +124,26 @@ def native_core(is_there: bool) -> Iterator[None]:
         choice.core = rank_program.core = saved
 
 
-def lack_core(rank: int, lacking: list[int], executor: str) -> tuple[str, Found | None]:
-    found: list[Found] = []
-    with native_core(rank not in lacking):
-        error = error_of(
-            lambda: found.append(use(rv.Redistributor(rv.plan(*PAIR), executor=executor), rank))
-        )
-    return error, found[0] if found else None
-
-
-@pytest.fixture
-def fresh(worlds: Worlds) -> Iterator[ProcessWorld]:
-    """A world in which nobody has asked who can reach whom, and that is not used again."""
-    world = worlds(NUM_RANKS)
-    world.stop()
-    yield world
-    world.stop()
-
-
 @pytest.mark.parametrize(
     "lacking, groups", [([2], ((0, 1, 3),)), ([0, 1, 3], ()), ([0, 1, 2, 3], ())]
 )
+@on_ranks(NUM_RANKS, is_first=True, is_last=True)
 def test_rank_without_the_native_core_uses_messages(
-    fresh: ProcessWorld, lacking: list[int], groups: Groups
+    rank: int, lacking: list[int], groups: Groups
 ) -> None:
-    errors, found = zip(*fresh.run(lack_core, lacking, "auto"), strict=True)
-    assert errors == ("none",) * NUM_RANKS
-    assert faults_of_use(found, groups, sends=True) == []
+    with native_core(rank not in lacking):
+        assert_used(rank, rv.Redistributor(rv.plan(*PAIR), executor="auto"), groups, sends=True)
 
 
-def test_executor_peer_is_an_error_on_every_rank_if_one_has_no_native_core(
-    fresh: ProcessWorld,
-) -> None:
-    error = (
-        "CommError: executor 'peer': ranks (0,1,3) and (2) of one host cannot map each other's "
-        "memory: they are on different machines, in different network namespaces or of different "
-        "users, or a rank has no native core or asked for 'dist'. Use 'auto', or a topology that "
-        "tells them apart."
-    )
-    assert fresh.run(lack_core, [2], "peer") == [(error, None)] * NUM_RANKS
+@on_ranks(NUM_RANKS, is_first=True, is_last=True)
+def test_executor_peer_is_an_error_on_every_rank_if_one_has_no_native_core(rank: int) -> None:
+    with native_core(rank != 2):
+        assert error_of(lambda: rv.Redistributor(rv.plan(*PAIR), executor="peer")) == (
+            "CommError: executor 'peer': ranks (0,1,3) and (2) of one host cannot map each other's "
+            "memory: they are on different machines, in different network namespaces or of "
+            "different users, or a rank has no native core or asked for 'dist'. Use 'auto', or a "
+            "topology that tells them apart."
+        )
 
 
 # --- memory that is refused ---------------------------------------------------------------------
@@ -183,59 +151,46 @@ def test_executor_peer_is_an_error_on_every_rank_if_one_has_no_native_core(
 LARGE = rv.Layout((1024, 640), "R(1)V(4)D(1,1)"), rv.Layout((1024, 640), "R(1)V(1)D(4,1)")
 
 
-def lack_memory(rank: int, executor: str) -> tuple[str, Any, Groups, Any]:
+@contextmanager
+def little_memory(rank: int) -> Iterator[None]:
     """Rank 2 may share only little memory, which suffices for a small transition."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 2:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
-    found: list[Found] = []
     try:
-        error = error_of(
-            lambda: found.append(
-                use(rv.Redistributor(rv.plan(*LARGE), executor=executor), rank, LARGE[0])
-            )
-        )
-        groups, _, small = use(rv.Redistributor(rv.plan(*PAIR), executor="peer"), rank)
+        yield
+        assert_used(rank, rv.Redistributor(rv.plan(*PAIR), executor="peer"), ALL, sends=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    return error, found[0] if found else None, groups, small
 
 
-def test_failed_reservation_on_one_rank_makes_all_ranks_send_messages(fresh: ProcessWorld) -> None:
-    errors, large, groups, small = zip(*fresh.run(lack_memory, "auto"), strict=True)
-    assert errors == ("none",) * NUM_RANKS
-    assert faults_of_use(large, (), sends=True, pair=LARGE) == []
-    assert groups == (ALL,) * NUM_RANKS
-    assert faults_of(small, *PAIR) == []
+@on_ranks(NUM_RANKS, is_first=True, is_last=True)
+def test_failed_reservation_on_one_rank_makes_all_ranks_send_messages(rank: int) -> None:
+    with little_memory(rank):
+        call = rv.Redistributor(rv.plan(*LARGE), executor="auto")
+        assert_used(rank, call, (), sends=True, pair=LARGE)
 
 
-def test_failed_reservation_on_one_rank_is_an_error_of_executor_peer_on_all(
-    fresh: ProcessWorld,
-) -> None:
-    errors, _, groups, small = zip(*fresh.run(lack_memory, "peer"), strict=True)
-    assert len(set(errors)) == 1
-    start = (
-        "CommError: executor 'peer': reserving shared memory on ranks (0:4): rank 2 cannot reserve "
-    )
-    assert errors[0].startswith(start)
-    assert int(errors[0].removeprefix(start).split(" bytes: File too large")[0]) > 64 << 10
-    assert groups == (ALL,) * NUM_RANKS
-    assert faults_of(small, *PAIR) == []
+@on_ranks(NUM_RANKS, is_first=True, is_last=True)
+def test_failed_reservation_on_one_rank_is_an_error_of_executor_peer_on_all(rank: int) -> None:
+    with little_memory(rank):
+        error = error_of(lambda: rv.Redistributor(rv.plan(*LARGE), executor="peer"))
+        start = "CommError: executor 'peer': reserving shared memory on ranks (0:4): rank 2 cannot "
+        num_bytes, _, why = error.removeprefix(f"{start}reserve ").partition(" bytes: ")
+        assert int(num_bytes) > 64 << 10
+        assert why.startswith("File too large")
 
 
 # --- machines that are not as usual -------------------------------------------------------------
 
 
-def lack_dev_shm(rank: int) -> Found:
+@pytest.mark.usefixtures("mount_namespaces")
+@on_ranks(NUM_RANKS, is_first=True, is_last=True)
+def test_executor_peer_works_without_dev_shm(rank: int) -> None:
     """As in a container that has none."""
     hide("/dev")
     assert not Path("/dev/shm").exists()
-    return use(rv.Redistributor(rv.plan(*PAIR), executor="peer"), rank)
-
-
-@pytest.mark.usefixtures("mount_namespaces")
-def test_executor_peer_works_without_dev_shm(fresh: ProcessWorld) -> None:
-    assert faults_of_use(fresh.run(lack_dev_shm), ALL, sends=False) == []
+    assert_used(rank, rv.Redistributor(rv.plan(*PAIR), executor="peer"), ALL, sends=False)
 
 
 @pytest.mark.usefixtures("network_namespaces")

@@ -218,8 +218,12 @@ def die(how: int = signal.SIGKILL) -> None:
     os.kill(os.getpid(), how)
 
 
-def one_dies(rank: int, how: int, by_reserve: bool) -> None:
-    """Rank 2 dies; all others learn it at once when they wait for it, or reserve memory."""
+@pytest.mark.parametrize(
+    "how, by_reserve", [(signal.SIGKILL, False), (signal.SIGSEGV, False), (signal.SIGKILL, True)]
+)
+@on_ranks(NUM_RANKS, dying=[2])
+def test_a_rank_that_dies_is_named_by_all_at_once(rank: int, how: int, by_reserve: bool) -> None:
+    """The others learn it when they wait for it, or reserve memory."""
     domain = domain_of()
     barrier(domain)
     if rank == 2:
@@ -237,15 +241,6 @@ def one_dies(rank: int, how: int, by_reserve: bool) -> None:
         assert wait_error(domain, rank, 0).startswith(named), "a broken domain stays broken"
     assert time.monotonic() - start < SOON_SECS
     domain.close()
-
-
-@pytest.mark.parametrize(
-    "how, by_reserve", [(signal.SIGKILL, False), (signal.SIGSEGV, False), (signal.SIGKILL, True)]
-)
-def test_a_rank_that_dies_is_named_by_all_at_once(
-    worlds: Worlds, how: int, by_reserve: bool
-) -> None:
-    worlds(NUM_RANKS).run(one_dies, how, by_reserve, dying=[2])
 
 
 def chain_of_waits(rank: int, timeout_secs: float, last_dies: bool) -> None:
@@ -345,7 +340,8 @@ def test_a_forked_child_does_not_disturb_its_parent(rank: int) -> None:
     domain.close()
 
 
-def fork_and_die(rank: int) -> None:
+@on_ranks(NUM_RANKS, dying=[1])
+def test_surviving_child_does_not_hide_the_death_of_its_parent(rank: int) -> None:
     domain = domain_of()
     barrier(domain)
     if rank == 1:
@@ -357,10 +353,6 @@ def fork_and_die(rank: int) -> None:
     assert "rank 1 died" in wait_error(domain, 1, 2)
     assert time.monotonic() - start < 2.0
     domain.close()
-
-
-def test_surviving_child_does_not_hide_the_death_of_its_parent(worlds: Worlds) -> None:
-    worlds(NUM_RANKS).run(fork_and_die, dying=[1])
 
 
 # --- who is on one machine ----------------------------------------------------------------------

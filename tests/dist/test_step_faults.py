@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 import superscaler_core as ss
+from tests.dist.on_ranks import on_ranks
 from tests.dist.shards import error_of
 from tests.dist.world import Worlds
 from tests.superscaler_core.run.test_step_guard import PLANS, bad_batch, batch, loop, model, sgd
@@ -24,28 +24,6 @@ TIMEOUT_SECS = 20.0
 OUT_OF_RANGE = "IndexError: index out of range in self"
 AT_ONCE_SECS = 10.0
 """Far below the timeout: a busy machine may take some of it."""
-
-
-def skip_the_bad_batch(rank: int, plan: str, executor: str) -> dict[str, Any]:
-    """The habit of DDP users: catch the error, go on with the next batch. Then recover, go on."""
-    os.environ["RVDCOMM_EXECUTOR"] = executor
-    group = dist.new_group()
-    parallel = ss.parallelize(
-        model(), kwargs=batch(0), plan=plan, options=(PLANS | HYBRID)[plan], group=group
-    )
-    optimizer = sgd(parallel)
-    parallel.step(**batch(0))
-    # A call may fail on a rank that is in it still when another one fails in the next call.
-    dist.barrier()
-    began = time.monotonic()
-    errors = [error_of(lambda each=each: parallel.step(**each)) for each in (bad_batch(), batch(2))]
-    secs = time.monotonic() - began
-    parallel.recover()
-    loss = parallel.step(**batch(3)).item()
-    optimizer.step()
-    guarded = loop(parallel, [batch(0), bad_batch(), batch(1), batch(2)])
-    del os.environ["RVDCOMM_EXECUTOR"]
-    return {"errors": errors, "secs": secs, "loss": loss, "guarded": guarded}
 
 
 HYBRID = {"hybrid": {"pp": 2, "microbatches": 2}}
@@ -61,44 +39,51 @@ HYBRID = {"hybrid": {"pp": 2, "microbatches": 2}}
 def test_failed_step_fails_on_all_processes_at_once(
     worlds: Worlds, plan: str, num_ranks: int, executor: str
 ) -> None:
-    found = worlds(num_ranks, TIMEOUT_SECS).run(in_silence, plan, executor)
-    for each in found:
-        assert all(error.startswith(("IndexError", "CommError")) for error in each["errors"])
-        assert "failed in an earlier call" in each["errors"][1]
-        assert each["secs"] < AT_ONCE_SECS
-    assert len({each["loss"] for each in found}) == 1
-    losses, reasons, state = found[0]["guarded"]
-    for each in found:
-        torch.testing.assert_close((losses, state), each["guarded"][::2], rtol=0, atol=0)
-        assert each["guarded"][1] == reasons
-    assert [reason.partition(": ")[2] for reason in reasons] == [
-        "IndexError: index out of range in self"
-    ]
+    worlds(num_ranks, TIMEOUT_SECS).run(skip_the_bad_batch, plan, executor)
 
 
-def in_silence(rank: int, plan: str, executor: str) -> dict[str, Any]:
-    """``skip_the_bad_batch``, with the warnings of skipped batches counted."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        found = skip_the_bad_batch(rank, plan, executor)
+def skip_the_bad_batch(rank: int, plan: str, executor: str) -> None:
+    """The habit of DDP users: catch the error, go on with the next batch. Then recover, go on."""
+    os.environ["RVDCOMM_EXECUTOR"] = executor
+    group = dist.new_group()
+    parallel = ss.parallelize(
+        model(), kwargs=batch(0), plan=plan, options=(PLANS | HYBRID)[plan], group=group
+    )
+    optimizer = sgd(parallel)
+    parallel.step(**batch(0))
+    # A call may fail on a rank that is in it still when another one fails in the next call.
+    dist.barrier()
+    began = time.monotonic()
+    errors = [error_of(lambda each=each: parallel.step(**each)) for each in (bad_batch(), batch(2))]
+    assert time.monotonic() - began < AT_ONCE_SECS
+    assert all(error.startswith(("IndexError", "CommError")) for error in errors)
+    assert "failed in an earlier call" in errors[1]
+    parallel.recover()
+    loss = parallel.step(**batch(3)).item()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="all ranks skip this batch") as told:
+        losses, reasons, state = loop(parallel, [batch(0), bad_batch(), batch(1), batch(2)])
     assert len([one for one in told if "all ranks skip this batch" in str(one.message)]) == 1
-    return found
+    assert [reason.partition(": ")[2] for reason in reasons] == [OUT_OF_RANGE]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (loss, losses, reasons, state))
+    for each in found:
+        torch.testing.assert_close((loss, losses, state), (*each[:2], each[3]), rtol=0, atol=0)
+        assert each[2] == reasons
+    del os.environ["RVDCOMM_EXECUTOR"]
 
 
-def restart_alone(rank: int) -> list[str]:
+@on_ranks(2, TIMEOUT_SECS)
+def test_group_is_broken_by_abort_until_restart(rank: int) -> None:
     group = dist.new_group()
     x, texts = torch.ones(4), ("R(1)V(2)D(1)", "R(2)V(1)D(1)")
     rv.redistribute(x, *texts, group=group)
     dist.barrier()
     if rank == 0:
         rv.abort(ValueError("no data"), group)
-    errors = [error_of(lambda: rv.redistribute(x, *texts, group=group)) for _ in range(2)]
+    for _ in range(2):
+        error = error_of(lambda: rv.redistribute(x, *texts, group=group))
+        assert error.startswith("CommError")
+        assert rank or "ValueError: no data" in error
     assert rv.restart(group, text=f"from {rank}") == ["from 0", "from 1"]
     assert torch.equal(rv.redistribute(x, *texts, group=group), 2 * x)
-    return errors
-
-
-def test_group_is_broken_by_abort_until_restart(worlds: Worlds) -> None:
-    for rank, errors in enumerate(worlds(2, TIMEOUT_SECS).run(restart_alone)):
-        assert all(error.startswith("CommError") for error in errors)
-        assert rank or all("ValueError: no data" in error for error in errors)

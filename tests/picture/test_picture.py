@@ -29,6 +29,7 @@ from rvdcomm.picture.scene import MAX_RANKS, figure_of
 
 HOSTS = Topology.preset("h100", 2, 4)
 RACKS = Topology.preset("h100", 4, 4)
+MANY_HOSTS = Topology.preset("h100", 16, 8)
 
 
 def planned(src, dst, shape, topology=None, ranks=(None, None), cuts="chunk"):
@@ -204,13 +205,6 @@ def colors(boxes):
     return [to_hex(box.get_facecolor()).upper() for box in boxes]
 
 
-def test_equal_pieces_have_equal_colors():
-    drawn = cells(case("sum on two levels"))
-    after_exchange = [colors(drawn[2, rank][1]) for rank in range(8)]
-    assert after_exchange[:4] == after_exchange[4:]
-    assert len({color for found in after_exchange for color in found}) == 4
-
-
 def test_columns_to_rows_keeps_the_colors_of_the_columns():
     plan = case("columns to rows")
     drawn, last = cells(plan), len(plan.path.steps)
@@ -244,33 +238,36 @@ def test_arrow_color_depends_on_the_topology_level():
 # --- what is left out ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "plan, said",
+    [
+        (lambda: case("3-d"), ["Cells show dims 0 and 1 of 3; cuts of dim 2 are not shown."]),
+        (
+            lambda: planned("R(1)V(1)D(1,1,4)", "R(1)V(1)D(1,4,1)", (3, 8, 8)),
+            ["Cells show dims 1 and 2 of 3."],
+        ),
+        (
+            lambda: planned("R(1)V(1)D(1,16)", "R(1)V(1)D(16,1)", (4096, 4096)),
+            ["Merged: 240 messages"],
+        ),
+        (
+            lambda: planned("R(1)V(1)D(128)", "R(128)V(1)D(1)", (4096,), MANY_HOSTS),
+            ["Left out: 64 of 128 ranks", "128 pieces"],
+        ),
+    ],
+    ids=["hidden dims", "dims that no step cuts", "more arrows than are drawn", "many ranks"],
+)
+def test_a_note_says_what_is_left_out(plan, said):
+    made = plan()
+    assert [words for words in said if words not in notes(made)] == []
+    assert len(found(made, "rank")) <= MAX_RANKS
+    assert list(found(made, "bar")) == ["bar-0"] * (len(pairs(made)) > MAX_ARROWS)
+    assert_legible(made)
+
+
 def test_note_of_a_small_picture_describes_only_the_scale():
     scale = "The width of an arrow shows its bytes, up to 4 MiB."
     assert notes(case("columns to rows")) == scale
-
-
-def test_a_note_counts_merged_messages():
-    plan = planned("R(1)V(1)D(1,16)", "R(1)V(1)D(16,1)", (4096, 4096))
-    assert len(pairs(plan)) == 240 > MAX_ARROWS
-    assert list(found(plan, "bar")) == ["bar-0"]
-    assert "Merged: 240 messages" in notes(plan)
-
-
-def test_a_note_counts_the_ranks_that_are_left_out():
-    plan = planned("R(1)V(1)D(128)", "R(128)V(1)D(1)", (4096,), Topology.preset("h100", 16, 8))
-    assert len(found(plan, "rank")) == MAX_RANKS
-    assert "Left out: 64 of 128 ranks" in notes(plan)
-    assert "128 pieces" in notes(plan)
-    assert_legible(plan)
-
-
-def test_a_note_names_hidden_dims():
-    assert "Cells show dims 0 and 1 of 3; cuts of dim 2 are not shown." in notes(case("3-d"))
-
-
-def test_dims_that_no_step_cuts_are_hidden_first():
-    plan = planned("R(1)V(1)D(1,1,4)", "R(1)V(1)D(1,4,1)", (3, 8, 8))
-    assert "Cells show dims 1 and 2 of 3." in notes(plan)
 
 
 # --- files --------------------------------------------------------------------------------------
