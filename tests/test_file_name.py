@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rvdcomm.file_name import beside
-from rvdcomm.json_file import read_json, write_json
 
 NAMES = ["a", "step 9", "x" * 255, "x" * 254 + "y", "ä" * 127, "\udcff" * 200, "x" * 200, "a~b"]
 
@@ -24,11 +23,3 @@ def test_temporary_name_fits_where_the_name_does(name: str, suffix: str, tmp_pat
 def test_temporary_names_of_different_names_differ() -> None:
     names = [*NAMES, *(beside(name, "")[1:] for name in NAMES)]
     assert len({beside(name, ".x") for name in names}) == len(set(names))
-
-
-@pytest.mark.parametrize("length", [246, 255])
-def test_json_file_with_a_long_name_is_written(length: int, tmp_path: Path) -> None:
-    path = tmp_path / ("x" * length)
-    write_json(path, [1])
-    assert read_json(path, 99) == [1]
-    assert os.listdir(tmp_path) == [path.name]

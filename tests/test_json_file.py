@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 import rvdcomm as rv
-from rvdcomm import whole_file
 from rvdcomm.json_file import entry, read_json, write_json
 
 
@@ -32,11 +30,6 @@ def test_file_longer_than_max_bytes_is_rejected(
             read_json(tmp_path / "file", max_bytes)
 
 
-def test_missing_file_raises_file_not_found_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_json(tmp_path / "file", 1000)
-
-
 @pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}])
 def test_value_that_json_cannot_express_leaves_the_file_unchanged(
     value: Any, tmp_path: Path
@@ -45,20 +38,6 @@ def test_value_that_json_cannot_express_leaves_the_file_unchanged(
     with pytest.raises(rv.LayoutError, match="file cannot be written"):
         write_json(tmp_path / "file", value)
     assert read_json(tmp_path / "file", 1000) == "before"
-
-
-def test_failed_write_leaves_the_file_unchanged_and_no_temporary_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    write_json(tmp_path / "file", "before")
-    monkeypatch.setattr(whole_file.os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_json(tmp_path / "file", "after")
-    assert read_json(tmp_path / "file", 1000) == "before"
-    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_new_file_has_default_permissions_and_old_file_keeps_its_permissions(

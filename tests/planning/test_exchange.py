@@ -120,28 +120,30 @@ def sent_by_holder(src: rv.Layout, moves: tuple[Move, ...]) -> dict[int, int]:
     return sent
 
 
+def sent_by_replicas(num_holders: int, num_readers: int) -> list[int]:
+    """What each of the holders of 60 elements sends to readers of all, sorted."""
+    src = rv.Layout((6, 10), rv.RVD(num_holders, 1, (1, 1)))
+    readers = range(num_holders, num_holders + num_readers)
+    dst = rv.Layout((6, 10), rv.RVD(num_readers, 1, (1, 1)), ranks=readers)
+    return sorted(sent_by_holder(src, moves_of(src, dst)).values())
+
+
 @pytest.mark.parametrize("num_holders, num_readers", [(2, 3), (2, 2), (3, 4), (3, 7), (5, 7)])
 def test_replicas_send_equal_shares_to_at_least_as_many_readers(
     num_holders: int, num_readers: int
 ) -> None:
-    src = rv.Layout((6, 10), rv.RVD(num_holders, 1, (1, 1)))
-    readers = range(num_holders, num_holders + num_readers)
-    dst = rv.Layout((6, 10), rv.RVD(num_readers, 1, (1, 1)), ranks=readers)
-    sent = sent_by_holder(src, moves_of(src, dst))
-    # Every reader needs 60 elements; shares differ by at most one element.
+    # Shares differ by at most one element.
     share, rest = divmod(60 * num_readers, num_holders)
-    assert sorted(sent.values()) == [share] * (num_holders - rest) + [share + 1] * rest
+    wanted = [share] * (num_holders - rest) + [share + 1] * rest
+    assert sent_by_replicas(num_holders, num_readers) == wanted
 
 
 @pytest.mark.parametrize("num_holders, num_readers", [(3, 2), (4, 1), (4, 2), (7, 5), (8, 4)])
 def test_fewer_readers_than_replicas_each_receive_from_one_replica(
     num_holders: int, num_readers: int
 ) -> None:
-    src = rv.Layout((6, 10), rv.RVD(num_holders, 1, (1, 1)))
-    readers = range(num_holders, num_holders + num_readers)
-    dst = rv.Layout((6, 10), rv.RVD(num_readers, 1, (1, 1)), ranks=readers)
-    sent = sent_by_holder(src, moves_of(src, dst))
-    assert sorted(sent.values()) == [0] * (num_holders - num_readers) + [60] * num_readers
+    wanted = [0] * (num_holders - num_readers) + [60] * num_readers
+    assert sent_by_replicas(num_holders, num_readers) == wanted
 
 
 def test_replicas_on_two_hosts_each_send_half_to_one_reader() -> None:
