@@ -22,28 +22,15 @@ def model_of(src: str, dst: str, shape: tuple[int, int] = (6, 10)) -> rv.Plan:
 
 
 @pytest.mark.parametrize("src, dst", PAIRS)
-def test_first_recipe_is_the_choice_of_the_cost_model(src: str, dst: str) -> None:
-    model = model_of(src, dst)
-    assert next(iter(recipes(model, None).items())) == (MODEL, model)
-
-
-@pytest.mark.parametrize("src, dst", PAIRS)
-def test_recipes_give_several_different_plans(src: str, dst: str) -> None:
-    found = recipes(model_of(src, dst), None)
+def test_every_recipe_moves_the_tensor_correctly(src: str, dst: str) -> None:
+    """They are several different plans, with the same steps for tensors of another size."""
+    model, larger = model_of(src, dst), model_of(src, dst, (12, 20))
+    found = recipes(model, None)
+    assert next(iter(found.items())) == (MODEL, model)
     assert 1 < len(found) <= MAX_PLANS
     assert len({str(plan.path) for plan in found.values()}) == len(found)
-
-
-@pytest.mark.parametrize("src, dst", PAIRS)
-def test_every_recipe_moves_the_tensor_correctly(src: str, dst: str) -> None:
-    for plan in recipes(model_of(src, dst), None).values():
+    for name, plan in found.items():
         assert plan_faults(plan) == []
-
-
-@pytest.mark.parametrize("src, dst", PAIRS)
-def test_recipe_has_the_same_steps_for_another_tensor_size(src: str, dst: str) -> None:
-    larger = model_of(src, dst, (12, 20))
-    for name, plan in recipes(model_of(src, dst), None).items():
         kinds = [step.kind for step in plan_of(name, larger, None).path.steps]
         assert kinds == [step.kind for step in plan.path.steps]
 

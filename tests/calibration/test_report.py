@@ -27,12 +27,9 @@ def test_table_shows_measured_and_fitted_times_with_the_error() -> None:
     assert "rank    alpha 100 us ± 0%   beta 1 GB/s ± 0%   median error 0%" in text
 
 
-def test_a_bad_fit_warns_and_names_its_level_and_worst_sample() -> None:
+def test_only_a_bad_fit_warns_and_names_its_level_and_worst_sample() -> None:
     text = table(fit_links(GOOD + BAD, ["rank", "host"]))
     (warning,) = [line for line in text.splitlines() if line.startswith("warning")]
     assert "describe host badly" in warning
     assert "the worst is transfer of" in text
-
-
-def test_a_good_fit_does_not_warn() -> None:
     assert "warning" not in table(fit_links(GOOD, ["rank"]))

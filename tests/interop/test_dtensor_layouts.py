@@ -115,17 +115,10 @@ def test_ranks_hold_the_elements_that_dtensor_splits_off(mesh: tuple[int, ...]) 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_placements_of_undoes_layout_of(mesh: tuple[int, ...]) -> None:
     ranks = ranks_on(mesh)
-    for placements in every(mesh):
-        layout = layout_of(ranks, placements, (7, 16))
-        assert layout_of(ranks, placements_of(layout, ranks), (7, 16)) == layout
-
-
-@pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (2, 2, 2)], ids=str)
-def test_placements_of_finds_shard_orders(mesh: tuple[int, ...]) -> None:
-    ranks = ranks_on(mesh)
-    for placements in shard_orders(mesh):
-        layout = layout_of(ranks, placements, (24, 2))
-        assert layout_of(ranks, placements_of(layout, ranks), (24, 2)) == layout
+    cases = [(p, (7, 16)) for p in every(mesh)] + [(p, (24, 2)) for p in shard_orders(mesh)]
+    for placements, shape in cases:
+        layout = layout_of(ranks, placements, shape)
+        assert layout_of(ranks, placements_of(layout, ranks), shape) == layout
 
 
 def test_placements_of_prefers_placements_without_strides() -> None:

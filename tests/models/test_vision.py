@@ -90,14 +90,19 @@ def graph_of(name: str) -> ss.Graph:
     return _graphs[name]
 
 
+def assert_trains(name: str, plan: ss.Plan, folder: Path) -> None:
+    """Threads of the plan's devices train as torch does alone."""
+    expected = copy.deepcopy(train_alone(name, plan.num_microbatches))
+    folder = ss.compile(plan).save(folder, weights=True)
+    for found in ss.run_threads(folder, lambda t: train_rank(name, t), plan.devices).values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name, how", CASES)
 def test_a_model_trains_as_in_torch(name: str, how: str, tmp_path: Path) -> None:
     plan = ss.Plan(graph_of(name), devices=range(2))
     HOW[how](plan)
-    expected = copy.deepcopy(train_alone(name, plan.num_microbatches))
-    folder = ss.compile(plan).save(tmp_path, weights=True)
-    for found in ss.run_threads(folder, lambda t: train_rank(name, t), range(2)).values():
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert_trains(name, plan, tmp_path)
 
 
 @pytest.mark.parametrize("name", BY_FEATURES["megatron"][:4])
@@ -131,10 +136,7 @@ def test_a_stage_may_have_no_parameters(tmp_path: Path) -> None:
         for op in stage.ops:
             plan.op_assign(op, stage.index)
     plan.op_order(one_f_one_b(3, 2), Placement.even(plan.devices, 3))
-    expected = train_alone("lstm", 2)
-    folder = ss.compile(plan).save(tmp_path, weights=True)
-    for found in ss.run_threads(folder, lambda t: train_rank("lstm", t), range(3)).values():
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert_trains("lstm", plan, tmp_path)
 
 
 def alternating(plan: ss.Plan) -> None:
