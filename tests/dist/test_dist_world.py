@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from tests.dist.world import ProcessWorld, Worlds
+from tests.dist.world import RUN_SECS, ProcessWorld, Worlds
 
 pytestmark = pytest.mark.dist
 
@@ -54,32 +55,35 @@ def lives(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-def test_every_rank_runs_in_a_process_of_its_own(world: ProcessWorld) -> None:
+def test_every_rank_runs_in_a_process_of_its_own_which_later_calls_reuse(
+    world: ProcessWorld,
+) -> None:
     results = world.run(rank_and_pid)
     assert [result[:2] for result in results] == [(0, 0), (1, 1), (2, 2)]
     assert len({pid for _, _, pid in results} | {os.getpid()}) == 4
+    assert world.run(rank_and_pid) == results
 
 
-def test_processes_are_reused_by_later_calls(world: ProcessWorld) -> None:
-    assert pids(world) == pids(world)
-
-
-def test_error_of_a_rank_is_raised_with_rank_and_traceback(world: ProcessWorld) -> None:
-    with pytest.raises(LookupError, match="mist") as caught:
-        world.run(fail_on, 1)
-    (note,) = caught.value.__notes__
-    assert note.startswith("on rank 1 of 3:\nTraceback")
-    assert "in fail_on" in note
-
-
-def test_hang_raises_timeout_error_that_names_its_ranks(world: ProcessWorld) -> None:
-    with pytest.raises(TimeoutError, match=r"ranks \[2\] did not return in 1 s"):
-        world.run(hang_on, 2, timeout_secs=1.0)
-
-
-def test_death_of_a_rank_is_an_error(world: ProcessWorld) -> None:
-    with pytest.raises(ChildProcessError, match="rank 1: the process ended with exit code 3"):
-        world.run(die_on, 1)
+@pytest.mark.parametrize(
+    "failure, error, message",
+    [
+        (fail_on, LookupError, "mist"),
+        (hang_on, TimeoutError, r"ranks \[1\] did not return in 1 s"),
+        (die_on, ChildProcessError, "rank 1: the process ended with exit code 3"),
+    ],
+)
+def test_failure_of_a_rank_is_raised_and_processes_are_replaced(
+    world: ProcessWorld, failure: Any, error: type[Exception], message: str
+) -> None:
+    before = pids(world)
+    with pytest.raises(error, match=message) as caught:
+        world.run(failure, 1, timeout_secs=1.0 if failure is hang_on else RUN_SECS)
+    if failure is fail_on:
+        (note,) = caught.value.__notes__
+        assert note.startswith("on rank 1 of 3:\nTraceback")
+        assert "in fail_on" in note
+    assert not any(map(lives, before))
+    assert not before & pids(world)
 
 
 def test_result_of_a_rank_that_dies_as_expected_is_none(world: ProcessWorld) -> None:
@@ -89,15 +93,6 @@ def test_result_of_a_rank_that_dies_as_expected_is_none(world: ProcessWorld) -> 
 def test_result_that_does_not_pickle_is_an_error(world: ProcessWorld) -> None:
     with pytest.raises((AttributeError, RuntimeError), match="pickle"):
         world.run(unpicklable)
-
-
-@pytest.mark.parametrize("failure", [fail_on, hang_on, die_on])
-def test_processes_are_replaced_after_a_failure(world: ProcessWorld, failure: object) -> None:
-    before = pids(world)
-    with pytest.raises((LookupError, TimeoutError, ChildProcessError)):
-        world.run(failure, 0, timeout_secs=0.3)
-    assert not any(map(lives, before))
-    assert not before & pids(world)
 
 
 def test_stop_ends_all_processes() -> None:

@@ -23,7 +23,6 @@ from rvdcomm.checkpoint import commit_shards, load_shards, save_shards
 from tests.covering import each_value
 from tests.dist.on_ranks import on_ranks
 from tests.dist.shards import error_of
-from tests.dist.world import Worlds
 
 pytestmark = pytest.mark.dist
 
@@ -296,35 +295,40 @@ def write(rank: int, kind: str, entry: Entry, is_later: bool, victim: int = 0) -
 CALLS: dict[str, Any] = {"entry": ENTRIES, "is_later": [False, True]}
 
 
+def assert_refused(error: str, words: str) -> None:
+    assert re.match(f"LayoutError: redistribute.*{words}", error), error
+
+
 @each_value(kind=[*USED, *READ], **CALLS)
+@on_ranks(1)
 def test_readable_kinds_of_tensors_are_accepted(
-    worlds: Worlds, kind: str, entry: Entry, is_later: bool
+    rank: int, kind: str, entry: Entry, is_later: bool
 ) -> None:
-    assert worlds(1).run(read, kind, entry, is_later) == ["none"]
+    assert read(rank, kind, entry, is_later) == "none"
 
 
 @each_value(kind=USED, **CALLS)
+@on_ranks(1)
 def test_writable_kinds_of_tensors_are_accepted_as_out(
-    worlds: Worlds, kind: str, entry: Entry, is_later: bool
+    rank: int, kind: str, entry: Entry, is_later: bool
 ) -> None:
-    assert worlds(1).run(write, kind, entry, is_later) == ["none"]
+    assert write(rank, kind, entry, is_later) == "none"
 
 
 @each_value(kind=REFUSED, **CALLS)
+@on_ranks(1)
 def test_unreadable_kinds_of_tensors_raise_layout_error_with_advice(
-    worlds: Worlds, kind: str, entry: Entry, is_later: bool
+    rank: int, kind: str, entry: Entry, is_later: bool
 ) -> None:
-    (error,) = worlds(1).run(read, kind, entry, is_later)
-    assert re.match(f"LayoutError: redistribute.*{REFUSED[kind][1]}", error), error
+    assert_refused(read(rank, kind, entry, is_later), REFUSED[kind][1])
 
 
 @each_value(kind=[*READ, *REFUSED], **CALLS)
+@on_ranks(1)
 def test_unwritable_kinds_of_out_raise_layout_error_with_advice(
-    worlds: Worlds, kind: str, entry: Entry, is_later: bool
+    rank: int, kind: str, entry: Entry, is_later: bool
 ) -> None:
-    (error,) = worlds(1).run(write, kind, entry, is_later)
-    words = (READ | REFUSED)[kind][1]
-    assert re.match(f"LayoutError: redistribute.*{words}", error), error
+    assert_refused(write(rank, kind, entry, is_later), (READ | REFUSED)[kind][1])
 
 
 # --- on every rank ------------------------------------------------------------------------------
@@ -333,12 +337,11 @@ def test_unwritable_kinds_of_out_raise_layout_error_with_advice(
 @each_value(
     kind=REFUSED, entry=[by_redistribute, by_pending, by_redistribute_many], act=[read, write]
 )
+@on_ranks(2)
 def test_error_of_one_rank_in_a_first_call_is_raised_on_every_rank(
-    worlds: Worlds, kind: str, entry: Entry, act: Callable[..., str]
+    rank: int, kind: str, entry: Entry, act: Callable[..., str]
 ) -> None:
-    errors = worlds(2).run(act, kind, entry, False, 1)
-    assert len(set(errors)) == 1
-    assert re.match(f"LayoutError: redistribute.*rank 1: .*{REFUSED[kind][1]}", errors[0])
+    assert_refused(act(rank, kind, entry, False, 1), f"rank 1: .*{REFUSED[kind][1]}")
 
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -469,13 +472,13 @@ def save(rank: int, kind: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", [*USED, *READ][::3])
-def test_readable_kinds_of_tensors_are_saved(worlds: Worlds, kind: str, tmp_path: Path) -> None:
-    assert worlds(1).run(save, kind, tmp_path) == ["none"]
+@on_ranks(1)
+def test_readable_kinds_of_tensors_are_saved(rank: int, kind: str, tmp_path: Path) -> None:
+    assert save(rank, kind, tmp_path) == "none"
 
 
 @pytest.mark.parametrize("kind", [*REFUSED][::5])
-def test_unreadable_kinds_of_tensors_are_not_saved(
-    worlds: Worlds, kind: str, tmp_path: Path
-) -> None:
-    (error,) = worlds(1).run(save, kind, tmp_path)
+@on_ranks(1)
+def test_unreadable_kinds_of_tensors_are_not_saved(rank: int, kind: str, tmp_path: Path) -> None:
+    error = save(rank, kind, tmp_path)
     assert re.match(f"LayoutError: save_shards: .*{REFUSED[kind][1]}", error), error
