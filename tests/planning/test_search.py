@@ -237,20 +237,18 @@ def plan_over_hosts(src: str, dst: str) -> rv.Plan:
     return rv.plan(rv.Layout(shape, src), rv.Layout(shape, dst), topology=TWO_HOSTS)
 
 
-def test_all_gather_crosses_hosts_in_its_first_step() -> None:
-    plan = plan_over_hosts("R(1)V(1)D(8,1)", "R(8)V(1)D(1,1)")
-    assert [(step.kind, step.groups) for step in plan.path.steps] == [
-        ("all_gather", ACROSS),
-        ("all_gather", INSIDE),
-    ]
-
-
-def test_reduce_scatter_crosses_hosts_in_its_last_step() -> None:
-    plan = plan_over_hosts("R(1)V(8)D(1,1)", "R(1)V(1)D(8,1)")
-    assert [(step.kind, step.groups) for step in plan.path.steps] == [
-        ("reduce_scatter", INSIDE),
-        ("reduce_scatter", ACROSS),
-    ]
+@pytest.mark.parametrize(
+    "src, dst, kind, groups",
+    [
+        ("R(1)V(1)D(8,1)", "R(8)V(1)D(1,1)", "all_gather", [ACROSS, INSIDE]),
+        ("R(1)V(8)D(1,1)", "R(1)V(1)D(8,1)", "reduce_scatter", [INSIDE, ACROSS]),
+    ],
+)
+def test_shards_cross_hosts_where_they_are_smallest(
+    src: str, dst: str, kind: str, groups: list[object]
+) -> None:
+    steps = plan_over_hosts(src, dst).path.steps
+    assert [(step.kind, step.groups) for step in steps] == [(kind, each) for each in groups]
 
 
 def test_all_reduce_scatters_in_hosts_sums_across_hosts_and_gathers_in_hosts() -> None:
