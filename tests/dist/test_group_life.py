@@ -181,7 +181,7 @@ def test_destroyed_groups_leave_no_descriptors_threads_or_mappings(
 def test_mappings_of_outgrown_memory_are_released(rank: int) -> None:
     """Each call needs more memory than the one before."""
     found = []
-    for rows in range(512, 512 * 13, 512):
+    for rows in range(512, 512 * 8, 512):
         src, dst = rv.Layout((rows, 2), "R(1)V(1)D(2,1)"), rv.Layout((rows, 2), "R(1)V(1)D(1,2)")
         rv.redistribute(shard_of(rank, src), src, dst, executor="peer")
         found.append(held()["mappings"])

@@ -1,6 +1,6 @@
 """Laws of sPrograms on real processes: what they train is what one device trains.
 
-Asynchronous pipelines train what one device does with 20 updates by the same delayed gradients.
+Asynchronous pipelines train what one device does with updates by the same delayed gradients.
 """
 
 from __future__ import annotations
@@ -68,13 +68,14 @@ OPTIONS = {
         8: {"pp": 4, "microbatches": 4, "halves": True, "zero1": True},
     },
     "pipedream": {8: {"microbatches": 10, "pp": 4, "vertical": True}},
-    "pipedream_2bw": {4: {"microbatches": 20, "pp": 2, "every": 2, "zero1": True}},
+    "pipedream_2bw": {4: {"microbatches": 12, "pp": 2, "every": 2, "zero1": True}},
     "ampnet": {8: {"microbatches": 10, "pp": 4, "zero1": True}},
     "pipemare": {4: {"microbatches": 10, "pp": 2}},
     "dap": {4: {"keep": Keep.BLOCK_INPUTS}},
     "spatial": {8: {"rows": 2, "columns": 2}},
     "dap_pipeline": {8: {"microbatches": 2, "dp": 2}},
-    "nf1b": {8: {"microbatches": 4, "pp": 4, "dp": 2, "recycle": 1, "keep": Keep.BLOCK_INPUTS}},
+    "nf1b": {4: {"microbatches": 3, "pp": 2, "recycle": 1, "keep": Keep.BLOCK_INPUTS}},
+    "branch_parallel": {2: {}},
 }  # fmt: skip
 """Options of a plan, by the number of devices; plans without options run on 2, 4 or 8.
 
