@@ -18,10 +18,10 @@ import rvdcomm as rv
 from bench.cluster import netns
 from bench.cluster.emulated import Cluster
 from rvdcomm import cli
-from rvdcomm.calibration import Effort, Fit, calibrate
+from rvdcomm.calibration import Effort, calibrate
 from rvdcomm.calibration.worlds import spawned
+from tests.dist.on_ranks import on_ranks
 from tests.dist.shards import error_of
-from tests.dist.world import Worlds
 
 pytestmark = [pytest.mark.dist, pytest.mark.alone]
 
@@ -34,17 +34,13 @@ LINK = rv.Link(1e-5, 1e9)
 HOSTS = rv.Topology.hosts([[2, 0], [3, 1]], LINK, LINK)
 
 
-def calibrated(rank: int, executor: str, like: rv.Topology | None) -> tuple[rv.Topology, Fit]:
-    return calibrate(executor=executor, like=like, effort=QUICK)
-
-
 @pytest.mark.parametrize("executor", ["auto", "dist"])
-def test_ranks_of_one_machine_are_one_host_and_agree_on_its_links(
-    worlds: Worlds, executor: str
-) -> None:
-    found = worlds(4).run(calibrated, executor, None)
-    assert len({repr(answer) for answer in found}) == 1
-    topology, fit = found[0]
+@on_ranks(4)
+def test_ranks_of_one_machine_are_one_host_and_agree_on_its_links(rank: int, executor: str) -> None:
+    topology, fit = calibrate(executor=executor, effort=QUICK)
+    of_ranks: list[Any] = [None] * 4
+    dist.all_gather_object(of_ranks, repr((topology, fit)))
+    assert len(set(of_ranks)) == 1
     assert [level.groups for level in topology.levels] == [((0,), (1,), (2,), (3,))]
     assert topology.levels[0].link == fit.levels[0].link
     assert 1e-7 < topology.levels[0].link.alpha_secs < 0.1
@@ -52,47 +48,38 @@ def test_ranks_of_one_machine_are_one_host_and_agree_on_its_links(
     assert dict(fit.about)["executor"] == executor
 
 
-def test_groups_of_a_given_topology_are_measured(worlds: Worlds) -> None:
-    topology, fit = worlds(4).run(calibrated, "dist", HOSTS)[0]
+@on_ranks(4)
+def test_groups_of_a_given_topology_are_measured(rank: int) -> None:
+    topology, fit = calibrate(executor="dist", like=HOSTS, effort=QUICK)
     assert [level.name for level in topology.levels] == ["rank", "host"]
     assert topology.levels[1].groups == ((0, 2), (1, 3))
     assert {sample.kind for sample in fit.levels[1].samples} == {"swap", "transfer"}
-    rv.plan(
-        rv.Layout((8, 8), "R(1)V(1)D(4,1)"), rv.Layout((8, 8), "R(4)V(1)D(1,1)"), topology=topology
-    ).verify()
+    ends = rv.Layout((8, 8), "R(1)V(1)D(4,1)"), rv.Layout((8, 8), "R(4)V(1)D(1,1)")
+    rv.plan(*ends, topology=topology).verify()
 
 
-def disagree(rank: int) -> Any:
+@on_ranks(4)
+def test_disagreement_about_effort_is_an_error_on_every_rank(rank: int) -> None:
     effort = Effort(secs=0.01, max_bytes=(1 + rank // 3) << 16)
-    return error_of(lambda: calibrate(effort=effort))
+    error = error_of(lambda: calibrate(effort=effort))
+    assert "calibrate: ranks disagree about effort" in error
+    assert ", rank 3 for " in error
 
 
-def test_disagreement_about_effort_is_an_error_on_every_rank(worlds: Worlds) -> None:
-    for error in worlds(4).run(disagree):
-        assert "calibrate: ranks disagree about effort" in error
-        assert ", rank 3 for " in error
+@on_ranks(4)
+def test_a_topology_of_other_ranks_is_rejected(rank: int) -> None:
+    like = rv.Topology.single_host(3, 1e-5, 1e9)
+    error = error_of(lambda: calibrate(like=like, effort=QUICK))
+    assert "the topology has 3 ranks, the group has ranks 0 to 3" in error
 
 
-def too_few(rank: int) -> Any:
-    return error_of(lambda: calibrate(like=rv.Topology.single_host(3, 1e-5, 1e9), effort=QUICK))
-
-
-def test_a_topology_of_other_ranks_is_rejected(worlds: Worlds) -> None:
-    for error in worlds(4).run(too_few):
-        assert "the topology has 3 ranks, the group has ranks 0 to 3" in error
-
-
-def die_in_the_middle(rank: int) -> Any:
+@on_ranks(4, 5.0, dying=[2])
+def test_a_rank_that_dies_is_an_error_that_names_the_transfer(rank: int) -> None:
     if rank == 2:
         module._Calibration._repeated = lambda *args: os._exit(7)
-    return error_of(lambda: calibrate(effort=QUICK, executor="dist"))
-
-
-def test_a_rank_that_dies_is_an_error_that_names_the_transfer(worlds: Worlds) -> None:
-    errors = worlds(4, 5.0).run(die_in_the_middle, dying=[2])
-    for rank in (0, 1, 3):
-        what = "CommError: calibrate all_to_all of 4096 bytes: gloo all_gather on group (0:4)"
-        assert what in errors[rank]
+    error = error_of(lambda: calibrate(effort=QUICK, executor="dist"))
+    what = "CommError: calibrate all_to_all of 4096 bytes: gloo all_gather on group (0:4)"
+    assert what in error
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ ASYNC_MLP: dict[str, Any] = {
 FIELDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(EVOFORMER_PLANS, EVOFORMER),
     "dap": {**EVOFORMER, "sizes": {**EVOFORMER["sizes"], "layers": 1}},
-    "nf1b": {"model": "evoformer", "sizes": {"layers": 4}, "batch": 2},
+    "nf1b": {"model": "evoformer", "sizes": {"layers": 2}, "batch": 2},
     "expert_parallel": {"model": "moe", "sizes": MOE},
     "hybrid": {"sizes": {**GPT, "layers": 2}},
     "chimera": {"sizes": {**GPT, "layers": 4}},
