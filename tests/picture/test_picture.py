@@ -261,7 +261,7 @@ def test_a_note_says_what_is_left_out(plan, said):
     made = plan()
     assert [words for words in said if words not in notes(made)] == []
     assert len(found(made, "rank")) <= MAX_RANKS
-    assert list(found(made, "bar")) == ["bar-0"] * (len(pairs(made)) > MAX_ARROWS)
+    assert bool(found(made, "bar")) == (len(pairs(made)) > MAX_ARROWS)
     assert_legible(made)
 
 
