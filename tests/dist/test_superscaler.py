@@ -81,13 +81,14 @@ OPTIONS = {
 
 On threads all options of all plans are compared; here it is the transport that counts."""
 EVOFORMER: dict[str, Any] = {"model": "evoformer", "sizes": {"sequences": 8, "residues": 8}}
+ONE_EVOFORMER = {**EVOFORMER, "sizes": {**EVOFORMER["sizes"], "layers": 1}}
 ASYNC_GPT: dict[str, Any] = {"sizes": {**GPT, "layers": 4}, "num_steps": 2}
 ASYNC_MLP: dict[str, Any] = {
     "model": "mlp", "sizes": {"layers": 4, "inputs": 12, "outputs": 12}, "num_steps": 2
 }  # fmt: skip
 FIELDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(EVOFORMER_PLANS, EVOFORMER),
-    "dap": {**EVOFORMER, "sizes": {**EVOFORMER["sizes"], "layers": 1}},
+    **dict.fromkeys(("dap", "branch_parallel"), ONE_EVOFORMER),
     "nf1b": {"model": "evoformer", "sizes": {"layers": 2}, "batch": 2},
     "expert_parallel": {"model": "moe", "sizes": MOE},
     "hybrid": {"sizes": {**GPT, "layers": 2}},
