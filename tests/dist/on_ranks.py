@@ -21,7 +21,6 @@ def on_ranks(
     num_ranks: int,
     timeout_secs: float = 20.0,
     *,
-    is_first: bool = False,
     is_last: bool = False,
     dying: Sequence[int] = (),
 ) -> Callable[[Body], Body]:
@@ -30,7 +29,6 @@ def on_ranks(
     Args:
         num_ranks: number of ranks of the world.
         timeout_secs: timeout of its process group.
-        is_first: start new processes, in which nothing is known yet.
         is_last: end the processes after the test, because it leaves them a failed group.
         dying: ranks whose processes end in the test.
     """
@@ -39,8 +37,6 @@ def on_ranks(
         @functools.wraps(body)
         def test(worlds: Worlds, **parameters: Any) -> None:
             world = worlds(num_ranks, timeout_secs)
-            if is_first:
-                world.stop()
             world.run(_run, body.__module__, body.__name__, parameters, dying=dying)
             if is_last:
                 world.stop()

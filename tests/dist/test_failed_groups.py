@@ -60,7 +60,7 @@ def hurried_group() -> Any:
 
 
 @each_value(other=["turn back", "reduce"], executor=EXECUTORS)
-@on_ranks(NUM_RANKS, is_last=True)
+@on_ranks(NUM_RANKS)
 def test_ranks_in_different_later_calls_never_get_data_of_another_call(
     rank: int, executor: str, other: str
 ) -> None:
@@ -92,7 +92,7 @@ def assert_own_data(rank: int, result: Tensor, name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@on_ranks(NUM_RANKS, is_last=True)
+@on_ranks(NUM_RANKS)
 def test_group_is_failed_after_a_rank_missed_a_call_with_inferred_shape(
     rank: int, executor: str
 ) -> None:

@@ -262,7 +262,7 @@ def test_known_calls_go_on_when_the_store_is_lost(rank: int, tmp_path: Any, exec
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@on_ranks(4, is_last=True)
+@on_ranks(4)
 def test_two_threads_that_call_one_group_at_once_both_get_an_error(
     rank: int, executor: str
 ) -> None:

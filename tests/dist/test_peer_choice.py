@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import rvdcomm as rv
 from bench.cluster import netns
@@ -49,6 +50,11 @@ def assert_used(
     assert program.peer_groups == tuple(group for group in groups if rank in group)
     assert bool(program.collectives) == sends
     assert_moved(call(shard_of(rank, pair[0])), *pair)
+
+
+def compiled(pair: tuple[rv.Layout, rv.Layout], executor: str) -> rv.Redistributor:
+    """A call in a new group, in which nobody has asked who can reach whom."""
+    return rv.Redistributor(rv.plan(*pair), dist.new_group(), executor=executor)
 
 
 # --- what is asked for --------------------------------------------------------------------------
@@ -127,18 +133,18 @@ def native_core(is_there: bool) -> Iterator[None]:
 @pytest.mark.parametrize(
     "lacking, groups", [([2], ((0, 1, 3),)), ([0, 1, 3], ()), ([0, 1, 2, 3], ())]
 )
-@on_ranks(NUM_RANKS, is_first=True, is_last=True)
+@on_ranks(NUM_RANKS)
 def test_rank_without_the_native_core_uses_messages(
     rank: int, lacking: list[int], groups: Groups
 ) -> None:
     with native_core(rank not in lacking):
-        assert_used(rank, rv.Redistributor(rv.plan(*PAIR), executor="auto"), groups, sends=True)
+        assert_used(rank, compiled(PAIR, "auto"), groups, sends=True)
 
 
-@on_ranks(NUM_RANKS, is_first=True, is_last=True)
+@on_ranks(NUM_RANKS)
 def test_executor_peer_is_an_error_on_every_rank_if_one_has_no_native_core(rank: int) -> None:
     with native_core(rank != 2):
-        assert error_of(lambda: rv.Redistributor(rv.plan(*PAIR), executor="peer")) == (
+        assert error_of(lambda: compiled(PAIR, "peer")) == (
             "CommError: executor 'peer': ranks (0,1,3) and (2) of one host cannot map each other's "
             "memory: they are on different machines, in different network namespaces or of "
             "different users, or a rank has no native core or asked for 'dist'. Use 'auto', or a "
@@ -159,22 +165,21 @@ def little_memory(rank: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
     try:
         yield
-        assert_used(rank, rv.Redistributor(rv.plan(*PAIR), executor="peer"), ALL, sends=False)
+        assert_used(rank, compiled(PAIR, "peer"), ALL, sends=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@on_ranks(NUM_RANKS, is_first=True, is_last=True)
+@on_ranks(NUM_RANKS)
 def test_failed_reservation_on_one_rank_makes_all_ranks_send_messages(rank: int) -> None:
     with little_memory(rank):
-        call = rv.Redistributor(rv.plan(*LARGE), executor="auto")
-        assert_used(rank, call, (), sends=True, pair=LARGE)
+        assert_used(rank, compiled(LARGE, "auto"), (), sends=True, pair=LARGE)
 
 
-@on_ranks(NUM_RANKS, is_first=True, is_last=True)
+@on_ranks(NUM_RANKS)
 def test_failed_reservation_on_one_rank_is_an_error_of_executor_peer_on_all(rank: int) -> None:
     with little_memory(rank):
-        error = error_of(lambda: rv.Redistributor(rv.plan(*LARGE), executor="peer"))
+        error = error_of(lambda: compiled(LARGE, "peer"))
         start = "CommError: executor 'peer': reserving shared memory on ranks (0:4): rank 2 cannot "
         num_bytes, _, why = error.removeprefix(f"{start}reserve ").partition(" bytes: ")
         assert int(num_bytes) > 64 << 10
@@ -185,12 +190,12 @@ def test_failed_reservation_on_one_rank_is_an_error_of_executor_peer_on_all(rank
 
 
 @pytest.mark.usefixtures("mount_namespaces")
-@on_ranks(NUM_RANKS, is_first=True, is_last=True)
+@on_ranks(NUM_RANKS, is_last=True)
 def test_executor_peer_works_without_dev_shm(rank: int) -> None:
     """As in a container that has none."""
     hide("/dev")
     assert not Path("/dev/shm").exists()
-    assert_used(rank, rv.Redistributor(rv.plan(*PAIR), executor="peer"), ALL, sends=False)
+    assert_used(rank, compiled(PAIR, "peer"), ALL, sends=False)
 
 
 @pytest.mark.usefixtures("network_namespaces")
