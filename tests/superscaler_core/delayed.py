@@ -225,10 +225,7 @@ def _step(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def train_asynchronously(
-    trainer: ss.Trainer,
-    case: Case,
-    state: Mapping[str, Tensor],
-    pipemare: PipeMare | None = None,
+    trainer: ss.Trainer, case: Case, state: Mapping[str, Tensor], pipemare: PipeMare | None = None
 ) -> Trained:
     """Train one rank's part of an asynchronous program, from the parameters in ``state``."""
     trainer.load_state_dict(state)

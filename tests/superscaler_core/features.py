@@ -292,10 +292,8 @@ FEATURES: dict[str, Feature] = {
     "reversal": Feature(lambda b, h: functions.Reverse.apply(h, 0.5)),
     "straight through": Feature(lambda b, h: functions.Sign.apply(h) * b.other(h)),
     "clamped gradient": Feature(lambda b, h: functions.Clamped.apply(h, 0.001)),
-    "halves": Feature(
-        lambda b, h: torch.cat([functions.Halves.apply(h, b.scale)[0]] * 2, 1),
-        lambda b: b.register_parameter("scale", nn.Parameter(torch.arange(6.0).double())),
-    ),
+    "halves": Feature(lambda b, h: torch.cat([functions.Halves.apply(h, b.scale)[0]] * 2, 1),
+     lambda b: b.register_parameter("scale", nn.Parameter(torch.arange(6.0).double()))),
     "tuple of one": Feature(lambda b, h: functions.One.apply(h)[0]),
     "function without gradient": Feature(lambda b, h: h + no_grad(functions.Sign.apply, h)),
     "function of constants": Feature(
@@ -309,10 +307,8 @@ FEATURES: dict[str, Feature] = {
         lambda b, h: functions.Calls.apply(h, torch.sin), refused="Calls takes a builtin"
     ),
     # Ops without a rule are opaque.
-    "inverse": Feature(
-        lambda b, h: h @ torch.linalg.inv(b.square),
-        lambda b: setattr(b, "square", nn.Parameter(torch.eye(WIDTH, dtype=DTYPE) * 3)),
-    ),
+    "inverse": Feature(lambda b, h: h @ torch.linalg.inv(b.square),
+     lambda b: setattr(b, "square", nn.Parameter(torch.eye(WIDTH, dtype=DTYPE) * 3))),
     "several results": Feature(lambda b, h: sum(torch.linalg.qr(h[:WIDTH]))[:1] + h),
     "places beside values": Feature(
         lambda b, h: h * torch.mode(h)[0][:, None] + torch.mode(h)[1][:, None]
@@ -331,18 +327,14 @@ FEATURES: dict[str, Feature] = {
     "tensor hook": Feature(hooked, refused="registers a hook on a tensor.*torch.autograd.Function"),
     "caught hook": Feature(hooked_and_caught, refused="registers a hook on a tensor"),
     "retained gradient": Feature(kept_grad),
-    "parameter hook": Feature(
-        prepare=lambda b: b.line.weight.register_hook(lambda grad: 2 * grad),
-        refused=r"'blocks.\d.line.weight' has a hook on its gradient.*Trainer.parameters",
-    ),
+    "parameter hook": Feature(prepare=lambda b: b.line.weight.register_hook(lambda grad: 2 * grad),
+     refused=r"'blocks.\d.line.weight' has a hook on its gradient.*Trainer.parameters"),
     "post-accumulate hook": Feature(
         prepare=lambda b: b.other.bias.register_post_accumulate_grad_hook(lambda p: None),
         refused=r"'blocks.\d.other.bias' has a hook",
     ),
-    "backward hook": Feature(
-        prepare=lambda b: b.other.register_full_backward_hook(lambda *_: None),
-        refused=r"module 'blocks.\d.other' \(Linear\) has a backward hook .*handle.remove",
-    ),
+    "backward hook": Feature(prepare=lambda b: b.other.register_full_backward_hook(lambda *_: None),
+     refused=r"module 'blocks.\d.other' \(Linear\) has a backward hook .*handle.remove"),
     "backward pre-hook": Feature(
         prepare=lambda b: b.register_full_backward_pre_hook(lambda *_: None),
         refused=r"module 'blocks.\d' \(Block\) has a backward pre-hook",
@@ -390,51 +382,37 @@ FEATURES: dict[str, Feature] = {
     "spectral norm": Feature(prepare=lambda b: spectral_norm(b.line)),
     "frozen": Feature(prepare=lambda b: b.other.requires_grad_(False)),
     "tied": Feature(prepare=tied),
-    "attribute of shared memory": Feature(
-        lambda b, h: h @ b.turned,
-        lambda b: setattr(b, "turned", b.line.weight.detach().t()), "share memory but are two ten",
-    ),
+    "attribute of shared memory": Feature(lambda b, h: h @ b.turned,
+     lambda b: setattr(b, "turned", b.line.weight.detach().t()), "share memory but are two ten"),
     "shared memory": Feature(prepare=shared_memory, refused="share memory but are two tensors"),
     "frozen for a while": Feature(frozen_for_a_while),
     "hidden parameter": Feature(
         lambda b, h: h * b.hidden[0], hidden_parameter, "needs a gradient but is no parameter"
     ),
-    "layers in a list": Feature(
-        lambda b, h: b.layers[0](h),
-        lambda b: setattr(b, "layers", [nn.Linear(WIDTH, WIDTH, dtype=DTYPE)]),
-        r"reads a tensor \[6, 6\] that needs a gradient but is no parameter.* nn.ModuleList",
-    ),
+    "layers in a list": Feature(lambda b, h: b.layers[0](h),
+     lambda b: setattr(b, "layers", [nn.Linear(WIDTH, WIDTH, dtype=DTYPE)]),
+     r"reads a tensor \[6, 6\] that needs a gradient but is no parameter.* nn.ModuleList"),
     "layer in a closure": Feature(
         closed_layer, refused="that needs a gradient but .* closure into nn.ModuleList"
     ),
-    "written parameter": Feature(
-        lambda b, h: h * no_grad(b.other.weight.mul_, 0.9)[0],
-        refused=r"writes parameter 'blocks.\d.other.weight' in place",
-    ),
+    "written parameter": Feature(lambda b, h: h * no_grad(b.other.weight.mul_, 0.9)[0],
+     refused=r"writes parameter 'blocks.\d.other.weight' in place"),
     "no elements": Feature(
         lambda b, h: torch.cat([h, F.linear(h, b.none)], 1) + F.linear(F.linear(h, b.none), b.wide),
         without_elements,
     ),
-    "sparse gradient": Feature(
-        lambda b, h: h + b.rows(torch.arange(len(h))),
-        lambda b: setattr(b, "rows", nn.Embedding(9, WIDTH, sparse=True, dtype=DTYPE)),
-        r"gradient of 'blocks.\d.rows.weight' would be sparse.*sparse=False",
-    ),
-    "sparse buffer": Feature(
-        lambda b, h: torch.sparse.mm(b.eye, h),
-        lambda b: b.register_buffer("eye", torch.eye(8, dtype=DTYPE).to_sparse()),
-        r"buffer 'blocks.\d.eye' is sparse_coo.*to_dense",
-    ),
-    "sparse parameter": Feature(
-        lambda b, h: torch.sparse.mm(b.eye, h),
-        lambda b: setattr(b, "eye", nn.Parameter(torch.eye(8, dtype=DTYPE).to_sparse())),
-        r"parameter 'blocks.\d.eye' is sparse_coo",
-    ),
-    "sparse attribute": Feature(
-        lambda b, h: torch.sparse.mm(b.eye, h),
-        lambda b: setattr(b, "eye", torch.eye(8, dtype=DTYPE).to_sparse()),
-        r"tensor 'blocks.\d.eye' is sparse_coo",
-    ),
+    "sparse gradient": Feature(lambda b, h: h + b.rows(torch.arange(len(h))),
+     lambda b: setattr(b, "rows", nn.Embedding(9, WIDTH, sparse=True, dtype=DTYPE)),
+     r"gradient of 'blocks.\d.rows.weight' would be sparse.*sparse=False"),
+    "sparse buffer": Feature(lambda b, h: torch.sparse.mm(b.eye, h),
+     lambda b: b.register_buffer("eye", torch.eye(8, dtype=DTYPE).to_sparse()),
+     r"buffer 'blocks.\d.eye' is sparse_coo.*to_dense"),
+    "sparse parameter": Feature(lambda b, h: torch.sparse.mm(b.eye, h),
+     lambda b: setattr(b, "eye", nn.Parameter(torch.eye(8, dtype=DTYPE).to_sparse())),
+     r"parameter 'blocks.\d.eye' is sparse_coo"),
+    "sparse attribute": Feature(lambda b, h: torch.sparse.mm(b.eye, h),
+     lambda b: setattr(b, "eye", torch.eye(8, dtype=DTYPE).to_sparse()),
+     r"tensor 'blocks.\d.eye' is sparse_coo"),
     "sparse tensor of the forward": Feature(
         lambda b, h: torch.sparse.mm((h @ h.T).detach().to_sparse(), h),
         refused="aten.to_sparse.* makes a sparse or nested tensor.*register_op",
@@ -460,25 +438,19 @@ FEATURES: dict[str, Feature] = {
     "dropout in eval": Feature(lambda b, h: F.dropout(h, 0.5, training=False)),
     "dropout of nothing in place": Feature(lambda b, h: F.dropout(h, 0.0, inplace=True) * 2),
     "norm in eval": Feature(lambda b, h: b.norm(h), lambda b: (norm(b), b.norm.eval())),
-    "norm of the batch": Feature(
-        lambda b, h: b.norm(h[None].transpose(1, 2)).transpose(1, 2)[0],
-        lambda b: setattr(b, "norm", nn.InstanceNorm1d(WIDTH, dtype=DTYPE)),
-    ),
+    "norm of the batch": Feature(lambda b, h: b.norm(h[None].transpose(1, 2)).transpose(1, 2)[0],
+     lambda b: setattr(b, "norm", nn.InstanceNorm1d(WIDTH, dtype=DTYPE))),
     "running norm of instances": Feature(
         lambda b, h: b.norm(h[None].transpose(1, 2)).transpose(1, 2)[0],
         lambda b: setattr(
             b, "norm", nn.InstanceNorm1d(WIDTH, dtype=DTYPE, track_running_stats=True)
         ),
     ),
-    "norm of all batches so far": Feature(
-        lambda b, h: b.norm(h),
-        lambda b: setattr(b, "norm", nn.BatchNorm1d(WIDTH, dtype=DTYPE, momentum=None)),
-        r"module 'blocks.\d.norm' \(BatchNorm1d\) has momentum=None.*give it a number",
-    ),
-    "norm in training": Feature(
-        lambda b, h: b.norm(h),
-        lambda b: (norm(b), setattr(b, "norm", nn.SyncBatchNorm.convert_sync_batchnorm(b.norm))),
-    ),
+    "norm of all batches so far": Feature(lambda b, h: b.norm(h),
+     lambda b: setattr(b, "norm", nn.BatchNorm1d(WIDTH, dtype=DTYPE, momentum=None)),
+     r"module 'blocks.\d.norm' \(BatchNorm1d\) has momentum=None.*give it a number"),
+    "norm in training": Feature(lambda b, h: b.norm(h),
+     lambda b: (norm(b), setattr(b, "norm", nn.SyncBatchNorm.convert_sync_batchnorm(b.norm)))),
     "buffer": Feature(lambda b, h: h * (b.kept + 1), lambda b: buffer(b, 2.0)),
     "counting buffer": Feature(lambda b, h: h * b.kept.add_(1), buffer),
     "running mean": Feature(running_mean, buffer, r"in the place of 'blocks.\d.kept'"),
@@ -487,15 +459,11 @@ FEATURES: dict[str, Feature] = {
     "memory": Feature(remembered, lambda b: setattr(b, "memory", None), r"in blocks.\d.memory"),
     "left for others": Feature(left_for_others, lambda b: setattr(b, "memory", None)),
     "made once": Feature(made_once, lambda b: setattr(b, "memory", None)),
-    "written attribute": Feature(
-        lambda b, h: h * b.t.add_(1), lambda b: setattr(b, "t", torch.ones(6).double()),
-        r"changes tensor 'blocks.\d.t'",
-    ),
+    "written attribute": Feature(lambda b, h: h * b.t.add_(1),
+     lambda b: setattr(b, "t", torch.ones(6).double()), r"changes tensor 'blocks.\d.t'"),
     # Random numbers, values, dtypes, aliases.
-    "random numbers": Feature(
-        lambda b, h: h[torch.randperm(len(h), generator=torch.Generator())],
-        refused="randperm.* a torch.Generator of its own",
-    ),
+    "random numbers": Feature(lambda b, h: h[torch.randperm(len(h), generator=torch.Generator())],
+     refused="randperm.* a torch.Generator of its own"),
     "seeded random numbers": Feature(seeded, refused="seeds torch's random numbers.*a buffer"),
     "random numbers of Python": Feature(
         lambda b, h: h * random.random(), refused="random numbers of Python or numpy"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 from superscaler_core.schedules import SCHEDULES, Action, Schedule, interleaved
 from superscaler_core.schedules.straight import alternate
-from superscaler_core.schedules.timeline import Durations
+from superscaler_core.schedules.timeline import Durations, Time
 
 TWICE: Durations = {"F": 1, "B": 2}
 """Durations in which a backward takes as long as two forwards."""
@@ -28,6 +29,24 @@ def text_of(*rows: str, stages: int, microbatches: int) -> str:
 def own(*rows: str, stages: int, microbatches: int) -> Schedule:
     """The schedule with the given rows, one per worker."""
     return Schedule.parse(text_of(*rows, stages=stages, microbatches=microbatches))
+
+
+def longest_path(schedule: Schedule, secs: Callable[[Action], Time]) -> Time:
+    """Makespan of a straight pipeline by recursion, which is another algorithm than timeline's."""
+    places = {action: (row, i) for row in schedule.rows for i, action in enumerate(row)}
+    named = {str(action): action for action in places}
+
+    @cache
+    def end(action: Action) -> Time:
+        row, index = places[action]
+        stage, m = action.stage, action.microbatch
+        names = {"F": [f"{stage - 1}F{m}"], "R": [f"{stage}F{m}"], "W": [f"{stage}I{m}"]}
+        back = [f"{stage}{k}{m}" for k in "FR"] + [f"{stage + 1}{k}{m}" for k in "BI"]
+        before = [row[index - 1]] if index else []
+        before += [named[name] for name in names.get(action.kind, back) if name in named]
+        return max(map(end, before), default=0) + secs(action)
+
+    return max(end(row[-1]) for row in schedule.rows)
 
 
 def round_robin(replicas: Sequence[int], num_microbatches: int) -> Schedule:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import superscaler_core as ss
-from superscaler_core.graph.graph import Graph
 
 
-def two_linears(batch: int = 4, width: int = 6, hidden: int = 8, out: int = 5) -> Graph:
+def two_linears(batch: int = 4, width: int = 6, hidden: int = 8, out: int = 5) -> ss.Graph:
     """``sum(tanh(x up^T) down^T)``: two products, each with three loops that can be split."""
     builder = ss.GraphBuilder("two_linears")
     up = builder.parameter("up.weight", (hidden, width), "float64")
@@ -35,7 +34,7 @@ def on_one(plan: ss.Plan, device: int = 0) -> ss.Plan:
     return plan
 
 
-def branched() -> Graph:
+def branched() -> ss.Graph:
     """A graph with many features of models.
 
     It has a weight that is used twice, a skip connection, a mask without gradient, and an op with

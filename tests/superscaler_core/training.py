@@ -108,7 +108,7 @@ class Case:
     optimizer: str = "sgd"
     dtype: str = "float64"
     batch: int = 4
-    num_steps: int = 3
+    num_steps: int = 2
     overlap: ss.Overlap = NO_OVERLAP
     rewrite: str = ""
 
@@ -251,12 +251,22 @@ def difference(trained: Trained, alone: Trained, floor: float) -> float:
     return torch.stack([error.double() for error in errors]).max().item()
 
 
-def errors_on_threads(case: Case, folder: Path, floor: float = 1e-3) -> list[float]:
-    """Train with ranks as threads; returns the ``difference`` of each rank from training alone."""
-    compiled = case.compiled()
+def check_trains(
+    case: Case, folder: Path, most: float = 1e-12, *, compiled: ss.Compiled | None = None
+) -> None:
+    """Train with ranks as threads; each rank differs from training alone by ``most`` at most.
+
+    Args:
+        case: the training; its plan is compiled if ``compiled`` is None.
+        folder: where the program is saved.
+        most: the largest ``difference``.
+        compiled: a program of the case's model on the case's devices.
+    """
+    compiled = compiled or case.compiled()
     compiled.save(folder)
     start = case.new_model().state_dict()
     alone = train_alone(case, compiled.plan.num_microbatches)
     ranks = range(case.num_devices)
     found = ss.run_threads(folder, lambda trainer: train(trainer, case, start), ranks)
-    return [difference(one, alone, floor) for one in found.values()]
+    errors = [difference(one, alone, 1e-3) for one in found.values()]
+    assert [error for error in errors if not error <= most] == []
