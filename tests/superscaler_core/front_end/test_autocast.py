@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.models import build, example_inputs
-from superscaler_core.plans import PLANS
+from tests.superscaler_core.as_torch import compiled, in_program, on_ranks, train
 
 BF16 = torch.bfloat16
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
@@ -100,16 +100,14 @@ def captured(model: Net, x: Tensor) -> ss.Graph:
         return ss.capture(model, (x,))
 
 
-def on_threads(plan: ss.Plan, folder: Path, x: Tensor) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    def work(trainer: ss.Trainer) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = trainer.step(x)
-        before = {name: value.clone() for name, value in trainer.state_dict().items()}
-        assert all(p.grad is None or p.grad.dtype == p.dtype for p in trainer.parameters())
-        torch.optim.SGD(trainer.parameters(), lr=1.0).step()
-        after = trainer.state_dict()
-        return loss, {name: before[name] - after[name] for name in after}
-
-    return list(ss.run_threads(ss.compile(plan).save(folder), work, plan.devices).values())
+def one_step(trainer: ss.Trainer) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the gradients, as the change of the weights."""
+    loss = trainer.step(X)
+    before = {name: value.clone() for name, value in trainer.state_dict().items()}
+    assert all(p.grad is None or p.grad.dtype == p.dtype for p in trainer.parameters())
+    torch.optim.SGD(trainer.parameters(), lr=1.0).step()
+    after = trainer.state_dict()
+    return loss, {name: before[name] - after[name] for name in after}
 
 
 @pytest.mark.parametrize(
@@ -120,10 +118,7 @@ def test_model_captured_under_autocast_trains_as_in_torch(
 ) -> None:
     model = Net(lambda net, x: sum(BODIES[name](net, x) for name in names), inside)
     graph = captured(model, X)
-    plan = ss.Plan(graph, devices=[0])
-    for op in graph.ops:
-        plan.op_assign(op, 0)
-    ((loss, grads),) = on_threads(plan, tmp_path, X)
+    ((loss, grads),) = on_ranks(compiled(graph, "data_parallel", 1), tmp_path, one_step)
     expected, wanted = trained_alone(model, X)
     assert loss.dtype == expected.dtype
     # The same kernels run in the same dtypes. Torch may cast a weight with two readers only once,
@@ -143,8 +138,7 @@ def test_autocast_changes_only_the_dtypes_of_a_graph() -> None:
 
 
 PLANS_OF_GPT = [
-    ("data_parallel", 2, {}), ("zero3", 2, {}), ("megatron", 2, {}),
-    ("one_f_one_b", 2, {"microbatches": 2}), ("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2}),
+    ("zero3", 2, {}), ("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2}),
 ]  # fmt: skip
 
 
@@ -155,39 +149,28 @@ def test_plans_train_float32_weights_under_bfloat16_autocast(
     torch.manual_seed(0)
     model = build("gpt")
     with torch.autocast("cpu", BF16):
-        plan = ss.Plan(ss.capture(model, example_inputs("gpt", 4)), devices=range(num_devices))
-    PLANS[plan_name](plan, **options)
+        graph = ss.capture(model, example_inputs("gpt", 4))
+    program = compiled(graph, plan_name, num_devices, **options)
+    samples = 4 * program.plan.num_microbatches
+    batches = [tuple(example_inputs("gpt", samples, seed=seed)) for seed in range(2)]
 
-    def work(trainer: ss.Trainer) -> list[float]:
-        optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
-        losses = []
-        for seed in range(4):
-            batch = example_inputs("gpt", 4 * trainer.num_microbatches, seed=seed)
-            losses.append(trainer.step(*batch).item())
-            optimizer.step()
-            optimizer.zero_grad()
-        assert {p.dtype for p in trainer.parameters()} == {torch.float32}
-        return losses
-
-    found = ss.run_threads(ss.compile(plan).save(tmp_path), work, range(num_devices))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    expected = []
-    for seed in range(4):
+    def step(*batch: Tensor) -> Tensor:
         with torch.autocast("cpu", BF16):
-            loss = model(*example_inputs("gpt", 4 * options.get("microbatches", 1), seed=seed))
+            loss: Tensor = model(*batch)
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        expected.append(loss.item())
-    for losses in found.values():
+        return loss
+
+    found = on_ranks(program, tmp_path, lambda trainer: in_program(trainer, batches))
+    expected = train(step, model.parameters(), batches)
+    for losses, state in found:
         # bfloat16 has 8 bits, and sums over devices are rounded in another order.
         assert losses == pytest.approx(expected, rel=1e-2)
+        assert {value.dtype for value in state.values()} == {torch.float32}
 
 
 def test_a_step_under_autocast_is_refused(tmp_path: Path) -> None:
     model = Net(BODIES["linear"])
-    plan = ss.Plan(ss.capture(model, (X,)), devices=[0])
-    PLANS["data_parallel"](plan)
+    program = compiled(ss.capture(model, (X,)), "data_parallel", 1)
 
     def work(trainer: ss.Trainer) -> None:
         with (
@@ -196,7 +179,7 @@ def test_a_step_under_autocast_is_refused(tmp_path: Path) -> None:
         ):
             trainer.step(X)
 
-    ss.run_threads(ss.compile(plan).save(tmp_path), work, range(1))
+    on_ranks(program, tmp_path, work)
 
 
 @ss.register_op("b^ k^ -> b^ k^")

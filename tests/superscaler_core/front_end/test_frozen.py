@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.plans import PLANS
+from tests.superscaler_core.as_torch import check_as_in_torch, in_program, in_torch
 from tests.superscaler_core.parallel.threads import on_threads
 
 X = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -91,69 +91,31 @@ AVERAGES = {
 }
 
 
-def alternating(plan: ss.Plan) -> None:
-    for op in plan.graph.ops:
-        plan.op_assign(op, op.index // 2 % 2)
-
-
-HOW = {"data_parallel": PLANS["data_parallel"], "zero3": PLANS["zero3"], "two": alternating}
-
-
-def train(step: Callable[..., Tensor], parameters: list[Tensor]) -> list[float]:
-    optimizer = torch.optim.SGD([*parameters, torch.zeros(())], lr=0.1, momentum=0.9)
-    losses = []
-    for _ in range(3):
-        losses.append(step(X).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
-def in_torch(model: nn.Module) -> tuple[list[float], dict[str, Tensor]]:
-    def step(x: Tensor) -> Tensor:
-        loss: Tensor = model(x)
-        loss.backward()
-        return loss
-
-    return train(step, [*model.parameters()]), dict(model.state_dict())
-
-
-def check(model: Teacher, how: str, folder: Path) -> None:
-    expected = in_torch(deepcopy(model))
-    plan = ss.Plan(ss.capture(model, (X,)), devices=range(2))
-    HOW[how](plan)
-
-    def work(trainer: ss.Trainer) -> tuple[list[float], dict[str, Tensor]]:
-        return train(trainer.step, [*trainer.parameters()]), trainer.state_dict()
-
-    for found in ss.run_threads(ss.compile(plan).save(folder), work, range(2)).values():
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize(
-    "run, how", [(run, how) for run in FROZEN_FOR_A_WHILE for how in ("zero3", "two")]
+    "run, how", [(run, how) for run in FROZEN_FOR_A_WHILE for how in ("zero3", "alternating")]
 )
 def test_what_is_frozen_for_a_while_has_no_gradient_from_there(
     run: Callable[[Teacher, Tensor], Tensor], how: str, tmp_path: Path
 ) -> None:
-    check(Teacher(run, frozen=False), how, tmp_path)
+    check_as_in_torch(Teacher(run, frozen=False), [X] * 3, how, tmp_path)
 
 
-@pytest.mark.parametrize("name, how", [*zip([*AVERAGES] * 2, cycle(HOW))])
+@pytest.mark.parametrize(
+    "name, how", [*zip([*AVERAGES] * 2, cycle(["data_parallel", "zero3", "alternating"]))]
+)
 def test_frozen_parameters_that_a_forward_changes_are_state(
     name: str, how: str, tmp_path: Path
 ) -> None:
-    check(Teacher(AVERAGES[name], frozen=True), how, tmp_path)
+    check_as_in_torch(Teacher(AVERAGES[name], frozen=True), [X] * 3, how, tmp_path)
 
 
 def test_averages_are_shared_by_the_programs_of_all_shapes() -> None:
     model = Teacher(AVERAGES["in place"], frozen=True)
     alone = deepcopy(model)
-    expected = in_torch(alone)[0], alone(X[:4]).detach(), dict(alone.state_dict())
+    expected = in_torch(alone, [X] * 3)[0], alone(X[:4]).detach(), dict(alone.state_dict())
 
-    def work(parallel: ss.Parallel) -> tuple[list[float], Tensor, dict[str, Tensor]]:
-        losses = train(parallel.step, [*parallel.parameters()])
-        return losses, parallel.step(X[:4]), parallel.state_dict()
+    def work(parallel: ss.Parallel) -> tuple[object, ...]:
+        return in_program(parallel, [X] * 3)[0], parallel.step(X[:4]), parallel.state_dict()
 
     for found in on_threads(model, {"x": X}, 2, work).values():
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import superscaler_core as ss
-from superscaler_core.errors import OpaqueWarning
 from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core import functions
 from tests.superscaler_core.parts import check_splits, values_of
@@ -80,7 +79,7 @@ def test_pointwise_autograd_functions_can_be_split_exactly(name):
 @pytest.mark.parametrize("kind", [*_FORWARDS, *_BACKWARDS])
 def test_non_pointwise_autograd_functions_are_not_split(kind):
     model = Model(lambda x: Forward.apply(x, kind))
-    with pytest.warns(OpaqueWarning, match="Forward"):
+    with pytest.warns(ss.OpaqueWarning, match="Forward"):
         graph = ss.capture(model, (torch.randn(6, 4).double(),))
     (op,) = (op for op in graph.ops if op.kind == "Forward")
     assert not any(map(op.is_splittable, op.sizes))

@@ -57,15 +57,6 @@ def test_torch_export_ignores_shard_marks() -> None:
     assert found == wanted
 
 
-def test_shard_marks_are_kept_under_autocast() -> None:
-    with torch.autocast("cpu", torch.bfloat16):
-        assert ss.capture(Marked(), (torch.ones(2, 4),)).marks.keys() == {
-            "x",
-            "gelu",
-            "down.weight",
-        }
-
-
 class Twice(Marked):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(ss.shard(x, "d0@y"))

@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 import superscaler_core as ss
 from superscaler_core.front_end.state_names import StateNames
-from superscaler_core.plans import PLANS
+from tests.superscaler_core.as_torch import compiled, in_program, in_torch
 from tests.superscaler_core.parallel.threads import on_threads
 
 X = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -71,50 +71,31 @@ CHANGES: dict[str, Callable[[Model], object]] = {
 }
 
 
-def train(step: Callable[[Tensor], Tensor], parameters: Any) -> float:
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    step(X)
-    optimizer.step()
-    optimizer.zero_grad()
-    return step(X).item()
-
-
 @pytest.mark.parametrize("name, plan", [*zip(CHANGES, cycle(["zero3", "data_parallel"]))])
 def test_state_dict_of_a_trainer_loads_into_the_model_and_back(
     name: str, plan: str, tmp_path: Path
 ) -> None:
     model = Model(CHANGES[name])
     alone = deepcopy(model)
+    expected, names = in_torch(alone, [X, X])
 
-    def step(x: Tensor) -> Tensor:
-        loss: Tensor = alone(x)
-        loss.backward()
-        return loss
-
-    expected = train(step, alone.parameters())
-
-    def work(parallel: ss.Parallel) -> tuple[float, dict[str, Tensor]]:
+    def work(parallel: ss.Parallel) -> tuple[list[float], dict[str, Tensor]]:
         parallel.load_state_dict(model.state_dict())
-        found = train(parallel.step, parallel.parameters())
+        found, _ = in_program(parallel, [X, X])
         parallel.save(tmp_path)
         parallel.load(tmp_path)
         return found, parallel.state_dict()
 
     for loss, state in on_threads(model, {"x": X}, 2, work, plan=plan).values():
         assert loss == pytest.approx(expected, rel=1e-9)
-        assert state.keys() == alone.state_dict().keys()
-        assert model.load_state_dict(state, strict=False).unexpected_keys in (
-            [],
-            ["head"],
-            ["mask"],
-        )
+        assert state.keys() == names.keys()
+        unexpected = model.load_state_dict(state, strict=False).unexpected_keys
+        assert unexpected in ([], ["head"], ["mask"])
 
 
 def test_extra_state_that_is_no_plain_value_is_left_out_with_a_comment() -> None:
     model = Model(lambda m: setattr(m, "other", Opaque(6, 6)))
-    plan = ss.Plan(ss.capture(model, (X,)), devices=range(1))
-    PLANS["data_parallel"](plan)
-    text = ss.compile(plan).file(0)
+    text = compiled(ss.capture(model, (X,)), "data_parallel", 1).file(0)
     assert "# other._extra_state is of type object, which cannot be saved" in text
 
 

@@ -249,24 +249,14 @@ def torch_trains(run: Callable[..., Tensor]) -> bool:
     return True
 
 
-@settings(max_examples=20, deadline=None)
-@given(steps(list(VIEWS)))
-def test_random_programs_of_views_and_writes_equal_torch(drawn) -> None:
-    run = program_of(drawn, grads=False)
-    assume(torch_trains(run))
-    check(run)
-
-
-@settings(max_examples=20, deadline=None)
-@given(steps([*VIEWS, *CUTS]))
-def test_random_programs_with_no_grad_parts_equal_torch_or_are_rejected(drawn) -> None:
-    run = program_of(drawn, grads=True)
+@settings(max_examples=18, deadline=None)
+@given(steps([*VIEWS, *CUTS]), st.booleans())
+def test_random_programs_of_views_and_writes_equal_torch_or_are_rejected(drawn, grads) -> None:
+    run = program_of(drawn, grads)
     assume(torch_trains(run))
     try:
-        graph = ss.capture(Program(run), (X.clone(),))
+        check(run)
     except ss.CaptureError as error:
         event("refused")
         if "writes in place" not in str(error):
             raise
-    else:
-        assert str(check(run)) == str(graph)

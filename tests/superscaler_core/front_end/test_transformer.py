@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.plans import PLANS
+from tests.superscaler_core.as_torch import check_as_in_torch, compiled, on_ranks
 
 X = torch.randn(4, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(5).double()
@@ -35,27 +35,22 @@ MASKS: dict[str, dict[str, Tensor]] = {
 }
 
 
-def losses(graph: ss.Graph, num_devices: int, folder: Path) -> list[Tensor]:
-    plan = ss.Plan(graph, devices=range(num_devices))
-    PLANS["data_parallel"](plan)
-    folder = ss.compile(plan).save(folder)
-    return [*ss.run_threads(folder, lambda t: t.step(X), range(num_devices)).values()]
-
-
 @pytest.mark.parametrize("masks", MASKS)
 def test_transformer_has_the_loss_of_torch(masks: str, tmp_path: Path) -> None:
-    model = Model(0.0, MASKS[masks])
-    graph = ss.capture(model, (X,))
-    assert not graph.opaque
-    for loss in losses(graph, 2, tmp_path):
-        torch.testing.assert_close(loss, model(X).detach(), rtol=1e-9, atol=0)
+    check_as_in_torch(Model(0.0, MASKS[masks]), [X], "data_parallel", tmp_path)
 
 
 def test_transformer_with_dropout_draws_the_masks_of_one_device(tmp_path: Path) -> None:
     graph = ss.capture(Model(0.1, MASKS["all"]), (X,))
-    (expected,) = losses(graph, 1, tmp_path / "alone")
-    for loss in losses(graph, 2, tmp_path / "two"):
-        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
+    assert not graph.opaque
+    losses = [
+        loss
+        for number in (1, 2)
+        for loss in on_ranks(
+            compiled(graph, "data_parallel", number), tmp_path / str(number), lambda t: t.step(X)
+        )
+    ]
+    torch.testing.assert_close(losses[1:], losses[:1] * 2, rtol=1e-9, atol=0)
 
 
 def test_mask_of_the_decoder_may_be_an_input() -> None:
