@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.plan import Keep
 from superscaler_core.run.blocks import block_of, lines_of, stages_of
 from superscaler_core.run.lines import Add, BlockFunction, Line, Variable
 from tests.superscaler_core.training import Case
 
 SUMMING = [
     Case("coshard", 2),
-    Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2, "keep": Keep.BLOCK_INPUTS}),
+    Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2, "keep": ss.Keep.BLOCK_INPUTS}),
     Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2}, overlap=ss.Overlap(duplex=True)),
     Case("dualpipe", 4, {"pp": 2, "tp": 2}, overlap=ss.Overlap(pairs=True)),
 ]

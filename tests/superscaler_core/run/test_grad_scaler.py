@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.plans import PLANS
 from tests.covering import covering
+from tests.superscaler_core.as_torch import compiled, on_ranks
 
 NUM_STEPS = 7
 OPTIONS = {"init_scale": 64.0, "growth_interval": 2}
@@ -51,11 +51,13 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def loop(step: Callable[..., object], scaler: Any, optimizer: Any, clip: Any) -> list[float]:
+def loop(
+    step: Callable[..., object], scaler: Any, optimizer: Any, clip: Any = None, batches: Any = None
+) -> list[float]:
     """Train; returns the scale after every step."""
     scales = []
-    for number in range(NUM_STEPS):
-        step(*batch(number))
+    for inputs in batches or map(batch, range(NUM_STEPS)):
+        step(*inputs)
         if clip is not None:
             scaler.unscale_(optimizer)
             clip(0.1)
@@ -91,9 +93,7 @@ def test_scaled_training_equals_that_of_a_single_device(
 
 
 def on_two(plan_name: str, work: Callable[[ss.Trainer], Any], folder: Path) -> list[Any]:
-    plan = ss.Plan(ss.capture(net(), batch(0)), devices=range(2))
-    PLANS[plan_name](plan)
-    return list(ss.run_threads(ss.compile(plan).save(folder), work, range(2)).values())
+    return on_ranks(compiled(ss.capture(net(), batch(0)), plan_name), folder, work)
 
 
 # Threads add up gradients, infinite ones too, by numpy.
@@ -107,38 +107,26 @@ def test_float16_autocast_trains_float32_weights_as_a_single_device(
     autocast = torch.autocast("cpu", torch.float16)
     model = net().float()
     with autocast:
-        plan = ss.Plan(ss.capture(model, batches[0]), devices=range(2))
-    PLANS[plan_name](plan)
-
-    def train(step: Any, scaler: Any, optimizer: torch.optim.Optimizer) -> list[float]:
-        scales = []
-        for inputs in batches:
-            step(*inputs)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            scales.append(scaler.get_scale())
-        return scales
+        program = compiled(ss.capture(model, batches[0]), plan_name)
 
     def work(trainer: ss.Trainer) -> tuple[list[float], dict[str, Tensor]]:
         optimizer = torch.optim.SGD(trainer.parameters(), lr=0.1)
-        scales = train(trainer.step, trainer.grad_scaler(**options), optimizer)
+        scaler = trainer.grad_scaler(**options)
+        scales = loop(trainer.step, scaler, optimizer, batches=batches)
         return scales, trainer.state_dict()
 
-    found = ss.run_threads(ss.compile(plan).save(tmp_path), work, range(2))
-    scaler, optimizer = (
-        torch.amp.GradScaler("cpu", **options),
-        torch.optim.SGD(model.parameters(), 0.1),
-    )
+    found = on_ranks(program, tmp_path, work)
+    scaler = torch.amp.GradScaler("cpu", **options)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def step(*inputs: Tensor) -> None:
         with autocast:
             loss = model(*inputs)
         scaler.scale(loss).backward()
 
-    scales = train(step, scaler, optimizer)
+    scales = loop(step, scaler, optimizer, batches=batches)
     assert scales[0] < options["init_scale"]  # float16 overflows at first
-    for mine, state in found.values():
+    for mine, state in found:
         assert mine == scales
         torch.testing.assert_close(state, dict(model.state_dict()), rtol=1e-2, atol=1e-3)
 
@@ -167,16 +155,17 @@ def test_grad_scaler_with_updates_inside_a_step_raises_plan_error(tmp_path: Path
     on_two("zero1", work, tmp_path)
 
 
-@pytest.mark.parametrize("given", [1.0, 3.0, torch.inf])
-@pytest.mark.parametrize("plan_name", ["data_parallel", "zero1"])
-def test_gradients_are_clipped_by_any_norm(plan_name: str, given: float, tmp_path: Path) -> None:
+@covering(plan_name=["data_parallel", "zero1"], given=[1.0, 2.0, 3.0, torch.inf], limit=[0.1, 1e3])
+def test_gradients_are_clipped_by_any_norm(
+    plan_name: str, given: float, limit: float, tmp_path: Path
+) -> None:
     model = net()
     model(*batch(0)).backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, given)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), limit, given)
 
     def work(trainer: ss.Trainer) -> tuple[Tensor, dict[str, Tensor]]:
         trainer.step(*batch(0))
-        found = trainer.clip_grad_norm_(0.1, given)
+        found = trainer.clip_grad_norm_(limit, given)
         torch.optim.SGD(trainer.parameters(), lr=1.0).step()
         return found, trainer.state_dict()
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import superscaler_core as ss
-from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import Handle, ThreadCall
 from tests.superscaler_core.small import two_linears
 
@@ -58,7 +57,7 @@ def batch() -> Tensor:
 def test_rank_expects_all_but_the_first_microbatch_on_receive_only_edges(
     folder: Path, log: Log
 ) -> None:
-    def work(trainer: Trainer) -> None:
+    def work(trainer: ss.Trainer) -> None:
         trainer.load_state_dict(STATE)
         for _ in range(2):
             trainer.step(batch())
@@ -79,7 +78,7 @@ def test_rank_expects_all_but_the_first_microbatch_on_receive_only_edges(
 
 
 def test_failed_step_forgets_its_expected_receives(folder: Path, log: Log) -> None:
-    def work(trainer: Trainer) -> None:
+    def work(trainer: ss.Trainer) -> None:
         trainer.load_state_dict(STATE)
         trainer.step(batch())
         if trainer.rank == 1:

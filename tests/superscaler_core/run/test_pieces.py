@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.front_end import convert
-from superscaler_core.plans import PLANS
-from superscaler_core.run.resume import load_run
-from superscaler_core.run.training_state import save_run
+from tests.superscaler_core.as_torch import check_program, compiled, on_ranks
 from tests.superscaler_core.packed import Conv1D, Model, models
 
 WIDTH = 12
@@ -78,15 +76,6 @@ def batch() -> Tensor:
     return torch.randn(4, 5, WIDTH, generator=torch.Generator().manual_seed(1)).double()
 
 
-def trained(model: nn.Module) -> dict[str, Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(batch()).backward()
-        optimizer.step()
-    return model.state_dict()
-
-
 def model_of(seed: int) -> Stack:
     torch.manual_seed(seed)
     return Stack(seed).double()
@@ -97,22 +86,10 @@ PLAN = {"megatron": 2, "zero3": 3, "data_parallel": 2, "hybrid": 4}
 
 @pytest.mark.parametrize("seed, plan_name", [*enumerate(PLAN), (4, "zero3"), (0, "hybrid")])
 def test_training_equals_that_on_a_single_device(seed: int, plan_name: str, tmp_path: Path) -> None:
-    plan = ss.Plan(ss.capture(model_of(seed), (batch(),)), range(PLAN[plan_name]))
     options = {"tp": 2, "pp": 1, "microbatches": 1, "zero1": True} if plan_name == "hybrid" else {}
-    PLANS[plan_name](plan, **options)
-
-    def work(trainer: ss.Trainer) -> dict[str, Tensor]:
-        optimizer = torch.optim.SGD(trainer.parameters(), lr=0.1, momentum=0.9)
-        for _ in range(2):
-            optimizer.zero_grad()
-            trainer.step(batch())
-            optimizer.step()
-        return trainer.state_dict()
-
-    found = ss.run_threads(ss.compile(plan).save(tmp_path), work, range(len(plan.devices)))
-    expected = trained(model_of(seed))
-    for one in found.values():
-        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
+    model = model_of(seed)
+    program = compiled(ss.capture(model, (batch(),)), plan_name, PLAN[plan_name], **options)
+    check_program(program, model, [batch()] * 2, tmp_path)
 
 
 def gpt() -> Model:
@@ -123,18 +100,6 @@ def gpt() -> Model:
 def words() -> tuple[Tensor, Tensor]:
     made = torch.randint(20, (2, 4, 6), generator=torch.Generator().manual_seed(1))
     return made[0], made[1]
-
-
-def test_parameters_have_the_dims_of_the_model(tmp_path: Path) -> None:
-    plan = ss.Plan(ss.capture(gpt(), words()), range(2))
-    PLANS["megatron"](plan)
-
-    def work(trainer: ss.Trainer) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(value.shape) for name, value in trainer.named_parameters()}
-
-    shapes = ss.run_threads(ss.compile(plan).save(tmp_path), work, range(2))[0]
-    assert shapes["blocks.0.mixer.packed.weight"] == (16, 24)
-    assert shapes["blocks.0.mixer.packed.bias"] == (24,)
 
 
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])
@@ -152,11 +117,10 @@ def test_checkpoint_moves_from_a_single_device_to_a_plan_and_back(
     model = gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, eps=1e-3)
     go(model, optimizer)
-    save_run(tmp_path / "first", model, optimizer=optimizer)
+    ss.save_run(tmp_path / "first", model, optimizer=optimizer)
     go(model, optimizer)
     go(model, optimizer)
-    plan = ss.Plan(ss.capture(gpt(), words()), range(2))
-    PLANS["megatron"](plan)
+    program = compiled(ss.capture(gpt(), words()), "megatron")
 
     def work(trainer: ss.Trainer) -> None:
         here = torch.optim.AdamW(trainer.parameters(), lr=0.1, eps=1e-3)
@@ -164,31 +128,30 @@ def test_checkpoint_moves_from_a_single_device_to_a_plan_and_back(
         go(trainer, here)
         trainer.save(tmp_path / "second", optimizer=here, format=form)
 
-    ss.run_threads(ss.compile(plan).save(tmp_path / "program"), work, range(2))
+    on_ranks(program, tmp_path / "program", work)
     again = gpt()
     optimizer = torch.optim.AdamW(again.parameters(), lr=0.1, eps=1e-3)
-    load_run(tmp_path / "second", again, optimizer=optimizer)
+    ss.load_run(tmp_path / "second", again, optimizer=optimizer)
     go(again, optimizer)
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("plan_name", ["pipedream", "ampnet"])
 def test_asynchronous_training_with_packed_maps_equals_that_with_whole_maps(
-    plan_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older versions of a parameter have the dims of the program, and their memory is reused."""
 
     def train(folder: Path) -> dict[str, Tensor]:
-        plan = ss.Plan(ss.capture(gpt(), words()), range(4))
-        PLANS[plan_name](plan, pp=2, tp=2, microbatches=6)
+        graph = ss.capture(gpt(), words())
+        program = compiled(graph, "pipedream", 4, pp=2, tp=2, microbatches=4)
 
         def work(trainer: ss.Trainer) -> dict[str, Tensor]:
             trainer.update_with(lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9))
             for _ in range(2):
-                trainer.step(*(torch.cat([tensor] * 6) for tensor in words()))
+                trainer.step(*(torch.cat([tensor] * 4) for tensor in words()))
             return trainer.state_dict()
 
-        return ss.run_threads(ss.compile(plan).save(folder), work, range(4))[0]
+        return on_ranks(program, folder, work)[0]
 
     pieces = train(tmp_path / "pieces")
     monkeypatch.setattr(convert, "find_packings", lambda _: {})

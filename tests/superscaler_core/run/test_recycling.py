@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.run.evaluate import evaluate
 from superscaler_core.schedules import Action, Schedule
 
 BATCH, WIDTH, MICROBATCHES = 4, 6, 3
@@ -138,26 +137,6 @@ def test_results_are_those_of_the_last_turn(tmp_path: Path, num_stages: int) -> 
         torch.testing.assert_close(found, made, rtol=1e-12, atol=1e-12)
 
 
-def test_evaluate_runs_all_turns() -> None:
-    model = new_model()
-    batch = torch.randn(MICROBATCHES * BATCH, WIDTH, dtype=torch.float64)
-    graph = graph_of(model)
-    parameters = dict(model.named_parameters())
-    losses = [evaluate(graph, (x,), parameters, passes=2) for x in batch.chunk(MICROBATCHES)]
-    assert torch.stack(losses).mean().item() == pytest.approx(alone(model, batch, 2)[0], rel=1e-12)
-
-
-def test_loss_with_dropout_depends_on_turns_and_is_reproducible() -> None:
-    model = new_model()
-    model.drop.p = 0.5
-    graph, x = graph_of(model), torch.randn(BATCH, WIDTH, dtype=torch.float64)
-    parameters = dict(model.named_parameters())
-    assert evaluate(graph, (x,), parameters, 7, passes=1) != evaluate(graph, (x,), parameters, 7)
-    assert evaluate(graph, (x,), parameters, 7, passes=1) == evaluate(
-        graph, (x,), parameters, 7, passes=1
-    )
-
-
 def test_recycled_inputs_are_not_batch_inputs() -> None:
     graph = graph_of(new_model())
     assert [t.name for t in graph.batch_inputs] == ["x"]
@@ -206,12 +185,6 @@ def test_invalid_recycled_argument_raises_capture_error(
     x = torch.randn(BATCH, WIDTH, dtype=torch.float64)
     with pytest.raises(ss.CaptureError, match=message):
         ss.capture(new_model(), (x, torch.zeros_like(x)), recycled=recycled)
-
-
-def test_recycling_the_loss_raises_plan_error() -> None:
-    x = torch.randn(BATCH, WIDTH, dtype=torch.float64)
-    with pytest.raises(ss.PlanError, match="shape and dtype have to be the same"):
-        ss.capture(new_model(), (x, torch.zeros_like(x)), recycled={"before": 0})
 
 
 def test_recycled_result_of_another_shape_raises_plan_error() -> None:

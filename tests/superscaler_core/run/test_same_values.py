@@ -37,22 +37,16 @@ STATES: dict[str, tuple[Callable[[int], dict[str, Any]], bool, str]] = {
         False,
         "rank 0 has layers.1.bias [6]",
     ),
-    "a None": (
-        lambda rank: {**net().state_dict(), "layers.2.weight": None},
-        False,
-        "load_state_dict: 'layers.2.weight' is None, not a tensor.",
-    ),
-    "no values": (
-        lambda rank: {**net().state_dict(), "shift": torch.ones(6, device="meta")},
-        True,
-        "load_state_dict: 'shift' is on the meta device, without values.",
-    ),
+    "a None": (lambda rank: {**net().state_dict(), "layers.2.weight": None}, False,
+     "load_state_dict: 'layers.2.weight' is None, not a tensor."),
+    "no values": (lambda rank: {**net().state_dict(), "shift": torch.ones(6, device="meta")}, True,
+     "load_state_dict: 'shift' is on the meta device, without values."),
     "another shape on one rank": (
         lambda rank: {**net().state_dict(), "shift": torch.ones(6 - rank)},
         True,
         "size mismatch for shift: copying a param with shape [5]",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", STATES)

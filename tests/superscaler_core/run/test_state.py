@@ -14,6 +14,15 @@ from torch.nn.utils import parametrizations, spectral_norm
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
+from tests.superscaler_core.as_torch import (
+    Trained,
+    check_program,
+    compiled,
+    in_program,
+    in_torch,
+    on_ranks,
+    train,
+)
 
 DTYPE = torch.float64
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -64,7 +73,7 @@ def spectral() -> nn.Module:
 
 
 EXACT: dict[str, Callable[[], nn.Module]] = {
-    "synchronised": synchronised, "counts": counts, "spectral": spectral,
+    "synchronised": synchronised, "counts": counts, "spectral": spectral, "norms": norms,
 }  # fmt: skip
 
 
@@ -79,97 +88,59 @@ def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
     return x + 1, y
 
 
-def recompute_regions(plan: ss.Plan) -> None:
+def batches(micro: int = 1) -> list[tuple[Tensor, Tensor]]:
+    return [batch(step, 4 * micro) for step in range(3)]
+
+
+def planned(model: nn.Module, how: str) -> ss.Compiled:
+    """A program of two devices; ``how`` is a plan, or what data parallelism does twice."""
+    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
+    again = {"rerun": plan.recompute_regions, "recomputed": plan.recompute}.get(how)
+    if again is None:
+        return compiled(plan.graph, how)
     PLANS["data_parallel"](plan)
-    plan.recompute_regions(plan.graph.ops[:-2])
+    again(plan.graph.ops[:-2])
+    return ss.compile(plan)
 
 
-def recomputed(plan: ss.Plan) -> None:
-    PLANS["data_parallel"](plan)
-    plan.recompute(plan.graph.ops[:-2])
+HOW = ["data_parallel", "zero3", "one_f_one_b", "rerun", "recomputed", "alternating"]
 
 
-def alternating(plan: ss.Plan) -> None:
-    for op in plan.graph.ops:
-        plan.op_assign(op, op.index // 2 % 2)
-
-
-HOW = {
-    **{name: PLANS[name] for name in ("data_parallel", "zero3", "one_f_one_b")},
-    "rerun": recompute_regions, "recomputed": recomputed, "alternating": alternating,
-}  # fmt: skip
-
-
-def train_alone(model: nn.Module, size: int, micro: int, steps: int = 3) -> Any:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(steps):
-        total = 0.0
-        for x, y in zip(*(t.chunk(micro) for t in batch(step, size * micro)), strict=True):
-            loss = model(x, y) / micro
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, model.state_dict()
-
-
-def train(trainer: ss.Trainer, size: int, micro: int, steps: int = 3, folder: Any = None) -> Any:
-    optimizer = torch.optim.SGD([*trainer.parameters()] or [torch.zeros(())], lr=0.1)
-    losses = []
-    for step in range(steps):
-        losses.append(trainer.step(*batch(step, size * micro)).item())
-        optimizer.step()
-        optimizer.zero_grad()
-        if folder is not None and step == 0:
-            trainer.save(folder)
-    return losses, trainer.state_dict()
-
-
-@pytest.mark.parametrize("how, name", [*zip(HOW, [*EXACT] * 2, strict=True)])
+@pytest.mark.parametrize(
+    "how, name", [*zip(HOW, [*EXACT][:3] * 2, strict=True), ("one_f_one_b", "norms")]
+)
 def test_buffers_and_weights_are_those_of_one_device(name: str, how: str, tmp_path: Path) -> None:
     model = made(EXACT[name])
-    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
-    HOW[how](plan)
-    compiled = ss.compile(plan).save(tmp_path)
-    expected = train_alone(copy.deepcopy(model), 4, plan.num_microbatches)
-    for found in ss.run_threads(
-        compiled, lambda t: train(t, 4, plan.num_microbatches), range(2)
-    ).values():
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    program = planned(model, how)
+    check_program(program, model, batches(program.plan.num_microbatches), tmp_path)
 
 
 # --- batch norm -----------------------------------------------------------------------------------
 
 
-def train_by_halves(model: nn.Module, steps: int = 3) -> Any:
+def train_by_halves(model: nn.Module) -> Trained:
     """As torch's DistributedDataParallel on two ranks: each rank normalizes its half of the batch,
     and the buffers of the first rank are broadcast."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(steps):
-        halves = zip(*(t.chunk(2) for t in batch(step, 4)), strict=True)
+
+    def step(*batch: Tensor) -> Tensor:
+        halves = zip(*(x.chunk(2) for x in batch), strict=True)
         ranks = [model, copy.deepcopy(model)]
-        made = [rank(*half) / 2 for rank, half in zip(ranks, halves, strict=True)]
-        losses.append(sum(loss.item() for loss in made))
-        sum(made).backward()
+        loss = sum(rank(*half) / 2 for rank, half in zip(ranks, halves, strict=True))
+        loss.backward()
         for mine, others in zip(*(rank.parameters() for rank in ranks), strict=True):
             mine.grad += others.grad
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, model.state_dict()
+        return loss
+
+    return train(step, model.parameters(), batches()), dict(model.state_dict())
 
 
 @pytest.mark.parametrize("how", ["data_parallel", "zero3", "recomputed"])
 def test_batch_norm_in_data_parallel_is_that_of_ddp(how: str, tmp_path: Path) -> None:
     model = made(norms)
-    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
-    HOW[how](plan)
-    expected = train_by_halves(copy.deepcopy(model))
-    compiled = ss.compile(plan).save(tmp_path)
-    for found in ss.run_threads(compiled, lambda t: train(t, 4, 1), range(2)).values():
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    found = on_ranks(planned(model, how), tmp_path, lambda t: in_program(t, batches()))
+    expected = train_by_halves(model)
+    for one in found:
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_capture_notes_batch_norm_per_device_and_suggests_sync_batch_norm() -> None:
@@ -179,28 +150,13 @@ def test_capture_notes_batch_norm_per_device_and_suggests_sync_batch_norm() -> N
     assert not ss.capture(made(synchronised), batch(0, 4)).notes
 
 
-def test_batch_norm_in_a_pipeline_is_that_of_one_device(tmp_path: Path) -> None:
-    model = made(norms)
-    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
-    PLANS["one_f_one_b"](plan)
-    expected = train_alone(copy.deepcopy(model), 4, plan.num_microbatches)
-    compiled = ss.compile(plan).save(tmp_path)
-    micro = plan.num_microbatches
-    for found in ss.run_threads(compiled, lambda t: train(t, 4, micro), range(2)).values():
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
 def test_batch_norm_in_evaluation_uses_its_running_statistics(tmp_path: Path) -> None:
     model = made(norms)
-    train_alone(model, 4, 1)
-    model.eval()
-    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
-    PLANS["data_parallel"](plan)
-    assert not plan.graph.state
-    compiled = ss.compile(plan).save(tmp_path, weights=True)
-    expected = model(*batch(7, 4)).item()
-    for found in ss.run_threads(compiled, lambda t: t.step(*batch(7, 4)).item(), range(2)).values():
-        assert found == pytest.approx(expected, rel=1e-12)
+    in_torch(model, batches())
+    program = planned(model.eval(), "data_parallel")
+    assert not program.plan.graph.state
+    expected = pytest.approx([model(*batch(7, 4)).item()] * 2, rel=1e-12)
+    assert on_ranks(program, tmp_path, lambda t: t.step(*batch(7, 4)).item()) == expected
 
 
 # --- checkpoints and errors -----------------------------------------------------------------------
@@ -208,53 +164,28 @@ def test_batch_norm_in_evaluation_uses_its_running_statistics(tmp_path: Path) ->
 
 def test_checkpoint_restores_buffers_under_another_plan(tmp_path: Path) -> None:
     model = made(counts)
-    graph = ss.capture(model, batch(0, 4))
-    plans = {name: ss.Plan(graph, devices=range(2)) for name in ("one_f_one_b", "data_parallel")}
-    folders = {}
-    for name, plan in plans.items():
-        PLANS[name](plan)
-        folders[name] = ss.compile(plan).save(tmp_path / name)
-    micro = plans["one_f_one_b"].num_microbatches
-    saved = tmp_path / "saved"
-    ss.run_threads(
-        folders["one_f_one_b"], lambda t: train(t, 4, micro, steps=1, folder=saved), range(2)
-    )
-    alone = copy.deepcopy(model)
-    train_alone(alone, 4, micro, steps=1)
+    first, second = (planned(model, name) for name in ("one_f_one_b", "data_parallel"))
+    micro = first.plan.num_microbatches
+
+    def begin(trainer: ss.Trainer) -> None:
+        in_program(trainer, batches(micro)[:1])
+        trainer.save(tmp_path / "saved")
 
     def go_on(trainer: ss.Trainer) -> Any:
-        trainer.load(saved)
-        return trainer.state_dict(), train(trainer, 4, 1)
+        trainer.load(tmp_path / "saved")
+        return trainer.state_dict(), in_program(trainer, batches())
 
-    expected = copy.deepcopy(alone.state_dict()), train_alone(alone, 4, 1)
-    for found in ss.run_threads(folders["data_parallel"], go_on, range(2)).values():
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_training_starts_from_the_buffers_of_a_loaded_state_dict(tmp_path: Path) -> None:
-    model = made(counts)
-    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
-    PLANS["one_f_one_b"](plan)
-    train_alone(model, 4, 1)
-    state = copy.deepcopy(model.state_dict())
-    # ``last`` is not persistent, and so it is no entry of a state dict.
-    for block in model.blocks:
-        block[1].last.zero_()
-    expected = train_alone(model, 4, plan.num_microbatches)
-
-    def run(trainer: ss.Trainer) -> Any:
-        trainer.load_state_dict(state)
-        return train(trainer, 4, plan.num_microbatches)
-
-    for found in ss.run_threads(ss.compile(plan).save(tmp_path), run, range(2)).values():
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    on_ranks(first, tmp_path / "first", begin)
+    found = on_ranks(second, tmp_path / "second", go_on)
+    in_torch(model, batches(micro)[:1], micro)
+    expected = copy.deepcopy(dict(model.state_dict())), in_torch(model, batches())
+    for one in found:
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_updated_buffers_of_a_stage_on_several_workers_raise_plan_error() -> None:
-    plan = ss.Plan(ss.capture(made(counts), batch(0, 4)), devices=range(2))
-    PLANS["chimera"](plan)
     with pytest.raises(ss.PlanError, match=r"replaces buffers in its forward .* on one worker"):
-        ss.compile(plan)
+        planned(made(counts), "chimera")
 
 
 def test_buffer_update_with_a_gradient_raises_capture_error() -> None:

@@ -89,10 +89,7 @@ def test_optimizer_over_all_parameters_is_refused_where_ranks_store_others(name:
 
 @pytest.mark.parametrize(
     "name, plan",
-    [
-        *((name, "data_parallel") for name in OPTIMIZERS),
-        ("Muon", "one_f_one_b:microbatches=2"),
-    ],
+    [*((name, "data_parallel") for name in OPTIMIZERS), ("Muon", "one_f_one_b:microbatches=2")],
 )
 def test_optimizer_is_allowed_where_parameters_are_whole(name: str, plan: str) -> None:
     def work(parallel: ss.Parallel) -> None:

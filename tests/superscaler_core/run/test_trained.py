@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import superscaler_core as ss
-from superscaler_core.plans import PLANS
+from tests.superscaler_core.as_torch import compiled, on_ranks
 from tests.superscaler_core.parallel.small_nets import batch, net
 from tests.superscaler_core.parallel.threads import on_threads
 
@@ -96,21 +96,6 @@ def test_flags_of_the_captured_model_freeze_on_all_ranks() -> None:
         assert have == flags == wanted
 
 
-def test_optimizer_over_all_parameters_leaves_frozen_ones_alone() -> None:
-    def work(parallel: ss.Parallel) -> tuple[Any, Any]:
-        before = {n: p.detach().clone() for n, p in parallel.named_parameters()}
-        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
-        for parameter in optimizer.param_groups[0]["params"][:4]:
-            parameter.requires_grad_(False)
-        parallel.step(x=batch())
-        optimizer.step()
-        return before, dict(parallel.named_parameters())
-
-    for before, after in on_threads(net(), {"x": batch()}, 2, work).values():
-        same = {name for name in after if torch.equal(after[name], before[name])}
-        assert same == {*list(after)[:4]}
-
-
 def test_program_of_an_earlier_set_is_used_again() -> None:
     parallel = ss.parallelize(net(), kwargs={"x": batch()})
     for flag in (True, False, True, False):
@@ -144,7 +129,7 @@ def test_ranks_that_freeze_different_parameters_raise_plan_error_on_all() -> Non
 
 
 def test_parameters_of_a_program_in_files_can_be_frozen_and_trained_again(tmp_path: Path) -> None:
-    folder = program_of(net(), tmp_path)
+    program = compiled(ss.capture(net(), (batch(),)), "data_parallel")
 
     def work(trainer: ss.Trainer) -> None:
         for flag in (False, True):
@@ -156,13 +141,13 @@ def test_parameters_of_a_program_in_files_can_be_frozen_and_trained_again(tmp_pa
             assert ("layers.0.weight" in have) is flag
             assert "layers.1.weight" in have
 
-    ss.run_threads(folder, work, range(2))
+    on_ranks(program, tmp_path, work)
 
 
 def test_parameter_that_a_program_in_files_has_no_gradient_of_is_refused(tmp_path: Path) -> None:
     model = net()
     model.layers[0].requires_grad_(False)
-    folder = program_of(model, tmp_path)
+    program = compiled(ss.capture(model, (batch(),)), "data_parallel")
 
     def work(trainer: ss.Trainer) -> str:
         freeze(trainer.named_parameters, {"layers.0": True})
@@ -170,11 +155,5 @@ def test_parameter_that_a_program_in_files_has_no_gradient_of_is_refused(tmp_pat
             trainer.step(batch())
         return str(raised.value)
 
-    for text in ss.run_threads(folder, work, range(2)).values():
+    for text in on_ranks(program, tmp_path, work):
         assert text.startswith("requires_grad of 'layers.0.bias' was set to True, and the program")
-
-
-def program_of(model: Any, folder: Path) -> Path:
-    plan = ss.Plan(ss.capture(model, (batch(),)), range(2))
-    PLANS["data_parallel"](plan)
-    return ss.compile(plan).save(folder)
