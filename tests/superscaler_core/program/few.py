@@ -23,10 +23,8 @@ FEW = {
     "versions": Case("pipedream", 2, {"microbatches": 4}),
     "turns": Case("nf1b", 2, {"microbatches": 2, "recycle": 1}, model="evoformer"),
     "buffers": Case("spatial", 2, model="wide_resnet"),
-    "pairs": Case(
-        "dualpipe_v", 2, {"pp": 1, "tp": 2, "microbatches": 4}, sizes={"layers": 4},
-        overlap=ss.Overlap(pairs=True),
-    ),
+    "pairs": Case("dualpipe_v", 2, {"pp": 1, "tp": 2, "microbatches": 4}, sizes={"layers": 4},
+     overlap=ss.Overlap(pairs=True)),
 }  # fmt: skip
 """By mechanism, a case whose step program has it."""
 

@@ -68,11 +68,3 @@ def test_replicas_and_shards_of_a_stage_are_alike(
 ) -> None:
     made = Case(plan, 2).compiled().materialized
     assert [alike.devices for stage in made.stages for alike in stage.steps.alike] == together
-
-
-def test_a_segment_is_found_by_its_name() -> None:
-    for stage in stages():
-        for device, steps in stage.steps.items():
-            for step in steps:
-                if isinstance(step, Segment):
-                    assert stage.steps.segment(step.name, device) is step

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,30 +13,23 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.cost.presets import PROFILES
-from superscaler_core.errors import PlanError
+from superscaler_core.cost import PROFILES
+from superscaler_core.memory import memory_of
 from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import footprints
-from superscaler_core.memory.memory import memory_of
 from superscaler_core.plans import PLANS
 from superscaler_core.program.duplex import duplex, overlapped
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.operands import Operands, instruction_of
-from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import COMPUTING, MOVES, OF_WEIGHTS, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
-from superscaler_core.simulator.simulated import Simulated
-from superscaler_core.simulator.simulation import simulate
-from tests.superscaler_core.training import Case, errors_on_threads
+from superscaler_core.simulator import Simulated
+from tests.superscaler_core.training import Case, check_trains
 
 DUPLEX = ss.Overlap(duplex=True)
 ALL = ss.Overlap(prefetch=1, reductions=True, moves=True, duplex=True, bucket_bytes=1 << 12)
-MOVING = [
-    Case("megatron", 2),
-    Case("megatron_sp", 2),
-    Case("expert_parallel", 2, model="moe"),
-]
+MOVING = [Case("megatron", 2), Case("megatron_sp", 2), Case("expert_parallel", 2, model="moe")]
 CASES = [
     *MOVING[1:],
     Case("zero3", 2),
@@ -67,7 +58,7 @@ class Normed(nn.Module):
         return nn.functional.mse_loss(hidden, y)
 
 
-def normed(plan: str, times: int) -> StepProgram:
+def normed(plan: str, times: int) -> ss.StepProgram:
     graph = ss.capture(Normed(times), (torch.randn(8, 8), torch.randn(8, 8)))
     made = ss.Plan(graph, range(2))
     PLANS[plan](made)
@@ -95,24 +86,24 @@ def test_the_second_half_reads_buffers_that_the_first_half_has_replaced(
 
 
 def test_buffers_that_both_halves_would_need_at_once_raise_plan_error() -> None:
-    with pytest.raises(PlanError, match=r"second half .* reads .*norm.running_mean.* or no duplex"):
+    with pytest.raises(
+        ss.PlanError, match=r"second half .* reads .*norm.running_mean.* or no duplex"
+    ):
         normed("zero3", 2)
 
 
-@pytest.mark.parametrize("case", OVERLAPPED, ids=str)
+@pytest.mark.parametrize("case", OVERLAPPED[::2], ids=str)
 def test_duplex_plans_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
-    case = replace(case, num_steps=2)
     program = case.compiled().step_program
     program.check()
-    assert StepProgram.parse(str(program)) == program
-    # Not max(errors), which may ignore a NaN.
-    assert [error for error in errors_on_threads(case, tmp_path) if not error <= 1e-10] == []
+    assert ss.StepProgram.parse(str(program)) == program
+    check_trains(case, tmp_path, 1e-10)
 
 
 # --- the order ----------------------------------------------------------------------------------
 
 
-def programs(case: Case) -> tuple[StepProgram, StepProgram]:
+def programs(case: Case) -> tuple[ss.StepProgram, ss.StepProgram]:
     """The program, and the same in halves."""
     plain = case.compiled().step_program
     return plain, duplex(plain)
@@ -143,15 +134,6 @@ def test_each_half_runs_the_program_and_weights_move_once(case: Case) -> None:
     assert len(both.events) - len(runs) == 2 * (len(plain.events) - len(runs))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_second_half_of_every_computation_follows_the_first_half(case: Case) -> None:
-    for block in programs(case)[1].blocks.values():
-        computing = of_kinds(block, COMPUTING)
-        for place, instruction in enumerate(computing):
-            if instruction.half == 1:
-                assert replace(instruction, half=0) in computing[:place]
-
-
 @pytest.mark.parametrize("case", MOVING, ids=str)
 def test_one_half_computes_while_the_other_communicates(case: Case) -> None:
     for block in programs(case)[1].blocks.values():
@@ -163,17 +145,6 @@ def test_one_half_computes_while_the_other_communicates(case: Case) -> None:
             # Both devices compute, and only for the other half.
             assert {device for i in beside for device in i.devices} == {0, 1}
             assert {i.half for i in beside} == {0, 1} - {block[place].half}
-
-
-def test_windows_are_open_until_both_halves_have_read_them() -> None:
-    for block in programs(Case("zero3", 2))[1].blocks.values():
-        verbs = [i.kind for i in of_kinds(block, {*OF_WEIGHTS, *COMPUTING})]
-        ends = [n for n, verb in enumerate(verbs) if verb in (Verb.RESHARD, Verb.REDUCE)]
-        assert ends
-        # All devices compute, each for two halves.
-        for begin, end in pairwise([-1, *ends]):
-            assert sum(verb in COMPUTING for verb in verbs[begin + 1 : end]) % 2 == 0
-            assert verbs[begin + 1 : end].count(Verb.UNSHARD) <= 1
 
 
 # --- against HiDup's formula --------------------------------------------------------------------
@@ -273,7 +244,7 @@ def test_the_simulator_hides_communication_behind_the_other_half(case: Case) -> 
     def found(overlap: ss.Overlap, batch: int) -> Simulated:
         sizes = {"width": 64, "sequence": 32}
         made = replace(case, overlap=overlap, batch=batch, sizes=sizes, dtype="float32").compiled()
-        return simulate(made, profile)
+        return ss.simulate(made, profile)
 
     whole, both = found(ss.Overlap(), 64), found(DUPLEX, 32)
     exposed = [sum(level.exposed_secs for level in one.levels) for one in (whole, both)]
@@ -282,25 +253,3 @@ def test_the_simulator_hides_communication_behind_the_other_half(case: Case) -> 
 
 
 # --- errors -------------------------------------------------------------------------------------
-
-
-def changed(
-    program: StepProgram, change: Callable[[StepInstruction], StepInstruction]
-) -> StepProgram:
-    blocks = {key: tuple(map(change, block)) for key, block in program.blocks.items()}
-    return replace(program, blocks=blocks)
-
-
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda i: replace(i, half=None), "needs a half"),
-        (lambda i: replace(i, half=0), "done once|kept already"),
-    ],
-)
-def test_an_instruction_without_its_half_is_refused(change: Any, words: str) -> None:
-    _, both = programs(Case("zero3", 2))
-    with pytest.raises(PlanError, match=words):
-        changed(both, change).check()
-    with pytest.raises(PlanError, match="has a half"):
-        replace(both, num_halves=1, num_microbatches=1).check()

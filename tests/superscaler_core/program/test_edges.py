@@ -35,57 +35,10 @@ def route_back(edge: Edge) -> str:
     return "" if sub_transfer.is_idle else f"{sub_transfer.src.rvd} -> {sub_transfer.dst.rvd}"
 
 
-def test_equal_splits_need_no_edge() -> None:
-    made = materialize(planned(up="b", act="b", down="b", loss="b"))
-    assert routes(made) == []
-
-
-def test_column_split_then_row_split_sums_once_in_the_forward() -> None:
-    made = materialize(planned(up="n", act="n", down="k"))
-    assert routes(made) == [("down.linear", "R(1)V(2)D(1,1) -> R(2)V(1)D(1,1)", "")]
-
-
-def test_replicated_input_of_a_column_split_sums_its_gradient_once() -> None:
-    made = materialize(planned(down="n", loss="n"))
-    assert routes(made) == [("act.tanh", "", "R(1)V(2)D(1,1) -> R(2)V(1)D(1,1)")]
-
-
 def test_change_of_the_split_dim_is_an_all_to_all_in_both_directions() -> None:
     made = materialize(planned(up="n", act="n", down="b", loss="b"))
     there, back = "R(1)V(1)D(1,2) -> R(1)V(1)D(2,1)", "R(1)V(1)D(2,1) -> R(1)V(1)D(1,2)"
     assert routes(made) == [("act.tanh", there, back)]
-
-
-def test_batch_split_sums_the_gradients_of_weights() -> None:
-    made = materialize(planned(up="b", act="b", down="b", loss="b"))
-    for use in made.weights.uses:
-        (sub_transfer,) = use.reduce
-        assert (str(sub_transfer.src.rvd), str(sub_transfer.dst.rvd)) == (
-            "R(1)V(2)D(1,1)",
-            "R(2)V(1)D(1,1)",
-        )
-        assert use.is_stored
-
-
-def test_tied_weight_on_two_devices_sums_the_gradients_of_both_uses() -> None:
-    plan = ss.Plan(branched(), [0, 1])
-    for stage in plan.pipeline([6]):
-        for op in stage.ops:
-            plan.op_assign(op, stage.index)
-    use = next(u for u in materialize(plan).weights.uses if u.tensor.name == "up.weight")
-    (sub_transfer,) = use.reduce
-    assert str(sub_transfer.src) == "R(1)V(2)D(1,1) shape(8,6) ranks(0,1)"
-    assert str(sub_transfer.dst) == "R(2)V(1)D(1,1) shape(8,6) ranks(0,1)"
-
-
-def test_several_tensors_cross_between_two_stages() -> None:
-    plan = ss.Plan(branched(), [0, 1])
-    for stage in plan.pipeline([5]):
-        for op in stage.ops:
-            plan.op_assign(op, stage.index)
-    edges = materialize(plan).edges.all
-    names = {edge.tensor.name for edge in edges if edge.crosses}
-    assert names == {"waves.waves.0", "waves.waves.1", "select.select"}
 
 
 def test_summands_with_several_readers_are_summed_once() -> None:
@@ -107,20 +60,6 @@ def test_edge_without_a_gradient_has_no_backward_transfer() -> None:
     plan.op_assign(mask, 1)
     edge = next(e for e in materialize(plan).edges.all if e.tensor.name == "mask.mask")
     assert edge.backward == ()
-
-
-@pytest.mark.parametrize("chunks", [2, 4])
-def test_parts_on_one_device_send_nothing(chunks: int) -> None:
-    plan = ss.Plan(two_linears(), [0])
-    for op, loop in zip(plan.graph.ops, ["n", "n", "k", None], strict=True):
-        if loop:
-            plan.op_trans(op, ss.split(loop, chunks))
-    made = materialize(on_one(plan))
-    assert all(
-        sub_transfer.is_idle
-        for edge in made.edges.all
-        for sub_transfer in (*edge.forward, *edge.backward)
-    )
 
 
 def table_model() -> ss.Graph:

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from superscaler_core.errors import PlanError
+import superscaler_core as ss
 from superscaler_core.program.event import Event, OverlappedPair
 from superscaler_core.program.form import check_form
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import Phase, Verb
 from superscaler_core.schedules import Action
@@ -20,7 +19,7 @@ from tests.superscaler_core.program.few import compiled
 Change = Callable[[StepInstruction], StepInstruction]
 
 
-def changed(program: StepProgram, kind: Verb, change: Change) -> StepProgram:
+def changed(program: ss.StepProgram, kind: Verb, change: Change) -> ss.StepProgram:
     """A program whose first instruction of a kind is changed in each block."""
     blocks = {}
     for key, block in program.blocks.items():
@@ -58,7 +57,7 @@ INSTRUCTIONS: list[tuple[str, Verb, Change, str]] = [
 def test_instructions_of_another_form_are_refused(
     mechanism: str, kind: Verb, change: Change, words: str
 ) -> None:
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(ss.PlanError, match=words):
         check_form(changed(compiled(mechanism).step_program, kind, change))
 
 
@@ -70,18 +69,15 @@ def test_instructions_of_another_form_are_refused(
         ("stages", lambda e: e[1:], "no F of microbatch 0 at stage 0"),
         ("stages", lambda e: tuple(x for x in e if "2" not in str(x)), "runs 0 to 2; there are"),
         ("routes", lambda e: (*e, Action.parse("2F0")), "of routes .*: it goes one of 2 routes"),
-        (
-            "pairs",
-            lambda e: (*e, OverlappedPair(Action.parse("0F3"), Action.parse("0F2"))),
-            "is run 2 times",
-        ),
+        ("pairs", lambda e: (*e, OverlappedPair(Action.parse("0F3"), Action.parse("0F2"))),
+         "is run 2 times"),
     ],
-)
+)  # fmt: skip
 def test_events_that_do_not_agree_are_refused(
     mechanism: str, change: Callable[[Events], Events], words: str
 ) -> None:
     program = compiled(mechanism).step_program
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(ss.PlanError, match=words):
         check_form(replace(program, events=change(program.events)))
 
 
@@ -95,14 +91,14 @@ def test_kinds_of_the_other_place_are_refused(kind: Verb, words: str) -> None:
     moved = next(i for i in (*block, *end) if i.kind is kind)
     in_block = replace(program, blocks={**program.blocks, key: (*block, moved)})
     at_end = replace(program, end=(*end, moved))
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(ss.PlanError, match=words):
         check_form(in_block if kind is Verb.LOSS else at_end)
 
 
 @pytest.mark.parametrize("routes", [3, 9])
 def test_stages_that_are_not_equal_routes_are_refused(routes: int) -> None:
     program = compiled("routes").step_program
-    with pytest.raises(PlanError, match=f"are not {routes} routes of equal size"):
+    with pytest.raises(ss.PlanError, match=f"are not {routes} routes of equal size"):
         check_form(replace(program, num_routes=routes))
 
 
@@ -110,9 +106,9 @@ def test_a_pair_that_differs_from_its_blocks_is_refused() -> None:
     program = compiled("pairs").step_program
     pair, block = next(iter(program.pairs.items()))
     less = {**program.pairs, pair: tuple(i for i in block if i.kind is not Verb.FORWARD)}
-    with pytest.raises(PlanError, match="it has 'move e3' where 'F stage0_segment0' comes next"):
+    with pytest.raises(ss.PlanError, match="it has 'move e3' where 'F stage0_segment0' comes next"):
         check_form(replace(program, pairs=less))
-    with pytest.raises(PlanError, match="there is no block of such pairs"):
+    with pytest.raises(ss.PlanError, match="there is no block of such pairs"):
         check_form(replace(program, pairs={}))
 
 
@@ -123,5 +119,5 @@ def _with_fewer_reads(instruction: StepInstruction) -> StepInstruction:
 
 def test_two_runs_of_a_segment_read_the_same_values() -> None:
     program = compiled("turns").step_program
-    with pytest.raises(PlanError, match="another run of this segment reads"):
+    with pytest.raises(ss.PlanError, match="another run of this segment reads"):
         check_form(changed(program, Verb.FORWARD, _with_fewer_reads))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from superscaler_core.plan import Device
-from superscaler_core.program.freed import freed, freed_block
+from superscaler_core.program.freed import freed
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.value import IN_BLOCK, Value
 from tests.superscaler_core.program.few import FEW, FEWER, compiled
@@ -35,14 +35,3 @@ def test_the_last_instruction_that_uses_a_value_frees_it_and_no_other(mechanism:
 def test_freed_changes_no_program_that_was_freed(mechanism: str) -> None:
     program = compiled(mechanism).step_program
     assert freed(program) == program
-
-
-def test_a_value_is_freed_on_each_device_by_its_own_last_reader() -> None:
-    lines = "move e0 on 0,1: -> e:e0", "f a on 0: e:e0", "move e1 on 0,1: e:e0@(1)"
-    block = freed_block([StepInstruction.parse(line) for line in lines])
-    assert [list(map(str, i.frees)) for i in block] == [[], ["e:e0"], ["e:e0@(1)"]]
-
-
-def test_a_value_that_nobody_reads_is_freed_where_it_is_made() -> None:
-    (made,) = freed_block([StepInstruction.parse("f a on 0: -> x, y")])
-    assert str(made) == "f a on 0: -> ~x, ~y"

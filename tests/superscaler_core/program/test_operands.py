@@ -73,13 +73,6 @@ def test_a_kind_reads_writes_and_frees_its_own_values(mechanism: str) -> None:
         assert {v for v in i.reads if v.role in own.frees} <= set(i.frees)
 
 
-@pytest.mark.parametrize("mechanism", ["windows", "moves", "stages"])
-def test_devices_that_do_the_same_share_their_operands(mechanism: str) -> None:
-    stage = compiled(mechanism).materialized.stages[0]
-    one, other = sorted(stage.steps)[:2]
-    assert stage.operands(one) is stage.operands(other)
-
-
 @pytest.mark.parametrize("mechanism", ["windows", "stages", "spans"])
 def test_a_start_and_its_wait_share_what_the_whole_does(mechanism: str) -> None:
     program = compiled(mechanism).step_program

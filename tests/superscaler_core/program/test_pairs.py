@@ -9,26 +9,21 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.errors import PlanError
-from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
-from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.event import OverlappedPair, actions_in
 from superscaler_core.schedules import Action
-from superscaler_core.simulator import simulate
-from tests.superscaler_core.training import Case, errors_on_threads
+from tests.superscaler_core.training import Case, check_trains
 
 PAIRS = ss.Overlap(pairs=True)
 GPT = {"layers": 4}
 OVERLAPPED = [
-    Case("dualpipe_v", 2, {"pp": 1, "tp": 2, "microbatches": 4}, sizes=GPT),
     Case("dualpipe", 4, {"pp": 2, "tp": 2, "microbatches": 4}, sizes=GPT),
     Case("dualpipe_v", 4, {"pp": 2, "tp": 2, "microbatches": 5}, sizes=GPT, optimizer="adamw"),
     Case("dualpipe_v", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes={**GPT, "tied": True}),
-    Case("dualpipe", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes={**GPT, "dropout": 0.0}),
 ]
-OVERLAPPED = [replace(case, overlap=PAIRS, num_steps=2) for case in OVERLAPPED]
-LARGE = replace(OVERLAPPED[1], num_devices=8, options={"pp": 4, "tp": 2, "microbatches": 8})
+OVERLAPPED = [replace(case, overlap=PAIRS) for case in OVERLAPPED]
+LARGE = replace(OVERLAPPED[0], num_devices=8, options={"pp": 4, "tp": 2, "microbatches": 8})
 OTHERS = ss.Overlap(prefetch=1, reductions=True, moves=True, pairs=True, bucket_bytes=1 << 12)
-MORE = [LARGE, replace(OVERLAPPED[2], overlap=OTHERS)]
+MORE = [LARGE, replace(OVERLAPPED[1], overlap=OTHERS)]
 
 
 @pytest.mark.parametrize("case", [*OVERLAPPED, *MORE], ids=str)
@@ -36,9 +31,9 @@ def test_plans_with_pairs_train_the_same_weights_as_one_device(case: Case, tmp_p
     program = case.compiled().step_program
     assert any(isinstance(event, OverlappedPair) for event in program.events)
     program.check()
-    assert StepProgram.parse(str(program)) == program
+    assert ss.StepProgram.parse(str(program)) == program
     # Not max(errors), which may ignore a NaN.
-    assert [error for error in errors_on_threads(case, tmp_path) if not error <= 1e-10] == []
+    check_trains(case, tmp_path, 1e-10)
 
 
 # --- the order ----------------------------------------------------------------------------------
@@ -82,33 +77,33 @@ def test_pairs_do_not_change_plans_without_communication_inside_stages() -> None
 
 
 def test_wrongly_woven_program_raises_plan_error() -> None:
-    program = OVERLAPPED[1].compiled().step_program
+    program = OVERLAPPED[0].compiled().step_program
     key, block = next(iter(program.pairs.items()))
     for damaged in (block[1:], block[::-1]):
-        with pytest.raises(PlanError, match=r"in the same order|not started|under way"):
+        with pytest.raises(ss.PlanError, match=r"in the same order|not started|under way"):
             replace(program, pairs={**program.pairs, key: damaged}).check()
-    with pytest.raises(PlanError, match="there is no block of such pairs"):
+    with pytest.raises(ss.PlanError, match="there is no block of such pairs"):
         replace(program, pairs={}).check()
     last = [event for event in program.events if isinstance(event, OverlappedPair)][-1]
     alone = tuple(last.second if event == last else event for event in program.events)
-    with pytest.raises(PlanError, match=r"no F|F.* has to be run before"):
+    with pytest.raises(ss.PlanError, match=r"no F|F.* has to be run before"):
         replace(program, events=alone).check()
 
 
 def test_pairs_together_with_duplex_raise_plan_error() -> None:
-    with pytest.raises(PlanError, match="choose duplex or pairs"):
+    with pytest.raises(ss.PlanError, match="choose duplex or pairs"):
         ss.Overlap(duplex=True, pairs=True)
 
 
 # --- time and memory ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", OVERLAPPED[:3], ids=str)
+@pytest.mark.parametrize("case", OVERLAPPED[:2], ids=str)
 def test_pairs_shorten_a_step_on_slow_links(case: Case) -> None:
     """It takes more than half: computation and communication only hide each other."""
     topology = rv.Topology.single_host(case.num_devices, 2e-5, 1e10)
     plain, overlapped = (
-        simulate(one.compiled(), "v100", topology).timeline.makespan
+        ss.simulate(one.compiled(), "v100", topology).timeline.makespan
         for one in (replace(case, overlap=ss.Overlap()), case)
     )
     assert plain / 2 < overlapped < 0.95 * plain
@@ -116,9 +111,9 @@ def test_pairs_shorten_a_step_on_slow_links(case: Case) -> None:
 
 def test_simulation_runs_every_action_once_and_pairs_at_one_time() -> None:
     """Every action of the schedule has a run, and both actions of a pair have one time."""
-    case = OVERLAPPED[1]
+    case = OVERLAPPED[0]
     compiled = case.compiled()
-    found = simulate(compiled, "v100")
+    found = ss.simulate(compiled, "v100")
     runs = {ran.event: ran for ran in found.timeline.runs if isinstance(ran.event, Action)}
     assert set(runs) == {e for e in compiled.materialized.scheduled if isinstance(e, Action)}
     for event in compiled.step_program.events:
@@ -127,18 +122,3 @@ def test_simulation_runs_every_action_once_and_pairs_at_one_time() -> None:
             assert (first.start, first.inside.ends) == (second.start, second.inside.ends)
             assert {span[0].half for span in first.inside.spans} == {0}
             assert {span[0].half for span in second.inside.spans} == {1}
-
-
-def test_p2p_send_follows_the_action_that_produces_its_tensor() -> None:
-    compiled = OVERLAPPED[1].compiled()
-    made: set[Action] = set()
-    for event in compiled.step_program.events:
-        made.update(actions_in(event))
-        edge = compiled.materialized.edge(event.name) if isinstance(event, P2PSend) else None
-        if edge is not None and not edge.result:
-            kinds = {"B", "I"} if event.is_back else {"F"}
-            stage = edge.dst_stage if event.is_back else edge.src_stage
-            assert any(
-                (a.stage, a.microbatch) == (stage, event.microbatch) and a.kind in kinds
-                for a in made
-            )

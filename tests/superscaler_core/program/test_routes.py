@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.errors import PlanError
 from superscaler_core.memory.stored import StoredMemory
-from superscaler_core.plan import Decisions, Keep
 from superscaler_core.program.routes import by_routes
-from superscaler_core.program.step_program import StepProgram
-from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import Action
-from tests.superscaler_core.schedule_rows import round_robin
-from tests.superscaler_core.training import Case, RoundRobin, errors_on_threads
+from tests.superscaler_core.training import Case, RoundRobin, check_trains
 
 DEEP = {"layers": 4}
 TWO_WAYS = Case("chimera", 4, {"pp": 2, "tp": 2, "microbatches": 4})
@@ -35,7 +30,7 @@ def test_plan_with_one_route_is_unchanged(name: str) -> None:
 def test_decisions_are_read_back_and_make_the_same_program(case: Case) -> None:
     compiled = case.compiled()
     decisions = compiled.plan.decisions
-    read = Decisions.parse(str(decisions))
+    read = ss.Decisions.parse(str(decisions))
     assert read == decisions
     again = ss.Plan(compiled.plan.graph, compiled.plan.devices)
     again.decide(read)
@@ -58,31 +53,6 @@ def test_a_microbatch_runs_on_the_workers_of_its_schedule(case: Case) -> None:
         assert home in schedule.places
         expected = placement.devices_of(schedule, home.stage, event.microbatch)
         assert made.stage_devices[event.stage] == expected
-
-
-def test_edges_connect_stages_of_the_same_route() -> None:
-    made = CHIMERA.compiled().materialized
-    ends = {
-        (edge.src_stage, edge.dst_stage): (tuple(edge.src.shards), tuple(edge.dst.shards))
-        for edge in made.edges.all
-        if edge.crosses
-    }
-    down = {(s, s + 1): ((s,), (s + 1,)) for s in range(3)}
-    up = {(4 + s, 5 + s): ((3 - s,), (2 - s,)) for s in range(3)}
-    assert ends == down | up
-
-
-def test_gradients_of_both_routes_are_summed_once_per_step() -> None:
-    """A stage is on devices (0, 1) and (2, 3), and each of two devices has half of a matrix."""
-    made = TWO_WAYS.compiled().materialized
-    (use,) = (u for u in made.weights.uses if u.tensor.name == "layers.0.mlp.up.weight")
-    (sub_transfer,) = use.reduce
-    assert str(sub_transfer.src.rvd) == "R(1)V(2)D(2,1)"
-    assert str(sub_transfer.dst.rvd) == "R(2)V(1)D(2,1)"
-    assert [sub_transfer.src.cell(d).box == sub_transfer.src.cell(d + 2).box for d in (0, 1)] == [
-        True,
-        True,
-    ]
 
 
 @pytest.mark.parametrize("zero1", [False, True])
@@ -131,7 +101,7 @@ def test_stage_on_one_worker_for_two_routes_has_its_weights_once() -> None:
 def test_replicated_stages_train_the_same_weights_as_one_device(
     case: RoundRobin, tmp_path: Path
 ) -> None:
-    assert max(errors_on_threads(case, tmp_path)) < 1e-12
+    check_trains(case, tmp_path)
 
 
 SAVINGS = ("recompute", "swap", "rerun", "gather", "host", "reduce", "gather and rerun", "order")
@@ -143,10 +113,10 @@ def saving(plan: ss.Plan, what: str) -> None:
     if "gather" in what:
         plan.unshard(*blocks)
     if "rerun" in what:
-        plan.keep(Keep.BLOCK_INPUTS)
+        plan.keep(ss.Keep.BLOCK_INPUTS)
     match what:
         case "recompute":
-            plan.keep(Keep.SEGMENT_INPUTS)
+            plan.keep(ss.Keep.SEGMENT_INPUTS)
         case "swap":
             plan.offload(*blocks)
         case "reduce":
@@ -179,57 +149,7 @@ def test_decisions_about_a_stage_apply_to_all_its_workers(
     }
     for stage, kind in by_stage:
         assert by_stage[stage, kind] == by_stage[stage % 2, kind]
-
-    class Planned(Case):
-        def planned(self) -> ss.Plan:
-            return plan
-
-    case = Planned(TWO_WAYS.plan, 4, TWO_WAYS.options)
-    assert max(errors_on_threads(case, tmp_path)) < 1e-12
+    check_trains(TWO_WAYS, tmp_path, compiled=compiled)
 
 
 # --- the text -----------------------------------------------------------------------------------
-
-
-def test_step_program_text_states_the_number_of_routes() -> None:
-    program = CHIMERA.compiled().step_program
-    assert str(program).splitlines()[0] == "step of GPT on 0,1,2,3 of 4 microbatches by 2 routes"
-    assert StepProgram.parse(str(program)).num_routes == 2
-
-
-def test_a_microbatch_on_two_routes_is_refused() -> None:
-    program = CHIMERA.compiled().step_program
-    astray = [
-        replace(e, stage=6) if isinstance(e, Action) and (e.stage, e.microbatch) == (2, 0) else e
-        for e in program.events
-    ]
-    words = r"microbatch 0 is run at stages \[0, 1, 3, 6\], of routes \[0, 1\]: it goes one of 2"
-    with pytest.raises(PlanError, match=words):
-        replace(program, events=tuple(astray)).check()
-    short = [
-        e for e in program.events if not isinstance(e, Action) or (e.stage, e.microbatch) != (2, 0)
-    ]
-    with pytest.raises(PlanError, match="no F of microbatch 0 at stage 2"):
-        replace(program, events=tuple(short)).check()
-
-
-def test_weights_are_updated_after_the_backwards_of_all_routes() -> None:
-    program = CHIMERA.compiled().step_program
-    (update,) = (i for i in program.end if i.kind is Verb.UPDATE and i.name == "stage0")
-    assert update.devices == (0, 3)
-    # Both routes add to the gradients that the update takes.
-    grads = {value.key for value in update.reads}
-    routes = {key[0] // 4 for key, block in program.blocks.items()
-              for i in block if any(value.key in grads for value in i.writes)}  # fmt: skip
-    assert routes <= {0, 1}
-    others = tuple(i for i in program.end if i is not update)
-    with pytest.raises(PlanError, match=r"is not there|stands"):
-        replace(program, begin=(update, *program.begin), end=others).check()
-    with pytest.raises(PlanError, match="nothing takes"):
-        replace(program, end=others).check()
-
-
-def test_round_robin_of_3_and_2_workers_has_6_routes() -> None:
-    schedule = round_robin((3, 2), 12)
-    assert len(schedule.routes) == 6
-    assert [schedule.route_of(m) for m in range(12)] == [*range(6), *range(6)]

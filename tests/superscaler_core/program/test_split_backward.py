@@ -8,13 +8,8 @@ from dataclasses import replace
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.cost.presets import PROFILES
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.verb import COMPUTING, Phase, Verb
-from superscaler_core.simulator.simulated import Simulated
-from superscaler_core.simulator.simulation import simulate
-from tests.superscaler_core.program.test_step_program import CASES as PLAN_CASES
 from tests.superscaler_core.training import Case
 
 FORWARD = [
@@ -64,46 +59,3 @@ def test_forward_moves_overlap_with_independent_computation(case: Case) -> None:
         assert any(not set(edge.devices).isdisjoint(i.devices) for i in computing)
         ops = {part.op for i in computing for part in made.subject(i).parts}
         assert all(edge.tensor not in op.outputs for op in ops)
-
-
-@pytest.mark.parametrize("case", PLAN_CASES[1::2], ids=str)
-def test_overlap_of_moves_changes_only_their_positions(case: Case) -> None:
-    """With halves joined and moves put at their waits, it is the program without overlap."""
-    plain, moved = program(case, moves=False), program(case)
-    for key, block in moved.blocks.items():
-        whole = [
-            replace(i, kind=Verb.BACKWARD if i.kind is Verb.BACKWARD_INPUTS else i.kind)
-            for i in block
-            if i.phase is not Phase.START and i.kind is not Verb.BACKWARD_WEIGHTS
-        ]
-        offloads = (Verb.OFFLOAD, Verb.RELOAD)
-        found = sorted(replace(i, phase=Phase.WHOLE).short for i in whole if i.kind not in offloads)
-        others = (i for i in plain.blocks[key] if i.kind not in offloads)
-        if key[1] in ("I", "W"):
-            assert block == plain.blocks[key]
-        else:
-            assert found == sorted(i.short for i in others)
-    assert (moved.begin, moved.end, moved.events) == (plain.begin, plain.end, plain.events)
-
-
-def test_overlap_of_moves_does_not_change_data_parallel_programs() -> None:
-    plain = program(Case("data_parallel", 2), moves=False)
-    assert rewritten(plain, ss.Overlap(moves=True)) == plain
-
-
-@pytest.mark.parametrize("plan", ["megatron", "megatron_sp"])
-def test_overlap_of_moves_reduces_the_simulated_exposed_time(plan: str) -> None:
-    # The Python overhead of a segment is left out, because two halves have it twice.
-    profile = replace(PROFILES["v100"], segment_secs=0.0, move_secs=0.0)
-
-    def found(*, moves: bool) -> Simulated:
-        case = Case(plan, 2, sizes={"width": 64}, dtype="float32", batch=64)
-        compiled = replace(case, overlap=ss.Overlap(moves=moves)).compiled()
-        return simulate(compiled, profile)
-
-    plain, beside = (found(moves=moves) for moves in (False, True))
-    assert beside.levels[0].sent_bytes == plain.levels[0].sent_bytes
-    assert beside.levels[0].exposed_secs < plain.levels[0].exposed_secs
-    assert beside.secs < plain.secs
-    # Computation takes as long as before.
-    assert beside.compute_secs == pytest.approx(plain.compute_secs)

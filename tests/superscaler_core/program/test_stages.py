@@ -8,9 +8,8 @@ import torch
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.models.gpt import GPT, GPTConfig
-from superscaler_core.plan import OpSplit
 from superscaler_core.plans import PLANS
-from superscaler_core.program.materialized import Materialized, materialize
+from superscaler_core.program import Materialized, materialize
 from superscaler_core.program.stage_program import StageProgram
 
 
@@ -32,7 +31,7 @@ def changed(plan: ss.Plan, stage: int) -> ss.Plan:
     ops = plan.stages[stage].ops
     op = next(op for op in ops if any(part.pieces for part in plan.op_split(op).parts))
     devices = plan.op_split(op).devices
-    return plan.with_splits({op: OpSplit.grid(op.sizes, devices, [(None, len(devices))])})
+    return plan.with_splits({op: ss.OpSplit.grid(op.sizes, devices, [(None, len(devices))])})
 
 
 def text(made: Materialized) -> str:
@@ -72,7 +71,7 @@ def test_a_plan_that_changes_later_changes_nothing(graph: ss.Graph) -> None:
     made = materialize(plan)
     before = text(made)
     op = plan.stages[0].ops[3]
-    plan.split_as(op, OpSplit.grid(op.sizes, [0, 1], [(None, 2)]))
+    plan.split_as(op, ss.OpSplit.grid(op.sizes, [0, 1], [(None, 2)]))
     plan.recompute(plan.stages[1].ops)
     again = materialize(plan_of(graph))
     assert again is made
@@ -126,7 +125,7 @@ def test_a_window_over_two_stages_is_of_both(graph: ss.Graph) -> None:
         )
         made.unshard([first, second])
         loop = [i for i in second.sizes if second.is_splittable(i)][axis]
-        split = OpSplit.grid(second.sizes, made.op_split(second).devices, [(loop, 2)])
+        split = ss.OpSplit.grid(second.sizes, made.op_split(second).devices, [(loop, 2)])
         return made.with_splits({second: split})
 
     one, other = (materialize(plan(axis)) for axis in (0, 1))

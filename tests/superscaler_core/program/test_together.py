@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.together import apart, together
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import ALONE
@@ -50,10 +49,3 @@ def test_a_value_on_some_devices_is_only_in_their_instructions() -> None:
     assert first.reads == (*one.reads, Value(Role.INPUT, "some"))
     assert second.reads == one.reads
     assert together([replace(one, reads=(*one.reads, some))]) == (first, second)
-
-
-def test_text_has_a_line_for_each_device() -> None:
-    program = compiled("moves").step_program
-    lines = str(program).splitlines()
-    assert {"  F stage0_segment0 on 0", "  F stage0_segment0 on 1"} <= set(lines)
-    assert StepProgram.parse(str(program)).blocks[0, "F"] == program.blocks[0, "F"]

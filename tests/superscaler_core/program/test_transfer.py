@@ -9,7 +9,6 @@ import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.program.sharding import HeldBox, Sharding
 from superscaler_core.program.transfer import Transfer, transfers
-from tests.superscaler_core.small import two_linears
 
 SHAPE = (6, 4)
 
@@ -163,19 +162,3 @@ def test_overlapping_partial_sums_raise_plan_error() -> None:
 def test_the_order_of_views_does_not_matter(end: str) -> None:
     views = ENDS[end].views
     assert Sharding.joined([Sharding(ENDS[end].num_summands, views)]) == ENDS[end]
-
-
-def test_summands_are_numbered_from_zero() -> None:
-    plan = ss.Plan(two_linears(), [0, 1, 2])
-    parts = plan.op_trans(plan.graph.ops[0], ss.split("k", 3))
-    made = Sharding.of(
-        (device, *part.form.outputs[0]) for device, part in enumerate(reversed(parts))
-    )
-    assert made.num_summands == 3
-    assert [view.summand for view in made.views] == [2, 1, 0]
-
-
-def test_joined_sides_add_up_their_summands() -> None:
-    both = Sharding.joined([SUMMANDS, REPLICAS])
-    assert both.num_summands == 5
-    assert both.shards[2].held == {(box(WHOLE), 2), (box(WHOLE), 4)}

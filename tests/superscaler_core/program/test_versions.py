@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import Verb
 from tests.superscaler_core.training import Case
@@ -52,29 +51,6 @@ def test_an_update_follows_the_last_backward_of_its_microbatches(update: str, be
         StepProgram.parse("\n".join(lines)).check()
 
 
-def test_an_update_before_the_last_backward_of_its_microbatches_is_refused() -> None:
-    text = str(asynchronous("pipedream_2bw"))
-    lines = text.splitlines()
-    line = lines.pop(next(n for n, x in enumerate(lines) if x.strip().startswith("0U1 ")))
-    lines.insert(next(n for n, x in enumerate(lines) if x.strip().startswith("0B1")), line)
-    with pytest.raises(PlanError, match=r"0U1: 1 microbatches .* comes after 2, and applies"):
-        StepProgram.parse("\n".join(lines)).check()
-
-
-def test_an_asynchronous_program_is_accepted_and_read_back() -> None:
-    program = asynchronous()
-    program.check()
-    assert StepProgram.parse(str(program)) == program
-    updates = [i for block in program.blocks.values() for i in block if i.kind is Verb.UPDATE]
-    assert [(i.short, i.keeps) for i in updates] == [
-        ("update stage0 on 0 keeps 2", 2),
-        ("update stage1 on 1", 1),
-    ]
-    assert [line for line in str(program).splitlines() if line.strip().startswith("0F")] == [
-        "  0F0", "  0F1", "  0F2 v1", "  0F3 v2"
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "plan, old, new, words",
     [
@@ -94,10 +70,3 @@ def test_wrong_versions_of_events_raise_plan_error(
     assert old in text
     with pytest.raises(PlanError, match=words):
         StepProgram.parse(text.replace(old, new, 1)).check()
-
-
-@pytest.mark.parametrize(
-    "text", ["update stage0 on 0,1 v1", "update stage3 on 2 at 7 v12 keeps 2", "W a on 0 v3"]
-)
-def test_instructions_with_versions_round_trip_through_text(text: str) -> None:
-    assert str(StepInstruction.parse(text)) == text
