@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.errors import PlanError
-from superscaler_core.program.step_program import StepProgram
-from superscaler_core.published.asynchronous import PipeMare, pipedream, pipedream_2bw
+from superscaler_core.published.asynchronous import PipeMare
 from superscaler_core.schedules import Action, ActionKind, on_one_worker
 from tests.superscaler_core.delayed import (
     Delays,
@@ -27,6 +24,7 @@ from tests.superscaler_core.delayed import (
     train_asynchronously,
     train_delayed,
 )
+from tests.superscaler_core.small import on_one
 from tests.superscaler_core.training import (
     OPTIMIZERS,
     Case,
@@ -41,43 +39,28 @@ GRID = {"microbatches": 10, "pp": 2}
 GPT = {"layers": 2}
 TIED = {**GPT, "tied": True}
 MLP: dict[str, Any] = {
-    "model": "mlp", "sizes": {"layers": 4, "inputs": 12, "outputs": 12}, "num_steps": 2
+    "model": "mlp", "sizes": {"layers": 4, "inputs": 12, "outputs": 12}
 }  # fmt: skip
 WIDE: dict[str, Any] = {
-    "sizes": {"layers": 4, "inputs": 12, "hidden": 12, "outputs": 12}, "num_steps": 2
+    "sizes": {"layers": 4, "inputs": 12, "hidden": 12, "outputs": 12}
 }  # fmt: skip
 STASHING = [
-    Case("pipedream", 2, {"microbatches": 10}, sizes=GPT, num_steps=2),
-    Case(
-        "pipedream", 4, {"microbatches": 12, "every": 3}, sizes={"layers": 4}, num_steps=5, batch=1
-    ),
-    Case("pipedream", 2, {"microbatches": 10}, sizes=GPT, num_steps=2, rewrite="apart"),
-    Case("pipedream_2bw", 2, {"microbatches": 20}, sizes=GPT, num_steps=2),
+    Case("pipedream", 2, {"microbatches": 10}, sizes=GPT, rewrite="apart"),
     Case("pipedream_2bw", 4, {**GRID, "microbatches": 15, "every": 3}, sizes=GPT, num_steps=4),
-    Case("pipedream", 2, {"microbatches": 10}, sizes=TIED, num_steps=2),
-    Case("pipedream", 4, {"microbatches": 10}, sizes={**TIED, "layers": 4}, num_steps=2),
-    Case("pipedream", 2, {"microbatches": 10, "vertical": True}, sizes=TIED, num_steps=2),
-    Case(
-        "pipedream",
-        3,
-        {"microbatches": 12, "every": 3},
-        sizes={**TIED, "layers": 3},
-        num_steps=5,
-        batch=1,
-    ),
-    Case("pipedream", 4, {**GRID, "tp": 2}, sizes=TIED, num_steps=2),
-    Case("pipedream", 4, {**GRID, "zero1": True}, sizes=TIED, num_steps=2, optimizer="adamw"),
-    Case("pipedream", 2, {"microbatches": 10}, sizes=TIED, num_steps=2, rewrite="halves"),
-    Case("pipedream_2bw", 3, {"microbatches": 30}, sizes={**TIED, "layers": 3}, num_steps=2),
+    Case("pipedream", 2, {"microbatches": 10}, sizes=TIED),
+    Case("pipedream", 2, {"microbatches": 10, "vertical": True}, sizes=TIED),
+    Case("pipedream", 3, {"microbatches": 12, "every": 3}, sizes={**TIED, "layers": 3}, batch=1),
+    Case("pipedream", 4, {**GRID, "tp": 2}, sizes=TIED),
+    Case("pipedream", 4, {**GRID, "zero1": True}, sizes=TIED, optimizer="adamw"),
+    Case("pipedream", 2, {"microbatches": 10}, sizes=TIED, rewrite="halves"),
+    Case("pipedream_2bw", 3, {"microbatches": 30}, sizes={**TIED, "layers": 3}),
 ]
 TIED_CASES = [case for case in STASHING if "tied" in case.sizes]
 NEWEST = [
-    Case("ampnet", 4, {"microbatches": 10}, **MLP),
-    Case("ampnet", 4, {**GRID, "zero1": True}, **MLP, optimizer="adamw"),
     Case("ampnet", 2, {"microbatches": 10}, **MLP, rewrite="halves"),
     Case("pipemare", 4, {"microbatches": 40, "every": 4}, **MLP),
     TiedMLP("ampnet", 4, {"microbatches": 10}, **WIDE),
-    TiedMLP("ampnet", 4, {**GRID, "zero1": True}, **WIDE),
+    TiedMLP("ampnet", 4, {**GRID, "zero1": True}, **WIDE, optimizer="adamw"),
     TiedMLP("pipemare", 4, {"microbatches": 20, "every": 2}, **WIDE),
 ]
 
@@ -163,95 +146,6 @@ def test_asynchronous_training_resumes_after_a_synchronous_warm_up(tmp_path: Pat
     assert off(list(found.values()), alone) == []
 
 
-# --- quadratics ---------------------------------------------------------------------------------
-
-
-class Quadratics(nn.Module):
-    """The sum of ``a w^2 / 2`` over weights, one in each stage; x is 1."""
-
-    def __init__(self, curvatures: Sequence[float]) -> None:
-        super().__init__()
-        self.curvatures = curvatures
-        self.weights = nn.ParameterList(torch.ones(1) for _ in curvatures)
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = x
-        for a, w in zip(self.curvatures, self.weights, strict=True):
-            total = total + w * w * (a / 2)
-        return total.mean()
-
-
-def gradients(schedule: ss.Schedule, folder: Path, rate: float) -> list[list[float]]:
-    """The gradients of every stage's updates, for curvatures 1, 2, ..."""
-    num = schedule.num_stages
-    model = Quadratics([1.0 + i for i in range(num)]).double()
-    graph = ss.capture(model, (torch.ones(1, dtype=torch.float64),))
-    plan = ss.Plan(graph, range(num))
-    firsts = [graph.readers[tensor][0][0] for tensor in graph.parameters.values()]
-    for stage in plan.pipeline(firsts[1:]):
-        for op in stage.ops:
-            plan.op_assign(op, stage.index)
-    plan.op_order(schedule)
-    ss.compile(plan).save(folder)
-    size = schedule.num_microbatches
-
-    def work(trainer: ss.Trainer) -> list[float]:
-        seen: list[float] = []
-
-        def make(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-            optimizer = torch.optim.SGD(parameters, lr=rate)
-            optimizer.register_step_pre_hook(lambda *_: seen.append(gradient(parameters[0])))
-            return optimizer
-
-        trainer.load_state_dict(model.state_dict())
-        trainer.update_with(make)
-        trainer.step(torch.ones(size, dtype=torch.float64))
-        return seen
-
-    found = ss.run_threads(folder, work, range(num))
-    return [found[rank] for rank in range(num)]
-
-
-def gradient(parameter: nn.Parameter) -> float:
-    assert parameter.grad is not None
-    return parameter.grad.item()
-
-
-def delayed_quadratic(curvature: float, rate: float, delay: int, num: int) -> list[float]:
-    """The gradients ``a w(t - delay)`` of ``w(t+1) = w(t) - rate a w(t - delay)``, w = 1 first."""
-    values = [1.0] * (delay + 1)
-    for _ in range(num):
-        values.append(values[-1] - rate * curvature * values[-1 - delay])
-    return [curvature * value for value in values[:num]]
-
-
-def test_quadratic_under_pipedream_follows_its_delayed_recursion(tmp_path: Path) -> None:
-    found = gradients(pipedream(4, 20), tmp_path, 0.1)
-    for stage, mine in enumerate(found):
-        assert mine == pytest.approx(delayed_quadratic(1.0 + stage, 0.1, 3 - stage, 20), abs=1e-12)
-
-
-def test_quadratic_under_2bw_equals_its_closed_form(tmp_path: Path) -> None:
-    """``w(t+1) = w(t) - rate a w(t-1)``: a sum of powers of the roots of ``z^2 - z + rate a``."""
-    found = gradients(pipedream_2bw(2, 40), tmp_path, 0.1)
-    for a, mine in zip((1.0, 2.0), found, strict=True):
-        assert mine == pytest.approx(delayed_quadratic(a, 0.1, 1, 20), abs=1e-12)
-        z = np.roots([1, -1, 0.1 * a]).astype(complex)
-        factors = np.linalg.solve(np.vander(z, 2, increasing=True).T, [1, 1])
-        # Both w(-1) and w(0) are 1; update t applies the gradient at w(t-1).
-        closed = [a * (factors @ z**t).real for t in range(20)]
-        assert mine == pytest.approx(closed, abs=1e-12)
-
-
-def test_equal_minibatches_give_equal_gradients_while_their_version_is_kept(
-    tmp_path: Path,
-) -> None:
-    """As in PipeDream's own test of weight stashing (``sgd_with_stashing``)."""
-    found = gradients(pipedream(3, 3), tmp_path, 0.1)
-    equal = {kept: (g[0] == g[1], g[0] == g[2]) for kept, g in zip((3, 2, 1), found, strict=True)}
-    assert equal == {1: (False, False), 2: (True, False), 3: (True, True)}
-
-
 # --- parameters and memory ----------------------------------------------------------------------
 
 
@@ -290,7 +184,7 @@ def test_memory_estimate_counts_every_version_of_the_weights() -> None:
 def refused(case: Case, change: Callable[[ss.Plan], object]) -> str:
     plan = case.planned()
     change(plan)
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(ss.PlanError) as caught:
         ss.compile(plan)
     return str(caught.value)
 
@@ -322,7 +216,7 @@ def test_program_records_which_version_of_a_shared_weight_is_read(case: Case) ->
     last = schedule.num_stages - 1
     of_first = {a: v for a, v in schedule.versions.items() if a.stage == 0 and a.kind in "FBIW"}
     assert program.borrowed == {(replace(a, stage=last), 0): v for a, v in of_first.items()}
-    assert StepProgram.parse(str(program)) == program
+    assert ss.StepProgram.parse(str(program)) == program
     program.check()
 
 
@@ -330,9 +224,7 @@ def test_program_records_which_version_of_a_shared_weight_is_read(case: Case) ->
 def test_one_device_trains_shared_weights_with_the_same_delays(case: Case, tmp_path: Path) -> None:
     plan = case.planned()
     assert plan.schedule is not None
-    alone = ss.Plan(plan.graph, [0])
-    for op in plan.graph.ops:
-        alone.op_assign(op, 0)
+    alone = on_one(ss.Plan(plan.graph, [0]))
     alone.pipeline([stage.ops[0] for stage in plan.stages[1:]])
     alone.op_order(on_one_worker(plan.schedule))
     ss.compile(alone).save(tmp_path)
@@ -341,12 +233,12 @@ def test_one_device_trains_shared_weights_with_the_same_delays(case: Case, tmp_p
     assert off(list(found.values()), delayed(case, plan)) == []
 
 
-def with_later_version(program: StepProgram, kind: str, num: int) -> StepProgram:
+def with_later_version(program: ss.StepProgram, kind: str, num: int) -> ss.StepProgram:
     key = Action(ActionKind(kind), 1, 5), 0
     return replace(program, borrowed={**program.borrowed, key: program.borrowed[key] + num})
 
 
-def update_of_owner_first(program: StepProgram) -> StepProgram:
+def update_of_owner_first(program: ss.StepProgram) -> ss.StepProgram:
     update = Action(ActionKind.UPDATE, 1, 9)
     others = tuple(event for event in program.events if event != update)
     return replace(program, events=(*others, update))
@@ -361,10 +253,10 @@ def update_of_owner_first(program: StepProgram) -> StepProgram:
     ],
 )
 def test_program_with_wrong_versions_of_a_shared_weight_raises_plan_error(
-    damage: Callable[[StepProgram], StepProgram], words: str
+    damage: Callable[[ss.StepProgram], ss.StepProgram], words: str
 ) -> None:
     program = TIED_CASES[0].compiled().step_program
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(ss.PlanError, match=words):
         damage(program).check()
 
 
@@ -387,18 +279,14 @@ def step_without_optimizers(trainer: ss.Trainer, case: Case) -> None:
         ("pipedream", step_without_optimizers, "tell it by update_with"),
         ("pipedream", lambda t, _: t.clip_grad_norm_(1.0), "update at different times"),
         ("pipedream", lambda t, _: t.grad_scaler(), "cannot skip an update"),
-        (
-            "pipedream",
-            lambda t, _: t.update_with(OPTIMIZERS["sgd"], correction=PipeMare(decay=0.1)),
-            "no difference to correct",
-        ),
-        (
-            "one_f_one_b",
-            lambda t, _: t.update_with(OPTIMIZERS["sgd"], correction=PipeMare(annealing=1)),
-            "updates after a step, without delay",
-        ),
+        ("pipedream",
+         lambda t, _: t.update_with(OPTIMIZERS["sgd"], correction=PipeMare(decay=0.1)),
+         "no difference to correct"),
+        ("one_f_one_b",
+         lambda t, _: t.update_with(OPTIMIZERS["sgd"], correction=PipeMare(annealing=1)),
+         "updates after a step, without delay"),
     ],
-)
+)  # fmt: skip
 def test_unsupported_calls_of_the_trainer_raise_plan_error(
     plan: str, work: Callable[[ss.Trainer, Case], object], words: str, tmp_path: Path
 ) -> None:
@@ -408,7 +296,7 @@ def test_unsupported_calls_of_the_trainer_raise_plan_error(
 
     def refusing(trainer: ss.Trainer) -> None:
         trainer.load_state_dict(state)
-        with pytest.raises(PlanError, match=words):
+        with pytest.raises(ss.PlanError, match=words):
             work(trainer, case)
 
     ss.run_threads(tmp_path, refusing, range(2))

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 import superscaler_core as ss
-from superscaler_core.graph.graph import Graph
 from superscaler_core.models import MODELS, build, config_of
 from superscaler_core.plans import PLANS
-from superscaler_core.plans.pieces.axial import EVOFORMER
 from superscaler_core.plans.pieces.follow import followed
 from superscaler_core.program.edges import Edge
 from tests.superscaler_core.plans.test_plans_communication import backward, forward, kinds
@@ -37,8 +35,7 @@ def edges_by(made: ss.Compiled, kind: str) -> list[Edge]:
 # --- communication ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("num_devices", [2, 4, 8])
+@pytest.mark.parametrize("num_devices, layers", [(2, 2), (4, 1)])
 def test_a_block_has_six_all_to_alls_and_six_all_gathers(num_devices: int, layers: int) -> None:
     """FastFold's counts. After the last block, the alignment moves to the next turn instead."""
     made = dap(num_devices, layers=layers)
@@ -46,19 +43,6 @@ def test_a_block_has_six_all_to_alls_and_six_all_gathers(num_devices: int, layer
     # Gathers become reduce-scatters. No op reads the alignment of the last block, so that it has no
     # gradient. Recycled tensors have no gradient either.
     assert kinds(backward(made)) == {"all_to_all": 6 * layers - 1, "reduce_scatter": 6 * layers}
-
-
-def test_three_operands_of_products_and_three_biases_are_gathered() -> None:
-    gathered = [edge.tensor for edge in edges_by(dap(4), "all_gather")]
-    producers = [tensor.name.removeprefix("layers.0.") for tensor in gathered]
-    assert producers == [
-        "msa_row.attn.unsqueeze",
-        "outer.right.add_bias",
-        "tri_out.mul_2",  # right
-        "tri_in.mul",  # left
-        "tri_start.attn.unsqueeze",
-        "tri_end.attn.unsqueeze",
-    ]
 
 
 def test_all_to_alls_switch_between_row_and_column_splits() -> None:
@@ -88,18 +72,6 @@ def test_dap_stages_change_the_split_and_send_in_one_transfer() -> None:
     assert kinds(backward(made)) == {"all_to_all": 5 * 2, "transfer": 2, "reduce_scatter": 6 * 2}
 
 
-def test_data_parallel_groups_of_dap_exchange_no_activations() -> None:
-    made = dap(4, dp=2)
-    tensors = [t for t in (*forward(made), *backward(made)) if t.box.num_elements > 1]
-    assert len(tensors) == 13 + 11  # including the pairs, which are recycled without a move
-    for transfer in tensors:
-        batches = [
-            {rank: layout.cell(rank).box.lo[0] for rank in layout.ranks}
-            for layout in (transfer.src, transfer.dst)
-        ]
-        assert batches[0] == batches[1] == {0: 0, 1: 0, 2: 2, 3: 2}
-
-
 @pytest.mark.parametrize("num_devices", [2, 4])
 def test_every_op_is_split_and_keeps_its_share_of_activations(num_devices: int) -> None:
     alone, cut = dap(1), dap(num_devices)
@@ -111,7 +83,7 @@ def test_every_op_is_split_and_keeps_its_share_of_activations(num_devices: int) 
 
 
 @cache
-def study(layers: int) -> Graph:
+def study(layers: int) -> ss.Graph:
     """Blocks of the study's first shape, in half precision."""
     sizes = {"layers": layers}
     with torch.device("meta"):
@@ -128,7 +100,7 @@ def meta_inputs(layers: int) -> list[Tensor]:
     return [msa, pair, torch.zeros(pair.shape[:3], dtype=torch.int64), msa, pair]
 
 
-@pytest.mark.parametrize(("num_devices", "measured"), [(1, 4414), (2, 2531), (4, 1574)])
+@pytest.mark.parametrize(("num_devices", "measured"), [(1, 4414), (4, 1574)])
 def test_estimated_memory_with_recomputation_is_close_to_the_study(
     num_devices: int, measured: int
 ) -> None:
@@ -152,7 +124,7 @@ def test_estimated_memory_with_recomputation_is_close_to_the_study(
 # --- following a dim ----------------------------------------------------------------------------
 
 
-def module_loops(graph: Graph, name: str, first: int, then: int) -> dict[str, str]:
+def module_loops(graph: ss.Graph, name: str, first: int, then: int) -> dict[str, str]:
     ops = graph.ops_in(name)
     return {op.name.rpartition(":")[2]: loop for op, loop in followed(ops, first, then).items()}
 
@@ -186,44 +158,20 @@ def test_ops_without_the_followed_dim_are_left_out() -> None:
 # --- default cuts and errors --------------------------------------------------------------------
 
 
-def test_default_cuts_of_the_evoformer_equal_those_of_the_study() -> None:
-    """SuperScaler's list of split dims; the outer product's result has its residues as dim 1."""
-    assert {str(cut.modules).removeprefix("*."): (cut.first, cut.then) for cut in EVOFORMER} == {
-        "msa_row": (1, None),
-        "msa_col": (2, None),
-        "msa_transition": (2, None),
-        "outer": (2, 1),
-        "tri_out": (1, None),
-        "tri_in": (2, None),
-        "tri_start": (1, None),
-        "tri_end": (2, None),
-        "pair_transition": (1, None),
-    }
-
-
 @pytest.mark.parametrize(
     ("case", "words"),
     [
         (Case("dap", 2), r"GPT has no modules \*\.msa_row; the plan is for Evoformers"),
         (Case("dap", 4, {"dp": 3}, model="evoformer"), "dp=3 on 4 devices: .* divide 4"),
-        (
-            Case("dap", 6, model="evoformer"),
-            r"cut along s of .* into 6: it has 4; use at most as many devices",
-        ),
+        (Case("dap", 6, model="evoformer"),
+         r"cut along s of .* into 6: it has 4; use at most as many devices"),
         (Case("dap_pipeline", 3, model="evoformer"), "pp=2 times dp=1 on 3 devices"),
         (Case("branch_parallel", 3, model="evoformer"), "2 branches on 3 devices"),
-        (
-            Case(
-                "branch_parallel",
-                2,
-                {"branches": (ss.Modules("*.msa_*"), ss.Modules("h.*"))},
-                model="evoformer",
-            ),
-            r"no modules h\.\*; say branches=",
-        ),
+        (Case("branch_parallel", 2, {"branches": (ss.Modules("*.msa_*"), ss.Modules("h.*"))},
+         model="evoformer"), r"no modules h\.\*; say branches="),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_infeasible_axial_or_branch_plan_raises_plan_error(case: Case, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         case.compiled()

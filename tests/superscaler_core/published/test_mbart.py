@@ -58,10 +58,7 @@ def test_decoder_layer_is_causal_and_encoder_layer_is_not() -> None:
     assert reached(decoded, 3, memory) == list(range(CONFIG.sequence))
 
 
-@pytest.mark.parametrize(
-    ("preset", "billions"),
-    [("2-gpus", 1.76), ("4-gpus", 4.86), ("8-gpus", 10.9), ("16-gpus", 22.2), ("32-gpus", 39.3)],
-)
+@pytest.mark.parametrize(("preset", "billions"), [("2-gpus", 1.76), ("32-gpus", 39.3)])
 def test_presets_have_the_expected_parameter_counts(preset: str, billions: float) -> None:
     """An MLP has 8 d^2 parameters, an attention 4 d times 64 per head, the embedding 500,000 d."""
     with torch.device("meta"):

@@ -8,16 +8,8 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.compiled import Compiled
-from tests.superscaler_core.plans.test_plans_communication import (
-    backward,
-    fetches,
-    forward,
-    kinds,
-    moves,
-    reductions,
-)
-from tests.superscaler_core.training import Case, errors_on_threads
+from tests.superscaler_core.plans.test_plans_communication import backward, fetches, forward, kinds
+from tests.superscaler_core.training import Case, check_trains
 
 CASES = [
     Case("mesh_2d", 4, {"sequence": True}, optimizer="adamw"),
@@ -29,20 +21,17 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_mesh_2d_trains_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
-    errors = errors_on_threads(case, tmp_path)
-    assert [error for error in errors if not error <= 1e-12] == []
+    check_trains(case, tmp_path)
 
 
-def shares(made: Compiled, name: str) -> set[float]:
+def shares(made: ss.Compiled, name: str) -> set[float]:
     """How much of a parameter each device stores."""
     tensor = made.plan.graph.parameter(name)
     shards = made.materialized.weights.storage[tensor].shards.values()
     return {shard.box.num_elements / tensor.box.num_elements for shard in shards}
 
 
-@pytest.mark.parametrize(
-    ("model", "x", "y"), [("gpt", 4, 2), ("gpt", 2, 2), ("gpt", 1, 4), ("swin", 2, 4)]
-)
+@pytest.mark.parametrize(("model", "x", "y"), [("gpt", 4, 2), ("swin", 2, 4)])
 def test_every_device_stores_one_piece_of_every_matrix(model: str, x: int, y: int) -> None:
     sizes = {"layers": 1} if model == "gpt" else {"depths": (1,)}
     made = Case("mesh_2d", 8, {"x": x, "y": y}, model=model, sizes=sizes, batch=8).compiled()
@@ -66,16 +55,9 @@ def test_mesh_2d_layer_gathers_along_one_axis_and_scatters_along_the_other() -> 
     assert kinds(fetches(two)) == {}
 
 
-def test_no_transfer_of_swin_takes_longer_than_its_lower_bound() -> None:
-    """For a GPT, test_plans_communication.py checks the same."""
-    made = Case("mesh_2d", 4, model="swin").compiled()
-    every = [*forward(made), *backward(made), *reductions(made)]
-    assert max(plan.gap for plan in moves(t for t in every if t.box.num_elements > 1)) <= 1.001
-
-
 @pytest.mark.parametrize(
     ("num", "options", "sides"),
-    [(4, {}, (2, 2)), (8, {}, (4, 2)), (8, {"x": 2}, (2, 4)), (8, {"y": 1}, (8, 1))],
+    [(8, {}, (4, 2)), (8, {"x": 2}, (2, 4)), (8, {"y": 1}, (8, 1))],
 )
 def test_default_mesh_is_as_square_as_possible(
     num: int, options: dict[str, int], sides: tuple[int, int]
@@ -93,13 +75,11 @@ def test_default_mesh_is_as_square_as_possible(
         (Case("mesh_2d", 4, {"x": 3}), "x=3 times y=0 on 4 devices: .* has to divide 4"),
         (Case("mesh_2d", 4, {"x": 4, "y": 2}), "x=4 times y=2 on 4 devices"),
         (Case("mesh_2d", 4, {"x": -1}), "x=-1"),
-        (
-            Case("mesh_2d", 8, {}),
-            "dim 0 of tokens cannot be cut into 8 parts: .* it can be cut into at most 4",
-        ),
+        (Case("mesh_2d", 8, {}),
+         "dim 0 of tokens cannot be cut into 8 parts: .* it can be cut into at most 4"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_infeasible_mesh_raises_plan_error(case: Case, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         replace(case, sizes={"heads": 8}).compiled()

@@ -9,16 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import superscaler_core as ss
-from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.parallel import SProgram
 from superscaler_core.plan.mesh import Mesh
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
-from superscaler_core.published.mesh_tf.mesh_layout import (
-    NAMES,
-    MeshLayout,
-    named_dims,
-)
-from tests.superscaler_core.training import Case, errors_on_threads
+from superscaler_core.published.mesh_tf.mesh_layout import NAMES, MeshLayout, named_dims
+from tests.superscaler_core.training import Case, check_trains
 
 WORDS = st.text("abcxyz_0", min_size=1, max_size=4)
 
@@ -50,20 +46,17 @@ def case(layout: str, mesh: str, num: int = 4, **more: object) -> Case:
 
 
 CASES = [
-    case("batch:rows;hidden:cols", "rows:2;cols:2", optimizer="adamw"),
-    case("batch:rows;heads:cols;hidden:cols;vocabulary:cols", "rows:2;cols:2"),
+    case("batch:rows;heads:cols;hidden:cols;vocabulary:cols", "rows:2;cols:2", optimizer="adamw"),
     case("sequence:rows;width:cols", "rows:2;cols:2", sizes={"tied": True}),
     case("heads:a;hidden:b", "a:4;b:1"),
     case("experts:rows;sequence:cols", "rows:2;cols:2", model="moe"),
     case("batch:rows;hidden:cols", "rows:2;cols:2", model="mlp"),
-    case("", "all:4"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_layouts_train_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
-    errors = errors_on_threads(case, tmp_path)
-    assert [error for error in errors if not error <= 1e-12] == []
+    check_trains(case, tmp_path)
 
 
 def test_batch_heads_hidden_layout_equals_megatron_with_data_parallelism() -> None:
@@ -117,13 +110,6 @@ def test_layouts_that_do_not_fit_mesh_or_model_raise_plan_error(
     made = case(layout, mesh)
     with pytest.raises(ss.PlanError, match=words):
         made.planned()
-
-
-@pytest.mark.parametrize(
-    ("layout", "mesh"), [("batch:rows", "rows:4;cols:1"), ("heads:rows", "rows:4")]
-)
-def test_mesh_sides_may_be_unused_or_of_size_1(layout: str, mesh: str) -> None:
-    assert case(layout, mesh).planned().is_assigned
 
 
 def test_mesh_side_that_does_not_divide_a_dim_raises_plan_error() -> None:

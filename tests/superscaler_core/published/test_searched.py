@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 import superscaler_core as ss
 from superscaler_core.published.tessel.order_by_search import order_by_search, stage_edges
 from superscaler_core.schedules import Schedule, one_f_one_b, timeline
+from tests.superscaler_core.as_torch import check_program
 from tests.superscaler_core.training import Case
 
 WIDTH = 12
@@ -72,33 +72,9 @@ def test_edges_of_stages_are_read_from_the_graph() -> None:
 
 
 def test_two_encoders_and_a_decoder_train_the_same_weights_as_one_device(tmp_path: Path) -> None:
-    ss.compile(branches(4)).save(tmp_path)
+    program = ss.compile(branches(4))
     torch.manual_seed(0)
-    alone = TwoEncoders().double()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    start = {name: value.clone() for name, value in alone.state_dict().items()}
-    losses = []
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = alone(*batch_of(step, 16))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-
-    def train(trainer: ss.Trainer) -> tuple[list[float], dict[str, Any]]:
-        trainer.load_state_dict(start)
-        mine = torch.optim.SGD(trainer.parameters(), lr=0.1)
-        seen = []
-        for step in range(3):
-            seen.append(trainer.step(*batch_of(step, 16)).item())
-            mine.step()
-            mine.zero_grad()
-        return seen, dict(trainer.state_dict())
-
-    for seen, parameters in ss.run_threads(tmp_path, train, range(4)).values():
-        assert seen == pytest.approx(losses, abs=1e-12)
-        for name, value in alone.state_dict().items():
-            torch.testing.assert_close(parameters[name], value, rtol=0, atol=1e-12)
+    check_program(program, TwoEncoders().double(), [batch_of(n, 16) for n in (0, 1)], tmp_path)
 
 
 def schedule_of(case: Case) -> Schedule:

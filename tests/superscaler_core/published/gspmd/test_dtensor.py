@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import superscaler_core as ss
-from superscaler_core.graph.graph import Op
 from superscaler_core.published.gspmd.links import Specs, links_of
 from superscaler_core.published.gspmd.price import Cut
 from tests.superscaler_core.published.gspmd.programs import completed
@@ -107,7 +106,7 @@ def spec_of(placements: Sequence[Placement], rank: int) -> str:
     return ", ".join([*(f"d{dim}@{'*'.join(axes)}" for dim, axes in cuts.items() if axes), "*@-"])
 
 
-def result_of(op: Op, cut: Cut, num_axes: int) -> list[str]:
+def result_of(op: ss.Op, cut: Cut, num_axes: int) -> list[str]:
     """For every axis: the dim of the result that it cuts, ``sum`` for a partial sum, or ``-``."""
     result = len(op.inputs)
     dims = {link.loop: f"d{link.dim}" for link in links_of(op.form) if link.operand == result}
@@ -115,7 +114,7 @@ def result_of(op: Op, cut: Cut, num_axes: int) -> list[str]:
     return [found.get(axis, "-") for axis in AXES[:num_axes]]
 
 
-def stays(op: Op, cut: Cut, specs: Specs) -> bool:
+def stays(op: ss.Op, cut: Cut, specs: Specs) -> bool:
     """Whether the op reads every operand, or a part of it, without moving it."""
     cuts = dict(cut)
     read = {(link.operand, link.dim): cuts.get(link.loop, ()) for link in links_of(op.form)}

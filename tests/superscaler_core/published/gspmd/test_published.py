@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from superscaler_core.compiled import Compiled
 from superscaler_core.models import build, example_inputs
-from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.parallel import SProgram
 from superscaler_core.published.gspmd import Propagated
 from superscaler_core.published.gspmd.price import cut_text
 from tests.superscaler_core.plans.test_plans_communication import (
@@ -28,7 +27,7 @@ def cuts_of(found: Propagated) -> dict[str, str]:
     return {op.name: cut_text(cut) for op, cut in found.cuts.items()}
 
 
-def compiled(graph: ss.Graph, text: str, num_devices: int) -> Compiled:
+def compiled(graph: ss.Graph, text: str, num_devices: int) -> ss.Compiled:
     plan = ss.Plan(graph, range(num_devices))
     SProgram.of(text)(plan, 1)
     return ss.compile(plan)
@@ -55,9 +54,7 @@ def test_gates_are_cut_by_group_and_expert_layers_by_expert(experts: ss.Graph) -
     assert [choice.op for choice in found.choices] == [dispatch, combine]
 
 
-def test_expert_layer_has_two_all_to_alls_forward_and_two_backward(
-    experts: ss.Graph,
-) -> None:
+def test_expert_layer_has_two_all_to_alls_forward_and_two_backward(experts: ss.Graph) -> None:
     made = compiled(experts, "gspmd", 4)
     assert kinds(forward(made)) == kinds(backward(made)) == {"all_to_all": 2}
     assert kinds(fetches(made)) == {}
@@ -116,8 +113,7 @@ def test_two_dim_layout_of_a_dense_transformer_has_the_published_cuts() -> None:
     cuts = cuts_of(found)
     inner = [n for n in cuts if n.startswith("layers") and n.endswith(":linear")]
     assert {n: cuts[n] for n in inner if "out" not in n and "down" not in n} == dict.fromkeys(
-        (f"layers.0.{word}:linear" for word in ("attn.q", "attn.k", "attn.v", "mlp.up")),
-        "b@x, n@y",
+        (f"layers.0.{word}:linear" for word in ("attn.q", "attn.k", "attn.v", "mlp.up")), "b@x, n@y"
     )
     assert cuts["layers.0.attn:attention"] == "b@x, h@y"
     assert cuts["layers.0.mlp.down:linear"] == cuts["layers.0.attn.out:linear"] == "b@x, k@y"

@@ -22,7 +22,7 @@ from tests.superscaler_core.published.hidup.form_problems import (
     random_problem,
 )
 
-NUM_CHAINS = 2000
+NUM_CHAINS = 300
 
 
 def one_cost(closed: Duplexed, stage: DuplexStage) -> tuple[float, ...]:
@@ -46,7 +46,7 @@ def test_dynamic_programme_needs_two_costs_to_solve_chains() -> None:
         assert hidup(problem, backward="none").secs == best
         wrong += hidup(problem, backward="none", compared=one_cost).secs > best
         serial_is_worse += overlapped[serial.argmin()] > best
-    assert (wrong, serial_is_worse) == (41, 1006)
+    assert (wrong, serial_is_worse) == (6, 154)
 
 
 @pytest.mark.parametrize("seed", range(6))

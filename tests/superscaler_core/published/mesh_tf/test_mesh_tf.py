@@ -104,30 +104,6 @@ def test_list_schedule_runs_every_op_once_after_its_inputs(seed: int) -> None:
         ready |= {*problem.ops[number].writes}
 
 
-def test_a_list_schedule_frees_most_bytes_first() -> None:
-    """Each of two inputs is reduced by an op. The op that reads the larger input runs first."""
-    tensors = {
-        name: MeshTensor(frozenset(), size)
-        for name, size in {
-            "small": 10,
-            "large": 100,
-            "of_small": 1,
-            "of_large": 1,
-            "end": 1,
-        }.items()
-    }
-    ops = (
-        MeshOp((), ("small", "large")),
-        MeshOp(("small",), ("of_small",)),
-        MeshOp(("large",), ("of_large",)),
-        MeshOp(("of_small", "of_large"), ("end",)),
-    )
-    problem = LayoutProblem(Mesh.parse("x:2"), {}, tensors, ops)
-    assert list_schedule(problem) == [0, 2, 1, 3]
-    assert problem.peak_bytes({}) == 111
-    assert problem.contents[2] == {"small", "of_small", "of_large"}
-
-
 @pytest.mark.parametrize(
     "model, mesh",
     [*zip(["gpt", "moe", "mlp", "wide_resnet", "mbart"], cycle(["rows:2,cols:2", "all:4"]))],

@@ -20,6 +20,7 @@ from superscaler_core.published.placement import (
     place_graph,
     search_placement,
 )
+from tests.superscaler_core.as_torch import check_program
 
 TOPOLOGY = rv.Topology.hosts([[0, 1], [2, 3]], intra=rv.Link(1e-6, 8e9), inter=rv.Link(1e-5, 2e9))
 
@@ -96,49 +97,18 @@ def test_simulated_step_of_a_plan_is_near_the_step_of_the_problem(
     assert found.secs == pytest.approx(float(problem.secs(assignment)), rel=0.02)
 
 
-def train(step, model: nn.Module, parameters) -> list[float]:
-    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    losses = []
-    for seed in range(3):
-        # Ranks are threads, which share the global generator of torch.
-        random = torch.Generator().manual_seed(seed)
-        batch = torch.randn(2, 8, 6, dtype=torch.float64, generator=random)
-        losses.append(float(step(*batch.unbind())))
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("assignment", [(0, 1, 0, 0, 0), (1, 1, 0, 1, 0)])
 def test_a_placement_trains_like_one_device(
     assignment: tuple[int, ...], microbatches: int, tmp_path: Path
 ) -> None:
     torch.manual_seed(7)
-    model = Branches(6)
-    start = {name: value.clone() for name, value in model.state_dict().items()}
+    model, batches = Branches(6), [torch.randn(2, 8, 6).double().unbind() for _ in range(3)]
     graph = ss.capture(model, torch.zeros(2, 8 // microbatches, 6, dtype=torch.float64).unbind())
     problem = place_graph(costs_of(graph), range(2))
     plan = ss.Plan(graph, range(2))
     assign(plan, problem=problem, assignment=assignment, microbatches=microbatches)
-    ss.compile(plan).save(tmp_path)
-
-    def work(trainer: ss.Trainer) -> tuple[list[float], dict[str, Tensor]]:
-        trainer.load_state_dict(start)
-        return train(trainer.step, model, list(trainer.parameters())), trainer.state_dict()
-
-    found = ss.run_threads(tmp_path, work, range(2))
-
-    def alone(x: Tensor, target: Tensor) -> Tensor:
-        loss = model(x, target)
-        loss.backward()
-        return loss.detach()
-
-    losses = train(alone, model, model.parameters())
-    for mine, state in found.values():
-        assert mine == pytest.approx(losses, rel=1e-12)
-        for name, value in model.state_dict().items():
-            torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-14)
+    check_program(ss.compile(plan), model, batches, tmp_path)
 
 
 @pytest.mark.parametrize("placer", [*PLACERS.values(), every_placement])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.placement.shapes import Machine, inception, nmt, rnnlm
+from bench.placement.shapes import Machine, nmt, rnnlm
 from superscaler_core.errors import PlanError
 from superscaler_core.published.placement import Operation, PlacementProblem, every_placement
 from superscaler_core.published.placement.policy import (
@@ -19,11 +19,7 @@ from superscaler_core.published.placement.policy import (
 )
 from tests.superscaler_core.published.placement.problems import random_problem
 
-PROBLEMS = {
-    "rnnlm": rnnlm(Machine(), steps=10, runs=5),
-    "nmt": nmt(Machine(), steps=6, runs=2),
-    "inception": inception(Machine(), blocks=3),
-}
+PROBLEMS = {"rnnlm": rnnlm(Machine(), steps=10, runs=5), "nmt": nmt(Machine(), steps=6, runs=2)}
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -51,26 +51,6 @@ def test_instant_messages_add_no_time(seed: int) -> None:
     assert np.all(alone.secs(placements(problem)) <= problem.ends(placements(problem)).max(axis=1))
 
 
-def test_messages_of_one_sender_are_sent_one_after_the_other() -> None:
-    # a sends to b and c on two other devices, 2 s per message. c starts after both messages.
-    operations = [Operation(name, (1.0,) * 3) for name in "abc"]
-    results = [OperationResult(0, (1,), 2.0), OperationResult(0, (2,), 2.0)]
-    problem = PlacementProblem.of(operations, results, bytes_per_sec=1.0)
-    assert problem.ends([(0, 1, 2)]).tolist() == [[1.0, 4.0, 6.0]]
-
-
-def test_a_result_is_sent_once_to_a_device() -> None:
-    operations = [Operation(name, (1.0,) * 2) for name in "abc"]
-    problem = PlacementProblem.of(operations, [OperationResult(0, (1, 2), 2.0)], bytes_per_sec=1.0)
-    assert problem.ends([(0, 1, 1)]).tolist() == [[1.0, 4.0, 5.0]]
-
-
-def test_a_device_sends_while_it_computes() -> None:
-    operations = [Operation(name, (3.0,) * 2) for name in "abc"]
-    problem = PlacementProblem.of(operations, [OperationResult(0, (2,), 2.0)], bytes_per_sec=1.0)
-    assert problem.ends([(0, 0, 1)]).tolist() == [[3.0, 6.0, 8.0]]
-
-
 def test_backward_is_placed_with_its_forward_and_sends_the_gradient() -> None:
     forward = [Operation("a", (1.0, 1.0)), Operation("b", (1.0, 1.0))]
     made = with_backward(forward, [OperationResult(0, (1,), 3.0)], [(2.0, 2.0)] * 2)

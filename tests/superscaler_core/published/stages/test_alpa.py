@@ -59,33 +59,6 @@ def test_alpa_test_case_gives_the_published_stages() -> None:
     assert shardings == [(0, 4, 4, 2), (4, 8, 4, 4)]
 
 
-def by_hand() -> Candidates:
-    """Layers of 1 to 4 s. On n devices, w seconds of them take w / n (1 + log2(n) / 4) seconds."""
-
-    def secs(first: int, last: int, choice: int) -> float:
-        return sum(range(first + 1, last + 2)) / 2**choice * (1 + choice / 4)
-
-    return candidates(4, [1, 2, 4], secs)
-
-
-@pytest.mark.parametrize(
-    "microbatches, secs, stages",
-    [
-        (1, 3.75, [(0, 4, 4)]),
-        (2, 7.5, [(0, 4, 4)]),
-        (4, 15.0, [(0, 4, 4)]),
-        (8, 29.5, [(0, 2, 1), (2, 3, 1), (3, 4, 2)]),
-        (64, 197.5, [(0, 2, 1), (2, 3, 1), (3, 4, 2)]),
-    ],
-)
-def test_more_stages_are_chosen_with_more_microbatches(
-    microbatches: int, secs: float, stages: list[tuple[int, int, int]]
-) -> None:
-    value, chosen = alpa_stages(by_hand(), 4, microbatches)
-    assert value == pytest.approx(secs, rel=1e-12)
-    assert [(p, q, (1, 2, 4)[c]) for p, q, c in chosen] == stages
-
-
 @pytest.mark.parametrize("seed, secs", [*enumerate([16, 84, 81, 64, 78, 45])])
 def test_random_instances_equal_brute_force(seed: int, secs: int) -> None:
     drawn: Array = np.random.RandomState(seed).randint(1, 20, (4, 4, 3, 1))

@@ -28,7 +28,7 @@ from tests.superscaler_core.published.stages.problems import random_problem
 ROUNDING = 1e-9
 """Relative tolerance: the same times are added in another order."""
 
-SEEDS = range(140)
+SEEDS = range(70)
 
 
 def found(planner: Callable[[StageProblem], StageCut], problem: StageProblem) -> float:
@@ -73,11 +73,8 @@ UNLIKE: dict[str, tuple[Any, Any, dict[str, bool]]] = {
         partial(tarnawski_scattered, limit_secs=20.0), brute.least_scattered, {"is_graph": True},
     ),
     "hierarchical": (pipedream_hierarchical, brute.least_hierarchical, {}),
-    "galvatron": (
-        galvatron,
-        lambda problem: brute.least_galvatron(problem, memory_units, UNITS),
-        {"has_changes": True},
-    ),
+    "galvatron": (galvatron, lambda problem: brute.least_galvatron(problem, memory_units, UNITS),
+     {"has_changes": True}),
 }  # fmt: skip
 """Planners that choose more than a cut with degrees; each has a separate brute force."""
 

@@ -93,14 +93,6 @@ def test_invalid_problem_is_rejected(changes: dict[str, Any]) -> None:
         plain(**changes)
 
 
-def test_tensor_read_by_several_layers_of_a_set_is_counted_once() -> None:
-    problem = plain(edges=((0, 1), (0, 2), (1, 2)))
-    assert problem.crossing_bytes(0b110) == (1.0, 0.0)
-    assert problem.crossing_bytes(0b001) == (0.0, 1.0)
-    assert problem.crossing_bytes(0b010) == (1.0, 10.0)
-    assert problem.crossing_bytes(0b100) == (11.0, 0.0)
-
-
 def test_stage_keeps_one_microbatch_for_itself_and_for_each_later_stage() -> None:
     problem = plain()
     (stage,) = problem.placed([((0, 1, 2), Degrees(1, 1))], 0.0).stages
