@@ -56,8 +56,7 @@ def test_tensor_parallelism_cuts_weights_and_work_and_adds_communication() -> No
 
 
 @pytest.mark.parametrize(
-    "fewer, more",
-    [("everything", "attention_only"), ("attention_only", "block_inputs")],
+    "fewer, more", [("everything", "attention_only"), ("attention_only", "block_inputs")]
 )
 def test_what_keeps_less_recomputes_more(fewer: str, more: str) -> None:
     costs = BlockCosts(REQUEST)

@@ -9,9 +9,8 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
+from superscaler_core.cost import Reach
 from superscaler_core.cost.op_time import OpTimes, signature
-from superscaler_core.cost.profile import DeviceProfile
-from superscaler_core.cost.reach import Reach
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.search.request import Request
 from superscaler_core.simulator import PROFILES
@@ -34,7 +33,7 @@ def linears(samples: int) -> ss.Graph:
     return two_linears(samples, 1024, 4096, 1024)
 
 
-def least_secs(profile: DeviceProfile, samples: int, pieces: int) -> float:
+def least_secs(profile: ss.DeviceProfile, samples: int, pieces: int) -> float:
     """Seconds to compute a batch on one device, with every op cut into pieces of its batch."""
     times, found = OpTimes(profile), 0.0
     for op in linears(samples).ops:

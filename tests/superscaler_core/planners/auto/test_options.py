@@ -9,7 +9,6 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.models import build, example_inputs
-from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting, options_of
 from superscaler_core.planners.auto.families import Filling
 from tests.superscaler_core.planners.auto.test_estimate import REQUEST
@@ -30,14 +29,14 @@ def test_root_uses_sequence_parallelism_where_it_is_faster_or_all_fits_only_then
     layout = {"dp": 1, "tp": 8, "pp": 1}
     options = options_of(REQUEST)
     (plenty,) = (root for root in roots(1 << 40, **layout) if root.family == "hybrid")
-    assert plenty.keep is Keep.EVERYTHING
+    assert plenty.keep is ss.Keep.EVERYTHING
     secs = [options.estimate.of(replace(plenty, sequence=cut)).secs for cut in (True, False)]
     assert plenty.sequence == (secs[0] < secs[1])
     # The smallest microbatch fits with sequence parallelism, and does not fit without it.
     small = replace(plenty, samples=1)
     need = [options.estimate.of(replace(small, sequence=cut)).num_bytes for cut in (True, False)]
     assert need[0] < need[1]
-    kept = [r for r in roots(sum(need) / 2, **layout) if r.keep is Keep.EVERYTHING]
+    kept = [r for r in roots(sum(need) / 2, **layout) if r.keep is ss.Keep.EVERYTHING]
     assert [root.sequence for root in kept if root.family == "hybrid"] == [True]
 
 
@@ -58,7 +57,7 @@ def test_root_is_estimated_to_fit_if_any_setting_of_its_layout_fits(gib: int) ->
     others = [r for r in options.roots() if r not in fitting]
     assert fitting
     for root in others:
-        leaner = replace(root, samples=1, keep=Keep.BLOCK_INPUTS)
+        leaner = replace(root, samples=1, keep=ss.Keep.BLOCK_INPUTS)
         assert options.estimate.of(leaner).num_bytes > gib << 30
 
 
@@ -69,7 +68,7 @@ def test_recomputation_of_attentions_alone_needs_attentions(
     options = options_of(request(model))
     start = Setting.parse("hybrid tp=2")
     near = {*options.moves(start), *options.savings(start)}
-    assert (Keep.ATTENTION_ONLY in {each.keep for each in near}) == has_attention
+    assert (ss.Keep.ATTENTION_ONLY in {each.keep for each in near}) == has_attention
 
 
 @pytest.mark.parametrize("tp, coshard", [(1, 1), (1, 4), (2, 2), (2, 4), (3, 1), (4, 1), (4, 2)])

@@ -14,7 +14,6 @@ import superscaler_core as ss
 from superscaler_core.planners.auto import auto, options
 from superscaler_core.planners.auto.asked import SPENT, asking
 from superscaler_core.planners.auto.others import Others, repeated
-from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
@@ -24,7 +23,7 @@ from tests.superscaler_core.planners.search.test_search import UNLIKE_EACH_OTHER
 BATCH = 8
 
 
-def found_by(planner: SearchPlanner, asked: Request) -> Found:
+def found_by(planner: SearchPlanner, asked: Request) -> ss.Found:
     """The result of a search in which auto has only its layouts, so that other planners matter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options, "MOVES", ())
@@ -35,7 +34,7 @@ ASKED = replace(request("mlp", 2), samples=(BATCH,))
 
 
 @cache
-def found_by_auto() -> Found:
+def found_by_auto() -> ss.Found:
     return found_by(PLANNERS["auto"], ASKED)
 
 

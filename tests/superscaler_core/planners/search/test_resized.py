@@ -19,7 +19,7 @@ from superscaler_core.planners.search.search import search_request
 from superscaler_core.plans import PLANS
 from superscaler_core.simulator import PROFILES
 
-EVEN = ("gpt", "mbart", "swin", "evoformer")
+EVEN = ("gpt", "mbart", "swin")
 """Models whose sizes grow linearly with the batch."""
 
 

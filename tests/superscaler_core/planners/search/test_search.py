@@ -20,23 +20,15 @@ from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import SettingSpace
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.evaluate import compiled, evaluate
-from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.microbatches import Captured
-from superscaler_core.planners.search.request import (
-    EXACT,
-    FULL,
-    Candidate,
-    Request,
-    Scope,
-    Trial,
-)
+from superscaler_core.planners.search.request import EXACT, FULL, Candidate, Request, Scope, Trial
 from superscaler_core.planners.search.search import Progress, search_request
 from superscaler_core.planners.search.workers import Workers
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import one_f_one_b
-from superscaler_core.simulator import PROFILES, simulate
-from tests.superscaler_core.training import Case, errors_on_threads
+from superscaler_core.simulator import PROFILES
+from tests.superscaler_core.training import Case, check_trains
 
 BATCH = 8
 
@@ -121,14 +113,14 @@ def test_best_plan_equals_the_best_of_all_settings_that_fit(few_moves: None) -> 
         assert found.secs == min(each.secs for each in every if 0 < each.peak_bytes <= limit)
 
 
-@pytest.mark.parametrize("name", ["auto", *UNLIKE_EACH_OTHER])
+@pytest.mark.parametrize("name", ["auto", "alpa_hierarchical", "galvatron", "unity"])
 def test_best_plan_fits_in_the_memory_limit(name: str) -> None:
     free = search_request(request("gpt"), PLANNERS[name], max_tried=6)
     limit = int(0.9 * free.peak_bytes)
     found = search_request(request("gpt", memory_bytes=limit), PLANNERS[name], max_tried=12)
     peaks = [memory.total_bytes for memory in found.compiled.memory.values()]
     assert max(peaks) == found.peak_bytes <= limit
-    assert found.secs == simulate(found.compiled, "v100").secs
+    assert found.secs == ss.simulate(found.compiled, "v100").secs
     assert all(t.peak_bytes > limit for t in found.tried if t.lacks_memory)
 
 
@@ -137,7 +129,7 @@ def test_memory_limit_without_a_fitting_plan_raises_plan_error() -> None:
         search_request(request(memory_bytes=1000), auto, max_tried=20)
 
 
-@pytest.mark.parametrize("model", ["gpt", "moe", "mlp"])
+@pytest.mark.parametrize("model", ["gpt", "moe"])
 def test_best_plan_trains_as_one_device(model: str, tmp_path: Path) -> None:
     case = Case("data_parallel", 4, model=model, sizes=SMALL[model])
     example = case.inputs(0, 2)
@@ -145,7 +137,7 @@ def test_best_plan_trains_as_one_device(model: str, tmp_path: Path) -> None:
         case.new_model(), example, topology=rv.Topology.single_host(4, 5e-6, 20e9), batch=BATCH,
         max_tried=20,
     )  # fmt: skip
-    assert max(errors_on_threads(FoundCase(found, case), tmp_path)) < 1e-9
+    check_trains(FoundCase(found, case), tmp_path, 1e-9)
 
 
 class FoundCase:
@@ -159,11 +151,6 @@ class FoundCase:
 
     def compiled(self) -> ss.Compiled:
         return self._found.compiled
-
-
-def test_search_is_deterministic() -> None:
-    names = [search_request(request("gpt"), auto, max_tried=15).name for _ in range(2)]
-    assert names[0] == names[1]
 
 
 def test_interrupted_search_returns_the_best_plan_so_far() -> None:
@@ -263,10 +250,9 @@ class Growing:
         return []
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_planner_is_asked_again_if_a_trial_adds_candidates(num_processes: int) -> None:
+def test_planner_is_asked_again_if_a_trial_adds_candidates() -> None:
     planner = Growing()
-    found = search_request(request(), lambda _: planner, num_processes=num_processes)
+    found = search_request(request(), lambda _: planner)
     assert planner.seen == [1, 2, 3]
     assert found.num_left == 0
 
@@ -274,17 +260,6 @@ def test_planner_is_asked_again_if_a_trial_adds_candidates(num_processes: int) -
 def test_unproposed_candidates_of_a_planner_count_as_left() -> None:
     found = search_request(request(), lambda _: Growing(), max_tried=2)
     assert (len(found.tried), found.num_left) == (2, 1)
-
-
-def test_estimate_of_a_pipeline_is_near_the_full_simulation() -> None:
-    asked = replace(request("gpt"), batch=64, samples=(1,))
-    (candidate, *_) = [c for c in auto(asked) if "pp=2" in c.name]
-    short, whole = (evaluate(asked, candidate, how) for how in (candidate.quick, FULL))
-    assert short.is_estimate
-    assert not whole.is_estimate
-    # The estimate uses the rate of a full pipeline, which is that of its slowest stage. The start
-    # and the end of the pipeline differ a little.
-    assert short.secs == pytest.approx(whole.secs, rel=0.01)
 
 
 def test_plan_with_another_number_of_microbatches_is_rejected() -> None:
@@ -345,11 +320,10 @@ def test_bounds_of_time_and_memory_are_not_above_the_trial(model: str) -> None:
         assert not trial.peak_bytes or trial.candidate.least_bytes <= trial.peak_bytes
 
 
-@pytest.mark.parametrize("num", [1, 3])
-def test_any_number_of_devices_has_a_plan(num: int) -> None:
+@pytest.mark.parametrize("num, name", [(1, "auto"), (3, "by_hand"), (3, "alpa_hierarchical")])
+def test_any_number_of_devices_has_a_plan(num: int, name: str) -> None:
     asked = replace(request("mlp", num), samples=(1, 2, 3, 6), batch=6)
-    for name in ("auto", "by_hand", "alpa_hierarchical"):
-        assert search_request(asked, PLANNERS[name], max_tried=8).secs > 0
+    assert search_request(asked, PLANNERS[name], max_tried=8).secs > 0
 
 
 class Tied(torch.nn.Module):
@@ -379,8 +353,6 @@ def test_auto_finds_a_plan_for_look_ups_without_blocks() -> None:
         ({"devices": (0, 0)}, "devices 0, 0: .* each once"),
         ({"devices": (0, 7)}, "devices 0, 7: .* topology's 0 to 1"),
         ({"memory_bytes": 0}, "memory_bytes=0: it is a number of at least 1"),
-        ({"profile": "a1000"}, "no profile 'a1000'; there are v100"),
-        ({"optimizer": "adamm"}, "there is no optimizer 'adamm'; there are sgd"),
     ],
 )
 def test_invalid_arguments_of_a_search_raise_plan_error(
@@ -409,7 +381,7 @@ def deep_graph(samples: int) -> ss.Graph:
     return ss.capture(build("gpt", **sizes), example_inputs("gpt", samples, **sizes))
 
 
-ORDERS = ("zero-bubble", "zero-bubble-h2", "zero-bubble-v", "chimera", "dualpipe-v")
+ORDERS = ("zero-bubble-h2", "chimera", "dualpipe-v")
 
 
 @pytest.mark.parametrize(
@@ -441,7 +413,7 @@ def uneven_graph(samples: int) -> ss.Graph:
     )
 
 
-@pytest.mark.parametrize("words", ["chunks=1", "chunks=2", "chunks=4", "schedule=zero-bubble-v"])
+@pytest.mark.parametrize("words", ["chunks=2", "schedule=zero-bubble-v"])
 def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None:
     words = f"pp=4 {words}"
     asked = replace(request("wide_resnet", 4), batch=128, graph_of=uneven_graph)
@@ -454,7 +426,7 @@ def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None
     assert estimate.secs == pytest.approx(whole.secs, rel=1e-3)
 
 
-def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> Found:
+def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> ss.Found:
     """A search of 100 s; full evaluations take 15 s, others 1 s, and estimates get better."""
     now = 0.0
 
@@ -496,7 +468,7 @@ def test_time_budget_includes_captures_and_the_final_full_simulation(
 
 def search_with_late_estimate(
     monkeypatch: pytest.MonkeyPatch, estimate: str, progress: Progress | None = None
-) -> Found:
+) -> ss.Found:
     """A search of 35 s: a plan of 582 s is evaluated in full, then there is an estimate.
 
     A full evaluation at the plan of the estimate would take 60 s.

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+import superscaler_core as ss
 from superscaler_core import Plan
-from superscaler_core.errors import CaptureError
-from superscaler_core.graph.graph import Graph
 from superscaler_core.planners.search.evaluate import evaluate
 from superscaler_core.planners.search.microbatches import Captured
 from superscaler_core.planners.search.request import FULL, Candidate
@@ -40,8 +39,8 @@ def is_at_fault(plan: Plan) -> None:
     raise ZeroDivisionError("of this package")
 
 
-def fails(samples: int) -> Graph:
-    raise CaptureError(f"{samples} samples")
+def fails(samples: int) -> ss.Graph:
+    raise ss.CaptureError(f"{samples} samples")
 
 
 def candidate(fill: Callable[[Plan], None]) -> Candidate:
@@ -78,11 +77,6 @@ def test_candidate_that_cannot_be_pickled_is_evaluated_in_this_process(workers: 
     workers.begin(candidate(lambda plan: seen.append(is_away())), FULL)
     workers.wait(60)
     assert seen == [False]
-
-
-def test_wait_returns_none_after_its_timeout(workers: Workers) -> None:
-    workers.begin(candidate(sleeps_when_away), FULL)
-    assert workers.wait(0.1) is None
     # The fixture ends the worker, and fails if the process is still alive.
 
 

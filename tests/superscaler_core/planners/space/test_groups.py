@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.graph.blocks import find_blocks
-from superscaler_core.graph.dims import Dims
 from superscaler_core.planners.space import Choice
 from superscaler_core.planners.space.choices import choices_of
 from superscaler_core.planners.space.groups import OpGroup, decides, groups_of
@@ -19,7 +17,7 @@ def kinds(groups: tuple[OpGroup, ...]) -> list[str]:
 
 
 def group_of(graph: ss.Graph, name: str) -> OpGroup:
-    runs = find_blocks(graph).groups
+    runs = ss.find_blocks(graph).groups
     groups = [group for run in runs for group in groups_of(graph, run)]
     return next(group for group in groups if any(op.name == name for op in group))
 
@@ -28,27 +26,27 @@ def choices(graph: ss.Graph, name: str, mesh: tuple[int, ...]) -> list[Choice]:
     devices = range(1)
     for side in mesh:
         devices = range(len(devices) * side)
-    return list(choices_of(Dims(graph), group_of(graph, name), devices, mesh))
+    return list(choices_of(ss.Dims(graph), group_of(graph, name), devices, mesh))
 
 
 @pytest.mark.parametrize("model", ["mlp", "gpt", "moe", "evoformer", "wide_resnet", "swin"])
 def test_groups_contain_every_op_of_a_model_once(model: str) -> None:
     graph = captured(model)
-    groups = [group for run in find_blocks(graph).groups for group in groups_of(graph, run)]
+    groups = [group for run in ss.find_blocks(graph).groups for group in groups_of(graph, run)]
     assert sorted((op for ops in groups for op in ops), key=lambda op: op.index) == [*graph.ops]
 
 
 @pytest.mark.parametrize("model", ["gpt", "moe", "evoformer", "wide_resnet"])
 def test_group_has_only_deciding_ops_or_only_following_ops(model: str) -> None:
     graph = captured(model)
-    for run in find_blocks(graph).groups:
+    for run in ss.find_blocks(graph).groups:
         for group in groups_of(graph, run):
             assert len({decides(op) for op in group}) == 1
 
 
 def test_query_key_and_value_products_form_one_group_before_attention() -> None:
     graph = captured("gpt")
-    block = find_blocks(graph).all[0]
+    block = ss.find_blocks(graph).all[0]
     assert kinds(groups_of(graph, block)) == [
         "layer_norm",
         "linear linear linear",
@@ -65,7 +63,7 @@ def test_query_key_and_value_products_form_one_group_before_attention() -> None:
 
 def test_position_table_and_label_count_join_the_group_of_their_reader() -> None:
     graph = captured("gpt")
-    before, *_, behind = find_blocks(graph).groups
+    before, *_, behind = ss.find_blocks(graph).groups
     assert kinds(groups_of(graph, before)) == ["embedding", "embedding add"]
     assert kinds(groups_of(graph, behind))[-1].split()[-3:] == [
         "cross_entropy", "count_labels", "mean_of_labels"

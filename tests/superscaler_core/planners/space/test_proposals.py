@@ -17,7 +17,7 @@ from superscaler_core.published.alpa.alpa_intra import alpa_intra
 from superscaler_core.published.flexflow.flexflow import flexflow
 from superscaler_core.published.unity import unity
 from tests.superscaler_core.planners.search.test_search import request
-from tests.superscaler_core.training import Case, errors_on_threads
+from tests.superscaler_core.training import Case, check_trains
 
 
 def few(asked: Request) -> Request:
@@ -66,5 +66,4 @@ class Walked(Case):
 
 
 def test_plan_of_flexflow_trains_as_one_device(tmp_path: Path) -> None:
-    errors = errors_on_threads(Walked(sizes={"layers": 1}), tmp_path)
-    assert [error for error in errors if not error <= 1e-12] == []
+    check_trains(Walked(sizes={"layers": 1}), tmp_path)
