@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.errors import PlanError
-from superscaler_core.plan import OpSplit
-from tests.superscaler_core.small import two_linears
+from tests.superscaler_core.small import on_one, two_linears
 
 SIZES = {"b": 4, "k": 6, "n": 8}
 
@@ -24,7 +22,7 @@ def cut(plan: ss.Plan) -> ss.Op:
 
 def test_grid_equals_the_split_by_op_trans_and_op_assign() -> None:
     plan = ss.Plan(two_linears(), range(4))
-    grid = OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 2), (None, 2)])
+    grid = ss.OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 2), (None, 2)])
     op = cut(plan)
     assert plan.op_split(op) is grid
     assert grid.parts == plan.decisions.parts[op.name]
@@ -41,15 +39,15 @@ def test_op_split_reflects_later_decisions() -> None:
 
 
 def test_split_can_be_moved_to_other_devices_in_order() -> None:
-    grid = OpSplit.grid(SIZES, [0, 1], [("n", 2)])
-    assert grid.on([5, 7, 9]) is OpSplit.grid(SIZES, [5, 7], [("n", 2)])
-    with pytest.raises(PlanError, match="it has 2 devices"):
+    grid = ss.OpSplit.grid(SIZES, [0, 1], [("n", 2)])
+    assert grid.on([5, 7, 9]) is ss.OpSplit.grid(SIZES, [5, 7], [("n", 2)])
+    with pytest.raises(ss.PlanError, match="it has 2 devices"):
         grid.on([3])
 
 
 def test_two_axes_on_one_loop_equal_one_axis_of_their_product() -> None:
-    twice = OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 2), ("b", 2)])
-    assert twice is OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 4)])
+    twice = ss.OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 2), ("b", 2)])
+    assert twice is ss.OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 4)])
 
 
 @pytest.mark.parametrize(
@@ -62,14 +60,12 @@ def test_two_axes_on_one_loop_equal_one_axis_of_their_product() -> None:
     ],
 )
 def test_invalid_grid_raises_plan_error(devices: Any, axes: Any, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        OpSplit.grid(SIZES, devices, axes)
+    with pytest.raises(ss.PlanError, match=message):
+        ss.OpSplit.grid(SIZES, devices, axes)
 
 
 def test_unsplit_update_is_stored_on_its_assigned_device_and_survives_a_copy() -> None:
-    plan = ss.Plan(two_linears(), range(2))
-    for op in plan.graph.ops:
-        plan.op_assign(op, 0)
+    plan = on_one(ss.Plan(two_linears(), range(2)))
     (name, *_) = plan.graph.parameters
     plan.op_assign(plan.update(name), 1)
     storage = ss.compile(plan).materialized.weights.storage[plan.graph.parameter(name)]

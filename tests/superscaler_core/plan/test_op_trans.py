@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.graph.part import Part
 from tests.superscaler_core.small import on_one, two_linears
 
 UP = two_linears().ops[0]
@@ -14,7 +13,7 @@ UP = two_linears().ops[0]
 @pytest.mark.parametrize("loop", ["b", "n", "k"])
 @pytest.mark.parametrize("num", [1, 3])
 def test_pieces_of_a_split_tile_the_loop(loop: str, num: int) -> None:
-    parts = ss.split(loop, num)(Part(UP))
+    parts = ss.split(loop, num)(ss.Part(UP))
     ends = [part.range(loop) for part in parts]
     assert ends[0][0] == 0
     assert ends[-1][1] == UP.sizes[loop]
@@ -23,12 +22,12 @@ def test_pieces_of_a_split_tile_the_loop(loop: str, num: int) -> None:
 
 
 def test_split_of_a_part_cuts_only_the_range_of_the_part() -> None:
-    first = ss.split("n", cuts=[0, 3, 8])(Part(UP))[1]
+    first = ss.split("n", cuts=[0, 3, 8])(ss.Part(UP))[1]
     assert [p.range("n") for p in ss.split("n", 2)(first)] == [(3, 5), (5, 8)]
 
 
 def test_reduction_split_gives_summands_and_spatial_split_gives_boxes() -> None:
-    part = ss.split("k", 2)(ss.split("n", 2)(Part(UP))[1])[0]
+    part = ss.split("k", 2)(ss.split("n", 2)(ss.Part(UP))[1])[0]
     (out,) = part.outputs
     assert str(out) == "up.linear[0:4,4:8] sum over k[0:3]"
     assert [str(view) for view in part.inputs] == [
@@ -38,7 +37,7 @@ def test_reduction_split_gives_summands_and_spatial_split_gives_boxes() -> None:
 
 
 def test_replicas_do_the_same_work() -> None:
-    parts = ss.replicate(3)(ss.split("b", 2)(Part(UP))[1])
+    parts = ss.replicate(3)(ss.split("b", 2)(ss.Part(UP))[1])
     assert len(set(parts)) == 3
     assert len({(p.pieces, p.outputs) for p in parts}) == 1
     assert len({new for part in parts for new in ss.replicate(3)(part)}) == 9
@@ -58,14 +57,14 @@ def test_replicas_do_the_same_work() -> None:
 )  # fmt: skip
 def test_invalid_splits_raise_plan_error(how: object, match: str) -> None:
     with pytest.raises(ss.PlanError, match=match):
-        how(Part(UP))  # type: ignore[operator]
+        how(ss.Part(UP))  # type: ignore[operator]
 
 
 def test_split_of_a_fixed_loop_raises_plan_error_naming_splittable_loops() -> None:
     builder = ss.GraphBuilder("softmax")
     x = builder.input("x", (2, 3), "float64")
     builder.op("softmax", "b v^ -> b v^", [x], [((2, 3), "float64")], "torch.softmax({x0}, -1)")
-    part = Part(builder._ops[0])
+    part = ss.Part(builder._ops[0])
     with pytest.raises(ss.PlanError, match=r"v cannot be cut in b v\^ -> b v\^; b can"):
         ss.split("v", 3)(part)
 
@@ -74,7 +73,7 @@ def test_only_the_outer_loop_of_a_composed_dim_can_be_split() -> None:
     builder = ss.GraphBuilder("view")
     x = builder.input("x", (6,), "float64")
     builder.op("view", "(h d) -> h d", [x], [((3, 2), "float64")], "{x0}.reshape({out0.shape})")
-    part = Part(builder._ops[0])
+    part = ss.Part(builder._ops[0])
     assert [str(p.inputs[0].box) for p in ss.split("h", 3)(part)] == ["[0:2]", "[2:4]", "[4:6]"]
     with pytest.raises(ss.PlanError, match="d cannot be cut"):
         ss.split("d", 2)(part)

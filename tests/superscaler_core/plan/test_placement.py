@@ -28,11 +28,7 @@ def plan_of(device_of: tuple[int, ...], placement: Placement | None = None) -> s
 
 # --- the value ----------------------------------------------------------------------------------
 
-PLACEMENTS = [
-    Placement(((0,),)),
-    Placement(((3,), (0,))),
-    Placement(((0, 1), (2,), (5, 4))),
-]
+PLACEMENTS = [Placement(((0,),)), Placement(((3,), (0,))), Placement(((0, 1), (2,), (5, 4)))]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)

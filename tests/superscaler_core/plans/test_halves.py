@@ -10,7 +10,7 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core.plan import Keep
-from tests.superscaler_core.training import Case, Trained, errors_on_threads, train
+from tests.superscaler_core.training import Case, Trained, check_trains, train
 
 DEEP = {"layers": 4}
 TIED = {"tied": True, "layers": 2}
@@ -18,33 +18,21 @@ TP_PP = {"tp": 2, "pp": 2, "microbatches": 3}
 OVERLAP = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)
 CASES = [
     Case("one_f_one_b", 2, {"microbatches": 4}, rewrite="halves"),
-    Case("one_f_one_b", 2, {"microbatches": 1}, rewrite="late"),
     Case("one_f_one_b", 2, {"microbatches": 2}, optimizer="adamw", rewrite="apart"),
     Case("gpipe", 2, {"microbatches": 3}, rewrite="late"),
-    Case("zero1", 2, rewrite="mixed"),
     replace(Case("hybrid", 4, {**TP_PP, "zero1": True}, rewrite="mixed"), overlap=OVERLAP),
     Case("interleaved", 2, {"microbatches": 3}, sizes=DEEP, rewrite="halves-apart"),
-    Case("interlaced", 4, {"microbatches": 3}, model="mbart", rewrite="halves"),
-    Case(
-        "interlaced",
-        4,
-        {"microbatches": 3, "apart": True, "keep": Keep.BLOCK_INPUTS},
-        model="mbart",
-    ),
+    Case("interlaced", 4, {"microbatches": 3, "apart": True, "keep": Keep.BLOCK_INPUTS},
+     model="mbart"),
     Case("nf1b", 2, {"microbatches": 3, "recycle": 1}, model="evoformer", rewrite="halves"),
-    Case("hybrid", 4, {**TP_PP, "keep": Keep.BLOCK_INPUTS}, rewrite="halves-apart"),
     Case("hybrid", 4, {**TP_PP, "keep": Keep.SEGMENT_INPUTS, "coshard": 2}, rewrite="halves-apart"),
     Case("megatron_sp", 2, rewrite="halves"),
-    Case("zero2", 2, rewrite="halves"),
     Case("zero3_offload", 2, {"keep": Keep.SEGMENT_INPUTS}, rewrite="halves-apart"),
-    Case("one_f_one_b", 2, {"microbatches": 3}, sizes=TIED, rewrite="late"),
     Case("chimera", 4, {"pp": 2, "tp": 2, "microbatches": 4}, rewrite="late"),
     Case("swap", 2, {"keep": Keep.SEGMENT_INPUTS}, rewrite="halves-apart"),
-    Case("expert_parallel", 2, model="moe", rewrite="halves"),
     Case("spatial", 2, model="wide_resnet", rewrite="halves"),
     replace(Case("zero3", 3, sizes=TIED, rewrite="halves"), overlap=OVERLAP),
-    replace(Case("hybrid", 4, {**TP_PP, "zero1": True}, rewrite="late"), overlap=OVERLAP),
-]
+]  # fmt: skip
 
 # As in test_plans, sums have another order. Relative to the largest element of a parameter.
 LIMIT = 1e-11
@@ -54,7 +42,7 @@ LIMIT = 1e-11
 def test_split_backward_plans_train_the_same_weights_as_one_device(
     case: Case, tmp_path: Path
 ) -> None:
-    assert max(errors_on_threads(case, tmp_path)) < LIMIT
+    check_trains(case, tmp_path, LIMIT)
 
 
 def trained(case: Case, folder: Path, dtype: torch.dtype | None = None) -> Trained:
@@ -66,28 +54,20 @@ def trained(case: Case, folder: Path, dtype: torch.dtype | None = None) -> Train
 
 
 @pytest.mark.parametrize(
-    "plan, rewrite",
-    [
-        ("recompute", "apart"),
-        ("recompute", "halves-apart"),
-        ("zero3", "halves"),
-        ("zero3", "halves-apart"),
-        ("coshard", "halves"),
-        ("coshard", "apart"),
-    ],
+    "plan, rewrite", [("recompute", "apart"), ("zero3", "halves-apart"), ("coshard", "halves")]
 )
 def test_split_backward_with_dropout_equals_whole_backward_bit_by_bit(
     plan: str, rewrite: str, tmp_path: Path
 ) -> None:
     """The results are equal bit by bit: only the order of the computations differs."""
-    assert_same(Case(plan, 2, sizes={"dropout": 0.1}, num_steps=2), rewrite, tmp_path)
+    assert_same(Case(plan, 2, sizes={"dropout": 0.1}), rewrite, tmp_path)
 
 
-@pytest.mark.parametrize("plan", ["data_parallel", "zero1", "zero3", "swap"])
+@pytest.mark.parametrize("plan", ["zero1", "swap"])
 def test_split_backward_with_master_weights_equals_whole_backward_bit_by_bit(
     plan: str, tmp_path: Path
 ) -> None:
-    assert_same(Case(plan, 2, dtype="bfloat16", num_steps=2), "halves", tmp_path, torch.float32)
+    assert_same(Case(plan, 2, dtype="bfloat16"), "halves", tmp_path, torch.float32)
 
 
 def assert_same(whole: Case, rewrite: str, folder: Path, dtype: torch.dtype | None = None) -> None:

@@ -10,7 +10,7 @@ import superscaler_core as ss
 from superscaler_core.program.event import P2PSend
 from superscaler_core.schedules import Schedule, ScheduleError, nf1b, one_f_one_b, timeline
 from tests.covering import covering
-from tests.superscaler_core.training import Case, train_alone
+from tests.superscaler_core.training import Case
 
 # --- the schedule -------------------------------------------------------------------------------
 
@@ -26,11 +26,6 @@ def test_rows_of_3f1b_are_those_of_superscaler(worker: int, row: str) -> None:
     """Its code, run for 4 stages and 6 microbatches, does not number forwards without gradient."""
     found = (re.sub(r"f[0-9.]+", "f", action.brief) for action in nf1b(4, 6, 2).rows[worker])
     assert " ".join(found) == row
-
-
-def test_worker_of_3f1b_has_two_no_grad_forwards_per_forward_with_gradient() -> None:
-    for row in nf1b(4, 6, 2).rows:
-        assert [sum(a.kind == kind for a in row) for kind in "fFB"] == [12, 6, 6]
 
 
 @covering(d=(1, 2, 3, 8), more=(0, 1, 6), recycle=(0, 1, 2, 4))
@@ -100,22 +95,10 @@ def test_turns_without_gradient_keep_no_activations() -> None:
     assert kept[0] == kept[1]
 
 
-def test_different_numbers_of_turns_give_different_losses() -> None:
-    """Other tests can therefore detect a plan that runs one pass too few."""
-    losses = {
-        passes: train_alone(Case("nf1b", 1, {"recycle": passes}, model="evoformer"), 2).losses
-        for passes in (0, 1, 2)
-    }
-    assert len(set(losses.values())) == 3
-
-
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        (
-            Case("nf1b", 2, {"microbatches": 1}, model="evoformer"),
-            "it takes at least 2",
-        ),
+        (Case("nf1b", 2, {"microbatches": 1}, model="evoformer"), "it takes at least 2"),
         (Case("nf1b", 2, {"pp": 1, "dp": 3}, model="evoformer"), "pp=1 times dp=3 on 2 devices"),
         (Case("nf1b", 2), "GPT recycles nothing"),
     ],

@@ -139,10 +139,8 @@ ROUTES = {
     "one way in one worker": (
         rounds("0F0 1F0 1B0 0B0 0F1 0B1", "1F1 1B1"), ss.Placement(((0, 3), (1, 2)))
     ),
-    "teams": (
-        rounds("0F0 0B0", "0F0 1F0 1B0 0B0 1F1 1B1", "0F1 0B1", "0F1 0B1"),
-        ss.Placement(((0,), (1,), (2,), (3,))),
-    ),
+    "teams": (rounds("0F0 0B0", "0F0 1F0 1B0 0B0 1F1 1B1", "0F1 0B1", "0F1 0B1"),
+     ss.Placement(((0,), (1,), (2,), (3,)))),
 }  # fmt: skip
 """Schedules of stages on several workers, for different microbatches."""
 

@@ -6,15 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from superscaler_core.schedules import (
-    Schedule,
-    ScheduleError,
-    gpipe,
-    grid,
-    interleaved,
-    one_f_one_b,
-    timeline,
-)
+import superscaler_core as ss
+from superscaler_core.schedules import gpipe, grid, interleaved, one_f_one_b, timeline
 from tests.superscaler_core.schedule_rows import TWICE
 
 
@@ -60,7 +53,7 @@ def test_grid_of_times_without_a_common_unit_has_2000_columns() -> None:
     "schedule", [one_f_one_b(8, 32), interleaved(4, 12, 3)], ids=lambda s: s.name
 )
 def test_grid_fits_its_width_and_shows_every_action_of_worker_0_once(
-    schedule: Schedule, width: int
+    schedule: ss.Schedule, width: int
 ) -> None:
     lines = grid(schedule, width=width).splitlines()
     assert max(map(len, lines)) <= width
@@ -73,5 +66,5 @@ def test_grid_fits_its_width_and_shows_every_action_of_worker_0_once(
 
 @pytest.mark.parametrize("unit", [0, -1])
 def test_nonpositive_time_of_a_grid_column_is_rejected(unit: int) -> None:
-    with pytest.raises(ScheduleError, match="a column of the grid takes a time above 0"):
+    with pytest.raises(ss.ScheduleError, match="a column of the grid takes a time above 0"):
         grid(timeline(gpipe(1, 1)), unit=unit)

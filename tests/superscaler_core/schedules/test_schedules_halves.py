@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import superscaler_core as ss
 from superscaler_core.schedules import (
     Action,
     ActionKind,
-    Schedule,
-    ScheduleError,
     gpipe,
     grid,
     interlaced,
@@ -30,7 +29,7 @@ from superscaler_core.schedules import (
 )
 from superscaler_core.schedules.timeline import Durations, Time
 from tests.covering import covering
-from tests.superscaler_core.schedule_rows import SMALL, own
+from tests.superscaler_core.schedule_rows import SMALL, longest_path, own
 
 ONES: Durations = {"F": 1, "I": 1, "W": 1, "B": 2, "R": 1}
 
@@ -50,8 +49,8 @@ def makespan(*rows: str) -> Time | None:
     """The makespan of rows of kinds, one for each stage; None if they wait for each other."""
     own_rows = tuple(row_of(*kinds, stage=stage) for stage, kinds in enumerate(rows))
     try:
-        return timeline(Schedule("own", len(rows), 1, own_rows)).makespan
-    except ScheduleError as error:
+        return timeline(ss.Schedule("own", len(rows), 1, own_rows)).makespan
+    except ss.ScheduleError as error:
         if "actions wait for each other" not in str(error):
             raise
         return None
@@ -61,8 +60,8 @@ def is_complete(kinds: Iterable[str]) -> bool:
     """Whether a schedule of a microbatch with these kinds of actions exists."""
     row = row_of(*kinds)
     try:
-        return Schedule("own", 1, 1, (row,)).rows == (row,)
-    except ScheduleError as error:
+        return ss.Schedule("own", 1, 1, (row,)).rows == (row,)
+    except ss.ScheduleError as error:
         if not re.search("no worker runs 0|are both run; B is I and W", str(error)):
             raise
         return False
@@ -86,7 +85,7 @@ def test_all_orders_of_two_stages_except_one_are_a_deadlock() -> None:
 
 def test_deadlock_error_names_the_halves_that_wait_for_each_other() -> None:
     with pytest.raises(
-        ScheduleError, match=r"0W0 for 0I0 \(its data\), 0I0 for 0W0 \(worker 0 runs"
+        ss.ScheduleError, match=r"0W0 for 0I0 \(its data\), 0I0 for 0W0 \(worker 0 runs"
     ):
         timeline(own("0F0 0W0 0I0", stages=1, microbatches=1))
 
@@ -134,25 +133,6 @@ def test_activations_are_held_from_forward_or_recomputation_to_b_or_w() -> None:
     assert found == rows
 
 
-def longest_path(schedule: Schedule, durations: tuple[tuple[str, Time], ...]) -> Time:
-    """Makespan of a straight pipeline by recursion, which is another algorithm than timeline's."""
-    secs = dict(durations)
-    places = {action: (row, i) for row in schedule.rows for i, action in enumerate(row)}
-
-    @cache
-    def end(action: Action) -> Time:
-        row, index = places[action]
-        stage, m = action.stage, action.microbatch
-        names = {"F": [f"{stage - 1}F{m}"], "R": [f"{stage}F{m}"], "W": [f"{stage}I{m}"]}
-        back = [f"{stage}{k}{m}" for k in "FR"] + [f"{stage + 1}{k}{m}" for k in "BI"]
-        asked = names.get(action.kind, back)
-        before = [row[index - 1]] if index else []
-        before += [other for other in places if str(other) in asked]
-        return max(map(end, before), default=0) + secs[action.kind]
-
-    return max(end(row[-1]) for row in schedule.rows)
-
-
 TIMES = st.fractions(Fraction(1, 4), 5, max_denominator=4)
 
 
@@ -163,12 +143,13 @@ TIMES = st.fractions(Fraction(1, 4), 5, max_denominator=4)
     st.tuples(TIMES, TIMES, TIMES, TIMES),
 )
 def test_makespan_of_halves_and_recomputations_is_the_longest_path(
-    schedule: Schedule, delay: int, again: set[int], times: tuple[Time, ...]
+    schedule: ss.Schedule, delay: int, again: set[int], times: tuple[Time, ...]
 ) -> None:
     stages = [stage for stage in again if stage < schedule.num_stages]
     changed = recompute_apart(split_backward(schedule, delay), stages)
-    durations = tuple(zip("FIWR", times, strict=True))
-    assert timeline(changed, dict(durations)).makespan == longest_path(changed, durations)
+    durations = dict(zip("FIWR", times, strict=True))
+    found = timeline(changed, durations).makespan
+    assert found == longest_path(changed, lambda action: durations[action.kind])
 
 
 # --- rewrites -----------------------------------------------------------------------------------
@@ -179,10 +160,10 @@ def test_makespan_of_halves_and_recomputations_is_the_longest_path(
     "schedule", SMALL, ids=lambda s: f"{s.name}-{s.num_stages}-{s.num_microbatches}"
 )
 def test_split_schedule_keeps_the_original_order_and_is_not_slower(
-    schedule: Schedule, delay: int
+    schedule: ss.Schedule, delay: int
 ) -> None:
     split = split_backward(schedule, delay)
-    assert Schedule.parse(str(split)) == split
+    assert ss.Schedule.parse(str(split)) == split
     for row, before in zip(split.rows, schedule.rows, strict=True):
         kept = [action for action in row if action.kind is not ActionKind.WEIGHTS]
         assert [str(action).replace("I", "B") for action in kept] == [*map(str, before)]
@@ -194,9 +175,9 @@ def test_split_schedule_keeps_the_original_order_and_is_not_slower(
 @pytest.mark.parametrize(
     "schedule", SMALL[::2], ids=lambda s: f"{s.name}-{s.num_stages}-{s.num_microbatches}"
 )
-def test_recomputations_hold_one_microbatch_and_keep_the_order(schedule: Schedule) -> None:
+def test_recomputations_hold_one_microbatch_and_keep_the_order(schedule: ss.Schedule) -> None:
     apart = recompute_apart(schedule)
-    assert Schedule.parse(str(apart)) == apart
+    assert ss.Schedule.parse(str(apart)) == apart
     assert apart.peak_microbatches == (1,) * schedule.num_workers
     for row, before in zip(apart.rows, schedule.rows, strict=True):
         assert tuple(action for action in row if action.kind is not ActionKind.RECOMPUTE) == before
@@ -220,12 +201,12 @@ def test_stages_shared_by_several_workers_can_be_split() -> None:
 
 @pytest.mark.parametrize("delay", [-1, lambda worker: -worker])
 def test_a_delay_below_zero_is_refused(delay: int) -> None:
-    with pytest.raises(ScheduleError, match="a delay is 0 or more, got -1"):
+    with pytest.raises(ss.ScheduleError, match="a delay is 0 or more, got -1"):
         split_backward(gpipe(2, 2), delay)
 
 
 def test_unknown_stage_is_rejected() -> None:
-    with pytest.raises(ScheduleError, match=r"stages \[2\]; schedule gpipe has stages 0 to 1"):
+    with pytest.raises(ss.ScheduleError, match=r"stages \[2\]; schedule gpipe has stages 0 to 1"):
         recompute_apart(gpipe(2, 2), [2])
 
 

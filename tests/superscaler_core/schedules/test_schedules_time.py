@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superscaler_core.published.chimera import chimera
-from superscaler_core.schedules import (
-    Action,
-    Schedule,
-    ScheduleError,
-    Timeline,
-    gpipe,
-    one_f_one_b,
-    timeline,
-)
+import superscaler_core as ss
+from superscaler_core.schedules import Action, Timeline, gpipe, one_f_one_b, timeline
 from superscaler_core.schedules.timeline import Durations, Time
-from tests.superscaler_core.schedule_rows import SMALL, TWICE, own
+from tests.superscaler_core.schedule_rows import SMALL, longest_path, own
 
 
 def starts(times: Timeline, *actions: str) -> list[Time]:
@@ -28,35 +19,16 @@ def starts(times: Timeline, *actions: str) -> list[Time]:
     return [spans[Action.parse(action)].start for action in actions]
 
 
-def longest_path(schedule: Schedule, durations: Durations) -> Time:
-    """Makespan of a straight pipeline by recursion, which is another algorithm than timeline's."""
-    places = {action: (row, i) for row in schedule.rows for i, action in enumerate(row)}
-    last = schedule.num_stages - 1
-
-    @cache
-    def end(action: Action) -> Time:
-        row, index = places[action]
-        kind, stage, m = action.kind, action.stage, action.microbatch
-        before = [row[index - 1]] if index else []
-        if kind == "F" and stage > 0:
-            before.append(Action("F", stage - 1, m))
-        if kind == "B":
-            before.append(Action("B", stage + 1, m) if stage < last else Action("F", stage, m))
-        return max(map(end, before), default=0) + durations[kind, stage]
-
-    return max(end(row[-1]) for row in schedule.rows)
-
-
 @given(st.sampled_from(SMALL), st.data())
 def test_makespan_of_uneven_stages_is_the_longest_path(
-    schedule: Schedule, data: st.DataObject
+    schedule: ss.Schedule, data: st.DataObject
 ) -> None:
     times = st.fractions(Fraction(1, 8), 9, max_denominator=8)
     durations: Durations = {
         (kind, stage): data.draw(times) for kind in "FB" for stage in range(schedule.num_stages)
     }
     found = timeline(schedule, durations)
-    assert found.makespan == longest_path(schedule, durations)
+    assert found.makespan == longest_path(schedule, lambda a: durations[a.kind, a.stage])
     assert all(
         busy + idle == found.makespan for busy, idle in zip(found.busy, found.idle, strict=True)
     )
@@ -87,57 +59,6 @@ def test_stage_on_several_workers_waits_for_all_of_them_and_keeps_them_busy() ->
 # Published schedules, written as rows
 
 
-def test_chimera_runs_at_its_published_times() -> None:
-    """D=4, N=4, B=2F. Microbatches 2 and 3 go upwards, through the copies of the stages."""
-    written = own(
-        "0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1",
-        "1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1",
-        "1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3",
-        "0F2 0F3 3F0 3B0 3F1 3B1 0B2 0B3",
-        stages=4,
-        microbatches=4,
-    )
-    schedule = chimera(4, 4)
-    assert schedule.rows == written.rows
-    times = timeline(schedule, TWICE)
-    assert times.makespan == 16
-    assert times.bubble_of_makespan == Fraction(1, 4)
-    assert [span.start for span in times.rows[0]] == [0, 1, 3, 4, 6, 7, 10, 14]
-    assert [span.start for span in times.rows[1]] == [1, 2, 3, 4, 6, 8, 10, 12]
-    assert times.peak_microbatches == (3, 4, 4, 3)
-    assert (schedule.workers_of(1), schedule.workers_of(1, microbatch=3)) == ((1, 2), (2,))
-
-
-def interlaced(num_workers: int, n: int) -> Schedule:
-    """Two embeddings on all workers and one stage of layers on each, as published for mBART."""
-    rows: list[list[Action]] = [[] for _ in range(num_workers)]
-
-    def put(workers: range, kind: str, stage: int, microbatch: int) -> None:
-        for worker in workers if 0 <= microbatch < n else ():
-            rows[worker].append(Action(kind, stage, microbatch))
-
-    every, half = range(num_workers), num_workers // 2
-    for step in range(n + num_workers - 1):
-        put(every, "F", 0, step)
-        put(every, "F", 1, step - half // 2)
-        for s in every:
-            pair = [("F", step - s // 2), ("B", step - (num_workers - 1 - s // 2))]
-            for kind, microbatch in pair if s % 2 == 0 else pair[::-1]:
-                put(range(s, s + 1), kind, s + 2, microbatch)
-        put(every, "B", 1, step + 1 - half * 3 // 2)
-        put(every, "B", 0, step + 1 - half * 2)
-    return Schedule("interlaced", num_workers + 2, n, tuple(map(tuple, rows)))
-
-
-def test_interlaced_pipeline_runs_in_its_published_steps() -> None:
-    """Seven steps of two slots, and 4 x 4 actions of the embeddings that all workers share."""
-    schedule = interlaced(4, 4)
-    times = timeline(schedule, edges=[(0, 2), (2, 3), (3, 4), (1, 4), (4, 5)])
-    assert times.makespan == 7 * 2 + 16
-    assert schedule.workers_of(0) == schedule.workers_of(1) == (0, 1, 2, 3)
-    assert schedule.stages_of(2) == (0, 1, 4)
-
-
 def test_recycling_feeds_the_last_stage_to_the_first() -> None:
     schedule = own("0f0 0f0.1 0F0 0B0", "1f0 1f0.1 1F0 1B0", stages=2, microbatches=1)
     times = timeline(schedule)
@@ -148,8 +69,8 @@ def test_recycling_feeds_the_last_stage_to_the_first() -> None:
 # Deadlock
 
 
-def deadlock(schedule: Schedule, edges: list[tuple[int, int]] | None = None) -> str:
-    with pytest.raises(ScheduleError) as caught:
+def deadlock(schedule: ss.Schedule, edges: list[tuple[int, int]] | None = None) -> str:
+    with pytest.raises(ss.ScheduleError) as caught:
         timeline(schedule, edges=edges)
     return str(caught.value)
 
@@ -167,7 +88,7 @@ def test_deadlock_error_names_the_cycle_and_the_orders_that_cause_it() -> None:
 def test_deadlock_error_names_a_short_cycle_of_a_long_schedule() -> None:
     rows = [list(row) for row in one_f_one_b(4, 64).rows]
     rows[2][5], rows[2][-1] = rows[2][-1], rows[2][5]
-    assert deadlock(Schedule("own", 4, 64, tuple(map(tuple, rows)))) == (
+    assert deadlock(ss.Schedule("own", 4, 64, tuple(map(tuple, rows)))) == (
         "schedule own can not run, actions wait for each other: 2B63 for 2F63 (its data), "
         "2F63 for 2B63 (worker 2 runs it first); turn round one of the orders named."
     )

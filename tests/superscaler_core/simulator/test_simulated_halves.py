@@ -107,9 +107,7 @@ def test_simulated_split_schedules_equal_their_timeline(order: Schedule) -> None
 
 
 @pytest.mark.parametrize("order", [one_f_one_b(3, 4), split_backward(one_f_one_b(3, 4), 1)])
-def test_separate_recomputation_equals_its_timeline_and_shortens_the_step(
-    order: Schedule,
-) -> None:
+def test_separate_recomputation_equals_its_timeline_and_shortens_the_step(order: Schedule) -> None:
     apart = recompute_apart(order)
     compiled = pipelined(apart, recomputes=True)
     found = simulate(compiled, given(compiled.plan.graph, 1e-3, 2e-3))
@@ -139,7 +137,7 @@ def test_picture_shows_both_halves_and_the_result_lists_their_assumption(tmp_pat
     assert found.assumptions[-1] not in simulate(whole, given(whole.plan.graph, 1, 1)).assumptions
 
 
-@pytest.mark.parametrize("case", HALVES, ids=str)
+@pytest.mark.parametrize("case", HALVES[::2], ids=str)
 def test_split_backwards_compute_and_send_as_much_as_whole_ones(case: Case) -> None:
     """This holds for separate recomputations (R) too, except that R in ZeRO-3 gathers again."""
     found, whole = (

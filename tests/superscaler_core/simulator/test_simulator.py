@@ -134,9 +134,7 @@ def test_gradient_accumulation_adds_time_after_the_first_microbatch(num_microbat
 
 def test_recomputation_adds_a_forward() -> None:
     graph = chain(2)
-    plan = ss.Plan(graph, [0])
-    for op in graph.ops:
-        plan.op_assign(op, 0)
+    plan = on_one(ss.Plan(graph, [0]))
     plan.recompute(graph.ops[:1])
     found = simulate(ss.compile(plan), given(graph, 1e-3, 2e-3))
     assert found.secs == pytest.approx(2 * 3e-3 + 1e-3, rel=ROUNDING)

@@ -133,9 +133,7 @@ calls = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.integers(0
 
 
 @given(calls)
-def test_port_does_all_its_work_without_overlap(
-    calls: list[tuple[int, int, int]],
-) -> None:
+def test_port_does_all_its_work_without_overlap(calls: list[tuple[int, int, int]]) -> None:
     ports = BusyPorts()
     for start, work, besides in calls:
         end = ports.reserve(start, work + besides, [(PORT, work)])

@@ -12,20 +12,15 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 import superscaler_core as ss
-from superscaler_core.cost.op_time import (
-    OpTimes,
-    backward_products,
-    forward_bytes,
-    signature,
-)
-from superscaler_core.cost.reach import Reach
-from superscaler_core.simulator import PROFILES, DeviceProfile
+from superscaler_core.cost import Reach
+from superscaler_core.cost.op_time import OpTimes, backward_products, forward_bytes, signature
+from superscaler_core.simulator import PROFILES
 from superscaler_core.simulator.measured import PRODUCT_ROWS, STREAM_BYTES, measured
 from tests.superscaler_core.simulated_chains import chain
 from tests.superscaler_core.small import branched, on_one, two_linears
 from tests.superscaler_core.training import Case
 
-SIMPLE = DeviceProfile("simple", {"float32": 1e12, "float64": 1e12}, 1e9, 1 << 30)
+SIMPLE = ss.DeviceProfile("simple", {"float32": 1e12, "float64": 1e12}, 1e9, 1 << 30)
 COMPUTE_BOUND = replace(SIMPLE, bytes_per_sec=1e30)
 MEMORY_BOUND = replace(SIMPLE, flops_per_sec={"float32": 1e30, "float64": 1e30})
 
@@ -41,7 +36,7 @@ def part(graph: ss.Graph, index: int) -> ss.Part:
 def test_load_returns_what_save_wrote(name: str, tmp_path: Path) -> None:
     profile = replace(PROFILES[name], op_secs={"a": (1e-3, 2e-3)}, notes=("a note",))
     profile.save(tmp_path / "profile.json")
-    assert DeviceProfile.load(tmp_path / "profile.json") == profile
+    assert ss.DeviceProfile.load(tmp_path / "profile.json") == profile
 
 
 @pytest.mark.parametrize(
@@ -65,7 +60,7 @@ def test_invalid_profile_file_is_rejected(
     SIMPLE.save(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ss.PlanError, match=f"is not a device profile: .*{message}"):
-        DeviceProfile.load(path)
+        ss.DeviceProfile.load(path)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +72,7 @@ def test_a_profile_is_read_in_bounded_time(text: str, message: str, tmp_path: Pa
     path = tmp_path / "profile.json"
     path.write_text(text)
     with pytest.raises(ss.PlanError, match=f"is not a device profile: {message}"):
-        DeviceProfile.load(path)
+        ss.DeviceProfile.load(path)
 
 
 def test_invalid_figures_of_a_profile_are_rejected() -> None:
@@ -264,7 +259,7 @@ def test_a_measured_profile_has_speeds_for_other_ops(tmp_path: Path) -> None:
     assert max(share for _, share in profile.memory.points) == 1
     assert profile.launch_secs > 0
     profile.save(tmp_path / "profile.json")
-    assert DeviceProfile.load(tmp_path / "profile.json") == profile
+    assert ss.DeviceProfile.load(tmp_path / "profile.json") == profile
 
 
 class WorkClock(FlopCounterMode):
