@@ -143,10 +143,7 @@ def test_windows_that_do_not_fit_a_dim_raise_annotation_error(height):
         IMAGES.sizes(*shapes)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["y-1+1 -> y^", "y-1+1, y -> ()", "y -> y-1+1", "y-1+1 -> y, ()"],
-)
+@pytest.mark.parametrize("text", ["y-1+1 -> y^", "y-1+1, y -> ()", "y -> y-1+1", "y-1+1 -> y, ()"])
 def test_window_without_a_splittable_loop_in_all_outputs_is_rejected(text):
     with pytest.raises(AnnotationError, match=r"the window y-1\+1 has to be of an input"):
         Annotation.parse(text)

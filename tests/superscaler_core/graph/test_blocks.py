@@ -14,7 +14,6 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.front_end import capture
 from superscaler_core.graph.repeats import is_map
 from superscaler_core.models import MODELS, build, config_of, example_inputs
 from superscaler_core.plans import PLANS
@@ -481,14 +480,6 @@ def test_explicit_embedding_replaces_the_detected_embedding_and_head() -> None:
     assert blocks.vocabulary == (blocks.dims.of("position.weight", 0),)
 
 
-def test_modules_compare_and_hash_by_value() -> None:
-    one, other = ss.Modules("layers.*", "norm"), ss.Modules("layers.*", "norm")
-    assert one == other
-    assert len({one, other}) == 1
-    assert one != ss.Modules("norm", "layers.*")
-    assert str(one) == "layers.*, norm"
-
-
 def test_layers_are_modules_with_parameters_if_there_are_no_blocks() -> None:
     class Uneven(nn.Module):
         def __init__(self) -> None:
@@ -500,7 +491,7 @@ def test_layers_are_modules_with_parameters_if_there_are_no_blocks() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.recurrent(self.words(x))[0][:, -1].tanh()).square().mean()
 
-    graph = capture(Uneven(), (torch.zeros(2, 5, dtype=torch.int64),))
+    graph = ss.capture(Uneven(), (torch.zeros(2, 5, dtype=torch.int64),))
     blocks = ss.find_blocks(graph)
     with pytest.raises(ss.PlanError, match="has no blocks"):
         _ = blocks.all
@@ -511,5 +502,5 @@ def test_layers_are_modules_with_parameters_if_there_are_no_blocks() -> None:
         plan = ss.Plan(graph, range(2))
         PLANS[name](plan)
         assert ss.compile(plan).memory
-    repeating = ss.find_blocks(capture(build("gpt"), example_inputs("gpt", 2)))
+    repeating = ss.find_blocks(ss.capture(build("gpt"), example_inputs("gpt", 2)))
     assert repeating.layers == repeating.all

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.repeats import is_map
 from superscaler_core.plans import PLANS
+from tests.superscaler_core.as_torch import check_program, compiled
 from tests.superscaler_core.packed import HEADS, inputs, models
 
 MODELS = models()
 
 
 @cache
-def blocks_of(name: str, is_flat: bool = False) -> Blocks:
+def blocks_of(name: str, is_flat: bool = False) -> ss.Blocks:
     graph = ss.capture(MODELS[name](), inputs())
     ops = tuple(replace(op, module="") for op in graph.ops)
     return ss.find_blocks(replace(graph, ops=ops) if is_flat else graph)
@@ -77,24 +77,7 @@ def test_tensor_parallel_splits_packed_attention_and_trains_as_torch(
 ) -> None:
     torch.manual_seed(4)
     model = MODELS[name]().double()
-    plan = ss.Plan(ss.capture(model, inputs()), devices=range(2))
-    PLANS["megatron"](plan)
-    attends = [op for op in plan.graph.ops if op.kind in ("attention", "softmax")]
-    assert {len({part.pieces for part in plan.parts(op)}) for op in attends} == {2}
-    folder = ss.compile(plan).save(tmp_path)
-
-    def work(trainer: ss.Trainer) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        loss = trainer.step(*inputs())
-        with torch.no_grad():
-            for weight in trainer.parameters():
-                weight -= weight.grad
-        return loss, trainer.state_dict()
-
-    found = ss.run_threads(folder, work, range(2))
-    loss = model(*inputs())
-    loss.backward()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight -= weight.grad
-    for one in found.values():
-        torch.testing.assert_close(one, (loss.detach(), model.state_dict()), rtol=1e-9, atol=1e-11)
+    program = compiled(ss.capture(model, inputs()), "megatron")
+    attends = [op for op in program.plan.graph.ops if op.kind in ("attention", "softmax")]
+    assert {len({part.pieces for part in program.plan.parts(op)}) for op in attends} == {2}
+    check_program(program, model, [tuple(inputs())] * 2, tmp_path)

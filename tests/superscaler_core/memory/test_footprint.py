@@ -14,16 +14,11 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from superscaler_core.compiled import Compiled
 from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import Footprint, footprints
 from superscaler_core.memory.meta import MetaMeter
-from superscaler_core.plan import Keep, Overlap
-from superscaler_core.run.live_bytes import LiveBytes, StorageMeter
-from superscaler_core.run.load import run_threads
-from superscaler_core.run.trainer import Trainer
+from superscaler_core.run.live_bytes import StorageMeter
 from superscaler_core.schedules import ActionKind
-from superscaler_core.simulator import simulate
 from tests.superscaler_core.training import ASYNCHRONOUS, FOLDED, MODEL_OF, Case, RoundRobin
 
 # At these sizes, tensors are much larger than scalars such as the loss.
@@ -33,7 +28,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "mlp": {"inputs": 64, "hidden": 256},
 }
 KNOBS: dict[str, dict[str, Any]] = {
-    "hybrid": {"pp": 2, "keep": Keep.SEGMENT_INPUTS, "microbatches": 3},
+    "hybrid": {"pp": 2, "keep": ss.Keep.SEGMENT_INPUTS, "microbatches": 3},
     "gpipe": {"microbatches": 4},
     "one_f_one_b": {"microbatches": 4},
     **{key: {"microbatches": 4} for key in ("zero_bubble", *FOLDED)},
@@ -62,48 +57,11 @@ CASES = [
     case_of("data_parallel", "mlp"),
     case_of("recompute", dropout=0.1),
     case_of("pipedream", tied=True),
-    *(replace(case_of(name), overlap=Overlap(duplex=True)) for name in ("megatron", "zero3")),
+    *(replace(case_of(name), overlap=ss.Overlap(duplex=True)) for name in ("megatron", "zero3")),
     RoundRobin(options={"num_microbatches": 4}, sizes=SIZES["gpt"]),
-    RoundRobin(
-        num_devices=4,
-        replicas=(1, 2, 1),
-        options={"num_microbatches": 4},
-        sizes={**SIZES["gpt"], "layers": 3},
-    ),
-]
-
-
-def step_bytes(made: Compiled, case: Case, folder: Path, dtype: Any = None) -> dict[int, int]:
-    """Peak bytes of the second step on every rank."""
-    made.save(folder)
-    inputs = case.inputs(0, made.plan.num_microbatches)[: len(made.plan.graph.batch_inputs)]
-
-    def work(trainer: Trainer) -> int:
-        if trainer.is_asynchronous:
-            trainer.update_with(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-        trainer.step(*inputs)
-        for parameter in trainer.parameters():
-            parameter.grad = None
-        with LiveBytes(trainer) as live:
-            trainer.step(*inputs)
-        return live.peak_bytes
-
-    return run_threads(folder, work, range(case.num_devices), dtype=dtype)
-
-
-EXACT = ("data_parallel", "megatron", "megatron_sp", "zero1", "zero2", "zero3", "recompute", "swap")
-LOSS_BYTES = 16
-"""Bytes of the loss and of its share, which the footprint omits."""
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_predicted_memory_is_within_ten_percent_of_a_real_step(case: Case, tmp_path: Path) -> None:
-    made = case.compiled()
-    for rank, size in step_bytes(made, case, tmp_path).items():
-        allowed = LOSS_BYTES if case.plan in EXACT and case.model == "gpt" else size / 10
-        assert made.memory[rank].step_bytes == pytest.approx(size, abs=allowed)
-
-
+    RoundRobin(num_devices=4, replicas=(1, 2, 1), options={"num_microbatches": 4},
+     sizes={**SIZES["gpt"], "layers": 3}),
+]  # fmt: skip
 HALVES = [
     *(replace(case_of(plan), rewrite="halves") for plan in ("megatron", "zero3", "hybrid")),
     replace(case_of("interleaved"), rewrite="late"),
@@ -113,13 +71,35 @@ HALVES = [
 ]
 
 
-@pytest.mark.parametrize("case", HALVES, ids=str)
-def test_predicted_memory_of_split_backwards_is_within_ten_percent(
-    case: Case, tmp_path: Path
-) -> None:
+def step_bytes(made: ss.Compiled, case: Case, folder: Path, dtype: Any = None) -> dict[int, int]:
+    """Peak bytes of the second step on every rank."""
+    made.save(folder)
+    inputs = case.inputs(0, made.plan.num_microbatches)[: len(made.plan.graph.batch_inputs)]
+
+    def work(trainer: ss.Trainer) -> int:
+        if trainer.is_asynchronous:
+            trainer.update_with(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        trainer.step(*inputs)
+        for parameter in trainer.parameters():
+            parameter.grad = None
+        with ss.LiveBytes(trainer) as live:
+            trainer.step(*inputs)
+        return live.peak_bytes
+
+    return ss.run_threads(folder, work, range(case.num_devices), dtype=dtype)
+
+
+EXACT = ("data_parallel", "megatron", "megatron_sp", "zero1", "zero2", "zero3", "recompute", "swap")
+LOSS_BYTES = 16
+"""Bytes of the loss and of its share, which the footprint omits."""
+
+
+@pytest.mark.parametrize("case", [*CASES, *HALVES], ids=str)
+def test_predicted_memory_is_within_ten_percent_of_a_real_step(case: Case, tmp_path: Path) -> None:
     made = case.compiled()
     for rank, size in step_bytes(made, case, tmp_path).items():
-        allowed = LOSS_BYTES if case.plan in EXACT else size / 10
+        is_exact = case.plan in EXACT and case.model in ("gpt", "wide_resnet")
+        allowed = LOSS_BYTES if is_exact else size / 10
         assert made.memory[rank].step_bytes == pytest.approx(size, abs=allowed)
 
 
@@ -147,15 +127,43 @@ def test_input_half_of_a_backward_keeps_activations_for_the_weight_half() -> Non
     assert weights == -(forward + inputs)
 
 
-def test_recomputation_holds_as_much_as_a_forward_that_keeps_everything() -> None:
-    apart = footprints(replace(case_of("recompute"), rewrite="apart").compiled().materialized, 0)
-    whole = footprints(case_of("data_parallel").compiled().materialized, 0)
-    held = apart[ActionKind.FORWARD, 0].kept.total + apart[ActionKind.RECOMPUTE, 0].kept.total
-    assert held == pytest.approx(whole[ActionKind.FORWARD, 0].kept.total, rel=0.05)
-    assert apart[ActionKind.FORWARD, 0].kept.total < held / 4
+def overlapped(plan: str, **overlap: Any) -> Case:
+    return replace(case_of(plan), overlap=ss.Overlap(**overlap))
 
 
-@pytest.mark.parametrize("plan", ["data_parallel", "zero1", "zero3"])
+def paired(plan: str, pp: int) -> Case:
+    options = {"pp": pp, "tp": 2, "microbatches": 4}
+    case = replace(case_of(plan, layers=4), num_devices=2 * pp, options=options)
+    return replace(case, overlap=ss.Overlap(pairs=True))
+
+
+ALL = {"prefetch": 1, "reductions": True, "bucket_bytes": 1 << 14}
+LIMITS = [
+    # Threads hold no tensors in transit. The prediction counts at most two windows for them.
+    (overlapped("data_parallel", **ALL), 1),
+    (overlapped("zero2", **ALL), 1.15),
+    (overlapped("zero3", **ALL), 1.15),
+    (overlapped("zero3_offload", **ALL), 1.15),
+    (overlapped("megatron_sp", moves=True), 1.1),
+    (overlapped("mesh_2d", moves=True), 1.1),
+    (overlapped("hybrid", moves=True), 1.1),
+    # The prediction assumes that both actions of a pair have their peaks at the same time.
+    (paired("dualpipe", 2), 1.2),
+    (paired("dualpipe_v", 1), 1.2),
+]
+
+
+@pytest.mark.parametrize("case, most", LIMITS, ids=str)
+def test_memory_with_overlap_is_no_less_than_a_step_takes(
+    case: Case, most: float, tmp_path: Path
+) -> None:
+    made = case.compiled()
+    for rank, size in step_bytes(made, case, tmp_path).items():
+        predicted = made.memory[rank].step_bytes
+        assert size - LOSS_BYTES <= predicted <= most * size + LOSS_BYTES
+
+
+@pytest.mark.parametrize("plan", ["zero1", "zero3"])
 def test_predicted_memory_with_float32_storage_is_near_a_real_step(
     plan: str, tmp_path: Path
 ) -> None:
@@ -165,51 +173,16 @@ def test_predicted_memory_with_float32_storage_is_near_a_real_step(
         assert made.memory[rank].step_bytes == pytest.approx(size, rel=0.1)
 
 
-@pytest.mark.parametrize("plan", ["data_parallel", "zero1"])
-def test_memory_is_exact_where_weights_move_in_buckets(plan: str, tmp_path: Path) -> None:
-    whole = case_of(plan).compiled().memory[0].step_bytes
-    case = replace(case_of(plan), overlap=Overlap(bucket_bytes=4 << 14))
+def test_memory_is_exact_where_weights_move_in_buckets(tmp_path: Path) -> None:
+    whole = case_of("zero1").compiled().memory[0].step_bytes
+    case = overlapped("zero1", bucket_bytes=4 << 14)
     made = case.compiled()
     for rank, size in step_bytes(made, case, tmp_path).items():
         assert made.memory[rank].step_bytes == pytest.approx(size, abs=LOSS_BYTES)
         assert size < whole
 
 
-@pytest.mark.parametrize("plan", ["data_parallel", "zero1", "zero2", "zero3", "zero3_offload"])
-def test_memory_with_overlap_is_no_less_than_a_step_takes(plan: str, tmp_path: Path) -> None:
-    """Threads hold no tensors in transit. The prediction counts at most two windows for them."""
-    overlap = Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 14)
-    case = replace(case_of(plan), overlap=overlap)
-    made = case.compiled()
-    most = 1.15 if made.plan.fsdp_units else 1 + LOSS_BYTES / 1e6
-    for rank, size in step_bytes(made, case, tmp_path).items():
-        assert size - LOSS_BYTES <= made.memory[rank].step_bytes <= most * size
-
-
-@pytest.mark.parametrize("plan", ["megatron", "megatron_sp", "mesh_2d", "hybrid"])
-def test_memory_with_overlapped_moves_is_no_less_than_a_step_takes(
-    plan: str, tmp_path: Path
-) -> None:
-    case = replace(case_of(plan), overlap=Overlap(moves=True))
-    made = case.compiled()
-    for rank, size in step_bytes(made, case, tmp_path).items():
-        assert size - LOSS_BYTES <= made.memory[rank].step_bytes <= 1.1 * size
-
-
-@pytest.mark.parametrize("plan", ["dualpipe", "dualpipe_v"])
-def test_memory_of_forward_backward_pairs_is_no_less_than_a_step_takes(
-    plan: str, tmp_path: Path
-) -> None:
-    """The prediction assumes that both actions of a pair have their peaks at the same time."""
-    pp = 2 if plan == "dualpipe" else 1
-    case = replace(case_of(plan, layers=4), options={"pp": pp, "tp": 2, "microbatches": 4})
-    case = replace(case, num_devices=2 * pp, overlap=Overlap(pairs=True))
-    made = case.compiled()
-    for rank, size in step_bytes(made, case, tmp_path).items():
-        assert size - LOSS_BYTES <= made.memory[rank].step_bytes <= 1.2 * size
-
-
-def found(plan: str) -> tuple[Compiled, dict[tuple[str, int], Footprint]]:
+def found(plan: str) -> tuple[ss.Compiled, dict[tuple[str, int], Footprint]]:
     made = case_of(plan).compiled()
     return made, dict(footprints(made.materialized, 0))
 
@@ -223,16 +196,6 @@ def test_a_backward_frees_what_its_forward_keeps(plan: str) -> None:
             assert footprint.kept + prints["B", stage].kept == Moment()
         if kind == "f":
             assert footprint.kept == Moment()
-
-
-@pytest.mark.parametrize("plan", ["one_f_one_b", "megatron", "zero3"])
-def test_there_is_a_peak_for_every_step_of_a_stage(plan: str) -> None:
-    made, prints = found(plan)
-    for (_, stage), footprint in prints.items():
-        num_steps = len(made.materialized.stages[stage].steps[0])
-        assert len(footprint.peaks) == len(footprint.first_peaks) == num_steps
-        for peak in footprint.peaks:
-            assert peak.most_bytes >= peak.after_bytes
 
 
 def test_gradients_are_allocated_in_the_first_backward() -> None:
@@ -252,7 +215,7 @@ def test_a_window_holds_weights_while_it_is_open() -> None:
     assert max(peak.after.weights for peak in prints["F", 0].peaks) == most
 
 
-def window_bytes(made: Compiled) -> dict[Any, int]:
+def window_bytes(made: ss.Compiled) -> dict[Any, int]:
     """Bytes of the weights of every window."""
     sizes: dict[Any, int] = {}
     for use in made.materialized.weights.uses:
@@ -297,10 +260,7 @@ def test_meter_counts_every_storage_once_until_it_is_freed() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(
-            "hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2, "keep": Keep.BLOCK_INPUTS}, batch=6
-        ),
-        Case("zero3", 2, batch=6),
+        Case("hybrid", 4, {"tp": 2, "pp": 2, "keep": ss.Keep.BLOCK_INPUTS}, batch=6),
         Case("swap", 1, model="mlp", batch=6),
     ],
     ids=str,
@@ -309,7 +269,7 @@ def test_compiled_program_is_freed_after_its_memory_and_time_were_read(case: Cas
     # Nobody else has a plan of these batches, which would share the program.
     compiled = case.compiled()
     assert compiled.memory
-    assert simulate(compiled, "v100").secs > 0
+    assert ss.simulate(compiled, "v100").secs > 0
     made = weakref.ref(compiled.materialized)
     del compiled
     gc.collect()

@@ -19,7 +19,6 @@ from superscaler_core.memory.lowering import Lowering
 from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.models.gpt import GPT, GPTConfig
-from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from tests.superscaler_core.training import Case
 
@@ -38,8 +37,8 @@ def compiled(name: str, num: int = 4, layers: int = 4, **options: Any) -> ss.Com
 
 
 CASES: dict[str, Callable[[], ss.Compiled]] = {
-    "recomputed": lambda: compiled("hybrid", pp=4, keep=Keep.SEGMENT_INPUTS),
-    "rerun": lambda: compiled("hybrid", pp=2, tp=2, keep=Keep.BLOCK_INPUTS),
+    "recomputed": lambda: compiled("hybrid", pp=4, keep=ss.Keep.SEGMENT_INPUTS),
+    "rerun": lambda: compiled("hybrid", pp=2, tp=2, keep=ss.Keep.BLOCK_INPUTS),
     "grid": lambda: compiled("hybrid", pp=2, tp=2, sequence=True, zero1=True),
     "zero3": lambda: compiled("zero3"),
     "swap": lambda: compiled("swap"),
@@ -118,7 +117,7 @@ def test_equal_outlines_have_equal_effects() -> None:
     """Options that change what a stage does change its outline."""
     variants = [
         *(make() for make in CASES.values()),
-        *(compiled("hybrid", pp=2, keep=keep) for keep in Keep),
+        *(compiled("hybrid", pp=2, keep=keep) for keep in ss.Keep),
         *(compiled("hybrid", pp=2, tp=2, zero1=zero1) for zero1 in (False, True)),
         *(compiled(name) for name in ("zero1", "zero3_offload")),
         *(Case("zero3", 4, overlap=ss.Overlap(prefetch=n)).compiled() for n in (0, 1)),

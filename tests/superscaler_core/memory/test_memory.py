@@ -16,37 +16,30 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core import models, plans
-from superscaler_core.compiled import Compiled, compile
-from superscaler_core.errors import DeviceMemoryError
-from superscaler_core.front_end import capture
-from superscaler_core.graph.graph import Graph
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.memory.held import held_of, in_flight
 from superscaler_core.memory.stored import StoredMemory
-from superscaler_core.plan import Plan
-from superscaler_core.run.load import run_threads
-from superscaler_core.run.trainer import Trainer
 
 SMALL = {"width": 32, "heads": 4, "sequence": 16, "vocabulary": 48}
 BATCH = 4
 
 
 @cache
-def graph_of(name: str = "gpt", dtype: str = "float32", **sizes: Any) -> Graph:
+def graph_of(name: str = "gpt", dtype: str = "float32", **sizes: Any) -> ss.Graph:
     with torch.device("meta"):
         model = models.build(name, **sizes).to(getattr(torch, dtype))
-    return capture(model, models.example_inputs(name, BATCH, **sizes))
+    return ss.capture(model, models.example_inputs(name, BATCH, **sizes))
 
 
-def compiled(graph: Graph, plan_name: str, num_devices: int, **how: Any) -> Compiled:
+def compiled(graph: ss.Graph, plan_name: str, num_devices: int, **how: Any) -> ss.Compiled:
     options = how.pop("options", {})
-    plan = Plan(graph, range(num_devices))
+    plan = ss.Plan(graph, range(num_devices))
     if plan_name == "single":
         for op in graph.ops:
             plan.op_assign(op, 0)
     else:
         plans.PLANS[plan_name](plan, **options)
-    return compile(plan, **how)
+    return ss.compile(plan, **how)
 
 
 # --- parameters ---------------------------------------------------------------------------------
@@ -80,7 +73,7 @@ def coefficients(plan_name: str) -> list[tuple[float, float]]:
     return solved
 
 
-def mean_bytes(graph: Graph, plan_name: str, num_devices: int) -> list[float]:
+def mean_bytes(graph: ss.Graph, plan_name: str, num_devices: int) -> list[float]:
     """Mean bytes of weights, gradients and optimizer states of a device, without open windows."""
     made = compiled(graph, plan_name, num_devices, precision=ss.Precision("float32"))
     stored = StoredMemory(made.materialized, made.precision)
@@ -92,7 +85,7 @@ def mean_bytes(graph: Graph, plan_name: str, num_devices: int) -> list[float]:
     return [sum(kind) / len(kind) for kind in kinds]
 
 
-def grads_bytes(made: Compiled, device: int) -> int:
+def grads_bytes(made: ss.Compiled, device: int) -> int:
     """Bytes of the gradients of weights after the backward, in float32."""
     backward = footprints(made.materialized, device, made.precision)["B", 0]
     return sum(backward.grads.values())
@@ -100,14 +93,11 @@ def grads_bytes(made: Compiled, device: int) -> int:
 
 @pytest.mark.parametrize("plan_name", ZERO)
 def test_bytes_per_parameter_equal_those_of_zero(plan_name: str) -> None:
+    """Only the float32 gradients differ from the published table."""
     found = coefficients(plan_name)
     for kind, expected in zip(found, ZERO[plan_name], strict=True):
         assert kind == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize("plan_name", ZERO)
-def test_only_float32_gradients_differ_from_the_table_of_zero(plan_name: str) -> None:
-    a, b = (sum(part) for part in zip(*coefficients(plan_name), strict=True))
+    a, b = (sum(part) for part in zip(*found, strict=True))
     more = MORE[plan_name]
     assert (a - more[0], b - more[1]) == pytest.approx(SEED[plan_name], abs=1e-9)
     on_64 = (a - more[0] + (b - more[1]) / 64) * 7.5
@@ -135,7 +125,7 @@ def test_predicted_weight_bytes_equal_those_of_a_rank_between_steps(
     made = compiled(graph_of(), plan_name, 2, precision=ss.Precision(master))
     folder = made.save(tmp_path)
 
-    def work(trainer: Trainer) -> int:
+    def work(trainer: ss.Trainer) -> int:
         trainer.init_weights(lambda name, whole: whole.normal_(std=0.02))
         trainer.step(*models.example_inputs("gpt", BATCH))
         weights = trainer._rank.weights
@@ -143,7 +133,7 @@ def test_predicted_weight_bytes_equal_those_of_a_rank_between_steps(
         places = [t.untyped_storage() for t in tensors]
         return sum({place.data_ptr(): place.nbytes() for place in places}.values())
 
-    found = run_threads(folder, work, range(2), dtype=master)
+    found = ss.run_threads(folder, work, range(2), dtype=master)
     stored = StoredMemory(made.materialized, made.precision)
     for rank, size in found.items():
         assert stored.resting_bytes(rank) == size
@@ -175,10 +165,6 @@ def test_a_layer_keeps_34_bytes_a_token_and_feature_as_megatron_says() -> None:
     assert per_layer("single", dropout=0.1) == 34 + FUSED + NORMS
 
 
-def test_without_dropout_a_layer_keeps_32_bytes_a_token_and_feature() -> None:
-    assert per_layer("single") == 32 + FUSED + NORMS
-
-
 def test_recomputed_layer_keeps_only_its_input() -> None:
     assert per_layer("recompute") == 2
 
@@ -195,7 +181,7 @@ def test_tensor_parallelism_divides_activations_between_its_all_reduces() -> Non
     assert per_layer("megatron", 2) == pytest.approx(expected, abs=0.01)
 
 
-@pytest.mark.parametrize("num_stages, num_microbatches", [(2, 4), (4, 2), (4, 8)])
+@pytest.mark.parametrize("num_stages, num_microbatches", [(2, 4), (4, 2)])
 @pytest.mark.parametrize(
     "schedule, expected",
     [
@@ -204,10 +190,7 @@ def test_tensor_parallelism_divides_activations_between_its_all_reduces() -> Non
     ],
 )
 def test_stages_hold_the_microbatches_of_their_schedule(
-    schedule: str,
-    expected: Callable[[int, int, int], int],
-    num_stages: int,
-    num_microbatches: int,
+    schedule: str, expected: Callable[[int, int, int], int], num_stages: int, num_microbatches: int
 ) -> None:
     graph = graph_of(layers=4, **SMALL)
     options = {"microbatches": num_microbatches}
@@ -229,10 +212,8 @@ def test_stages_hold_the_microbatches_of_their_schedule(
     "name, plan_name, num_devices",
     [
         ("gpt", "recompute", 1),
-        ("gpt", "one_f_one_b", 2),
         ("gpt", "zero3", 2),
         ("moe", "single", 1),
-        ("mlp", "single", 1),
         ("wide_resnet", "single", 1),
     ],
 )
@@ -254,7 +235,7 @@ def test_memory_limit_equal_to_the_need_is_accepted() -> None:
     graph = graph_of("mlp")
     need = compiled(graph, "single", 1).memory[0].total_bytes
     assert compiled(graph, "single", 1, memory_limit=need).memory[0].total_bytes == need
-    with pytest.raises(DeviceMemoryError, match="device 0 needs"):
+    with pytest.raises(ss.DeviceMemoryError, match="device 0 needs"):
         compiled(graph, "single", 1, memory_limit=need - 1)
 
 
@@ -265,7 +246,7 @@ def test_memory_error_names_device_sizes_tensors_and_a_remedy() -> None:
         r"others. Its largest: layers.\d.mlp.* \(2 in flight\) .* KiB, .* Most of it is "
         r"activations: recompute groups of ops"
     )
-    with pytest.raises(DeviceMemoryError, match=message):
+    with pytest.raises(ss.DeviceMemoryError, match=message):
         compiled(graph, "one_f_one_b", 2, memory_limit=64 * 1024)
 
 
@@ -281,5 +262,5 @@ def test_suggested_remedy_depends_on_the_largest_kind_of_memory(
     plan_name: str, option: str
 ) -> None:
     graph = graph_of("mlp", inputs=512, hidden=512)
-    with pytest.raises(DeviceMemoryError, match=option):
+    with pytest.raises(ss.DeviceMemoryError, match=option):
         compiled(graph, plan_name, 1 if plan_name == "single" else 4, memory_limit=1)

@@ -8,28 +8,25 @@ from typing import Any
 import pytest
 import torch
 
+import superscaler_core as ss
 from superscaler_core import models, plans
-from superscaler_core.compiled import Compiled, compile
-from superscaler_core.front_end import capture
-from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import StepPeak, StepPeaks
-from superscaler_core.plan import Keep, Plan
 from superscaler_core.schedules import ActionKind
 
 BATCH = 4
 
 
 @cache
-def graph_of(layers: int, **sizes: Any) -> Graph:
+def graph_of(layers: int, **sizes: Any) -> ss.Graph:
     with torch.device("meta"):
         model = models.build("gpt", layers=layers, **sizes)
-    return capture(model, models.example_inputs("gpt", BATCH, layers=layers, **sizes))
+    return ss.capture(model, models.example_inputs("gpt", BATCH, layers=layers, **sizes))
 
 
-def compiled(layers: int, name: str, options: dict[str, Any], **sizes: Any) -> Compiled:
-    plan = Plan(graph_of(layers, **sizes), range(2))
+def compiled(layers: int, name: str, options: dict[str, Any], **sizes: Any) -> ss.Compiled:
+    plan = ss.Plan(graph_of(layers, **sizes), range(2))
     plans.PLANS[name](plan, **options)
-    return compile(plan)
+    return ss.compile(plan)
 
 
 PLANS: list[tuple[str, dict[str, Any]]] = [
@@ -37,7 +34,7 @@ PLANS: list[tuple[str, dict[str, Any]]] = [
     ("megatron", {}),
     ("zero3", {}),
     ("hybrid", {"pp": 2, "microbatches": 4}),
-    ("hybrid", {"pp": 2, "microbatches": 4, "keep": Keep.BLOCK_INPUTS}),
+    ("hybrid", {"pp": 2, "microbatches": 4, "keep": ss.Keep.BLOCK_INPUTS}),
     ("hybrid", {"tp": 2, "coshard": 2}),
 ]
 

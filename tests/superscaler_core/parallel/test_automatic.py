@@ -9,7 +9,6 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core.cost import PROFILES
-from superscaler_core.errors import CoverageError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel import SProgram, automatic
 from superscaler_core.parallel.automatic import AutoOptions, searched
@@ -48,8 +47,7 @@ def test_infeasible_memory_limit_raises_plan_error_without_deadlock() -> None:
 
 
 @pytest.mark.parametrize(
-    "error, of_others",
-    [(CoverageError("why"), CoverageError), (KeyError("why"), KeyError)],
+    "error, of_others", [(ss.CoverageError("why"), ss.CoverageError), (KeyError("why"), KeyError)]
 )
 def test_error_of_the_search_is_raised_on_all_ranks(
     error: Exception, of_others: type[Exception], monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import superscaler_core as ss
 from superscaler_core import plans
 from superscaler_core.parallel import Evaluated, Programs, SProgram
-from superscaler_core.parallel.programs import MAX_PROGRAMS
+from superscaler_core.parallel import programs as programs_module
 from superscaler_core.schedules import one_f_one_b
 from tests.superscaler_core.parallel.threads import on_threads
 from tests.superscaler_core.run.test_results import WORDS, batch, words
@@ -54,7 +54,7 @@ PLANS: dict[str, tuple[str | Callable[..., None], dict[str, Any]]] = {
     "specs": ("gspmd:specs=tokens:d0@x", {}),
 }
 
-SHAPES = [(8, 6), (8, 6), (3, 6), (8, 5), (4, 6), (1, 6), (6, 6), (3, 6)]
+SHAPES = [(8, 6), (3, 6), (8, 5), (1, 6), (3, 6)]
 """Sizes and lengths of batches, the first as in the example."""
 
 
@@ -125,15 +125,16 @@ def test_plan_function_that_fails_on_fewer_devices_leaves_the_batch_to_one(
     assert "uses devices [0] alone" in caplog.text
 
 
-def test_number_of_kept_programs_is_bounded() -> None:
+def test_number_of_kept_programs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs_module, "MAX_PROGRAMS", 3)
     programs = Programs(words(), SProgram.of("data_parallel"), 2)
     first = programs.first(programs.call((), named(2)))
     made = [
         programs.of(programs.call((), named(2, 0, 6 + i)), frozenset(programs.parameters)).compiled
-        for i in range(MAX_PROGRAMS + 2)
+        for i in range(5)
     ]
     assert made[0] is first
-    assert programs.kept == {first, *made[-MAX_PROGRAMS:]}
+    assert programs.kept == {first, *made[-3:]}
 
 
 class Noisy(nn.Module):
@@ -287,30 +288,6 @@ def test_programs_of_all_shapes_use_the_autocast_of_their_creation() -> None:
         assert losses == pytest.approx(expected, rel=1e-2)
 
 
-def test_gradients_of_several_steps_add_up() -> None:
-    def work(parallel: ss.Parallel) -> tuple[Tensor, dict[str, Tensor]]:
-        parallel.step(**named(4, 0))
-        parallel.step(**named(3, 1))
-        norm = parallel.clip_grad_norm_(0.5)
-        with torch.no_grad():
-            for parameter in parallel.parameters():
-                assert parameter.grad is not None
-                parameter -= parameter.grad
-        return norm, parallel.state_dict()
-
-    model = words()
-    for batch_of_step in (named(4, 0), named(3, 1)):
-        model(**batch_of_step)["loss"].backward()
-    expected = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            parameter -= parameter.grad
-    for norm, state in on_threads(words(), named(4), 2, work, plan="megatron").values():
-        torch.testing.assert_close(norm, expected)  # float32, as the weights
-        torch.testing.assert_close(state, dict(model.state_dict()), rtol=0, atol=1e-8)
-
-
 @pytest.mark.parametrize(
     "plan", ["accumulate", "interleaved:pp=1,chunks=2", "zero_bubble_v:pp=1", "swap"]
 )
@@ -450,8 +427,7 @@ class Steps(nn.Module):
         return {"loss": states.square().mean(), "states": states, "sums": states.sum((0, 1))}
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 4])
-@pytest.mark.parametrize("plan", ["data_parallel", "accumulate"])
+@pytest.mark.parametrize("plan, microbatches", [("data_parallel", 1), ("accumulate", 2)])
 def test_results_are_joined_along_the_dim_of_the_samples(plan: str, microbatches: int) -> None:
     torch.manual_seed(0)
     model, x = Steps(), torch.randn(4, 3, 6, dtype=torch.float64)
@@ -505,19 +481,6 @@ def test_meta_model_has_to_load_values_before_it_trains() -> None:
 
     for loss in on_threads(model, named(4), 2, work).values():
         assert loss == pytest.approx(wanted, rel=1e-12)
-
-
-def test_plan_may_be_a_function() -> None:
-    def mine(plan: ss.Plan, *, width: int = 1) -> None:
-        for op in plan.graph.ops:
-            plan.spread(op, plan.devices, [ss.Axis(width, (plan.dims.batch,))])
-
-    def work(parallel: ss.Parallel) -> float:
-        return parallel.step(**named(4)).item()
-
-    wanted = words()(**named(4))["loss"].item()
-    found = on_threads(words(), named(4), 2, work, plan=mine, options={"width": 2})
-    assert list(found.values()) == pytest.approx([wanted] * 2, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.graph.graph import Graph
 from superscaler_core.parallel import Programs, SProgram
 from superscaler_core.parallel.totals import totals_of
 from superscaler_core.run.evaluate import evaluate
@@ -120,7 +119,7 @@ def model(how: str) -> Loss:
     return Loss(how).double()
 
 
-def graph_of(module: nn.Module, given: dict[str, Tensor], num: int, **options: Any) -> Graph:
+def graph_of(module: nn.Module, given: dict[str, Tensor], num: int, **options: Any) -> ss.Graph:
     programs = Programs(module, SProgram.of("accumulate"), 1, **options)
     return programs._graph(programs.call((), given), num, frozenset())
 

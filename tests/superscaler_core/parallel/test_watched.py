@@ -26,38 +26,21 @@ def set_folded(model: Any, value: float) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Any], object], Callable[[Any], object]]] = {
     "a number": (lambda m: setattr(m, "beta", 0.5), lambda m: setattr(m, "beta", 1.0)),
-    "a number of the class": (
-        lambda m: setattr(m, "scale", 3.0),
-        lambda m: delattr(m, "scale"),
-    ),
-    "an attribute of a submodule": (
-        lambda m: setattr(m.drop, "p", 1.0),
-        lambda m: setattr(m.drop, "p", 0.0),
-    ),
-    "a submodule": (
-        lambda m: setattr(m, "act", Double()),
-        lambda m: setattr(m, "act", nn.Tanh()),
-    ),
-    "a config": (
-        lambda m: setattr(m.config, "gain", 5.0),
-        lambda m: setattr(m.config, "gain", 2.0),
-    ),
-    "a list": (
-        lambda m: m.factors.__setitem__(1, 7.0),
-        lambda m: m.factors.__setitem__(1, 3.0),
-    ),
+    "a number of the class": (lambda m: setattr(m, "scale", 3.0), lambda m: delattr(m, "scale")),
+    "an attribute of a submodule": (lambda m: setattr(m.drop, "p", 1.0),
+     lambda m: setattr(m.drop, "p", 0.0)),
+    "a submodule": (lambda m: setattr(m, "act", Double()), lambda m: setattr(m, "act", nn.Tanh())),
+    "a config": (lambda m: setattr(m.config, "gain", 5.0),
+     lambda m: setattr(m.config, "gain", 2.0)),
+    "a list": (lambda m: m.factors.__setitem__(1, 7.0), lambda m: m.factors.__setitem__(1, 3.0)),
     "a tensor": (lambda m: m.mask[2:].zero_(), lambda m: m.mask.fill_(1)),
-    "a tensor in its place": (
-        lambda m: setattr(m, "mask", 2 * m.mask),
-        lambda m: setattr(m, "mask", m.mask / 2),
-    ),
+    "a tensor in its place": (lambda m: setattr(m, "mask", 2 * m.mask),
+     lambda m: setattr(m, "mask", m.mask / 2)),
     "a buffer that is folded": (lambda m: set_folded(m, 4.0), lambda m: set_folded(m, 1.0)),
     "a mode": (lambda m: m.drop.train(), lambda m: m.drop.eval()),
-    "a hook": (
-        lambda m: setattr(m, "h", m.act.register_forward_hook(lambda *a: 2 * a[2])),
-        lambda m: m.h.remove(),
-    ),
-}
+    "a hook": (lambda m: setattr(m, "h", m.act.register_forward_hook(lambda *a: 2 * a[2])),
+     lambda m: m.h.remove()),
+}  # fmt: skip
 """Changes of what the capture reads, each with the change back."""
 
 
