@@ -48,15 +48,13 @@ def test_schedule_pictures_are_written_as_png_and_svg(
     [
         (["dualpipe", "--workers", "3"], "dualpipe of 3 workers and 8 microbatches"),
         (["1f1b", "--times", "F"], "expected times such as F=1,I=1,W=1, got 'F'"),
-        (
-            ["1f1b", "--times", "Q=1"],
-            "'Q' has no time; times are of B, F, I, R, W, f, and of pairs",
-        ),
+        (["1f1b", "--times", "Q=1"],
+         "'Q' has no time; times are of B, F, I, R, W, f, and of pairs"),
         (["1f1b", "--times", "F=0"], "duration of F at stage 0 is an int or a Fraction above 0"),
         (["2f2b"], "invalid choice: '2f2b'"),
         (["1f1b", "--picture", "grid.txt"], "cannot draw to 'grid.txt'"),
     ],
-)
+)  # fmt: skip
 def test_invalid_schedule_request_exits_with_2_and_an_error(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,15 +10,13 @@ import pytest
 
 import rvdcomm as rv
 from superscaler_core.simulator import PROFILES
-from tests.superscaler_core.cli.test_superscaler_cli import Said
+from tests.superscaler_core.cli.conftest import Say
 
 PIPELINE = ["simulate", "mlp", "one_f_one_b", "--devices", "2", "--set", "microbatches=3"]
 
 
-def test_simulate_prints_time_bubble_communication_and_memory(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = Said([*PIPELINE, "--topology", "v100:2x1"], capsys)
+def test_simulate_prints_time_bubble_communication_and_memory(say: Say) -> None:
+    said = say([*PIPELINE, "--topology", "v100:2x1"])
     assert (said.status, said.err) == (0, "")
     assert said.out.startswith("MLPModel on 2 x V100-32GB: ")
     assert "bubble of makespan" in said.out
@@ -29,49 +27,41 @@ def test_simulate_prints_time_bubble_communication_and_memory(
     assert max(map(len, said.out.splitlines())) <= 100
 
 
-def test_summary_has_the_first_report_lines_and_the_peak_memory(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    whole = Said(PIPELINE, capsys).out.splitlines()
-    time, bubble, memory = Said([*PIPELINE, "--summary"], capsys).out.splitlines()
+def test_summary_has_the_first_report_lines_and_the_peak_memory(say: Say) -> None:
+    whole = say(PIPELINE).out.splitlines()
+    time, bubble, memory = say([*PIPELINE, "--summary"]).out.splitlines()
     assert [time, bubble] == whole[:2]
     peaks = [line for line in whole if line.endswith(memory.split(" at most")[0][len("memory ") :])]
     assert [line.split()[0] for line in peaks] == [memory.split("device ")[1].split(";")[0]]
 
 
-def test_simulate_writes_a_trace_and_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_writes_a_trace_and_a_picture(tmp_path: Path, say: Say) -> None:
     pytest.importorskip("matplotlib")
     trace, picture = tmp_path / "step.json", tmp_path / "step.svg"
-    said = Said([*PIPELINE, "--trace", str(trace), "--picture", str(picture)], capsys)
+    said = say([*PIPELINE, "--trace", str(trace), "--picture", str(picture)])
     assert f"wrote {trace}" in said.out
     assert f"wrote {picture}" in said.out
     assert json.loads(trace.read_text())["traceEvents"]
     assert "<svg" in picture.read_text()
 
 
-def test_profile_and_topology_are_read_from_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_profile_and_topology_are_read_from_files(tmp_path: Path, say: Say) -> None:
     profile, topology = tmp_path / "profile.json", tmp_path / "topology.json"
     replace(PROFILES["a100"], name="mine").save(profile)
     rv.Topology.preset("a100", 2, 2).save(topology)
     words = [*PIPELINE, "--profile", str(profile), "--topology", str(topology)]
-    assert Said(words, capsys).out.startswith("MLPModel on 2 x mine: ")
+    assert say(words).out.startswith("MLPModel on 2 x mine: ")
 
 
-def test_communication_options_set_methods_inside_and_between_stages(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = Said([*PIPELINE, "--communication", "p2p", "--inter", "rvd"], capsys)
+def test_communication_options_set_methods_inside_and_between_stages(say: Say) -> None:
+    said = say([*PIPELINE, "--communication", "p2p", "--inter", "rvd"])
     assert "communication inside stages by p2p, between stages by rvd" in said.out
 
 
-def test_out_of_memory_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_exits_with_1(tmp_path: Path, say: Say) -> None:
     profile = tmp_path / "profile.json"
     replace(PROFILES["v100"], memory_bytes=1000).save(profile)
-    said = Said([*PIPELINE, "--profile", str(profile)], capsys)
+    said = say([*PIPELINE, "--profile", str(profile)])
     assert said.status == 1
     assert "out of memory: devices 0,1 have 1000 B" in said.out
 
@@ -87,9 +77,9 @@ def test_out_of_memory_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixtur
     ],
 )
 def test_invalid_simulate_request_exits_with_2_and_a_one_line_error(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, say: Say
 ) -> None:
-    said = Said([*PIPELINE, *words], capsys)
+    said = say([*PIPELINE, *words])
     assert said.status == 2
     assert message in said.err
     assert said.err.count("\n") == 1

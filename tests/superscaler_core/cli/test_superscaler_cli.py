@@ -24,6 +24,7 @@ from superscaler_core.models import MODELS
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import SCHEDULES, one_f_one_b, recompute_apart, split_backward
+from tests.superscaler_core.cli.conftest import Say
 
 MINE = """
 import torch
@@ -69,14 +70,6 @@ def mine(tmp_path: Path) -> str:
     path = tmp_path / f"mine_{abs(hash(str(tmp_path)))}.py"
     path.write_text(MINE)
     return str(path)
-
-
-class Said:
-    """The output and the exit status of a command line."""
-
-    def __init__(self, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
-        self.status = main(words)
-        self.out, self.err = capsys.readouterr()
 
 
 # --- help ---------------------------------------------------------------------------------------
@@ -143,11 +136,9 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
     assert capsys.readouterr() == ("", "superscaler: interrupted\n")
 
 
-def test_plan_prints_a_report_and_writes_one_file_per_rank(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_prints_a_report_and_writes_one_file_per_rank(tmp_path: Path, say: Say) -> None:
     folder = tmp_path / "program"
-    said = Said(["plan", "mlp", "zero1", "--devices", "2", "--out", str(folder)], capsys)
+    said = say(["plan", "mlp", "zero1", "--devices", "2", "--out", str(folder)])
     assert said.status == 0
     assert said.out.startswith("MLPModel: 9 ops on 2 devices")
     assert "gradients of weights, to where they are stored" in said.out
@@ -155,69 +146,63 @@ def test_plan_prints_a_report_and_writes_one_file_per_rank(
     assert sorted(path.name for path in folder.glob("*.py")) == ["rank_0.py", "rank_1.py"]
 
 
-def test_settings_reach_the_model_and_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_reach_the_model_and_the_plan(say: Say) -> None:
     words = ["plan", "mlp", "accumulate", "--summary", "--dtype", "bfloat16"]
-    said = Said([*words, "--set", "layers=2", "--set", "plan.microbatches=3"], capsys)
+    said = say([*words, "--set", "layers=2", "--set", "plan.microbatches=3"])
     assert said.out.startswith("MLPModel: 6 ops on 1 device, 1 stage, 3 microbatches (1f1b)")
 
 
-def test_list_settings_are_separated_by_commas(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_settings_are_separated_by_commas(say: Say) -> None:
     words = ["plan", "swin", "gpipe", "--devices", "3", "--summary", "--set"]
-    assert "3 stages" in Said([*words, "depths=2,2"], capsys).out
+    assert "3 stages" in say([*words, "depths=2,2"]).out
 
 
-def test_topology_option_adds_bytes_between_hosts_to_the_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_topology_option_adds_bytes_between_hosts_to_the_report(tmp_path: Path, say: Say) -> None:
     link = rv.Link(1e-6, 1e9)
     path = tmp_path / "cluster.json"
     rv.Topology.hosts([[0], [1]], link, link).save(path)
     words = ["plan", "mlp", "data_parallel", "--devices", "2", "--summary"]
-    said = Said([*words, "--topology", str(path)], capsys)
+    said = say([*words, "--topology", str(path)])
     assert "sends     0 B between ranks, " in said.out
     assert "between hosts a step" in said.out
 
 
-def test_decisions_file_can_be_used_as_a_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_decisions_file_can_be_used_as_a_plan(tmp_path: Path, say: Say) -> None:
     path = str(tmp_path / "mine.plan")
     sizes = ["--devices", "2", "--set", "layers=1"]
-    first = Said(["plan", "gpt", "megatron", *sizes, "--decisions", path], capsys)
+    first = say(["plan", "gpt", "megatron", *sizes, "--decisions", path])
     assert first.status == 0
-    again = Said(["plan", "gpt", path, *sizes], capsys)
+    again = say(["plan", "gpt", path, *sizes])
     assert again.out.strip() == first.out.replace(f"wrote {path}", "").strip()
-    step = Said(["explain", "gpt", path, *sizes, "--step"], capsys)
+    step = say(["explain", "gpt", path, *sizes, "--step"])
     assert ss.StepProgram.parse(step.out).devices == (0, 1)
-    other = Said(["plan", "gpt", path, "--devices", "3", "--set", "layers=1"], capsys)
+    other = say(["plan", "gpt", path, "--devices", "3", "--set", "layers=1"])
     assert other.status != 0
     assert "on devices [0, 1]: the plan is about GPT on [0, 1, 2]" in other.err
 
 
-def test_decisions_file_may_contain_a_split_backward_schedule(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_decisions_file_may_contain_a_split_backward_schedule(tmp_path: Path, say: Say) -> None:
     """All commands follow a pipeline schedule that was edited in the file."""
     path = tmp_path / "mine.plan"
     sizes = ["--devices", "2", "--set", "layers=2"]
     options = ["--set", "plan.microbatches=2", "--decisions", str(path)]
-    assert Said(["plan", "gpt", "one_f_one_b", *sizes, *options], capsys).status == 0
+    assert say(["plan", "gpt", "one_f_one_b", *sizes, *options]).status == 0
     halves = split_backward(recompute_apart(one_f_one_b(2, 2)), lambda worker: worker)
     assert str(one_f_one_b(2, 2)) in path.read_text()
     path.write_text(path.read_text().replace(str(one_f_one_b(2, 2)), str(halves)))
-    plan = Said(["plan", "gpt", str(path), *sizes], capsys)
+    plan = say(["plan", "gpt", str(path), *sizes])
     assert "2 microbatches (1f1b-recompute-split)" in plan.out
-    step = Said(["explain", "gpt", str(path), *sizes, "--step"], capsys)
+    step = say(["explain", "gpt", str(path), *sizes, "--step"])
     assert "stage 1 W:\n  W stage1_segment0 on 1\n" in step.out
-    grid = Said(["explain", "gpt", str(path), *sizes], capsys)
+    grid = say(["explain", "gpt", str(path), *sizes])
     assert "worker 1 -- F0 R0 I0 F1 R1 I1 W0 W1\n" in grid.out
-    assert Said(["simulate", "gpt", str(path), *sizes], capsys).status == 0
-    ran = Said(["run", "gpt", str(path), *sizes, "--threads", "--check", "--steps", "2"], capsys)
+    assert say(["simulate", "gpt", str(path), *sizes]).status == 0
+    ran = say(["run", "gpt", str(path), *sizes, "--threads", "--check", "--steps", "2"])
     assert ran.status == 0
 
 
-def test_validate_lists_the_completed_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    said = Said(["validate", "mlp", "megatron", "--devices", "2"], capsys)
+def test_validate_lists_the_completed_checks(say: Say) -> None:
+    said = say(["validate", "mlp", "megatron", "--devices", "2"])
     assert said.status == 0
     checks = [line.split()[:2] for line in said.out.splitlines()]
     names = ("devices", "placement", "coverage", "order", "communication", "memory")
@@ -233,13 +218,9 @@ def test_validate_lists_the_completed_checks(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_validate_of_an_invalid_plan_exits_with_1(
-    function: str,
-    words: list[str],
-    message: str,
-    mine: str,
-    capsys: pytest.CaptureFixture[str],
+    function: str, words: list[str], message: str, mine: str, say: Say
 ) -> None:
-    said = Said(["validate", f"{mine}:fixed", f"{mine}:{function}", *words], capsys)
+    said = say(["validate", f"{mine}:fixed", f"{mine}:{function}", *words])
     assert said.status == 1
     assert re.search(message, said.out.splitlines()[-1])
 
@@ -249,23 +230,17 @@ def test_validate_of_an_invalid_plan_exits_with_1(
     [
         ("mlp one_f_one_b", ["what was split how", "layers.*:linear", "worker 1 -- F0 B0 F1 B1"]),
         # The graph of the stages has branches.
-        (
-            "mbart interlaced --set microbatches=1 --set layers=1",
-            ["worker 0 0F0 2F0 1F0  --  -- 1B0 2B0 0B0", "worker 1 0F0 2F0  -- 3F0 3B0  -- 2B0"],
-        ),
+        ("mbart interlaced --set microbatches=1 --set layers=1",
+         ["worker 0 0F0 2F0 1F0  --  -- 1B0 2B0 0B0", "worker 1 0F0 2F0  -- 3F0 3B0  -- 2B0"]),
     ],
-)
-def test_explain_shows_op_splits_and_the_schedule(
-    words: str, texts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = Said(["explain", *words.split(), "--devices", "2"], capsys)
+)  # fmt: skip
+def test_explain_shows_op_splits_and_the_schedule(words: str, texts: list[str], say: Say) -> None:
+    said = say(["explain", *words.split(), "--devices", "2"])
     assert all(text in said.out for text in texts)
 
 
-def test_explain_edge_option_prints_the_communication_plan_of_the_edge(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = Said(["explain", "mlp", "one_f_one_b", "--devices", "2", "--edge", "e2"], capsys)
+def test_explain_edge_option_prints_the_communication_plan_of_the_edge(say: Say) -> None:
+    said = say(["explain", "mlp", "one_f_one_b", "--devices", "2", "--edge", "e2"])
     assert said.out.startswith("e2: gelu[4, 12] float32")
     assert "step  primitive  groups" in said.out
     assert "what was split how" not in said.out
@@ -284,10 +259,8 @@ def test_explain_edge_option_prints_the_communication_plan_of_the_edge(
         ["mlp", "pipedream", "--set", "microbatches=5", "--dtype", "float64", "--steps", "1"],
     ],
 )
-def test_run_trains_as_a_single_device_does(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = Said(["run", *words, "--devices", "2", "--threads", "--check"], capsys)
+def test_run_trains_as_a_single_device_does(words: list[str], say: Say) -> None:
+    said = say(["run", *words, "--devices", "2", "--threads", "--check"])
     assert said.status == 0
     lines = said.out.splitlines()
     assert all(line.startswith(f"step {i}") for i, line in enumerate(lines[:-1], 1))
@@ -295,12 +268,12 @@ def test_run_trains_as_a_single_device_does(
 
 
 def test_run_check_reports_different_results_and_exits_with_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from superscaler_core.cli import run
 
     monkeypatch.setattr(run, "TOLERANCES", {"float32": -1.0})
-    said = Said(["run", "mlp", "data_parallel", "--threads", "--check"], capsys)
+    said = say(["run", "mlp", "data_parallel", "--threads", "--check"])
     assert said.status == 1
     assert said.out.splitlines()[-1].startswith("DIFFERENT  as the eager model to -1:")
 
@@ -314,14 +287,12 @@ def test_nan_results_have_an_infinite_difference() -> None:
     assert good.difference(bad) == (math.inf, math.inf, "b")
 
 
-def test_models_and_plans_can_be_loaded_from_python_files(
-    mine: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_and_plans_can_be_loaded_from_python_files(mine: str, say: Say) -> None:
     words = [f"{mine}:model", f"{mine}:split", "--microbatch", "6", "--set", "width=10"]
-    said = Said(["plan", *words, "--summary"], capsys)
+    said = say(["plan", *words, "--summary"])
     assert (said.status, said.err) == (0, "")
     assert said.out.startswith("Line: ")
-    checked = Said(["run", f"{mine}:fixed", f"{mine}:split", "--threads", "--check"], capsys)
+    checked = say(["run", f"{mine}:fixed", f"{mine}:split", "--threads", "--check"])
     assert checked.out.splitlines()[-1].startswith("same")
 
 
@@ -341,11 +312,11 @@ def test_run_under_torchrun_trains_as_a_single_device_does(tmp_path: Path) -> No
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "same"]
 
 
-def test_options_after_the_plan_name_equal_set_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_after_the_plan_name_equal_set_options(say: Say) -> None:
     words = ["plan", "gpt", "--devices", "4", "--summary"]
-    one = Said([*words, "hybrid:tp=2,pp=2,keep=block_inputs"], capsys)
+    one = say([*words, "hybrid:tp=2,pp=2,keep=block_inputs"])
     sets = ("tp=2", "pp=2", "keep=block_inputs")
-    two = Said([*words, "hybrid", *(w for text in sets for w in ("--set", text))], capsys)
+    two = say([*words, "hybrid", *(w for text in sets for w in ("--set", text))])
     assert one.status == 0
     assert (one.out, one.err) == (two.out, two.err)
 
@@ -368,10 +339,8 @@ def test_options_after_the_plan_name_equal_set_options(capsys: pytest.CaptureFix
         (["plan", "mlp", "zero1", "--set", "layers"], "expected NAME=VALUE"),
         (["plan", "mlp", "zero1", "--set", "layer=3"], "takes nothing. Is it layers?"),
         (["plan", "mlp", "zero1", "--set", "layers=few"], "expected a whole number, such as 3."),
-        (
-            ["plan", "swin", "zero1", "--set", "depths=2,x"],
-            "numbers with commas between, such as 2,1",
-        ),
+        (["plan", "swin", "zero1", "--set", "depths=2,x"],
+         "numbers with commas between, such as 2,1"),
         (["plan", "mlp", "zero1", "--set", "has_classes=so"], "expected true or false"),
         (["plan", "mlp", "zero1", "--topology", "nowhere.json"], "nowhere.json"),
         (["plan", "none.py:model", "zero1"], "there is no file none.py"),
@@ -385,15 +354,12 @@ def test_options_after_the_plan_name_equal_set_options(capsys: pytest.CaptureFix
         (["explain", "mlp", "gpipe", "--devices", "2", "--edge", "e9"], "there is no edge 'e9'"),
         (["plan", "mlp", "gpipe", "--devices", "9"], "9 stages of the 3 blocks"),
     ],
-)
+)  # fmt: skip
 def test_invalid_request_exits_with_2_and_a_one_line_error(
-    words: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], message: str, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    said = Said(words, capsys)
+    said = say(words)
     assert (said.status, said.out) == (2, "")
     assert said.err.startswith("superscaler: error: ")
     assert said.err.count("\n") == 1
@@ -412,26 +378,28 @@ def test_invalid_request_exits_with_2_and_a_one_line_error(
     ],
 )
 def test_errors_in_a_user_file_are_reported_in_one_line(
-    words: list[str], message: str, mine: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, mine: str, say: Say
 ) -> None:
-    said = Said(["plan", *(word.format(mine) for word in words)], capsys)
+    said = say(["plan", *(word.format(mine) for word in words)])
     assert (said.status, said.out) == (2, "")
     assert said.err.count("\n") == 1
     assert message in said.err
 
 
 def test_options_that_contradict_torchrun_are_rejected(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    said = Said(["run", "mlp", "zero1", "--devices", "2"], capsys)
+    said = say(["run", "mlp", "zero1", "--devices", "2"])
     assert "--devices 2, but torchrun started 4 processes" in said.err
-    said = Said(["run", "mlp", "zero1", "--threads"], capsys)
+    said = say(["run", "mlp", "zero1", "--threads"])
     assert "leave it out under torchrun" in said.err
 
 
-def test_user_model_may_take_named_inputs_and_import_a_sibling_module(tmp_path, capsys):
+def test_user_model_may_take_named_inputs_and_import_a_sibling_module(
+    tmp_path: Path, say: Say
+) -> None:
     (tmp_path / "beside_mine.py").write_text("WIDTH = 6\n")
     (tmp_path / "named_mine.py").write_text(
         dedent("""
@@ -453,6 +421,6 @@ def test_user_model_may_take_named_inputs_and_import_a_sibling_module(tmp_path, 
         """)
     )
     words = [f"{tmp_path / 'named_mine.py'}:make", "data_parallel", "--devices", "2"]
-    assert "Named:" in Said(["plan", *words], capsys).out
-    said = Said(["run", *words, "--threads", "--check", "--dtype", "float64"], capsys)
+    assert "Named:" in say(["plan", *words]).out
+    said = say(["run", *words, "--threads", "--check", "--dtype", "float64"])
     assert "same  as the eager model to 1e-10" in said.out
