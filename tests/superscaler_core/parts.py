@@ -7,35 +7,34 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from superscaler_core.graph.graph import Graph, Op
-from superscaler_core.graph.part import Part
+import superscaler_core as ss
 from superscaler_core.run.evaluate import run_part
 
 
-def values_of(graph: Graph, inputs, parameters, seed: int = 0) -> dict:
+def values_of(graph: ss.Graph, inputs, parameters, seed: int = 0) -> dict:
     """The detached values of all tensors of a graph."""
     values = dict(zip(graph.inputs, inputs, strict=True))
     values |= {t: parameters[name].detach() for name, t in graph.parameters.items()}
     for op in graph.ops:
         for tensor in op.inputs:
             values.setdefault(tensor, graph.constants.get(tensor.name))
-        results = run_part(Part(op), [values[t] for t in op.inputs], seed)
+        results = run_part(ss.Part(op), [values[t] for t in op.inputs], seed)
         values |= dict(zip(op.outputs, (r.detach() for r in results), strict=True))
     return values
 
 
-def pieces_of(op: Op, loops) -> list[tuple]:
+def pieces_of(op: ss.Op, loops) -> list[tuple]:
     """All combinations of pieces if every loop is cut in two, unevenly if possible."""
     cuts = [(0, op.sizes[i] - op.sizes[i] // 3 - (op.sizes[i] < 3), op.sizes[i]) for i in loops]
     halves = [[(i, a, b), (i, b, c)] for i, (a, b, c) in zip(loops, cuts, strict=True)]
     return [tuple(sorted(combination)) for combination in product(*halves)]
 
 
-def loops_of(op: Op) -> list[str]:
+def loops_of(op: ss.Op) -> list[str]:
     return [i for i in op.sizes if op.is_splittable(i) and op.sizes[i] > 1]
 
 
-def run_split(op: Op, inputs: list[Tensor], pieces: list[tuple], seed: int = 0):
+def run_split(op: ss.Op, inputs: list[Tensor], pieces: list[tuple], seed: int = 0):
     """Outputs and input gradients of an op, as sums over its parts at their positions."""
     torch.manual_seed(1)
     outputs: list[Tensor | None] = [None] * len(op.outputs)
@@ -44,7 +43,7 @@ def run_split(op: Op, inputs: list[Tensor], pieces: list[tuple], seed: int = 0):
     ]
     weights = [torch.randn(t.shape, dtype=torch.float64) for t in op.outputs]
     for piece in pieces:
-        part = Part(op, piece)
+        part = ss.Part(op, piece)
         wholes = [range_slices(view.box) for view in part.inputs]
         shards = [
             x[at]
@@ -81,7 +80,7 @@ def range_slices(box) -> tuple[slice, ...]:
     return tuple(slice(lo, hi) for lo, hi in zip(box.lo, box.hi, strict=True))
 
 
-def check_splits(op: Op, inputs: list[Tensor], seed: int = 3) -> None:
+def check_splits(op: ss.Op, inputs: list[Tensor], seed: int = 3) -> None:
     """Check splits by each loop, and by the first four loops together, against the whole op."""
     whole = run_split(op, inputs, [()], seed)
     loops = loops_of(op)

@@ -7,8 +7,6 @@ from math import inf
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cost.op_time import signature
-from superscaler_core.graph.graph import Graph
-from superscaler_core.simulator import DeviceProfile
 
 FREE = rv.Link(0.0, inf)
 
@@ -18,7 +16,7 @@ def free(num_devices: int) -> rv.Topology:
     return rv.Topology.single_host(num_devices, FREE.alpha_secs, FREE.bytes_per_sec)
 
 
-def chain(num_layers: int, batch: int = 4, width: int = 8, *, recycles: bool = False) -> Graph:
+def chain(num_layers: int, batch: int = 4, width: int = 8, *, recycles: bool = False) -> ss.Graph:
     """``sum(x w0^T w1^T ...)`` with square weights; the product may be recycled as ``x``."""
     builder = ss.GraphBuilder("chain")
     x = first = builder.input("x", (batch, width), "float32")
@@ -32,9 +30,9 @@ def chain(num_layers: int, batch: int = 4, width: int = 8, *, recycles: bool = F
     return builder.build(loss, {first: x} if recycles else None)
 
 
-def given(graph: Graph, forward_secs: float, backward_secs: float) -> DeviceProfile:
+def given(graph: ss.Graph, forward_secs: float, backward_secs: float) -> ss.DeviceProfile:
     """A profile in which every unsplit layer takes the given times; other ops take no time."""
-    return DeviceProfile(
+    return ss.DeviceProfile(
         "given",
         {"float32": inf},
         inf,

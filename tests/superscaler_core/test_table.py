@@ -72,9 +72,7 @@ def test_two_rows_of_one_name_are_refused(
         found[rows[0][0]]
 
 
-def test_a_package_that_is_found_twice_brings_its_row_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_package_that_is_found_twice_brings_its_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert brought(monkeypatch, ("pi", "math:pi"), ("pi", "math:pi"))["pi"]
 
 

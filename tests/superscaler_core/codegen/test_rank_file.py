@@ -9,12 +9,9 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from superscaler_core.codegen import rank_file
-from superscaler_core.codegen.rank_file import rank_files, rank_text
+from superscaler_core.codegen import rank_file, rank_files, rank_text, tables_of
 from superscaler_core.codegen.stage_writer import StageWriter
-from superscaler_core.codegen.tables import tables_of
 from superscaler_core.models.gpt import GPT, GPTConfig
-from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from superscaler_core.program import Materialized, materialize
 from superscaler_core.run.load import module_from
@@ -33,7 +30,7 @@ def made(name: str, layers: int = 4, **options: Any) -> Materialized:
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("hybrid", {"tp": 2, "pp": 2, "microbatches": 4, "sequence": True, "zero1": True}),
-    ("hybrid", {"tp": 2, "pp": 2, "chunks": 2, "microbatches": 4, "keep": Keep.SEGMENT_INPUTS}),
+    ("hybrid", {"tp": 2, "pp": 2, "chunks": 2, "microbatches": 4, "keep": ss.Keep.SEGMENT_INPUTS}),
     ("zero3", {}),
     ("coshard", {}),
 ]
@@ -51,9 +48,7 @@ def test_sharing_function_texts_changes_neither_files_nor_tables(
         assert tables_of(program, device) == module.TABLES
 
 
-def test_functions_of_identical_devices_are_written_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_functions_of_identical_devices_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     functions = StageWriter.stage_functions
 
@@ -70,6 +65,6 @@ def test_functions_of_identical_devices_are_written_once(
 
 @pytest.mark.parametrize(("name", "options"), [("hybrid", {"tp": 2}), ("zero3", {})], ids=str)
 def test_a_deep_model_has_the_functions_of_one_block(name: str, options: dict[str, Any]) -> None:
-    few, more, many = (rank_text(made(name, layers=layers, **options), 0) for layers in (2, 4, 16))
-    assert many.count("\n") < 5 * few.count("\n")
+    few, more, many = (rank_text(made(name, layers=layers, **options), 0) for layers in (2, 4, 8))
+    assert many.count("\n") < 3 * few.count("\n")
     assert many.count("F.linear(") == more.count("F.linear(")

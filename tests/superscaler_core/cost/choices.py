@@ -12,11 +12,9 @@ from torch import nn
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.cost import PROFILES, CostModel, StageCost
-from superscaler_core.graph.tensor import PTensor
+from superscaler_core.cost import PROFILES, StageCost
 from superscaler_core.models.gpt import GPT, GPTConfig
 from superscaler_core.models.mlp import MLPConfig, MLPModel
-from superscaler_core.plan import OpSplit
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import one_f_one_b
 
@@ -61,11 +59,7 @@ ONE_BUCKET = ss.Overlap(bucket_bytes=1 << 40)
 
 
 def compiled(
-    model: str,
-    plan_name: str,
-    microbatches: int,
-    topology: rv.Topology,
-    **options: Any,
+    model: str, plan_name: str, microbatches: int, topology: rv.Topology, **options: Any
 ) -> ss.Compiled:
     """The program of a plan on four devices, with one stage."""
     plan = ss.Plan(graph(model), range(4))
@@ -75,19 +69,19 @@ def compiled(
     return ss.compile(plan, topology=topology)
 
 
-def storage_of(plan: ss.Plan) -> Mapping[PTensor, OpSplit]:
+def storage_of(plan: ss.Plan) -> Mapping[ss.PTensor, ss.OpSplit]:
     """The split of the storage of every parameter whose storage the plan specifies."""
     return {tensor: plan.op_split(plan.update(tensor.name)) for tensor in plan.updates()}
 
 
-def model_of(program: ss.Compiled, profile: str = "a100") -> CostModel:
+def model_of(program: ss.Compiled, profile: str = "a100") -> ss.CostModel:
     """The cost functions for a program's graph and topology."""
     topology = program.materialized.topology
     assert topology is not None
-    return CostModel(program.plan.graph, PROFILES[profile], topology)
+    return ss.CostModel(program.plan.graph, PROFILES[profile], topology)
 
 
-def stage_of(program: ss.Compiled, costs: CostModel) -> StageCost:
+def stage_of(program: ss.Compiled, costs: ss.CostModel) -> StageCost:
     """The cost of all ops as one stage, with the choices of the program's plan."""
     plan = program.plan
     splits = {op: plan.op_split(op) for op in plan.graph.ops}

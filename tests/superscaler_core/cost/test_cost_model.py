@@ -9,17 +9,10 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.cost import (
-    PROFILES,
-    CostModel,
-    together,
-)
+from superscaler_core.cost import PROFILES, together
 from superscaler_core.cost.comm_cost import CallSecs
 from superscaler_core.cost.prices import MAX_PRICES
-from superscaler_core.errors import PlanError
-from superscaler_core.plan import OpSplit
 from superscaler_core.schedules import one_f_one_b
-from superscaler_core.simulator import simulate
 from tests.covering import covering
 from tests.superscaler_core.cost.choices import (
     ONE_BUCKET,
@@ -81,7 +74,7 @@ def test_sum_of_costs_of_a_chain_equals_its_simulated_step(
     secs += sum(sync.update_secs for sync in syncs)
     secs += together(call for sync in syncs for call in sync.reduce)
     secs += costs.loss_secs(splits[model.ops[-1]])
-    assert simulate(program, "a100").secs == pytest.approx(secs, rel=ROUNDING)
+    assert ss.simulate(program, "a100").secs == pytest.approx(secs, rel=ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -99,39 +92,41 @@ def test_stage_cost_equals_the_simulated_step(model: str, plan: str, microbatche
     costs = model_of(program)
     secs = stage_of(program, costs).step_secs(microbatches)
     secs += costs.loss_secs(program.plan.op_split(program.plan.graph.ops[-1]))
-    assert simulate(program, "a100").secs == pytest.approx(secs, rel=ROUNDING)
+    assert ss.simulate(program, "a100").secs == pytest.approx(secs, rel=ROUNDING)
 
 
 def test_segment_overhead_is_counted_where_communication_cuts_a_chain() -> None:
     program = compiled("mlp", "data_parallel", 2, ONE_HOST)
     profile = replace(PROFILES["a100"], segment_secs=3e-3)
-    costs = CostModel(program.plan.graph, profile, ONE_HOST)
+    costs = ss.CostModel(program.plan.graph, profile, ONE_HOST)
     secs = stage_of(program, costs).step_secs(2)
     secs += costs.loss_secs(program.plan.op_split(program.plan.graph.ops[-1]))
-    assert simulate(program, profile).secs == pytest.approx(secs, rel=ROUNDING)
+    assert ss.simulate(program, profile).secs == pytest.approx(secs, rel=ROUNDING)
 
 
 # --- single costs -------------------------------------------------------------------------------
 
 
-def costs_of(model: str = "plain") -> CostModel:
-    return CostModel(graph(model), PROFILES["a100"], ONE_HOST)
+def costs_of(model: str = "plain") -> ss.CostModel:
+    return ss.CostModel(graph(model), PROFILES["a100"], ONE_HOST)
 
 
 def test_an_edge_between_equal_splits_costs_nothing() -> None:
     costs = costs_of()
     first, act, *_ = costs.graph.ops
-    rows = OpSplit.grid(first.sizes, range(4), [("b", 4)])
+    rows = ss.OpSplit.grid(first.sizes, range(4), [("b", 4)])
     batch = next(iter(act.sizes))
-    edge = costs.edge_cost(first.outputs[0], rows, OpSplit.grid(act.sizes, range(4), [(batch, 4)]))
+    edge = costs.edge_cost(
+        first.outputs[0], rows, ss.OpSplit.grid(act.sizes, range(4), [(batch, 4)])
+    )
     assert (edge.forward_secs, edge.backward_secs, edge.num_calls) == (0.0, 0.0, 0)
 
 
 def test_an_edge_costs_what_its_rvdcomm_plan_costs() -> None:
     costs = costs_of()
     first, act, *_ = costs.graph.ops
-    sums = OpSplit.grid(first.sizes, range(4), [("k", 4)])
-    whole = OpSplit.grid(act.sizes, range(4), [(None, 4)])
+    sums = ss.OpSplit.grid(first.sizes, range(4), [("k", 4)])
+    whole = ss.OpSplit.grid(act.sizes, range(4), [(None, 4)])
     edge = costs.edge_cost(first.outputs[0], sums, whole)
     shape = first.outputs[0].shape
     src, dst = (rv.Layout(shape, rvd) for rvd in ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"))
@@ -142,9 +137,9 @@ def test_an_edge_costs_what_its_rvdcomm_plan_costs() -> None:
 def test_gradients_are_reduced_in_the_dtype_of_storage() -> None:
     model = graph("plain")
     op = model.ops[0]
-    split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
+    split = ss.OpSplit.grid(op.sizes, range(4), [("b", 4)])
     half, full = (
-        CostModel(model, PROFILES["a100"], ONE_HOST, precision=ss.Precision(dtype)).sync_cost(
+        ss.CostModel(model, PROFILES["a100"], ONE_HOST, precision=ss.Precision(dtype)).sync_cost(
             op.parameters[0], split
         )
         for dtype in ("float32", "float64")
@@ -163,10 +158,10 @@ def test_calls_of_the_same_devices_share_latency_but_not_tensor_overhead() -> No
 def test_costs_of_the_wrong_kind_of_tensor_are_rejected() -> None:
     costs = costs_of()
     op = costs.graph.ops[0]
-    split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
-    with pytest.raises(PlanError, match="of parameters ask sync_cost"):
+    split = ss.OpSplit.grid(op.sizes, range(4), [("b", 4)])
+    with pytest.raises(ss.PlanError, match="of parameters ask sync_cost"):
         costs.edge_cost(op.parameters[0], split, split)
-    with pytest.raises(PlanError, match="of activations ask edge_cost"):
+    with pytest.raises(ss.PlanError, match="of activations ask edge_cost"):
         costs.sync_cost(op.outputs[0], split)
 
 
@@ -176,7 +171,7 @@ def test_costs_of_the_wrong_kind_of_tensor_are_rejected() -> None:
 def test_equal_layers_share_one_cached_cost() -> None:
     costs = costs_of("gpt")
     twins = [op for op in costs.graph.ops if op.name.endswith("attn.q:linear")]
-    split = OpSplit.grid(twins[0].sizes, range(4), [(None, 4)])
+    split = ss.OpSplit.grid(twins[0].sizes, range(4), [(None, 4)])
     assert len(twins) == 2
     assert costs.op_cost(twins[0], split) is costs.op_cost(twins[1], split)
 

@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 
 import superscaler_core as ss
-from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.models import build, example_inputs
-from superscaler_core.models.swin import (
-    Block,
-    from_windows,
-    offsets_of,
-    regions_of,
-    to_windows,
-)
-from superscaler_core.plan import Keep
+from superscaler_core.models.swin import Block, from_windows, offsets_of, regions_of, to_windows
 from superscaler_core.plans.pieces.stages import stages_of_blocks
 from tests.superscaler_core.plans.test_plans_communication import (
     all_reduce_bytes,
@@ -28,7 +20,7 @@ from tests.superscaler_core.plans.test_plans_communication import (
     reductions,
     sent_bytes,
 )
-from tests.superscaler_core.training import Case, errors_on_threads
+from tests.superscaler_core.training import Case, check_trains
 
 # --- the model ----------------------------------------------------------------------------------
 
@@ -93,7 +85,7 @@ def test_full_width_model_has_no_constant_as_large_as_its_attention_scores() -> 
         model = build("swin", "201M", **sizes).half()
     images, labels = example_inputs("swin", 1, "201M", **sizes)
     graph = ss.capture(model, (images.half(), labels))
-    assert len(find_blocks(graph).all) == 8
+    assert len(ss.find_blocks(graph).all) == 8
     shapes = sorted(tuple(constant.shape) for constant in graph.constants.values())
     assert shapes == [(4, 2304), (16, 2304), (64, 2304), (2304, 2304)]
     scores = [t for op in graph.ops for t in op.outputs if t.shape[-2:] == (2304, 2304)]
@@ -111,7 +103,7 @@ def test_patch_merge_belongs_to_the_following_block() -> None:
 CASES = [
     Case("megatron", 4, model="swin", optimizer="adamw"),
     Case("zero3", 2, model="swin"),
-    Case("hybrid", 4, {"tp": 2, "pp": 2, "zero1": True, "keep": Keep.SEGMENT_INPUTS,
+    Case("hybrid", 4, {"tp": 2, "pp": 2, "zero1": True, "keep": ss.Keep.SEGMENT_INPUTS,
          "microbatches": 2},
          model="swin", batch=1),
 ]  # fmt: skip
@@ -119,8 +111,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_plan_trains_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
-    errors = errors_on_threads(case, tmp_path)
-    assert [error for error in errors if not error <= 1e-12] == []
+    check_trains(case, tmp_path)
 
 
 def test_tensor_parallel_has_two_all_reduces_per_layer_and_direction() -> None:

@@ -14,36 +14,30 @@ from torch import Tensor, nn
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core import models, plans
-from superscaler_core.compiled import Compiled, compile
-from superscaler_core.errors import PlanError
-from superscaler_core.front_end import capture
-from superscaler_core.graph.graph import Graph
-from superscaler_core.plan import Plan
-from superscaler_core.plan.op_trans import replicate, split
 from superscaler_core.program.verb import Verb
 from superscaler_core.report import PricedMove, explain_edge, explain_ops, moves_of
 from superscaler_core.report.table import numbers_text, table
-from superscaler_core.run.load import run_threads
-from superscaler_core.run.trainer import Trainer
 
 WIDTH = 100
 
 
 @cache
-def graph_of(name: str, layers: int = 2) -> Graph:
+def graph_of(name: str, layers: int = 2) -> ss.Graph:
     with torch.device("meta"):
         model = models.build(name, layers=layers)
-    return capture(model, models.example_inputs(name, 4, layers=layers))
+    return ss.capture(model, models.example_inputs(name, 4, layers=layers))
 
 
-def planned(name: str, plan_name: str, num_devices: int, layers: int = 2, **options: Any) -> Plan:
-    plan = Plan(graph_of(name, layers), range(num_devices))
+def planned(
+    name: str, plan_name: str, num_devices: int, layers: int = 2, **options: Any
+) -> ss.Plan:
+    plan = ss.Plan(graph_of(name, layers), range(num_devices))
     plans.PLANS[plan_name](plan, **options)
     return plan
 
 
-def compiled(*args: Any, **options: Any) -> Compiled:
-    return compile(planned(*args, **options))
+def compiled(*args: Any, **options: Any) -> ss.Compiled:
+    return ss.compile(planned(*args, **options))
 
 
 CASES = [
@@ -69,23 +63,25 @@ def test_reported_bytes_equal_the_bytes_that_ranks_send(
     tmp_path: Path,
 ) -> None:
     plan = planned(name, plan_name, num_devices, **options)
-    made = compile(plan, precision=ss.Precision(master))
+    made = ss.compile(plan, precision=ss.Precision(master))
     assert made.report().sent_bytes == moved_bytes(made, name, tmp_path, master)
     texts = [str(made.report()), explain_ops(made.plan)]
     assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
 
 
-def moved_bytes(made: Compiled, name: str, folder: Path, master: torch.dtype | None = None) -> int:
+def moved_bytes(
+    made: ss.Compiled, name: str, folder: Path, master: torch.dtype | None = None
+) -> int:
     """Bytes that all ranks send in a step."""
     made.save(folder)
     batch = models.example_inputs(name, 4 * made.plan.num_microbatches)
 
-    def work(trainer: Trainer) -> int:
+    def work(trainer: ss.Trainer) -> int:
         trainer.init_weights(lambda name, weight: weight.zero_())
         trainer.step(*batch)
         return trainer._transport.sent_bytes
 
-    return sum(run_threads(folder, work, made.plan.devices, dtype=master).values())
+    return sum(ss.run_threads(folder, work, made.plan.devices, dtype=master).values())
 
 
 @pytest.mark.parametrize("is_recompute", [False, True])
@@ -96,7 +92,7 @@ def test_reported_bytes_equal_sent_bytes_with_a_window_in_two_stages(
     plan.unshard(plan.graph.ops_in("layers.*"))
     if is_recompute:
         plan.recompute_regions(*(stage.ops for stage in plan.stages))
-    made = compile(plan)
+    made = ss.compile(plan)
     # Each of 2 stages gathers for 2 microbatches: in the forward, in the backward, and in a rerun.
     gathers = made.materialized.counts[Verb.UNSHARD, plan.fsdp_units[0]]
     assert gathers == 2 * 2 * (2 + is_recompute)
@@ -190,7 +186,7 @@ def test_recomputed_ops_are_marked() -> None:
     assert "again" not in rows["cross_entropy"]
 
 
-def edge_that_moves(made: Compiled) -> PricedMove:
+def edge_that_moves(made: ss.Compiled) -> PricedMove:
     return next(m for m in moves_of(made.materialized) if m.way == "backward")
 
 
@@ -216,11 +212,11 @@ class Twice(nn.Module):
 
 
 def test_explanation_of_a_derived_edge_names_its_parent() -> None:
-    plan = Plan(capture(Twice(), (torch.ones(4, 6),)), range(2))
+    plan = ss.Plan(ss.capture(Twice(), (torch.ones(4, 6),)), range(2))
     for op in plan.graph.ops:
-        how = {"linear": split("k", 2), "tanh": split("b", 2)}.get(op.kind, replicate(2))
+        how = {"linear": ss.split("k", 2), "tanh": ss.split("b", 2)}.get(op.kind, ss.replicate(2))
         plan.op_assign(plan.op_trans(op, how), [0, 1])
-    made = compile(plan).materialized
+    made = ss.compile(plan).materialized
     (child,) = (edge for edge in made.edges.all if edge.parent is not None)
     assert child.parent is not None
     assert f"line:linear by edge {child.parent.name} in stage 0" in explain_edge(made, child.name)
@@ -239,7 +235,7 @@ def test_unknown_edge_is_rejected() -> None:
     made = compiled("gpt", "one_f_one_b", 2)
     (edge,) = made.materialized.edges.all
     words = rf"no edge 'e7'; edges of activations are {edge.name}; .* near are .*{edge.name}"
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(ss.PlanError, match=words):
         explain_edge(made.materialized, "e7")
 
 
