@@ -25,7 +25,7 @@ import superscaler_core as ss
 from bench.command_line import parser_for
 from bench.result import environment, write
 from superscaler_core.models import build, example_inputs
-from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.plans import stages_of_blocks
 from superscaler_core.published.asynchronous import PipeMare
 from superscaler_core.schedules import SCHEDULES, on_one_worker
 

@@ -24,9 +24,8 @@ from bench.rvd.cases import IN_GROUP, definitions, local_groups
 from bench.rvd.report import SHORT
 from bench.tables import grid
 from rvdcomm import Cost, Layout, Path, Topology, plan
-from rvdcomm.planning.binding import Binding, R, V, refine
-from rvdcomm.planning.path import steps_of_bindings
-from rvdcomm.plans.modelled import modelled_cost
+from rvdcomm.planning import Binding, R, V, refine, steps_of_bindings
+from rvdcomm.plans import modelled_cost
 
 Counts = NDArray[np.int64]
 

@@ -95,11 +95,11 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
     from bench.cells.cluster import PAPER
     from superscaler_core.compiled import Compiled
     from superscaler_core.front_end import capture
+    from superscaler_core.materialize import Materialized, materialize
     from superscaler_core.memory import check_memory
-    from superscaler_core.models.gpt import GPT, GPTConfig
+    from superscaler_core.models import GPT, GPTConfig
     from superscaler_core.plan import Plan, check_assigned, check_coverage
     from superscaler_core.plans import PLANS
-    from superscaler_core.program.materialized import Materialized, materialize
     from superscaler_core.simulator import simulate
 
     secs = dict.fromkeys(PHASES, 0.0)

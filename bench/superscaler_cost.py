@@ -20,10 +20,10 @@ from bench.command_line import parser_for
 from bench.result import environment, write
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost import PROFILES, CostModel
-from superscaler_core.models.gpt import GPT, GPTConfig
+from superscaler_core.materialize import materialize
+from superscaler_core.models import GPT, GPTConfig
 from superscaler_core.plan import OpSplit
 from superscaler_core.plans import PLANS
-from superscaler_core.program.materialized import materialize
 from superscaler_core.simulator import simulate
 
 DESCRIPTION = """\

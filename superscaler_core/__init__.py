@@ -44,40 +44,40 @@ from superscaler_core.schedules import SCHEDULES, Schedule, ScheduleError
 if TYPE_CHECKING:
     from superscaler_core import cost
     from superscaler_core.cost import CostModel
+    from superscaler_core.evaluation.found import Found
+    from superscaler_core.evaluation.search import Search
     from superscaler_core.front_end import capture
     from superscaler_core.front_end.modules import register_module
-    from superscaler_core.front_end.register import register_op
     from superscaler_core.front_end.shard import shard
     from superscaler_core.parallel import Parallel, parallelize
-    from superscaler_core.planners.search.asked import Search
-    from superscaler_core.planners.search.found import Found
-    from superscaler_core.planners.search.search import search
-    from superscaler_core.run.live_bytes import LiveBytes
-    from superscaler_core.run.load import load, run_threads
-    from superscaler_core.run.resume import latest, load_run
-    from superscaler_core.run.trainer import Trainer
-    from superscaler_core.run.training_state import save_run
+    from superscaler_core.planners.search import search
+    from superscaler_core.rules.register import register_op
     from superscaler_core.simulator import DeviceProfile, simulate
+    from superscaler_core.training.live_bytes import LiveBytes
+    from superscaler_core.training.load import load, run_threads
+    from superscaler_core.training.resume import latest, load_run
+    from superscaler_core.training.trainer import Trainer
+    from superscaler_core.training.training_state import save_run
 
 _LAZY = {
     "Batch": "superscaler_core.parallel",
     "CostModel": "superscaler_core.cost",
     "DeviceProfile": "superscaler_core.simulator",
-    "Found": "superscaler_core.planners.search.found",
-    "LiveBytes": "superscaler_core.run.live_bytes",
+    "Found": "superscaler_core.evaluation.found",
+    "LiveBytes": "superscaler_core.training.live_bytes",
     "Parallel": "superscaler_core.parallel",
-    "Search": "superscaler_core.planners.search.asked",
-    "Trainer": "superscaler_core.run.trainer",
+    "Search": "superscaler_core.evaluation.search",
+    "Trainer": "superscaler_core.training.trainer",
     "capture": "superscaler_core.front_end",
-    "latest": "superscaler_core.run.resume",
-    "load": "superscaler_core.run.load",
-    "load_run": "superscaler_core.run.resume",
+    "latest": "superscaler_core.training.resume",
+    "load": "superscaler_core.training.load",
+    "load_run": "superscaler_core.training.resume",
     "parallelize": "superscaler_core.parallel",
     "register_module": "superscaler_core.front_end.modules",
-    "register_op": "superscaler_core.front_end.register",
-    "run_threads": "superscaler_core.run.load",
-    "save_run": "superscaler_core.run.training_state",
-    "search": "superscaler_core.planners.search.search",
+    "register_op": "superscaler_core.rules.register",
+    "run_threads": "superscaler_core.training.load",
+    "save_run": "superscaler_core.training.training_state",
+    "search": "superscaler_core.planners.search",
     "shard": "superscaler_core.front_end.shard",
     "simulate": "superscaler_core.simulator",
 }

@@ -16,6 +16,7 @@ from superscaler_core.checks import one_of
 from superscaler_core.codegen import functions_of, rank_files, rank_text, tables_of
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.without_grad import check_loss
+from superscaler_core.materialize.materialized import Materialized, materialize
 from superscaler_core.memory import (
     STATES,
     DeviceMemory,
@@ -27,12 +28,11 @@ from superscaler_core.memory import (
 from superscaler_core.ops.modules import save_modules
 from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
 from superscaler_core.precision import Precision, former_precision
-from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.report import Report, report_of
-from superscaler_core.run.checkpoint import save_weights
 from superscaler_core.run.execute import Executor
 from superscaler_core.run.program_folder import TOPOLOGY, WEIGHTS, save_constants, saving
+from superscaler_core.training.checkpoint import save_weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,9 @@ from itertools import pairwise, product
 import numpy as np
 
 import rvdcomm as rv
+from rvdcomm import SimulationResult
 from rvdcomm.layout import Box
-from rvdcomm.plans.simulate import SimulationResult, _Simulation, simulate_program
+from rvdcomm.plans import Simulation, simulate_program
 from rvdcomm.program import BufferKey, Collective, Entry, Instruction, Message, Program
 
 Array = np.ndarray
@@ -91,7 +92,7 @@ def simulate_many(
     ``shards`` maps (buffer, rank) to the src shard. If the program converts dtypes, numpy must have
     these dtypes.
     """
-    done = _Simulation(program, shards)
+    done = Simulation(program, shards)
     done.run()
     return done.results(), SimulationResult({}, done.recv, done.sent, done.peak)
 

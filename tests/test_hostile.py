@@ -20,12 +20,9 @@ import pytest
 import rvdcomm as rv
 from rvdcomm.errors import CommError, LayoutError, ProgramError
 from rvdcomm.layout import MAX_DIMS, MAX_RANK, MAX_RANKS, Box, parse_ranges
-from rvdcomm.program import Program
-from rvdcomm.program.text import MAX_TEXT_BOXES
-from rvdcomm.program.verify import MAX_SYMBOLS, verify
-from rvdcomm.run.agree import read_post
-from rvdcomm.run.request import TransitionRequest
-from rvdcomm.run.shared_memory.rendezvous import SocketChannel, unix_socket
+from rvdcomm.program import MAX_SYMBOLS, MAX_TEXT_BOXES, Program
+from rvdcomm.program.verify import verify
+from rvdcomm.run import SocketChannel, TransitionRequest, read_post, unix_socket
 from rvdcomm.text import MAX_INTEGER, integer, quoted
 from tests.program.test_verify import GATHER, MASK, REDUCE, SUM
 

@@ -10,14 +10,11 @@ from bench.cells.cluster import PAPER, Cluster
 from bench.cells.hurried import hurried
 from bench.cells.processes import NUM_PROCESSES
 from bench.cells.workload import Workload
-from superscaler_core import Precision
-from superscaler_core.cost.comm_cost import comm_costs_on
+from superscaler_core import Found, Precision
+from superscaler_core.cost import comm_costs_on
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.search.found import Found
-from superscaler_core.planners.search.offers import with_overlap
-from superscaler_core.planners.search.request import Request, SearchPlanner
-from superscaler_core.planners.search.search import search_request
-from superscaler_core.planners.table import PLANNERS
+from superscaler_core.evaluation import Request, SearchPlanner, with_overlap
+from superscaler_core.planners import PLANNERS, search_request
 from superscaler_core.simulator import simulate
 
 PULLS = {"intra": ("p2p", "rvd"), "inter": ("rvd", "p2p"), "both": ("p2p", "p2p")}

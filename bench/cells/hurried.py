@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner
+from superscaler_core.evaluation import Candidate, Request, SearchPlanner
 
 AGAIN_SECS = 1.0
 """Seconds from one alarm to the next, until the planner is interrupted."""

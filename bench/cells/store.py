@@ -23,7 +23,7 @@ from typing import Any
 from bench.cells.code import code_of, git, trees_of
 from bench.cells.processes import NUM_PROCESSES, side_by_side
 from bench.cells.workload import Workload, keep_graphs
-from superscaler_core.planners.table import PLANNERS
+from superscaler_core.planners import PLANNERS
 
 SCRATCH = Path("bench/results/scratch/cells")
 

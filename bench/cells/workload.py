@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import superscaler_core as ss
+from superscaler_core.evaluation import Resizing
 from superscaler_core.models import MODELS
-from superscaler_core.planners.search.microbatches import Resizing
 
 NUM_CAPTURED = 3
 """The sizes that are captured first: one sample, and the two from which ``Resizing`` makes all

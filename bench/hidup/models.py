@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 import rvdcomm as rv
 from bench.cells.cluster import PAPER, Cluster
 from bench.cells.workload import Workload
+from superscaler_core.evaluation import Candidate, Request, SearchPlanner, Trial
 from superscaler_core.plan import Overlap, Plan
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 from superscaler_core.plans import PLANS
 from superscaler_core.published.models.moe_encoder import EncoderConfig
 

@@ -22,13 +22,11 @@ from bench.machine.method import Method, loaded, shared, timed
 from bench.machine.overheads import tiny_programs, with_overheads
 from bench.machine.race import race
 from rvdcomm.calibration import Effort, calibrate
+from superscaler_core import Graph
 from superscaler_core.compiled import Compiled, compile
-from superscaler_core.graph.graph import Graph
+from superscaler_core.evaluation import Candidate, Request, Trial, compiled
 from superscaler_core.plan import Plan
-from superscaler_core.planners.search.evaluate import compiled
-from superscaler_core.planners.search.request import Candidate, Request, Trial
-from superscaler_core.planners.search.search import search_request
-from superscaler_core.planners.table import PLANNERS
+from superscaler_core.planners import PLANNERS, search_request
 from superscaler_core.plans import PLANS
 from superscaler_core.simulator import DeviceProfile, simulate
 from superscaler_core.simulator.measured import measured

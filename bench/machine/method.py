@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from superscaler_core import Trainer
 from superscaler_core.compiled import Compiled
-from superscaler_core.run.load import load
-from superscaler_core.run.trainer import Trainer
-from superscaler_core.run.transport import DistCall, DistTransport
+from superscaler_core.run import DistCall, DistTransport
+from superscaler_core.training.load import load
 
 TIMEOUT = timedelta(seconds=600)
 """Timeout of a process group."""

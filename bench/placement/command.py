@@ -16,7 +16,6 @@ from tqdm import tqdm
 from bench.command_line import parser_for
 from bench.placement.shapes import Machine, inception, nmt, rnnlm
 from bench.result import environment, write
-from superscaler_core.planners.space import Solution
 from superscaler_core.published.placement import (
     PlacementProblem,
     by_patterns,
@@ -27,6 +26,7 @@ from superscaler_core.published.placement import (
     min_cut,
 )
 from superscaler_core.published.placement.policy import learn_placement
+from superscaler_core.space import Solution
 
 DESCRIPTION = """\
 Place operations of the shapes of an LSTM language model, NMT and Inception on 2 and 4 devices, by

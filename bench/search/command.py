@@ -16,7 +16,7 @@ from bench.cells.store import Job, Row
 from bench.command_line import parser_for
 from bench.search.catalogue import cells, compute
 from rvdcomm.units import secs_text
-from superscaler_core.planners.table import PLANNERS
+from superscaler_core.planners import PLANNERS
 
 DESCRIPTION = """\
 Search for a plan of every model by every planner, by shipped plans with the options that a person

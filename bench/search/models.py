@@ -15,7 +15,7 @@ from bench.cells.cluster import PAPER, Cluster
 from bench.cells.workload import Workload
 from bench.hidup import models as hidup_models
 from bench.studies.systems import DEEPSPEED, MEGATRON
-from superscaler_core.planners.search.request import SearchPlanner
+from superscaler_core.evaluation import SearchPlanner
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from bench.cells.cluster import PAPER
 from bench.cells.workload import Workload
 from bench.studies import report
 from bench.tables import Lines
+from superscaler_core.evaluation import Candidate, compiled
 from superscaler_core.plan import Keep
+from superscaler_core.planners import Filling
 from superscaler_core.planners.auto import Setting
-from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.search.evaluate import compiled
-from superscaler_core.planners.search.request import Candidate
 from superscaler_core.simulator import simulate
 
 SEQUENCES = (2048, 4096, 8192, 12288, 16384, 24576)

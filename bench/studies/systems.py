@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from superscaler_core.evaluation import Request
 from superscaler_core.plan import Keep
+from superscaler_core.planners import SettingSpace, powers
 from superscaler_core.planners.auto import Proposals, Setting, Settings, options_of
-from superscaler_core.planners.auto.families import powers
-from superscaler_core.planners.auto.options import SettingSpace
-from superscaler_core.planners.search.request import Request
 
 Layouts = Callable[[int], Iterable[Setting]]
 """From the number of GPUs to settings with microbatches of one sample per replica."""

@@ -10,8 +10,8 @@ from bench.cells.cell import PULLS
 from bench.cells.cluster import PAPER
 from bench.rvd.cases import make_cases
 from bench.tables import Lines
-from superscaler_core.cost.comm_cost import TICKS_PER_SEC, CommCosts
-from superscaler_core.program.transfer import Transfer
+from superscaler_core.cost import TICKS_PER_SEC, CommCosts
+from superscaler_core.materialize import Transfer
 
 SIZES = ("64 KiB", "4 MiB", "64 MiB")
 

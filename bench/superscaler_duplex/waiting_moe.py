@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 
 from superscaler_core import register_op
-from superscaler_core.models.moe import top_gating
+from superscaler_core.models import top_gating
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,10 @@ from torch import Tensor
 
 from bench.machine.machine import STEPS_OF_VISIT, Machine, Planned
 from bench.machine.method import TIMEOUT, Method, everyone, loaded, shared, timed
+from superscaler_core import Graph, LiveBytes, Trainer
 from superscaler_core.compiled import Compiled
 from superscaler_core.front_end import capture
-from superscaler_core.graph.graph import Graph
 from superscaler_core.models import build, example_inputs
-from superscaler_core.run.live_bytes import LiveBytes
-from superscaler_core.run.trainer import Trainer
 from superscaler_core.simulator import simulate
 
 NUM_WARM = 2

@@ -16,8 +16,8 @@ from bench.machine.method import Method
 from bench.training.planned import planned_bytes
 from bench.training.workloads import Workload
 from rvdcomm.calibration import Effort
+from superscaler_core import Graph
 from superscaler_core.front_end import capture
-from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Overlap
 from superscaler_core.plans import PLANS
 

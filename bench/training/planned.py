@@ -6,7 +6,7 @@ import numpy as np
 
 import rvdcomm as rv
 from superscaler_core.compiled import Compiled
-from superscaler_core.program.transfer import Transfer
+from superscaler_core.materialize import Transfer
 
 
 def planned_bytes(compiled: Compiled, topology: rv.Topology) -> list[int]:

@@ -4,6 +4,8 @@ from rvdcomm.calibration.calibrate import Effort, calibrate
 from rvdcomm.calibration.fit import Fit, LevelFit, Sample, fit_links
 from rvdcomm.calibration.report import table
 from rvdcomm.calibration.tune import Tuned, tune
+from rvdcomm.calibration.winners import Winner, log
+from rvdcomm.calibration.worlds import spawned
 
 __all__ = [
     "Effort",
@@ -11,8 +13,11 @@ __all__ = [
     "LevelFit",
     "Sample",
     "Tuned",
+    "Winner",
     "calibrate",
     "fit_links",
+    "log",
+    "spawned",
     "table",
     "tune",
 ]

@@ -1,5 +1,18 @@
 """Plans for one tensor, for many tensors and for gradients; each plan owns its program."""
 
-from rvdcomm.plans.planner import EXECUTORS, Plan, plan
+from rvdcomm.plans.bundle import bundle_over
+from rvdcomm.plans.modelled import modelled_cost
+from rvdcomm.plans.planner import EXECUTORS, Plan, clear_cache, plan, plan_over
+from rvdcomm.plans.simulate import Simulation, simulate_program
 
-__all__ = ["EXECUTORS", "Plan", "plan"]
+__all__ = [
+    "EXECUTORS",
+    "Plan",
+    "Simulation",
+    "bundle_over",
+    "clear_cache",
+    "modelled_cost",
+    "plan",
+    "plan_over",
+    "simulate_program",
+]

@@ -75,7 +75,7 @@ def simulate_program(program: Program, shards: Mapping[int, Array]) -> Simulatio
         ShapeMismatchError: as of ``simulate``.
     """
     _check(program, shards)
-    done = _Simulation(program, {(SRC, rank): shard for rank, shard in shards.items()})
+    done = Simulation(program, {(SRC, rank): shard for rank, shard in shards.items()})
     done.run()
     results = {rank: shard for (_, rank), shard in done.results().items()}
     return SimulationResult(results, done.recv, done.sent, done.peak)
@@ -125,7 +125,7 @@ def _is_sum(instruction: Instruction) -> bool:
     return isinstance(instruction, Collective) and instruction.kind == "all_reduce"
 
 
-class _Simulation:
+class Simulation:
     """One simulated run: the buffers of all ranks, and the bytes that each rank sends and receives.
 
     Every shard is a flat array of its own. The staging of a rank lies in one arena.

@@ -12,16 +12,19 @@ from rvdcomm.program.instructions import (
     Message,
     Zero,
 )
+from rvdcomm.program.lower import lanes
 from rvdcomm.program.program import Program
 from rvdcomm.program.shards import DST, SRC, Transition, is_shard, is_src, shard_index
-from rvdcomm.program.text import MAX_CHARS
+from rvdcomm.program.text import MAX_CHARS, MAX_TEXT_BOXES
 from rvdcomm.program.traffic import SharedDomains
-from rvdcomm.program.verify import Proof, verify
+from rvdcomm.program.verify import MAX_SYMBOLS, Proof, verify
 
 __all__ = [
     "ALIGN_BYTES",
     "DST",
     "MAX_CHARS",
+    "MAX_SYMBOLS",
+    "MAX_TEXT_BOXES",
     "NO_BUFFER",
     "SRC",
     "Arena",
@@ -40,6 +43,7 @@ __all__ = [
     "aligned",
     "is_shard",
     "is_src",
+    "lanes",
     "shard_index",
     "verify",
 ]

@@ -7,7 +7,7 @@ import argparse
 from rvdcomm.cli import OK, Command
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, compiled_of, topology_of
 from superscaler_core.cli.progress import phase
-from superscaler_core.program.events import stage_graph
+from superscaler_core.materialize.events import stage_graph
 from superscaler_core.report import explain_edge, explain_ops
 from superscaler_core.schedules import grid, timeline
 

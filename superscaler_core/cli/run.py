@@ -24,8 +24,8 @@ from superscaler_core.cli.arguments import (
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.training import Training, TrainingResult, on_single_device
 from superscaler_core.compiled import compile
-from superscaler_core.run.load import load, run_threads
-from superscaler_core.run.world import join_world, local_device
+from superscaler_core.training.load import load, run_threads
+from superscaler_core.training.world import join_world, local_device
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}
 """Differences that ``--check`` tolerates, by the coarsest dtype of the loss and the parameters.

@@ -17,10 +17,10 @@ from superscaler_core.cli.plan import decisions_file
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.simulate import add_machine, named_profile, named_topology
 from superscaler_core.cli.sources import Source, model_source, settings_of
+from superscaler_core.evaluation.found import Found
+from superscaler_core.evaluation.request import Trial
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.planners.search.found import Found
-from superscaler_core.planners.search.request import Trial
-from superscaler_core.planners.search.search import search
+from superscaler_core.planners.search import search
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.precision import Precision
 

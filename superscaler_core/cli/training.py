@@ -17,9 +17,9 @@ from superscaler_core.front_end.model_call import loss_of
 from superscaler_core.models.recycling import last_pass
 from superscaler_core.parallel.programs import on_one_device
 from superscaler_core.plan import Plan
-from superscaler_core.run.load import run_threads
-from superscaler_core.run.trainer import Trainer
 from superscaler_core.schedules import nf1b, on_one_worker
+from superscaler_core.training.load import run_threads
+from superscaler_core.training.trainer import Trainer
 
 State = Mapping[str, Tensor]
 """Whole parameters by their single-device names."""

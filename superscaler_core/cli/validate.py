@@ -9,10 +9,10 @@ from rvdcomm.cli import FAILED, OK, Command
 from rvdcomm.units import bytes_text
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
 from superscaler_core.errors import PlanError
+from superscaler_core.materialize.materialized import Materialized, materialize
 from superscaler_core.memory import check_memory, memory_of
 from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
 from superscaler_core.precision import Precision
-from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.report import moves_of
 from superscaler_core.schedules import Action, ScheduleError
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.statement import Statement
 from superscaler_core.codegen.text import INDENT, assigned, index_text, tuple_of, wrapped
-from superscaler_core.program.flow import DeviceFlow
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.transfer import Transfer
+from superscaler_core.materialize.flow import DeviceFlow
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.program.value import Role, Value
 from superscaler_core.quoted import literal, quoted
 from superscaler_core.run.lines import (

@@ -11,14 +11,14 @@ from superscaler_core.codegen.segment_writer import Functions
 from superscaler_core.codegen.stage_writer import StageWriter, pair_functions, update_functions
 from superscaler_core.codegen.tables import tables_of, tables_text
 from superscaler_core.codegen.text import INDENT
+from superscaler_core.materialize.events import schedule_of
+from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.plan import Device
-from superscaler_core.program.events import schedule_of
 from superscaler_core.program.instruction import Block
-from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.verb import OF_WEIGHTS
 from superscaler_core.quoted import commented
 from superscaler_core.run.blocks import AROUND, event_call, lines_of
-from superscaler_core.run.load import module_from
+from superscaler_core.training.load import module_from
 
 _HEAD = '''"""{name}: what rank {device} of {num_devices} runs.
 

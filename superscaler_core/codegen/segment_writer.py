@@ -13,9 +13,9 @@ from superscaler_core.codegen.repeats import repeats_of
 from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import function, tuple_of, wrapped
 from superscaler_core.graph.part import Part
-from superscaler_core.program.flow import DeviceFlow, Held
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment
+from superscaler_core.materialize.flow import DeviceFlow, Held
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.segments import Segment
 from superscaler_core.program.value import Value
 from superscaler_core.quoted import commented, quoted
 from superscaler_core.run.lines import Expression, Variable, combined, variables_in

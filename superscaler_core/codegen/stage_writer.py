@@ -10,9 +10,9 @@ from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.segment_writer import Functions, SegmentWriter
 from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import INDENT, function
+from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.plan import Device
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.verb import Verb
 from superscaler_core.run.blocks import block_of, lines_of, stages_of
 from superscaler_core.run.lines import BlockFunction

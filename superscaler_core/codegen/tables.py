@@ -11,16 +11,16 @@ import rvdcomm as rv
 from superscaler_core.codegen.text import INDENT, wrapped
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.segments import Segment
+from superscaler_core.materialize.sharding import Sharding
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.materialize.weights import Use
 from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment
-from superscaler_core.program.sharding import Sharding
-from superscaler_core.program.transfer import Transfer
-from superscaler_core.program.weights import Use
 from superscaler_core.quoted import commented, literal, quoted
-from superscaler_core.run.plain import text_of
 from superscaler_core.run.tables import RankEdge, Stored, SubTransfer, Tables, Weight
+from superscaler_core.training.plain import text_of
 
 MAX_TEXTS = 1 << 14
 """Bound on cached sub-transfers and their texts; most devices share them."""

@@ -1,27 +1,56 @@
 """Cost: time and memory of single choices of a plan, computed without a plan."""
 
+from superscaler_core.cost.comm_cost import (
+    METHODS,
+    TICKS_PER_SEC,
+    CommCost,
+    CommCosts,
+    comm_costs_on,
+    topology_for,
+)
 from superscaler_core.cost.cost_model import CostModel
 from superscaler_core.cost.memory_cost import MemoryCost, peak_bytes, recomputed
 from superscaler_core.cost.neighbours import product_of
 from superscaler_core.cost.op_memory import Kept
-from superscaler_core.cost.presets import PROFILES
+from superscaler_core.cost.op_time import (
+    OpTimes,
+    backward_products,
+    forward_bytes,
+    forward_flops,
+    halves,
+    signature,
+)
+from superscaler_core.cost.presets import PROFILES, profile_of
 from superscaler_core.cost.prices import EdgeCost, OpCost, StageCost, SyncCost, together
 from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.cost.reach import Reach
 
 __all__ = [
+    "METHODS",
     "PROFILES",
+    "TICKS_PER_SEC",
+    "CommCost",
+    "CommCosts",
     "CostModel",
     "DeviceProfile",
     "EdgeCost",
     "Kept",
     "MemoryCost",
     "OpCost",
+    "OpTimes",
     "Reach",
     "StageCost",
     "SyncCost",
+    "backward_products",
+    "comm_costs_on",
+    "forward_bytes",
+    "forward_flops",
+    "halves",
     "peak_bytes",
     "product_of",
+    "profile_of",
     "recomputed",
+    "signature",
     "together",
+    "topology_for",
 ]

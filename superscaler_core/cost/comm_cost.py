@@ -16,9 +16,9 @@ import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.known import ByKey, remembers
+from superscaler_core.materialize.moved_home import moved_home
+from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.plan import Device
-from superscaler_core.program.moved_home import moved_home
-from superscaler_core.program.transfer import Transfer
 
 TICKS_PER_SEC = 10**12
 

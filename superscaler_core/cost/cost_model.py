@@ -23,12 +23,12 @@ from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.known import remembers
+from superscaler_core.materialize.sharding import Sharding, shardings_of
+from superscaler_core.materialize.transfer import transfers
+from superscaler_core.materialize.weights import shared
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.precision import Precision
-from superscaler_core.program.sharding import Sharding, shardings_of
-from superscaler_core.program.transfer import transfers
-from superscaler_core.program.weights import shared
 
 
 @dataclass(frozen=True, eq=False)

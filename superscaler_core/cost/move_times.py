@@ -10,11 +10,11 @@ from superscaler_core.cost.prices import MAX_PRICES, EdgeCost, SyncCost
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.known import remembers
+from superscaler_core.materialize.edges import is_inline
+from superscaler_core.materialize.sharding import Sharding, shardings_of
+from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.plan import OpSplit
 from superscaler_core.precision import Precision
-from superscaler_core.program.edges import is_inline
-from superscaler_core.program.sharding import Sharding, shardings_of
-from superscaler_core.program.transfer import Transfer, transfers
 
 
 @dataclass(frozen=True, eq=False)

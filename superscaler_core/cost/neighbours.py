@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PTensor
+from superscaler_core.materialize.bias import ADDS_BIAS, TAKES_BIAS
+from superscaler_core.materialize.edges import reads_weights_alone, shares_of
+from superscaler_core.materialize.sharding import Sharding, shardings_of
 from superscaler_core.plan import Device, OpSplit
-from superscaler_core.program.bias import ADDS_BIAS, TAKES_BIAS
-from superscaler_core.program.edges import reads_weights_alone, shares_of
-from superscaler_core.program.sharding import Sharding, shardings_of
 
 
 @dataclass(frozen=True, eq=False)

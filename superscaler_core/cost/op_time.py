@@ -12,8 +12,8 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
 from superscaler_core.known import remembers
+from superscaler_core.materialize.halves import HalvesOfOp, halves_of
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
-from superscaler_core.program.halves import HalvesOfOp, halves_of
 
 BACKWARD_FLOPS = {"attention": 2.5}
 """Operations of the backward divided by those of the forward; see ``backward_products`` for others.

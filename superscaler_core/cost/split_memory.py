@@ -13,10 +13,10 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
 from superscaler_core.known import ByKey, remembers
+from superscaler_core.materialize.sharding import Sharding, shardings_of
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.precision import Precision
-from superscaler_core.program.sharding import Sharding, shardings_of
 
 
 @dataclass(frozen=True, eq=False)

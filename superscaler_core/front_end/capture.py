@@ -16,10 +16,10 @@ from superscaler_core.front_end.dense import check_dense
 from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.front_end.records import TracedProgram
 from superscaler_core.front_end.state import State
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.opaque import opaque_notes
+from superscaler_core.rules.records import TracedProgram
 
 
 @paused_collector()

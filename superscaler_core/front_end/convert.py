@@ -11,19 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
-from superscaler_core.front_end.call import NoRuleError, RuleCall, broadcast_to, names, text
 from superscaler_core.front_end.dense import check_dense
-from superscaler_core.front_end.records import (
-    Node,
-    Ref,
-    TracedProgram,
-    TracedValue,
-    mapped,
-    refs_in,
-)
-from superscaler_core.front_end.rules import opaque, rule_of
-from superscaler_core.front_end.rules.shape import view_of
-from superscaler_core.front_end.rules.table import LIKE
 from superscaler_core.front_end.shard import TARGET as SHARD
 from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.front_end.small_constants import compact, is_folded, run_small
@@ -35,6 +23,18 @@ from superscaler_core.graph.packed import find_packings
 from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
+from superscaler_core.rules import opaque, rule_of
+from superscaler_core.rules.call import NoRuleError, RuleCall, broadcast_to, names, text
+from superscaler_core.rules.records import (
+    Node,
+    Ref,
+    TracedProgram,
+    TracedValue,
+    mapped,
+    refs_in,
+)
+from superscaler_core.rules.shape import view_of
+from superscaler_core.rules.table import LIKE
 
 
 def graph_of(

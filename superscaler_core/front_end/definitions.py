@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Dirichlet, Distribution, Gamma
 from torch.nn.modules import transformer
 
-from superscaler_core.front_end.register import register_op
+from superscaler_core.rules.register import register_op
 
 
 @contextmanager

@@ -23,10 +23,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from superscaler_core.errors import CaptureError
-from superscaler_core.front_end import aten
-from superscaler_core.front_end.aten import Runner, value_of
 from superscaler_core.front_end.autocast import MARK, Autocast, entered, is_cast, marked_changes
-from superscaler_core.front_end.calls import TARGET, TracedCall, recorded
 from superscaler_core.front_end.composites import composed
 from superscaler_core.front_end.definitions import definitions
 from superscaler_core.front_end.dense import is_dense
@@ -36,7 +33,11 @@ from superscaler_core.front_end.hooks import hooks_kept
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.modules import ModulesAsOps, UntraceableError
 from superscaler_core.front_end.probe import NotOneOpError
-from superscaler_core.front_end.records import (
+from superscaler_core.front_end.user_line import line_of_error, line_of_trace
+from superscaler_core.rules import aten
+from superscaler_core.rules.aten import Runner, value_of
+from superscaler_core.rules.calls import TARGET, TracedCall, recorded
+from superscaler_core.rules.records import (
     Node,
     Ref,
     TracedProgram,
@@ -44,8 +45,7 @@ from superscaler_core.front_end.records import (
     mapped,
     place_of,
 )
-from superscaler_core.front_end.rules.table import has_rule, is_covered
-from superscaler_core.front_end.user_line import line_of_error, line_of_trace
+from superscaler_core.rules.table import has_rule, is_covered
 
 
 def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedProgram:

@@ -20,16 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from superscaler_core.errors import CaptureError
-from superscaler_core.front_end.call import literal, names, text
-from superscaler_core.front_end.calls import (
+from superscaler_core.front_end.pointwise_functions import is_pointwise
+from superscaler_core.rules.call import literal, names, text
+from superscaler_core.rules.calls import (
     TracedCall,
     called_as_op,
     is_literal,
     is_tracing,
     running,
 )
-from superscaler_core.front_end.pointwise_functions import is_pointwise
-from superscaler_core.front_end.register import NOT_IMPORTED, imported
+from superscaler_core.rules.register import NOT_IMPORTED, imported
 
 _TENSOR = object()
 """Represents a tensor among the arguments of a call."""

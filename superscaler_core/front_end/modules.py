@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from superscaler_core.errors import CaptureError
-from superscaler_core.front_end.calls import TracedCall, called_as_op, is_literal
 from superscaler_core.front_end.probe import NotOneOpError, Probed, outside_of_tracing, probe
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.ops.modules import ModuleCall, Slot, enter, skeleton_of, state_of
 from superscaler_core.quoted import quoted
+from superscaler_core.rules.calls import TracedCall, called_as_op, is_literal
 
 REGISTERED_MODULES: dict[str, str] = {}
 """Annotations of modules that are one op, by the path of their class, which may contain ``*``."""

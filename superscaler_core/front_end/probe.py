@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.flop_counter import flop_registry
 
 from superscaler_core.errors import CaptureError
-from superscaler_core.front_end.calls import is_literal, running
 from superscaler_core.front_end.state import State
 from superscaler_core.known import Known
 from superscaler_core.ops.modules import ModuleCall, pickled, state_of, tensors_of
+from superscaler_core.rules.calls import is_literal, running
 
 _WEIGHT = 0.02
 """The value of all weights: most functions of it are finite, and no result is zero."""

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.fx.node import has_side_effect
 
 from superscaler_core.errors import AnnotationError
-from superscaler_core.front_end.calls import is_tracing
 from superscaler_core.graph.shard_spec import ShardSpec
+from superscaler_core.rules.calls import is_tracing
 
 TARGET = "superscaler.shard"
 """The torch op that marks its argument in a traced program; it returns nothing."""

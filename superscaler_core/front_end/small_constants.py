@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from superscaler_core.front_end.records import Node
-from superscaler_core.front_end.rules.table import has_rule
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.rules.records import Node
+from superscaler_core.rules.table import has_rule
 
 LIMIT_BYTES = 1 << 26
 """Limit for a constant that is computed at the capture, unless its operands are as large.

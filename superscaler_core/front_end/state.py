@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.hooks import Hooks
-from superscaler_core.front_end.records import TracedProgram
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import CONSTANT, PTensor
+from superscaler_core.rules.records import TracedProgram
 
 _LISTS_OF_WEIGHTS = {"_flat_weights", "_flat_weight_refs"}
 

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import torch
 
 from superscaler_core.errors import CaptureError
-from superscaler_core.front_end import aten
-from superscaler_core.front_end.calls import TARGET as CALL
-from superscaler_core.front_end.records import Node, Ref, TracedValue, mapped, refs_in
+from superscaler_core.rules import aten
+from superscaler_core.rules.calls import TARGET as CALL
+from superscaler_core.rules.records import Node, Ref, TracedValue, mapped, refs_in
 
 
 class Computes(Protocol):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from superscaler_core.materialize.flow import Held
+from superscaler_core.materialize.weights import Use
 from superscaler_core.memory.meta import Index, Strided
-from superscaler_core.program.flow import Held
 from superscaler_core.program.value import IN_BLOCK, Role, Value
-from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
 
 LOSS_GRAD = 0

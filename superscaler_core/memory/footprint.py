@@ -9,6 +9,9 @@ from itertools import starmap
 from weakref import WeakKeyDictionary
 
 from superscaler_core.known import Known
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.sequence import Open
+from superscaler_core.materialize.sharding import MAX_SHARDINGS, Sharding
 from superscaler_core.memory.account import Moment, Peak
 from superscaler_core.memory.effects import StageEffects
 from superscaler_core.memory.fold import Fold
@@ -17,9 +20,6 @@ from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.precision import Precision
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.sequence import Open
-from superscaler_core.program.sharding import MAX_SHARDINGS, Sharding
 from superscaler_core.run.tape import SegmentFunction
 from superscaler_core.schedules import ActionKind
 

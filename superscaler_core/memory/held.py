@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import rvdcomm as rv
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, PTensor, VTensor
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.segments import Segment, Step
 from superscaler_core.plan import Device
 from superscaler_core.program.event import actions_in
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment, Step
 from superscaler_core.schedules import ActionKind, held_by
 
 VIEWS = frozenset(

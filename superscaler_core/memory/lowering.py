@@ -9,6 +9,10 @@ from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.segment_writer import SegmentWriter
 from superscaler_core.graph.form import PartForm
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.materialize.flow import DeviceFlow, Held, partial_of
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.operands import FORWARDS
+from superscaler_core.materialize.segments import Segment
 from superscaler_core.memory.effects import (
     LOSS_GRAD,
     NOTHING,
@@ -24,11 +28,7 @@ from superscaler_core.memory.fold import Fold
 from superscaler_core.memory.moves import EdgeEffects, UnitEffects
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
-from superscaler_core.program.flow import DeviceFlow, Held, partial_of
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.operands import FORWARDS
-from superscaler_core.program.segments import Segment
 from superscaler_core.program.value import IN_BLOCK, Role
 from superscaler_core.program.verb import BETWEEN, MOVES, OF_WEIGHTS, Phase, Verb
 from superscaler_core.run.evaluate import code_names

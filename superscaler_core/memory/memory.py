@@ -10,6 +10,7 @@ from rvdcomm.collector import paused_collector
 from rvdcomm.units import bytes_text
 from superscaler_core.checks import one_of
 from superscaler_core.errors import DeviceMemoryError
+from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.memory.footprint import alike_devices
 from superscaler_core.memory.held import tensors_in_flight
 from superscaler_core.memory.step_memory import StepMemory
@@ -17,7 +18,6 @@ from superscaler_core.memory.step_peaks import StepPeaks
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.precision import Precision
-from superscaler_core.program.materialized import Materialized
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from torch import Tensor, UntypedStorage
 from torch.overrides import TorchFunctionMode
 
 from superscaler_core.known import Known
-from superscaler_core.run.live_bytes import StorageMeter, tensors_of
+from superscaler_core.training.live_bytes import StorageMeter, tensors_of
 
 Index = tuple[tuple[int, int], ...] | None
 """A box of a tensor; None for all of it."""

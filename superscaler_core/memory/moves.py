@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import rvdcomm as rv
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.flow import DeviceFlow, partial_of
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.segments import Step
+from superscaler_core.materialize.sequence import Close, MoveStep, Open
+from superscaler_core.materialize.sharding import Sharding
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.materialize.weights import Use
 from superscaler_core.memory.effects import NOTHING, MemoryEffect, Numbering, Numbers, Term
 from superscaler_core.memory.fold import Fold
 from superscaler_core.memory.meta import Index, Strided
 from superscaler_core.memory.stored import StoredMemory, copy_bytes
 from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge
-from superscaler_core.program.flow import DeviceFlow, partial_of
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Step
-from superscaler_core.program.sequence import Close, MoveStep, Open
-from superscaler_core.program.sharding import Sharding
-from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.value import Role
 from superscaler_core.program.verb import MOVES, Phase, Verb
-from superscaler_core.program.weights import Use
 from superscaler_core.schedules import ActionKind
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.segments import Segment, Step
+from superscaler_core.materialize.sequence import Close, MoveStep, Open
+from superscaler_core.materialize.sharding import Sharding
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment, Step
-from superscaler_core.program.sequence import Close, MoveStep, Open
-from superscaler_core.program.sharding import Sharding
 
 
 def outline(

@@ -8,17 +8,17 @@ from functools import cached_property, lru_cache
 
 import rvdcomm as rv
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.moved_home import moved_home
+from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import Footprint, footprints, runs_in_reverse
 from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_form
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.precision import Precision
-from superscaler_core.program.edges import Edge
 from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.moved_home import moved_home
-from superscaler_core.program.transfer import Transfer
 from superscaler_core.schedules import GRADS, Action, ActionKind
 
 

@@ -6,10 +6,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.segments import Segment, Step
+from superscaler_core.materialize.sequence import Close, MoveStep, Open
 from superscaler_core.plan import Device
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment, Step
-from superscaler_core.program.sequence import Close, MoveStep, Open
 from superscaler_core.schedules import ActionKind
 
 

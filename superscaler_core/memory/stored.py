@@ -9,12 +9,12 @@ from functools import cached_property
 from itertools import chain
 
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.sharding import Sharding
+from superscaler_core.materialize.weights import Use
 from superscaler_core.plan import Device
 from superscaler_core.precision import Precision
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.sharding import Sharding
 from superscaler_core.program.verb import Phase, Verb
-from superscaler_core.program.weights import Use
 
 
 @dataclass(frozen=True, slots=True)

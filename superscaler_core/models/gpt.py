@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 
-from superscaler_core.front_end.register import register_op
+from superscaler_core.rules.register import register_op
 
 
 @dataclass(frozen=True)

@@ -6,4 +6,11 @@ from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.parallel.start import parallelize
 
-__all__ = ["Batch", "Evaluated", "Parallel", "Programs", "SProgram", "parallelize"]
+__all__ = [
+    "Batch",
+    "Evaluated",
+    "Parallel",
+    "Programs",
+    "SProgram",
+    "parallelize",
+]

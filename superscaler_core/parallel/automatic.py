@@ -16,10 +16,10 @@ from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.planners.auto import Setting, auto
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.search.search import search
+from superscaler_core.planners.search import search
 from superscaler_core.precision import Precision
-from superscaler_core.run.same_call import SameCall
 from superscaler_core.run.transport import Transport
+from superscaler_core.training.same_call import SameCall
 
 AUTO = "auto"
 

@@ -21,10 +21,10 @@ from superscaler_core.parallel.same_batch import (
     refuse_values,
 )
 from superscaler_core.parallel.totals import totals_of
-from superscaler_core.run.checksum import checksum
 from superscaler_core.run.own_samples import OwnSamples
-from superscaler_core.run.same_call import SameCall, digest_of
 from superscaler_core.run.transport import Transport
+from superscaler_core.training.checksum import checksum
+from superscaler_core.training.same_call import SameCall, digest_of
 
 MAX_ROUTES = 64
 """Bound on kept routes: of one program with one list of the ranks' numbers of samples."""

@@ -15,15 +15,15 @@ from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batches import agreed_example, batches_of
 from superscaler_core.parallel.programs import MadeProgram, Programs, fingerprint_of
-from superscaler_core.run.first_values import share_buffers, take_first_values
-from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
-from superscaler_core.run.same_call import CallRequest, SameCall
-from superscaler_core.run.step_guard import StepGuard
-from superscaler_core.run.trainer import IncompatibleKeys, Trainer
-from superscaler_core.run.training_state import SavedRun
 from superscaler_core.run.transport import Transport
+from superscaler_core.training.first_values import share_buffers, take_first_values
+from superscaler_core.training.grad_scaler import GradScaler
+from superscaler_core.training.same_call import CallRequest, SameCall
+from superscaler_core.training.step_guard import StepGuard
+from superscaler_core.training.trainer import IncompatibleKeys, Trainer
+from superscaler_core.training.training_state import SavedRun
 
 Batch = dict[str, Tensor | OwnSamples]
 """The inputs of a program by name."""

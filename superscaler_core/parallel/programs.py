@@ -28,6 +28,7 @@ from superscaler_core.front_end.state_names import StateNames
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.without_grad import check_loss
 from superscaler_core.grouped import grouped
+from superscaler_core.materialize.sharding import Sharding
 from superscaler_core.parallel.batch import Batch, Inputs
 from superscaler_core.parallel.routes import groups_of
 from superscaler_core.parallel.sample_flow import flow_of
@@ -35,9 +36,8 @@ from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.parallel.totals import with_totals
 from superscaler_core.parallel.watched import Originals, Reads, Watched
 from superscaler_core.plan import PlacedPart, Plan
-from superscaler_core.program.sharding import Sharding
-from superscaler_core.run.checksum import checksum
 from superscaler_core.schedules import ScheduleError
+from superscaler_core.training.checksum import checksum
 
 MAX_PROGRAMS = 16
 """Bound on kept programs besides the first; the least recently used one is dropped."""

@@ -15,10 +15,10 @@ from superscaler_core.codegen.tables import sub_transfers_of
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.grouped import grouped
+from superscaler_core.materialize.edges import input_sharding
+from superscaler_core.materialize.sharding import Sharding, bounding
+from superscaler_core.materialize.transfer import transfers
 from superscaler_core.plan import Device, Plan
-from superscaler_core.program.edges import input_sharding
-from superscaler_core.program.sharding import Sharding, bounding
-from superscaler_core.program.transfer import transfers
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.tables import SubTransfer

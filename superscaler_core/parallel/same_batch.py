@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batch import Inputs
-from superscaler_core.run.checksum import checksum
-from superscaler_core.run.same_call import SameCall, digest_of
+from superscaler_core.training.checksum import checksum
+from superscaler_core.training.same_call import SameCall, digest_of
 
 Ranks = tuple[int, ...]
 

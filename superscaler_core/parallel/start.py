@@ -19,10 +19,10 @@ from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.precision import Precision
-from superscaler_core.run.first_values import share_buffers
-from superscaler_core.run.same_call import SameCall
 from superscaler_core.run.transport import DistTransport
-from superscaler_core.run.world import join_world, local_device
+from superscaler_core.training.first_values import share_buffers
+from superscaler_core.training.same_call import SameCall
+from superscaler_core.training.world import join_world, local_device
 
 
 def parallelize(

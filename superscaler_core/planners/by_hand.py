@@ -7,8 +7,8 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+from superscaler_core.evaluation.request import Candidate, Request, Trial
 from superscaler_core.plan import Keep, Plan
-from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.row import row_of
 

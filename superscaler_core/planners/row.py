@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner
+from superscaler_core.evaluation.request import Candidate, Request, SearchPlanner
 
 
 @dataclass(frozen=True)

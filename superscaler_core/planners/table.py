@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from superscaler_core.checks import one_of
+from superscaler_core.evaluation.request import Candidate, Request, SearchPlanner
 from superscaler_core.planners.auto import auto
 from superscaler_core.planners.auto.asked import asking
 from superscaler_core.planners.by_hand import by_hand
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner
 from superscaler_core.table import Table
 
 

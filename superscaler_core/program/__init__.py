@@ -1,10 +1,22 @@
-"""Program: a plan with its communication, and its step written out.
+"""Program: the step of a plan written out, as a value; its checks, its text and its rewrites."""
 
-Wherever the shards that are written differ from the shards that are read, an rvdcomm plan moves
-them. Then each stage is written out, forward and backward, in one order for all devices.
-"""
-
-from superscaler_core.program.materialized import Materialized, materialize
+from superscaler_core.program.event import Event, P2PSend
+from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.value import GIVEN, Role, Value
+from superscaler_core.program.verb import BETWEEN, COMPUTING, OF_WEIGHTS, OWN, Verb
 
-__all__ = ["Materialized", "StepProgram", "materialize"]
+__all__ = [
+    "BETWEEN",
+    "COMPUTING",
+    "GIVEN",
+    "OF_WEIGHTS",
+    "OWN",
+    "Event",
+    "P2PSend",
+    "Role",
+    "StepInstruction",
+    "StepProgram",
+    "Value",
+    "Verb",
+]

@@ -39,6 +39,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from superscaler_core.errors import PlanError
+from superscaler_core.evaluation.request import Candidate, Request
 from superscaler_core.graph.annotation import Operand
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.sliding import SlidingWindow
@@ -46,12 +47,11 @@ from superscaler_core.graph.tensor import PARAMETER, PTensor
 from superscaler_core.plan import Plan
 from superscaler_core.plan.op_trans import replicate, split
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.search.request import Candidate, Request
-from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode
 from superscaler_core.plans import plan_row
 from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.published.alpa.alpa_intra import alpa_intra
 from superscaler_core.schedules import one_f_one_b
+from superscaler_core.space import Space, SpaceEdge, SpaceNode
 
 WHOLE, SUM = "whole", "sum"
 

@@ -9,11 +9,11 @@ from textwrap import fill
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Op
-from superscaler_core.program.edges import Edge
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.sharding import Sharding
-from superscaler_core.program.transfer import Transfer
-from superscaler_core.program.weights import Use
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.sharding import Sharding
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.materialize.weights import Use
 
 MAX_SHARDS = 4
 """Number of shards of an end that are printed."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import rvdcomm as rv
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.precision import Precision
 from superscaler_core.program.event import P2PSend
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import Verb
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=[.:])")

@@ -9,11 +9,11 @@ import rvdcomm as rv
 from rvdcomm.units import bytes_text
 from superscaler_core.graph.opaque import opaque_notes
 from superscaler_core.grouped import grouped
+from superscaler_core.materialize.events import schedule_of
+from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.memory.memory import DeviceMemory
 from superscaler_core.plan import Device, Plan
 from superscaler_core.precision import Precision
-from superscaler_core.program.events import schedule_of
-from superscaler_core.program.materialized import Materialized
 from superscaler_core.report.move import moves_of
 from superscaler_core.report.rows import HEADER, Row, rows_of
 from superscaler_core.report.table import numbers_text, table

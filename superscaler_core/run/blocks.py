@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.plan import Device
 from superscaler_core.program.event import Event, OverlappedPair, P2PSend, pair_of
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.materialized import Materialized
 from superscaler_core.run.calls import Calls
 from superscaler_core.run.lines import BlockFunction, CallExpression, Line
 from superscaler_core.schedules import ActionKind

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.flow import DeviceFlow
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge
-from superscaler_core.program.flow import DeviceFlow
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import OF_WEIGHTS, Phase, Verb
 from superscaler_core.run.lines import (

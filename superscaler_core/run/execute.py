@@ -12,10 +12,10 @@ from operator import add, iadd, itemgetter
 from typing import Any
 
 from superscaler_core import ops
+from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.plan import Device
 from superscaler_core.program.event import Event, actions_in
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.materialized import Materialized
 from superscaler_core.run.blocks import AROUND, block_of, event_call, lines_of, stages_of
 from superscaler_core.run.lines import (
     Add,

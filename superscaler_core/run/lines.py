@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 import rvdcomm as rv
-from superscaler_core.program.flow import Held
-from superscaler_core.program.transfer import Transfer
+from superscaler_core.materialize.flow import Held
+from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.program.value import Value
 from superscaler_core.schedules import ActionKind
 

@@ -1,5 +1,5 @@
-"""Moves: what moves along sub-transfers between two layouts: one shard, in a Way, or many shards at
-once.
+"""Moves: what moves along sub-transfers between two layouts: one shard, along a Route, or many
+shards at once.
 """
 
 from __future__ import annotations

@@ -14,25 +14,30 @@ from superscaler_core.schedules.grid import grid
 from superscaler_core.schedules.interlaced import interlaced, interlaced_edges
 from superscaler_core.schedules.interleaved import interleaved, looped_bfs
 from superscaler_core.schedules.nf1b import nf1b
-from superscaler_core.schedules.schedule import Schedule, held_by
+from superscaler_core.schedules.schedule import Schedule, WorkerRoute, held_by
 from superscaler_core.schedules.split_backward import on_one_worker, recompute_apart, split_backward
-from superscaler_core.schedules.straight import gpipe, naive, one_f_one_b
+from superscaler_core.schedules.straight import alternate, gpipe, naive, one_f_one_b
 from superscaler_core.schedules.table import SCHEDULES, Generator, generate
-from superscaler_core.schedules.timeline import Span, Timeline, timeline
+from superscaler_core.schedules.timeline import EQUAL, Durations, Span, Time, Timeline, timeline
 from superscaler_core.schedules.versions import GRADS, WeightRule
 from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2, zero_bubble_v
 
 __all__ = [
+    "EQUAL",
     "GRADS",
     "SCHEDULES",
     "Action",
     "ActionKind",
+    "Durations",
     "Generator",
     "Schedule",
     "ScheduleError",
     "Span",
+    "Time",
     "Timeline",
     "WeightRule",
+    "WorkerRoute",
+    "alternate",
     "dualpipe",
     "dualpipe_v",
     "generate",

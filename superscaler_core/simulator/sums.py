@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.segments import Segment
+from superscaler_core.materialize.weights import Use
 from superscaler_core.plan import Device
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment
-from superscaler_core.program.weights import Use
 
 
 class Sums:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from superscaler_core.cost.comm_cost import CommCost, ticks
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.routes import home
 from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge
 from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.routes import home
 from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import GRADS, Action, ActionKind
 from superscaler_core.simulator.ports import BusyPorts

@@ -13,17 +13,17 @@ from superscaler_core.cost.comm_cost import CommCost, CommCosts, ticks
 from superscaler_core.cost.op_time import OpTimes, halves
 from superscaler_core.graph.graph import Op
 from superscaler_core.known import ByKey, Known, remembers
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.segments import Segment, stage_of_segment
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.materialize.weights import Use
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
 from superscaler_core.precision import Precision
-from superscaler_core.program.edges import Edge
 from superscaler_core.program.event import OverlappedPair, actions_in, pair_of
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment, stage_of_segment
-from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.verb import COMPUTING, GOES_BACK, Phase, Verb
-from superscaler_core.program.weights import Use
 from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.sums import Sums
 

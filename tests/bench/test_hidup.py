@@ -14,7 +14,7 @@ from bench.hidup import command as hidup
 from bench.hidup.command import HIDUP, PUBLISHED, jobs_of, lines
 from bench.hidup.models import SYSTEMS, tuned, workload
 from superscaler_core.cost import PROFILES
-from superscaler_core.planners.search.request import Candidate, Request, Trial
+from superscaler_core.evaluation import Candidate, Request, Trial
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.cells.hurried import hurried
-from superscaler_core.planners.search.request import Candidate
+from superscaler_core.evaluation import Candidate
 
 FIRST, SECOND = (Candidate(name, 1, lambda plan: None) for name in ("first", "second"))
 

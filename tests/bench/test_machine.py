@@ -10,7 +10,7 @@ import rvdcomm as rv
 from bench.machine import machine
 from bench.machine.method import StepSecs
 from bench.machine.overheads import FITTED, busy_secs, fitted, programs_on
-from superscaler_core.planners.search.request import Candidate, Trial
+from superscaler_core.evaluation import Candidate, Trial
 from superscaler_core.simulator import PROFILES, simulate
 
 LINKS = rv.Topology.single_host(4, 10e-6, 10e9)

@@ -25,9 +25,9 @@ from bench.studies.systems import (
     TENSOR_PARALLEL,
     System,
 )
+from superscaler_core.evaluation import Candidate, Trial
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting
-from superscaler_core.planners.search.request import Candidate, Trial
 
 TINY = Workload(
     "gpt",

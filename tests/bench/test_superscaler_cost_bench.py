@@ -12,7 +12,7 @@ import torch
 import superscaler_core as ss
 from bench import superscaler_cost
 from superscaler_core.cost import PROFILES, CostModel
-from superscaler_core.models.gpt import GPT, GPTConfig
+from superscaler_core.models import GPT, GPTConfig
 
 
 @cache

@@ -8,10 +8,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm.cost import lower_bound, step_cost, total_cost
-from rvdcomm.planning.binding import refine
-from rvdcomm.planning.path import State, exchange_step
-from rvdcomm.planning.primitives import RebindPricer
-from rvdcomm.planning.search_bound import least_of_any
+from rvdcomm.planning import RebindPricer, State, exchange_step, least_of_any, refine
 from tests.oracle import all_pairs, drawn, random_pair, random_topology
 
 SHAPE = (16, 24)

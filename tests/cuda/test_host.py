@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from superscaler_core.run.host import Host
-from superscaler_core.run.trainer import Trainer
-from tests.superscaler_core.training import Case
+from superscaler_core import Trainer
+from superscaler_core.run import Host
+from tests.superscaler_core.cases import Case
 
 pytestmark = [
     pytest.mark.cuda,

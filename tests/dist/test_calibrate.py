@@ -18,8 +18,7 @@ import rvdcomm as rv
 from bench.cluster import netns
 from bench.cluster.emulated import Cluster
 from rvdcomm import cli
-from rvdcomm.calibration import Effort, calibrate
-from rvdcomm.calibration.worlds import spawned
+from rvdcomm.calibration import Effort, calibrate, spawned
 from tests.dist.on_ranks import on_ranks
 from tests.dist.shards import error_of
 

@@ -33,6 +33,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import rvdcomm as rv
+from rvdcomm.interop import sharding_of
 from rvdcomm.interop.dtensor import (
     layout_of,
     layout_of_dtensor,
@@ -42,7 +43,6 @@ from rvdcomm.interop.dtensor import (
     redistribute,
     redistribute_many,
 )
-from rvdcomm.interop.dtensor.placements import sharding_of
 from tests.dist.on_ranks import assert_moved, on_ranks
 from tests.dist.shards import error_of, shard_of
 

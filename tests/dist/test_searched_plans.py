@@ -11,13 +11,12 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
+from superscaler_core import Found
 from superscaler_core.cost import DeviceProfile
-from superscaler_core.planners.search.evaluate import compiled
-from superscaler_core.planners.search.found import Found
-from superscaler_core.planners.search.request import Candidate
+from superscaler_core.evaluation import Candidate, compiled
 from tests.dist.test_superscaler import NUM_RANKS, TOLERANCE, case_to_folder, differences
 from tests.dist.world import Worlds
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 pytestmark = pytest.mark.dist
 

@@ -15,7 +15,14 @@ import superscaler_core as ss
 from tests.dist.on_ranks import on_ranks
 from tests.dist.shards import error_of
 from tests.dist.world import Worlds
-from tests.superscaler_core.run.test_step_guard import PLANS, bad_batch, batch, loop, model, sgd
+from tests.superscaler_core.training.test_step_guard import (
+    PLANS,
+    bad_batch,
+    batch,
+    loop,
+    model,
+    sgd,
+)
 
 pytestmark = pytest.mark.dist
 

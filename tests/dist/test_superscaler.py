@@ -17,10 +17,9 @@ import torch.distributed as dist
 import superscaler_core as ss
 from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
-from superscaler_core.run.transport import DistCall
+from superscaler_core.run import DistCall
 from tests.dist.world import Worlds
-from tests.superscaler_core.delayed import delayed, train_asynchronously
-from tests.superscaler_core.training import (
+from tests.superscaler_core.cases import (
     ASYNCHRONOUS,
     EVOFORMER_PLANS,
     Case,
@@ -29,6 +28,7 @@ from tests.superscaler_core.training import (
     train,
     train_alone,
 )
+from tests.superscaler_core.delayed import delayed, train_asynchronously
 
 pytestmark = pytest.mark.dist
 

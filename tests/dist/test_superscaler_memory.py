@@ -10,9 +10,9 @@ from torch import Tensor
 
 import superscaler_core as ss
 from superscaler_core.plan import Keep
-from superscaler_core.run.transport import DistCall
+from superscaler_core.run import DistCall
 from tests.dist.world import Worlds
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 pytestmark = pytest.mark.dist
 

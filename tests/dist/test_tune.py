@@ -12,8 +12,7 @@ import pytest
 import torch.distributed as dist
 
 import rvdcomm as rv
-from rvdcomm.calibration import Tuned, tune
-from rvdcomm.calibration.winners import Winner, log
+from rvdcomm.calibration import Tuned, Winner, log, tune
 from tests.dist.on_ranks import assert_moved, on_ranks
 from tests.dist.shards import error_of, shard_of
 from tests.dist.world import Worlds

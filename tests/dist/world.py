@@ -36,7 +36,7 @@ _PRELOADED = [
     *("numpy", "pytest", "torch", "torch.distributed", "rvdcomm.api", "tests.oracle"),
     # The first backward of a process imports this module, which imports sympy.
     "torch.fx.experimental.symbolic_shapes",
-    "superscaler_core.run.load",
+    "superscaler_core.training.load",
 ]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch.distributed as dist
 
 import rvdcomm as rv
-from rvdcomm.run.rank_program import RankProgram
+from rvdcomm.run import RankProgram
 from tests.dist.shards import pool_of_all_sizes, shard_of
 from tests.dist.world import ProcessWorld
 from tests.fuzz.command import Report, parser, progress

@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 
 import rvdcomm as rv
+from rvdcomm import SimulationResult
 from rvdcomm.errors import MemoryLimitError
-from rvdcomm.plans.planner import clear_cache
-from rvdcomm.plans.simulate import SimulationResult, simulate_program
+from rvdcomm.plans import clear_cache, simulate_program
 from rvdcomm.program import Program
 from rvdcomm.program.lower import lower
 from rvdcomm.program.verify import verify

@@ -20,7 +20,7 @@ from types import FrameType
 
 from tqdm import tqdm
 
-from rvdcomm.plans.planner import clear_cache
+from rvdcomm.plans import clear_cache
 from tests.fuzz.command import Report, parser
 from tests.fuzz.mutate import mutated
 from tests.fuzz.texts import TARGETS, WEIGHTS

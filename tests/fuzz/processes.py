@@ -15,8 +15,8 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.layout import ITEM_BYTES
-from rvdcomm.plans.planner import clear_cache
-from rvdcomm.run.world import World
+from rvdcomm.plans import clear_cache
+from rvdcomm.run import World
 from tests.dist.shards import pool_of_all_sizes, pooled
 from tests.dist.world import ProcessWorld
 from tests.fuzz.command import Report, parser, progress

@@ -15,19 +15,17 @@ from traceback import walk_tb
 from torch import Tensor
 
 import superscaler_core as ss
+from superscaler_core import StepProgram, Trainer
 from superscaler_core.errors import PlanError
-from superscaler_core.program.step_program import StepProgram
-from superscaler_core.run.load import in_threads
-from superscaler_core.run.rank import Rank
-from superscaler_core.run.trainer import Trainer
-from superscaler_core.run.transport import ThreadTransport
+from superscaler_core.run import Rank, ThreadTransport
+from superscaler_core.training import in_threads
 from tests.fuzz.command import Report, parser, progress
+from tests.superscaler_core.cases import OPTIMIZERS, Case, Trained, difference
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as PLANS
 from tests.superscaler_core.program.mutants import Mutant, mutant
 from tests.superscaler_core.program.test_pairs import OVERLAPPED
 from tests.superscaler_core.program.test_step_program import CASES as OTHERS
-from tests.superscaler_core.training import OPTIMIZERS, Case, Trained, difference
 
 TOLERANCE = 1e-12
 """Largest relative difference in float64: another order of sums may round another way."""

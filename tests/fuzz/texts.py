@@ -15,12 +15,11 @@ from pathlib import Path
 import rvdcomm as rv
 from rvdcomm.errors import CommError, LayoutError, ProgramError
 from rvdcomm.layout import RVD, Box, parse_ranges, ranges_text
-from rvdcomm.plans.simulate import simulate_program
+from rvdcomm.plans import simulate_program
 from rvdcomm.program import Program
 from rvdcomm.program.lower import lower
 from rvdcomm.program.verify import verify
-from rvdcomm.run.agree import read_post
-from rvdcomm.run.request import TransitionRequest
+from rvdcomm.run import TransitionRequest, read_post
 from rvdcomm.units import parse_bytes
 from tests.fuzz.draw import NUMPY_DTYPES, STORED_AS, draw
 from tests.oracle import data_faults, parts_of, shards_of

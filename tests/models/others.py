@@ -19,8 +19,8 @@ import transformers
 from torch import nn
 
 import superscaler_core as ss
+from superscaler_core import Graph
 from superscaler_core.errors import CaptureError, OpaqueWarning, PlanError
-from superscaler_core.graph.graph import Graph
 from superscaler_core.plans import PLANS
 
 FAMILIES = {

@@ -7,7 +7,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 import superscaler_core as ss
-from superscaler_core.cost.presets import profile_of
+from superscaler_core.cost import profile_of
 from tests.models.cells import compiled
 from tests.models.experts import MIXTURES
 

@@ -9,7 +9,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
-from superscaler_core.graph.repeats import is_map
+from superscaler_core.graph import is_map
 from superscaler_core.plans import PLANS
 from tests.covering import each_value
 from tests.models.cells import _graph

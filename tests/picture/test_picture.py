@@ -13,7 +13,7 @@ from hypothesis import given, settings
 import rvdcomm as rv
 from rvdcomm.layout import Topology
 from rvdcomm.picture import PictureError, draw, svg
-from rvdcomm.plans.planner import plan_over
+from rvdcomm.plans import plan_over
 from tests.strategies import transitions
 
 pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")

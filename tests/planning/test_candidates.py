@@ -7,8 +7,8 @@ import random
 import pytest
 
 import rvdcomm as rv
+from rvdcomm import Plan
 from rvdcomm.planning.candidates import candidate_paths, direct_path
-from rvdcomm.plans.planner import Plan
 from tests.oracle import plan_faults, random_pair, random_topology
 
 SHAPE = (16, 24)

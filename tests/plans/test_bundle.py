@@ -13,8 +13,7 @@ import rvdcomm as rv
 from bench.weights.models import sides
 from rvdcomm.plans.bundle import BUCKET_BYTES, Bundle, bundle_over
 from rvdcomm.plans.many import matched, plan_many
-from rvdcomm.program import Program
-from rvdcomm.program.lower import lanes
+from rvdcomm.program import Program, lanes
 from tests.covering import each_value
 from tests.oracle import (
     data_faults,

@@ -16,11 +16,8 @@ import rvdcomm as rv
 from rvdcomm.native import core
 from rvdcomm.plans.planner import plan_over
 from rvdcomm.program import DST, SRC, Program
-from rvdcomm.run.call_memory import CallMemory
-from rvdcomm.run.local import operation
-from rvdcomm.run.schedule import Do, schedule
-from rvdcomm.run.shared_memory.staging import PrivateStaging
-from rvdcomm.run.stage import native_stage
+from rvdcomm.run import CallMemory, Do, PrivateStaging, native_stage, operation
+from rvdcomm.run.schedule import schedule
 
 needs_core = pytest.mark.skipif(core is None, reason="the extension is not built")
 

@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.planning.path import Path, State, exchange_step
+from rvdcomm import Path
+from rvdcomm.planning import State, exchange_step
 from rvdcomm.program import DST, SRC, Copy, Program, Zero
 from rvdcomm.program.lower import lower
 from rvdcomm.program.verify import verify

@@ -13,7 +13,7 @@ from hypothesis import given
 
 import rvdcomm as rv
 from rvdcomm.layout import Box
-from rvdcomm.plans.simulate import simulate_program
+from rvdcomm.plans import simulate_program
 from rvdcomm.program import Buffer, Program
 from rvdcomm.program.verify import Proof, verify
 from tests.oracle import program_faults

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.plans.bundle import Bundle, bundle_over
+from rvdcomm import Bundle
+from rvdcomm.plans import bundle_over
 from rvdcomm.run.schedule import Advance, Await, schedule
 from rvdcomm.run.stage import _CopyOps, _Memory
 

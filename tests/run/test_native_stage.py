@@ -14,7 +14,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm.native import core
-from rvdcomm.plans.simulate import _Simulation, simulate_program
+from rvdcomm.plans import Simulation, simulate_program
 from rvdcomm.program import ALIGN_BYTES, SRC, Program
 from rvdcomm.program.lower import lower
 from rvdcomm.run.rank_program import _parts
@@ -30,7 +30,7 @@ GATHER = rv.Layout((6, 8), "R(1)V(1)D(2,1)"), rv.Layout((6, 8), "R(2)V(1)D(1,1)"
 TIMEOUT_SECS = 20.0
 
 
-class Memory(_Simulation):
+class Memory(Simulation):
     """Shards and arenas of all ranks, at addresses that native stages can use."""
 
     def bind(self, stage: Any, ranks: Sequence[int], *domain: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.plans.simulate import _Simulation
+from rvdcomm.plans import Simulation
 from rvdcomm.program import DST, SRC, Collective, Copy, Program
 from rvdcomm.program.lower import lower
 from rvdcomm.run.schedule import Advance, Await, Do, Finish, Start, schedule, schedules
@@ -25,7 +25,7 @@ class Race:
 
     def __init__(self, program: Program, rng: random.Random, calls: list[dict[int, np.ndarray]]):
         self.program, self.rng, self.calls = program, rng, calls
-        self.memory = _Simulation(program, {(SRC, r): shard for r, shard in calls[0].items()})
+        self.memory = Simulation(program, {(SRC, r): shard for r, shard in calls[0].items()})
         self.counts = dict.fromkeys(program.ranks, 0)
         self.results: list[dict[int, np.ndarray]] = [{} for _ in calls]
         # By call and collective: the ranks that have started it, and whether its messages moved.

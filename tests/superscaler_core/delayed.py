@@ -14,7 +14,7 @@ import superscaler_core as ss
 from superscaler_core.published.asynchronous import PipeMare
 from superscaler_core.run.evaluate import evaluate
 from superscaler_core.schedules import Action, ActionKind, timeline
-from tests.superscaler_core.training import OPTIMIZERS, Case, Trained
+from tests.superscaler_core.cases import OPTIMIZERS, Case, Trained
 
 Weights = dict[str, Tensor]
 

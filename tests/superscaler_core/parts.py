@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import superscaler_core as ss
-from superscaler_core.run.evaluate import run_part
+from superscaler_core.run import run_part
 
 
 def values_of(graph: ss.Graph, inputs, parameters, seed: int = 0) -> dict:

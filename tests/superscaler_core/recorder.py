@@ -8,7 +8,7 @@ from weakref import ref
 
 from torch import Tensor, UntypedStorage
 
-from superscaler_core.run.host import Arrival, Host
+from superscaler_core.run import Arrival, Host
 
 Weak = ref[UntypedStorage]
 

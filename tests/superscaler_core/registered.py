@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from superscaler_core.front_end.register import register_op
+from superscaler_core import register_op
 
 
 @register_op("b s^ -> b k^", sizes={"k": "count"}, dtypes=["int64"])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import superscaler_core as ss
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 GPT = {"layers": 2, "width": 8, "heads": 2, "vocabulary": 12, "sequence": 4, "dropout": 0.1}
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from superscaler_core.schedules import SCHEDULES, Action, Schedule, interleaved
-from superscaler_core.schedules.straight import alternate
-from superscaler_core.schedules.timeline import Durations, Time
+from superscaler_core.schedules import (
+    SCHEDULES,
+    Action,
+    Durations,
+    Schedule,
+    Time,
+    alternate,
+    interleaved,
+)
 
 TWICE: Durations = {"F": 1, "B": 2}
 """Durations in which a backward takes as long as two forwards."""

@@ -6,7 +6,7 @@ from math import inf
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.cost.op_time import signature
+from superscaler_core.cost import signature
 
 FREE = rv.Link(0.0, inf)
 

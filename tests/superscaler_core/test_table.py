@@ -13,8 +13,7 @@ import superscaler_core as ss
 from superscaler_core import table
 from superscaler_core.errors import PluginError
 from superscaler_core.models import MODELS
-from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.table import PLANNERS
+from superscaler_core.planners import PLANNERS, PlannerRow
 from superscaler_core.plans import PLANS
 from superscaler_core.table import Table
 

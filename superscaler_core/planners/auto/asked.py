@@ -11,9 +11,9 @@ from functools import partial
 from itertools import islice
 
 from superscaler_core.errors import PlanError
+from superscaler_core.evaluation.request import Candidate, Request, SearchPlanner, Trial
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Plan
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 
 SPENT = "proposes nothing more"
 """Start of the error message if a planner has fewer proposals than the number asked for."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import Protocol
 
+from superscaler_core.evaluation.request import Candidate, Request, Scope, SearchPlanner, Trial
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.estimate import estimate_of
 from superscaler_core.planners.auto.families import Filling
@@ -16,7 +17,6 @@ from superscaler_core.planners.auto.others import Others
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import traits_of
 from superscaler_core.planners.auto.waiting import Waiting
-from superscaler_core.planners.search.request import Candidate, Request, Scope, SearchPlanner, Trial
 
 OWN = 7
 """Evaluations of settings per evaluation of another planner's candidate: every eighth is theirs."""

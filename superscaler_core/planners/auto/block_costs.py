@@ -13,11 +13,14 @@ from superscaler_core.cost.memory_cost import counted_once
 from superscaler_core.cost.neighbours import Neighbours, product_of
 from superscaler_core.cost.split_memory import weights_of
 from superscaler_core.errors import PlanError
+from superscaler_core.evaluation.request import Request
+from superscaler_core.evaluation.shortened import forms_of, repeats_of
 from superscaler_core.graph.blocks import OpGroup, find_blocks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, ITEM_BYTES, PTensor
 from superscaler_core.known import remembers
+from superscaler_core.materialize.sharding import shardings_of
 from superscaler_core.plan import Keep, OpSplit, Plan
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.model_cost import (
@@ -28,9 +31,6 @@ from superscaler_core.planners.auto.model_cost import (
     as_one,
 )
 from superscaler_core.planners.auto.setting import MAX_SAMPLES, Setting
-from superscaler_core.planners.search.request import Request
-from superscaler_core.planners.search.shortened import forms_of, repeats_of
-from superscaler_core.program.sharding import shardings_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,13 +7,13 @@ from functools import cached_property
 
 from superscaler_core.cost.neighbours import product_of
 from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.evaluation.request import Request
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.part import Part
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import kept_bytes
-from superscaler_core.planners.search.request import Request
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from rvdcomm.collector import paused_collector
 from superscaler_core.cost import CostModel
 from superscaler_core.cost.comm_cost import TICKS_PER_SEC, CommCost, ticks
 from superscaler_core.errors import PlanError
+from superscaler_core.evaluation.request import Request
 from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.known import remembers
 from superscaler_core.plan import Device, Keep
@@ -23,7 +24,6 @@ from superscaler_core.planners.auto.order import Order, WorkerRoute, makespan, o
 from superscaler_core.planners.auto.sending import sending_costs
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.stage_cost import GatherTimes, StageForm, Stages
-from superscaler_core.planners.search.request import Request
 from superscaler_core.schedules import ActionKind, ScheduleError
 
 

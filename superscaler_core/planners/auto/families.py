@@ -10,13 +10,13 @@ from itertools import pairwise, product
 from typing import Any
 
 from superscaler_core.cost import DeviceProfile
+from superscaler_core.evaluation.request import Request
+from superscaler_core.evaluation.shortened import even
 from superscaler_core.graph.blocks import Blocks
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.planners.auto.balance import balanced_sizes
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits, heavy_blocks
-from superscaler_core.planners.search.request import Request
-from superscaler_core.planners.search.shortened import even
 from superscaler_core.plans.hybrid import hybrid
 from superscaler_core.plans.interlaced import interlaced
 from superscaler_core.plans.nf1b import nf1b

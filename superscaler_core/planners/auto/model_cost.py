@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from superscaler_core.cost import MemoryCost
-from superscaler_core.program.sharding import Sharding
+from superscaler_core.materialize.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True)

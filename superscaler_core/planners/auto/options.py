@@ -9,12 +9,12 @@ from itertools import chain
 from math import inf
 from typing import Any
 
+from superscaler_core.evaluation.request import Request
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.estimate import Estimate, estimate_of
 from superscaler_core.planners.auto.families import layouts_of
 from superscaler_core.planners.auto.setting import MAX_SAMPLES, Setting
 from superscaler_core.planners.auto.traits import Traits
-from superscaler_core.planners.search.request import Request
 
 MAX_PARTS = 8
 """Most co-shard parts of an attention or MLP on a device, as in the studies."""

@@ -13,12 +13,12 @@ from itertools import count
 from math import log2
 
 from superscaler_core.errors import PlanError
+from superscaler_core.evaluation.offers import with_overlap
+from superscaler_core.evaluation.request import Candidate, Request, SearchPlanner, Trial
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.once import once_per_graph
 from superscaler_core.known import Known
 from superscaler_core.plan import Decisions, Plan
-from superscaler_core.planners.search.offers import with_overlap
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 
 MAX_ANSWERS = 64
 """Bound on the remembered plans of a graph."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import rvdcomm as rv
 from superscaler_core.cost import CostModel
 from superscaler_core.cost.comm_cost import CommCost
+from superscaler_core.materialize.sharding import HeldBox, Sharding
+from superscaler_core.materialize.transfer import transfers
 from superscaler_core.plan import Device
 from superscaler_core.planners.auto.model_cost import Output
-from superscaler_core.program.sharding import HeldBox, Sharding
-from superscaler_core.program.transfer import transfers
 
 
 def sending_costs(

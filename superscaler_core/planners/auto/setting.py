@@ -17,7 +17,7 @@ MAX_SAMPLES = 32
 class Setting:
     """One point of auto's space; ``str`` shows the layout and what differs from the defaults.
 
-    Law (tests/superscaler_core/planners/search): ``Setting.parse(str(x)) == x``.
+    Law (tests/superscaler_core/evaluation): ``Setting.parse(str(x)) == x``.
 
     Attributes:
         family: how ops are cut, a name of ``FAMILIES``.

@@ -9,11 +9,11 @@ import rvdcomm as rv
 from superscaler_core.cost import CostModel
 from superscaler_core.graph.tensor import ACTIVATION, ITEM_BYTES, PTensor
 from superscaler_core.known import remembers
+from superscaler_core.materialize.sharding import Sharding
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.auto.model_cost import BlockCost, WeightCosts, as_one
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.program.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from math import inf
 from operator import attrgetter
 
+from superscaler_core.evaluation.request import Trial
 from superscaler_core.planners.auto.estimate import Estimate, Figures
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.planners.search.request import Trial
 
 FASTER = 1.3
 """The most by which a step was faster than its estimate, in 287 settings of the example in

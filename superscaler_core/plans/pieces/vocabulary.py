@@ -1,4 +1,4 @@
-"""Words: the dims along which tensor-parallel devices cut embedding, head and loss."""
+"""Vocabulary: the dims along which tensor-parallel devices cut embedding, head and loss."""
 
 from __future__ import annotations
 

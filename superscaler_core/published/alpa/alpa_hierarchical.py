@@ -34,11 +34,11 @@ import numpy as np
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device, Keep
-from superscaler_core.planners.space.choices import MeshSizes
 from superscaler_core.published.alpa.mesh_cut import MeshCut, MeshStage
 from superscaler_core.published.alpa.ways import MeshWay, StagePrices
 from superscaler_core.published.stages import Candidates, alpa_stages
 from superscaler_core.published.stages.cut import devices_of_stages
+from superscaler_core.space.choices import MeshSizes
 
 MOST_LAYERS = 32
 """The most layers that are told apart: the dynamic programme's work grows with their square."""

@@ -41,10 +41,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.space import Array, Solution, Space
-from superscaler_core.planners.space.elimination import Core
-from superscaler_core.planners.space.proposals import propose_space
 from superscaler_core.published.integer_program import IntegerProgram
+from superscaler_core.published.proposals import propose_space
+from superscaler_core.space import Array, Solution, Space
+from superscaler_core.space.elimination import Core
 
 FULL = 1e-6
 """Values this near to a whole number count as whole; HiGHS has the same tolerance."""

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.space import Array, Space
-from superscaler_core.planners.space.elimination import Choices, Core
 from superscaler_core.published.alpa.alpa_intra import alpa_intra
 from superscaler_core.published.alpa.runs import Counts, Run, Runs
+from superscaler_core.space import Array, Space
+from superscaler_core.space.elimination import Choices, Core
 
 PRICES = (0.1, 1.0, 10.0)
 """Prices of memory: a device's whole memory costs this many times the time of the fastest

@@ -8,10 +8,10 @@ from itertools import accumulate, pairwise
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device, Keep, OpSplit, Placement, Plan
-from superscaler_core.planners.space.choices import MeshSizes
 from superscaler_core.plans.pieces.stages import stages_of_blocks
 from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules import nf1b, one_f_one_b
+from superscaler_core.space.choices import MeshSizes
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from functools import partial
 from math import log2
 
 from superscaler_core.errors import PlanError
+from superscaler_core.evaluation.request import Candidate, Request, Scope
 from superscaler_core.graph.blocks import Blocks
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.search.request import Candidate, Request, Scope
 from superscaler_core.published.alpa.alpa_hierarchical import alpa_hierarchical, meshes_of
 from superscaler_core.published.alpa.mesh_cut import MeshCut
 from superscaler_core.published.alpa.ways import price_ways

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superscaler_core.graph.graph import Op
-from superscaler_core.planners.space import PricedSpace, Space
+from superscaler_core.space import PricedSpace, Space
 
 OpGroup = tuple[Op, ...]
 

@@ -13,12 +13,12 @@ from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Keep, OpSplit
-from superscaler_core.planners.space import Space, price_space
-from superscaler_core.planners.space.choices import MeshSizes
-from superscaler_core.planners.space.elimination import Choices
 from superscaler_core.published.alpa.assignments import assignments
 from superscaler_core.published.alpa.runs import Run, Runs
 from superscaler_core.published.stages.pricing import layers_of
+from superscaler_core.space import Space, price_space
+from superscaler_core.space.choices import MeshSizes
+from superscaler_core.space.elimination import Choices
 
 LEVELS = (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
 

@@ -35,9 +35,9 @@ from math import exp
 from random import Random
 
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.space import Solution, Space
-from superscaler_core.planners.space.proposals import propose_space
 from superscaler_core.published.flexflow.walk import Move, Walk, fastest_alone
+from superscaler_core.published.proposals import propose_space
+from superscaler_core.space import Solution, Space
 
 PROPAGATES = 0.25
 """Share of the steps that carry a choice along edges, with ``propagate``."""

@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from superscaler_core.planners.space.space import Array, Assignment, Solution, Space
+from superscaler_core.space.space import Array, Assignment, Solution, Space
 
 Move = Mapping[int, int]
 """New choices of some nodes, by the number of the node."""
@@ -20,7 +20,7 @@ class Walk:
     search can start where nothing fits. An impossible choice, or pair of choices, costs more than
     all possible ones together.
 
-    Law (tests/superscaler_core/planners/space): after any moves, the price is that of a new walk
+    Law (tests/superscaler_core/space): after any moves, the price is that of a new walk
     that starts at the same assignment; if the assignment fits, it is ``Space.secs``.
 
     Complexity: a move reads the edges at its nodes; with a memory limit it also takes the maximum

@@ -11,9 +11,9 @@ from superscaler_core.cost import CostModel
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.shard_spec import Axes
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
+from superscaler_core.materialize.sharding import Sharding, shardings_of
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.plan.mesh import Mesh
-from superscaler_core.program.sharding import Sharding, shardings_of
 from superscaler_core.published.gspmd.links import Specs, merged, wanted
 
 Cut = tuple[tuple[str, Axes], ...]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode
 from superscaler_core.published.alpa.alpa_intra import alpa_intra
 from superscaler_core.published.hidup.problem import Form, FormCall, FormProblem
 from superscaler_core.published.hidup.recurrence import DuplexStage
+from superscaler_core.space import Space, SpaceEdge, SpaceNode
 
 NUM_TURNS = 12
 """Turns of the search for the best weight; the interval that remains is shorter than a

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from superscaler_core.program.sharding import Sharding
+from superscaler_core.materialize.sharding import Sharding
 
 FULL, REDUCE, REPLICATE = "Full", "Reduce", "Replicate"
 

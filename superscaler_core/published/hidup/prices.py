@@ -10,11 +10,11 @@ from typing import Protocol
 from superscaler_core.cost import CostModel
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PTensor
+from superscaler_core.materialize.sharding import shardings_of
 from superscaler_core.plan import OpSplit
-from superscaler_core.planners.space.groups import decides
-from superscaler_core.program.sharding import shardings_of
 from superscaler_core.published.hidup.forms import FULL, REDUCE, REPLICATE, form_of, is_gather
 from superscaler_core.published.hidup.recurrence import DuplexStage
+from superscaler_core.space.groups import decides
 
 Reader = tuple[Op, int]
 """An op, and the position of an input."""

@@ -12,10 +12,8 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
+from superscaler_core.materialize.sharding import shardings_of
 from superscaler_core.plan import Device, OpSplit, Overlap, Plan
-from superscaler_core.planners.space.choices import Choice, choices_of
-from superscaler_core.planners.space.groups import OpGroup, groups_of, likeness
-from superscaler_core.program.sharding import shardings_of
 from superscaler_core.published.hidup.forms import REPLICATE, form_of
 from superscaler_core.published.hidup.prices import FormPrices, Reader
 from superscaler_core.published.hidup.problem import (
@@ -26,6 +24,8 @@ from superscaler_core.published.hidup.problem import (
     Signature,
 )
 from superscaler_core.published.hidup.recurrence import DuplexStage
+from superscaler_core.space.choices import Choice, choices_of
+from superscaler_core.space.groups import OpGroup, groups_of, likeness
 
 
 @dataclass(frozen=True, slots=True)

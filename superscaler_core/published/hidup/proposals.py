@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from math import inf, log2
 
+from superscaler_core.evaluation.request import Candidate, Request, Trial
 from superscaler_core.plan import Plan
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.published.hidup.prices import OurPrices
 from superscaler_core.published.hidup.pricing import PricedForms
 from superscaler_core.published.hidup.search import hidup

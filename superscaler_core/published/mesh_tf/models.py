@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from superscaler_core.evaluation.request import Candidate, Request
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Plan
 from superscaler_core.plan.mesh import Mesh
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.search.request import Candidate, Request
 from superscaler_core.published.mesh_tf.mesh_layout import named_dims
 from superscaler_core.published.mesh_tf.optimizer import auto_mtf
 from superscaler_core.published.mesh_tf.plan import mesh_tf

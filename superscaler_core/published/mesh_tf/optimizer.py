@@ -32,10 +32,10 @@ from math import inf, prod
 
 import numpy as np
 
-from superscaler_core.planners.space import Array
 from superscaler_core.published.integer_program import IntegerProgram
 from superscaler_core.published.mesh_tf.mesh_layout import MeshLayout
 from superscaler_core.published.mesh_tf.problem import LayoutProblem
+from superscaler_core.space import Array
 
 TOLERANCE = 1e-6
 """Tolerance by which HiGHS may violate a row, in units of the whole model's bytes."""

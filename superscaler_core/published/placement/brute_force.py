@@ -7,8 +7,8 @@ from itertools import islice, product
 import numpy as np
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.space import Solution
 from superscaler_core.published.placement.problem import MAX_AT_ONCE, PlacementProblem
+from superscaler_core.space import Solution
 
 MOST_PLACEMENTS = 2_000_000
 """The most placements that are tried; they take some minutes for a hundred operations."""

@@ -21,8 +21,8 @@ from math import inf
 
 import numpy as np
 
-from superscaler_core.planners.space import Array, Solution
 from superscaler_core.published.placement.problem import PlacementProblem
+from superscaler_core.space import Array, Solution
 
 
 def earliest_finish(problem: PlacementProblem) -> Solution:

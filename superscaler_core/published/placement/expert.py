@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.space import Solution
 from superscaler_core.published.placement.problem import PlacementProblem
+from superscaler_core.space import Solution
 
 Rule = Callable[[str], int]
 """The device of an operation, by its name."""

@@ -31,10 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.space import Solution
 from superscaler_core.published.integer_program import IntegerProgram
 from superscaler_core.published.placement.earliest_finish import earliest_finish
 from superscaler_core.published.placement.problem import PlacementProblem
+from superscaler_core.space import Solution
 
 TOLERANCE = 1e-6
 """Tolerance to which HiGHS meets rows, in units of the known placement's time."""

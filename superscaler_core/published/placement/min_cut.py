@@ -26,8 +26,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from superscaler_core.planners.space import Array, Solution
 from superscaler_core.published.placement.problem import PlacementProblem
+from superscaler_core.space import Array, Solution
 
 
 def min_cut(

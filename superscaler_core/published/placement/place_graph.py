@@ -12,13 +12,12 @@ import numpy as np
 from superscaler_core.cost import CostModel
 from superscaler_core.cost.memory_cost import counted_once
 from superscaler_core.errors import PlanError
+from superscaler_core.evaluation.request import Candidate, Request, SearchPlanner
 from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.plan import Device, OpSplit, Plan
 from superscaler_core.plan.overlap import Overlap
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner
-from superscaler_core.planners.space import Assignment, Solution
 from superscaler_core.published.placement.earliest_finish import earliest_finish
 from superscaler_core.published.placement.min_cut import min_cut
 from superscaler_core.published.placement.problem import (
@@ -28,6 +27,7 @@ from superscaler_core.published.placement.problem import (
     with_backward,
 )
 from superscaler_core.schedules import one_f_one_b
+from superscaler_core.space import Assignment, Solution
 
 
 def place_graph(

@@ -37,8 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from superscaler_core.planners.space import Array, Solution
 from superscaler_core.published.placement.problem import PlacementProblem
+from superscaler_core.space import Array, Solution
 
 FAILED = 100.0
 """The time that an impossible placement counts as, in units of the work on the fastest device."""

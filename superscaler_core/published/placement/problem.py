@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rvdcomm.units import bytes_text
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.space import Array, Assignment, Solution
+from superscaler_core.space import Array, Assignment, Solution
 
 MAX_AT_ONCE = 4096
 """Placements that are simulated together; more would only take memory."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from superscaler_core.evaluation.request import Candidate, Request
 from superscaler_core.plan import Keep, Plan
-from superscaler_core.planners.search.request import Candidate, Request
 from superscaler_core.published.stages.fill import fill
 from superscaler_core.published.stages.plan_stages import Planner, plan_stages
 from superscaler_core.published.stages.pricing import price_stages

@@ -13,12 +13,10 @@ from superscaler_core.cli import options
 from superscaler_core.cli.sources import Source, plan_source, settings_of
 from superscaler_core.parallel import SProgram
 from superscaler_core.plan import Keep, Plan
-from superscaler_core.plans import PLANS
-from superscaler_core.plans.option_texts import cuts, parse_plan, readers_of
-from superscaler_core.plans.pieces.axial import EVOFORMER, Cut
+from superscaler_core.plans import EVOFORMER, PLANS, Cut, cuts, parse_plan, readers_of
 from superscaler_core.published.alphafold2.branch_parallel import EVOFORMER as BRANCHES
 from superscaler_core.published.alphafold2.branch_parallel import branches_of
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 MODEL = Source("model", {"experts": 4, "layers": 2}, lambda: None)
 

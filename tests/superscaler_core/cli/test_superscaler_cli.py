@@ -21,7 +21,7 @@ import superscaler_core as ss
 from superscaler_core.cli.main import COMMAND_LINE, main
 from superscaler_core.cli.training import TrainingResult
 from superscaler_core.models import MODELS
-from superscaler_core.planners.table import PLANNERS
+from superscaler_core.planners import PLANNERS
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import SCHEDULES, one_f_one_b, recompute_apart, split_backward
 from tests.superscaler_core.cli.conftest import Say

@@ -10,7 +10,7 @@ import superscaler_core as ss
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import index_text, wrapped
-from superscaler_core.graph.invocation import Invocation
+from superscaler_core.graph import Invocation
 from tests.superscaler_core.small import branched, on_one, two_linears
 
 

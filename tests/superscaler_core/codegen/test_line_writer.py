@@ -8,8 +8,8 @@ import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.codegen.line_writer import LineWriter
 from superscaler_core.codegen.names import Names
-from superscaler_core.program.value import Role, Value
-from superscaler_core.run.lines import (
+from superscaler_core.program import Role, Value
+from superscaler_core.run import (
     Add,
     BlockFunction,
     CallExpression,

@@ -11,10 +11,10 @@ import torch
 import superscaler_core as ss
 from superscaler_core.codegen import rank_file, rank_files, rank_text, tables_of
 from superscaler_core.codegen.stage_writer import StageWriter
-from superscaler_core.models.gpt import GPT, GPTConfig
+from superscaler_core.materialize import Materialized, materialize
+from superscaler_core.models import GPT, GPTConfig
 from superscaler_core.plans import PLANS
-from superscaler_core.program import Materialized, materialize
-from superscaler_core.run.load import module_from
+from superscaler_core.training import module_from
 
 
 @cache

@@ -13,8 +13,7 @@ from torch import nn
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cost import PROFILES, StageCost
-from superscaler_core.models.gpt import GPT, GPTConfig
-from superscaler_core.models.mlp import MLPConfig, MLPModel
+from superscaler_core.models import GPT, GPTConfig, MLPConfig, MLPModel
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import one_f_one_b
 

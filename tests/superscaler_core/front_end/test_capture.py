@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import superscaler_core as ss
 from superscaler_core.front_end.export import trace
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.front_end.records import Ref
 from superscaler_core.models import build, example_inputs
 from superscaler_core.parallel import Programs, SProgram
+from superscaler_core.rules import Ref
 from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core.as_torch import HOW, compiled
 

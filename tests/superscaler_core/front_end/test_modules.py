@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import superscaler_core as ss
+from superscaler_core.cost import profile_of
 from superscaler_core.cost.op_memory import op_memory
-from superscaler_core.cost.presets import profile_of
 from superscaler_core.front_end import modules as front_end
 from superscaler_core.ops import modules as run_time
 from superscaler_core.run.evaluate import evaluate

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.cost.presets import profile_of
-from superscaler_core.front_end.register import REGISTERED
+from superscaler_core.cost import profile_of
+from superscaler_core.rules import REGISTERED
 from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core import registered
 from tests.superscaler_core.as_torch import compiled, on_ranks

@@ -10,9 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import superscaler_core as ss
-from superscaler_core.cost.op_time import forward_flops
-from superscaler_core.front_end.rules import RULES, rows
-from superscaler_core.front_end.views import view_annotation
+from superscaler_core.cost import forward_flops
+from superscaler_core.rules import RULES, rows, view_annotation
 from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core.parts import check_splits, loops_of, pieces_of, values_of
 

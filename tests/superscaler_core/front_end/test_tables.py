@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from superscaler_core.front_end import small_constants, storage
-from superscaler_core.front_end.rules import RULES, elementwise, rows, table
+from superscaler_core.rules import RULES, elementwise, rows, table
 
 TABLES: Mapping[str, Any] = {
     "rules": [name for name in RULES if name.startswith("aten.")],

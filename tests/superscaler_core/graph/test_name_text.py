@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superscaler_core.graph.name_text import line_text, name_of, name_text
-from superscaler_core.plan import Decisions, PlacedPart
-from superscaler_core.plan.decisions import Chosen
+from superscaler_core.plan import Chosen, Decisions, PlacedPart
 
 ODD = ("", " a", "a ", "a, b", "a: b", "a -> b", "a\nb", "a\u2028b", "a\\nb", "x[0:3]", "a x[0:3]",
        "a whole", "a copy:2", "a; b", "stage at b", '"é"')  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.graph.token_slices import token_slices
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 
 def sliced(lengths: tuple[int, ...], num_stages: int) -> tuple[ss.Graph, tuple[int, ...]]:

@@ -17,9 +17,9 @@ import superscaler_core as ss
 from superscaler_core.memory.account import Moment
 from superscaler_core.memory.footprint import Footprint, footprints
 from superscaler_core.memory.meta import MetaMeter
-from superscaler_core.run.live_bytes import StorageMeter
 from superscaler_core.schedules import ActionKind
-from tests.superscaler_core.training import ASYNCHRONOUS, FOLDED, MODEL_OF, Case, RoundRobin
+from superscaler_core.training import StorageMeter
+from tests.superscaler_core.cases import ASYNCHRONOUS, FOLDED, MODEL_OF, Case, RoundRobin
 
 # At these sizes, tensors are much larger than scalars such as the loss.
 SIZES: dict[str, dict[str, Any]] = {

@@ -18,9 +18,9 @@ from superscaler_core.memory.footprint import Footprint, footprints
 from superscaler_core.memory.lowering import Lowering
 from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
-from superscaler_core.models.gpt import GPT, GPTConfig
+from superscaler_core.models import GPT, GPTConfig
 from superscaler_core.plans import PLANS
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 
 def gpt(layers: int) -> ss.Graph:

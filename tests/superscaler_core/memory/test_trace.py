@@ -12,7 +12,7 @@ from superscaler_core.memory import trace
 from superscaler_core.memory.account import Located, MemoryPiece, MemoryPool, layouts_of
 from superscaler_core.memory.meta import Strided
 from superscaler_core.memory.trace import Drop, Stretch, TracedCalls, TracedFunction, WeightGrad
-from superscaler_core.program.verb import Verb
+from superscaler_core.program import Verb
 from tests.superscaler_core.memory.test_lowering import compiled, forget
 
 

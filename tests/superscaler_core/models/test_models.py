@@ -8,7 +8,8 @@ import superscaler_core as ss
 from superscaler_core.models import MODELS, build, config_of, example_inputs
 from superscaler_core.models.moe import top_gating
 from superscaler_core.models.recycling import last_pass
-from superscaler_core.run.evaluate import evaluate, run_part
+from superscaler_core.run import run_part
+from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core.parts import check_splits, values_of
 
 TINY = [

@@ -11,7 +11,8 @@ from torch import Tensor
 import superscaler_core as ss
 from superscaler_core.models import build, example_inputs
 from superscaler_core.models.swin import Block, from_windows, offsets_of, regions_of, to_windows
-from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.plans import stages_of_blocks
+from tests.superscaler_core.cases import Case, check_trains
 from tests.superscaler_core.plans.test_plans_communication import (
     all_reduce_bytes,
     backward,
@@ -20,7 +21,6 @@ from tests.superscaler_core.plans.test_plans_communication import (
     reductions,
     sent_bytes,
 )
-from tests.superscaler_core.training import Case, check_trains
 
 # --- the model ----------------------------------------------------------------------------------
 

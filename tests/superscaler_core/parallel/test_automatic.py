@@ -9,14 +9,14 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core.cost import PROFILES
-from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.front_end import ModelCall
 from superscaler_core.parallel import SProgram, automatic
 from superscaler_core.parallel.automatic import AutoOptions, searched
-from superscaler_core.run.load import in_threads
-from superscaler_core.run.transport import Transport
+from superscaler_core.run import Transport
+from superscaler_core.training import in_threads
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.parallel.test_sample_flow import batch, model
 from tests.superscaler_core.parallel.threads import on_threads
-from tests.superscaler_core.training import Case
 
 CASE = Case("data_parallel", 4, model="mlp", batch=8)
 

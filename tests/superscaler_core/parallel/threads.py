@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import superscaler_core as ss
-from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.front_end import ModelCall
 from superscaler_core.parallel import Programs, SProgram
 from superscaler_core.parallel.programs import MadeProgram
-from superscaler_core.run.load import in_threads
+from superscaler_core.training import in_threads
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
-from superscaler_core.graph.graph import TokenSlices
+from superscaler_core.graph import TokenSlices
 from superscaler_core.plan import Chosen, Decisions, PlacedPart
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.program.test_step_program import CASES
-from tests.superscaler_core.training import Case
 
 
 @pytest.mark.parametrize("case", {case.plan: case for case in CASES}.values(), ids=str)

@@ -6,7 +6,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.plan.overlap import NO_OVERLAP
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Decisions, Placement, check_placement
 from superscaler_core.published.chimera import chimera
 from superscaler_core.schedules import Action, Schedule, interleaved, one_f_one_b
-from tests.superscaler_core.training import MODEL_OF, Case
+from tests.superscaler_core.cases import MODEL_OF, Case
 
 
 def plan_of(device_of: tuple[int, ...], placement: Placement | None = None) -> ss.Plan:

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.program.segments import Segment
-from superscaler_core.program.sequence import Compute
-from superscaler_core.program.transfer import Transfer
+from superscaler_core.materialize import Compute, Segment, Transfer
+from tests.superscaler_core.cases import Case, check_trains
 from tests.superscaler_core.memory.test_footprint import LOSS_BYTES, step_bytes
 from tests.superscaler_core.plans.test_plans_communication import (
     backward,
@@ -21,7 +20,6 @@ from tests.superscaler_core.plans.test_plans_communication import (
     forward,
     reductions,
 )
-from tests.superscaler_core.training import Case, check_trains
 
 SMALL_SWIN = {"depths": (2,)}
 

@@ -10,7 +10,7 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core.plan import Keep
-from tests.superscaler_core.training import Case, Trained, check_trains, train
+from tests.superscaler_core.cases import Case, Trained, check_trains, train
 
 DEEP = {"layers": 4}
 TIED = {"tied": True, "layers": 2}

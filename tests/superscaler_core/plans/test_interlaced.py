@@ -10,8 +10,8 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import Action, interlaced, interlaced_edges, one_f_one_b, timeline
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.schedule_rows import TWICE
-from tests.superscaler_core.training import Case
 
 # S, N, number of embeddings.
 SIZES = [

@@ -10,10 +10,10 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.compiled import Compiled
+from superscaler_core.materialize import Segment
 from superscaler_core.plan import Keep
-from superscaler_core.program.segments import Segment
 from superscaler_core.schedules import gpipe
-from tests.superscaler_core.training import Case, check_trains
+from tests.superscaler_core.cases import Case, check_trains
 
 LEVELS = tuple(Keep)
 SIZES = {"layers": 4, "sequence": 64, "width": 32, "fused": False}

@@ -7,10 +7,10 @@ import re
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.program.event import P2PSend
+from superscaler_core.program import P2PSend
 from superscaler_core.schedules import Schedule, ScheduleError, nf1b, one_f_one_b, timeline
 from tests.covering import covering
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 # --- the schedule -------------------------------------------------------------------------------
 

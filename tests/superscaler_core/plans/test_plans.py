@@ -15,7 +15,7 @@ import superscaler_core as ss
 from superscaler_core.plans import PLANS
 from superscaler_core.published.chimera import chimera
 from superscaler_core.schedules import looped_bfs, naive, zero_bubble_h2
-from tests.superscaler_core.training import (
+from tests.superscaler_core.cases import (
     FOLDED,
     MODEL_OF,
     Case,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.memory.footprint import footprints
+from superscaler_core.materialize import Transfer
+from superscaler_core.memory import footprints
 from superscaler_core.plans import PLANS
-from superscaler_core.program.transfer import Transfer
-from tests.superscaler_core.training import ASYNCHRONOUS, FOLDED, Case
+from tests.superscaler_core.cases import ASYNCHRONOUS, FOLDED, Case
 
 NUM = 4
 # Almost no latency, so that only bytes count: the limit of large tensors.

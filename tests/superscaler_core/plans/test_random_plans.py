@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.graph.graph import Graph
-from superscaler_core.program.events import schedule_of
+from superscaler_core import Graph, Trainer
+from superscaler_core.materialize import schedule_of
 from superscaler_core.run.evaluate import evaluate
-from superscaler_core.run.trainer import Trainer
+from tests.superscaler_core.cases import REWRITES
 from tests.superscaler_core.schedule_rows import own
 from tests.superscaler_core.small import branched, two_linears
-from tests.superscaler_core.training import REWRITES
 
 NUM_DEVICES = 4
 X = torch.randn(16, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))

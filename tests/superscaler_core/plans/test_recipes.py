@@ -13,7 +13,7 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core.models import MODELS, build, config_of
-from superscaler_core.plan.decisions import Chosen
+from superscaler_core.plan import Chosen
 from superscaler_core.plans import PLANS
 from tests.superscaler_core.plans.renamed import renamed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import superscaler_core as ss
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 ALL = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
 FEW = {

@@ -16,9 +16,9 @@ from superscaler_core.program.instruction import Block, StepInstruction
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import MOVES, OF_WEIGHTS, OWN, Verb
 from superscaler_core.schedules import ActionKind
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.program.few import FEW, FEWER, compiled
 from tests.superscaler_core.program.test_step_program import CASES
-from tests.superscaler_core.training import Case
 
 ALL = [FEW[name] for name in (*FEWER, "routes", "spans", "versions", "pairs")] + CASES[-1:]
 

@@ -15,10 +15,10 @@ from superscaler_core.program.check import representatives
 from superscaler_core.program.effect import effects_of
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.verb import Phase, Verb
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.program.few import FEW, FEWER, compiled
 from tests.superscaler_core.program.mutants import Place, blocks_of, is_accepted, mutant, with_block
 from tests.superscaler_core.small import two_linears
-from tests.superscaler_core.training import Case
 
 # --- effects ------------------------------------------------------------------------------------
 

@@ -14,18 +14,16 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.cost import PROFILES
-from superscaler_core.memory import memory_of
-from superscaler_core.memory.account import Moment
-from superscaler_core.memory.footprint import footprints
+from superscaler_core.materialize import Operands, instruction_of
+from superscaler_core.memory import Moment, footprints, memory_of
 from superscaler_core.plans import PLANS
 from superscaler_core.program.duplex import duplex, overlapped
 from superscaler_core.program.instruction import StepInstruction
-from superscaler_core.program.operands import Operands, instruction_of
 from superscaler_core.program.value import Role, Value
 from superscaler_core.program.verb import COMPUTING, MOVES, OF_WEIGHTS, Phase, Verb
 from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator import Simulated
-from tests.superscaler_core.training import Case, check_trains
+from tests.superscaler_core.cases import Case, check_trains
 
 DUPLEX = ss.Overlap(duplex=True)
 ALL = ss.Overlap(prefetch=1, reductions=True, moves=True, duplex=True, bucket_bytes=1 << 12)

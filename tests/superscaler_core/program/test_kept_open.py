@@ -10,7 +10,7 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.program.kept_open import kept_open
 from superscaler_core.program.verb import Phase, Verb
-from tests.superscaler_core.training import Case, check_trains
+from tests.superscaler_core.cases import Case, check_trains
 
 
 @dataclass(frozen=True)

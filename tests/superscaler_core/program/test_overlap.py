@@ -14,11 +14,11 @@ from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.overlap import OF_MOVES, overlapped, reach_of
 from superscaler_core.program.rewrites import rewritten
 from superscaler_core.program.verb import COMPUTING, Phase, Verb
+from tests.superscaler_core.cases import ASYNCHRONOUS, Case, check_trains
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
 from tests.superscaler_core.program.test_step_program import CASES as PLAN_CASES
 from tests.superscaler_core.program.test_step_program import OVERLAP
-from tests.superscaler_core.training import ASYNCHRONOUS, Case, check_trains
 
 TRAINED = (
     "zero1", "zero3", "zero3_offload", "megatron_sp", "interleaved", "zero_bubble", "dualpipe",

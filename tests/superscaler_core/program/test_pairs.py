@@ -11,7 +11,7 @@ import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.program.event import OverlappedPair, actions_in
 from superscaler_core.schedules import Action
-from tests.superscaler_core.training import Case, check_trains
+from tests.superscaler_core.cases import Case, check_trains
 
 PAIRS = ss.Overlap(pairs=True)
 GPT = {"layers": 4}

@@ -10,7 +10,7 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.verb import COMPUTING, Phase, Verb
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 FORWARD = [
     Case("expert_parallel", 2, model="moe"),

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 import superscaler_core as ss
+from superscaler_core.materialize import Materialized
 from superscaler_core.plans import PLANS
-from superscaler_core.program import Materialized
 from superscaler_core.program.instruction import StepInstruction
 from superscaler_core.program.verb import BETWEEN, Phase, Verb
-from superscaler_core.run.rank import Rank
+from superscaler_core.run import Rank
+from tests.superscaler_core.cases import FOLDED, MODEL_OF, OPTIMIZERS, Case, RoundRobin
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
 from tests.superscaler_core.program.few import FEW
 from tests.superscaler_core.program.few import compiled as compiled_case
-from tests.superscaler_core.training import FOLDED, MODEL_OF, OPTIMIZERS, Case, RoundRobin
 
 NUM_DEVICES = {"dap_pipeline": 4, "mesh_2d": 4, "interlaced": 4}
 SIZES = {key: {"layers": 4} for key in FOLDED}

@@ -9,7 +9,7 @@ import pytest
 from superscaler_core.errors import PlanError
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.program.verb import Verb
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 
 def synchronous() -> StepProgram:

@@ -7,11 +7,11 @@ from math import inf
 import pytest
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode, brute_force
 from superscaler_core.published.alpa.alpa_intra import alpa_intra
+from superscaler_core.space import Space, SpaceEdge, SpaceNode, brute_force
 from tests.covering import covering
-from tests.superscaler_core.planners.space.alpa_prototype import Mesh, mlp
-from tests.superscaler_core.planners.space.spaces import random_space
+from tests.superscaler_core.space.alpa_prototype import Mesh, mlp
+from tests.superscaler_core.space.spaces import random_space
 
 
 @covering(first=[0, 10], excluded=[0.0, 0.2, 0.5], has_memory=[False, True])

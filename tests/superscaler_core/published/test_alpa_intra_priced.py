@@ -12,8 +12,8 @@ import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cost import PROFILES
 from superscaler_core.models import MODELS
-from superscaler_core.planners.space import Space, brute_force, price_space
 from superscaler_core.published.alpa.alpa_intra import alpa_intra
+from superscaler_core.space import Space, brute_force, price_space
 
 
 @cache

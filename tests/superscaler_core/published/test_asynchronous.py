@@ -15,6 +15,14 @@ import torch
 import superscaler_core as ss
 from superscaler_core.published.asynchronous import PipeMare
 from superscaler_core.schedules import Action, ActionKind, on_one_worker
+from tests.superscaler_core.cases import (
+    OPTIMIZERS,
+    Case,
+    Trained,
+    difference,
+    train,
+    train_alone,
+)
 from tests.superscaler_core.delayed import (
     Delays,
     TiedMLP,
@@ -25,14 +33,6 @@ from tests.superscaler_core.delayed import (
     train_delayed,
 )
 from tests.superscaler_core.small import on_one
-from tests.superscaler_core.training import (
-    OPTIMIZERS,
-    Case,
-    Trained,
-    difference,
-    train,
-    train_alone,
-)
 
 TOLERANCE, FLOOR = 1e-12, 1e-3
 GRID = {"microbatches": 10, "pp": 2}

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 import superscaler_core as ss
+from superscaler_core.materialize import Edge
 from superscaler_core.models import MODELS, build, config_of
-from superscaler_core.plans import PLANS
-from superscaler_core.plans.pieces.follow import followed
-from superscaler_core.program.edges import Edge
+from superscaler_core.plans import PLANS, followed
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.plans.test_plans_communication import backward, forward, kinds
-from tests.superscaler_core.training import Case
 
 EIGHTS = {"sequences": 8, "residues": 16}
 

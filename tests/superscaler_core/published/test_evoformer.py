@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from superscaler_core.models import build, example_inputs
-from superscaler_core.models.recycling import last_pass
+from superscaler_core.models import build, example_inputs, last_pass
 from superscaler_core.published.alphafold2 import evoformer
 from superscaler_core.published.alphafold2.evoformer import (
     RECYCLED,

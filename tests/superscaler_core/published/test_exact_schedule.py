@@ -19,15 +19,17 @@ from superscaler_core.published.tessel import (
     v_routes,
 )
 from superscaler_core.schedules import (
+    EQUAL,
     Action,
     ActionKind,
+    Durations,
+    Time,
+    WorkerRoute,
     held_by,
     interleaved,
     one_f_one_b,
     timeline,
 )
-from superscaler_core.schedules.schedule import WorkerRoute
-from superscaler_core.schedules.timeline import EQUAL, Durations, Time
 from tests.superscaler_core.schedule_rows import TWICE
 
 HALVES: Durations = {"F": 1, "I": 1, "W": 1}

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode, brute_force
 from superscaler_core.published.flexflow.flexflow import accepts, flexflow
-from tests.superscaler_core.planners.space.spaces import random_space
+from superscaler_core.space import Space, SpaceEdge, SpaceNode, brute_force
+from tests.superscaler_core.space.spaces import random_space
 
 
 @pytest.mark.parametrize(("alpha", "rise"), [(1000.0, 1e-3), (50.0, 4e-3), (2.0, 1.0)])

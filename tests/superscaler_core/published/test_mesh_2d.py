@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
+from tests.superscaler_core.cases import Case, check_trains
 from tests.superscaler_core.plans.test_plans_communication import backward, fetches, forward, kinds
-from tests.superscaler_core.training import Case, check_trains
 
 CASES = [
     Case("mesh_2d", 4, {"sequence": True}, optimizer="adamw"),

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import superscaler_core as ss
 from superscaler_core.parallel import SProgram
-from superscaler_core.plan.mesh import Mesh
+from superscaler_core.plan import Mesh
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
 from superscaler_core.published.mesh_tf.mesh_layout import NAMES, MeshLayout, named_dims
-from tests.superscaler_core.training import Case, check_trains
+from tests.superscaler_core.cases import Case, check_trains
 
 WORDS = st.text("abcxyz_0", min_size=1, max_size=4)
 

@@ -12,13 +12,13 @@ import superscaler_core as ss
 from superscaler_core.published.tessel import exact_schedule, is_shortest, straight_routes, v_routes
 from superscaler_core.published.tessel.fitted import zero_bubble_fitted
 from superscaler_core.schedules import (
+    Durations,
     one_f_one_b,
     timeline,
     zero_bubble,
     zero_bubble_h2,
     zero_bubble_v,
 )
-from superscaler_core.schedules.timeline import Durations
 from tests.covering import covering
 
 Times = tuple[tuple[int, int, int], ...]

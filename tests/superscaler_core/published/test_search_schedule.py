@@ -17,9 +17,7 @@ from superscaler_core.published.tessel import (
 from superscaler_core.published.tessel.exact import best_in_list, starts_of
 from superscaler_core.published.tessel.reading import ScheduleRequest
 from superscaler_core.published.tessel.repetend import find_repetend, repeated
-from superscaler_core.schedules import ScheduleError, timeline
-from superscaler_core.schedules.schedule import WorkerRoute
-from superscaler_core.schedules.timeline import EQUAL, Durations, Time
+from superscaler_core.schedules import EQUAL, Durations, ScheduleError, Time, WorkerRoute, timeline
 from tests.superscaler_core.schedule_rows import TWICE
 
 HALVES: Durations = {"F": 1, "I": 1, "W": 1}

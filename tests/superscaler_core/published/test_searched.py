@@ -12,7 +12,7 @@ import superscaler_core as ss
 from superscaler_core.published.tessel.order_by_search import order_by_search, stage_edges
 from superscaler_core.schedules import Schedule, one_f_one_b, timeline
 from tests.superscaler_core.as_torch import check_program
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 WIDTH = 12
 

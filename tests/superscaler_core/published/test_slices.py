@@ -10,8 +10,7 @@ import pytest
 
 from superscaler_core.published.terapipe.schedule import terapipe, terapipe_edges
 from superscaler_core.published.terapipe.slices import cut_slices, pipeline_secs
-from superscaler_core.schedules import timeline
-from superscaler_core.schedules.timeline import Durations
+from superscaler_core.schedules import Durations, timeline
 
 
 @pytest.mark.parametrize("slices, secs", [((4, 3, 2, 1), 22), ((2, 2, 2, 2, 2), 16)])

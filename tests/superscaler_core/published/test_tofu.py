@@ -12,9 +12,9 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.graph.annotation import Operand
+from superscaler_core.graph import Operand
 from superscaler_core.published.tofu import NO_LOOP, halve, tofu
-from tests.superscaler_core.training import Case, check_trains
+from tests.superscaler_core.cases import Case, check_trains
 
 # --- one level is optimal ------------------------------------------------------------------------
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode, brute_force
 from superscaler_core.published.unity import substitutions, unity
-from tests.superscaler_core.planners.space.spaces import random_space
+from superscaler_core.space import Space, SpaceEdge, SpaceNode, brute_force
+from tests.superscaler_core.space.spaces import random_space
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode
 from superscaler_core.published.flexflow.walk import Walk, fastest_alone
-from tests.superscaler_core.planners.space.spaces import random_space
+from superscaler_core.space import Space, SpaceEdge, SpaceNode
+from tests.superscaler_core.space.spaces import random_space
 
 
 @pytest.mark.parametrize("has_memory", [False, True])

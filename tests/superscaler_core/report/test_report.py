@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core import models, plans
-from superscaler_core.program.verb import Verb
+from superscaler_core.program import Verb
 from superscaler_core.report import PricedMove, explain_edge, explain_ops, moves_of
 from superscaler_core.report.table import numbers_text, table
 

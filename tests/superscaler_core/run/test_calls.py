@@ -9,7 +9,7 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.run.blocks import block_of, lines_of, stages_of
 from superscaler_core.run.lines import Add, BlockFunction, Line, Variable
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 SUMMING = [
     Case("coshard", 2),

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from superscaler_core.run.load import in_threads, module_from
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.transport import ThreadTransport
-from tests.superscaler_core.training import MODEL_OF, Case, Trained, train
+from superscaler_core.training import in_threads, module_from
+from tests.superscaler_core.cases import MODEL_OF, Case, Trained, train
 
 ALL = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
 CASES = [

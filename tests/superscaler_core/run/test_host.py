@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from superscaler_core.report.explain import split_text
+from superscaler_core.report import split_text
 from superscaler_core.run.host import ActivationOffload, Offloaded
+from tests.superscaler_core.cases import Case, difference, train
 from tests.superscaler_core.recorder import Recorder
-from tests.superscaler_core.training import Case, difference, train
 
 MLP = {"inputs": 8, "hidden": 16, "outputs": 8, "layers": 4}
 """All sizes are multiples of the devices, so that volumes are exact."""

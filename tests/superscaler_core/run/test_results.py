@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
-from superscaler_core.program.verb import BETWEEN, OF_WEIGHTS, Verb
+from superscaler_core.program import BETWEEN, OF_WEIGHTS, Verb
 from tests.superscaler_core.as_torch import compiled, on_ranks
 
 WORDS = 11

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.plans.pieces.storage import shard_storage
+from superscaler_core.plans import shard_storage
 from superscaler_core.run.evaluate import evaluate
 from superscaler_core.run.transport import Board, ThreadTransport
 from tests.superscaler_core.small import on_one, two_linears
@@ -146,7 +146,7 @@ def test_program_is_loaded_with_its_saved_topology_unless_another_is_given(
         with pytest.raises(InterruptedError):
             ss.load(folder, **options)
 
-    monkeypatch.setattr("superscaler_core.run.load.DistTransport", Remembers)
+    monkeypatch.setattr("superscaler_core.training.load.DistTransport", Remembers)
     monkeypatch.setattr("torch.distributed.get_rank", lambda group=None: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: 2)
     slow = rv.Topology.single_host(2, alpha_secs=1e-3, bytes_per_sec=1e6)

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from superscaler_core.run.load import in_threads
 from superscaler_core.run.together import rows_of
 from superscaler_core.run.transport import CPU, DistTransport, Transport
+from superscaler_core.training import in_threads
 
 
 @pytest.mark.parametrize(

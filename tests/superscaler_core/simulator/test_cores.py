@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from superscaler_core.cost.comm_cost import CommCost
+from superscaler_core.cost import CommCost
 from superscaler_core.schedules import gpipe, one_f_one_b
 from superscaler_core.simulator import PROFILES, Simulated, simulate
 from superscaler_core.simulator.ports import BusyPorts
 from superscaler_core.simulator.stage_run import StageRuns, UnderWay
 from superscaler_core.simulator.work import WorkEvent
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.simulated_chains import free, given, pipelined
-from tests.superscaler_core.training import Case
 
 F, B = 1e-3, 2e-3
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.cost.op_time import halves
-from superscaler_core.graph.graph import Graph
+from superscaler_core import Graph
+from superscaler_core.cost import halves
 from superscaler_core.schedules import (
     Schedule,
     gpipe,
@@ -23,10 +23,10 @@ from superscaler_core.schedules import (
 )
 from superscaler_core.simulator import PROFILES, simulate
 from superscaler_core.simulator.trace import events
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.simulated_chains import free, given
 from tests.superscaler_core.small import branched, on_one, two_linears
-from tests.superscaler_core.training import Case
 
 ROUNDING = 1e-9
 """Relative tolerance: times are whole picoseconds."""

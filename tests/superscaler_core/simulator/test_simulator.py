@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.cost.comm_cost import METHODS, TICKS_PER_SEC, CommCosts, comm_costs_on
-from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.cost import METHODS, TICKS_PER_SEC, CommCosts, OpTimes, comm_costs_on
 from superscaler_core.plans import PLANS
 from superscaler_core.published.asynchronous import ampnet, pipedream
 from superscaler_core.published.chimera import chimera
@@ -26,9 +25,9 @@ from superscaler_core.simulator import PROFILES, Simulated, simulate
 from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.trace import events
 from superscaler_core.simulator.work import Methods, Work
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.simulated_chains import chain, free, given, pipelined
 from tests.superscaler_core.small import on_one
-from tests.superscaler_core.training import Case
 
 ROUNDING = 1e-9
 """Relative tolerance: times are whole picoseconds."""

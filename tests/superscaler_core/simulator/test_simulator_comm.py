@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import rvdcomm as rv
 from bench.rvd.methods import point_to_point_bytes
-from superscaler_core.cost.comm_cost import TICKS_PER_SEC, CommCosts, topology_for
-from superscaler_core.program.transfer import Transfer
+from superscaler_core.cost import TICKS_PER_SEC, CommCosts, topology_for
+from superscaler_core.materialize import Transfer
 from superscaler_core.simulator.ports import BusyPorts
 from tests.oracle import all_rvds
 

@@ -12,13 +12,12 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 import superscaler_core as ss
-from superscaler_core.cost import Reach
-from superscaler_core.cost.op_time import OpTimes, backward_products, forward_bytes, signature
+from superscaler_core.cost import OpTimes, Reach, backward_products, forward_bytes, signature
 from superscaler_core.simulator import PROFILES
 from superscaler_core.simulator.measured import PRODUCT_ROWS, STREAM_BYTES, measured
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.simulated_chains import chain
 from tests.superscaler_core.small import branched, on_one, two_linears
-from tests.superscaler_core.training import Case
 
 SIMPLE = ss.DeviceProfile("simple", {"float32": 1e12, "float64": 1e12}, 1e9, 1 << 30)
 COMPUTE_BOUND = replace(SIMPLE, bytes_per_sec=1e30)

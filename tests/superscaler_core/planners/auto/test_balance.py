@@ -9,7 +9,7 @@ import pytest
 
 from bench.cells.cluster import PAPER
 from bench.cells.workload import Workload, captured
-from superscaler_core.graph.graph import Graph
+from superscaler_core import Graph
 from superscaler_core.planners.auto.balance import balanced_sizes, partition
 
 

@@ -9,10 +9,9 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.cost import Reach
-from superscaler_core.cost.op_time import OpTimes, signature
+from superscaler_core.cost import OpTimes, Reach, signature
+from superscaler_core.evaluation import Request
 from superscaler_core.planners.auto.bounds import Bounds
-from superscaler_core.planners.search.request import Request
 from superscaler_core.simulator import PROFILES
 from tests.superscaler_core.small import two_linears
 

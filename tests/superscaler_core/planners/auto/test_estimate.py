@@ -11,14 +11,12 @@ import torch
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.models.gpt import GPT, GPTConfig
-from superscaler_core.models.moe import MoEConfig, MoETransformer
-from superscaler_core.models.swin import Swin, SwinConfig
+from superscaler_core.evaluation import Candidate, Request
+from superscaler_core.evaluation.evaluate import evaluate
+from superscaler_core.models import GPT, GPTConfig, MoEConfig, MoETransformer, Swin, SwinConfig
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.estimate import Estimate, Figures
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.search.evaluate import evaluate
-from superscaler_core.planners.search.request import Candidate, Request
 from superscaler_core.simulator import PROFILES
 
 SETTINGS = (

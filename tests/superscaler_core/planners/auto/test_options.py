@@ -12,7 +12,7 @@ from superscaler_core.models import build, example_inputs
 from superscaler_core.planners.auto import Setting, options_of
 from superscaler_core.planners.auto.families import Filling
 from tests.superscaler_core.planners.auto.test_estimate import REQUEST
-from tests.superscaler_core.planners.search.test_search import request
+from tests.superscaler_core.planners.test_search import request
 
 
 def roots(memory_bytes: float, **layout: int) -> list[Setting]:

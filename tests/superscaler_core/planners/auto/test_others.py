@@ -11,14 +11,14 @@ from math import inf
 import pytest
 
 import superscaler_core as ss
+from superscaler_core.evaluation import Candidate, Request, SearchPlanner, Trial
 from superscaler_core.planners.auto import auto, options
 from superscaler_core.planners.auto.asked import SPENT, asking
 from superscaler_core.planners.auto.others import Others, repeated
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
-from superscaler_core.planners.search.search import search_request
+from superscaler_core.planners.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
-from tests.superscaler_core.planners.search.test_search import UNLIKE_EACH_OTHER, request
+from tests.superscaler_core.planners.test_search import UNLIKE_EACH_OTHER, request
 
 BATCH = 8
 

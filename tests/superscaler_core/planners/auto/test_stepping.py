@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from superscaler_core.cost.comm_cost import CommCost
+from superscaler_core.cost import CommCost
 from superscaler_core.planners.auto.order import Send, WorkerRoute, events_of, makespan
 from superscaler_core.schedules import SCHEDULES, ActionKind, generate, timeline
 

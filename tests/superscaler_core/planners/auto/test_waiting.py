@@ -7,10 +7,10 @@ from math import inf
 
 import pytest
 
+from superscaler_core.evaluation import Candidate, Trial
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.estimate import Figures
 from superscaler_core.planners.auto.waiting import Waiting
-from superscaler_core.planners.search.request import Candidate, Trial
 from superscaler_core.plans import PLANS
 
 MEMORY = 100

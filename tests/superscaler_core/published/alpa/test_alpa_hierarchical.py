@@ -14,11 +14,9 @@ import torch
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cost import PROFILES
-from superscaler_core.models.gpt import GPT, GPTConfig
-from superscaler_core.planners.search.evaluate import evaluate
-from superscaler_core.planners.search.request import FULL, Request
-from superscaler_core.planners.space import Space, price_space
-from superscaler_core.planners.space.elimination import Core
+from superscaler_core.evaluation import FULL, Request
+from superscaler_core.evaluation.evaluate import evaluate
+from superscaler_core.models import GPT, GPTConfig
 from superscaler_core.published.alpa import (
     MeshCut,
     StagePrices,
@@ -31,8 +29,9 @@ from superscaler_core.published.alpa.alpa_hierarchical import clusters_of
 from superscaler_core.published.alpa.alpa_intra import alpa_intra
 from superscaler_core.published.alpa.assignments import assignments
 from superscaler_core.published.stages.pricing import layers_of
+from superscaler_core.space import Core, Space, price_space
+from tests.superscaler_core.cases import Case, check_trains
 from tests.superscaler_core.simulated_chains import chain
-from tests.superscaler_core.training import Case, check_trains
 
 HOSTS = rv.Topology.hosts(
     [range(2), range(2, 4)], intra=rv.Link(5e-6, 100e9), inter=rv.Link(20e-6, 10e9)

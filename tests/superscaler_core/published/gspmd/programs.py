@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.models.moe import top_gating
+from superscaler_core.models import top_gating
 from superscaler_core.published.gspmd import Mesh, Propagated, complete
 
 

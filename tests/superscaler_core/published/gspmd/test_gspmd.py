@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.parallel import SProgram
 from superscaler_core.published.gspmd import Propagated
 from superscaler_core.published.gspmd.price import cut_text
+from tests.superscaler_core.cases import Case, check_trains
 from tests.superscaler_core.packed import LENGTH, Model, Packed, flash
 from tests.superscaler_core.published.gspmd.programs import Experts, completed
-from tests.superscaler_core.training import Case, check_trains
 
 MEGATRON = "tokens:d0@x;*.attn.q.weight:d0@y;*.mlp.up.weight:d0@y"
 

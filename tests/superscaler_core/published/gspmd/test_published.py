@@ -12,6 +12,7 @@ from superscaler_core.models import build, example_inputs
 from superscaler_core.parallel import SProgram
 from superscaler_core.published.gspmd import Propagated
 from superscaler_core.published.gspmd.price import cut_text
+from tests.superscaler_core.cases import Case
 from tests.superscaler_core.plans.test_plans_communication import (
     backward,
     fetches,
@@ -20,7 +21,6 @@ from tests.superscaler_core.plans.test_plans_communication import (
     reductions,
 )
 from tests.superscaler_core.published.gspmd.programs import Experts, completed
-from tests.superscaler_core.training import Case
 
 
 def cuts_of(found: Propagated) -> dict[str, str]:

@@ -11,9 +11,9 @@ import torch
 
 import rvdcomm as rv
 import superscaler_core as ss
+from superscaler_core import Op
 from superscaler_core.cost import PROFILES, CostModel
 from superscaler_core.errors import PlanError
-from superscaler_core.graph.graph import Op
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plan import OpSplit
 from superscaler_core.published.hidup import (
@@ -26,7 +26,7 @@ from superscaler_core.published.hidup import (
     hidup,
     propose_hidup,
 )
-from tests.superscaler_core.training import Case, check_trains
+from tests.superscaler_core.cases import Case, check_trains
 
 FAST = rv.Link(1e-9, 1e12)
 

@@ -8,9 +8,9 @@ from math import ceil
 
 import pytest
 
-from superscaler_core.planners.search.request import Candidate, Request, Trial
+from superscaler_core.evaluation import Candidate, Request, Trial
 from superscaler_core.published.hidup import propose_hidup
-from tests.superscaler_core.planners.search.test_search import request
+from tests.superscaler_core.planners.test_search import request
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 768)
 MB = 10**6

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.plan.mesh import Mesh
+from superscaler_core.plan import Mesh
 from superscaler_core.published.mesh_tf import (
     LayoutProblem,
     MeshOp,
@@ -19,7 +19,7 @@ from superscaler_core.published.mesh_tf import (
     list_schedule,
 )
 from superscaler_core.published.mesh_tf.plan import mesh_tf
-from tests.superscaler_core.training import Case
+from tests.superscaler_core.cases import Case
 
 SIZES = {"a": 10, "b": 5, "c": 20}
 

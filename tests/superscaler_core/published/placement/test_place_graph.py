@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cost import PROFILES, CostModel
-from superscaler_core.planners.search.request import Request
+from superscaler_core.evaluation import Request
 from superscaler_core.published.placement import (
     PLACERS,
     assign,

@@ -13,7 +13,7 @@ import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cli import main
 from superscaler_core.cost import PROFILES
-from superscaler_core.models.gpt import GPT, GPTConfig
+from superscaler_core.models import GPT, GPTConfig
 from superscaler_core.published.stages import (
     STAGE_PLANNERS,
     Degrees,
@@ -25,7 +25,7 @@ from superscaler_core.published.stages import (
     price_stages,
     stages,
 )
-from tests.superscaler_core.training import Case, check_trains
+from tests.superscaler_core.cases import Case, check_trains
 
 HOSTS = rv.Topology.hosts(
     [range(2), range(2, 4)], intra=rv.Link(5e-6, 100e9), inter=rv.Link(20e-6, 10e9)

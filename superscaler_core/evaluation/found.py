@@ -1,0 +1,173 @@
+"""Found: the plan that a search chose, and all its trials."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from rvdcomm.units import bytes_text, secs_text
+from superscaler_core.compiled import Compiled
+from superscaler_core.evaluation.evaluate import compiled
+from superscaler_core.evaluation.picture import draw
+from superscaler_core.evaluation.request import Candidate, Request, Trial
+from superscaler_core.plan import Decisions, Plan
+from superscaler_core.space.explained import explain_op
+
+WIDTH = 100
+"""Columns of the table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The result of a search; print it.
+
+    Attributes:
+        request: the model, cluster and step of the search.
+        best: the fastest trial that fits in memory, simulated in full.
+        tried: all trials, in the order in which they ended, ``best`` included.
+        num_skipped: candidates whose lower bound was not below the best plan's time.
+        num_left: candidates that were still waiting when the search ended.
+        search_secs: seconds of the search.
+    """
+
+    request: Request
+    best: Trial
+    tried: tuple[Trial, ...]
+    num_skipped: int
+    num_left: int
+    search_secs: float
+
+    @property
+    def name(self) -> str:
+        """The name of the chosen candidate."""
+        return self.best.candidate.name
+
+    @property
+    def secs(self) -> float:
+        """Simulated seconds of a step."""
+        return self.best.secs
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes on the fullest device."""
+        return self.best.peak_bytes
+
+    @property
+    def samples_per_sec(self) -> float:
+        """Speed of training."""
+        return self.request.batch / self.secs
+
+    @property
+    def num_full(self) -> int:
+        """Number of evaluations in full: of all microbatches and all blocks."""
+        return sum(not trial.is_estimate for trial in self.tried)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The chosen plan, filled."""
+        return self.best.candidate.plan(self.request)
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        """The chosen plan's program."""
+        return compiled(self.request, self.best.candidate)
+
+    @property
+    def decisions(self) -> Decisions:
+        """The chosen plan as a value with a text."""
+        return self.plan.decisions
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan's decisions to a file that ``Decisions.load`` reads."""
+        self.decisions.save(path)
+
+    def draw(self, path: str | Path) -> None:
+        """Write a picture: time against memory of all trials, with the chosen one marked.
+
+        Raises:
+            PlanError: matplotlib is missing, or cannot write this suffix.
+        """
+        draw(self.request, self.tried, self.best, path)
+
+    def explain(self, op: str) -> str:
+        """A table of the cost of each cut of an op, with all other ops as in the chosen plan.
+
+        Raises:
+            PlanError: the model has no such op.
+        """
+        asked = self.request
+        return explain_op(
+            self.plan, op, asked.costs_of(self.plan.graph),
+            microbatches=asked.microbatches(self.best.candidate.samples),
+            memory_bytes=asked.memory_bytes,
+        )  # fmt: skip
+
+    # --- text -----------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return "\n".join([self.summary(), "", self.table()])
+
+    def summary(self) -> str:
+        """The chosen plan, and how many candidates were tried, skipped and left."""
+        num, samples = len(self.tried), self.best.candidate.samples
+        left = f", {self.num_left} not evaluated" if self.num_left else ""
+        return "\n".join(
+            [
+                f"chosen   {self.name}",
+                f"step     {secs_text(self.secs)}, {self.samples_per_sec:.4g} samples/s; "
+                f"{self.request.microbatches(samples)} microbatches of {samples} samples",
+                f"memory   {bytes_text(self.peak_bytes)} of "
+                f"{bytes_text(self.request.memory_bytes)} on the fullest device",
+                f"search   {self.search_secs:.1f} s: {num} tried, {self.num_skipped} skipped by "
+                f"their lower bound{left}",
+            ]
+        )
+
+    def table(self, num: int = 10) -> str:
+        """The ``num`` best candidates, and why the others lost."""
+        fits = sorted(_last(self.tried), key=lambda trial: trial.secs)
+        lines = [f"{'step':>10} {'memory':>10}  {'':>7}  plan"]
+        for trial in fits[:num]:
+            if trial.fits:
+                slower = f"{trial.secs / self.secs:.3f} x" if trial is not self.best else "chosen"
+                size, secs = bytes_text(trial.peak_bytes), secs_text(trial.secs)
+                mark = "~" if trial.is_estimate else " "
+                name = _cut(trial.candidate.name, WIDTH - 33)
+                lines.append(f"{mark}{secs:>9} {size:>10}  {slower:>7}  {name}")
+        lines += [f"{count:>10} x {_cut(why, WIDTH - 13)}" for why, count in self._losses(num)]
+        if any(trial.is_estimate for trial in fits[:num] if trial.fits):
+            lines.append(
+                "~ few microbatches or blocks were simulated, and the rest added at their pace"
+            )
+        return "\n".join(lines)
+
+    def _losses(self, num: int) -> list[tuple[str, int]]:
+        """Why the candidates that the table does not show lost, with the count of each reason."""
+        rows = _last(self.tried)
+        fit = sum(trial.fits for trial in rows)
+        whys = Counter(
+            "more memory than a device has" if trial.lacks_memory else trial.problem
+            for trial in rows
+            if not trial.fits
+        )
+        slower = [("slower than these", fit - num)] if fit > num else []
+        skipped = [
+            ("skipped: their lower bound is not below the chosen plan's step", self.num_skipped)
+        ]
+        return [*slower, *(row for row in skipped if row[1]), *whys.most_common(8)]
+
+
+def _last(tried: Sequence[Trial]) -> list[Trial]:
+    """The last trial of every candidate, which is the full evaluation if there was one."""
+    found: dict[Candidate, Trial] = {}
+    for trial in tried:
+        found[trial.candidate] = trial
+    return list(found.values())
+
+
+def _cut(text: str, width: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 3] + "..."

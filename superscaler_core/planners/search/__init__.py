@@ -1,1 +1,0 @@
-"""Search: compile a planner's candidates, read their memory, simulate and compare them."""
