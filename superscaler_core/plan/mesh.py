@@ -11,7 +11,8 @@ from math import prod
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.shard_spec import Axes
-from superscaler_core.plan import Device, OpSplit
+from superscaler_core.plan.op_split import OpSplit
+from superscaler_core.plan.plan import Device
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import chain, combinations, product
 
+from superscaler_core.planners.proposals import propose_space
 from superscaler_core.planners.row import PlannerRow
 from superscaler_core.published.flexflow.walk import Move, Walk, fastest_alone
-from superscaler_core.published.proposals import propose_space
 from superscaler_core.space import Assignment, Solution, Space
 
 MOST_WAITING = 1000

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from superscaler_core.space import Array, Assignment, Space
+from superscaler_core.space.space import Array, Assignment, Space
 
 Pair = tuple[int, int]
 

@@ -34,9 +34,9 @@ from functools import partial
 from math import exp
 from random import Random
 
+from superscaler_core.planners.proposals import propose_space
 from superscaler_core.planners.row import PlannerRow
 from superscaler_core.published.flexflow.walk import Move, Walk, fastest_alone
-from superscaler_core.published.proposals import propose_space
 from superscaler_core.space import Solution, Space
 
 PROPAGATES = 0.25

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from superscaler_core.published.tessel import exact_schedule, search_schedule, straight_routes
 from superscaler_core.published.tessel.counts import OutOfTimeError
+from superscaler_core.published.tessel.exact import exact_schedule
+from superscaler_core.published.tessel.routes import straight_routes
+from superscaler_core.published.tessel.search import search_schedule
 from superscaler_core.schedules.errors import ScheduleError, require_counts
 from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.split_backward import split_backward

@@ -8,7 +8,7 @@ from math import inf
 from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.cost.op_time import OpTimes, halves
 from superscaler_core.plan import Placement, Plan, Stage
-from superscaler_core.published.tessel import search_schedule
+from superscaler_core.published.tessel.search import search_schedule
 from superscaler_core.schedules import ActionKind
 from superscaler_core.schedules.schedule import WorkerRoute
 from superscaler_core.schedules.timeline import Durations, Time

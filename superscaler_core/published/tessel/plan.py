@@ -9,13 +9,9 @@ from superscaler_core.plan import Plan
 from superscaler_core.plans import plan_row
 from superscaler_core.plans.pieces.grid_stages import grid_stages, num_workers
 from superscaler_core.plans.row import OptionReader
-from superscaler_core.published.tessel import (
-    both_ways,
-    looped_routes,
-    search_schedule,
-    v_routes,
-)
 from superscaler_core.published.tessel.order_by_search import order_by_search
+from superscaler_core.published.tessel.routes import both_ways, looped_routes, v_routes
+from superscaler_core.published.tessel.search import search_schedule
 
 
 @plan_row(readers={"route": OptionReader(str, "line, v or both")})

@@ -11,9 +11,9 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.evaluation import Request, Trial
 from superscaler_core.planners import PLANNERS, search_request
+from superscaler_core.planners.proposals import SpacePlanner, propose_space
 from superscaler_core.published.alpa.alpa_intra import alpa_intra
 from superscaler_core.published.flexflow.flexflow import flexflow
-from superscaler_core.published.proposals import SpacePlanner, propose_space
 from superscaler_core.published.unity import unity
 from tests.superscaler_core.cases import Case, check_trains
 from tests.superscaler_core.planners.test_search import request
