@@ -119,8 +119,11 @@ OTHERS: list[tuple[Callable[[int], ss.Graph], dict[str, ss.Precision], str]] = [
 ]
 
 
+ROWS = [*((graph, dict[str, ss.Precision](), text) for text in SETTINGS), *OTHERS]
+
+
 @pytest.mark.parametrize(
-    "model, more, text", [*((graph, {}, text) for text in SETTINGS), *OTHERS], ids=str
+    "model, more, text", ROWS, ids=[f"{model.__name__}-{text}" for model, _, text in ROWS]
 )
 def test_estimated_time_and_memory_are_near_the_simulation(
     model: Callable[[int], ss.Graph], more: dict[str, ss.Precision], text: str
