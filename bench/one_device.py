@@ -18,7 +18,7 @@ import superscaler_core as ss
 from bench.command_line import parser_for
 from bench.result import environment, write
 from bench.tables import grid
-from superscaler_core.models import GPT, GPTConfig, example_inputs
+from superscaler_core.models.gpt import GPT, GPTConfig, example_inputs
 
 DESCRIPTION = """\
 Run forward and backward of a GPT on one device, a GPU if there is one: the model in eager torch,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from superscaler_core import cost
     from superscaler_core.cost import CostModel
     from superscaler_core.evaluation.found import Found
-    from superscaler_core.evaluation.search import Search
+    from superscaler_core.evaluation.search_options import Search
     from superscaler_core.front_end import capture
     from superscaler_core.front_end.modules import register_module
     from superscaler_core.front_end.shard import shard
@@ -66,7 +66,7 @@ _LAZY = {
     "Found": "superscaler_core.evaluation.found",
     "LiveBytes": "superscaler_core.training.live_bytes",
     "Parallel": "superscaler_core.parallel",
-    "Search": "superscaler_core.evaluation.search",
+    "Search": "superscaler_core.evaluation.search_options",
     "Trainer": "superscaler_core.training.trainer",
     "capture": "superscaler_core.front_end",
     "latest": "superscaler_core.training.resume",

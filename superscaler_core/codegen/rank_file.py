@@ -9,7 +9,7 @@ from superscaler_core.codegen.line_writer import LineWriter
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.segment_writer import Functions
 from superscaler_core.codegen.stage_writer import StageWriter, pair_functions, update_functions
-from superscaler_core.codegen.tables import tables_of, tables_text
+from superscaler_core.codegen.table_text import tables_of, tables_text
 from superscaler_core.codegen.text import INDENT
 from superscaler_core.materialize.events import schedule_of
 from superscaler_core.materialize.materialized import Materialized

@@ -9,7 +9,7 @@ from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 
 from superscaler_core.codegen.line_writer import LineWriter
-from superscaler_core.codegen.repeats import repeats_of
+from superscaler_core.codegen.loops import repeats_of
 from superscaler_core.codegen.statement import Statement, freed
 from superscaler_core.codegen.text import function, tuple_of, wrapped
 from superscaler_core.graph.part import Part

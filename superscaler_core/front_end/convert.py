@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end.dense import check_dense
+from superscaler_core.front_end.overlapping_memory import check_apart
 from superscaler_core.front_end.shard import TARGET as SHARD
-from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.front_end.small_constants import compact, is_folded, run_small
 from superscaler_core.front_end.state_names import StateNames
 from superscaler_core.front_end.storage import Storages, written

@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.dense import check_dense
+from superscaler_core.front_end.overlapping_memory import check_apart
 from superscaler_core.front_end.rewrites import DATA, rewritten
-from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.front_end.toggled import SETTERS, Toggled
 
 _INSTEAD = "write what it does as a torch.autograd.Function, which is captured with its backward"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from superscaler_core.codegen.tables import sub_transfers_of
+from superscaler_core.codegen.table_text import sub_transfers_of
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.grouped import grouped

@@ -24,7 +24,7 @@ from superscaler_core.evaluation.request import (
     Trial,
 )
 from superscaler_core.evaluation.resized import is_same
-from superscaler_core.evaluation.search import Progress, Search
+from superscaler_core.evaluation.search_options import Progress, Search
 from superscaler_core.evaluation.workers import Workers
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.planners.table import planner_of

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from superscaler_core.run.backward_halves import SplitBackward
 from superscaler_core.run.host import ActivationOffload, Host, Offloaded, emptied
-from superscaler_core.run.split_backward import SplitBackward
 
 SegmentFunction = Callable[..., tuple[Tensor, ...]]
 """A function of a generated file; its arguments are the seed of its dropout, and tensors."""

@@ -11,7 +11,7 @@ from superscaler_core.cost.comm_cost import Port
 from superscaler_core.known import ByKey, remembers
 from superscaler_core.plan import Device
 from superscaler_core.program.verb import Phase
-from superscaler_core.simulator.ports import BusyPorts, Interval
+from superscaler_core.simulator.busy_ports import BusyPorts, Interval
 from superscaler_core.simulator.work import WorkEvent
 
 Span = tuple[WorkEvent, int, int]

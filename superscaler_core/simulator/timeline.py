@@ -15,7 +15,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
 from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import GRADS, Action, ActionKind
-from superscaler_core.simulator.ports import BusyPorts
+from superscaler_core.simulator.busy_ports import BusyPorts
 from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay, woken
 from superscaler_core.simulator.work import Work, WorkEvent
 

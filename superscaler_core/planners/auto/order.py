@@ -22,7 +22,7 @@ from superscaler_core.schedules import (
     timeline,
 )
 from superscaler_core.schedules.schedule import held_by
-from superscaler_core.simulator.ports import BusyPorts
+from superscaler_core.simulator.busy_ports import BusyPorts
 
 ROUNDS = 4
 """Periods of microbatches that show how a pipeline goes on; two more per further chunk.

@@ -9,7 +9,7 @@ import pytest
 from superscaler_core.cost import CommCost
 from superscaler_core.schedules import gpipe, one_f_one_b
 from superscaler_core.simulator import PROFILES, Simulated, simulate
-from superscaler_core.simulator.ports import BusyPorts
+from superscaler_core.simulator.busy_ports import BusyPorts
 from superscaler_core.simulator.stage_run import StageRuns, UnderWay
 from superscaler_core.simulator.work import WorkEvent
 from tests.superscaler_core.cases import Case

@@ -14,7 +14,7 @@ import rvdcomm as rv
 from bench.rvd.methods import point_to_point_bytes
 from superscaler_core.cost import TICKS_PER_SEC, CommCosts, topology_for
 from superscaler_core.materialize import Transfer
-from superscaler_core.simulator.ports import BusyPorts
+from superscaler_core.simulator.busy_ports import BusyPorts
 from tests.oracle import all_rvds
 
 SHAPE = (24, 20)

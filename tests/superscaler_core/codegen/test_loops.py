@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superscaler_core.codegen.repeats import LEAST_LENGTH, repeats_of
+from superscaler_core.codegen.loops import LEAST_LENGTH, repeats_of
 
 
 @given(st.lists(st.integers(0, 3), max_size=40))

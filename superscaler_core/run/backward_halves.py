@@ -52,7 +52,7 @@ class _BorderNode:
 class SplitBackward:
     """The backward of one graph, from the gradients that enter it to its leaves.
 
-    Law (tests/superscaler_core/run/test_split_backward.py): ``inputs`` and then ``weights`` give
+    Law (tests/superscaler_core/run/test_backward_halves.py): ``inputs`` and then ``weights`` give
     bitwise the same gradients as one ``torch.autograd.backward``, and no gradient is computed in
     both. The exception is a custom ``autograd.Function`` with weights: torch does not tell it
     which gradients are needed, so it computes all of them twice.

@@ -1,4 +1,4 @@
-"""Repeats: finds a run of a sequence that repeats itself, such as the blocks of a model."""
+"""Loops: finds a run of a sequence that repeats itself, such as the blocks of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_PERIODS = 8
 def repeats_of(keys: Sequence[Hashable]) -> list[range]:
     """The places of equal blocks, one behind the other, that cover much of a sequence.
 
-    Law (tests/superscaler_core/codegen/test_repeats.py): all blocks have the same keys in the same
+    Law (tests/superscaler_core/codegen/test_loops.py): all blocks have the same keys in the same
     order; there are at least two, or none.
 
     >>> repeats_of("x" + "abcd" * 3 + "y")

@@ -1,4 +1,4 @@
-"""Shared memory: refuses overlapping tensors of a model, which only torch would train together."""
+"""Overlapping memory: refuses tensors of a model that overlap, which only torch would train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: the data of one rank's program, as a value and as Python text."""
+"""Table text: the data of one rank's program, as a value and as Python text."""
 
 from __future__ import annotations
 

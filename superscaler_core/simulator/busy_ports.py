@@ -1,4 +1,4 @@
-"""Ports: links that communication shares, and the times when they are busy."""
+"""Busy ports: links that communication shares, and the times when they are busy."""
 
 from __future__ import annotations
 
