@@ -49,6 +49,10 @@ class Compiled:
     optimizer: str = "adam"
     precision: Precision = Precision()
 
+    def __post_init__(self) -> None:
+        one_of("optimizer", self.optimizer, STATES)
+        Precision.of(self.precision)
+
     @cached_property
     def plan(self) -> Plan:
         """A copy of the sProgram's decisions; what is done to it does not change the program."""

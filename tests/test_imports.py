@@ -1,51 +1,78 @@
-"""Tests use public names, or those of a folder; a module inside a folder only in its own tests."""
+"""What tests import, and which tests sources name."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
+PACKAGES = ("rvdcomm", "superscaler_core")
+
 OWN = {
     "tests/dist": {"rvdcomm.run", "rvdcomm.api"},
     "tests/cuda": {"rvdcomm.run"},
+    "tests/test_package.py": {"rvdcomm.run"},
+    "tests/superscaler_core/front_end": {
+        *("superscaler_core.front_end", "superscaler_core.rules", "superscaler_core.ops")
+    },
 }
-"""Folders of tests that are not named as the folder whose laws they hold."""
+"""Tests that are not named as the folder whose laws they hold, or hold those of several."""
 
 
 def own(test: Path) -> set[str]:
     """The folders whose inner modules a test may import."""
     parts = test.relative_to(ROOT).parts
-    if parts[1] == "superscaler_core":
-        return {f"superscaler_core.{parts[2]}"}
-    return OWN.get("/".join(parts[:2]), {f"rvdcomm.{parts[1]}"})
+    is_core = parts[1] == "superscaler_core"
+    folder = "/".join(parts[: 3 if is_core else 2])
+    named = f"superscaler_core.{parts[2]}" if is_core else f"rvdcomm.{parts[1]}"
+    return OWN.get(folder, {named})
 
 
-def inner_imports(test: Path) -> Iterator[tuple[str, str]]:
-    """The modules inside folders that a test imports names of, with these names.
+def is_module(name: str) -> bool:
+    """Whether a dotted name is a module inside a folder of a package, and no folder itself."""
+    inside = name.split(".")
+    path = ROOT / Path(*inside)
+    return len(inside) > 2 and inside[0] in PACKAGES and path.with_suffix(".py").exists()
 
-    A function that is named as its module is imported from it: a folder cannot export it, because
-    the name means the module there. Published systems have no names but their rows.
+
+def inner_imports(test: Path) -> Iterator[str]:
+    """The modules inside folders that a test imports, or names of.
+
+    A function that is named as its module may be imported from it. Published systems have no
+    public names but their rows.
     """
     for node in ast.walk(ast.parse(test.read_text())):
-        if not isinstance(node, ast.ImportFrom) or node.module is None:
-            continue
-        package, *inside = node.module.split(".")
-        is_module = (ROOT / Path(*node.module.split("."))).with_suffix(".py").exists()
-        if package in ("rvdcomm", "superscaler_core") and len(inside) > 1 and is_module:
-            names = [alias.name for alias in node.names if alias.name != inside[-1]]
-            if inside[0] != "published":
-                yield from ((node.module, name) for name in names)
+        found: list[str] = []
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [alias.name for alias in node.names]
+            if any(name != node.module.rpartition(".")[2] for name in names):
+                found = [node.module]
+            if node.module.split(".")[0] in PACKAGES:
+                exported = getattr(import_module(node.module), "__all__", ())
+                found += [f"{node.module}.{name}" for name in names if name not in exported]
+        yield from (name for name in found if is_module(name) and ".published." not in name)
 
 
 def test_tests_import_modules_inside_a_folder_only_for_the_laws_of_that_folder() -> None:
     foreign = [
-        f"{test.relative_to(ROOT)}: {module}.{name}"
+        f"{test.relative_to(ROOT)}: {module}"
         for test in TESTS
-        for module, name in inner_imports(test)
+        for module in inner_imports(test)
         if ".".join(module.split(".")[:2]) not in own(test)
     ]
     assert foreign == []
+
+
+def test_sources_name_files_of_tests_that_exist() -> None:
+    sources = [f for name in ("rvdcomm", "superscaler_core") for f in (ROOT / name).rglob("*.py")]
+    named = {(f, test) for f in sources for test in re.findall(r"tests/[\w/]+\.py", f.read_text())}
+    missing = [f"{f.relative_to(ROOT)}: {test}" for f, test in named if not (ROOT / test).exists()]
+    assert len(named) > 100
+    assert sorted(missing) == []

@@ -17,7 +17,7 @@ from rvdcomm.api.float8 import Scale, dequantized, quantized
 from rvdcomm.api.inspect import backend_of, has_agreed
 from rvdcomm.api.many_agree import Agreed, agree
 from rvdcomm.api.many_request import ManyRequest
-from rvdcomm.api.options import AS_USUAL, ByName, CallOptions, filled
+from rvdcomm.api.options import AS_USUAL, CallOptions, OfMany, filled
 from rvdcomm.api.pending import drain, submit
 from rvdcomm.api.tensors import resolved, written
 from rvdcomm.api.traced import breaks_graph
@@ -42,7 +42,7 @@ def redistribute_many(
     progress: bool = False,
     async_op: bool = False,
     options: CallOptions = AS_USUAL,
-    **by_name: Unpack[ByName],
+    **by_name: Unpack[OfMany],
 ) -> Any:
     """Redistribute every tensor of a state dict, as one call: ``redistribute`` for many.
 

@@ -63,6 +63,10 @@ class ManyRequest:
         except LayoutError as error:
             faults.append(str(error))
             executor = str(asked.executor)
+        dtypes, dst_dtypes = (
+            _dtypes(noun, asked_for, faults)
+            for noun, asked_for in (("dtype", asked.dtype), ("dst_dtype", asked.dst_dtype))
+        )
         given = {"tensors": tensors, "src": src, "dst": dst, "out": {} if out is None else out}
         for noun, mapping in given.items():
             if not isinstance(mapping, Mapping):
@@ -81,8 +85,8 @@ class ManyRequest:
             given["dst"],
             names,
             outs,
-            asked.dst_dtype,
-            asked.dtype,
+            dst_dtypes,
+            dtypes,
             asked.scale,
             None if misuse else asked.memory_limit,
             None if misuse else asked.topology,
@@ -409,6 +413,15 @@ def _of(dtype: object, name: str) -> str | None:
 
 def _text(shape: Iterable[int] | None) -> str:
     return "None" if shape is None else str(list(shape))
+
+
+def _dtypes(noun: str, given: Any, faults: list[str]) -> Any:
+    """The dtypes that a caller gave; None with a fault if one of them is no dtype."""
+    for each in given.values() if isinstance(given, Mapping) else [given]:
+        if not isinstance(each, torch.dtype | str | None):
+            faults.append(f"{noun} is {quoted(each)}; give a dtype of torch, or some by name.")
+            return None
+    return given
 
 
 def name_of(dtype: object) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rvdcomm.api.inspect import backend_of, grad_flows, has_agreed, request_of
-from rvdcomm.api.options import AS_USUAL, ByName, CallOptions, filled
+from rvdcomm.api.options import AS_USUAL, CallOptions, OfOne, filled
 from rvdcomm.api.redistributor import Redistributor
 from rvdcomm.api.tensors import misuse_of
 from rvdcomm.api.traced import runs_whole
@@ -37,7 +37,7 @@ def redistribute(
     out: Tensor | None = None,
     async_op: bool = False,
     options: CallOptions = AS_USUAL,
-    **by_name: Unpack[ByName],
+    **by_name: Unpack[OfOne],
 ) -> Any:
     """Return this rank's shard under ``dst``, given its shard under ``src``.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypedDict
+from difflib import get_close_matches
+from typing import Any, NamedTuple, TypedDict, get_type_hints
 
 import torch
 
@@ -37,28 +38,44 @@ class CallOptions(NamedTuple):
 
 
 class ByName(TypedDict, total=False):
-    """The same options as keywords; type checkers read them."""
+    """The options of both functions as keywords; type checkers read them."""
 
     group: Any
     topology: Topology | None
     executor: str | None
     memory_limit: int | None
-    dtype: Dtypes | None
+
+
+class OfOne(ByName, total=False):
+    """The options of ``redistribute`` as keywords."""
+
+    dtype: torch.dtype | None
     shape: tuple[int, ...] | None
     requires_grad: bool | None
     replica_grads: str
+
+
+class OfMany(ByName, total=False):
+    """The options of ``redistribute_many`` as keywords."""
+
+    dtype: Dtypes | None
     names: Callable[[str], str] | None
     dst_dtype: Dtypes | None
     scale: Scale | Mapping[str, Scale] | None
 
 
 AS_USUAL = CallOptions()
-_TAKEN_BY_BOTH = frozenset({"group", "topology", "executor", "memory_limit", "dtype"})
 TAKEN = {
-    "redistribute": _TAKEN_BY_BOTH | {"shape", "requires_grad", "replica_grads"},
-    "redistribute_many": _TAKEN_BY_BOTH | {"names", "dst_dtype", "scale"},
+    "redistribute": frozenset(get_type_hints(OfOne)),
+    "redistribute_many": frozenset(get_type_hints(OfMany)),
 }
 """The options of each function, by its name."""
+
+_OF_A_CALL = {
+    "redistribute": ("async_op", "options", "out"),
+    "redistribute_many": ("async_op", "options", "out", "progress"),
+}
+"""The other keywords of each function."""
 
 
 def filled(function: str, options: CallOptions, by_name: Mapping[str, Any]) -> CallOptions:
@@ -75,13 +92,20 @@ def filled(function: str, options: CallOptions, by_name: Mapping[str, Any]) -> C
     if not isinstance(options, CallOptions):
         raise TypeError(f"options={options!r}: it is an rvdcomm.CallOptions.")
     named = zip(options._fields, options, AS_USUAL, strict=True)
-    _check(function, {name for name, given, usual in named if given is not usual} - taken)
+    _check(function, {name for name, given, usual in named if not _is_usual(given, usual)} - taken)
     return options._replace(**by_name)
+
+
+def _is_usual(given: Any, usual: Any) -> bool:
+    # Only texts are compared: a scale may be a tensor, and a text that was sent is a new object.
+    return given is usual or (type(given) is str and given == usual)
 
 
 def _check(function: str, unknown: set[str]) -> None:
     if unknown:
+        keywords = sorted(TAKEN[function].union(_OF_A_CALL[function]))
+        near = [name for each in unknown for name in get_close_matches(each, keywords, 1)]
         raise TypeError(
-            f"{function} takes no {', '.join(sorted(unknown))}; its options are "
-            f"{', '.join(sorted(TAKEN[function]))}."
+            f"{function} takes no {', '.join(sorted(unknown))}; its keywords are "
+            f"{', '.join(keywords)}." + (f" Is it {near[0]}?" if near else "")
         )

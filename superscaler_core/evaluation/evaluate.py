@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import rvdcomm as rv
@@ -59,7 +59,7 @@ def _evaluated(request: Request, candidate: Candidate, how: Scope) -> Trial:
         comm_costs, method = comm_costs_on(request.topology), request.communication
         return simulate(one, request.profile, communication=method, comm_costs=comm_costs)
 
-    def whole_secs(found: Sequence[Compiled]) -> float:
+    def whole_secs(found: Iterable[Compiled]) -> float:
         secs = [simulated(one).secs for one in found]
         return secs[0] if short is None else short.at_whole(*secs)
 
@@ -74,7 +74,7 @@ def _evaluated(request: Request, candidate: Candidate, how: Scope) -> Trial:
         return Trial(candidate, whole.secs, peak, breakdown=whole.breakdown)
     secs = whole_secs(programs)
     if few:
-        fewer_secs = whole_secs([program(pair, few - how.period) for pair in pairs])
+        fewer_secs = whole_secs(program(pair, few - how.period) for pair in pairs)
         secs += (num - few) * (secs - fewer_secs) / how.period
     return Trial(candidate, secs, peak, is_estimate=True)
 

@@ -100,6 +100,8 @@ class Search:
         names = [each.name for each in fields(cls)]
         for name in options:
             one_of("option of search", name, names)
+        if asked is not None and not isinstance(asked, cls):
+            raise PlanError(f"search takes a {cls.__name__}, and was given {asked!r}.")
         if asked is not None:
             return replace(asked, **options)
         if missing := [name for name in ("topology", "batch") if name not in options]:

@@ -158,10 +158,14 @@ def _answer(connection: Connection, request: Request, number: int) -> None:
             connection.send(_evaluated(request, *connection.recv()))
 
 
+ELSEWHERE = Candidate("", 1, print)
+"""Stands for the candidate in a trial that is sent: the process that searches has it."""
+
+
 def _evaluated(request: Request, candidate: Candidate, how: Scope) -> Trial | Exception:
     """The trial without its candidate, which the process that searches has."""
     try:
-        return replace(evaluate(request, candidate, how), candidate=Candidate("", 1, print))
+        return replace(evaluate(request, candidate, how), candidate=ELSEWHERE)
     except Exception as error:
         error.add_note(traceback.format_exc())
         return error

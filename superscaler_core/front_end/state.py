@@ -7,7 +7,6 @@ once. Capturing a second call shows whether an attribute matters.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -95,9 +94,9 @@ class State:
             )
 
     def _is_same(self, graph: Graph, again: Graph) -> bool:
-        forms = ([(op.code, op.annotation, op.outputs) for op in g.ops] for g in (graph, again))
+        one, two = ([(op.code, op.annotation, op.outputs) for op in g.ops] for g in (graph, again))
         reads = [[tensor for op in g.ops for tensor in op.inputs] for g in (graph, again)]
-        return operator.eq(*forms) and all(
+        return one == two and all(
             self._is_same_input(graph, a, again, b) for a, b in zip(*reads, strict=True)
         )
 

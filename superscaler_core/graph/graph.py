@@ -326,7 +326,8 @@ def ops_for(ops: Sequence[Op], tensors: Iterable[PTensor]) -> tuple[Op, ...]:
 
 def is_in(module: str, patterns: Iterable[str]) -> bool:
     """Whether a module path matches one of the patterns, or is inside a matching module."""
-    return any(fnmatchcase(path, pattern) for pattern in patterns for path in paths(module))
+    around = paths(module)
+    return any(fnmatchcase(path, pattern) for pattern in patterns for path in around)
 
 
 def paths(module: str) -> list[str]:

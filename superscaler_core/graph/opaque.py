@@ -42,11 +42,16 @@ def rows_annotation(inputs: Sequence[PTensor], outputs: Sequence[Sequence[int]])
     >>> rows_annotation([x, w], [(4, 3)])
     'b d1_6^, d0_4^ d1_6^ -> b d1_3^'
     """
-    rows = [shape[:1] for shape in outputs if shape][:1]
-    of_inputs = [0 if t.kind != PARAMETER and t.shape[:1] in rows else None for t in inputs]
-    left = [whole_dims(t.shape, row) for t, row in zip(inputs, of_inputs, strict=True)]
-    right = [whole_dims(shape, 0 if shape[:1] in rows else None) for shape in outputs]
-    return f"{', '.join(left)} -> {', '.join(right)}" if 0 in of_inputs else ""
+    rows = next((shape[0] for shape in outputs if shape), None)
+
+    def dims(shape: Sequence[int], may_have_rows: bool) -> str:
+        has_rows = may_have_rows and shape and shape[0] == rows
+        return whole_dims(shape, 0 if has_rows else None)
+
+    left = [dims(t.shape, t.kind != PARAMETER) for t in inputs]
+    right = [dims(shape, True) for shape in outputs]
+    is_cut = any(text.startswith("b") for text in left)
+    return f"{', '.join(left)} -> {', '.join(right)}" if is_cut else ""
 
 
 def whole_annotation(inputs: Iterable[Sequence[int]], outputs: Iterable[Sequence[int]]) -> str:

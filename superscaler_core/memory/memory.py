@@ -115,6 +115,7 @@ def memory_of(
         PlanError: the optimizer or the dtype is not known.
         OrderError: the schedule cannot run.
     """
+    _check(optimizer, precision)
     key = "memory", optimizer, precision
     return dict(made.known.of(key, lambda: _Account(made, optimizer, precision).all()))
 
@@ -158,11 +159,16 @@ def check_memory(
     )
 
 
+def _check(optimizer: str, precision: Precision) -> None:
+    one_of("optimizer", optimizer, STATES)
+    Precision.of(precision)
+
+
 class _Account:
     """Adds up the memory of devices."""
 
     def __init__(self, made: Materialized, optimizer: str, precision: Precision) -> None:
-        one_of("optimizer", optimizer, STATES)
+        _check(optimizer, precision)
         self._made, self._num_states = made, STATES[optimizer]
         self._stored = StoredMemory(made, precision)
         self._steps = StepMemory(made, self._stored)

@@ -97,8 +97,7 @@ def searched(
     """
     calls = SameCall(tuple(range(num_ranks)), transport)
     assert not isinstance(options.profile, str), "names become profiles"
-    name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
-    chosen = options.profile or PROFILES[next((each for each in PROFILES if each in name), "v100")]
+    chosen = options.profile or _profile_of(device)
     batch = next((len(x) for x in example.tensors if x.dim()), 1)
     factor = next((i for i in range(2, batch + 1) if batch % i == 0), 1)
     text = ""
@@ -127,3 +126,8 @@ def searched(
     setting = Setting.parse(text)
     num = batch // setting.microbatch
     return SProgram(Filling(setting, chosen, 0, num), {"microbatches": num})
+
+
+def _profile_of(device: torch.device) -> DeviceProfile:
+    name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
+    return next((PROFILES[each] for each in PROFILES if each in name), PROFILES["v100"])

@@ -94,13 +94,17 @@ class Inputs:
                 f"Batch.dims names {', '.join(map(repr, unknown))}; the call has tensors "
                 f"{', '.join(map(repr, names))}.{hint}"
             )
-        named = dict(zip(names, tensors, strict=True))
-        given = {n: _dim(n, found[1], named[n]) for n, found in said.items() if found is not None}
-        sizes = {named[name].shape[dim] for name, dim in given.items() if dim is not None}
-        for name, tensor in named.items():
+        # By position: tensors in dicts may have one name, as of the keys 1 and "1".
+        given = {
+            i: _dim(name, found[1], tensor)
+            for i, (name, tensor) in enumerate(zip(names, tensors, strict=True))
+            if (found := said[name]) is not None
+        }
+        sizes = {tensors[i].shape[dim] for i, dim in given.items() if dim is not None}
+        for i, tensor in enumerate(tensors):
             is_batch = tensor.dim() and (not sizes or tensor.shape[0] in sizes)
-            given.setdefault(name, 0 if is_batch else None)
-        return cls(names, tensors, tuple(given[name] for name in names))
+            given.setdefault(i, 0 if is_batch else None)
+        return cls(names, tensors, tuple(given[i] for i in range(len(names))))
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -49,9 +49,11 @@ def arguments(target: str) -> list[str]:
 
 def takes_same(target: str, other: str) -> bool:
     """Whether there is an op ``target``, with arguments of the types of those of ``other``."""
-    ops = overload(target), overload(other)
-    one, two = (op and [str(a.type) for a in op._schema.arguments] for op in ops)
-    return one is not None and one == two
+    one, two = overload(target), overload(other)
+    if one is None or two is None:
+        return False
+    mine, others = ([str(a.type) for a in op._schema.arguments] for op in (one, two))
+    return mine == others
 
 
 def call(

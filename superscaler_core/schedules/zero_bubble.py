@@ -19,7 +19,7 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
     holds up to ``min(N, D)`` microbatches, as many as the first worker under 1F1B. In the cases
     that an exact search has covered, it is proved that no order with that memory is shorter: up to
     D = 4 and N = 8, with N >= D, for six times of F, I and W. With N < D there may be a shorter
-    order (tests/superscaler_core/schedules/test_schedules_fitted.py).
+    order (tests/superscaler_core/published/test_schedules_fitted.py).
 
     >>> print(zero_bubble(2, 3))
     zero-bubble stages=2 microbatches=3

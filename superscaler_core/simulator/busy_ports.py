@@ -24,7 +24,7 @@ class BusyPorts:
     A port serves calls in the program's order; a later call uses the time that earlier calls leave
     free, so no port is idle while a call waits for it.
 
-    Law (tests/superscaler_core/simulator/test_simulator_wire.py): the intervals of a port add up
+    Law (tests/superscaler_core/simulator/test_simulator_comm.py): the intervals of a port add up
     to the work that it was given, and no two of them overlap.
     """
 

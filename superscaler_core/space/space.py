@@ -18,7 +18,6 @@ Array = NDArray[np.float64]
 Assignment = tuple[int, ...]
 """The number of the choice of every node."""
 
-FURTHER_COSTS = ("backward_secs", "sync_secs", "resting_bytes", "kept_bytes", "work_bytes")
 """Attributes of a node that may be left out."""
 
 
@@ -54,29 +53,31 @@ class SpaceNode:
         choices: Iterable[str],
         *,
         forward_secs: ArrayLike,
+        backward_secs: ArrayLike = 0.0,
+        sync_secs: ArrayLike = 0.0,
+        resting_bytes: ArrayLike = 0.0,
+        kept_bytes: ArrayLike = 0.0,
+        work_bytes: ArrayLike = 0.0,
         count: int = 1,
-        **further: ArrayLike,
     ) -> SpaceNode:
         """A node; each cost is one number for all choices, or one per choice; 0 if left out.
 
         Raises:
             PlanError: there is no choice, or a cost has another number of values.
         """
-        names, no_costs = tuple(choices), dict.fromkeys(FURTHER_COSTS, 0.0)
-        given = {"forward_secs": forward_secs, **no_costs, **further}
+        names = tuple(choices)
+        given = forward_secs, backward_secs, sync_secs, resting_bytes, kept_bytes, work_bytes
         try:
-            costs = {
-                each: np.broadcast_to(np.asarray(values, dtype=float), (len(names),))
-                for each, values in given.items()
-            }
+            costs = [np.broadcast_to(np.asarray(x, dtype=float), (len(names),)) for x in given]
         except ValueError:
-            costs = {}
+            costs = []
         if not names or not costs:
             raise PlanError(
                 f"node {name} with {len(names)} choices: it has to have one at least, and one "
                 "number of each cost for all choices or for each."
             )
-        return cls(name, names, count=count, **costs)
+        forward, backward, sync, resting, kept, work = costs
+        return cls(name, names, forward, backward, sync, resting, kept, work, count)
 
     @property
     def num_choices(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.api.options import AS_USUAL, TAKEN, ByName, filled
+from rvdcomm.api.options import AS_USUAL, TAKEN, filled
 
 VALUES = {
     "group": "a group",
@@ -25,7 +26,7 @@ VALUES = {
 
 
 def test_every_option_is_a_keyword_and_of_some_function() -> None:
-    assert [*ByName.__annotations__] == [*rv.CallOptions._fields] == [*VALUES]
+    assert [*rv.CallOptions._fields] == [*VALUES]
     assert frozenset().union(*TAKEN.values()) == {*VALUES}
 
 
@@ -51,7 +52,7 @@ def test_an_option_of_the_other_function_is_refused(
 ) -> None:
     given = {name: VALUES[name]}
     asked = (AS_USUAL, given) if is_by_name else (rv.CallOptions(**given), {})
-    with pytest.raises(TypeError, match=rf"^{function} takes no {name}; its options are .*dtype"):
+    with pytest.raises(TypeError, match=rf"^{function} takes no {name}; its keywords are .*dtype"):
         filled(function, *asked)
 
 
@@ -62,5 +63,13 @@ def test_options_that_are_no_such_value_are_refused(options: Any) -> None:
 
 
 def test_a_misspelt_option_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="redistribute_many takes no memory_limt; its options are"):
+    with pytest.raises(
+        TypeError, match=r"takes no memory_limt; its keywords are .* Is it memory_limit\?"
+    ):
         rv.redistribute_many({}, {}, {}, memory_limt=5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("function", TAKEN)
+def test_options_that_were_sent_to_another_process_are_as_good(function: str) -> None:
+    made = pickle.loads(pickle.dumps(rv.CallOptions(executor="dist")))
+    assert filled(function, made, {}) == rv.CallOptions(executor="dist")

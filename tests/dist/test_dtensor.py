@@ -33,7 +33,6 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import rvdcomm as rv
-from rvdcomm.interop import sharding_of
 from rvdcomm.interop.dtensor import (
     layout_of,
     layout_of_dtensor,
@@ -42,6 +41,7 @@ from rvdcomm.interop.dtensor import (
     planned,
     redistribute,
     redistribute_many,
+    sharding_of,
 )
 from tests.dist.on_ranks import assert_moved, on_ranks
 from tests.dist.shards import error_of, shard_of

@@ -2,7 +2,12 @@
 
 from rvdcomm.interop.dtensor.context import Tally, planned
 from rvdcomm.interop.dtensor.many import redistribute_many
-from rvdcomm.interop.dtensor.placements import layout_of, layout_of_dtensor, placements_of
+from rvdcomm.interop.dtensor.placements import (
+    layout_of,
+    layout_of_dtensor,
+    placements_of,
+    sharding_of,
+)
 from rvdcomm.interop.dtensor.redistribute import placeholder, redistribute
 
 __all__ = [
@@ -14,4 +19,5 @@ __all__ = [
     "planned",
     "redistribute",
     "redistribute_many",
+    "sharding_of",
 ]

@@ -51,7 +51,7 @@ def redistribute_many(
             Layouts number ranks as the group does; the ranks of meshes are those of the default
             group of each job, and are translated.
         options: as of ``rvdcomm.redistribute_many``: ``dst_dtype``, ``memory_limit``,
-            ``topology``, ``executor``, ``progress``.
+            ``topology``, ``executor``, ``progress``, ``options``.
 
     Returns:
         By name of ``dst``: a DTensor where the target is one or is a mesh, and this rank is in that
@@ -61,6 +61,8 @@ def redistribute_many(
         LayoutError: a tensor has no layout, or ranks disagree about it; the same on all ranks.
         ShapeMismatchError, MemoryLimitError, CommError: as of ``rvdcomm.redistribute_many``.
     """
+    if group is None:
+        group = getattr(options.get("options"), "group", None)
     world, numbering = World.of(group), numbering_of(group)
     fault: LayoutError | None = None
     own: dict[str, dict[str, str]] = {"src": {}, "dst": {}}

@@ -186,8 +186,9 @@ class _Priced:
         """Shares of computing before the first communication: forward, and backward."""
         inside = {tensor for op in ops for tensor in op.outputs}
         into = [(op, [self._moving(x) for x in op.inputs if x in inside]) for op in ops]
-        made = [(x, self._readers([x])) for op in ops for x in op.outputs]
-        out = [self._moving(x)[1] for x, readers in made if not {*readers} <= {*ops}]
+        mine = {*ops}
+        leaving = (x for op in ops for x in op.outputs if not mine.issuperset(self._readers([x])))
+        out = [self._moving(x)[1] for x in leaving]
         first = next((op.index for op, moves in into if any(there for there, _ in moves)), inf)
         last = next((op.index for op, moves in reversed(into) if any(b for _, b in moves)), -1)
         forward, backward = (sum(secs[i] for secs in working.values()) or 1.0 for i in range(2))

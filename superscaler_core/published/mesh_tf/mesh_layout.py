@@ -20,8 +20,8 @@ from superscaler_core.plan.mesh import Mesh
 class MeshLayout:
     """Dims of a model by name, each with the side of a mesh along which it is cut.
 
-    Law (tests/superscaler_core/plans/test_mesh_tf.py): ``MeshLayout.parse(str(x)) == x``; equal
-    layouts are equal objects, whatever the order in which their dims were given.
+    Law (tests/superscaler_core/published/mesh_tf/test_mesh_tf.py): ``MeshLayout.parse(str(x)) ==
+    x``; equal layouts are equal objects, whatever the order in which their dims were given.
 
     >>> str(MeshLayout.parse("hidden:cols;batch:rows"))
     'batch:rows;hidden:cols'

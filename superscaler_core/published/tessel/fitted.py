@@ -31,7 +31,7 @@ def zero_bubble_fitted(
     split backwards, ZB-H1, and ZB-H2 if its memory fits, so the result is never slower than these.
     Without ``search_secs`` the result is a heuristic. In small cases (up to D = 4 and N = 8) with
     N >= D, a limit of D and equal stages, it takes as long as the best order; with other counts it
-    takes at most 5 % longer (tests/superscaler_core/schedules/test_schedules_fitted.py).
+    takes at most 5 % longer (tests/superscaler_core/published/test_schedules_fitted.py).
 
     >>> times = {"F": 2, "I": 3, "W": 1}
     >>> print(zero_bubble_fitted(2, 3, times))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
+from superscaler_core.front_end import ModelCall
 from superscaler_core.parallel.batch import Inputs
 from superscaler_core.parallel.routes import Groups, Routes, groups_of
 from superscaler_core.parallel.sprogram import SProgram
@@ -251,3 +252,15 @@ def test_names_and_dims_that_a_call_does_not_have_are_refused(
 def test_batch_refuses_unknown_words(value: dict[str, Any]) -> None:
     with pytest.raises(ss.PlanError, match="Batch takes"):
         ss.Batch(**value)
+
+
+class Twice(nn.Module):
+    def forward(self, x: dict[Any, Tensor]) -> Tensor:
+        return (x["1"] * x[1]).mean()
+
+
+@pytest.mark.parametrize("keys, dims", [(("1", 1), (0, None)), ((1, "1"), (None, 0))])
+def test_inputs_of_one_name_have_samples_of_their_own(keys: Any, dims: Any) -> None:
+    values = {"1": torch.zeros(4, 3), 1: torch.tensor(2.0)}
+    call = ModelCall.of(Twice(), ({key: values[key] for key in keys},))
+    assert Inputs.of(ss.Batch(), Twice(), call).dims == dims
