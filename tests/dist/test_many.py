@@ -405,6 +405,6 @@ def test_order_of_tensors_in_a_mapping_does_not_start_a_new_agreement(rank: int)
 @pytest.mark.parametrize("option", ["dtype", "dst_dtype"])
 @on_ranks(2)
 def test_what_is_no_dtype_on_one_rank_is_refused_on_every_rank(rank: int, option: str) -> None:
-    layout, options = "shape(4) R(1)V(1)D(2)", {option: {"a": []} if rank else None}
+    layout, options = "R(1)V(1)D(2) shape(4)", {option: {"a": []} if rank else None}
     with pytest.raises(rv.LayoutError, match=rf"{option} is \[\]; give a dtype of torch"):
         rv.redistribute_many({"a": torch.zeros(2)}, {"a": layout}, {"a": layout}, **options)
