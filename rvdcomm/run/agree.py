@@ -222,7 +222,8 @@ def _part(world: Group, members: Members, generation: str, timeout_secs: float) 
                 return False
             if now > next_look:
                 missing = [r for r in members if not store.check(keys(word, number, [r]))]
-                if world.gone(missing) == set(missing):
+                # Nobody is missing if the last one came between the two looks.
+                if missing and world.gone(missing) == set(missing):
                     return False
                 next_look = now + PROBE_SECS
             time.sleep(pause)

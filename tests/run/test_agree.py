@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import product
 from threading import Thread
 from typing import Any
 
@@ -183,6 +184,30 @@ def test_no_rank_parts_before_all_have_come(last: int) -> None:
     assert order[0] == -1
     # Of two partings, the keys of the first are gone.
     assert store.num_keys() == 2 * 3
+
+
+class LateStore:
+    """A store in which the keys of all members come right after the first look at them."""
+
+    def __init__(self) -> None:
+        self.store, self.num_looks = HashStore(), 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def check(self, keys: list[str]) -> bool:
+        self.num_looks += len(keys) > 1
+        return self.store.check(keys) and (len(keys) == 1 or self.num_looks > 1)
+
+
+def test_a_rank_that_comes_between_two_looks_is_not_taken_for_a_dead_one() -> None:
+    pair = PairOfRanks(True, store=LateStore())
+    for word, number in product(("ready", "parts"), (0, 1)):
+        pair.store.set(f"first/{word}/{number}/1", "")
+    part(pair, (0, 1))
+    pair.store.num_looks = 0
+    part(pair, (0, 1))
+    assert not pair.store.check(["first/parts/0/1"])
 
 
 def test_nobody_waits_for_the_dead_nor_after_a_failure() -> None:
