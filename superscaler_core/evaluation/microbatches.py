@@ -9,6 +9,7 @@ import tempfile
 import time
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,7 @@ def graphs_of(
     return graph_of, sizes
 
 
-class KeptGraphs:
+class KeptGraphs(ABC):
     """Makes the graph of a size when it is first asked for, and keeps it in this process."""
 
     def __init__(self) -> None:
@@ -74,8 +75,9 @@ class KeptGraphs:
             self._made[samples] = self._make(samples)
         return self._made[samples]
 
+    @abstractmethod
     def _make(self, samples: int) -> Graph:
-        raise NotImplementedError
+        """Make the graph of a size."""
 
 
 class Captured(KeptGraphs):
