@@ -124,11 +124,14 @@ def _killed(tree: Path, mutant: Mutant, tests: Sequence[str]) -> str:
     return {0: "survived", 4: "error", 5: "error", -1: "killed (hangs)"}.get(code, "killed")
 
 
-def kill(out: Path, result: Path, num_workers: int) -> None:
-    """Put in one mutant at a time; ends that ``result`` has already are kept, so it can go on."""
+def kill(out: Path, result: Path, num_workers: int, every: int = 1) -> None:
+    """Put in one mutant at a time; ends that ``result`` has already are kept, so it can go on.
+
+    ``every``: of each so many mutants the first alone (a sample, which can be completed later).
+    """
     mutants, tests = read(), _tests(out / "reach.txt")
     ends: dict[str, str] = json.loads(result.read_text())["ends"] if result.exists() else {}
-    left = [number for number in range(len(mutants)) if str(number) not in ends]
+    left = [number for number in range(0, len(mutants), every) if str(number) not in ends]
     trees: Queue[Path] = Queue()
     for worker in range(num_workers):
         trees.put(_copy(out / f"tree{worker}"))
@@ -158,6 +161,7 @@ def main() -> None:
         if name == "kill":
             one.add_argument("result", type=Path)
             one.add_argument("--workers", type=int, default=2)
+            one.add_argument("--every", type=int, default=1)
     args = parser.parse_args()
     if args.command == "draw":
         write(draw(NUM))
@@ -165,7 +169,7 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         reach(args.out)
     else:
-        kill(args.out, args.result, args.workers)
+        kill(args.out, args.result, args.workers, args.every)
 
 
 if __name__ == "__main__":
