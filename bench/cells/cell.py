@@ -112,7 +112,10 @@ class Cell:
 
 def _pulled_secs(found: Found) -> dict[str, float]:
     """Seconds of a step of the plan with point-to-point communication."""
-    request, comm_costs = found.request, comm_costs_on(found.request.topology)
+    request, comm_costs = (
+        found.request,
+        comm_costs_on(found.request.topology, found.request.profile.measured),
+    )
     return {
         where: simulate(
             found.compiled, request.profile, intra=intra, inter=inter, comm_costs=comm_costs

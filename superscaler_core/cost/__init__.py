@@ -1,5 +1,6 @@
 """Cost: time and memory of single choices of a plan, computed without a plan."""
 
+from superscaler_core.cost.collective import Collective
 from superscaler_core.cost.comm_cost import (
     METHODS,
     TICKS_PER_SEC,
@@ -9,6 +10,8 @@ from superscaler_core.cost.comm_cost import (
     topology_for,
 )
 from superscaler_core.cost.cost_model import CostModel
+from superscaler_core.cost.issued import Issued
+from superscaler_core.cost.launches import Launches, launches_of
 from superscaler_core.cost.memory_cost import MemoryCost, peak_bytes, recomputed
 from superscaler_core.cost.neighbours import product_of
 from superscaler_core.cost.op_memory import Kept
@@ -29,12 +32,15 @@ __all__ = [
     "METHODS",
     "PROFILES",
     "TICKS_PER_SEC",
+    "Collective",
     "CommCost",
     "CommCosts",
     "CostModel",
     "DeviceProfile",
     "EdgeCost",
+    "Issued",
     "Kept",
+    "Launches",
     "MemoryCost",
     "OpCost",
     "OpTimes",
@@ -46,6 +52,7 @@ __all__ = [
     "forward_bytes",
     "forward_flops",
     "halves",
+    "launches_of",
     "peak_bytes",
     "product_of",
     "profile_of",

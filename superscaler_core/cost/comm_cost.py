@@ -13,6 +13,7 @@ from itertools import chain, pairwise, permutations
 from math import prod
 
 import rvdcomm as rv
+from superscaler_core.cost.collective import Collective
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.known import ByKey, remembers
@@ -63,6 +64,7 @@ class CommCost:
         level_bytes: bytes sent, by the highest level whose ports they pass; the last entry is
             between devices and host memory.
         level: the highest level with any bytes; 0 if nothing moves.
+        ring: the most devices of one measured collective; 0 if there is none.
     """
 
     devices: tuple[Device, ...]
@@ -70,6 +72,7 @@ class CommCost:
     ports: tuple[tuple[Port, int], ...]
     level_bytes: tuple[int, ...]
     level: int
+    ring: int = 0
 
     @cached_property
     def shared(self) -> tuple[tuple[Port, int], ...]:
@@ -85,6 +88,7 @@ class _Step:
     bytes_secs: float
     ports: Mapping[Port, float]
     level_bytes: tuple[int, ...]
+    ring: int = 0
 
     def on(self, devices: Mapping[Device, Device], topology: rv.Topology) -> _Step:
         """The same step on other devices, given by the step's own devices."""
@@ -118,11 +122,21 @@ class CallSecs:
         return self.latency_secs + self.bytes_secs
 
 
+Collectives = tuple[tuple[int, Collective], ...]
+"""Measured collectives, by the number of devices."""
+
+
 @dataclass(frozen=True, eq=False)
 class CommCosts:
-    """Prices of transfers on a topology that has all their devices; each is computed once."""
+    """Prices of transfers on a topology that has all their devices; each is computed once.
+
+    Attributes:
+        topology: hosts and links.
+        collectives: measured times, which are used inside hosts instead of those of the links.
+    """
 
     topology: rv.Topology
+    collectives: Collectives = ()
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -157,7 +171,7 @@ class CommCosts:
         src, dst, _ = moved_home(ends[0], ends[1], self.topology)
         if (src, dst) != ends[:2]:
             return replace(self._secs((src, dst, ends[2]), method), devices=devices)
-        if method == "rvd":
+        if method == "rvd" and not self.collectives:
             found = self._plan(*ends).modelled
             if found is not None and found.is_exact:
                 return CallSecs(devices, found.latency_secs, found.cost.secs - found.latency_secs)
@@ -170,12 +184,13 @@ class CommCosts:
         devices: set[Device] = set()
         alpha_secs = bytes_secs = 0.0
         ports: dict[Port, float] = {}
-        level_bytes = [0] * (1 + len(self.topology.levels))
+        level_bytes, ring = [0] * (1 + len(self.topology.levels)), 0
         for ends, count in counts:
             devices |= {*ends[0].ranks, *ends[1].ranks}
             steps = self._steps(ends, method)
             alpha_secs = max(alpha_secs, sum(step.alpha_secs for step in steps))
             for step in steps:
+                ring = max(ring, step.ring)
                 bytes_secs += count * step.bytes_secs
                 for port, secs in step.ports.items():
                     ports[port] = ports.get(port, 0.0) + count * secs
@@ -187,6 +202,7 @@ class CommCosts:
             tuple((port, ticks(secs)) for port, secs in sorted(ports.items())),
             tuple(level_bytes),
             max((i for i, count in enumerate(level_bytes) if count), default=0),
+            ring,
         )
 
     # --- steps ----------------------------------------------------------------------------------
@@ -207,10 +223,25 @@ class CommCosts:
         if not _has_even_chunks(plan.path):
             return self._lowered(plan)
         # The moves of a path are the messages of its program, except for uneven chunks.
-        return [
-            self._step(sub_transfer, _rounds(sub_transfer))
-            for sub_transfer in self._moved(plan.path, dtype)
+        moves = self._moved(plan.path, dtype)
+        rings = [
+            self._measured(s.kind, s.groups) for s in plan.path.steps for _ in s.step_exchanges
         ]
+        if len(moves) == 1 and _is_sum(src.rvd, dst.rvd):
+            # Plans exchange and add few bytes; a measured all-reduce has two halves.
+            num = self._measured("all_reduce", plan.path.steps[0].groups)
+            half: Traffic = {pair: num_bytes // max(1, num) for pair, num_bytes in moves[0].items()}
+            moves, rings = ([half, half], [num, num]) if num else (moves, rings)
+        return [self._step(*each) for each in zip(moves, map(_rounds, moves), rings, strict=True)]
+
+    def _measured(self, kind: str, groups: Sequence[Sequence[Device]]) -> int:
+        """The devices of each group, if collectives among so many in a host were measured; or 0."""
+        num = len(groups[0])
+        if kind not in RINGS or num not in dict(self.collectives):
+            return 0
+        hosts = self.topology.homes[1:2]
+        is_inside = all(len({home[d] for d in group}) == 1 for home in hosts for group in groups)
+        return num if is_inside else 0
 
     def _around(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
         """Steps without a hierarchy: a collective between hosts is one ring, not one per host.
@@ -277,8 +308,9 @@ class CommCosts:
             found.append(_Step(alpha_secs, max(0.0, cost.secs - alpha_secs), ports, sent))
         return found
 
-    def _step(self, traffic: Traffic, rounds: int) -> _Step:
-        topology = self.topology
+    def _step(self, traffic: Traffic, rounds: int, ring: int = 0) -> _Step:
+        """The step of this traffic, or half of a measured all-reduce of ``ring`` devices."""
+        topology, known = self.topology, dict(self.collectives).get(ring)
         through, sent = Counter[Port](), [0] * len(topology.levels)
         for (src, dst), num_bytes in traffic.items():
             if src == dst or num_bytes == 0:
@@ -290,10 +322,12 @@ class CommCosts:
                 through[level, home[src], "out"] += num_bytes
                 through[level, home[dst], "in"] += num_bytes
         links = [level.link for level in topology.levels]
-        ports = {port: count / links[port[0]].bytes_per_sec for port, count in through.items()}
         far = max((level for level, count in enumerate(sent) if count), default=None)
         alpha_secs = 0.0 if far is None else links[far].alpha_secs * rounds
-        return _Step(alpha_secs, max(ports.values(), default=0.0), ports, tuple(sent))
+        if known is not None:
+            alpha_secs, links = known.latency_secs / 2, [rv.Link(0.0, known.bytes_per_sec)]
+        ports = {port: count / links[port[0]].bytes_per_sec for port, count in through.items()}
+        return _Step(alpha_secs, max(ports.values(), default=0.0), ports, tuple(sent), ring)
 
     def _pulled(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
         """SuperScaler's baseline: a message for every part that a reader needs, from one writer.
@@ -318,6 +352,11 @@ class CommCosts:
         return [self._step(moved, max(partners.values(), default=0))]
 
 
+def _is_sum(src: rv.RVD, dst: rv.RVD) -> bool:
+    """Whether partial sums become replicas of the same boxes."""
+    return src.v > 1 == dst.v and src.d == dst.d
+
+
 def _ends(sub_transfer: Transfer) -> _Ends:
     return sub_transfer.src, sub_transfer.dst, sub_transfer.dtype
 
@@ -336,10 +375,12 @@ def _form_of(path: rv.Path) -> tuple[object, ...]:
     return steps, *((layout.rvd, layout.ranks) for layout in ends)
 
 
-@lru_cache(maxsize=1)
-def comm_costs_on(topology: rv.Topology) -> CommCosts:
-    """The prices on a topology, shared by all who ask for the same topology in turn."""
-    return CommCosts(topology)
+def comm_costs_on(topology: rv.Topology, collectives: Collectives = ()) -> CommCosts:
+    """The prices on a topology, shared by all who ask for the same in turn."""
+    return _shared(topology, collectives)
+
+
+_shared = lru_cache(maxsize=1)(CommCosts)
 
 
 def _has_even_chunks(path: rv.Path) -> bool:

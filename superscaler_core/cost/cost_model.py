@@ -67,7 +67,7 @@ class CostModel:
     >>> product, total = graph.ops
     >>> by_rows = OpSplit.grid(product.sizes, [0, 1], [("n", 2)])
     >>> print(f"{1e6 * costs.op_cost(product, by_rows).forward_secs:.2f} us")
-    5.61 us
+    5.78 us
     >>> whole = OpSplit.grid(total.sizes, [0, 1], [(None, 2)])
     >>> print(f"{1e6 * costs.edge_cost(y, by_rows, whole).forward_secs:.2f} us")
     5.04 us
@@ -100,7 +100,7 @@ class CostModel:
     @cached_property
     def comm_costs(self) -> CommCosts:
         """The costs of communication."""
-        return CommCosts(self.topology)
+        return CommCosts(self.topology, self.profile.measured)
 
     @cached_property
     def _move_times(self) -> MoveTimes:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import rvdcomm as rv
+from superscaler_core.cost.launches import Launches, launches_of
 from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.graph.form import MAX_PART_FORMS, PartForm, TensorForm
 from superscaler_core.graph.graph import Op
@@ -165,6 +166,10 @@ class OpTimes:
         passes = 3 + 2 * num_states
         here_secs = passes * self.profile.cold_secs(here_bytes)
         return here_secs + passes * hosted_bytes / self.profile.host_memory_bytes_per_sec
+
+    def launches(self, part: Part) -> Launches:
+        """The kernels of a part; none if the host takes no time to launch them."""
+        return launches_of(part) if self.profile.issue_secs else Launches(0, 0)
 
     @remembers(MAX_PART_FORMS)
     def of(self, form: PartForm) -> tuple[float, float]:

@@ -6,6 +6,7 @@ A share without a published figure (cited here and in ``docs/costs.md``) is *ass
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from superscaler_core.checks import one_of
 from superscaler_core.cost.profile import DeviceProfile
@@ -14,6 +15,10 @@ from superscaler_core.cost.reach import Reach
 LAUNCH_SECS = 5e-6
 """Launch time of one kernel in a full stream: a typical figure, not a vendor's. clpeak measures
 7.2 us on a V100 (github.com/jjkeijser/clpeak); XLA's shortest products on an H100 take 5.8 us."""
+
+ISSUE_SECS, ACTION_SECS = 48e-6, 1.5e-3
+"""Time of a host that runs a model from Python, for a kernel and for an action of a stage besides:
+fitted to measured steps of Megatron-LM on A100s (``docs/truth.md``)."""
 
 FUSED_ELSEWHERE = 0.4
 """Assumed share of fused attention for dtypes and devices without a figure."""
@@ -63,10 +68,14 @@ _V100_ATTENTION = {
 }
 
 # torch 2.8 on an A100-PCIE-40GB, the same collection's issue 108. float16 and bfloat16 run alike;
-# the faster figure is taken. The card is limited to 250 W; an SXM card may reach more. float64 is
-# assumed to reach the shares of float32.
+# the faster figure is taken. That card is limited to 250 W, an SXM card to 400 W. The best product
+# of all shapes reaches 271.2 TFLOP/s there and 252.9 on a PCIe card (the table of achievable
+# products in compute/accelerator of github.com/stas00/ml-engineering), so the products that power
+# limits, of 2,048 rows and more, are taken to be faster by as much. float64 is assumed to reach the
+# shares of float32.
+_SXM = 271.2 / 252.9
 _A100_PRODUCTS = _by_dtype(
-    _squares(312, {1024: 94.89, 2048: 214.73, 4096: 241.49}),
+    _squares(312, {1024: 94.89, 2048: 214.73 * _SXM, 4096: 241.49 * _SXM}),
     _squares(19.5, {1024: 8.99, 2048: 9.69, 4096: 15.52, 8192: 17.56}),
 )
 
@@ -88,9 +97,10 @@ _H100_PRODUCTS = _by_dtype(
 _H100_ATTENTION = _by_dtype(_flat(0.3), _flat(FUSED_ELSEWHERE))
 
 # Memory: 795 GB/s of a copy on a V100-SXM2-32GB (github.com/pc2/GPUInspector.jl, docs/src/devices);
-# the others are assumed to reach the same share. Small passes are slow only because of their
-# launch, which takes as long as 4 MB at this speed.
-_MEMORY = _flat(0.88)
+# an H100 is assumed to reach the same share. Small passes are slow only because of their launch,
+# which takes as long as 4 MB at this speed. A100: fitted to measured steps, as ``ISSUE_SECS``;
+# it stands for softmax, dropout and norms as much as for copies.
+_MEMORY, _A100_MEMORY = _flat(0.88), _flat(0.6875)
 
 
 def _gpu(
@@ -101,6 +111,7 @@ def _gpu(
     host: tuple[float, float],
     products: dict[str, Reach],
     attention: dict[str, Reach],
+    memory: Reach = _MEMORY,
 ) -> DeviceProfile:
     """A device. Peaks are dense.
 
@@ -117,7 +128,7 @@ def _gpu(
         launch_secs=LAUNCH_SECS,
         products=products,
         attention=attention,
-        memory=_MEMORY,
+        memory=memory,
     )
 
 
@@ -136,7 +147,7 @@ _V100 = _gpu(
 _A100 = _gpu(
     "A100-80GB",
     {"float16": 312, "bfloat16": 312, "float32": 19.5, "float64": 19.5}, 2039, 80, (32, 51),
-    _A100_PRODUCTS, _A100_ATTENTION,
+    _A100_PRODUCTS, _A100_ATTENTION, _A100_MEMORY,
 )  # fmt: skip
 
 # NVIDIA H100 data sheet (2023), SXM: 1979 TFLOP/s of float16 and bfloat16 with sparsity, half
@@ -148,7 +159,17 @@ _H100 = _gpu(
     _H100_PRODUCTS, _H100_ATTENTION,
 )  # fmt: skip
 
-PROFILES = {"v100": _V100, "a100": _A100, "h100": _H100}
+
+def _eager(profile: DeviceProfile) -> DeviceProfile:
+    """The device, driven by a host that launches kernel by kernel from Python."""
+    name = f"{profile.name}, eager"
+    return replace(profile, name=name, issue_secs=ISSUE_SECS, action_secs=ACTION_SECS)
+
+
+_GPUS = {"v100": _V100, "a100": _A100, "h100": _H100}
+
+PROFILES = {**_GPUS, **{f"{name}-eager": _eager(profile) for name, profile in _GPUS.items()}}
+"""Devices whose hosts are never late, as with CUDA graphs or large kernels, and ``-eager`` ones."""
 
 
 def profile_of(name: str) -> DeviceProfile:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rvdcomm.units import bytes_text
 from rvdcomm.whole_file import write_whole
+from superscaler_core.cost.collective import Collective
 from superscaler_core.cost.reach import FULL, Reach
 from superscaler_core.errors import PlanError
 
@@ -24,8 +25,8 @@ FUSED = "attention"
 """The kind of ops with shares of their own: attention in one kernel, which writes no scores."""
 
 NOT_NEGATIVE = (
-    "p2p_secs", "launch_secs", "move_secs", "num_cores", "segment_secs", "split_secs",
-    "wake_secs",
+    "p2p_secs", "issue_secs", "action_secs", "launch_secs", "move_secs", "num_cores",
+    "segment_secs", "split_secs", "wake_secs",
 )  # fmt: skip
 """Fields that may be 0."""
 
@@ -44,7 +45,12 @@ class DeviceProfile:
         memory_bytes: size of its memory.
         host_bytes_per_sec: between its memory and the host's, one direction.
         host_memory_bytes_per_sec: this device's share of the host memory's bandwidth.
-        launch_secs: overhead of every op.
+        launch_secs: overhead of every op, on the device.
+        issue_secs: time in which the host issues a kernel or a call of communication; the device
+            executes them in that order, at the earliest when they are issued. 0 if the host is
+            never late. Only ``simulate`` reads it.
+        action_secs: time of the host before every action of a stage, outside of its ops.
+        host_waits: whether hosts wait for their devices before and after every action of a stage.
         products: the share of ``flops_per_sec`` that ops reach, by dtype and by the operations of
             one product with its batch; all of it for a dtype that is left out.
         attention: the same for fused attention; as ``products`` for a dtype that is left out.
@@ -59,6 +65,8 @@ class DeviceProfile:
             nothing; at most as long as it has waited.
         num_cores: cores that all devices share, each working on one; 0 if each has its own. It may
             be less than a machine has, as taking turns costs time. Only ``simulate`` reads it.
+        collectives: measured collectives inside a host, by the number of devices; others take the
+            time of the topology's links.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
             instead of all the above (``op_time.signature``).
         notes: where the figures come from.
@@ -71,6 +79,9 @@ class DeviceProfile:
     host_bytes_per_sec: float = 16e9
     host_memory_bytes_per_sec: float = 19e9
     launch_secs: float = 0.0
+    issue_secs: float = 0.0
+    action_secs: float = 0.0
+    host_waits: bool = False
     products: Mapping[str, Reach] = field(default_factory=dict)
     attention: Mapping[str, Reach] = field(default_factory=dict)
     memory: Reach = FULL
@@ -80,6 +91,7 @@ class DeviceProfile:
     split_secs: float = 0.0
     wake_secs: float = 0.0
     num_cores: float = 0
+    collectives: Mapping[int, Collective] = field(default_factory=dict)
     op_secs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -134,6 +146,17 @@ class DeviceProfile:
             return 0.0
         share = min(self.memory.at(num_bytes), self.memory.points[-1][1])
         return num_bytes / (self.bytes_per_sec * share)
+
+    def call_secs(self, ring: int) -> float:
+        """Seconds in which the host issues a measured collective of so many devices; 0: another."""
+        known = self.collectives.get(ring)
+        mine = None if known is None else known.issue_secs
+        return self.issue_secs if mine is None else mine
+
+    @property
+    def measured(self) -> tuple[tuple[int, Collective], ...]:
+        """The measured collectives, as a hashable value."""
+        return tuple(sorted(self.collectives.items()))
 
     def scaled(self, **factors: float) -> DeviceProfile:
         """A profile that reaches other shares, to learn how much a result depends on them.
@@ -193,6 +216,17 @@ class DeviceProfile:
                 "if it does so between stages; the halves of an op's backward take "
                 f"{1e6 * self.split_secs:.3g} us more than the whole; who waits for others goes "
                 f"on up to {1e6 * self.wake_secs:.3g} us later"
+            )
+        if self.issue_secs:
+            lines.append(
+                f"hosts issue a kernel or a call in {1e6 * self.issue_secs:.3g} us, and take "
+                f"{1e3 * self.action_secs:.3g} ms more for every action of a stage"
+                + (", before and after which they wait for their devices" * self.host_waits)
+            )
+        for num, known in self.collectives.items():
+            lines.append(
+                f"measured collectives of {num} devices in a host: {1e6 * known.latency_secs:.3g} "
+                f"us, {known.bytes_per_sec / 1e9:.4g} GB/s"
             )
         if self.num_cores:
             lines.append(f"all devices take turns on {self.num_cores:.3g} cores")
@@ -254,6 +288,16 @@ def _reach(name: str, value: Any) -> Reach:
     return Reach(tuple((amount, share) for amount, share in pairs))
 
 
+def _collectives(values: Mapping[str, Any]) -> dict[int, Collective]:
+    found = {}
+    for num, value in values.items():
+        is_list = isinstance(value, list) and len(value) == 3 and num.isdecimal()
+        if not is_list or not all(isinstance(x, int | float) for x in value[:2]):
+            raise TypeError(f"collectives of {num} are {str(value)[:40]!r}")
+        found[int(num)] = Collective(*value)
+    return found
+
+
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     for former, name in _FORMER.items():
         if former in values:
@@ -266,7 +310,7 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
         raise TypeError(f"it has the unknown entries {', '.join(sorted(set(values) - known))}")
     for name, value in values.items():
         kind = _KINDS.get(name, (int, float))
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
             raise TypeError(f"{name} is {str(value)[:40]!r}")
     for key, number in values.get("flops_per_sec", {}).items():
         if not isinstance(number, int | float):
@@ -278,6 +322,8 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     }
     if "memory" in values:
         read["memory"] = _reach("memory", values["memory"])
+    if "collectives" in values:
+        read["collectives"] = _collectives(values["collectives"])
     table = {}
     for key, pair in values.get("op_secs", {}).items():
         is_pair = isinstance(pair, list) and len(pair) == 2
@@ -295,7 +341,9 @@ _KINDS: Mapping[str, Any] = {
     "flops_per_sec": dict,
     "products": dict,
     "attention": dict,
+    "collectives": dict,
     "memory": dict,
     "op_secs": dict,
+    "host_waits": bool,
     "notes": list,
 }

@@ -52,7 +52,7 @@ class Registered:
         sizes: sizes of loops that the inputs do not determine: a number, or the name of an
             attribute.
         dtypes: dtypes of the outputs; None is the dtype of the first floating-point input.
-        saves, flops: as in ``register_op``.
+        saves, flops, launches: as in ``register_op``.
         attributes: names of the keyword arguments.
     """
 
@@ -62,6 +62,7 @@ class Registered:
     dtypes: tuple[str | None, ...] = ()
     saves: tuple[int, ...] | None = None
     flops: float | None = None
+    launches: tuple[int, int] | None = None
     attributes: tuple[str, ...] = ()
 
     @property
@@ -116,6 +117,7 @@ def register_op(
     dtypes: Sequence[str | None] | None = None,
     saves: Sequence[int] | None = None,
     flops: float | None = None,
+    launches: tuple[int, int] | None = None,
 ) -> Callable[[AnyFunction], AnyFunction]:
     """Make a function one op of captured graphs; outside of capture it is the same function.
 
@@ -138,6 +140,8 @@ def register_op(
         saves: as in ``graph.Op``.
         flops: as in ``graph.Op``; if None, those of its products, which torch counts if the
             function runs without values, but at least one for each element of its largest tensor.
+        launches: the kernels that its forward and its backward launch on a device, if it is
+            a fused kernel there; if None, they are counted.
 
     Raises:
         AnnotationError: the annotation does not fit the function.
@@ -157,7 +161,7 @@ def register_op(
         attributes = _attributes(function, len(made.inputs))
         known = Registered(
             function, made, given, types, None if saves is None else tuple(saves), flops,
-            tuple(attributes),
+            launches, tuple(attributes),
         )  # fmt: skip
         traced = _torch_op(known, attributes)
 

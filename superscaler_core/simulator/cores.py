@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 
-from superscaler_core.simulator.stage_run import Span, StageRun
+from superscaler_core.simulator.stage_run import Span
 from superscaler_core.simulator.timeline import Ran, StepTimeline
 
 
@@ -70,10 +70,8 @@ class _Clock:
         def spans(given: Iterable[Span]) -> tuple[Span, ...]:
             return tuple((work_event, moved(begin), moved(end)) for work_event, begin, end in given)
 
-        ends = tuple(map(moved, inside.ends))
-        made = StageRun(
-            inside.devices, ends, spans(inside.spans), spans(inside.beside), (), inside.under_way
-        )
+        ends, mine, beside = map(moved, inside.ends), spans(inside.spans), spans(inside.beside)
+        made = replace(inside, ends=tuple(ends), spans=mine, beside=beside, taken=())
         return Ran(ran.event, start, made)
 
 

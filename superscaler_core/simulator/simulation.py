@@ -77,10 +77,11 @@ def simulate(
         profile = profile_of(profile)
     made = compiled.materialized
     comm_costs = comm_costs or comm_costs_on(
-        topology_for(topology or made.topology, made.plan.devices)
+        topology_for(topology or made.topology, made.plan.devices), profile.measured
     )
     # Profiles are compared by identity, so the entry keeps its profile alive.
-    key = id(profile), comm_costs.topology, methods, compiled.precision, compiled.optimizer
+    where = comm_costs.topology, comm_costs.collectives
+    key = id(profile), where, methods, compiled.precision, compiled.optimizer
     _, timeline, update_secs = made.known.of(
         key, lambda: (profile, *_timed(compiled, profile, comm_costs, methods))
     )
@@ -114,14 +115,7 @@ def _timed(
     }
     work = Work(made, times, comm_costs, methods, compiled.precision)
     with tqdm(total=len(made.events), desc="simulate", delay=2, leave=False, disable=None) as bar:
-        timeline = Stepper(
-            made,
-            work,
-            update_secs,
-            p2p_secs=profile.move_secs + profile.p2p_secs,
-            wake_secs=profile.wake_secs,
-            tick=bar.update,
-        ).run()
+        timeline = Stepper(made, work, update_secs, tick=bar.update).run()
     if 0 < profile.num_cores < len(made.plan.devices):
         timeline = on_cores(timeline, profile.num_cores)
     return timeline, update_secs

@@ -24,6 +24,7 @@ class StageRun:
 
     Attributes:
         devices, ends: devices that take part, and when each is free again.
+        issued: how long the host of each device issues work.
         spans: every act with its start and end.
         beside: what runs in the background: started communication, and copies to and from the host.
         taken: reserved intervals of ports.
@@ -32,6 +33,7 @@ class StageRun:
 
     devices: tuple[Device, ...]
     ends: tuple[int, ...]
+    issued: tuple[int, ...]
     spans: tuple[Span, ...]
     beside: tuple[Span, ...]
     taken: tuple[tuple[Port, Interval], ...]
@@ -128,8 +130,8 @@ class UnderWay:
 class StageRuns:
     """Runs events on devices that become free at given times.
 
-    A run depends on the differences of its devices' start times, on their background work, and on
-    the busy times of its shared ports; results are cached by all of these.
+    A run depends on the differences of the start times of its devices and of their hosts, on their
+    background work, and on the busy times of its shared ports; results are cached by all of these.
 
     Args:
         ports: busy times of what communication shares.
@@ -146,13 +148,14 @@ class StageRuns:
         events: Sequence[WorkEvent],
         devices: tuple[Device, ...],
         ready: Sequence[int],
+        hosts: Sequence[int],
         under_way: UnderWay,
     ) -> tuple[int, StageRun]:
         """The tick at which the first device begins, and the run relative to that tick.
 
         Args:
             events: in an order that every device keeps; equal runs pass the same object.
-            devices, ready: devices that take part, and when each is free.
+            devices, ready, hosts: devices that take part, and when each and its host are free.
             under_way: background work started before; updated in place.
         """
         base, wake = min(ready), self._wake_ticks
@@ -160,15 +163,18 @@ class StageRuns:
         if self._is_memoized:
             # Events are compared by identity; the key keeps them alive.
             same, late = ByKey(id(events), events), tuple(tick - base for tick in ready)
+            # A host that is early enough is never waited for, however early it is.
+            issued = self._issued_by(same, devices)
+            hosts = [max(h, t - n) - base for h, t, n in zip(hosts, ready, issued, strict=True)]
             background = self._ports.background(self._shared_by(same), base)
-            key = same, late, background, before.key
+            key = same, late, tuple(hosts), background, before.key
             if key not in self._known:
                 ports = BusyPorts(background)
-                self._known[key] = _Inside(devices, late, ports, 0, before, wake).run(events)
+                self._known[key] = _Inside(devices, late, hosts, ports, 0, before, wake).run(events)
             run = self._known[key]
             self._ports.replay(run.taken, base)
         else:
-            run = _Inside(devices, ready, self._ports, base, before, wake).run(events)
+            run = _Inside(devices, ready, hosts, self._ports, base, before, wake).run(events)
         under_way.replace(devices, run.under_way, base)
         return base, run
 
@@ -176,6 +182,21 @@ class StageRuns:
     def _shared_by(self, events: ByKey[Sequence[WorkEvent]]) -> tuple[Port, ...]:
         comm_costs = (event.comm for event in events.value if event.comm is not None)
         return tuple(sorted({port for comm in comm_costs for port, _ in comm.shared}))
+
+    @remembers()
+    def _issued_by(
+        self, events: ByKey[Sequence[WorkEvent]], devices: tuple[Device, ...]
+    ) -> tuple[int, ...]:
+        return _issued(events.value, devices)
+
+
+def _issued(events: Sequence[WorkEvent], devices: tuple[Device, ...]) -> tuple[int, ...]:
+    """How long the host of each device issues the events."""
+    found = dict.fromkeys(devices, 0)
+    for event in events:
+        for device in event.devices if event.issue_ticks else ():
+            found[device] += event.issue_ticks
+    return tuple(found.values())
 
 
 def woken(now: int, end: int, wake_ticks: int) -> int:
@@ -194,6 +215,7 @@ class _Inside:
         self,
         devices: tuple[Device, ...],
         ready: Sequence[int],
+        hosts: Sequence[int],
         ports: BusyPorts,
         base: int,
         before: UnderWay,
@@ -202,6 +224,7 @@ class _Inside:
         self._devices, self._ports, self._base = devices, ports, base
         self._wake_ticks = wake_ticks
         self._clock = dict(zip(devices, ready, strict=True))
+        self._host = dict(zip(devices, hosts, strict=True))
         self._free = {d: base + end for d, end in before.free.items()}
         self._ends = {key: base + end for key, end in before.ends.items()}
         self._spans: list[Span] = []
@@ -226,28 +249,38 @@ class _Inside:
             {key: end - base for key, end in self._ends.items()},
         )
         spans, beside = tuple(self._spans), tuple(self._beside)
-        return StageRun(self._devices, ends, spans, beside, taken, left)
+        issued = _issued(events, self._devices)
+        return StageRun(self._devices, ends, issued, spans, beside, taken, left)
 
     def _span(self, event: WorkEvent, start: int, end: int) -> None:
         if end > start:
             self._spans.append((event, start - self._base, end - self._base))
 
     def _compute(self, event: WorkEvent) -> None:
-        clock = self._clock
-        starts: dict[int, list[Device]] = {}
+        """Each device computes alone; where its host is late, it waits inside of the event."""
+        clock, host = self._clock, self._host
+        both: dict[tuple[int, int], list[Device]] = {}
         for device in event.devices:
-            starts.setdefault(clock[device], []).append(device)
-            clock[device] += event.ticks
-        for start, devices in starts.items():
-            mine = event if len(starts) == 1 else replace(event, devices=tuple(devices))
-            self._span(mine, start, start + event.ticks)
+            start = clock[device]
+            clock[device] = max(start + event.ticks, host[device] + event.whole_ticks)
+            host[device] += event.issue_ticks
+            both.setdefault((start, clock[device]), []).append(device)
+        for (start, end), devices in both.items():
+            mine = event if len(both) == 1 else replace(event, devices=tuple(devices))
+            self._span(mine, start, end)
+
+    def _issue(self, event: WorkEvent) -> int:
+        """Issue a call of communication; the tick at which the last host has done so."""
+        for device in event.devices:
+            self._host[device] += event.issue_ticks
+        return max(self._host[device] for device in event.devices)
 
     def _do(self, event: WorkEvent) -> None:
         if event.comm is not None and not event.is_copy:
             # Calls of a device run one after another, so calls started before come first.
             for device in event.devices:
                 self._until(event, device, self._free.get(device, 0))
-        start = max(self._clock[device] for device in event.devices)
+        start = max(self._issue(event), *(self._clock[device] for device in event.devices))
         end = start + event.ticks
         if event.comm is not None and event.comm.shared:
             end = self._ports.reserve(start, event.ticks, event.comm.shared)
@@ -263,7 +296,8 @@ class _Inside:
         own.
         """
         free = {} if event.is_copy else self._free
-        start = max(max(self._clock[d], free.get(d, 0)) for d in event.devices)
+        ready = (max(self._clock[d], free.get(d, 0)) for d in event.devices)
+        start = max(self._issue(event), *ready)
         assert event.comm is not None
         end = self._ports.reserve(start, event.ticks, event.comm.shared)
         self._beside.append((event, start - self._base, end - self._base))

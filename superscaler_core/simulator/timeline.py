@@ -16,6 +16,7 @@ from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
 from superscaler_core.program.verb import Verb
 from superscaler_core.schedules import GRADS, Action, ActionKind
 from superscaler_core.simulator.busy_ports import BusyPorts
+from superscaler_core.simulator.hosts import Hosts
 from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay, woken
 from superscaler_core.simulator.work import Work, WorkEvent
 
@@ -85,8 +86,6 @@ class Stepper:
     Args:
         made, work: the plan, and the work of devices.
         optimizer_secs: time of the optimizer on every device, at the end.
-        p2p_secs: time of a device to start a P2P send.
-        wake_secs: as in ``DeviceProfile``.
         is_memoized: as in ``StageRuns``.
         tick: called after every event.
     """
@@ -97,17 +96,18 @@ class Stepper:
         work: Work,
         optimizer_secs: Mapping[Device, float],
         *,
-        p2p_secs: float = 0.0,
-        wake_secs: float = 0.0,
         is_memoized: bool = True,
         tick: Callable[[], object] = lambda: None,
     ) -> None:
         self._made, self._work, self._tick = made, work, tick
         self._optimizer_secs = optimizer_secs
-        self._call_ticks, self._wake_ticks = ticks(p2p_secs), ticks(wake_secs)
+        profile = work.profile
+        self._call_ticks = ticks(profile.move_secs + profile.p2p_secs)
+        self._wake_ticks = ticks(profile.wake_secs)
         self._ports = BusyPorts()
         self._runs = StageRuns(self._ports, wake_ticks=self._wake_ticks, is_memoized=is_memoized)
         self._clock = dict.fromkeys(made.plan.devices, 0)
+        self._hosts = Hosts(made.plan.devices, profile)
         self._mail: dict[tuple[Edge, int, bool], deque[dict[Device, Arrival]]] = {}
         self._updates_of: dict[int, tuple[Sequence[WorkEvent], tuple[Device, ...]]] = {}
         self._begun: set[tuple[int, tuple[Device, ...]]] = set()
@@ -128,7 +128,7 @@ class Stepper:
                 self._work_event(event)
             self._tick()
         self._do(Outside("end"), (*self._work.end, *self._updates()), everyone, {})
-        self.timeline.makespan = max(self._clock.values())
+        self.timeline.makespan = max(*self._clock.values(), self._hosts.end)
         return self.timeline
 
     def _work_event(self, event: Action) -> None:
@@ -207,9 +207,10 @@ class Stepper:
                 self.timeline.waits[device, level] += end - max(now, start)
                 now = woken(now, end, self._wake_ticks)
             ready.append(now)
-        base, inside = self._runs.run(work_events, devices, ready, self._under_way)
-        for device, end in zip(devices, inside.ends, strict=True):
-            self._clock[device] = base + end
+        hosts = self._hosts.begin(devices, ready, is_action=isinstance(event, Action))
+        base, inside = self._runs.run(work_events, devices, ready, hosts, self._under_way)
+        for device, end, issued in zip(devices, inside.ends, inside.issued, strict=True):
+            self._clock[device] = self._hosts.issued(device, issued, base + end)
         self.timeline.runs.append(Ran(event, base, inside))
 
     # --- between stages -------------------------------------------------------------------------
@@ -220,7 +221,8 @@ class Stepper:
         arrived: dict[Device, Arrival] = {}
         for comm in self._work.p2p_send(edge, event.is_back):
             self._call(comm)
-            start = max(self._clock[device] for device in comm.devices)
+            issued = self._hosts.call(comm.devices)
+            start = max(issued, *(self._clock[device] for device in comm.devices))
             end = self._ports.reserve(start, comm.ticks, comm.ports)
             self.timeline.sends.append(TimedSend(event, edge.tensor.name, comm, start, end))
             for device in comm.devices:

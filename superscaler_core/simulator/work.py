@@ -10,7 +10,9 @@ from itertools import groupby
 from typing import Any
 
 from superscaler_core.cost.comm_cost import CommCost, CommCosts, ticks
+from superscaler_core.cost.issued import Issued
 from superscaler_core.cost.op_time import OpTimes, halves
+from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.graph.graph import Op
 from superscaler_core.known import ByKey, Known, remembers
 from superscaler_core.materialize.edges import Edge
@@ -39,7 +41,9 @@ class WorkEvent:
         name: name for people.
         devices: devices that do it together: all begin when the last of them is free. Each of
             them computes alone, when it is free itself.
-        ticks: its duration.
+        ticks: its duration, if hosts are never late.
+        issue_ticks: time in which the host of each device issues it.
+        whole_ticks: for computing, as ``Issued.whole``.
         comm: its load on links; None if it computes.
         is_copy: whether it copies between a device and its host, parallel to all communication.
         phase: for communication: run it, start it in the background, or wait for its end.
@@ -55,29 +59,38 @@ class WorkEvent:
     phase: Phase = Phase.WHOLE
     key: str = ""
     half: int = 0
+    issue_ticks: int = 0
+    whole_ticks: int = 0
+
+    @classmethod
+    def computing(cls, name: str, devices: tuple[Device, ...], work: Issued) -> WorkEvent:
+        """Devices that each compute the same alone."""
+        device, host, whole = map(ticks, work)
+        return cls(name, devices, device, issue_ticks=host, whole_ticks=whole)
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds that a segment computes: in its forward, and in each half of its backward.
+    """The computing of a segment, in seconds: its forward, its backward, each half of that.
 
-    ``split`` is the additional time of two halves compared with a whole backward.
+    ``split_secs`` is the additional time of two halves compared with a whole backward.
     """
 
-    forward: float
-    inputs: float
-    weights: float
-    split: float
+    forward: Issued
+    backward: Issued
+    inputs: Issued
+    weights: Issued
+    split_secs: float
 
-    def of(self, kind: Verb) -> float:
-        """Seconds of an instruction kind."""
+    def of(self, kind: Verb) -> Issued:
+        """What an instruction kind computes."""
         match kind:
             case Verb.BACKWARD:
-                return self.inputs + self.weights
+                return self.backward
             case Verb.BACKWARD_INPUTS:
                 return self.inputs
             case Verb.BACKWARD_WEIGHTS:
-                return self.weights + self.split
+                return self.weights.then(Issued.of(self.split_secs))
         return self.forward
 
 
@@ -113,6 +126,11 @@ class Work:
         self._stages: Known[Hashable, Any] = Known(MAX_BLOCKS)
         self._waits: dict[str, CommCost] = {}
 
+    @property
+    def profile(self) -> DeviceProfile:
+        """The profile of every device."""
+        return self._times.profile
+
     # --- stages ---------------------------------------------------------------------------------
 
     def stage(self, action: Action, *, is_first: bool = False) -> Sequence[WorkEvent]:
@@ -134,7 +152,7 @@ class Work:
             mine = [i for i in block if i.is_for(action.microbatch)]
             work_events = tuple(self._work_events(mine, Sums(self._made, is_first), action.stage))
             # The profile is compared by identity, so the entry keeps it alive.
-            return work_events, self._times.profile
+            return work_events, self.profile
 
         found: tuple[WorkEvent, ...] = known.of(key, find)[0]
         return found
@@ -142,7 +160,7 @@ class Work:
     @cached_property
     def _asked(self) -> tuple[object, ...]:
         """All that the times of a stage depend on besides the stage."""
-        profile, topology = id(self._times.profile), self._comm_costs.topology
+        profile, topology = id(self.profile), self._comm_costs.topology
         return profile, topology, self._methods, self._precision, self._made.plan.on_host
 
     def pair(self, event: OverlappedPair, *, is_first: bool = False) -> Sequence[WorkEvent]:
@@ -223,15 +241,17 @@ class Work:
         kind = instruction.kind
         segment = self._made.segment(instruction.name, devices[0])
         times = self._computing(segment)
-        secs = times.of(kind)
+        work = times.of(kind)
         is_apart = ActionKind.RECOMPUTE in self._made.stage_kinds[stage]
         if kind in GOES_BACK and segment.recompute and not is_apart:
-            secs += times.forward
-        count = ticks(secs + self._times.profile.segment_secs)
+            work = times.forward.then(work)
+        work = work.then(Issued.of(self.profile.segment_secs))
         if kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS):
-            count += ticks(sum(map(self._times.sum_secs, sums.of(devices, segment))))
+            sizes, issue_secs = sums.of(devices, segment), self.profile.issue_secs
+            secs = sum(map(self._times.sum_secs, sizes))
+            work = work.then(Issued.of(secs, len(sizes), issue_secs))
         name = segment.parts[0].op.module or segment.parts[0].op.kind
-        return WorkEvent(name, devices, count)
+        return WorkEvent.computing(name, devices, work)
 
     @remembers()
     def _computing(self, segment: Segment) -> _Times:
@@ -245,15 +265,23 @@ class Work:
 
     @remembers()
     def _of_forms(self, of: ByKey[Segment]) -> _Times:
-        segment, num_split = of.value, 0
-        forward = inputs = weights = 0.0
-        for part, (i_share, w_share) in zip(segment.parts, self._halves(segment.ops), strict=True):
-            forward_secs, backward_secs = self._times.of(part.form)
-            forward += 0.0 if part in segment.products else forward_secs
-            inputs += backward_secs * i_share
-            weights += backward_secs * w_share
+        segment, num_split, issue_secs = of.value, 0, self.profile.issue_secs
+        forward = backward = inputs = weights = Issued()
+        for part in segment.parts:
+            if part not in segment.products:
+                secs, num = self._times.of(part.form)[0], self._times.launches(part).forward
+                forward = forward.then(Issued.of(secs, num, issue_secs))
+        shares = self._halves(segment.ops)
+        for part, (i_share, w_share) in zip(segment.parts[::-1], shares[::-1], strict=True):
+            secs, num = self._times.of(part.form)[1], self._times.launches(part).backward
+            back, i_half, w_half = (
+                Issued.of(share * secs, share * num, issue_secs) for share in (1, i_share, w_share)
+            )
+            backward, inputs = backward.then(back), inputs.then(i_half)
+            weights = weights.then(w_half)
             num_split += bool(i_share and w_share)
-        return _Times(forward, inputs, weights, num_split * self._times.profile.split_secs)
+        split_secs = num_split * self.profile.split_secs
+        return _Times(forward, backward, inputs, weights, split_secs)
 
     def _offload(self, instruction: StepInstruction) -> Iterable[WorkEvent]:
         """Copy the kept values of a segment to the host or back."""
@@ -265,7 +293,7 @@ class Work:
             yield WorkEvent(name, (device,), comm.ticks, comm, is_copy=True)
 
     def _copy(self, device: Device, num_bytes: int) -> CommCost:
-        return self._comm_costs.copy(device, num_bytes, self._times.profile.host_bytes_per_sec)
+        return self._comm_costs.copy(device, num_bytes, self.profile.host_bytes_per_sec)
 
     # --- weights --------------------------------------------------------------------------------
 
@@ -348,8 +376,9 @@ class Work:
             yield self._call(name, self._comm_costs.of(mine, self._methods.intra), len(mine))
 
     def _call(self, name: str, comm: CommCost, num_tensors: int = 1) -> WorkEvent:
-        overhead = ticks(num_tensors * self._times.profile.move_secs)
-        return WorkEvent(name, comm.devices, comm.ticks + overhead, comm)
+        overhead = ticks(num_tensors * self.profile.move_secs)
+        issue = ticks(self.profile.call_secs(comm.ring))
+        return WorkEvent(name, comm.devices, comm.ticks + overhead, comm, issue_ticks=issue)
 
 
 def _key_of(instruction: StepInstruction) -> str:

@@ -76,7 +76,7 @@ def test_wait_inside_a_stage_adds_at_most_the_wake_up_time(wake: int, late: int)
         WorkEvent("move", (0, 1), 5, move),
     ]
     runs = StageRuns(BusyPorts(), wake_ticks=wake)
-    _, run = runs.run(work_events, (0, 1), (0, 0), UnderWay())
+    _, run = runs.run(work_events, (0, 1), (0, 0), (0, 0), UnderWay())
     assert run.ends == (55 + late, 55)
 
 

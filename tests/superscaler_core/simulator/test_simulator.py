@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.cost import METHODS, TICKS_PER_SEC, CommCosts, OpTimes, comm_costs_on
+from superscaler_core.cost import (
+    METHODS,
+    TICKS_PER_SEC,
+    CommCosts,
+    DeviceProfile,
+    OpTimes,
+    comm_costs_on,
+)
 from superscaler_core.plans import PLANS
 from superscaler_core.published.asynchronous import ampnet, pipedream
 from superscaler_core.published.chimera import chimera
@@ -300,24 +307,31 @@ KNOBS: dict[str, list[dict[str, Any]]] = {
     "gpipe": [{"microbatches": 4}],
 }
 LAYERS = {"interleaved": 8, "gpipe": 4}
+EAGER = replace(PROFILES["v100"], issue_secs=2e-5, action_secs=1e-4)
+HOSTS = [PROFILES["v100"], EAGER, replace(EAGER, host_waits=True)]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=24, deadline=None)
 @drawn(
     st.sampled_from([(name, options) for name, all_ in KNOBS.items() for options in all_]),
     st.sampled_from(["rvd", "p2p"]),
     st.sampled_from([1e7, 1e9, 1e11]),
     st.sampled_from([[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2], [3]]]),
+    st.sampled_from(HOSTS),
 )
 def test_remembered_runs_equal_simulated_runs(
-    case: tuple[str, dict[str, Any]], method: str, speed: float, hosts: list[list[int]]
+    case: tuple[str, dict[str, Any]],
+    method: str,
+    speed: float,
+    hosts: list[list[int]],
+    profile: DeviceProfile,
 ) -> None:
     name, options = case
     compiled = Case(name, 4, options, sizes={"layers": LAYERS.get(name, 2)}).compiled()
     topology = rv.Topology.hosts(hosts, rv.Link(1e-6, 1e10), rv.Link(1e-5, speed))
 
     def run(is_memoized: bool) -> Any:
-        times, comm_costs = OpTimes(PROFILES["v100"]), CommCosts(topology)
+        times, comm_costs = OpTimes(profile), CommCosts(topology)
         work = Work(compiled.materialized, times, comm_costs, Methods(method, method))
         secs = dict.fromkeys(compiled.plan.devices, 1e-4)
         return Stepper(compiled.materialized, work, secs, is_memoized=is_memoized).run()

@@ -1,0 +1,1 @@
+"""Truth: predicted step times beside step times that others measured on real clusters."""
