@@ -134,6 +134,7 @@ def _figures(found: Found) -> dict[str, Any]:
         "samples": samples,
         "microbatches": request.microbatches(samples),
         "secs": found.secs,
+        "bound_secs": found.bound.secs,
         "samples_per_sec": found.samples_per_sec,
         "peak_bytes": found.peak_bytes,
         "memory": parts.memory,

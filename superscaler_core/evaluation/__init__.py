@@ -1,6 +1,7 @@
 """Evaluation: candidates of planners are compiled, their memory is read, their steps compared."""
 
 from superscaler_core.evaluation.evaluate import compiled
+from superscaler_core.evaluation.lower_bound import LowerBound
 from superscaler_core.evaluation.microbatches import Captured, Resizing
 from superscaler_core.evaluation.offers import with_overlap
 from superscaler_core.evaluation.request import (
@@ -19,6 +20,7 @@ __all__ = [
     "FULL",
     "Candidate",
     "Captured",
+    "LowerBound",
     "Request",
     "Resizing",
     "Scope",

@@ -11,6 +11,7 @@ from pathlib import Path
 from rvdcomm.units import bytes_text, secs_text
 from superscaler_core.compiled import Compiled
 from superscaler_core.evaluation.evaluate import compiled
+from superscaler_core.evaluation.lower_bound import LowerBound
 from superscaler_core.evaluation.picture import draw
 from superscaler_core.evaluation.request import Candidate, Request, Trial
 from superscaler_core.plan import Decisions, Plan
@@ -59,6 +60,16 @@ class Found:
     def samples_per_sec(self) -> float:
         """Speed of training."""
         return self.request.batch / self.secs
+
+    @cached_property
+    def bound(self) -> LowerBound:
+        """What no plan can beat, of any planner and any memory."""
+        return LowerBound(self.request)
+
+    @property
+    def gap(self) -> float | None:
+        """The step over its lower bound; None if there is none."""
+        return self.secs / self.bound.secs if self.bound.secs else None
 
     @property
     def num_full(self) -> int:
@@ -119,6 +130,7 @@ class Found:
                 f"chosen   {self.name}",
                 f"step     {secs_text(self.secs)}, {self.samples_per_sec:.4g} samples/s; "
                 f"{self.request.microbatches(samples)} microbatches of {samples} samples",
+                f"bound    {self.bound.certificate(self.secs)}",
                 f"memory   {bytes_text(self.peak_bytes)} of "
                 f"{bytes_text(self.request.memory_bytes)} on the fullest device",
                 f"search   {self.search_secs:.1f} s: {num} tried, {self.num_skipped} skipped by "

@@ -9,12 +9,11 @@ from math import gcd
 from typing import Any
 
 from superscaler_core.errors import PlanError
+from superscaler_core.evaluation.least_recomputed import saved_values
 from superscaler_core.graph.blocks import Blocks, OpGroup, find_blocks
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.once import once_per_graph
-from superscaler_core.graph.tensor import PTensor
 from superscaler_core.known import remembers
-from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 from superscaler_core.plans.pieces.axial import EVOFORMER, axial_loops
 
 
@@ -123,23 +122,4 @@ def kept_bytes(graph: Graph, ops: OpGroup | None = None) -> int:
 
     Only saved tensors of ``ops`` count; those of all ops if None.
     """
-    found: dict[Any, int] = {}
-    for op in graph.ops if ops is None else ops:
-        if not any(tensor.requires_grad for tensor in op.outputs):
-            continue
-        for number in op.saves:
-            if number >= len(op.inputs) and op.kind in SAVED_ITEM_BYTES:
-                made = op.outputs[number - len(op.inputs)]
-                found[op, number] = made.box.num_elements * SAVED_ITEM_BYTES[op.kind]
-                continue
-            tensor = _viewed(graph, (*op.inputs, *op.outputs)[number])
-            if tensor in graph.producer:
-                found[tensor] = tensor.num_bytes
-    return sum(found.values())
-
-
-def _viewed(graph: Graph, tensor: PTensor) -> PTensor:
-    """The tensor whose memory ``tensor`` is a view of; ``tensor`` itself if it is no view."""
-    while tensor in graph.producer and graph.producer[tensor].kind in VIEWS:
-        tensor = graph.producer[tensor].inputs[0]
-    return tensor
+    return sum(saved_values(graph, ops).values())

@@ -40,9 +40,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from superscaler_core.integer_program import IntegerProgram
 from superscaler_core.planners.proposals import propose_space
 from superscaler_core.planners.row import PlannerRow
-from superscaler_core.published.integer_program import IntegerProgram
 from superscaler_core.space import Array, Solution, Space
 from superscaler_core.space.elimination import Core
 

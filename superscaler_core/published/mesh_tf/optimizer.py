@@ -32,7 +32,7 @@ from math import inf, prod
 
 import numpy as np
 
-from superscaler_core.published.integer_program import IntegerProgram
+from superscaler_core.integer_program import IntegerProgram
 from superscaler_core.published.mesh_tf.mesh_layout import MeshLayout
 from superscaler_core.published.mesh_tf.problem import LayoutProblem
 from superscaler_core.space import Array

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superscaler_core.errors import PlanError
-from superscaler_core.published.integer_program import IntegerProgram
+from superscaler_core.integer_program import IntegerProgram
 from superscaler_core.published.placement.earliest_finish import earliest_finish
 from superscaler_core.published.placement.problem import PlacementProblem
 from superscaler_core.space import Solution

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superscaler_core.errors import PlanError
-from superscaler_core.published.integer_program import IntegerProgram
+from superscaler_core.integer_program import IntegerProgram
 from superscaler_core.published.stages.candidates import Candidates
 from superscaler_core.published.stages.chains import Chosen
 from superscaler_core.published.stages.cut import StageCut
