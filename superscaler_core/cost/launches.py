@@ -36,36 +36,49 @@ def launches_of(part: Part) -> Launches:
     """The kernels of an op's forward, and of its backward without sums of weights' gradients.
 
     Each operator of torch that computes counts as one kernel. A registered function may state its
-    own number (``register_op``). Parts of an op launch as many kernels as the op.
+    own number (``register_op``). An op that cannot run without values counts as one kernel, and one
+    for each gradient. Parts of an op launch as many kernels as the op.
     """
-    return _of_form(ByKey(part.op.form, part))
+    stated = _stated(part.op.form)
+    return _counted(ByKey(part.op.form, part)) if stated is None else Launches(*stated)
 
 
 @lru_cache(maxsize=MAX_FORMS)
-def _of_form(of: ByKey[Part]) -> Launches:
+def _counted(of: ByKey[Part]) -> Launches:
     part = of.value
-    stated = _stated(part.op.form)
-    if stated is not None:
-        return Launches(*stated)
+    wanted = sum(form.requires_grad for form in part.op.inputs)
+    try:
+        with torch.inference_mode(False):
+            return _run(part)
+    except Exception:
+        return Launches(1, wanted)
+
+
+def _run(part: Part) -> Launches:
     given = [
         torch.empty(view.box.shape, dtype=getattr(torch, form.dtype), device="meta")
         for view, form in zip(part.inputs, part.op.inputs, strict=True)
     ]
     for x, form in zip(given, part.op.inputs, strict=True):
         x.requires_grad_(form.requires_grad)
+    wanted = [x for x in given if x.requires_grad]
+    is_trained = any(form.requires_grad for form in part.op.outputs)
     with torch.enable_grad(), FusedAttention(), _Counter() as counter:
         outputs = [x for x in run_part(part, given) if x.requires_grad]
         forward, counter.count = counter.count, 0
-        wanted = [x for x in given if x.requires_grad]
         if outputs and wanted:
             like = [torch.empty_like(x) for x in outputs]
             torch.autograd.grad(outputs, wanted, like, allow_unused=True)
-    return Launches(forward, counter.count)
+    # A function that looks at values has results without a graph here.
+    lost = len(wanted) if is_trained and not outputs else 0
+    return Launches(forward, counter.count + lost)
 
 
 def _stated(form: OpForm) -> tuple[int, int] | None:
     path = str(form.computes).partition("(")[0]
-    return next((each.launches for each in REGISTERED.values() if each.path == path), None)
+    # A module that is loaded again registers its functions again.
+    known = (each for each in reversed(REGISTERED.values()) if each.path == path)
+    return next((each.launches for each in known), None)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]

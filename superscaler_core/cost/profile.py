@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,16 @@ class DeviceProfile:
             "memory_bytes": self.memory_bytes,
         }
         bad = [f"{what} is {value}" for what, value in speeds.items() if not value > 0]
+        bad += [
+            f"collectives of {num} are {tuple(known)}"
+            for num, known in self.collectives.items()
+            if not _is_collective(num, known)
+        ]
         bad += [f"{t} is {getattr(self, t)}" for t in NOT_NEGATIVE if not getattr(self, t) >= 0]
         if bad:
             raise PlanError(
                 f"profile {self.name}: {'; '.join(bad)}; speeds are above 0, times and cores at "
-                "least 0."
+                "least 0, and finite for collectives, which are of 2 devices or more."
             )
 
     def flops_secs(self, flops: float, dtype: str, kind: str, grown: float = 1.0) -> float:
@@ -288,12 +294,20 @@ def _reach(name: str, value: Any) -> Reach:
     return Reach(tuple((amount, share) for amount, share in pairs))
 
 
+def _is_collective(num: object, known: Collective) -> bool:
+    figures = [x for x in known if x is not None]
+    if type(num) is not int or num < 2 or len(known) != 3 or None in known[:2]:
+        return False
+    are_numbers = all(type(x) in (int, float) and isfinite(x) and x >= 0 for x in figures)
+    return are_numbers and known[1] > 0
+
+
 def _collectives(values: Mapping[str, Any]) -> dict[int, Collective]:
     found = {}
     for num, value in values.items():
-        is_list = isinstance(value, list) and len(value) == 3 and num.isdecimal()
-        if not is_list or not all(isinstance(x, int | float) for x in value[:2]):
-            raise TypeError(f"collectives of {num} are {str(value)[:40]!r}")
+        is_list = isinstance(value, list) and len(value) == 3
+        if not is_list or not (num.isascii() and num.isdecimal() and len(num) < 10):
+            raise TypeError(f"collectives of {num[:20]} are {str(value)[:40]!r}")
         found[int(num)] = Collective(*value)
     return found
 

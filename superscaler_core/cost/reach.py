@@ -61,6 +61,11 @@ class Reach:
         power = slope if amount > first else max(0.0, slope)
         return share * exp(power * log(amount / first))
 
+    @property
+    def is_rising(self) -> bool:
+        """Whether more work never reaches a lower share."""
+        return all(s <= t for (_, s), (_, t) in pairwise(self.points))
+
     def scaled(self, factor: float) -> Reach:
         """All shares times a factor, but at most 1."""
         return Reach(tuple((amount, min(1.0, factor * share)) for amount, share in self.points))

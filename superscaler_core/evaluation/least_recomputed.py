@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
+from superscaler_core.cost.op_memory import op_memory
 from superscaler_core.graph.blocks import OpGroup, find_blocks
 from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.integer_program import IntegerProgram
-from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
-
-Value = PTensor | tuple[Op, int]
-"""What a backward may need: a tensor that is no view, or the mask of an op."""
+from superscaler_core.memory.held import VIEWS
 
 
 class Room(NamedTuple):
@@ -44,41 +43,37 @@ def least_recomputed(
         base_secs: seconds in which they compute a sample once; copies take time beside that.
         room: what they have.
     """
-    saved, chosen = saved_values(graph), _distinct(graph)
+    saved = saved_values(graph)
     if sum(saved.values()) <= samples * room.num_bytes:
         return base_secs
-    makers: dict[Value, Op] = {}
-    for op in chosen:
-        makers |= dict.fromkeys(op.outputs if op.kind not in VIEWS else (), op)
-    makers |= {
-        value: value[0] for value in saved if isinstance(value, tuple) and value[0] in chosen
-    }
-    sizes = {
-        value: chosen[op] * (value.num_bytes if isinstance(value, PTensor) else saved[value])
-        for value, op in makers.items()
-    }
+    chosen = _distinct(graph, saved)
+    makers = {t: op for op in chosen if op.kind not in VIEWS for t in op.outputs}
     program = IntegerProgram()
     kept, hosted = (
-        dict(zip(sizes, program.variables(len(sizes), most=1.0).tolist(), strict=True))
+        dict(zip(makers, program.variables(len(makers), most=1.0).tolist(), strict=True))
         for _ in range(2)
     )
     ops = list(dict.fromkeys(makers.values()))
     again = dict(zip(ops, program.variables(len(ops), most=1.0).tolist(), strict=True))
     (secs,) = program.variables(1, cost=1.0).tolist()
+    sizes = {t: t.num_bytes * (chosen[op].saved or chosen[op].num) for t, op in makers.items()}
 
-    def available(value: Value) -> list[tuple[int, float]]:
-        return [(kept[value], 1.0), (hosted[value], 1.0), (again[makers[value]], 1.0)]
+    def available(value: PTensor) -> list[tuple[int, float]]:
+        """Shares: of the layers that save the value, which have it; of all, which make it again."""
+        share = chosen[makers[value]].share
+        return [(kept[value], share), (hosted[value], share), (again[makers[value]], 1.0)]
 
-    for value in saved.keys() & sizes.keys():
-        program.row(available(value), least=1.0)
+    for value in saved.keys() & makers.keys():
+        program.row(available(value), least=chosen[makers[value]].share)
     for op in ops:
-        for base in {_viewed(graph, tensor) for tensor in op.inputs} & sizes.keys():
-            program.row([*available(base), (again[op], -1.0)], least=0.0)
+        for base in {_viewed(graph, tensor) for tensor in op.inputs} & makers.keys():
+            rest = 1 - chosen[makers[base]].share  # layers that do not save it may have it
+            program.row([*available(base), (again[op], -1.0)], least=-rest)
     program.row(
         [(kept[value], size / samples / room.num_bytes) for value, size in sizes.items()], most=1.0
     )
     program.row(
-        [(secs, 1.0), *((again[op], -chosen[op] * secs_of(op)) for op in ops)], least=base_secs
+        [(secs, 1.0), *((again[op], -chosen[op].num * secs_of(op)) for op in ops)], least=base_secs
     )
     # Each copied value goes to the host and back.
     rate = room.copied_bytes_per_sec / 2
@@ -90,8 +85,20 @@ def least_recomputed(
     return base_secs if found is None else max(base_secs, found.bound)
 
 
-def _distinct(graph: Graph) -> Mapping[Op, int]:
-    """Ops, of equal layers those of one, with the number of layers that it stands for.
+class _Alike(NamedTuple):
+    """Equal ops of equal layers: their number, and in how many autograd saves their results."""
+
+    num: int
+    saved: int
+
+    @property
+    def share(self) -> float:
+        """The share of the ops whose results are saved; 1 if it is none, as any may be kept."""
+        return self.saved / self.num if self.saved else 1.0
+
+
+def _distinct(graph: Graph, saved: Collection[PTensor]) -> Mapping[Op, _Alike]:
+    """Ops, of equal layers those of one, which stands for the mean of all.
 
     What an op reads of another layer is then taken to be available, which relaxes the program.
     """
@@ -100,23 +107,31 @@ def _distinct(graph: Graph) -> Mapping[Op, int]:
     for ops in layers:
         alike.setdefault(tuple(op.form for op in ops), []).append(ops)
     inside = {op for ops in layers for op in ops}
-    found = {op: 1 for op in graph.ops if op not in inside}
-    for mine in alike.values():
-        found |= dict.fromkeys(mine[len(mine) // 2], len(mine))
+    alone: list[list[OpGroup]] = [[(op,)] for op in graph.ops if op not in inside]
+    groups = [*alike.values(), *alone]
+    found = {}
+    for group in groups:
+        for ops in zip(*group, strict=True):
+            nums = [sum(op.outputs[i] in saved for op in ops) for i in range(len(ops[0].outputs))]
+            # Where several results differ in this, the fewest count.
+            found[ops[len(ops) // 2]] = _Alike(len(ops), min(filter(None, nums), default=0))
     return found
 
 
-def saved_values(graph: Graph, ops: OpGroup | None = None) -> Mapping[Value, int]:
-    """Bytes of each value that autograd saves for some ops, or all; of a view what it shows."""
-    found: dict[Value, int] = {}
+def saved_values(graph: Graph, ops: OpGroup | None = None) -> Mapping[PTensor, int]:
+    """Bytes of the results that autograd saves for some ops, or all; of a view what it shows.
+
+    Each op is run alone on the meta device (``op_memory``), because what an op may save by its rule
+    is not saved where its gradients need none. Masks, which no op returns, are left out.
+    """
+    found: dict[PTensor, int] = {}
     for op in graph.ops if ops is None else ops:
         if not any(tensor.requires_grad for tensor in op.outputs):
             continue
-        for number in op.saves:
-            tensor = (*op.inputs, *op.outputs)[number]
-            if number >= len(op.inputs) and op.kind in SAVED_ITEM_BYTES:
-                found[op, number] = tensor.box.num_elements * SAVED_ITEM_BYTES[op.kind]
-            elif (base := _viewed(graph, tensor)) in graph.producer:
+        operands = (*op.inputs, *op.outputs)
+        for number, _ in op_memory(Part(op)).saved:
+            base = _viewed(graph, operands[number])
+            if base in graph.producer:
                 found[base] = base.num_bytes
     return found
 

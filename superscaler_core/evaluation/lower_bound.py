@@ -15,6 +15,9 @@ from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.part import Part
 from superscaler_core.memory import STATES
 
+ROUNDING = 1e-9
+"""Relative: times of steps are whole ticks."""
+
 
 @dataclass(frozen=True, eq=False)
 class LowerBound:
@@ -41,10 +44,11 @@ class LowerBound:
     own memory or its host's, whichever is faster.
 
     Measured times of ops (``DeviceProfile.op_secs``) follow no law of speeds: a library may compute
-    larger microbatches by another algorithm. There is no bound of time with them.
+    larger microbatches by another algorithm. There is no bound of time with them, or with shares
+    that fall as the work grows.
 
-    Laws (tests/superscaler_core/evaluation/test_lower_bound.py): no plan of a small space, found by
-    brute force, and none of a shipped plan or of a search is faster.
+    Laws (tests/superscaler_core/evaluation/test_lower_bound.py): no shipped plan and no trial of a
+    search is faster, also if devices have no more memory than the plan takes.
     """
 
     request: Request
@@ -126,8 +130,19 @@ class LowerBound:
 
     @property
     def secs(self) -> float:
-        """A lower bound of the seconds of a step; 0 if times of ops were measured."""
-        return 0.0 if self.request.profile.op_secs else sum(self.parts.values())
+        """A lower bound of the seconds of a step; 0 if there is none (``why_not``)."""
+        return 0.0 if self.why_not else sum(self.parts.values()) * (1 - ROUNDING)
+
+    @property
+    def why_not(self) -> str:
+        """Why the profile has no bound; empty if it has one."""
+        profile = self.request.profile
+        if profile.op_secs:
+            return "measured times of ops follow no law of speeds"
+        tables = (*profile.products.values(), *profile.attention.values(), profile.memory)
+        if not all(table.is_rising for table in tables):
+            return "the profile has shares that fall with the amount of work"
+        return ""
 
     @property
     def parts(self) -> Mapping[str, float]:
@@ -141,7 +156,7 @@ class LowerBound:
     def certificate(self, secs: float) -> str:
         """How far a step is from the bound, as text."""
         if not self.secs:
-            return "none: measured times of ops follow no law of speeds"
+            return f"none: {self.why_not or 'the step has no work'}"
         parts = " + ".join(f"{secs_text(x)} {name}" for name, x in self.parts.items() if x)
         return f"{parts}, shared equally; this plan takes {secs / self.secs:.3f} x"
 

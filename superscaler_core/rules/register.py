@@ -153,6 +153,7 @@ def register_op(
             return scores.topk(count).indices
     """
     made = Annotation.parse(annotation)
+    _check_launches(launches)
     given = dict(sizes or {})
     types = tuple(dtypes) if dtypes is not None else (None,) * len(made.outputs)
     _check_sizes(made, given, types)
@@ -210,6 +211,17 @@ def _check_sizes(
         raise AnnotationError(
             f"{annotation} has {len(annotation.outputs)} outputs, but {len(dtypes)} dtypes are "
             "given."
+        )
+
+
+def _check_launches(launches: Any) -> None:
+    if launches is None:
+        return
+    is_pair = isinstance(launches, tuple) and len(launches) == 2
+    if not is_pair or not all(type(num) is int and num >= 0 for num in launches):
+        raise AnnotationError(
+            f"launches={launches!r}: give a tuple of two numbers, the kernels of the forward and "
+            "those of the backward, each at least 0."
         )
 
 

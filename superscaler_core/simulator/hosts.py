@@ -22,14 +22,12 @@ class Hosts:
         self._issue, self._action = ticks(profile.issue_secs), ticks(profile.action_secs)
         self._waits = profile.host_waits
 
-    def begin(
-        self, devices: Sequence[Device], ready: Sequence[int], *, is_action: bool
-    ) -> list[int]:
-        """When hosts begin to issue work for devices that can begin at ``ready``."""
+    def begin(self, devices: Sequence[Device], ready: Sequence[int], num_actions: int) -> list[int]:
+        """When hosts begin to issue so many actions for devices that can begin at ``ready``."""
         for device, tick in zip(devices, ready, strict=True):
             if self._waits:
                 self._free[device] = max(self._free[device], tick)
-            self._free[device] += self._action * is_action
+            self._free[device] += self._action * num_actions
         return [self._free[device] for device in devices]
 
     def issued(self, device: Device, duration: int, end: int) -> int:

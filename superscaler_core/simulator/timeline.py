@@ -118,7 +118,7 @@ class Stepper:
     def run(self) -> StepTimeline:
         """Simulate the whole step."""
         everyone = self._made.plan.devices
-        self._do(Outside("begin"), self._work.begin, everyone, {})
+        self._do(Outside("begin"), self._work.begin, everyone, {}, num_actions=0)
         for event in self._made.events:
             if isinstance(event, P2PSend):
                 self._p2p_send(event)
@@ -127,7 +127,8 @@ class Stepper:
             else:
                 self._work_event(event)
             self._tick()
-        self._do(Outside("end"), (*self._work.end, *self._updates()), everyone, {})
+        last = *self._work.end, *self._updates()
+        self._do(Outside("end"), last, everyone, {}, num_actions=0)
         self.timeline.makespan = max(*self._clock.values(), self._hosts.end)
         return self.timeline
 
@@ -156,7 +157,7 @@ class Stepper:
             for device, arrival in self._arrivals(run).items():
                 arrivals[device] = max(arrival, arrivals.get(device, arrival), key=lambda a: a[1])
         work_events = self._work.pair(event, is_first=any(firsts))
-        self._do(event.first, work_events, tuple(sorted(devices)), arrivals)
+        self._do(event.first, work_events, tuple(sorted(devices)), arrivals, num_actions=2)
         both = self.timeline.runs.pop()
         for half, run in enumerate(actions_in(event)):
             self.timeline.runs.append(Ran(run, both.start, both.inside.of_half(half)))
@@ -197,6 +198,7 @@ class Stepper:
         work_events: Sequence[WorkEvent],
         devices: tuple[Device, ...],
         arrivals: Mapping[Device, Arrival],
+        num_actions: int = 1,
     ) -> None:
         """Run events on devices; each device starts when it is free and its inputs have arrived."""
         ready = []
@@ -207,7 +209,7 @@ class Stepper:
                 self.timeline.waits[device, level] += end - max(now, start)
                 now = woken(now, end, self._wake_ticks)
             ready.append(now)
-        hosts = self._hosts.begin(devices, ready, is_action=isinstance(event, Action))
+        hosts = self._hosts.begin(devices, ready, num_actions)
         base, inside = self._runs.run(work_events, devices, ready, hosts, self._under_way)
         for device, end, issued in zip(devices, inside.ends, inside.issued, strict=True):
             self._clock[device] = self._hosts.issued(device, issued, base + end)

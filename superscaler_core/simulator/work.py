@@ -66,7 +66,8 @@ class WorkEvent:
     def computing(cls, name: str, devices: tuple[Device, ...], work: Issued) -> WorkEvent:
         """Devices that each compute the same alone."""
         device, host, whole = map(ticks, work)
-        return cls(name, devices, device, issue_ticks=host, whole_ticks=whole)
+        # Rounding must not make a host late that began as early as it can.
+        return cls(name, devices, device, issue_ticks=host, whole_ticks=min(whole, device + host))
 
 
 @dataclass(frozen=True, slots=True)

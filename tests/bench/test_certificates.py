@@ -1,4 +1,4 @@
-"""Certificates: the bound of a cell is below the step of every plan that a result file has for it."""
+"""Certificates: the bound of a cell is below the step of every plan that a result file has."""
 
 from __future__ import annotations
 

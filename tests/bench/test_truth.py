@@ -151,8 +151,8 @@ def test_host_of_the_measured_runs_is_late() -> None:
 
 def test_preset_has_the_fitted_constants() -> None:
     fitted, preset = Constants().profile(), PROFILES["a100-eager"]
-    for name in ("issue_secs", "action_secs", "memory", "products"):
-        assert getattr(preset, name) == getattr(fitted, name) or name == "memory"
+    assert preset.issue_secs == fitted.issue_secs
+    assert preset.action_secs == fitted.action_secs
     assert preset.memory.at(1e9) == fitted.memory.at(1e9)
 
 

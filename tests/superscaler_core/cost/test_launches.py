@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,12 @@ def unstated(x: Tensor) -> Tensor:
     return (x + 1).sin() * 2
 
 
+@ss.register_op("b h -> b h")
+def on_values(x: Tensor) -> Tensor:
+    """Leaves torch, so it cannot run without values."""
+    return x * float(x.detach().numpy().sum() >= 0)
+
+
 class _Model(nn.Module):
     def __init__(self, what: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -44,6 +51,7 @@ class _Model(nn.Module):
         (lambda x: F.gelu(x), "gelu", (1, 1)),
         (stated, "stated", (1, 2)),
         (unstated, "unstated", (3, 3)),
+        (on_values, "on_values", (1, 1)),
     ],
 )
 def test_kernels_are_those_of_torch_or_as_stated(
@@ -52,6 +60,19 @@ def test_kernels_are_those_of_torch_or_as_stated(
     graph = ss.capture(_Model(what), (torch.zeros(2, 4),))
     (op,) = (op for op in graph.ops if op.kind == kind)
     assert launches_of(ss.Part(op)) == launches
+
+
+def test_counts_do_not_depend_on_the_mode_of_the_first_call() -> None:
+    graph = ss.capture(_Model(lambda x: (x * 3).tanh()), (torch.zeros(3, 4),))
+    with torch.inference_mode():
+        inside = [launches_of(ss.Part(op)) for op in graph.ops]
+    assert inside[-2].backward > 0
+
+
+@pytest.mark.parametrize("launches", [(1,), 3, (-1, 2), (1, 2.0), [1, 2], (True, 1)])
+def test_wrong_numbers_of_kernels_are_refused(launches: Any) -> None:
+    with pytest.raises(ss.AnnotationError, match="launches="):
+        ss.register_op("b h -> b h", launches=launches)
 
 
 def test_product_has_a_product_for_each_gradient() -> None:

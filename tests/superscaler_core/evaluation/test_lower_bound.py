@@ -11,6 +11,7 @@ from torch import nn
 
 import rvdcomm as rv
 import superscaler_core as ss
+from superscaler_core.cost import Reach
 from superscaler_core.evaluation import LowerBound, Request
 from superscaler_core.evaluation.least_recomputed import Room, least_recomputed, saved_values
 from superscaler_core.models import build, example_inputs
@@ -63,6 +64,64 @@ def test_no_shipped_plan_is_faster(name: str, options: dict[str, object], profil
     assert 0 < bound.secs <= simulate(compiled, profile, HOST).secs
 
 
+def test_no_plan_is_faster_with_no_more_memory_than_it_takes() -> None:
+    """Weights that are not trained, and functions that save nothing, need no room."""
+    for model in (_Frozen(), _Doubled()):
+        inputs = torch.zeros(1, 4096, 8)
+        plan = ss.Plan(ss.capture(model, (inputs,)), devices=[0])
+        for op in plan.graph.ops:
+            plan.op_assign(op, 0)
+        compiled = ss.compile(plan, optimizer="sgd")
+        found = simulate(compiled, "v100", HOST)
+        asked = replace(asked_of(compiled, "v100"), memory_bytes=max(found.peak_bytes.values()))
+        assert LowerBound(asked).secs <= found.secs
+
+
+@pytest.mark.parametrize("keep", ["everything", "attention_only", "block_inputs"])
+def test_plans_that_recompute_are_not_faster_than_their_memory_allows(keep: str) -> None:
+    sizes = {"layers": 4, "width": 32, "sequence": 256, "heads": 4, "fused": False}
+    compiled = Case("hybrid", 1, {"microbatches": 1, "keep": keep}, sizes=sizes).compiled()
+    found = simulate(compiled, "v100", HOST)
+    peak = max(found.peak_bytes.values())
+    least = [
+        LowerBound(replace(asked_of(compiled, "v100"), memory_bytes=room)).secs
+        for room in (2 * peak, peak, peak // 4)
+    ]
+    assert least == sorted(least)
+    assert least[1] <= found.secs
+
+
+class _Frozen(nn.Module):
+    """A trained map, then maps that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 64)
+        self.rest = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+        self.rest.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rest(self.first(x)).sum()
+
+
+@ss.register_op("b s h -> b s h")
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """A function that states nothing of what it saves."""
+    return x * 2
+
+
+class _Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(8):
+            x = doubled(x)
+        return x.sum()
+
+
 @pytest.mark.parametrize("planner", ["auto", "by_hand", "tofu", "pipedream"])
 def test_no_trial_of_a_search_is_faster(planner: str) -> None:
     found = ss.search(
@@ -82,9 +141,17 @@ def test_measured_times_have_no_bound() -> None:
     assert "none" in bound.certificate(1.0)
 
 
+def test_shares_that_fall_have_no_bound() -> None:
+    cached = Reach(((1e5, 0.9), (1e8, 0.3)))
+    bound = LowerBound(request(profile=replace(PROFILES["v100"], memory=cached)))
+    assert bound.secs == 0
+    assert "fall" in bound.certificate(1.0)
+
+
 def test_parts_add_up_and_more_work_is_never_faster() -> None:
     bare, adam = LowerBound(request(optimizer="sgd")), LowerBound(request())
     assert bare.secs == pytest.approx(sum(bare.parts.values()))
+    assert bare.secs < sum(bare.parts.values())  # rounding never makes it the larger
     assert bare.secs < adam.secs
     assert LowerBound(request(batch=16)).computing_secs == pytest.approx(2 * bare.computing_secs)
     fewer = LowerBound(request(devices=(0, 1)))
@@ -111,6 +178,25 @@ class _Chain(nn.Module):
         for line in self.lines:
             x = line(x).tanh()
         return x.sum()
+
+
+def test_values_that_only_the_next_layer_saves_are_not_counted_for_the_last() -> None:
+    """Four maps save their inputs: the batch, and the results of all maps but the last."""
+    lines = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
+    graph = ss.capture(_Summed(lines), (torch.zeros(2, 8),))
+    need = sum(saved_values(graph).values())
+    assert need == 3 * 2 * 8 * 4
+    nearly = least_recomputed(graph, 1, each_costs(1.0), 10.0, Room(0.999 * need, 1e-9))
+    assert 10.0 < nearly < 10.01
+
+
+class _Summed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).sum()
 
 
 def each_costs(secs: float) -> Callable[[object], float]:

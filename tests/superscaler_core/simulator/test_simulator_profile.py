@@ -12,7 +12,14 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 import superscaler_core as ss
-from superscaler_core.cost import OpTimes, Reach, backward_products, forward_bytes, signature
+from superscaler_core.cost import (
+    Collective,
+    OpTimes,
+    Reach,
+    backward_products,
+    forward_bytes,
+    signature,
+)
 from superscaler_core.simulator import PROFILES
 from superscaler_core.simulator.measured import PRODUCT_ROWS, STREAM_BYTES, measured
 from tests.superscaler_core.cases import Case
@@ -33,7 +40,10 @@ def part(graph: ss.Graph, index: int) -> ss.Part:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_load_returns_what_save_wrote(name: str, tmp_path: Path) -> None:
-    profile = replace(PROFILES[name], op_secs={"a": (1e-3, 2e-3)}, notes=("a note",))
+    profile = replace(
+        PROFILES[name], op_secs={"a": (1e-3, 2e-3)}, notes=("a note",), host_waits=True,
+        collectives={2: Collective(1e-6, 1e9), 8: Collective(2e-6, 2e9, 3e-6)},
+    )  # fmt: skip
     profile.save(tmp_path / "profile.json")
     assert ss.DeviceProfile.load(tmp_path / "profile.json") == profile
 
@@ -50,6 +60,15 @@ def test_load_returns_what_save_wrote(name: str, tmp_path: Path) -> None:
         ({"memory": 0.5}, "memory is '0.5'"),
         ({"products": {"float32": {"points": [[1]]}}}, "products of float32 is no table of pairs"),
         ({"memory": {"points": [[1, 2]]}}, "shares .* cannot be"),
+        ({"host_waits": 1}, "host_waits is '1'"),
+        ({"collectives": {"2": [1, 2]}}, "collectives of 2 are"),
+        ({"collectives": {"x": [1, 2, None]}}, "collectives of x are"),
+        ({"collectives": {"1": [1e-6, 1e9, None]}}, "collectives of 1 are"),
+        ({"collectives": {"2": [-1, 1e9, None]}}, "collectives of 2 are"),
+        ({"collectives": {"2": [1e-6, 0, None]}}, "collectives of 2 are"),
+        ({"collectives": {"2": [1e-6, 1e9, "x"]}}, "collectives of 2 are"),
+        ({"collectives": {"2": [True, 1e9, None]}}, "collectives of 2 are"),
+        ({"collectives": {"2": [float("nan"), 1e9, None]}}, "collectives of 2 are"),
     ],
 )
 def test_invalid_profile_file_is_rejected(
