@@ -80,6 +80,7 @@ def test_native_and_python_search_find_the_same_path_for_small_pairs(
         (12, 60, 1, "measured"),
         (64, 20, 2, "mixed"),
         (64, 20, 3, "measured"),
+        (64, 20, 3, "mixed"),
         (1024, 5, 2, "measured"),
         (4096, 3, 3, "mixed"),
     ],
