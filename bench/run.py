@@ -34,8 +34,9 @@ DESCRIPTION = """\
 Run the RVD benchmark: 6 categories (R->R, R->D, V->R, V->D, D->R, D->D') for 3 relations of two
 disjoint groups (n->n, n->2n, 2n->n), and the same 6 inside one group. Columns: rvdcomm,
 point-to-point as SuperScaler's baseline (every reader pulls what it needs), DTensor where it can
-express the case, and the limit: the bytes that any plan must move over what plain TCP streams
-reach in the same run. All methods alternate; times are the slowest rank's, medians of all samples.
+express the case, the fastest of torch's own collectives called by hand inside one group, and the
+limit: the bytes that any plan must move over what plain TCP streams reach in the same run.
+All methods alternate; times are the slowest rank's, medians of all samples.
 """
 
 EPILOG = """\
@@ -59,7 +60,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--categories", help="such as 'V->R,D->R' (default: all)")
     parser.add_argument("--relations", help="such as 'n->n,in group' (default: all)")
     parser.add_argument(
-        "--methods", default="ours,pool,peer,dist,p2p,dtensor,memcpy", help="default: %(default)s"
+        "--methods",
+        default="ours,pool,peer,dist,p2p,dtensor,torch,memcpy",
+        help="default: %(default)s",
     )
     parser.add_argument("--cluster", metavar="HxR", help="emulate H hosts of R ranks each")
     parser.add_argument("--rate", default="200mbit", help="of every host's link (default 200mbit)")

@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import rvdcomm as rv
 from bench.rvd import methods
+from bench.rvd.by_hand import Way, by_hand
 from bench.rvd.cases import IN_GROUP, Case
+from bench.rvd.report import BY_HAND
 
 TIMEOUT = timedelta(seconds=300)
 # Programs repeat a transition many times. One sample is therefore a row of calls, after one call
@@ -35,6 +38,8 @@ MAX_CALLS, ROW_SECS = 50, 0.05
 # the second row, and the second row determines the number for all later rows. Two are needed: a
 # single call may be disturbed, and then all later rows would be too short.
 NUM_TRIALS = 2
+WITH_MESH = {"dtensor", BY_HAND}
+"""Methods that need a mesh of the group."""
 MODULUS = 1021
 """Values are integers below this number, so that sums of parts are exact in any order."""
 
@@ -67,7 +72,7 @@ def main(argv: list[str]) -> None:
     meshes: dict[tuple[int, ...], Any] = {}
     for case in config.cases:
         src, _ = case.layouts
-        if case.relation == IN_GROUP and src.ranks not in meshes and "dtensor" in config.methods:
+        if case.relation == IN_GROUP and src.ranks not in meshes and WITH_MESH & {*config.methods}:
             meshes[src.ranks] = _mesh(src.ranks)
     for case in config.cases:
         row = _run_case(case, config, meshes)
@@ -98,9 +103,17 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
         "dist": methods.compiled(src, dst, config.topology, "dist"),
         "memcpy": methods.memcpy(src, dst),
         "p2p": methods.point_to_point(src, dst),
-        "dtensor": methods.dtensor(meshes[src.ranks], src, dst) if src.ranks in meshes else None,
     }
-    ways = {name: way for name, way in found.items() if way is not None and name in config.methods}
+    if src.ranks in meshes and rank in src:
+        mesh = meshes[src.ranks]
+        found["dtensor"] = methods.dtensor(mesh, src, dst)
+        hand = by_hand(mesh.get_group(), src, dst)
+        found |= {f"{BY_HAND}: {name}": partial(_given, way) for name, way in hand.items()}
+    ways = {
+        name: way
+        for name, way in found.items()
+        if way is not None and name.partition(":")[0] in config.methods
+    }
     num_calls = dict.fromkeys(ways, 1)
     samples: dict[str, list[float]] = {name: [] for name in ways}
     started = time.perf_counter()
@@ -127,6 +140,11 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
         "cost_secs": plan.cost.secs,
         "p2p_bytes": methods.point_to_point_bytes(src, dst, 4),
     }
+
+
+def _given(way: Way, shard: Tensor | None) -> Tensor:
+    assert shard is not None, "every rank of the group has a shard"
+    return way(shard)
 
 
 def _all(flag: bool) -> bool:
