@@ -24,8 +24,8 @@ def predicted(
     ways = num_processes or min(4, len(os.sched_getaffinity(0)))
     # Rows of one model are consecutive, so that a process captures few models.
     ordered = sorted(range(len(of)), key=lambda i: (of[i].width, of[i].layers, of[i].sequence, i))
-    chunks = [ordered[i : i + 1 + len(of) // (8 * ways)] for i in
-              range(0, len(of), 1 + len(of) // (8 * ways))]  # fmt: skip
+    size = 1 + len(of) // (8 * ways)
+    chunks = [ordered[i : i + size] for i in range(0, len(of), size)]
     found: dict[int, Prediction] = {}
     with tqdm(total=len(of), desc="predict steps", delay=2, leave=False, disable=None) as bar:
         for chunk, pairs in zip(chunks, _mapped(of, chunks, reading, constants, ways), strict=True):
