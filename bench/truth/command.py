@@ -96,7 +96,8 @@ def _predict(data: Path, args: argparse.Namespace, words: Sequence[str]) -> None
                 panels |= {file.replace("_", " "): _pairs(mine, pairs)}
     print(grid(_lines(found)))
     papers = [*predictions(constants)] if args.published else []
-    print(grid(_published(papers)) if papers else "", end="\n" if papers else "")
+    if papers:
+        print(grid(_published(papers)))
     result = {**environment("truth", words), "constants": asdict(constants), "found": found}
     result["published"] = papers
     write(result, args.out or scratch_path(), partial(draw, panels))

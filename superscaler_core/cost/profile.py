@@ -106,7 +106,7 @@ class DeviceProfile:
         }
         bad = [f"{what} is {value}" for what, value in speeds.items() if not value > 0]
         bad += [
-            f"collectives of {num} are {tuple(known)}"
+            f"collectives of {num} are {str(known)[:80]}"
             for num, known in self.collectives.items()
             if not _is_collective(num, known)
         ]
@@ -223,7 +223,7 @@ class DeviceProfile:
                 f"{1e6 * self.split_secs:.3g} us more than the whole; who waits for others goes "
                 f"on up to {1e6 * self.wake_secs:.3g} us later"
             )
-        if self.issue_secs:
+        if self.issue_secs or self.action_secs:
             lines.append(
                 f"hosts issue a kernel or a call in {1e6 * self.issue_secs:.3g} us, and take "
                 f"{1e3 * self.action_secs:.3g} ms more for every action of a stage"
@@ -294,10 +294,10 @@ def _reach(name: str, value: Any) -> Reach:
     return Reach(tuple((amount, share) for amount, share in pairs))
 
 
-def _is_collective(num: object, known: Collective) -> bool:
-    figures = [x for x in known if x is not None]
-    if type(num) is not int or num < 2 or len(known) != 3 or None in known[:2]:
+def _is_collective(num: object, known: object) -> bool:
+    if type(num) is not int or num < 2 or not isinstance(known, Collective) or None in known[:2]:
         return False
+    figures = [x for x in known if x is not None]
     are_numbers = all(type(x) in (int, float) and isfinite(x) and x >= 0 for x in figures)
     return are_numbers and known[1] > 0
 

@@ -56,10 +56,8 @@ def _evaluated(request: Request, candidate: Candidate, how: Scope) -> Trial:
         return compiled(request, candidate, microbatches=microbatches, short=pair)
 
     def simulated(one: Compiled) -> Simulated:
-        comm_costs, method = (
-            comm_costs_on(request.topology, request.profile.measured),
-            request.communication,
-        )
+        comm_costs = comm_costs_on(request.topology, request.profile.measured)
+        method = request.communication
         return simulate(one, request.profile, communication=method, comm_costs=comm_costs)
 
     def whole_secs(found: Iterable[Compiled]) -> float:

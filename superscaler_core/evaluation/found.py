@@ -63,7 +63,7 @@ class Found:
 
     @cached_property
     def bound(self) -> LowerBound:
-        """What no plan can beat, of any planner and any memory."""
+        """What no plan of any planner can beat."""
         return LowerBound(self.request)
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
@@ -79,6 +80,12 @@ def test_invalid_profile_file_is_rejected(
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ss.PlanError, match=f"is not a device profile: .*{message}"):
         ss.DeviceProfile.load(path)
+
+
+@pytest.mark.parametrize("known", [(1e-6, 1e9, None), 3.0, None])
+def test_collectives_of_another_kind_are_refused(known: Any) -> None:
+    with pytest.raises(ss.PlanError, match="collectives of 2 are"):
+        replace(SIMPLE, collectives={2: known})
 
 
 @pytest.mark.parametrize(
