@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -333,6 +333,11 @@ def line(row: dict[str, Any]) -> str:
         f"{row['kind']:8} {row['what']:14} {size:6.3g} {ours * 1e6:10.1f} "
         f"{row['bytes'] / ours / 1e9:10.2f}   {'; '.join(others)}"
     )
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """A line per row: our time and rate, and the time of each baseline over ours."""
+    return "\n".join([HEADER, *map(line, result["rows"])])
 
 
 def plot(result: dict[str, Any], path: Path) -> None:

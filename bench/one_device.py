@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,18 +79,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         row_of(width, args.layers, args.batch, dtype, args.steps)
         for width, dtype in tqdm(cells, desc="models")
     ]
-    lines = [["width", "dtype", "parameters", "torch ms", "ours ms", "ratio"]]
-    for row in rows:
-        torchs, ours = 1e3 * row["torch_secs"], 1e3 * row["our_secs"]
-        lines.append([str(row["width"]), row["dtype"], f"{row['parameters'] / 1e6:.0f} M",
-                      f"{torchs:.2f}", f"{ours:.2f}", f"{ours / torchs:.3f}"])  # fmt: skip
-    print(grid(lines))
+    print(table(rows))
     found = {
         "title": "Steps on one device, ours beside torch's",
         **environment("one_device", given),
     }
     write({**found, "rows": rows}, args.out)
     return 0
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Median steps of torch and of ours, and their ratio."""
+    lines = [["width", "dtype", "parameters", "torch ms", "ours ms", "ratio"]]
+    for row in rows:
+        torchs, ours = 1e3 * row["torch_secs"], 1e3 * row["our_secs"]
+        lines.append([str(row["width"]), row["dtype"], f"{row['parameters'] / 1e6:.0f} M",
+                      f"{torchs:.2f}", f"{ours:.2f}", f"{ours / torchs:.3f}"])  # fmt: skip
+    return grid(lines)
 
 
 def row_of(width: int, layers: int, batch: int, dtype: str, num_steps: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -314,6 +314,30 @@ def line_of(result: dict[str, Any]) -> str:
     )
 
 
+HEAD = (
+    f"{'':13}  {'':6}  {'':7} {'':6}  {'cold, ms':>9}  {'':8}  {'':8}  {'look-up, us':>10}\n"
+    f"{'row':13}  {'ranks':>6}  {'search':7} {'pairs':>6}  {'median':>9}  {'95 %':>8}  "
+    f"{'worst':>8}  {'median':>10}"
+)
+LOWERING_HEAD = (
+    f"{'lowering':16}  {'ranks':>6}  {'pairs':>6}  {'median ms':>9}  {'worst ms':>8}  entries"
+)
+MODELS_HEAD = (
+    f"{'model':8}  {'ranks':12} {'tensors':>7}  {'rank':>5}  {'plan, s':>7}  "
+    f"{'lower, s':>8}  {'peak, MiB':>9}  {'entries':>8}  {'print, s':>8}"
+)
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The three tables of a result."""
+    parts = (
+        [HEAD, *map(line_of, result["rows"])],
+        [LOWERING_HEAD, *map(lowered_line, result["lowering"])],
+        [MODELS_HEAD, *map(bundle_line, result["models"])],
+    )
+    return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts)
+
+
 def draw(results: list[dict[str, Any]], path: Path) -> None:
     """Draw planning time by number of ranks; bands reach from the median to the worst pair."""
     import matplotlib
@@ -359,11 +383,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     words = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(words)
-    print(
-        f"{'':13}  {'':6}  {'':7} {'':6}  {'cold, ms':>9}  {'':8}  {'':8}  {'look-up, us':>10}\n"
-        f"{'row':13}  {'ranks':>6}  {'search':7} {'pairs':>6}  {'median':>9}  {'95 %':>8}  "
-        f"{'worst':>8}  {'median':>10}"
-    )
+    print(HEAD)
     results = []
     for row in rows_of(sorted(map(int, args.ranks.split(",")))):
         for core in [native_core, None] if native_core else [None]:
@@ -372,18 +392,13 @@ def main(argv: list[str] | None = None) -> int:
             results.append(measure(row, num_pairs, core, show))
             print(line_of(results[-1]), flush=True)
     native.core = native_core
-    print(
-        f"\n{'lowering':16}  {'ranks':>6}  {'pairs':>6}  {'median ms':>9}  {'worst ms':>8}  entries"
-    )
+    print(f"\n{LOWERING_HEAD}")
     lowering = []
     for num_ranks in LOWERED_RANKS:
         for is_between, executor in product((False, True), ("dist", "auto")):
             lowering.append(lowered(LoweredRow(num_ranks, is_between, executor)))
             print(lowered_line(lowering[-1]), flush=True)
-    print(
-        f"\n{'model':8}  {'ranks':12} {'tensors':>7}  {'rank':>5}  {'plan, s':>7}  "
-        f"{'lower, s':>8}  {'peak, MiB':>9}  {'entries':>8}  {'print, s':>8}"
-    )
+    print(f"\n{MODELS_HEAD}")
     models = []
     for model in MODEL_ROWS:
         for result in bundles(model):

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,9 @@ from bench.run import chosen, measure
 from bench.rvd.cases import IN_GROUP, cluster_groups
 from rvdcomm import Topology
 from rvdcomm.units import secs_text
+
+Row = Mapping[str, Any]
+"""A case with its predicted and measured time."""
 
 BAND = 0.2
 """Target for the median of the absolute relative errors; the plot shows this band."""
@@ -123,20 +127,28 @@ def table(result: dict[str, Any]) -> str:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Median absolute errors: of the 18 cases, also by size, and of the cases in one group."""
-    between, inside = (
-        [row for row in result["rows"] if (row["relation"] == IN_GROUP) == is_inside]
-        for is_inside in (False, True)
-    )
-    sizes = dict.fromkeys(row["size"] for row in between)
-    parts = [f"{s} {median_error([r for r in between if r['size'] == s]):.1%}" for s in sizes]
-    return (
-        f"median error of the cases between groups {median_error(between):.1%} "
-        f"({', '.join(parts)}); in one group {median_error(inside):.1%}"
+    """Absolute errors: medians, also by size, and the largest; of the 18 and of the in-group cases."""
+    return "\n".join(
+        f"{title}: median error {_by_size(rows)}; at most {max(abs(r['error']) for r in rows):.0%}"
+        for title, rows in _parts(result["rows"])
     )
 
 
-def median_error(rows: list[dict[str, Any]]) -> float:
+def _parts(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """The rows between groups, those in one group, and all, if there are any."""
+    inside = [row for row in rows if row["relation"] == IN_GROUP]
+    between = [row for row in rows if row["relation"] != IN_GROUP]
+    parts = {"between groups": between, "in one group": inside, "all cases": [*rows]}
+    yield from ((title, mine) for title, mine in parts.items() if mine)
+
+
+def _by_size(rows: Sequence[Row]) -> str:
+    sizes = dict.fromkeys(row["size"] for row in rows)
+    parts = [f"{s} {median_error([r for r in rows if r['size'] == s]):.1%}" for s in sizes]
+    return f"{median_error(rows):.1%} ({', '.join(parts)})"
+
+
+def median_error(rows: Sequence[Row]) -> float:
     """The median of the absolute relative errors."""
     return float(median(abs(row["error"]) for row in rows))
 

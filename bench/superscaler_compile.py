@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle
 from math import prod
@@ -202,6 +202,14 @@ def line_of(cells: Iterable[str]) -> str:
     return "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, COLUMNS, strict=True))
 
 
+HEAD = f"median seconds\n{line_of(COLUMNS)}"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line per number of layers and of devices."""
+    return "\n".join([HEAD, *(line_of(cells_of(row)) for row in rows)])
+
+
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw the time by devices and by layers, with a line per phase."""
     import matplotlib
@@ -262,7 +270,7 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(sample(*map(int, args.sample.split(",")))))
         return 0
     counts = (tuple(map(int, text.split(","))) for text in (args.layers, args.devices))
-    print(f"median seconds\n{line_of(COLUMNS)}")
+    print(HEAD)
     rows = []
     for num_layers, num_devices in points_of(*counts):
         rows.append(measure(num_layers, num_devices, args.repetitions))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.command_line import parser_for
-from bench.pages import hidup, search, stages, studies, training
+from bench.pages import hidup, measured, search, stages, studies, training
 from bench.pages.text import Pictures, Result, Section, filled, link, written
 from bench.studies.study import STUDIES
 
@@ -31,6 +31,8 @@ COMMANDS: Mapping[str, str] = {
     "alpa_plans": "python -m bench.alpa_plans",
     "training": "python -m bench.training",
     "stage_planners": "python -m bench.stage_planners --out bench/results/stage_planners.json",
+    "local-4": "python -m bench.run --only in-group --secs 2 --out bench/results/local-4.json",
+    **{name: f"a command of bench/README.md, with --out {name}.json" for name in measured.SECTIONS},
 }
 """The commands that write the results, by the names of the result files."""
 
@@ -57,7 +59,9 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
         "sensitivity": ("sensitivity", studies.assumptions),
         "numbers": ("studies", studies.moves),
     },
+    "../README": {"measured": ("local-4", measured.one_host)},
     "measured": {
+        **{name: (name, section) for name, section in measured.SECTIONS.items()},
         "training": ("training", training.beside_torch),
         "reached": ("search", search.reached),
         "reached-large": ("search-large", search.reached),

@@ -23,15 +23,18 @@ class Pictures:
     Attributes:
         images: folder of the pictures.
         folder: folder of the page.
+        draws: whether pictures are drawn, not only shown.
     """
 
     images: Path
     folder: Path
+    draws: bool = True
 
     def add(self, name: str, title: str, draw: Callable[[Path], None]) -> str:
         """Draw a picture; returns the text that shows it."""
         path = self.images / f"study_{name}.png"
-        draw(path)
+        if self.draws:
+            draw(path)
         return f"![{title}]({link(path, self.folder)})"
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from statistics import median
 from textwrap import fill
 from typing import Any
 
-from bench.tables import grid
+from bench.tables import Lines, grid
 
 BY_HAND = "torch"
 """The method of torch's own collectives; its ways have names of their own after a colon."""
@@ -30,8 +30,14 @@ def table(result: dict[str, Any]) -> str:
     for size in dict.fromkeys(row["size"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["size"] == size]
         parts.append(f"{size} float32, median ms:")
-        parts.append(grid([COLUMNS, *map(_cells, rows)]))
+        parts.append(grid(_filled([COLUMNS, *map(_cells, rows)])))
     return "\n\n".join([*parts, LEGEND])
+
+
+def _filled(lines: Sequence[Sequence[str]]) -> Lines:
+    """The lines without columns in which no row has a value."""
+    columns = [(head, *cells) for head, *cells in zip(*lines, strict=True) if set(cells) != {"-"}]
+    return [*zip(*columns, strict=True)]
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from bench.pages import command as pages
-from bench.pages import stages
 from bench.pages.text import Pictures, written
 from bench.studies import one_gpu, transfers
 from bench.studies.report import Compared
@@ -244,11 +243,28 @@ def test_part_without_a_result_stays_unchanged(docs: Path) -> None:
     assert text_of(after, "sensitivity") == text_of(before, "sensitivity")
 
 
-def test_page_of_stage_planners_is_that_of_its_result() -> None:
-    path = DOCS.parent / "bench" / "results" / "stage_planners.json"
-    said = pages.paragraphs(stages.cuts, path, Pictures(DOCS / "img", DOCS))
-    written_there = text_of((DOCS / "stages.md").read_text(), "numbers")
-    assert written_there.strip() == "\n\n".join(said)
+@pytest.mark.parametrize(
+    ("page", "part"), [(page, part) for page, parts in pages.PAGES.items() for part in parts]
+)
+def test_part_of_a_page_is_that_of_its_result(page: str, part: str) -> None:
+    """Nobody edits a part, and no result changes without its page."""
+    path = DOCS / f"{page}.md"
+    name, section = pages.PAGES[page][part]
+    result = DOCS.parent / "bench" / "results" / f"{name}.json"
+    said = pages.paragraphs(section, result, Pictures(DOCS / "img", path.parent, draws=False))
+    assert text_of(path.read_text(), part).strip() == "\n\n".join(said)
+
+
+FIGURE = re.compile(r"\d[\d,.]*( to \d[\d.]*)? ?(ms|us|µs|s|%|×|x|MiB|GB/s|TB/s)(?=[ ,.;:)]|$)")
+"""A number with a unit of what is measured; rates and sizes of a case are in other units."""
+
+
+def test_page_of_measured_times_has_no_figure_that_is_not_of_a_result() -> None:
+    text = (DOCS / "measured.md").read_text()
+    for part in pages.PAGES["measured"]:
+        text = written(text, part, "")
+    found = [line for line in text.splitlines() if FIGURE.search(line)]
+    assert found == []
 
 
 def test_text_outside_the_parts_of_a_page_is_unchanged(docs: Path) -> None:

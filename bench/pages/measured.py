@@ -1,0 +1,115 @@
+"""Sections of pages with measured times: what the commands print of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bench import copy, one_device, overhead, planning, prediction
+from bench import superscaler_compile, superscaler_cost
+from bench.pages.text import Pictures, Result, Section, filled
+from bench.placement import command as placement
+from bench.rvd import report
+from bench.superscaler_duplex import command as duplex
+from bench.superscaler_predict import command as predict
+from bench.tables import markdown
+from bench.training import command as training
+from bench.weights import command as weights
+from rvdcomm.units import secs_text
+
+
+def printed(text_of: Callable[[Result], str]) -> Section:
+    """A section that shows what a command prints of its result."""
+
+    def section(result: Result, pictures: Pictures) -> Iterator[str]:
+        lines = (line.rstrip() for line in text_of(result).splitlines())
+        yield "\n".join(["```text", *lines, "```"])
+
+    return section
+
+
+# --- transitions --------------------------------------------------------------------------------
+
+SIZES = ("64 KiB", "64 MiB")
+
+
+def one_host(result: Result, pictures: Pictures) -> Iterator[str]:
+    """The cases in one group of processes, in which data move: times, and times over ours."""
+    head = ["case", "size", "rvdcomm", "DTensor", "x DTensor", "torch by hand", "x by hand"]
+    lines = [[*head, "x limit", "source in the pool", "x limit"]]
+    for size in SIZES:
+        rows = [row for row in result["rows"] if row["size"] == size and row["limit_secs"]]
+        lines += [_one_host_line(row) for row in rows if row["relation"] == "in group"]
+    yield markdown(lines)
+
+
+def _one_host_line(row: Mapping[str, Any]) -> list[str]:
+    found, limit = report.medians_of(row), row["limit_secs"]
+    ours, pool = found["ours"], found.get("pool")
+    cells = [row["category"], row["size"], secs_text(ours)]
+    for name in ("dtensor", report.BY_HAND):
+        other = found.get(name)
+        cells += [secs_text(other), f"{other / ours:.1f} x"] if other else ["-", "-"]
+    # Times of small tensors are mostly waiting, so their limit says nothing.
+    is_large = row["size"] != SIZES[0]
+    cells.append(f"{ours / limit:.1f} x" if is_large else "-")
+    return [*cells, *([secs_text(pool), f"{pool / limit:.1f} x"] if pool and is_large else ["-", "-"])]
+
+
+def emulated(result: Result, pictures: Pictures) -> Iterator[str]:
+    """The cases in one group over all hosts, and how far those from host to host are at most."""
+    inside = [row for row in result["rows"] if row["relation"] == "in group"]
+    yield from printed(lambda _: report.table({**result, "rows": inside}))(result, pictures)
+    between = [
+        (report.medians_of(row)["ours"] / row["limit_secs"], row)
+        for row in result["rows"]
+        if row["relation"] != "in group" and row["limit_secs"]
+    ]
+    if between:
+        most, row = max(between, key=lambda each: each[0])
+        yield filled(
+            f"The {len(between)} cases from host to host take at most {most:.2f} x the limit "
+            f"({row['category']}, {row['relation']})."
+        )
+
+
+# --- planning and copies ------------------------------------------------------------------------
+
+SHOWN_RANKS = (1024, 16384)
+
+
+def _planning(result: Result) -> str:
+    rows = [row for row in result["rows"] if row["ranks"] in SHOWN_RANKS]
+    return planning.table({**result, "rows": rows})
+
+
+def _by_row(table: Callable[[Any], str]) -> Section:
+    return printed(lambda result: table(result["rows"]))
+
+
+def _training(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join([*map(training.table, rows), training.summary(rows)])
+
+
+SECTIONS: Mapping[str, Section] = {
+    "cluster-2x4-200mbit": emulated,
+    "cluster-2x4-1gbit": emulated,
+    "cluster-2x8-40mbit": printed(report.table),
+    "planning": printed(_planning),
+    "copy": printed(copy.table),
+    "copy-gpu": printed(copy.table),
+    "overhead": _by_row(overhead.table),
+    "one_device": _by_row(one_device.table),
+    "weights": printed(weights.table),
+    "weights-2x4-200mbit": printed(weights.table),
+    "weights-moe-4x2-100mbit": printed(weights.table),
+    "prediction-2x4-200mbit": printed(prediction.summary),
+    "prediction-2x4-1gbit": printed(prediction.summary),
+    "superscaler_compile": _by_row(superscaler_compile.table),
+    "superscaler_cost": printed(lambda result: "\n".join(superscaler_cost.lines_of(result))),
+    "superscaler_duplex": printed(duplex.table),
+    "superscaler_predict": printed(lambda result: predict.summary(result["models"])),
+    "training-2x2-500mbit": _by_row(_training),
+    "placement": lambda result, _: iter([placement.table(result["cases"])]),
+}
+"""The sections of the page of measured times, by the names of their results."""
