@@ -36,6 +36,7 @@ class Cell:
         has_check: whether a search checks its plan on a captured graph, within its budget. If not,
             the graph is one that ``Resizing`` made.
         pulled: planners whose rows have the times of point-to-point communication (``PULLS``).
+        overlaps: whether planners of the table get each candidate with overlap too.
     """
 
     name: str
@@ -47,11 +48,13 @@ class Cell:
     cluster: Cluster = PAPER
     has_check: bool = True
     pulled: tuple[str, ...] = ()
+    overlaps: bool = True
 
     def planner(self, name: str, budget_secs: float) -> SearchPlanner:
         """A planner by its name.
 
-        Planners of the table also get each candidate with overlap; ``auto`` decides overlap itself.
+        If the cell ``overlaps``, planners of the table also get each candidate with overlap;
+        ``auto`` decides overlap itself.
 
         Args:
             name: name of a system of this cell, or in the table of planners.
@@ -61,7 +64,8 @@ class Cell:
             return self.systems[name]
         if name == "auto":
             return PLANNERS[name]
-        return hurried(with_overlap(PLANNERS[name]), budget_secs)
+        planner = PLANNERS[name]
+        return hurried(with_overlap(planner) if self.overlaps else planner, budget_secs)
 
     def request(self) -> Request:
         """The request that every planner gets."""

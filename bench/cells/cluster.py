@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import rvdcomm as rv
@@ -55,12 +55,20 @@ PAPER = Cluster(PROFILES["v100"], rv.Link(5e-6, 120e9), rv.Link(15e-6, 11e9))
 ``docs/costs.md`` gives the sources of the reserved memory.
 """
 
+EAGER = replace(PAPER, profile=PROFILES["v100-eager"])
+"""The same, with hosts that launch kernel by kernel from Python, as all systems did in 2022."""
+
 ASSUMPTIONS = (
     "GPUs: V100 with 32 GB, 8 a host, NVLink inside, one 100 Gbit/s InfiniBand NIC a host, as in "
     "the paper. Links reach 0.8 (NVLink) and 0.88 (NIC) of their data sheets.",
     f"{PAPER.reserved_bytes >> 30} GiB of every GPU is reserved for the driver, the CUDA context "
     "and communicators (docs/costs.md).",
     *(f"{line[:1].upper()}{line[1:]}." for line in PAPER.profile.assumptions),
+    *(
+        f"In the column then, {line}."
+        for line in EAGER.profile.assumptions
+        if line.startswith("hosts")
+    ),
     "All systems communicate by the same library and have the same cost model, so only the "
     "parallelization differs. Overheads of a system's own are not modelled.",
     "A step is a forward and a backward pass of the whole batch, and the optimizer's update.",

@@ -14,7 +14,7 @@ from typing import Any
 from bench.cells.cluster import PAPER, Cluster
 from bench.cells.workload import Workload
 from bench.hidup import models as hidup_models
-from bench.studies.systems import DEEPSPEED, MEGATRON
+from bench.studies.systems import DEEPSPEED, DEEPSPEED_MOE, FSDP, MEGATRON
 from superscaler_core.evaluation import SearchPlanner
 
 
@@ -35,7 +35,8 @@ class SearchModel:
     cluster: Cluster = PAPER
 
 
-TUNED: Mapping[str, SearchPlanner] = {system.name: system for system in (MEGATRON, DEEPSPEED)}
+TUNED: Mapping[str, SearchPlanner] = {system.name: system for system in (MEGATRON, DEEPSPEED, FSDP)}
+TUNED_MOE = {**TUNED, DEEPSPEED_MOE.name: DEEPSPEED_MOE}
 
 
 def _gpt(num_gpus: int, layers: int, width: int, heads: int) -> SearchModel:
@@ -52,7 +53,7 @@ def _moe(num_gpus: int, layers: int, width: int, experts: int) -> SearchModel:
         "layers": layers, "width": width, "heads": 16, "sequence": 1024, "vocabulary": 32000,
         "experts": experts, "capacity_factor": 2.0, "inner_factor": 8,
     }  # fmt: skip
-    return SearchModel(Workload("moe", sizes, "float16", 1024), num_gpus, TUNED)
+    return SearchModel(Workload("moe", sizes, "float16", 1024), num_gpus, TUNED_MOE)
 
 
 def _wide_resnet(

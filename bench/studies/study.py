@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from bench.cells.cell import Cell
-from bench.cells.cluster import GPUS
+from bench.cells.cluster import EAGER, GPUS
 from bench.cells.workload import Workload
 from bench.studies.systems import (
     COSHARD_GPT,
     COSHARD_SWIN,
     DAP,
-    DAP_2022,
     DAP_ZERO3,
     DEEPSPEED,
-    DEEPSPEED_2022,
+    DEEPSPEED_THEN,
+    FSDP,
     INTERLACED,
     INTERLACED_BLOCK,
     MEGATRON,
-    MEGATRON_2022,
+    MEGATRON_THEN,
     NF1B,
-    TENSOR_PARALLEL,
     System,
 )
 
@@ -31,7 +30,16 @@ Workloads = Mapping[int, Mapping[str, Workload]]
 """Workloads by number of GPUs and by label."""
 
 ALPA = "alpa_hierarchical"
-"""Our version of Alpa's planner: a baseline of today in every study."""
+"""Our version of Alpa's planner: a baseline in every study and column."""
+
+THEN, TODAY = "then", "today"
+"""The columns: systems with their features of 2022, and with those of today."""
+
+COLUMNS = {
+    THEN: "the paper's plan against tuned baselines with their features of 2022, the paper's "
+    "optimizer, flat rings, and hosts that launch kernel by kernel",
+    TODAY: "what auto finds against tuned baselines with all of today's features and overlap",
+}
 
 
 @dataclass(frozen=True)
@@ -42,19 +50,19 @@ class Study:
         title: title for people.
         claim: the paper's largest speed-up over the best baseline.
         plan: the paper's new plan, as in its public code.
-        of_paper: baselines as in that code.
-        of_today: baselines with all of today's features and overlap, without ``ALPA``.
+        then: baselines with their features of 2022, without ``ALPA``.
+        today: baselines with all of today's features and overlap, without ``ALPA``.
         workloads: workloads of the column of today, with optimizer states in float32.
         differences: differences of the workloads from that code with their reasons, one per text.
         optimizer: optimizer of that code; its states have the model's dtype.
-        others: further systems of the paper's column, which are no baselines.
+        others: further systems of the column of then, which are no baselines.
     """
 
     title: str
     claim: float
     plan: System
-    of_paper: tuple[System, ...]
-    of_today: tuple[System, ...]
+    then: tuple[System, ...]
+    today: tuple[System, ...]
     workloads: Workloads
     differences: tuple[str, ...]
     optimizer: str = "adam"
@@ -63,54 +71,55 @@ class Study:
     @property
     def baselines(self) -> Mapping[str, tuple[str, ...]]:
         """The names of the baselines, by column."""
+        systems = {THEN: self.then, TODAY: self.today}
         return {
-            PAPER: tuple(system.name for system in self.of_paper),
-            TODAY: (*(system.name for system in self.of_today), ALPA),
+            column: (*(system.name for system in mine), ALPA) for column, mine in systems.items()
         }
 
     @property
     def ours(self) -> Mapping[str, str]:
         """The name of the planner that is compared with the baselines, by column."""
-        return {PAPER: self.plan.name, TODAY: "auto"}
+        return {THEN: self.plan.name, TODAY: "auto"}
 
     def cells(self, name: str) -> Iterator[tuple[str, str, Cell]]:
-        """(Column, label, cell) of every cell; names of cells begin with the study's ``name``."""
-        of_paper = {each.name: each for each in (self.plan, *self.of_paper, *self.others)}
-        of_today = {each.name: each for each in self.of_today}
-        ours = self.ours[TODAY]
+        """(Column, label, cell) of every cell; names of cells begin with the study's ``name``.
+
+        The column of today also has the paper's plan, which is no baseline there.
+        """
+        systems = {
+            THEN: {each.name: each for each in (self.plan, *self.then, *self.others)},
+            TODAY: {each.name: each for each in (*self.today, self.plan)},
+        }
+        auto = self.ours[TODAY]
         for num, workloads in self.workloads.items():
             for label, workload in workloads.items():
                 text = f"{name}-{num}-{label}".replace(" ", "_")
-                then = replace(workload, optimizer=self.optimizer, master_dtype=None)
-                kind = partial(Cell, num_gpus=num, has_check=False)
-                paper = kind(
-                    f"{text}-{PAPER}", then, systems=of_paper, first=(), communication="ring"
+                today = Cell(
+                    text, workload, num, systems[TODAY], first=(auto, ALPA), has_check=False,
+                    pulled=(auto,),
+                )  # fmt: skip
+                then = replace(
+                    today,
+                    name=f"{text}-{THEN}",
+                    workload=replace(workload, optimizer=self.optimizer, master_dtype=None),
+                    systems=systems[THEN],
+                    first=(ALPA,),
+                    communication="ring",
+                    cluster=EAGER,
+                    pulled=(),
+                    overlaps=False,
                 )
-                today = kind(text, workload, systems=of_today, first=(ours, ALPA), pulled=(ours,))
-                yield PAPER, label, paper
+                yield THEN, label, then
                 yield TODAY, label, today
 
 
-TIMES_BUDGET: Mapping[str, float] = {ALPA: 2.0, "auto": 1.5}
-"""Budgets of planners over those of systems with a few options.
+def budget_of(cell: Cell, largest_secs: float) -> float:
+    """The budget of every search in a cell, given that on the most GPUs.
 
-Alpa's planner computes in one process before it proposes, and auto has thousands of candidates.
-"""
+    On fewer GPUs an evaluation takes less time.
+    """
+    return largest_secs * (cell.num_gpus / max(GPUS)) ** (1 / 3)
 
-
-def budget_of(cell: Cell, planner: str, largest_secs: float) -> float:
-    """The budget of a search, given that on the most GPUs: on fewer, a look takes less time."""
-    share = (cell.num_gpus / max(GPUS)) ** (1 / 3)
-    return largest_secs * share * TIMES_BUDGET.get(planner, 1.0)
-
-
-PAPER, TODAY = "paper", "today"
-"""The columns: baselines as in the paper's public code, and with their features of today."""
-
-COLUMNS = {
-    PAPER: "baselines and plan as in the paper's public code, its optimizer, flat rings",
-    TODAY: "tuned baselines with all of today's features and overlap, against what auto finds",
-}
 
 # --- Swin ---------------------------------------------------------------------------------------
 
@@ -127,8 +136,8 @@ SWIN = Study(
     "Swin Transformer with co-shard",
     3.5,
     COSHARD_SWIN,
-    (TENSOR_PARALLEL, DEEPSPEED_2022),
-    (MEGATRON, DEEPSPEED),
+    (MEGATRON_THEN, DEEPSPEED_THEN),
+    (MEGATRON, DEEPSPEED, FSDP),
     {
         4: _swin(26, 512, 16), 8: _swin(42, 768, 24), 16: _swin(50, 1024, 32),
         32: _swin(58, 1536, 32),
@@ -168,8 +177,8 @@ GPT3 = Study(
     "GPT-3 with co-shard and long sequences",
     1.5,
     COSHARD_GPT,
-    (MEGATRON_2022, DEEPSPEED_2022),
-    (MEGATRON, DEEPSPEED),
+    (MEGATRON_THEN, DEEPSPEED_THEN),
+    (MEGATRON, DEEPSPEED, FSDP),
     {4: _gpt(32, 2560), 8: _gpt(32, 4096), 16: _gpt(48, 5120), 32: _gpt(64, 6144, 48)},
     (
         "2.6, 6.7 and 15 B parameters on 4, 8 and 16 GPUs, each with 32 heads, are models of the "
@@ -191,8 +200,8 @@ MBART = Study(
     "mBART with interlaced pipeline",
     2.8,
     INTERLACED,
-    (TENSOR_PARALLEL, DEEPSPEED_2022),
-    (MEGATRON, DEEPSPEED),
+    (MEGATRON_THEN, DEEPSPEED_THEN),
+    (MEGATRON, DEEPSPEED, FSDP),
     {
         4: _mbart(16, 3072, 24), 8: _mbart(24, 4096, 32), 16: _mbart(36, 5120, 32),
         32: _mbart(48, 6144, 32),
@@ -225,7 +234,7 @@ ALPHAFOLD2 = Study(
     "AlphaFold2 with 3F1B",
     1.4,
     NF1B,
-    (DAP_2022,),
+    (DAP,),
     (DAP, DAP_ZERO3),
     {
         4: _evoformer(48, 256, 128), 8: _evoformer(48, 1024, 256), 16: _evoformer(48, 1536, 512),

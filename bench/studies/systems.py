@@ -1,13 +1,13 @@
 """Systems that the studies compare; each is a planner over a few of the settings of ``auto``.
 
-There are two columns. Systems *of the paper* have the grids and features of the paper's public
-code: no sharded optimizer states, no overlap, and recompute of whole blocks only. Systems *of
-today* have all features that they have today, and overlap.
+Every system may use all grids of its kinds of parallelism, and all microbatch sizes. There are two
+columns: systems of *then* have the features that their code had in 2022, each with its source, and
+systems of *today* have all features and overlap. The paper's own plans are as its code has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -27,19 +27,13 @@ MAX_SAMPLES = 16
 """Largest number of samples per microbatch and replica."""
 
 WHOLE_BLOCKS: Changes = ({}, {"keep": Keep.BLOCK_INPUTS})
-"""Blocks of the paper's systems keep everything for the backward, or only their input."""
+"""Blocks keep everything for the backward, or only their input."""
 
-KEEPS: Changes = (
-    {},
-    {"keep": Keep.ATTENTION_ONLY},
-    {"keep": Keep.SEGMENT_INPUTS},
-    {"keep": Keep.BLOCK_INPUTS},
-)
-"""What blocks keep today.
+SELECTIVE: Changes = ({}, {"keep": Keep.ATTENTION_ONLY}, {"keep": Keep.BLOCK_INPUTS})
+"""Blocks keep everything, all but the inside of attentions, or only their input."""
 
-Everything, all but the inside of attentions (Megatron's selective recomputation), the inputs of
-segments between communications, or their input.
-"""
+KEEPS: Changes = (*SELECTIVE[:2], {"keep": Keep.SEGMENT_INPUTS}, *SELECTIVE[2:])
+"""Today, blocks can also keep the inputs of segments between communications."""
 
 OVERLAP: Changes = (
     {"prefetch": 1, "reductions": True},
@@ -123,23 +117,27 @@ def grids(**given: Any) -> Layouts:
 
 def _grid(num: int, tp: int, pp: int, given: Mapping[str, Any]) -> Setting:
     """A setting of a grid; options that need tp > 1, or several replicas, are dropped otherwise."""
-    needs = {"sequence": tp > 1, "vocabulary": tp > 1, "zero": num > tp * pp}
+    is_replicated = num > tp * pp
+    needs = {
+        "sequence": tp > 1, "vocabulary": tp > 1, "zero": is_replicated, "experts": is_replicated,
+    }  # fmt: skip
     chosen = {name: value for name, value in given.items() if needs.get(name, True)}
     return replace(Setting(dp=num // (tp * pp), tp=tp, pp=pp), **chosen)
 
 
-def wide_tensor_parallel(**given: Any) -> Layouts:
-    """Tensor parallelism over all GPUs, or in two stages over one half of the GPUs each."""
-    return lambda num: [_grid(num, num // pp, pp, given) for pp in (1, 2)]
+def zero3(most_stages: int = 1, **given: Any) -> Layouts:
+    """ZeRO-3 over replicas that may be tensor parallel, with and without offload to the host.
 
-
-def zero3(offloads: Sequence[bool], **given: Any) -> Layouts:
-    """ZeRO-3 over replicas that may be tensor parallel."""
+    Args:
+        most_stages: largest number of pipeline stages.
+        given: further options of all settings.
+    """
 
     def layouts(num: int) -> Iterator[Setting]:
         for tp in powers(num // 2):
-            for offload in offloads:
-                yield _grid(num, tp, 1, {"zero": 3, "offload": offload, **given})
+            for pp in powers(min(most_stages, num // (2 * tp))):
+                for offload in (False, True):
+                    yield _grid(num, tp, pp, {"zero": 3, "offload": offload, **given})
 
     return layouts
 
@@ -151,28 +149,55 @@ def axial(num: int, stages: Iterable[int], **given: Any) -> Iterator[Setting]:
             yield Setting("axial", dp=dp, tp=num // (pp * dp), pp=pp, **given)
 
 
-# --- the paper's baselines ----------------------------------------------------------------------
+# --- baselines of then --------------------------------------------------------------------------
 
-TENSOR_PARALLEL = System("tensor parallel", wide_tensor_parallel(vocabulary=True))
-"""Baseline of Swin and mBART in the paper's public code."""
+MEGATRON_THEN = System(
+    "Megatron-LM", grids(zero=1, vocabulary=True, sequence=True), SELECTIVE, INTERLEAVED
+)
+"""Megatron-LM of August 2022.
 
-MEGATRON_2022 = System("Megatron 1F1B", grids(vocabulary=True))
-DEEPSPEED_2022 = System("DeepSpeed ZeRO-3", zero3((False, True), vocabulary=True))
+It had 1F1B and interleaved 1F1B, sequence parallelism, a distributed optimizer and selective
+recomputation, as the description of huggingface/accelerate pull request 667 lists. Its gradients
+were reduced after the backward.
+"""
 
-DAP_2022 = System("DAP", lambda num: [Setting("axial", tp=num)])
-"""Dynamic axial parallelism: all GPUs share every sample."""
+DEEPSPEED_THEN = System("DeepSpeed ZeRO-3", zero3(vocabulary=True), WHOLE_BLOCKS, OVERLAP[:1])
+"""ZeRO-3 of DeepSpeed of 2021, inside Megatron-LM's tensor parallelism.
 
-# --- the baselines of today ---------------------------------------------------------------------
+It prefetched weights and overlapped the reductions: issue 1069 of DeepSpeed, of May to July 2021,
+is about the speed of its prefetching. ZeRO-3 and pipelines exclude each other there.
+"""
+
+# --- baselines of today -------------------------------------------------------------------------
 
 MEGATRON = System(
     "Megatron", grids(zero=1, vocabulary=True, sequence=True), KEEPS, (*INTERLEAVED, *OVERLAP)
 )
 """1F1B and interleaved 1F1B, sequence parallelism, sharded optimizer states, and overlap."""
 
-DEEPSPEED = System("ZeRO-3", zero3((False, True), vocabulary=True), KEEPS, OVERLAP)
+DEEPSPEED = System("ZeRO-3", zero3(vocabulary=True), KEEPS, OVERLAP)
 """ZeRO-3 with prefetch, with and without offload of weights and optimizer states to the host."""
 
+FSDP = System(
+    "FSDP+TP+PP",
+    zero3(most_stages=8, vocabulary=True, sequence=True),
+    KEEPS,
+    (*INTERLEAVED, *OVERLAP),
+)
+"""Sharded weights under tensor parallelism in the stages of a pipeline, as in torchtitan."""
+
+DEEPSPEED_MOE = System(
+    "DeepSpeed-MoE", grids(zero=1, experts=True, vocabulary=True), KEEPS, (*INTERLEAVED, *OVERLAP)
+)
+"""Experts are dealt out to the replicas, whose samples go to them and back by all-to-alls."""
+
 DAP = System("DAP+DP", lambda num: axial(num, (1,), zero=1), WHOLE_BLOCKS, OVERLAP)
+"""Dynamic axial parallelism and data parallelism.
+
+It is a baseline of both columns: FastFold overlapped its communication in March 2022 (arXiv
+2203.00854, "Duality Async Operation").
+"""
+
 DAP_ZERO3 = System("DAP ZeRO-3", lambda num: axial(num, (1,), zero=3), WHOLE_BLOCKS, OVERLAP)
 
 # --- the paper's own plans, as written ----------------------------------------------------------

@@ -10,19 +10,20 @@ import pytest
 
 from bench.cells import cell as cells_module
 from bench.cells.cell import Cell
-from bench.cells.cluster import GPUS, PAPER
+from bench.cells.cluster import EAGER, GPUS, PAPER
 from bench.cells.workload import FOLDER, Workload, _captured, captured, keep_graphs
 from bench.search.catalogue import cells
 from bench.studies import sensitivity, transfers
 from bench.studies.__main__ import main
-from bench.studies.study import ALPA, COLUMNS, STUDIES, Study, budget_of
+from bench.studies.study import COLUMNS, STUDIES, THEN, TODAY, Study, budget_of
 from bench.studies.systems import (
     COSHARD_GPT,
     DEEPSPEED,
-    DEEPSPEED_2022,
+    DEEPSPEED_MOE,
+    DEEPSPEED_THEN,
+    FSDP,
     MEGATRON,
-    MEGATRON_2022,
-    TENSOR_PARALLEL,
+    MEGATRON_THEN,
     System,
 )
 from superscaler_core.evaluation import Candidate, Trial
@@ -69,7 +70,7 @@ def test_a_study_has_models_and_systems_for_every_number_of_gpus(study: Study) -
     for _, _, each in study.cells("x"):
         # The batch can be divided among any number of replicas.
         assert each.workload.batch % max(GPUS) == 0
-        for system in (study.plan, *study.of_paper, *study.of_today):
+        for system in (study.plan, *study.then, *study.today):
             layouts = list(system.layouts(each.num_gpus))
             assert layouts
             assert all(x.dp * x.tp * x.pp == each.num_gpus for x in layouts)
@@ -83,12 +84,49 @@ def test_each_column_runs_all_systems_that_it_compares() -> None:
             assert {study.ours[column], *study.baselines[column]} <= asked
 
 
-def test_systems_of_the_paper_use_only_features_of_the_paper() -> None:
-    for system in (MEGATRON_2022, TENSOR_PARALLEL, COSHARD_GPT):
-        for setting in proposed(system, 4):
-            assert (setting.zero, setting.sequence, setting.chunks) == (0, False, 1)
-            assert {setting.prefetch, setting.reductions, setting.moves} == {False}
-    assert all(not x.prefetch and x.zero == 3 for x in proposed(DEEPSPEED_2022, 4))
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_baseline_may_use_every_grid_that_the_paper_s_plan_uses(name: str) -> None:
+    """Degrees of data, tensor and pipeline parallelism; an axial pipeline is the plan itself."""
+    study = STUDIES[name]
+    for column, _, each in study.cells(name):
+        systems = study.then if column == THEN else study.today
+        num = each.num_gpus
+        theirs = {(x.dp, x.tp, x.pp) for system in systems for x in system.layouts(num)}
+        ours = {(x.dp, x.tp, x.pp) for x in study.plan.layouts(num) if x.family != "axial"}
+        assert ours <= theirs
+
+
+def test_both_columns_have_equal_hosts_but_for_how_kernels_are_launched() -> None:
+    for column, _, each in STUDIES["swin"].cells("x"):
+        assert each.cluster == (PAPER if column == TODAY else EAGER)
+        assert each.overlaps == (column == TODAY)
+    assert replace(EAGER, profile=PAPER.profile) == PAPER
+    assert EAGER.profile.issue_secs > 0 == PAPER.profile.issue_secs
+
+
+def test_systems_of_then_use_only_features_of_then() -> None:
+    for setting in proposed(MEGATRON_THEN, 4):
+        assert setting.zero == (1 if setting.dp > 1 else 0)
+        assert setting.keep is not Keep.SEGMENT_INPUTS
+        assert {setting.prefetch, setting.reductions, setting.moves} == {False}
+    found = proposed(DEEPSPEED_THEN, 4)
+    assert all(x.zero == 3 and x.pp == 1 and not x.moves for x in found)
+    assert any(x.prefetch and x.reductions for x in found)
+    for setting in proposed(COSHARD_GPT, 4):
+        assert (setting.zero, setting.prefetch, setting.reductions) == (0, 0, False)
+
+
+def test_sharded_weights_of_today_may_be_in_stages() -> None:
+    found = proposed(FSDP, 8)
+    assert {(x.tp, x.pp) for x in found if x.zero == 3} >= {(1, 1), (2, 2), (1, 2)}
+
+
+def test_experts_of_a_baseline_are_dealt_out_to_replicas() -> None:
+    sizes = {"layers": 2, "width": 64, "heads": 4, "sequence": 32, "vocabulary": 64, "experts": 4}
+    moe = replace(cell(4), workload=Workload("moe", sizes, "float16", 8))
+    found = [Setting.parse(each.name) for each in DEEPSPEED_MOE(moe.request())]
+    assert {x.experts for x in found if x.dp > 1} == {True}
+    assert any(x.dp > 1 for x in found)
 
 
 def test_systems_of_today_use_features_where_they_apply() -> None:
@@ -139,7 +177,7 @@ def test_row_breaks_down_the_time_and_memory_of_a_step() -> None:
 
 
 def test_cell_keeps_its_optimizer_and_communication_and_uses_its_cluster(one_process: None) -> None:
-    (flat, *_) = (c for c in cells().values() if c.name == "alphafold2-16-L48_cm1536_cz512-paper")
+    (flat, *_) = (c for c in cells().values() if c.name == "alphafold2-16-L48_cm1536_cz512-then")
     assert (flat.communication, flat.workload.recycle) == ("ring", 2)
     assert (flat.workload.optimizer, flat.workload.master_dtype) == ("momentum", None)
     slow = replace(PAPER, profile=replace(PAPER.profile, launch_secs=1.0))
@@ -238,11 +276,17 @@ def test_slower_nic_slows_down_only_cells_on_several_hosts(
     assert (usual["cell"], less["cell"]) == ("tiny@as assumed", "tiny@NIC x 0.5")
 
 
-def test_search_on_fewer_gpus_has_less_time_and_some_planners_more() -> None:
-    budgets = [budget_of(cell(num), "Megatron", 32.0) for num in (4, 32)]
+def test_search_on_fewer_gpus_has_less_time() -> None:
+    budgets = [budget_of(cell(num), 32.0) for num in (4, 32)]
     assert budgets == [pytest.approx(16.0), pytest.approx(32.0)]
-    assert budget_of(cell(32), "auto", 32.0) == pytest.approx(48.0)
-    assert budget_of(cell(32), ALPA, 32.0) == pytest.approx(64.0)
+
+
+def test_planner_of_the_table_gets_overlap_only_in_cells_that_overlap(one_process: None) -> None:
+    names = [
+        replace(cell(2), overlaps=overlaps).row("alpa_hierarchical", 20.0)["tried"]
+        for overlaps in (False, True)
+    ]
+    assert names[0] < names[1]
 
 
 def test_plan_is_checked_on_a_captured_graph_only_if_the_cell_says_so() -> None:
