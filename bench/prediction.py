@@ -127,7 +127,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Absolute errors: medians, also by size, and the largest; of the 18 and of the in-group cases."""
+    """Absolute errors of the 18 cases, those in a group, and all: medians and the largest."""
     return "\n".join(
         f"{title}: median error {_by_size(rows)}; at most {max(abs(r['error']) for r in rows):.0%}"
         for title, rows in _parts(result["rows"])

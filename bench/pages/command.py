@@ -32,7 +32,10 @@ COMMANDS: Mapping[str, str] = {
     "training": "python -m bench.training",
     "stage_planners": "python -m bench.stage_planners --out bench/results/stage_planners.json",
     "local-4": "python -m bench.run --only in-group --secs 2 --out bench/results/local-4.json",
-    **{name: f"a command of bench/README.md, with --out {name}.json" for name in measured.SECTIONS},
+    **{
+        name: f"python -m bench.{words} --out bench/results/{name}.json"
+        for name, (words, _) in measured.SECTIONS.items()
+    },
 }
 """The commands that write the results, by the names of the result files."""
 
@@ -61,7 +64,7 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
     },
     "../README": {"measured": ("local-4", measured.one_host)},
     "measured": {
-        **{name: (name, section) for name, section in measured.SECTIONS.items()},
+        **{name: (name, section) for name, (_, section) in measured.SECTIONS.items()},
         "training": ("training", training.beside_torch),
         "reached": ("search", search.reached),
         "reached-large": ("search-large", search.reached),

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench import copy, one_device, overhead, planning, prediction
-from bench import superscaler_compile, superscaler_cost
+from bench import (
+    copy,
+    one_device,
+    overhead,
+    planning,
+    prediction,
+    superscaler_compile,
+    superscaler_cost,
+)
 from bench.pages.text import Pictures, Result, Section, filled
 from bench.placement import command as placement
 from bench.rvd import report
@@ -53,7 +60,10 @@ def _one_host_line(row: Mapping[str, Any]) -> list[str]:
     # Times of small tensors are mostly waiting, so their limit says nothing.
     is_large = row["size"] != SIZES[0]
     cells.append(f"{ours / limit:.1f} x" if is_large else "-")
-    return [*cells, *([secs_text(pool), f"{pool / limit:.1f} x"] if pool and is_large else ["-", "-"])]
+    return [
+        *cells,
+        *([secs_text(pool), f"{pool / limit:.1f} x"] if pool and is_large else ["-", "-"]),
+    ]
 
 
 def emulated(result: Result, pictures: Pictures) -> Iterator[str]:
@@ -91,25 +101,51 @@ def _training(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join([*map(training.table, rows), training.summary(rows)])
 
 
-SECTIONS: Mapping[str, Section] = {
-    "cluster-2x4-200mbit": emulated,
-    "cluster-2x4-1gbit": emulated,
-    "cluster-2x8-40mbit": printed(report.table),
-    "planning": printed(_planning),
-    "copy": printed(copy.table),
-    "copy-gpu": printed(copy.table),
-    "overhead": _by_row(overhead.table),
-    "one_device": _by_row(one_device.table),
-    "weights": printed(weights.table),
-    "weights-2x4-200mbit": printed(weights.table),
-    "weights-moe-4x2-100mbit": printed(weights.table),
-    "prediction-2x4-200mbit": printed(prediction.summary),
-    "prediction-2x4-1gbit": printed(prediction.summary),
-    "superscaler_compile": _by_row(superscaler_compile.table),
-    "superscaler_cost": printed(lambda result: "\n".join(superscaler_cost.lines_of(result))),
-    "superscaler_duplex": printed(duplex.table),
-    "superscaler_predict": printed(lambda result: predict.summary(result["models"])),
-    "training-2x2-500mbit": _by_row(_training),
-    "placement": lambda result, _: iter([placement.table(result["cases"])]),
-}
-"""The sections of the page of measured times, by the names of their results."""
+SECTIONS: Mapping[str, tuple[str, Section]] = {
+    "cluster-2x4-200mbit": (
+        "run --cluster 2x4 --rate 200mbit --sizes '16 MiB' --methods ours,dist,dtensor,torch",
+        emulated,
+    ),
+    "cluster-2x4-1gbit": (
+        "run --cluster 2x4 --rate 1gbit --only in-group --sizes '16 MiB,64 MiB' "
+        "--methods ours,dist,dtensor,torch",
+        emulated,
+    ),
+    "cluster-2x8-40mbit": (
+        "run --cluster 2x8 --rate 40mbit --sizes '1 MiB' --methods ours,p2p,dtensor",
+        printed(report.table),
+    ),
+    "planning": ("planning --pairs 20", printed(_planning)),
+    "copy": ("copy", printed(copy.table)),
+    "copy-gpu": ("copy --only gpu --mib 256", printed(copy.table)),
+    "overhead": ("overhead", _by_row(overhead.table)),
+    "one_device": ("one_device --steps 50", _by_row(one_device.table)),
+    "weights": ("weights", printed(weights.table)),
+    "weights-2x4-200mbit": (
+        "weights --cluster 2x4 --rate 200mbit --methods many,each --repetitions 3",
+        printed(weights.table),
+    ),
+    "weights-moe-4x2-100mbit": (
+        "weights --model moe-small --cluster 4x2 --readers-tp 2 --rate 100mbit --methods many",
+        printed(weights.table),
+    ),
+    "prediction-2x4-200mbit": (
+        "prediction --cluster 2x4 --rate 200mbit", printed(prediction.summary),
+    ),
+    "prediction-2x4-1gbit": ("prediction --cluster 2x4 --rate 1gbit", printed(prediction.summary)),
+    "superscaler_compile": ("superscaler_compile", _by_row(superscaler_compile.table)),
+    "superscaler_cost": (
+        "superscaler_cost", printed(lambda result: "\n".join(superscaler_cost.lines_of(result))),
+    ),
+    "superscaler_duplex": ("superscaler_duplex", printed(duplex.table)),
+    "superscaler_predict": (
+        "superscaler_predict", printed(lambda result: predict.summary(result["models"])),
+    ),
+    "training-2x2-500mbit": (
+        "training --cluster 2x2 --rates 500mbit --workloads gpt "
+        "--plans data_parallel,data_parallel+,zero3,zero3+,auto --against ddp,fsdp2",
+        _by_row(_training),
+    ),
+    "placement": ("placement", lambda result, _: iter([placement.table(result["cases"])])),
+}  # fmt: skip
+"""The command of ``bench`` and the section of each result on the page of measured times."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bench.pages.text import Pictures, Result, Section, filled, listed
 from bench.studies import one_gpu, report, sensitivity, strong_scaling, transfers
-from bench.studies.study import COLUMNS, TODAY
+from bench.studies.study import TODAY
 from bench.tables import markdown
 
 SHARED = "README.md#what-all-studies-assume"
@@ -21,7 +21,8 @@ def first_screen(name: str) -> Section:
     def section(result: Result, pictures: Pictures) -> Iterator[str]:
         study = result["studies"][name]
         cells = report.compared(study)
-        said = [f"**{_factors(cells, column)}** with {text}" for column, text in COLUMNS.items()]
+        columns = result["columns"]
+        said = [f"**{_factors(cells, column)}** with {text}" for column, text in columns.items()]
         yield filled(
             "Factors over the best baseline, simulated ([definitions](README.md)): "
             f"{'; '.join(said)}. The paper says up to {study['claim']} x."
@@ -43,7 +44,7 @@ def tables(name: str) -> Section:
         yield "### What is assumed"
         yield f"[What all studies assume]({SHARED}), and:"
         yield listed(study["differences"])
-        for column in COLUMNS:
+        for column in result["columns"]:
             mine = [cell for cell in cells if cell.column == column]
             yield f"### Column {column}"
             yield "Samples a second:"
@@ -74,13 +75,14 @@ def tables_and_memory(result: Result, pictures: Pictures) -> Iterator[str]:
 
 def overview(result: Result, pictures: Pictures) -> Iterator[str]:
     """The largest and the least factor of every study in each column."""
-    lines = [["study", *COLUMNS, "the paper"]]
+    columns = result["columns"]
+    lines = [["study", *columns, "the paper"]]
     for name, study in result["studies"].items():
         cells = report.compared(study)
-        texts = [_factors(cells, column) for column in COLUMNS]
+        texts = [_factors(cells, column) for column in columns]
         lines.append([f"[{study['title']}]({name}.md)", *texts, f"up to {study['claim']} x"])
     yield markdown(lines)
-    yield listed([f"{column}: {text}" for column, text in COLUMNS.items()])
+    yield listed([f"{column}: {text}" for column, text in columns.items()])
 
 
 def assumed(result: Result, pictures: Pictures) -> Iterator[str]:

@@ -37,7 +37,7 @@ result, from which "python -m bench.pages" makes the pages in docs/studies.
 EPILOG = """\
 examples:
   python -m bench.studies swin --gpus 4           # minutes
-  python -m bench.studies all                     # an hour and a half on two cores
+  python -m bench.studies all                     # two and a half hours on two cores
 """
 
 MEMORY = "memory"
@@ -116,7 +116,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "--gpus", type=_counts, default=GPUS, metavar="N,N",
         help="which of 4,8,16,32 (default: all)",
     )  # fmt: skip
-    return parse(parser, words, out="bench/results/studies.json", budget_secs=50.0)
+    return parse(parser, words, out="bench/results/studies.json", budget_secs=75.0)
 
 
 def _counts(text: str) -> tuple[int, ...]:

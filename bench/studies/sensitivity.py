@@ -165,7 +165,7 @@ def main(words: list[str]) -> int:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     parser = parser_for("studies.sensitivity", DESCRIPTION)
-    return parse(parser, words, out="bench/results/sensitivity.json", budget_secs=50.0)
+    return parse(parser, words, out="bench/results/sensitivity.json", budget_secs=75.0)
 
 
 if __name__ == "__main__":
