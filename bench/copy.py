@@ -315,7 +315,7 @@ def middle(row: dict[str, Any], name: str) -> float:
 
 
 HEADER = (
-    f"{'':8} {'':14} {'MiB':>6} {'ours us':>10} {'ours GB/s':>10}   baselines: us (x ours' speed)"
+    f"{'':8} {'':17} {'MiB':>6} {'ours us':>10} {'ours GB/s':>10}   baselines: us (x ours' speed)"
 )
 
 
@@ -330,7 +330,7 @@ def line(row: dict[str, Any]) -> str:
     ]
     size = row["bytes"] / MIB
     return (
-        f"{row['kind']:8} {row['what']:14} {size:6.3g} {ours * 1e6:10.1f} "
+        f"{row['kind']:8} {row['what']:17} {size:6.4g} {ours * 1e6:10.1f} "
         f"{row['bytes'] / ours / 1e9:10.2f}   {'; '.join(others)}"
     )
 

@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     print(result["title"], end="\n\n")
-    print(report.table(result), end="\n\n")
+    print(f"{report.table(result)}\n\n{report.LEGEND}\n")
     result = {**environment("run", words), **result}
     write(result, args.out or scratch_path(), partial(report.plot, result))
     return 0

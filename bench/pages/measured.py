@@ -22,7 +22,6 @@ from bench.superscaler_predict import command as predict
 from bench.tables import markdown
 from bench.training import command as training
 from bench.weights import command as weights
-from rvdcomm.units import secs_text
 
 
 def printed(text_of: Callable[[Result], str]) -> Section:
@@ -45,7 +44,7 @@ def one_host(result: Result, pictures: Pictures) -> Iterator[str]:
     head = ["case", "size", "rvdcomm", "DTensor", "x DTensor", "torch by hand", "x by hand"]
     lines = [[*head, "x limit", "source in the pool", "x limit"]]
     for size in SIZES:
-        rows = [row for row in result["rows"] if row["size"] == size and row["limit_secs"]]
+        rows = [row for row in result["rows"] if row["size"] == size and row["wire_bytes"]]
         lines += [_one_host_line(row) for row in rows if row["relation"] == "in group"]
     yield markdown(lines)
 
@@ -53,17 +52,21 @@ def one_host(result: Result, pictures: Pictures) -> Iterator[str]:
 def _one_host_line(row: Mapping[str, Any]) -> list[str]:
     found, limit = report.medians_of(row), row["limit_secs"]
     ours, pool = found["ours"], found.get("pool")
-    cells = [row["category"], row["size"], secs_text(ours)]
+    cells = [row["category"], row["size"], _ms(ours)]
     for name in ("dtensor", report.BY_HAND):
         other = found.get(name)
-        cells += [secs_text(other), f"{other / ours:.1f} x"] if other else ["-", "-"]
+        cells += [_ms(other), f"{other / ours:.1f} x"] if other else ["-", "-"]
     # Times of small tensors are mostly waiting, so their limit says nothing.
     is_large = row["size"] != SIZES[0]
     cells.append(f"{ours / limit:.1f} x" if is_large else "-")
     return [
         *cells,
-        *([secs_text(pool), f"{pool / limit:.1f} x"] if pool and is_large else ["-", "-"]),
+        *([_ms(pool), f"{pool / limit:.1f} x"] if pool and is_large else ["-", "-"]),
     ]
+
+
+def _ms(secs: float) -> str:
+    return f"{1e3 * secs:.3g} ms"
 
 
 def emulated(result: Result, pictures: Pictures) -> Iterator[str]:

@@ -31,7 +31,7 @@ def table(result: dict[str, Any]) -> str:
         rows = [row for row in result["rows"] if row["size"] == size]
         parts.append(f"{size} float32, median ms:")
         parts.append(grid(_filled([COLUMNS, *map(_cells, rows)])))
-    return "\n\n".join([*parts, LEGEND])
+    return "\n\n".join(parts)
 
 
 def _filled(lines: Sequence[Sequence[str]]) -> Lines:

@@ -188,13 +188,15 @@ def table(result: dict[str, Any]) -> str:
             f"{name} {1e3 * secs:.1f} ms ({secs / times['many']:.2f}x)"
             for name, secs in times.items()
         ]
-        if row["limit_secs"]:
-            texts.append(f"limit {1e3 * row['limit_secs']:.1f} ms")
-            texts.append(f"many / limit {times['many'] / row['limit_secs']:.2f}")
-            error = row["predicted_secs"] / times["many"] - 1
-            texts.append(f"predicted {1e3 * row['predicted_secs']:.1f} ms ({error:+.0%})")
         peak = max(row["peak_bytes"])
         lines.append(f"{row['direction']:<6} {', '.join(texts)}")
+        if row["limit_secs"]:
+            error = row["predicted_secs"] / times["many"] - 1
+            lines.append(
+                f"       limit {1e3 * row['limit_secs']:.1f} ms, "
+                f"many / limit {times['many'] / row['limit_secs']:.2f}; "
+                f"predicted {1e3 * row['predicted_secs']:.1f} ms ({error:+.0%})"
+            )
         lines.append(
             f"       {bytes_text(row['model_bytes'])}; largest shards of a rank "
             f"{bytes_text(row['largest_shards_bytes'])}, its peak {bytes_text(peak)}"

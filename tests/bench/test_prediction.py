@@ -47,7 +47,7 @@ def test_summary_separates_cases_by_group_relation_and_size() -> None:
     assert prediction.summary(RESULT) == (
         "between groups: median error 15.0% (1 MiB 20.0%, 16 MiB 2.0%); at most 30%\n"
         "in one group: median error 90.0% (1 MiB 90.0%); at most 90%\n"
-        "all cases: median error 20.0% (1 MiB 30.0%, 16 MiB 2.0%); at most 90%"
+        "all cases: median error 20.0% (1 MiB 25.0%, 16 MiB 2.0%); at most 90%"
     )
 
 
