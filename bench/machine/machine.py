@@ -7,6 +7,7 @@ runtime come from steps of a tiny model (``overheads.py``). All methods are coll
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -56,6 +57,7 @@ class Machine:
     Args:
         op_secs: seconds spent on measuring each op.
         effort: effort of measuring the links.
+        waits: whether ops of the models mostly wait (``waiting``), which needs no core.
         say: called with the name of each measurement before it starts.
 
     Attributes:
@@ -68,15 +70,18 @@ class Machine:
         *,
         op_secs: float = 0.03,
         effort: Effort | None = None,
+        waits: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         say("calibrate links")
         self.topology = with_a_core_each(calibrate(effort=effort or Effort())[0])
         say("measure overheads of the runtime")
-        self._op_secs, self._say = op_secs, say
+        self._op_secs, self._waits, self._say = op_secs, waits, say
         tiny = tiny_programs(self.topology)
         profile = self._measured([each.compiled for each in tiny], ())
         self.profile = with_overheads(tiny, self.topology, profile)
+        if waits:
+            self.profile = replace(self.profile, num_cores=0)
 
     def measure_ops(self, programs: Sequence[Compiled]) -> None:
         """Measure those ops of ``programs`` whose times are unknown, and add them to the profile.
@@ -93,7 +98,8 @@ class Machine:
         dist.barrier()
         mine = None
         if _measures():
-            mine = measured(programs, op_secs=self._op_secs, known=known)
+            clock = time.perf_counter if self._waits else None
+            mine = measured(programs, op_secs=self._op_secs, known=known, clock=clock)
         return shared(mine)
 
     def request(self, graph_of: GraphOf, batch: int) -> Request:

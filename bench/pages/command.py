@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.command_line import parser_for
-from bench.pages import hidup, measured, search, stages, studies, training
+from bench.pages import hidup, measured, search, stages, studies
 from bench.pages.text import Pictures, Result, Section, filled, link, written
 from bench.studies.study import STUDIES
 
@@ -29,7 +29,6 @@ COMMANDS: Mapping[str, str] = {
     "search": "python -m bench.search",
     "search-large": "python -m bench.search --out bench/results/search-large.json",
     "alpa_plans": "python -m bench.alpa_plans",
-    "training": "python -m bench.training",
     "stage_planners": "python -m bench.stage_planners --out bench/results/stage_planners.json",
     "local-4": "python -m bench.run --only in-group --secs 2 --out bench/results/local-4.json",
     **{
@@ -65,7 +64,6 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
     "../README": {"measured": ("local-4", measured.one_host)},
     "measured": {
         **{name: (name, section) for name, (_, section) in measured.SECTIONS.items()},
-        "training": ("training", training.beside_torch),
         "reached": ("search", search.reached),
         "reached-large": ("search-large", search.reached),
         "published": ("alpa_plans", search.beside_published),

@@ -101,7 +101,8 @@ def _by_row(table: Callable[[Any], str]) -> Section:
 
 
 def _training(rows: Sequence[Mapping[str, Any]]) -> str:
-    return "\n\n".join([*map(training.table, rows), training.summary(rows)])
+    tables = map(training.table, rows)
+    return "\n\n".join([*tables, training.summary(rows), training.same_plans(rows)])
 
 
 SECTIONS: Mapping[str, tuple[str, Section]] = {
@@ -144,10 +145,9 @@ SECTIONS: Mapping[str, tuple[str, Section]] = {
     "superscaler_predict": (
         "superscaler_predict", printed(lambda result: predict.summary(result["models"])),
     ),
+    "training": ("training", _by_row(_training)),
     "training-2x2-500mbit": (
-        "training --cluster 2x2 --rates 500mbit --workloads gpt "
-        "--plans data_parallel,data_parallel+,zero3,zero3+,auto --against ddp,fsdp2",
-        _by_row(_training),
+        "training --cluster 2x2 --rates 500mbit --workloads waiting_gpt", _by_row(_training),
     ),
     "placement": ("placement", lambda result, _: iter([placement.table(result["cases"])])),
 }  # fmt: skip

@@ -21,7 +21,7 @@ cluster: two all-to-alls forward and two backward in every layer. The whole batc
 and its two halves by duplex; their losses have to agree to 1e-5 before anything is timed. Both run
 in the same processes, alternating step by step.
 
-Nearly all computing is a wait of a known time (bench/superscaler_duplex/waiting_moe.py), because
+Nearly all computing is a wait of a known time (bench/machine/waiting.py), because
 the ranks share this machine's cores: real computing of four ranks on two cores would leave no core
 to communicate.
 

@@ -1,22 +1,14 @@
-"""Waiting MoE: a mixture of experts whose devices compute by waiting.
-
-Ranks of an emulated cluster share this machine's cores. Real computation of one rank would slow
-down the others, and no rank could overlap communication with computation. Here nearly all
-computation is replaced by a wait of a known time, which needs no core. Values, communication and
-everything else are real.
-"""
+"""Waiting MoE: a mixture of experts whose devices compute by waiting."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 
-from superscaler_core import register_op
+from bench.machine.waiting import experts_waited, tokens_waited
 from superscaler_core.models import top_gating
 
 
@@ -45,35 +37,6 @@ class WaitingMoEConfig:
     expert_nanos: float = 1200.0
 
 
-class _Wait(torch.autograd.Function):
-    """The identity with a wait; the backward waits twice as long."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, secs: float) -> Tensor:
-        ctx.secs = secs
-        time.sleep(secs)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.secs)
-        return grads[0], None
-
-
-@register_op("b s m -> b s m")
-def dense(x: Tensor, *, nanos: float) -> Tensor:
-    """The identity with a wait of ``nanos`` nanoseconds per element."""
-    found: Tensor = _Wait.apply(x, 1e-9 * nanos * x.numel())  # type: ignore[no-untyped-call]
-    return found
-
-
-@register_op("e g c h -> e g c h")
-def expert(x: Tensor, *, nanos: float) -> Tensor:
-    """Like ``dense``, for values inside the experts, ``[E, G, C, H]``."""
-    found: Tensor = _Wait.apply(x, 1e-9 * nanos * x.numel())  # type: ignore[no-untyped-call]
-    return found
-
-
 class Layer(nn.Module):
     """A layer: a wait instead of attention, then experts, one of which each token chooses."""
 
@@ -86,11 +49,11 @@ class Layer(nn.Module):
         self.down = nn.Parameter(torch.randn(config.experts, config.inner, config.width) / 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(dense(x, nanos=self.config.dense_nanos))
+        h = self.norm(tokens_waited(x, nanos=self.config.dense_nanos))
         combine, _ = top_gating(self.gate(h), top=1, capacity=self.config.capacity)
         given = torch.einsum("gsec,gsm->egcm", (combine > 0).to(h.dtype), h)
         hidden = F.gelu(torch.einsum("egcm,emh->egch", given, self.up))
-        hidden = expert(hidden, nanos=self.config.expert_nanos)
+        hidden = experts_waited(hidden, nanos=self.config.expert_nanos)
         made = torch.einsum("egch,ehm->egcm", hidden, self.down)
         return x + torch.einsum("gsec,egcm->gsm", combine, made)
 
@@ -110,7 +73,7 @@ class WaitingMoE(nn.Module):
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x)
-        x = self.head(dense(x, nanos=self.config.dense_nanos))
+        x = self.head(tokens_waited(x, nanos=self.config.dense_nanos))
         return F.cross_entropy(x.transpose(1, 2), targets)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from argparse import Namespace
@@ -19,26 +20,30 @@ from bench.cluster.local import run_here
 from bench.command_line import parser_for
 from bench.result import environment, write
 from bench.tables import grid
+from bench.training.competitors import PAIRS
 
 DESCRIPTION = """\
 Train small models (float32, SGD with momentum) on gloo processes of this machine, by our plans and
 by torch's own ways: the same weights and data, in one process group, step by step in turn. The
-losses of the first 6 steps have to agree to 1e-5. Ours is the plan that a search finds on the
-profile of this machine that the same processes measure just before, and a race of the fastest
-(bench/machine/machine.py).
-  auto       superscaler_core as users run it: ranks of one host share memory
-  NAME       a shipped plan; `NAME+` with overlap; `... messages` with messages of gloo alone
-  ddp        DistributedDataParallel
-  fsdp2      fully_shard of every block and of the model
-  pipeline   torch.distributed.pipelining, 1F1B, of two stages, whose ranks cut blocks by DTensor;
-             they share rows by DDP where DTensor cannot cut a block (convolutions)
-  tensor     DTensor's tensor parallel over all ranks
+losses of the first 6 steps have to agree to 1e-5. Every plan and way is tuned first: all of its
+options race, for as many steps each, and the fastest trains.
+  auto           the plan that a search finds on the profile of this machine that the same processes
+                 measure just before, and a race of the fastest (bench/machine/machine.py)
+  data_parallel  gradients reduced behind the backward, or during it in buckets   | ddp
+  zero3          sharded weights, gathered again for the backward or not          | fsdp2
+  pipelined      stages, microbatches, 1F1B or GPipe; rows or features inside     | pipeline
+  megatron       blocks cut over some ranks or all                                | tensor
+  one            the whole batch in one process, while the others wait
+The plans of ours on the left cut a model as the ways of torch on the right do. NAME messages is the
+same with messages of gloo in place of memory that the ranks of a host share. waiting_gpt mostly
+waits where a device would compute, so it needs no core: for emulated hosts.
 A cell that is done is not done again by the same commit, so a run that is stopped goes on.
 
 columns:
   ms         a step with its optimizer, of the slowest rank: the median, least and most
-  x torch    time of the fastest of torch over this one
-  cpu ms     processor time of a rank in a step, mean of the ranks and the median of steps
+  x torch    time of the fastest way of torch on all ranks over this one
+  x one      time of one process over this one
+  cpu ms     processor time of all ranks in a step, the median of steps
   MiB sent   through TCP in a step, mean of the ranks, as the kernel counts it
   planned    the same by the plans of our transfers, through TCP or shared memory
   peak MiB   what building and two steps add to the memory of the largest rank, by the kernel
@@ -47,24 +52,24 @@ columns:
 EPILOG = """\
 examples:
   python -m bench.training
-  python -m bench.training --workloads gpt --ranks 4 --steps 5 --plans 'data_parallel+,zero3'
-  python -m bench.training --cluster 2x2 --rates 200mbit,500mbit --workloads gpt \\
-      --plans 'data_parallel,data_parallel+,zero3,zero3+' --against ddp,fsdp2   # needs root
+  python -m bench.training --workloads gpt --ranks 4 --steps 5 --plans 'auto,zero3' --against fsdp2
+  python -m bench.training --cluster 2x2 --rates 200mbit,500mbit --workloads waiting_gpt  # root
 """
 
-WORKLOADS = ("gpt", "moe", "wide_resnet", "llama")
-AGAINST = ("ddp", "fsdp2", "pipeline", "tensor")
+WORKLOADS = ("gpt", "moe", "wide_resnet", "llama", "waiting_gpt")
+PLANS = ("auto", *PAIRS)
+AGAINST = ("one", *PAIRS.values())
 SCRATCH = Path("bench/results/scratch/training")
-TIMEOUT_SECS = 600.0
+TIMEOUT_SECS = 1200.0
 
 
 def parse_args(words: list[str]) -> Namespace:
     """Parse the command line."""
     parser = parser_for("training", DESCRIPTION, EPILOG)
     for name, chosen, text in (
-        ("workloads", ",".join(WORKLOADS), "models"),
-        ("ranks", "4,8", "numbers of processes"),
-        ("plans", "auto,auto messages", "ours"),
+        ("workloads", ",".join(WORKLOADS[:-1]), "models"),
+        ("ranks", str(os.cpu_count() or 1), "numbers of processes; as many as cores"),
+        ("plans", ",".join(PLANS), "ours"),
         ("against", ",".join(AGAINST), "torch's"),
     ):
         parser.add_argument(f"--{name}", default=chosen, help=f"{text} (default: %(default)s)")
@@ -117,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     except ClusterUnavailableError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    print(summary(rows))
+    print(f"{summary(rows)}\n\n{same_plans(rows)}")
     write({**result, "rows": rows}, args.out)
     return 0
 
@@ -153,25 +158,42 @@ def _run(world: str, command: list[str]) -> None:
 
 # --- tables ---------------------------------------------------------------------------------------
 
-COLUMNS = ("", "ms", "least", "most", "x torch", "cpu ms", "MiB sent", "planned", "peak MiB")
+COLUMNS = (
+    "", "ms", "least", "most", "x torch", "x one", "cpu ms", "MiB sent", "planned", "peak MiB",
+)  # fmt: skip
+ONE = "one"
+
+Row = Mapping[str, Any]
 
 
-def ratio(row: Mapping[str, Any], name: str) -> float | None:
-    """The fastest median of torch over that of a competitor; None if no method of torch ran."""
-    medians = {each: median(seen["secs"]) for each, seen in row["competitors"].items()}
-    torchs = [secs for each, secs in medians.items() if each in row["against"]]
-    return min(torchs) / medians[name] if torchs else None
+def secs_of(row: Row, name: str) -> float | None:
+    """The median step of a competitor in seconds; None if it cannot train the model."""
+    seen = row["competitors"].get(name)
+    return median(seen["secs"]) if seen else None
 
 
-def table(row: Mapping[str, Any]) -> str:
-    """A table with a line per competitor."""
+def ratio(row: Row, name: str) -> float | None:
+    """The fastest median of torch's ways on all ranks over that of a competitor, if there are."""
+    found = (secs_of(row, each) for each in row["against"] if each != ONE)
+    torchs, mine = [secs for secs in found if secs], secs_of(row, name)
+    return min(torchs) / mine if torchs and mine else None
+
+
+def same_plan_ratios(row: Row) -> dict[str, float]:
+    """By our plan: the step of torch's way that cuts the model equally over ours."""
+    pairs = {name: (secs_of(row, name), secs_of(row, way)) for name, way in PAIRS.items()}
+    return {name: torchs / ours for name, (ours, torchs) in pairs.items() if ours and torchs}
+
+
+def table(row: Row) -> str:
+    """A table with a line per competitor, and the option of each that won."""
     lines = [COLUMNS, *(_cells(row, name) for name in row["competitors"])]
     found = (fill(f"{name}: {plan}", 100) for name, plan in row["found"].items())
     return "\n".join([f"{row['workload']} on {row['world']} ranks", grid(lines), *found])
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line per cell: the time of the fastest method of torch over that of each plan of ours."""
+def summary(rows: Sequence[Row]) -> str:
+    """A line per cell: the time of the fastest way of torch over that of each plan of ours."""
     names = rows[0]["plans"]
     lines = [("fastest of torch / ours", "ranks", *names)]
     for row in rows:
@@ -179,13 +201,26 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     return grid(lines)
 
 
-def _cells(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    seen = row["competitors"][name]
+def same_plans(rows: Sequence[Row]) -> str:
+    """A line per cell: each way of torch over our plan that cuts the model equally; the median."""
+    lines = [("torch / ours, same plan", "ranks", *PAIRS)]
+    every = [same_plan_ratios(row) for row in rows]
+    for row, ratios in zip(rows, every, strict=True):
+        lines.append((row["workload"], row["world"], *(_text(ratios.get(x)) for x in PAIRS)))
+    by_plan = ([ratios[name] for ratios in every if name in ratios] for name in PAIRS)
+    lines.append(("median", "", *(_text(median(found) if found else None) for found in by_plan)))
+    return grid(lines)
+
+
+def _cells(row: Row, name: str) -> tuple[str, ...]:
+    seen, one = row["competitors"][name], secs_of(row, ONE)
+    secs, num_ranks = seen["secs"], len(seen["peak_bytes"])
     return (
         name,
-        *(f"{1e3 * of(seen['secs']):.1f}" for of in (median, min, max)),
+        *(f"{1e3 * of(secs):.1f}" for of in (median, min, max)),
         _text(ratio(row, name)),
-        f"{1e3 * median(seen['cpu_secs']):.1f}",
+        _text(one / median(secs) if one else None),
+        f"{1e3 * num_ranks * median(seen['cpu_secs']):.1f}",
         _mib(seen["sent_bytes"]),
         _mib(row["planned_bytes"].get(name)),
         f"{max(seen['peak_bytes']) / 2**20:.1f}",

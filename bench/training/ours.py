@@ -1,11 +1,13 @@
-"""Ours: programs of a workload, by the plan of our search on this machine or by a named plan."""
+"""Ours: programs of a workload, by the plan of our search on this machine or by shipped plans."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 import superscaler_core as ss
 from bench.machine.machine import OPTIMIZER, Machine
 from bench.machine.method import Method
+from bench.training import torchs
 from bench.training.planned import planned_bytes
 from bench.training.workloads import Workload
 from rvdcomm.calibration import Effort
@@ -21,11 +24,41 @@ from superscaler_core.front_end import capture
 from superscaler_core.plan import Overlap
 from superscaler_core.plans import PLANS
 
-AUTO, MESSAGES, OVERLAPPED = "auto", " messages", "+"
-"""The name of the plan from the search, and suffixes: without shared memory, and with overlap."""
+MESSAGES = " messages"
+"""The suffix of a name: without shared memory."""
 
 _EFFORT = Effort(secs=0.05, max_bytes=4 << 20)
-_OVERLAP = Overlap(1, reductions=True, bucket_bytes=4 << 20)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A plan with its options.
+
+    Attributes:
+        plan: the name of a shipped plan; ``auto`` for the plan that a search finds.
+        options: options of the plan, by name.
+        overlap: what overlaps with computing.
+        microbatches: microbatches of a step.
+    """
+
+    plan: str
+    options: tuple[tuple[str, Any], ...] = ()
+    overlap: Overlap = field(default_factory=Overlap)
+    microbatches: int = 1
+
+    def __str__(self) -> str:
+        words = [self.plan, *(f"{name}={value}" for name, value in self.options)]
+        return " ".join([*words, *([str(self.overlap)] if self.overlap != Overlap() else [])])
+
+    def plan_of(self, graph: Graph, num_ranks: int) -> ss.Plan:
+        """The filled plan of a microbatch's graph."""
+        plan = ss.Plan(graph, range(num_ranks))
+        PLANS[self.plan](plan, **dict(self.options))
+        plan.overlap = self.overlap
+        return plan
+
+
+AUTO = Form("auto")
 
 
 @dataclass(eq=False)
@@ -38,8 +71,8 @@ class Ours:
         folder: folder of the programs, shared by all ranks.
         budget_secs: time budget of a search.
         about: description of the plan from the search, for people.
-        planned_bytes: planned bytes that each rank sends in a step, by program; on the first rank,
-            for programs whose weights are in no windows.
+        planned_bytes: planned bytes that each rank sends in a step, by the text of a form; on the
+            first rank, for programs without FSDP units.
     """
 
     workload: Workload
@@ -47,32 +80,29 @@ class Ours:
     batch: tuple[Tensor, Tensor]
     folder: Path
     budget_secs: float
-    about: dict[str, str] = field(default_factory=dict)
+    about: str = ""
     planned_bytes: dict[str, list[int]] = field(default_factory=dict)
-    _compiled: dict[str, ss.Compiled] = field(default_factory=dict)
+    _prepared: set[Form] = field(default_factory=set)
 
-    def prepare(self, name: str) -> None:
-        """Compile a program, and write it on the first rank.
-
-        Args:
-            name: ``AUTO``, or the name of a shipped plan, which may end in ``OVERLAPPED``. Each
-                name may have ``MESSAGES`` at its end.
-        """
-        plan = name.removesuffix(MESSAGES)
-        if plan not in self._compiled:
-            self._compiled[plan] = self._found() if plan == AUTO else self._shipped(plan)
-        made = self._compiled[plan]
+    def prepare(self, form: Form) -> None:
+        """Compile a program and write it, unless that was done before."""
+        if form in self._prepared:
+            return
+        self._prepared.add(form)
+        topology = self._machine.topology
+        # The search is collective; a shipped plan is compiled by the rank that writes it.
+        made = self._found() if form == AUTO else None
         if dist.get_rank() == 0:
-            made.save(self.folder / plan)
+            made = made or self._shipped(form)
+            made.save(self.folder / str(form))
             if not made.plan.fsdp_units:
-                self.planned_bytes[name] = planned_bytes(made, self._machine.topology)
+                self.planned_bytes[str(form)] = planned_bytes(made, topology)
         dist.barrier()
 
-    def share(self, name: str) -> Method:
+    def share(self, form: Form, executor: str) -> Method:
         """The training method of this rank's part of a prepared program."""
-        executor = "dist" if name.endswith(MESSAGES) else "auto"
         os.environ["RVDCOMM_EXECUTOR"] = executor
-        trainer = ss.load(self.folder / name.removesuffix(MESSAGES))
+        trainer = ss.load(self.folder / str(form))
         trainer.load_state_dict(self.model.state_dict())
 
         def step(*batch: Tensor) -> Tensor:
@@ -84,27 +114,16 @@ class Ours:
     @cached_property
     def _machine(self) -> Machine:
         """The measured machine; all ranks measure it together when it is first needed."""
-        return Machine(effort=_EFFORT)
+        return Machine(effort=_EFFORT, waits=self.workload.waits)
 
     @cache  # noqa: B019 - as long as the workload is trained
     def _graph(self, samples: int) -> Graph:
         return capture(self.model, tuple(x[:samples] for x in self.batch))
 
-    def _shipped(self, name: str) -> ss.Compiled:
-        shipped = name.removesuffix(OVERLAPPED)
-        plan = self._plan(shipped)
-        if plan.num_microbatches > 1:
-            plan = self._plan(shipped, plan.num_microbatches)
-        if name.endswith(OVERLAPPED):
-            plan.overlap = _OVERLAP
+    def _shipped(self, form: Form) -> ss.Compiled:
+        graph = self._graph(self.workload.batch // form.microbatches)
+        plan = form.plan_of(graph, dist.get_world_size())
         return ss.compile(plan, topology=self._machine.topology, optimizer=OPTIMIZER)
-
-    def _plan(self, name: str, microbatches: int = 1) -> ss.Plan:
-        """A shipped plan of one of ``microbatches`` equal microbatches of the batch."""
-        samples = self.workload.batch // microbatches
-        plan = ss.Plan(self._graph(samples), range(dist.get_world_size()))
-        PLANS[name](plan)
-        return plan
 
     def _found(self) -> ss.Compiled:
         """The program of the plan that wins the race after a search."""
@@ -113,5 +132,43 @@ class Ours:
         request = machine.request(self._graph, batch)
         best, *_ = machine.raced(found, request, self.model, self.batch)
         simulated, raced = 1e3 * best.secs, 1e3 * best.measured_secs
-        self.about[AUTO] = f"{best.name}, {simulated:.1f} ms simulated, {raced:.1f} in the race"
+        self.about = f"{best.name}, {simulated:.1f} ms simulated, {raced:.1f} in the race"
         return best.compiled(request)
+
+
+# --- shipped plans, with the options that torch's ways have ---------------------------------------
+
+
+def _reduced(*plans: str) -> Iterator[Form]:
+    """Plans whose gradients are reduced after the backward, or during it in buckets."""
+    for plan in plans:
+        yield Form(plan)
+        for mib in torchs.BUCKETS_MIB:
+            yield Form(plan, overlap=Overlap(1, reductions=True, bucket_bytes=mib << 20))
+
+
+def _pipelined(num: int, workload: Workload) -> Iterator[Form]:
+    schedules = {"1F1B": "1f1b", "GPipe": "gpipe"}
+    for way in torchs.pipelines(num, workload):
+        options = {
+            "tp": num // way.stages if way.cuts else 1, "pp": way.stages,
+            "microbatches": way.microbatches, "schedule": schedules[way.schedule],
+        }  # fmt: skip
+        yield Form("hybrid", tuple(options.items()), microbatches=way.microbatches)
+
+
+def _cut(num: int, workload: Workload) -> Iterator[Form]:
+    for way in torchs.cuts(num, workload):
+        options = (("tp", way.inner), ("pp", 1), ("microbatches", 1))
+        yield Form("hybrid", options)
+        yield Form("hybrid", options, Overlap(moves=True))
+
+
+FORMS: Mapping[str, Callable[[int, Workload], Iterator[Form]]] = {
+    "auto": lambda num, workload: iter([AUTO]),
+    "data_parallel": lambda num, workload: _reduced("data_parallel"),
+    "zero3": lambda num, workload: _reduced("zero3", "zero2"),
+    "pipelined": _pipelined,
+    "megatron": _cut,
+}
+"""From the number of ranks and a workload to the forms of a plan, by the plan's name."""

@@ -7,6 +7,7 @@ Rank 0 writes the measurements of every competitor.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Sequence
@@ -50,14 +51,15 @@ def main(argv: list[str]) -> None:
     model(*batches[0]).backward()
     model.zero_grad()
     ours = Ours(workload, model, batches[0], Path(config["folder"]), config["budget_secs"])
-    chosen = competitors(workload, config["plans"], config["against"])
-    for competitor in chosen.values():
-        competitor.prepare(ours)
+    chosen = competitors(workload, model, ours, config["plans"], config["against"])
     rows: dict[str, dict[str, Any]] = {}
-    methods = {}
+    methods, found, planned = {}, {}, {}
     for name, competitor in chosen.items():
+        option, found[name] = competitor.tuned(batches[0])
+        gc.collect()
         before = restart_peak()
-        methods[name] = competitor.share(workload, model, ours)
+        methods[name] = competitor.options[option].make()
+        planned[name] = ours.planned_bytes.get(option)
         losses = [seen(methods[name], batch)[0] for batch in batches]
         rows[name] = {"peak_bytes": everyone(peak_bytes() - before), "losses": losses}
         rows[name] |= {"secs": [], "cpu_secs": []}
@@ -73,8 +75,9 @@ def main(argv: list[str]) -> None:
     for name, method in methods.items():
         rows[name]["sent_bytes"] = everyone(_sent_bytes(method, batches[0]))
     if dist.get_rank() == 0:
-        found = {"competitors": rows, "found": ours.about, "planned_bytes": ours.planned_bytes}
-        Path(argv[1]).write_text(json.dumps(found))
+        found = {name: ours.about if name == "auto" else text for name, text in found.items()}
+        made = {"competitors": rows, "found": found, "planned_bytes": planned}
+        Path(argv[1]).write_text(json.dumps(made))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from bench.machine.waiting import tokens_waited
 from superscaler_core.models import gpt, moe
 from superscaler_core.published.models import wide_resnet
 
@@ -58,6 +59,7 @@ class Workload:
         leave: the part after the blocks: from hidden states to the outputs that ``loss`` takes.
         loss: from outputs and targets to the loss, a mean over samples.
         cut: splits a block over a mesh for tensor parallelism; None if DTensor cannot split it.
+        waits: whether its ops mostly wait, which needs no core.
     """
 
     batch: int
@@ -69,6 +71,13 @@ class Workload:
     loss: Callable[..., Tensor]
     block: Callable[[Any, nn.Module], nn.Module] = lambda _, block: block
     cut: Callable[[Any, DeviceMesh], object] | None = None
+    waits: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks of the model, which a pipeline can be cut between."""
+        with torch.device("meta"):
+            return len(self.blocks_of(self.build()))
 
     def blocks_of(self, model: nn.Module) -> nn.ModuleList:
         """The blocks of a model."""
@@ -177,6 +186,35 @@ def _gpt(tiny: bool) -> Workload:
         loss=_cross_entropy,
         cut=_cut_block,
     )
+
+
+class WaitingMLP(gpt.MLP):
+    """An MLP that also waits for each of its hidden values, as long as a device would compute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = tokens_waited(F.gelu(self.up(x)), nanos=WAITING_NANOS)
+        made: Tensor = self.down(hidden)
+        return made
+
+
+WAITING_NANOS = 250.0
+"""The blocks of a whole step wait for 1.6 s in all, several times as long as they compute."""
+
+
+def _waiting_gpt(tiny: bool) -> Workload:
+    """The GPT, whose blocks mostly wait: for hosts that share the cores of this machine."""
+    workload = _gpt(tiny)
+
+    def build() -> nn.Module:
+        model: Any = workload.build()
+        for block in model.layers:
+            width, inner = block.mlp.up.in_features, block.mlp.up.out_features
+            waiting = WaitingMLP(width, inner)
+            waiting.load_state_dict(block.mlp.state_dict())
+            block.mlp = waiting
+        return model
+
+    return replace(workload, build=build, waits=True)
 
 
 def _moe(tiny: bool) -> Workload:
@@ -320,5 +358,6 @@ WORKLOADS: Mapping[str, Callable[[bool], Workload]] = {
     "moe": _moe,
     "wide_resnet": _wide_resnet,
     "llama": _llama,
+    "waiting_gpt": _waiting_gpt,
 }
 """Functions that make the workloads, by name; their argument says whether the model is tiny."""

@@ -111,14 +111,13 @@ SEARCH = [
 
 
 def trained(workload: str, ours_secs: float) -> dict[str, Any]:
-    """A row of real training, in which DDP takes half a second and sends 8 bytes."""
-    secs = {"auto": ours_secs, "auto messages": 1.0, "ddp": 0.5}
+    """A row of real training, in which DDP takes half a second and one process a second."""
+    secs = {"auto": ours_secs, "one": 1.0, "ddp": 0.5}
+    one = {"cpu_secs": [0.1] * 3, "sent_bytes": [1, 1], "peak_bytes": [1 << 20, 8 << 20]}
     return {
-        "workload": workload, "world": "4", "against": ["ddp"], "found": {"auto": "some plan"},
-        "competitors": {
-            name: {"secs": [each] * 3, "sent_bytes": [4, 4] if name == "ddp" else [1, 1]}
-            for name, each in secs.items()
-        },
+        "workload": workload, "world": "4", "plans": ["auto"], "against": ["one", "ddp"],
+        "found": {"auto": "some plan"}, "planned_bytes": {},
+        "competitors": {name: {"secs": [each] * 3, **one} for name, each in secs.items()},
     }  # fmt: skip
 
 
@@ -223,9 +222,9 @@ SAID = {
         "| gpt-2.6b | 8 | ours | plan of ours | 8 | 2 s | 3 GiB | 1.50 x |",
     ],
     "measured: training": [
-        "| gpt | 4 | some plan | 250 | 500 | - | - | - | 2.00 x |",
-        "| moe | 4 | some plan | 500 | 500 | - | - | - | 1.00 x |",
-        "0.50 to 0.50 times as fast as the fastest of torch, and send 0.25 to 0.25 of",
+        "gpt 4 2.00",
+        "auto 250.0 250.0 250.0 2.00 4.00 200.0 0.00 - 8.0",
+        "auto: some plan",
     ],
 }
 """Lines of parts of pages, which follow from ``RESULTS``."""

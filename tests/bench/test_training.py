@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench.training import command
+from bench.machine.method import seen
+from bench.training import command, torchs
+from bench.training.ours import FORMS
 from bench.training.peak import peak_bytes, restart_peak
 from bench.training.planned import planned_bytes
 from bench.training.workloads import WORKLOADS, Stage
@@ -20,6 +22,7 @@ from superscaler_core.front_end import capture
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plan import Plan
 from superscaler_core.plans import PLANS
+from tests.dist.on_ranks import on_ranks
 
 # --- workloads ------------------------------------------------------------------------------------
 
@@ -94,7 +97,7 @@ def test_competitors_have_equal_losses_and_gloo_sends_the_planned_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "SCRATCH", tmp_path)
-    ours, others = ("data_parallel messages", "auto"), ("fsdp2", "pipeline")
+    ours, others = ("data_parallel messages", "auto"), ("one", "fsdp2", "pipeline")
     out = tmp_path / "training.json"
     words = ["--tiny", "--workloads=moe", "--ranks=2", "--steps=2", "--budget=1"]
     words += [f"--plans={','.join(ours)}", f"--against={','.join(others)}", f"--out={out}"]
@@ -104,6 +107,8 @@ def test_competitors_have_equal_losses_and_gloo_sends_the_planned_bytes(
     assert max(map(len, lines[:-1])) <= 100
     (row,) = json.loads(out.read_text())["rows"]
     assert re.search(r" ms simulated, [\d.]+ in the race$", row["found"]["auto"])
+    assert re.search(r"^data_parallel.* ms in a race of 5$", row["found"][ours[0]])
+    assert re.search(r"^Pipelined\(stages=2.* in a race of 6$", row["found"]["pipeline"])
     seen = row["competitors"]
     assert set(seen) == {*ours, *others}
     assert all(len(one["secs"]) == 2 for one in seen.values())
@@ -113,10 +118,61 @@ def test_competitors_have_equal_losses_and_gloo_sends_the_planned_bytes(
         assert by_plan <= sent <= 1.2 * by_plan + 4096
 
 
+@pytest.mark.parametrize("name", ["gpt", "wide_resnet"])
+def test_our_plans_have_the_options_of_the_ways_of_torch_that_cut_equally(name: str) -> None:
+    """Degrees, microbatches and schedules one for one; buckets, and none, of data parallelism."""
+    workload = WORKLOADS[name](False)
+    pipelines = [*torchs.pipelines(4, workload)]
+    forms = [dict(form.options) for form in FORMS["pipelined"](4, workload)]
+    assert [x["pp"] for x in forms] == [x.stages for x in pipelines]
+    assert [x["microbatches"] for x in forms] == [x.microbatches for x in pipelines]
+    assert [x["tp"] > 1 for x in forms] == [x.cuts for x in pipelines]
+    cuts = [*torchs.cuts(4, workload)]
+    assert {dict(x.options)["tp"] for x in FORMS["megatron"](4, workload)} == {
+        x.inner for x in cuts
+    }
+    assert bool(cuts) == (name == "gpt")
+    buckets = {x.overlap.bucket_bytes for x in FORMS["data_parallel"](4, workload)}
+    assert buckets >= {mib << 20 for mib in torchs.BUCKETS_MIB}
+
+
+def test_every_rank_of_a_pipeline_has_a_row_of_each_microbatch() -> None:
+    workload = WORKLOADS["wide_resnet"](False)
+    for way in torchs.pipelines(8, workload):
+        assert workload.batch % (way.microbatches * (8 // way.stages)) == 0
+        assert way.stages <= workload.num_blocks
+
+
+@pytest.mark.dist
+@on_ranks(4, 60.0)
+def test_tensor_parallel_replicas_train_as_one_process(rank: int) -> None:
+    """DDP that is not told of a mesh leaves gradients of DTensors as they are."""
+    workload = WORKLOADS["gpt"](True)
+    torch.manual_seed(0)
+    model, generator = workload.build(), torch.Generator().manual_seed(1)
+    batch = workload.inputs(workload.batch, generator)
+    losses = []
+    for way in (torchs.One(), torchs.Cut(inner=2)):
+        method = way(workload, model)
+        losses.append([seen(method, batch)[0] for _ in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0][0] > losses[0][2]
+
+
 def test_ratio_is_the_fastest_torch_step_over_our_step() -> None:
     secs = {"auto": [0.1, 0.2, 0.3], "ddp": [0.4, 0.5, 0.3], "fsdp2": [0.9, 0.8, 0.7]}
     seen = {name: {"secs": samples} for name, samples in secs.items()}
-    row = {"plans": ["auto"], "against": ["ddp", "fsdp2"], "workload": "gpt", "world": "4",
+    row = {"plans": ["auto"], "against": ["one", "ddp", "fsdp2"], "workload": "gpt", "world": "4",
            "competitors": seen}  # fmt: skip
     assert command.ratio(row, "auto") == 2.0
     assert command.summary([row]).splitlines()[1].split() == ["gpt", "4", "2.00"]
+
+
+def test_plans_are_compared_with_the_way_of_torch_that_cuts_equally() -> None:
+    secs = {"data_parallel": 0.2, "ddp": 0.3, "zero3": 0.4, "fsdp2": 0.2, "pipelined": 0.1}
+    row = {"workload": "gpt", "world": "2",
+           "competitors": {name: {"secs": [each]} for name, each in secs.items()}}  # fmt: skip
+    assert command.same_plan_ratios(row) == pytest.approx({"data_parallel": 1.5, "zero3": 0.5})
+    half = {**row, "competitors": {**row["competitors"], "ddp": {"secs": [0.1]}}}
+    *_, median = command.same_plans([row, half]).splitlines()
+    assert median.split() == ["median", "1.00", "0.50", "-", "-"]
