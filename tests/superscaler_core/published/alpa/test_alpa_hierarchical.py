@@ -161,13 +161,15 @@ def test_stages_equal_the_optimum_of_brute_force(mib: float) -> None:
 
 
 @pytest.mark.parametrize("keep", BOTH, ids=str)
-def test_predicted_time_of_a_cut_is_near_the_simulated_time(keep: ss.Keep) -> None:
-    """The tolerance is large because Alpa's objective omits transfers between stages."""
+def test_predicted_time_of_a_cut_omits_no_more_than_its_communication(keep: ss.Keep) -> None:
+    """Alpa's objective has no transfers between stages, and here no others are needed."""
     cut = alpa_hierarchical(prices(), range(4), MICROBATCHES, 1e12, levels=[keep])
     plan = ss.Plan(gpt(), range(4))
     cut(plan)
     made = ss.compile(plan, topology=HOSTS)
-    assert cut.objective == pytest.approx(ss.simulate(made, "a100").secs, rel=0.2)
+    found = ss.simulate(made, "a100")
+    assert len(cut.stages) == 4
+    assert 0 < found.secs - cut.objective < sum(level.secs for level in found.levels)
 
 
 def test_two_dim_meshes_of_two_hosts_are_2x8_4x4_and_8x2() -> None:
