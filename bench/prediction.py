@@ -113,7 +113,7 @@ def _compared(row: dict[str, Any], method: str) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """A table with a line per case."""
     head = f"{'case':16} {'size':>7}  {'predicted':>10} {'measured':>10} {'error':>6}  steps"
     lines = [head]
@@ -126,7 +126,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def summary(result: dict[str, Any]) -> str:
+def summary(result: Mapping[str, Any]) -> str:
     """Absolute errors of the 18 cases, those in a group, and all: medians and the largest."""
     return "\n".join(
         f"{title}: median error {_by_size(rows)}; at most {max(abs(r['error']) for r in rows):.0%}"

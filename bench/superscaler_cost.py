@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -191,7 +191,7 @@ def measure_compile(repetitions: int) -> dict[str, Any]:
 # --- the result ---------------------------------------------------------------------------------
 
 
-def lines_of(result: dict[str, Any]) -> Iterator[str]:
+def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     """A line per measurement."""
     if "questions" in result:
         asked = result["questions"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.command_line import parser_for
-from bench.pages import hidup, measured, search, stages, studies
+from bench.pages import hidup, measured, search, stages, studies, truth
 from bench.pages.text import Pictures, Result, Section, filled, link, written
 from bench.studies.study import STUDIES
 
@@ -30,6 +30,10 @@ COMMANDS: Mapping[str, str] = {
     "search-large": "python -m bench.search --out bench/results/search-large.json",
     "alpa_plans": "python -m bench.alpa_plans",
     "stage_planners": "python -m bench.stage_planners --out bench/results/stage_planners.json",
+    "truth": "python -m bench.truth --published --out bench/results/truth.json",
+    "truth-scaling": "python -m bench.truth --scaling --out bench/results/truth-scaling.json",
+    "truth-readings": "python -m bench.truth --readings --every 12 "
+    "--out bench/results/truth-readings.json",
     "local-4": "python -m bench.run --only in-group --secs 2 --out bench/results/local-4.json",
     **{
         name: f"python -m bench.{words} --out bench/results/{name}.json"
@@ -69,6 +73,7 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
         "published": ("alpa_plans", search.beside_published),
     },
     "stages": {"numbers": ("stage_planners", stages.cuts)},
+    "truth": truth.SECTIONS,
 }
 """The parts of every page, each with the name of its result and the section that describes it."""
 

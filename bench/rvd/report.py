@@ -24,7 +24,7 @@ ours x: ours / limit; DT x: DTensor / ours; T x: torch / ours.
 plan: ag all_gather, ar all_reduce, rs reduce_scatter, a2a all_to_all, ex exchange, tr transfer."""
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """A table per size, of median times in ms."""
     parts = []
     for size in dict.fromkeys(row["size"] for row in result["rows"]):

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -106,7 +107,7 @@ def _measured(args: argparse.Namespace, rate: str) -> dict[str, Any]:
 COLUMNS = ("rate", "", "serial", "comm", "share", "duplex", "hidden")
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """A table with two rows per rate: measured and predicted."""
     title = (
         f"mixture of experts of {result['layers']} layers, {result['batch']} sequences a step, on "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any
 from bench.command_line import parser_for
 from bench.result import environment, scratch_path, write
 from bench.tables import grid
+from bench.truth import scaling, tables
 from bench.truth.errors import summary
 from bench.truth.fit import collective, fitted
 from bench.truth.picture import Pairs, draw
 from bench.truth.predict import Prediction, predicted
-from bench.truth.published import HOW, predictions
+from bench.truth.published import predictions
 from bench.truth.reading import COLLECTIVES, READINGS, Constants
 from bench.truth.rows import MISSING, NUM_FIT, Row, all_reduces, folder, rows
 
@@ -40,6 +41,7 @@ examples:
   python -m bench.truth                          # all rows: 15 minutes on 2 cores
   python -m bench.truth --every 10               # a tenth of the rows
   python -m bench.truth --published              # and steps of Megatron-LM from a paper
+  python -m bench.truth --scaling                # and throughputs of Megatron-LM from another
   python -m bench.truth --readings --every 10    # other readings of the unknown settings
   python -m bench.truth --fit                    # fit the constants again
   python -m bench.truth --collectives            # NCCL's all-reduce from its measured tables
@@ -49,6 +51,11 @@ examples:
 def main(words: Sequence[str]) -> int:
     """Run the command; the exit status."""
     args = _parse(words)
+    if args.scaling:
+        papers = [*scaling.predictions(Constants())]
+        print(grid(tables.scaled(papers)))
+        write({**environment("truth", words), "rows": papers}, args.out or scratch_path())
+        return 0
     data = folder()
     if data is None:
         print(MISSING)
@@ -68,6 +75,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1, help="of each so many rows the first")
     parser.add_argument("--readings", action="store_true", help="with other readings, too")
     parser.add_argument("--published", action="store_true", help="with published steps, too")
+    parser.add_argument("--scaling", action="store_true", help="published throughputs, only")
     parser.add_argument("--fit", action="store_true", help="fit the constants to their rows")
     parser.add_argument("--collectives", action="store_true", help="fit NCCL's all-reduce")
     parser.add_argument("--out", type=Path, help="file of the result")
@@ -85,7 +93,8 @@ def _collectives(data: Path) -> str:
 
 
 def _predict(data: Path, args: argparse.Namespace, words: Sequence[str]) -> None:
-    constants, found, panels = Constants(), [], dict[str, Pairs]()
+    constants, panels = Constants(), dict[str, Pairs]()
+    found: list[dict[str, Any]] = []
     for name, reading in READINGS.items() if args.readings else [*READINGS.items()][:1]:
         for file in FILES:
             every = rows(data, file)
@@ -94,10 +103,10 @@ def _predict(data: Path, args: argparse.Namespace, words: Sequence[str]) -> None
             found += _summaries(name, file, mine, pairs, {*every[:NUM_FIT]})
             if name == "as chosen":
                 panels |= {file.replace("_", " "): _pairs(mine, pairs)}
-    print(grid(_lines(found)))
+    print(grid(tables.errors(found)))
     papers = [*predictions(constants)] if args.published else []
     if papers:
-        print(grid(_published(papers)))
+        print(grid(tables.published(papers)))
     result = {**environment("truth", words), "constants": asdict(constants), "found": found}
     result["published"] = papers
     write(result, args.out or scratch_path(), partial(draw, panels))
@@ -127,36 +136,3 @@ def _summaries(
 
 def _pairs(mine: Sequence[Row], pairs: Sequence[Prediction]) -> Pairs:
     return [(row.secs, secs, row.tp) for row, (secs, _) in zip(mine, pairs, strict=True)]
-
-
-def _lines(found: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
-    head = (
-        "reading", "rows of", "rows", "error", "bias", "worst", "chosen/fastest", "rule/fastest",
-        "no room",
-    )  # fmt: skip
-    lines: list[Sequence[str]] = [head]
-    for each in found:
-        lines.append((
-            each["reading"], each["part"], str(each["num_rows"]),
-            f"{each['mean_absolute_error']:.1%}", f"{each['bias']:+.1%}",
-            f"{each['largest_absolute_error']:.0%}", _ratio(each["chosen_over_fastest"]),
-            _ratio(each["rule_over_fastest"]), str(each["does_not_fit"]),
-        ))  # fmt: skip
-    return lines
-
-
-def _published(papers: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
-    lines: list[Sequence[str]] = [
-        ("model", "GPUs", "full", "predicted", "selective", "predicted", "saved", "predicted")
-    ]
-    for each in papers:
-        pairs = [(each[f"{how}_secs"], each[f"predicted_{how}_secs"]) for how in HOW]
-        saved = [1 - after / before for before, after in zip(*pairs, strict=True)]
-        texts = [(f"{real:.2f} s", f"{secs / real - 1:+.1%}") for real, secs in pairs]
-        savings = (f"{share:.1%}" for share in saved)
-        lines.append((each["model"], str(each["gpus"]), *texts[0], *texts[1], *savings))
-    return lines
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

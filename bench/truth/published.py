@@ -60,7 +60,7 @@ def predictions(constants: Constants) -> Iterator[dict[str, Any]]:
     """Both steps of each model, with the share of the step that the second one saves."""
     profile = constants.profile()
     for name, each in KORTHIKANTI.items():
-        graph, topology = captured(each.config, 1), _selene(each.gpus)
+        graph, topology = captured(each.config, 1), selene(each.gpus)
         found = {}
         for how, keep in HOW.items():
             plan = ss.Plan(graph, devices=range(each.gpus))
@@ -81,7 +81,7 @@ def predictions(constants: Constants) -> Iterator[dict[str, Any]]:
         }
 
 
-def _selene(gpus: int) -> rv.Topology:
+def selene(gpus: int) -> rv.Topology:
     """Hosts with a 200 Gbit/s NIC for each GPU (section 6 of the paper)."""
     if gpus <= GPUS_PER_HOST:
         return topology_of(gpus)

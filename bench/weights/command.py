@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -179,7 +180,7 @@ def _result(
     return {"title": title, "links": links, "rows": rows}
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """Median times, their ratios to ``many``, the link's limit, and memory, as text."""
     lines = [result["title"], ""]
     for row in result["rows"]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 
 import superscaler_core as ss
-from bench.truth import command
+from bench.truth import command, scaling
 from bench.truth.errors import largest_data_parallel, summary
 from bench.truth.fit import collective
 from bench.truth.megatron import MegatronConfig, MegatronGPT, less_maximum
@@ -159,3 +159,22 @@ def test_preset_has_the_fitted_constants() -> None:
 def test_cluster_has_hosts_of_eight() -> None:
     assert [len(level.groups) for level in topology_of(8).levels] == [8]
     assert [len(level.groups) for level in topology_of(64).levels] == [64, 8]
+
+
+def test_published_throughput_counts_the_operations_of_a_step_with_recomputation() -> None:
+    """Products of a layer: 24 h^2 + 4 s h per token, four times with backward and recomputation.
+
+    The head is computed three times; the paper counts 6 h V per token for it.
+    """
+    row = scaling.NARAYANAN["1.7B"]
+    h, per_token = row.width, 24 * row.width**2 + 4 * scaling.SEQUENCE * row.width
+    layers = 4 * row.layers * per_token
+    tokens = row.batch * scaling.SEQUENCE
+    assert row.step_flops == pytest.approx(tokens * (layers + 6 * h * scaling.VOCABULARY))
+    assert row.tflops_of(row.step_flops / row.gpus / 1e14) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(("micro", "chunks"), [(3, 1), (512, 1), (1, 2)])
+def test_batch_that_cannot_be_cut_has_no_step(micro: int, chunks: int) -> None:
+    row = scaling.Scaled(2, 64, 2, 1, 3, 12, 32, 0.0)
+    assert scaling._secs(row, micro, chunks, Constants()) is None
