@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import rvdcomm as rv
 from rvdcomm.cli import CommandLine
-from superscaler_core.cli import explain, plan, run, schedule, search, simulate, validate
+from superscaler_core.cli import explain, plan, profile, run, schedule, search, simulate, validate
 from superscaler_core.cli.arguments import NAMES
 from superscaler_core.cli.errors import USER_ERRORS
 
@@ -25,6 +25,7 @@ COMMAND_LINE = CommandLine(
         "search": search.COMMAND,
         "run": run.COMMAND,
         "schedule": schedule.COMMAND,
+        "profile": profile.COMMAND,
     },
     errors=USER_ERRORS,
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
-from itertools import accumulate
+from dataclasses import replace
 from statistics import median
-from time import perf_counter, thread_time
+from time import thread_time
 from typing import Any
 
 import torch
@@ -18,22 +17,10 @@ from tqdm import tqdm
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost.op_time import signature
 from superscaler_core.cost.profile import DeviceProfile
-from superscaler_core.cost.reach import Reach
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, VTensor
 from superscaler_core.run.evaluate import code_names
-
-MIN_SAMPLES, MAX_SAMPLES = 3, 200
-"""Samples per op; the median is used."""
-
-CACHE_BYTES = 64 << 20
-"""Size of tensors that no cache can hold."""
-
-STREAM_BYTES = (CACHE_BYTES >> 10, CACHE_BYTES >> 5, CACHE_BYTES)
-"""Sizes of the copies that measure the memory."""
-
-PRODUCT_ROWS = (32, 128, 512)
-"""Rows and columns of the products that measure how fast products of each dtype are."""
+from superscaler_core.simulator.meter import Meter, samples_in
 
 Distinct = dict[str, tuple[Part, Mapping[str, Any]]]
 """One part for every signature, with the constants of its graph."""
@@ -70,34 +57,59 @@ def measured(
     every = _distinct(programs)
     dtypes = {view.tensor.dtype for part, _ in every.values() for view in part.outputs}
     distinct = {key: value for key, value in every.items() if key not in known}
-    engine_secs = _engine_secs(op_secs)
+    meter = Meter(torch.device("cpu"), op_secs)
+    engine_secs = _engine_secs(meter)
     table = {
         key: (forward, max(0.0, backward - engine_secs))
         for key, (forward, backward) in _secs_of_ops(
             distinct, op_secs, clock or thread_time
         ).items()
     }
-    launch_secs = _launch_secs(op_secs)
-    products = {
-        dtype: _peak_and_reach(_products(dtype, launch_secs, op_secs))
-        for dtype in sorted(dtypes)
-        if dtype.startswith(("float", "bfloat"))
-    }
-    bytes_per_sec, memory = _peak_and_reach(_streams(launch_secs, op_secs))
-    return DeviceProfile(
-        name,
-        {dtype: peak for dtype, (peak, _) in products.items()},
-        bytes_per_sec,
-        memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        launch_secs=launch_secs,
-        products={dtype: reach for dtype, (_, reach) in products.items()},
-        memory=memory,
-        segment_secs=_segment_secs(op_secs),
+    floats = [dtype for dtype in sorted(dtypes) if dtype.startswith(("float", "bfloat"))]
+    speeds = measured_speeds(meter, floats, name=name)
+    return replace(
+        speeds,
+        memory_bytes=memory_bytes or speeds.memory_bytes,
+        segment_secs=_segment_secs(meter),
         move_secs=move_secs,
         num_cores=len(os.sched_getaffinity(0)),
         op_secs=table,
-        notes=(f"measured on {platform.machine()}, torch {torch.__version__}",),
     )
+
+
+def measured_speeds(meter: Meter, dtypes: Collection[str], *, name: str) -> DeviceProfile:
+    """Measure how fast products, copies and launches of a device are.
+
+    On a GPU also how fast this host issues kernels from Python, and copies to the device.
+
+    Args:
+        meter: of the device.
+        dtypes: floating-point dtypes whose products are measured.
+        name: name of the profile.
+    """
+    products = {dtype: meter.products(dtype) for dtype in dtypes}
+    bytes_per_sec, memory = meter.streams()
+    kind, memory_bytes = platform.machine(), _host_bytes()
+    if meter.is_async:
+        kind = torch.cuda.get_device_name(meter.device)
+        memory_bytes = torch.cuda.get_device_properties(meter.device).total_memory
+    made = DeviceProfile(
+        name,
+        {dtype: peak for dtype, (peak, _) in products.items()},
+        bytes_per_sec,
+        memory_bytes,
+        launch_secs=meter.launch_secs(),
+        issue_secs=meter.issue_secs(),
+        products={dtype: reach for dtype, (_, reach) in products.items()},
+        memory=memory,
+        notes=(f"measured on {kind}, torch {torch.__version__}",),
+    )
+    rate = meter.host_bytes_per_sec()
+    return replace(made, host_bytes_per_sec=rate) if rate else made
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _distinct(programs: Iterable[Compiled]) -> Distinct:
@@ -123,7 +135,7 @@ def _secs_of_ops(
     ops = {key: _Op(part, constants) for key, (part, constants) in distinct.items()}
     samples: dict[str, list[tuple[float, float]]] = {key: [] for key in ops}
     with tqdm(desc="measure ops", delay=2, leave=False, disable=None) as bar:
-        for i in _while(secs * len(ops)):
+        for i in samples_in(secs * len(ops)):
             for key, op in ops.items():
                 taken = op.sample(clock)
                 # One-time work, such as choosing a kernel, happens in the first calls.
@@ -179,14 +191,14 @@ def _tensor(view: VTensor, constants: Mapping[str, Any]) -> Tensor:
 # --- overheads ----------------------------------------------------------------------------------
 
 
-def _engine_secs(secs: float) -> float:
+def _engine_secs(meter: Meter) -> float:
     """Seconds of a backward that computes nothing."""
     leaf = torch.zeros(1, requires_grad=True)
     out, grad = leaf.view(1), torch.ones(1)
-    return _timed(lambda: torch.autograd.grad(out, leaf, grad, retain_graph=True), secs)
+    return meter.timed(lambda: torch.autograd.grad(out, leaf, grad, retain_graph=True))
 
 
-def _segment_secs(secs: float) -> float:
+def _segment_secs(meter: Meter) -> float:
     """Seconds of a call of an empty segment: half of its forward and backward."""
     value, grad = torch.zeros(1), torch.ones(1)
 
@@ -196,69 +208,4 @@ def _segment_secs(secs: float) -> float:
         out.detach()
         torch.autograd.backward([out], [grad])
 
-    return _timed(both, secs) / 2
-
-
-def _launch_secs(secs: float) -> float:
-    """Seconds of an op that computes next to nothing."""
-    one = torch.zeros(1)
-    return _timed(lambda: one + one, secs)
-
-
-def _streams(launch_secs: float, secs: float) -> list[tuple[float, float]]:
-    """Bytes that copies of several sizes read and write, and how many they move in a second."""
-    found = []
-    for num_bytes in STREAM_BYTES:
-        src, dst = torch.zeros(2, num_bytes // 4)
-        taken = _timed(partial(dst.copy_, src), secs)
-        found.append((2.0 * num_bytes, 2 * num_bytes / _beyond(taken, launch_secs)))
-    return found
-
-
-def _products(dtype: str, launch_secs: float, secs: float) -> list[tuple[float, float]]:
-    """Operations of products of several sizes, and how many they do in a second.
-
-    A larger product is taken to be at least as fast as a smaller one: planners' bounds rely on
-    this, and effects of caches and other processes on one size are noise here.
-    """
-    found = []
-    for rows in PRODUCT_ROWS:
-        square = torch.ones(rows, rows, dtype=getattr(torch, dtype))
-        taken = _timed(partial(torch.mm, square, square), secs)
-        found.append((2.0 * rows**3, 2 * rows**3 / _beyond(taken, launch_secs)))
-    amounts, speeds = zip(*found, strict=True)
-    return list(zip(amounts, accumulate(speeds, max), strict=True))
-
-
-def _beyond(taken: float, launch_secs: float) -> float:
-    """The part of a time that a profile does not count as a launch; at least half of it."""
-    return max(taken - launch_secs, taken / 2)
-
-
-def _peak_and_reach(speeds: list[tuple[float, float]]) -> tuple[float, Reach]:
-    """The greatest speed, and the share of it that each amount reaches."""
-    peak = max(speed for _, speed in speeds)
-    return peak, Reach.lawful((amount, speed / peak) for amount, speed in speeds)
-
-
-# --- clocks -------------------------------------------------------------------------------------
-
-
-def _timed(work: Callable[[], object], secs: float) -> float:
-    """Median processor time of one call on this thread, in seconds."""
-    work()
-    times = []
-    for _ in _while(secs):
-        start = thread_time()
-        work()
-        times.append(thread_time() - start)
-    return median(times)
-
-
-def _while(secs: float) -> Iterable[int]:
-    """Count samples until enough time has passed, at least ``MIN_SAMPLES``."""
-    end = perf_counter() + secs
-    for i in range(MAX_SAMPLES):
-        if i >= MIN_SAMPLES and perf_counter() > end:
-            return
-        yield i
+    return meter.timed(both) / 2
