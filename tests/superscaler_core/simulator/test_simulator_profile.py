@@ -22,7 +22,8 @@ from superscaler_core.cost import (
     signature,
 )
 from superscaler_core.simulator import PROFILES
-from superscaler_core.simulator.measured import PRODUCT_ROWS, STREAM_BYTES, measured
+from superscaler_core.simulator.measured import measured
+from superscaler_core.simulator.meter import SIZES
 from tests.superscaler_core.cases import Case
 from tests.superscaler_core.simulated_chains import chain
 from tests.superscaler_core.small import branched, on_one, two_linears
@@ -278,9 +279,9 @@ def test_a_measured_profile_has_speeds_for_other_ops(tmp_path: Path) -> None:
     profile = measured([ss.compile(on_one(ss.Plan(two_linears(), [0])))], op_secs=0.001)
     assert list(profile.products) == list(profile.flops_per_sec) == ["float64"]
     assert [amount for amount, _ in profile.products["float64"].points] == [
-        2 * rows**3 for rows in PRODUCT_ROWS
+        2 * rows**3 for rows in SIZES["cpu"].product_rows
     ]
-    assert len(profile.memory.points) == len(STREAM_BYTES)
+    assert len(profile.memory.points) == len(SIZES["cpu"].stream_bytes)
     assert max(share for _, share in profile.memory.points) == 1
     assert profile.launch_secs > 0
     profile.save(tmp_path / "profile.json")
