@@ -303,7 +303,8 @@ class WorkClock(FlopCounterMode):
 @pytest.fixture
 def work_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkClock]:
     with WorkClock() as clock:
-        monkeypatch.setattr("superscaler_core.simulator.measured.thread_time", clock)
+        for module in ("measured", "meter"):
+            monkeypatch.setattr(f"superscaler_core.simulator.{module}.thread_time", clock)
         yield clock
 
 
