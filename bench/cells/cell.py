@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.cells.cluster import PAPER, Cluster
@@ -37,6 +37,7 @@ class Cell:
             the graph is one that ``Resizing`` made.
         pulled: planners whose rows have the times of point-to-point communication (``PULLS``).
         overlaps: whether planners of the table get each candidate with overlap too.
+        clusters: the hosts and links of planners that have others, by name.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Cell:
     has_check: bool = True
     pulled: tuple[str, ...] = ()
     overlaps: bool = True
+    clusters: Mapping[str, Cluster] = field(default_factory=dict)
 
     def planner(self, name: str, budget_secs: float) -> SearchPlanner:
         """A planner by its name.
@@ -67,18 +69,18 @@ class Cell:
         planner = PLANNERS[name]
         return hurried(with_overlap(planner) if self.overlaps else planner, budget_secs)
 
-    def request(self) -> Request:
-        """The request that every planner gets."""
-        workload = self.workload
+    def request(self, planner: str = "") -> Request:
+        """The request of a planner; all get the same, but for ``clusters``."""
+        workload, cluster = self.workload, self.clusters.get(planner, self.cluster)
         graphs = workload.graphs
         return Request(
             graphs,
             workload.samples,
             workload.batch,
             tuple(range(self.num_gpus)),
-            self.cluster.topology(self.num_gpus),
-            self.cluster.profile,
-            self.cluster.limit_bytes,
+            cluster.topology(self.num_gpus),
+            cluster.profile,
+            cluster.limit_bytes,
             optimizer=workload.optimizer,
             precision=Precision(workload.master_dtype),
             recycle=workload.recycle,
@@ -99,7 +101,7 @@ class Cell:
         """
         head = {"cell": self.name, "gpus": self.num_gpus, "planner": planner}
         self.workload.capture()
-        request = self.request()
+        request = self.request(planner)
         try:
             found = search_request(
                 request,

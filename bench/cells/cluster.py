@@ -56,7 +56,10 @@ PAPER = Cluster(PROFILES["v100"], rv.Link(5e-6, 120e9), rv.Link(15e-6, 11e9))
 """
 
 EAGER = replace(PAPER, profile=PROFILES["v100-eager"])
-"""The same, with hosts that launch kernel by kernel from Python, as all systems did in 2022."""
+"""The same, with hosts that launch kernel by kernel from Python, as PyTorch did in 2022.
+
+Their rate is that of Megatron-LM on A100s (docs/truth.md); nobody measured it on these hosts.
+"""
 
 ASSUMPTIONS = (
     "GPUs: V100 with 32 GB, 8 a host, NVLink inside, one 100 Gbit/s InfiniBand NIC a host, as in "
@@ -65,7 +68,7 @@ ASSUMPTIONS = (
     "and communicators (docs/costs.md).",
     *(f"{line[:1].upper()}{line[1:]}." for line in PAPER.profile.assumptions),
     *(
-        f"In the column then, {line}."
+        f"In the column then, but for Alpa's, which compiles its stages, {line}."
         for line in EAGER.profile.assumptions
         if line.startswith("hosts")
     ),

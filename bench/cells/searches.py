@@ -23,6 +23,7 @@ from bench.cells.store import (
     restore,
     rows_of,
 )
+from bench.command_line import above_zero
 from bench.result import environment, write
 
 PRICE = ("secs", "peak_bytes")
@@ -54,7 +55,7 @@ def parse(
     )  # fmt: skip
     if budget_secs:
         add(
-            "--budget", type=float, default=budget_secs, metavar="SECS",
+            "--budget", type=above_zero, default=budget_secs, metavar="SECS",
             help="of a search (default: %(default)s)",
         )  # fmt: skip
     add(

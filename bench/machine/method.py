@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from superscaler_core import Trainer
 from superscaler_core.compiled import Compiled
@@ -45,25 +46,23 @@ class Method:
         cls,
         step: Callable[..., Tensor | None],
         parameters: Iterable[nn.Parameter],
-        *,
-        fused: bool = False,
     ) -> Method:
-        """A method with SGD with momentum.
+        """A method with SGD with momentum, in one kernel where torch has one: not for DTensors.
 
         Args:
             step: the step of this rank.
             parameters: parameters of this rank. There may be none, for example where whole ops are
                 placed on devices.
-            fused: whether one kernel updates all parameters; torch has none for DTensors.
         """
         stored = list(parameters) or [torch.zeros(0, requires_grad=True)]
+        fused = not any(isinstance(parameter, DTensor) for parameter in stored)
         sgd = torch.optim.SGD(stored, lr=LEARNING_RATE, momentum=MOMENTUM, fused=fused)
         return cls(step, sgd)
 
     @classmethod
     def of_trainer(cls, trainer: Trainer) -> Method:
         """The method of this rank's part of one of our programs."""
-        return cls.of(trainer.step, trainer.parameters(), fused=True)
+        return cls.of(trainer.step, trainer.parameters())
 
     def train(self, batch: Sequence[Tensor]) -> tuple[Tensor | None, float, float]:
         """Run a step; return the loss (None if on another rank), and seconds of step and update."""

@@ -107,16 +107,17 @@ def _training(rows: Sequence[Mapping[str, Any]]) -> str:
 
 SECTIONS: Mapping[str, tuple[str, Section]] = {
     "cluster-2x4-200mbit": (
-        "run --cluster 2x4 --rate 200mbit --sizes '16 MiB' --methods ours,dist,dtensor,torch",
+        "run --cluster 2x4 --rate 200mbit --sizes '16 MiB' --methods ours,peer,dist,dtensor,torch",
         emulated,
     ),
     "cluster-2x4-1gbit": (
         "run --cluster 2x4 --rate 1gbit --only in-group --sizes '16 MiB,64 MiB' "
-        "--methods ours,dist,dtensor,torch",
+        "--methods ours,peer,dist,dtensor,torch",
         emulated,
     ),
     "cluster-2x8-40mbit": (
-        "run --cluster 2x8 --rate 40mbit --sizes '1 MiB' --methods ours,p2p,dtensor",
+        "run --cluster 2x8 --rate 40mbit --sizes '1 MiB' --relations n->n --categories 'V->R' "
+        "--secs 8 --repetitions 3",
         printed(report.table),
     ),
     "planning": ("planning --pairs 20", printed(_planning)),
@@ -124,7 +125,7 @@ SECTIONS: Mapping[str, tuple[str, Section]] = {
     "copy-gpu": ("copy --only gpu --mib 256", printed(copy.table)),
     "overhead": ("overhead", _by_row(overhead.table)),
     "one_device": ("one_device --steps 50", _by_row(one_device.table)),
-    "weights": ("weights", printed(weights.table)),
+    "weights": ("weights --repetitions 15", printed(weights.table)),
     "weights-2x4-200mbit": (
         "weights --cluster 2x4 --rate 200mbit --methods many,each --repetitions 3",
         printed(weights.table),

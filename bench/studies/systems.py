@@ -1,8 +1,9 @@
 """Systems that the studies compare; each is a planner over a few of the settings of ``auto``.
 
-Every system may use all grids of its kinds of parallelism, and all microbatch sizes. There are two
-columns: systems of *then* have the features that their code had in 2022, each with its source, and
-systems of *today* have all features and overlap. The paper's own plans are as its code has them.
+Every system may use all grids of its kinds of parallelism, and microbatches of all powers of two,
+which are all sizes that divide the batch among replicas. There are two columns: systems of *then*
+have the features that their code had in 2022, each with its source, and systems of *today* have all
+features and overlap. The paper's own plans are as its code has them.
 """
 
 from __future__ import annotations
@@ -16,15 +17,13 @@ from superscaler_core.evaluation import Request
 from superscaler_core.plan import Keep
 from superscaler_core.planners import SettingSpace, powers
 from superscaler_core.planners.auto import Proposals, Setting, Settings, options_of
+from superscaler_core.planners.auto.setting import MAX_SAMPLES
 
 Layouts = Callable[[int], Iterable[Setting]]
 """From the number of GPUs to settings with microbatches of one sample per replica."""
 
 Changes = tuple[Mapping[str, Any], ...]
 """Changes of a setting: new values of its attributes."""
-
-MAX_SAMPLES = 16
-"""Largest number of samples per microbatch and replica."""
 
 WHOLE_BLOCKS: Changes = ({}, {"keep": Keep.BLOCK_INPUTS})
 """Blocks keep everything for the backward, or only their input."""
@@ -42,6 +41,12 @@ OVERLAP: Changes = (
 """Overlap of today: prefetch of weights, gradient reductions during the backward, early moves."""
 
 INTERLEAVED: Changes = ({"chunks": 2}, {"chunks": 4})
+
+SCHEDULES: Changes = (
+    *INTERLEAVED,
+    *({"schedule": name, "chunks": 1} for name in ("zero-bubble", "zero-bubble-v", "dualpipe-v")),
+)
+"""Schedules of today besides 1F1B, as torch.distributed.pipelining has them."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +130,17 @@ def _grid(num: int, tp: int, pp: int, given: Mapping[str, Any]) -> Setting:
     return replace(Setting(dp=num // (tp * pp), tp=tp, pp=pp), **chosen)
 
 
-def zero3(most_stages: int = 1, **given: Any) -> Layouts:
+def zero3(has_stages: bool = False, **given: Any) -> Layouts:
     """ZeRO-3 over replicas that may be tensor parallel, with and without offload to the host.
 
     Args:
-        most_stages: largest number of pipeline stages.
+        has_stages: whether the replicas may be pipelines.
         given: further options of all settings.
     """
 
     def layouts(num: int) -> Iterator[Setting]:
         for tp in powers(num // 2):
-            for pp in powers(min(most_stages, num // (2 * tp))):
+            for pp in powers(num // (2 * tp)) if has_stages else (1,):
                 for offload in (False, True):
                     yield _grid(num, tp, pp, {"zero": 3, "offload": offload, **given})
 
@@ -171,31 +176,37 @@ is about the speed of its prefetching. ZeRO-3 and pipelines exclude each other t
 # --- baselines of today -------------------------------------------------------------------------
 
 MEGATRON = System(
-    "Megatron", grids(zero=1, vocabulary=True, sequence=True), KEEPS, (*INTERLEAVED, *OVERLAP)
+    "Megatron", grids(zero=1, vocabulary=True, sequence=True), KEEPS, (*SCHEDULES, *OVERLAP)
 )
-"""1F1B and interleaved 1F1B, sequence parallelism, sharded optimizer states, and overlap."""
+"""Pipelines of all schedules, sequence parallelism, sharded optimizer states, and overlap."""
 
 DEEPSPEED = System("ZeRO-3", zero3(vocabulary=True), KEEPS, OVERLAP)
 """ZeRO-3 with prefetch, with and without offload of weights and optimizer states to the host."""
 
 FSDP = System(
     "FSDP+TP+PP",
-    zero3(most_stages=8, vocabulary=True, sequence=True),
+    zero3(has_stages=True, vocabulary=True, sequence=True),
     KEEPS,
-    (*INTERLEAVED, *OVERLAP),
+    (*SCHEDULES, *OVERLAP),
 )
 """Sharded weights under tensor parallelism in the stages of a pipeline, as in torchtitan."""
 
 DEEPSPEED_MOE = System(
-    "DeepSpeed-MoE", grids(zero=1, experts=True, vocabulary=True), KEEPS, (*INTERLEAVED, *OVERLAP)
+    "DeepSpeed-MoE",
+    grids(zero=1, experts=True, vocabulary=True, sequence=True),
+    KEEPS,
+    (*SCHEDULES, *OVERLAP),
 )
-"""Experts are dealt out to the replicas, whose samples go to them and back by all-to-alls."""
+"""Experts are dealt out to the replicas, whose samples go to them and back by all-to-alls.
+
+Grids whose replicas do not divide the experts are Megatron's, which is a baseline too.
+"""
 
 DAP = System("DAP+DP", lambda num: axial(num, (1,), zero=1), WHOLE_BLOCKS, OVERLAP)
 """Dynamic axial parallelism and data parallelism.
 
-It is a baseline of both columns: FastFold overlapped its communication in March 2022 (arXiv
-2203.00854, "Duality Async Operation").
+It is a baseline of both columns, also with ZeRO-3: FastFold overlapped its communication in March
+2022 (arXiv 2203.00854, "Duality Async Operation").
 """
 
 DAP_ZERO3 = System("DAP ZeRO-3", lambda num: axial(num, (1,), zero=3), WHOLE_BLOCKS, OVERLAP)

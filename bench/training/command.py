@@ -6,8 +6,10 @@ import json
 import os
 import sys
 import tempfile
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from math import prod
 from pathlib import Path
 from statistics import median
 from textwrap import fill
@@ -17,23 +19,26 @@ from tqdm import tqdm
 
 from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
 from bench.cluster.local import run_here
-from bench.command_line import parser_for
+from bench.command_line import above_zero, at_least_one, parser_for
 from bench.result import environment, write
 from bench.tables import grid
 from bench.training.competitors import PAIRS
+from bench.training.ours import FORMS, MESSAGES
+from bench.training.torchs import WAYS
 
 DESCRIPTION = """\
 Train small models (float32, SGD with momentum) on gloo processes of this machine, by our plans and
 by torch's own ways: the same weights and data, in one process group, step by step in turn. The
-losses of the first 6 steps have to agree to 1e-5. Every plan and way is tuned first: all of its
-options race, for as many steps each, and the fastest trains.
+losses of the first 6 steps have to agree to 1e-5. Every plan and way is tuned first: its options
+(bench/training/ours.py and torchs.py) race, the slower half leaves after each heat, and the fastest
+trains.
   auto           the plan that a search finds on the profile of this machine that the same processes
                  measure just before, and a race of the fastest (bench/machine/machine.py)
   data_parallel  gradients reduced behind the backward, or during it in buckets   | ddp
   zero3          sharded weights, gathered again for the backward or not          | fsdp2
-  pipelined      stages, microbatches, 1F1B or GPipe; rows or features inside     | pipeline
+  pipelined      stages, microbatches, schedule; rows or features inside          | pipeline
   megatron       blocks cut over some ranks or all                                | tensor
-  one            the whole batch in one process, while the others wait
+  one            the whole batch in one process, of one or more threads; the others wait
 The plans of ours on the left cut a model as the ways of torch on the right do. NAME messages is the
 same with messages of gloo in place of memory that the ranks of a host share. waiting_gpt mostly
 waits where a device would compute, so it needs no core: for emulated hosts.
@@ -66,32 +71,71 @@ TIMEOUT_SECS = 1200.0
 def parse_args(words: list[str]) -> Namespace:
     """Parse the command line."""
     parser = parser_for("training", DESCRIPTION, EPILOG)
-    for name, chosen, text in (
-        ("workloads", ",".join(WORKLOADS[:-1]), "models"),
-        ("ranks", str(os.cpu_count() or 1), "numbers of processes; as many as cores"),
-        ("plans", ",".join(PLANS), "ours"),
-        ("against", ",".join(AGAINST), "torch's"),
+    plans = [*FORMS, *(f"{name}{MESSAGES}" for name in FORMS)]
+    for name, known, chosen, text in (
+        ("workloads", WORKLOADS, WORKLOADS[:-1], "models"),
+        ("plans", plans, PLANS, "ours"),
+        ("against", WAYS, AGAINST, "torch's"),
     ):
-        parser.add_argument(f"--{name}", default=chosen, help=f"{text} (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=15, help="timed (default %(default)s)")
-    parser.add_argument("--budget", type=float, default=15, help="of a search (default 15 s)")
+        parser.add_argument(
+            f"--{name}", type=partial(_names, known), default=[*chosen], metavar="NAME,NAME",
+            help=f"{text} (default: {','.join(chosen)})",
+        )  # fmt: skip
+    parser.add_argument(
+        "--ranks", type=_counts, default=[max(2, os.cpu_count() or 1)], metavar="N,N",
+        help="numbers of processes, 2 or more (default: as many as cores)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=at_least_one, default=15, help="timed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--budget", type=above_zero, default=15.0, help="of a search (default: %(default)s s)"
+    )
     parser.add_argument("--tiny", action="store_true", help="the smallest models, to try it out")
     parser.add_argument(
-        "--cluster",
-        metavar="HxR",
+        "--cluster", type=_cluster, metavar="HxR",
         help="emulate H hosts of R ranks each, in place of --ranks (root)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rates", type=_rates, default=["200mbit"], help="of a host's link (default: 200mbit)"
     )
-    parser.add_argument("--rates", default="200mbit", help="of a host's link (default %(default)s)")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("bench/results/scratch/training.json"),
         help="result file (default: %(default)s)",
     )
-    args = parser.parse_args(words)
-    if not set(args.workloads.split(",")) <= set(WORKLOADS):
-        parser.error(f"the workloads are {', '.join(WORKLOADS)}")
-    return args
+    return parser.parse_args(words)
+
+
+def _names(known: Collection[str], text: str) -> list[str]:
+    found = text.split(",")
+    if not set(found) <= set(known):
+        raise ArgumentTypeError(f"expected some of {', '.join(known)}, got {text!r}")
+    return found
+
+
+def _counts(text: str) -> list[int]:
+    found = [at_least_one(word) for word in text.split(",")]
+    if min(found) < 2:
+        raise ArgumentTypeError(f"expected 2 ranks or more, got {text!r}")
+    return found
+
+
+def _cluster(text: str) -> str:
+    counts = [at_least_one(word) for word in text.split("x")]
+    if len(counts) != 2 or prod(counts) < 2:
+        raise ArgumentTypeError(f"expected hosts x ranks such as 2x2, got {text!r}")
+    return text
+
+
+def _rates(text: str) -> list[str]:
+    for rate in text.split(","):
+        try:
+            parse_rate(rate)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+    return text.split(",")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,20 +143,20 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
     result = environment("training", words)
-    rates = args.rates.split(",") if args.cluster else []
-    worlds = [f"{args.cluster} at {rate}" for rate in rates] or args.ranks.split(",")
+    rates = args.rates if args.cluster else []
+    worlds = [f"{args.cluster} at {rate}" for rate in rates] or [*map(str, args.ranks)]
     cells = [
         {
             "workload": workload,
             "world": world,
             "tiny": args.tiny,
-            "plans": args.plans.split(","),
-            "against": args.against.split(","),
+            "plans": args.plans,
+            "against": args.against,
             "steps": args.steps,
             "budget_secs": args.budget,
         }
         for world in worlds
-        for workload in args.workloads.split(",")
+        for workload in args.workloads
     ]
     rows = []
     try:
@@ -181,8 +225,13 @@ def ratio(row: Row, name: str) -> float | None:
 
 def same_plan_ratios(row: Row) -> dict[str, float]:
     """By our plan: the step of torch's way that cuts the model equally over ours."""
-    pairs = {name: (secs_of(row, name), secs_of(row, way)) for name, way in PAIRS.items()}
-    return {name: torchs / ours for name, (ours, torchs) in pairs.items() if ours and torchs}
+    found = {}
+    for name, way in PAIRS.items():
+        ours = [secs_of(row, each) for each in (name, f"{name}{MESSAGES}")]
+        mine, torchs = min((secs for secs in ours if secs), default=None), secs_of(row, way)
+        if mine and torchs:
+            found[name] = torchs / mine
+    return found
 
 
 def table(row: Row) -> str:
@@ -193,9 +242,9 @@ def table(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """A line per cell: the time of the fastest way of torch over that of each plan of ours."""
-    names = rows[0]["plans"]
-    lines = [("fastest of torch / ours", "ranks", *names)]
+    """A line per cell: the fastest way of torch on all ranks, over one process and each of ours."""
+    names = [ONE, *rows[0]["plans"]]
+    lines = [("fastest of torch on all ranks /", "ranks", *names)]
     for row in rows:
         lines.append((row["workload"], row["world"], *(_text(ratio(row, name)) for name in names)))
     return grid(lines)

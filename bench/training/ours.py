@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -101,13 +102,13 @@ class Ours:
 
     def share(self, form: Form, executor: str) -> Method:
         """The training method of this rank's part of a prepared program."""
-        os.environ["RVDCOMM_EXECUTOR"] = executor
-        trainer = ss.load(self.folder / str(form))
-        trainer.load_state_dict(self.model.state_dict())
+        with _executor(executor):
+            trainer = ss.load(self.folder / str(form))
+            trainer.load_state_dict(self.model.state_dict())
 
         def step(*batch: Tensor) -> Tensor:
-            os.environ["RVDCOMM_EXECUTOR"] = executor
-            return trainer.step(*batch)
+            with _executor(executor):
+                return trainer.step(*batch)
 
         return Method.of(step, trainer.parameters())
 
@@ -136,6 +137,22 @@ class Ours:
         return best.compiled(request)
 
 
+@contextmanager
+def _executor(name: str) -> Iterator[None]:
+    """Communicate by this executor, and then as before."""
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
+
+
+_VARIABLE = "RVDCOMM_EXECUTOR"
+
 # --- shipped plans, with the options that torch's ways have ---------------------------------------
 
 
@@ -148,20 +165,24 @@ def _reduced(*plans: str) -> Iterator[Form]:
 
 
 def _pipelined(num: int, workload: Workload) -> Iterator[Form]:
-    schedules = {"1F1B": "1f1b", "GPipe": "gpipe"}
+    schedules = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved"}
     for way in torchs.pipelines(num, workload):
         options = {
-            "tp": num // way.stages if way.cuts else 1, "pp": way.stages,
+            "tp": num // way.stages if way.cuts else 1, "pp": way.stages, "chunks": way.chunks,
             "microbatches": way.microbatches, "schedule": schedules[way.schedule],
         }  # fmt: skip
         yield Form("hybrid", tuple(options.items()), microbatches=way.microbatches)
 
 
 def _cut(num: int, workload: Workload) -> Iterator[Form]:
-    for way in torchs.cuts(num, workload):
-        options = (("tp", way.inner), ("pp", 1), ("microbatches", 1))
+    for inner in dict.fromkeys(way.inner for way in torchs.cuts(num, workload)):
+        options = (("tp", inner), ("pp", 1), ("microbatches", 1))
         yield Form("hybrid", options)
         yield Form("hybrid", options, Overlap(moves=True))
+        if inner < num:
+            for mib in torchs.BUCKETS_MIB:
+                overlap = Overlap(moves=True, reductions=True, bucket_bytes=mib << 20)
+                yield Form("hybrid", options, overlap)
 
 
 FORMS: Mapping[str, Callable[[int, Workload], Iterator[Form]]] = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.machine.method import Method
@@ -43,12 +49,23 @@ def _of_rows(module: Any, index: int, num: int) -> Method:
 
 @dataclass(frozen=True)
 class One:
-    """One process that trains the whole batch, while the others wait."""
+    """One process that trains the whole batch with these threads, while the others wait."""
+
+    threads: int
 
     def __call__(self, _: Workload, model: nn.Module) -> Method:
         if dist.get_rank() > 0:
             return Method.of(lambda *batch: None, ())
-        return _of_rows(deepcopy(model), 0, 1)
+        alone = _of_rows(deepcopy(model), 0, 1)
+
+        def step(*batch: Tensor) -> Tensor | None:
+            torch.set_num_threads(self.threads)
+            try:
+                return alone.step(*batch)
+            finally:
+                torch.set_num_threads(1)
+
+        return replace(alone, step=step)
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,7 @@ class Cut:
     """Blocks cut by DTensor over ``inner`` ranks; the other ranks are replicas under DDP."""
 
     inner: int
+    bucket_mib: int = 25
 
     def __call__(self, workload: Workload, model: nn.Module) -> Method:
         num = dist.get_world_size() // self.inner
@@ -104,11 +122,18 @@ class Cut:
             workload.cut(block, mesh["inner"])
         if num == 1:
             return _of_rows(module, 0, 1)
-        replicated = DistributedDataParallel(module, device_mesh=mesh["outer"])
+        replicated = DistributedDataParallel(
+            module, device_mesh=mesh["outer"], bucket_cap_mb=self.bucket_mib
+        )
         return _of_rows(replicated, mesh.get_local_rank("outer"), num)
 
 
-SCHEDULES: Mapping[str, Any] = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
+SCHEDULES: Mapping[str, tuple[Any, int]] = {
+    "1F1B": (Schedule1F1B, 1),
+    "GPipe": (ScheduleGPipe, 1),
+    "Interleaved1F1B": (ScheduleInterleaved1F1B, 2),
+}
+"""Schedules, and the chunks of the model on each rank."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +141,7 @@ class Pipelined:
     """torch.distributed.pipelining.
 
     Attributes:
-        stages: number of stages.
+        stages: groups of ranks, each with one stage or, if interleaved, some chunks.
         per_stage: microbatches of a step, as a multiple of the number of stages.
         schedule: a name of ``SCHEDULES``.
         cuts: whether the ranks of a stage cut its blocks by DTensor; if not, they share the rows of
@@ -133,6 +158,11 @@ class Pipelined:
         """Microbatches of a step."""
         return self.stages * self.per_stage
 
+    @property
+    def chunks(self) -> int:
+        """Chunks of the model on each rank."""
+        return SCHEDULES[self.schedule][1]
+
     def __call__(self, workload: Workload, model: nn.Module) -> Method:
         pp, inner = self.stages, dist.get_world_size() // self.stages
         mesh, copied = _mesh(pp, inner), deepcopy(model)
@@ -141,16 +171,26 @@ class Pipelined:
             assert workload.cut is not None
             for block in workload.blocks_of(copied):
                 workload.cut(block, mesh["inner"])
-        stage: nn.Module = Stage(workload, copied, index, pp)
-        shares_rows = inner > 1 and not self.cuts
+        num_stages, shares_rows = pp * self.chunks, inner > 1 and not self.cuts
+        numbers = range(index, num_stages, pp)
+        modules: list[nn.Module] = [Stage(workload, copied, i, num_stages) for i in numbers]
         if shares_rows:
             # Else DDP counts the gradients of every microbatch when it orders its buckets, and
             # ends with an assertion of its own.
-            stage = DistributedDataParallel(
-                stage, process_group=mesh.get_group("inner"), find_unused_parameters=True
-            )
-        piped = PipelineStage(stage, index, pp, torch.device("cpu"), group=mesh.get_group("outer"))
-        schedule = SCHEDULES[self.schedule](piped, self.microbatches, loss_fn=workload.loss)
+            group = mesh.get_group("inner")
+            modules = [
+                DistributedDataParallel(each, process_group=group, find_unused_parameters=True)
+                for each in modules
+            ]
+        cpu, outer = torch.device("cpu"), mesh.get_group("outer")
+        stages = [
+            PipelineStage(module, i, num_stages, cpu, group=outer)
+            for module, i in zip(modules, numbers, strict=True)
+        ]
+        make, _ = SCHEDULES[self.schedule]
+        schedule = make(
+            stages if self.chunks > 1 else stages[0], self.microbatches, loss_fn=workload.loss
+        )
 
         def mine(x: Tensor) -> Tensor:
             return x.chunk(inner)[place] if shares_rows else x
@@ -162,7 +202,7 @@ class Pipelined:
             schedule.step(*given, target=target, losses=losses, return_outputs=False)
             return torch.stack(losses).mean().detach() if losses else None
 
-        return Method.of(step, stage.parameters())
+        return Method.of(step, [p for module in modules for p in module.parameters()])
 
 
 # --- the options of each way --------------------------------------------------------------------
@@ -177,30 +217,32 @@ def _degrees(num: int) -> list[int]:
 
 
 def _fsdp2s(num: int, _: Workload) -> Iterator[Share]:
-    for per_unit in (1, 0):
+    for per_unit in (1, 2, 0):
         for reshards in (True, False):
             yield from (Fsdp2(per_unit, reshards, shards) for shards in (0, *_degrees(num)[:-1]))
 
 
 def pipelines(num: int, workload: Workload) -> Iterator[Pipelined]:
-    """All pipelines over ``num`` ranks whose stages have a block, and whose ranks have a row."""
+    """All pipelines over ``num`` ranks whose chunks have a block, and whose ranks have a row."""
     num_blocks = workload.num_blocks
     for stages in (degree for degree in _degrees(num) if degree <= num_blocks):
         inner = num // stages
         for cuts in (False, True)[: 1 + (inner > 1 and workload.cut is not None)]:
             for per_stage in MICROBATCHES_PER_STAGE:
                 rows, rest = divmod(workload.batch, stages * per_stage * (1 if cuts else inner))
-                for schedule in SCHEDULES if rows and not rest else ():
-                    yield Pipelined(stages, per_stage, schedule, cuts)
+                for schedule, (_, chunks) in SCHEDULES.items() if rows and not rest else ():
+                    if stages * chunks <= num_blocks:
+                        yield Pipelined(stages, per_stage, schedule, cuts)
 
 
 def cuts(num: int, workload: Workload) -> Iterator[Cut]:
     """All degrees of tensor parallelism, if DTensor can cut the workload's blocks."""
-    yield from map(Cut, _degrees(num) if workload.cut else ())
+    for inner in _degrees(num) if workload.cut else ():
+        yield from (Cut(inner, mib) for mib in (BUCKETS_MIB if inner < num else BUCKETS_MIB[:1]))
 
 
 WAYS: Mapping[str, Callable[[int, Workload], Iterator[Share]]] = {
-    "one": lambda num, workload: iter([One()]),
+    "one": lambda num, workload: map(One, sorted({1, os.cpu_count() or 1})),
     "ddp": lambda num, workload: map(Ddp, BUCKETS_MIB),
     "fsdp2": _fsdp2s,
     "pipeline": pipelines,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.command_line import parser_for
+from bench.command_line import at_least_one, parser_for
 from bench.result import environment, scratch_path, write
 from bench.tables import grid
 from bench.truth import scaling, tables
@@ -41,7 +41,7 @@ examples:
   python -m bench.truth                          # all rows: 15 minutes on 2 cores
   python -m bench.truth --every 10               # a tenth of the rows
   python -m bench.truth --published              # and steps of Megatron-LM from a paper
-  python -m bench.truth --scaling                # and throughputs of Megatron-LM from another
+  python -m bench.truth --scaling                # only throughputs of Megatron-LM from another
   python -m bench.truth --readings --every 10    # other readings of the unknown settings
   python -m bench.truth --fit                    # fit the constants again
   python -m bench.truth --collectives            # NCCL's all-reduce from its measured tables
@@ -72,12 +72,15 @@ def main(words: Sequence[str]) -> int:
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = parser_for("truth", DESCRIPTION, EPILOG)
-    parser.add_argument("--every", type=int, default=1, help="of each so many rows the first")
+    parser.add_argument(
+        "--every", type=at_least_one, default=1, help="of each so many rows the first"
+    )
     parser.add_argument("--readings", action="store_true", help="with other readings, too")
     parser.add_argument("--published", action="store_true", help="with published steps, too")
-    parser.add_argument("--scaling", action="store_true", help="published throughputs, only")
-    parser.add_argument("--fit", action="store_true", help="fit the constants to their rows")
-    parser.add_argument("--collectives", action="store_true", help="fit NCCL's all-reduce")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--scaling", action="store_true", help="published throughputs, only")
+    only.add_argument("--fit", action="store_true", help="fit the constants to their rows, only")
+    only.add_argument("--collectives", action="store_true", help="fit NCCL's all-reduce, only")
     parser.add_argument("--out", type=Path, help="file of the result")
     return parser.parse_args(words)
 

@@ -74,6 +74,8 @@ def predictions(constants: Constants) -> Iterator[dict[str, Any]]:
         for micro, chunks in product(MICROS, CHUNKS):
             if (chunks == 1 or row.pp > 1) and (secs := _secs(row, micro, chunks, constants)):
                 found[micro, chunks] = secs
+        if not found:
+            raise ValueError(f"{name}: no microbatch of {MICROS} fits {row.gpus} GPUs.")
         (micro, chunks), secs = min(found.items(), key=lambda each: each[1])
         yield {
             "model": name,

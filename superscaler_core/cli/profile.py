@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from math import inf
 from pathlib import Path
 
 import torch
@@ -17,6 +18,9 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 def _profile(args: argparse.Namespace) -> int:
     device = _device(args.device)
+    # Before minutes of measuring, and not after them.
+    if args.out.is_dir() or not args.out.parent.is_dir():
+        raise UsageError(f"{args.out}: expected a file in a folder that exists.")
     with phase(f"measure {device}"):
         meter = Meter(device, args.secs)
         found = measured_speeds(meter, args.dtypes, name=args.name)
@@ -32,19 +36,29 @@ def _device(text: str) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     num_gpus = torch.cuda.device_count()
-    if device.type not in SIZES or (device.type == "cuda" and (device.index or 0) >= num_gpus):
+    if device.type not in SIZES or (device.index or 0) >= {"cpu": 1, "cuda": num_gpus}[device.type]:
         here = ["cpu", *(f"cuda:{i}" for i in range(num_gpus))]
-        raise UsageError(f"--device {text}: the devices here are {', '.join(here)}.")
+        raise UsageError(f"--device {text!r}: the devices here are {', '.join(here)}.")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
-    found = tuple(text.split(","))
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     if not set(found) <= set(DTYPES):
         raise argparse.ArgumentTypeError(f"expected some of {','.join(DTYPES)}, got {text!r}")
     return found
+
+
+def _secs(text: str) -> float:
+    try:
+        secs = float(text)
+    except ValueError:
+        secs = 0.0
+    if not 0 < secs < inf:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    return secs
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +71,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtypes", type=_dtypes, default=DTYPES, help=f"of products (default: {','.join(DTYPES)})"
     )
     parser.add_argument(
-        "--secs", type=float, default=0.2, help="that each call is measured (default: %(default)s)"
+        "--secs", type=_secs, default=0.2, help="that each call is measured (default: %(default)s)"
     )
     parser.add_argument(
         "--name", default="this machine", help="of the profile (default: %(default)s)"
@@ -72,7 +86,7 @@ COMMAND = Command(
 
 It measures how fast products, copies and launches of a device are, and on a GPU how fast this host
 issues kernels from Python. Attention is priced as products; overheads of programs are not measured.
-The exit status is 2 if there is no such device.
+The exit status is 2 if there is no such device, or the file cannot be written.
 """,
     _add_arguments,
     _profile,

@@ -20,12 +20,13 @@ from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, VTensor
 from superscaler_core.run.evaluate import code_names
-from superscaler_core.simulator.meter import Meter, samples_in
+from superscaler_core.simulator.meter import Meter, one_thread, samples_in
 
 Distinct = dict[str, tuple[Part, Mapping[str, Any]]]
 """One part for every signature, with the constants of its graph."""
 
 
+@one_thread()
 def measured(
     programs: Iterable[Compiled],
     *,
@@ -72,11 +73,11 @@ def measured(
         memory_bytes=memory_bytes or speeds.memory_bytes,
         segment_secs=_segment_secs(meter),
         move_secs=move_secs,
-        num_cores=len(os.sched_getaffinity(0)),
         op_secs=table,
     )
 
 
+@one_thread()
 def measured_speeds(meter: Meter, dtypes: Collection[str], *, name: str) -> DeviceProfile:
     """Measure how fast products, copies and launches of a device are.
 
@@ -89,8 +90,9 @@ def measured_speeds(meter: Meter, dtypes: Collection[str], *, name: str) -> Devi
     """
     products = {dtype: meter.products(dtype) for dtype in dtypes}
     bytes_per_sec, memory = meter.streams()
-    kind, memory_bytes = platform.machine(), _host_bytes()
+    kind, memory_bytes, num_cores = platform.machine(), _host_bytes(), num_cores_here()
     if meter.is_async:
+        num_cores = 0
         kind = torch.cuda.get_device_name(meter.device)
         memory_bytes = torch.cuda.get_device_properties(meter.device).total_memory
     made = DeviceProfile(
@@ -102,10 +104,19 @@ def measured_speeds(meter: Meter, dtypes: Collection[str], *, name: str) -> Devi
         issue_secs=meter.issue_secs(),
         products={dtype: reach for dtype, (_, reach) in products.items()},
         memory=memory,
-        notes=(f"measured on {kind}, torch {torch.__version__}",),
+        num_cores=num_cores,
+        notes=(
+            f"measured on {kind}, torch {torch.__version__}",
+            f"not measured: {'' if meter.is_async else 'copies to the host, '}the host's memory",
+        ),
     )
     rate = meter.host_bytes_per_sec()
     return replace(made, host_bytes_per_sec=rate) if rate else made
+
+
+def num_cores_here() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _host_bytes() -> int:

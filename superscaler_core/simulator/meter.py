@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -16,8 +17,8 @@ from superscaler_core.cost.reach import Reach
 MIN_SAMPLES, MAX_SAMPLES = 3, 200
 """Samples of a call; the median is used."""
 
-NUM_ISSUED = 100
-"""Launches that a host issues without waiting for its device."""
+NUM_ISSUED, NUM_REPEATED = 100, 10
+"""Launches that a host issues without waiting for its device, and calls in a graph."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,9 @@ def _when_done() -> float:
 class Meter:
     """Measures a device.
 
-    Times on a CPU are processor times of this thread, so other processes on its core do not matter;
-    on a GPU they are wall times until the kernels are done.
+    Times on a CPU are processor times of this thread, which computes alone (``one_thread``), so
+    other processes on its core do not matter. Those on a GPU are of calls in a graph, which no host
+    delays.
 
     Attributes:
         device: a CPU or a CUDA device; the current one of its type is measured.
@@ -72,9 +74,18 @@ class Meter:
         return self.device.type == "cuda"
 
     def timed(self, work: Callable[[], object]) -> float:
-        """The median time of one call, in seconds."""
-        clock = _when_done if self.is_async else thread_time
+        """The median time of one call on the device, in seconds."""
         work()
+        if not self.is_async:
+            return self._median(work, thread_time)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(NUM_REPEATED):
+                work()
+        return self._median(graph.replay, _when_done) / NUM_REPEATED
+
+    def _median(self, work: Callable[[], object], clock: Callable[[], float]) -> float:
         times = []
         for _ in samples_in(self.secs):
             start = clock()
@@ -85,19 +96,7 @@ class Meter:
     def launch_secs(self) -> float:
         """Seconds of an op that computes next to nothing, on the device alone."""
         one = torch.zeros(1, device=self.device)
-
-        def launches() -> None:
-            for _ in range(NUM_ISSUED):
-                torch.add(one, one, out=one)
-
-        if not self.is_async:
-            return self.timed(lambda: one + one)
-        # In a graph no host is in the way.
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            launches()
-        return self.timed(graph.replay) / NUM_ISSUED
+        return self.timed(lambda: one + one)
 
     def issue_secs(self) -> float:
         """Seconds that a host needs to issue a kernel from Python; 0 where it is the device."""
@@ -116,7 +115,7 @@ class Meter:
         """The memory's peak in bytes per second, and the share of it by bytes read and written."""
         launch_secs, found = self.launch_secs(), []
         for num_bytes in self.sizes.stream_bytes:
-            src, dst = torch.zeros(2, num_bytes // 4, device=self.device)
+            src, dst = torch.rand(2, num_bytes // 4, device=self.device)
             taken = self.timed(partial(dst.copy_, src))
             found.append((2.0 * num_bytes, 2 * num_bytes / _beyond(taken, launch_secs)))
         return _peak_and_reach(found)
@@ -129,7 +128,8 @@ class Meter:
         """
         launch_secs, found = self.launch_secs(), []
         for rows in self.sizes.product_rows:
-            square = torch.ones(rows, rows, dtype=getattr(torch, dtype), device=self.device)
+            # Not of equal values: a device that draws less power for them runs faster.
+            square = torch.rand(rows, rows, device=self.device).to(getattr(torch, dtype))
             taken = self.timed(partial(torch.mm, square, square))
             found.append((2.0 * rows**3, 2 * rows**3 / _beyond(taken, launch_secs)))
         amounts, speeds = zip(*found, strict=True)
@@ -143,6 +143,17 @@ class Meter:
         src = torch.zeros(num_bytes // 4, pin_memory=True)
         dst = torch.zeros(num_bytes // 4, device=self.device)
         return num_bytes / self.timed(lambda: dst.copy_(src, non_blocking=True))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread of this process, as a rank does; the number is restored."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def samples_in(secs: float) -> Iterable[int]:

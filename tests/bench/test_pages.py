@@ -222,7 +222,7 @@ SAID = {
         "| gpt-2.6b | 8 | ours | plan of ours | 8 | 2 s | 3 GiB | 1.50 x |",
     ],
     "measured: training": [
-        "gpt 4 2.00",
+        "gpt 4 0.50 2.00",
         "auto 250.0 250.0 250.0 2.00 4.00 200.0 0.00 - 8.0",
         "auto: some plan",
     ],
@@ -255,7 +255,7 @@ def test_part_of_a_page_is_that_of_its_result(page: str, part: str) -> None:
 
 
 FIGURE = re.compile(
-    r"(?<![A-Za-z\d.,])\d[\d,.]*( to \d[\d.]*)? ?(ms|us|µs|s|%|×|x|MiB|GB/s|TB/s)(?=[ ,.;:)]|$)"
+    r"(?<![A-Za-z\d.,])\d[\d,.]* ?(ms|us|µs|s|seconds|%|×|x|MiB|GB/s|TB/s)(?=[ ,.;:)*`]|$)"
 )
 """A number with a unit of what is measured; rates and sizes of a case are in other units."""
 

@@ -127,10 +127,10 @@ def test_our_plans_have_the_options_of_the_ways_of_torch_that_cut_equally(name: 
     assert [x["pp"] for x in forms] == [x.stages for x in pipelines]
     assert [x["microbatches"] for x in forms] == [x.microbatches for x in pipelines]
     assert [x["tp"] > 1 for x in forms] == [x.cuts for x in pipelines]
+    assert [x["chunks"] for x in forms] == [x.chunks for x in pipelines]
     cuts = [*torchs.cuts(4, workload)]
-    assert {dict(x.options)["tp"] for x in FORMS["megatron"](4, workload)} == {
-        x.inner for x in cuts
-    }
+    megatrons = FORMS["megatron"](4, workload)
+    assert {dict(x.options)["tp"] for x in megatrons} == {x.inner for x in cuts}
     assert bool(cuts) == (name == "gpt")
     buckets = {x.overlap.bucket_bytes for x in FORMS["data_parallel"](4, workload)}
     assert buckets >= {mib << 20 for mib in torchs.BUCKETS_MIB}
@@ -144,6 +144,41 @@ def test_every_rank_of_a_pipeline_has_a_row_of_each_microbatch() -> None:
 
 
 @pytest.mark.dist
+@on_ranks(2, 60.0)
+def test_every_way_of_torch_trains_as_one_process(rank: int) -> None:
+    workload = WORKLOADS["gpt"](False)
+    torch.manual_seed(0)
+    model, generator = workload.build(), torch.Generator().manual_seed(1)
+    batch = workload.inputs(workload.batch, generator)
+    ways = [way for name in torchs.WAYS for way in torchs.WAYS[name](2, workload)]
+    first, *others = (
+        [seen(way(workload, model), batch)[0] for way in [made] for _ in range(1)] for made in ways
+    )
+    assert len(ways) > 20
+    assert all(loss == pytest.approx(first, rel=1e-5) for loss in others)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--plans", "foo"], "expected some of auto"),
+        (["--against", ""], "expected some of one"),
+        (["--ranks", "1"], "2 ranks or more"),
+        (["--cluster", "2"], "2x2"),
+        (["--rates", "foo"], "foo"),
+        (["--steps", "0"], "1 or more"),
+        (["--budget", "nan"], "above 0"),
+    ],
+)
+def test_wrong_option_is_refused(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(words)
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.dist
 @on_ranks(4, 60.0)
 def test_tensor_parallel_replicas_train_as_one_process(rank: int) -> None:
     """DDP that is not told of a mesh leaves gradients of DTensors as they are."""
@@ -152,7 +187,7 @@ def test_tensor_parallel_replicas_train_as_one_process(rank: int) -> None:
     model, generator = workload.build(), torch.Generator().manual_seed(1)
     batch = workload.inputs(workload.batch, generator)
     losses = []
-    for way in (torchs.One(), torchs.Cut(inner=2)):
+    for way in (torchs.One(threads=2), torchs.Cut(inner=2)):
         method = way(workload, model)
         losses.append([seen(method, batch)[0] for _ in range(3)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
@@ -165,7 +200,7 @@ def test_ratio_is_the_fastest_torch_step_over_our_step() -> None:
     row = {"plans": ["auto"], "against": ["one", "ddp", "fsdp2"], "workload": "gpt", "world": "4",
            "competitors": seen}  # fmt: skip
     assert command.ratio(row, "auto") == 2.0
-    assert command.summary([row]).splitlines()[1].split() == ["gpt", "4", "2.00"]
+    assert command.summary([row]).splitlines()[1].split() == ["gpt", "4", "-", "2.00"]
 
 
 def test_plans_are_compared_with_the_way_of_torch_that_cuts_equally() -> None:

@@ -178,3 +178,10 @@ def test_published_throughput_counts_the_operations_of_a_step_with_recomputation
 def test_batch_that_cannot_be_cut_has_no_step(micro: int, chunks: int) -> None:
     row = scaling.Scaled(2, 64, 2, 1, 3, 12, 32, 0.0)
     assert scaling._secs(row, micro, chunks, Constants()) is None
+
+
+def test_larger_batch_of_a_published_row_takes_longer() -> None:
+    """Of ``n`` microbatches over 2 stages, ``n + 1`` turns."""
+    rows = (scaling.Scaled(4, 512, 8, 1, 2, 2, batch, 0.0) for batch in (4, 8))
+    less, more = (scaling._secs(row, 1, 2, Constants()) or 0.0 for row in rows)
+    assert 0 < less < more < 2 * less

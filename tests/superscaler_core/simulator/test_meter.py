@@ -21,12 +21,40 @@ def measured_meter(request: pytest.FixtureRequest) -> meter.Meter:
     return meter.Meter(torch.device(request.param), secs=0.01)
 
 
-def test_speeds_rise_with_the_work_and_reach_their_peak(measured_meter: meter.Meter) -> None:
-    for peak, reach in (measured_meter.products("float32"), measured_meter.streams()):
-        shares = [share for _, share in reach.points]
-        assert peak > 0
-        assert max(shares) == 1.0
-        assert all(0 < share <= 1 for share in shares)
+def test_products_are_faster_the_larger_they_are(measured_meter: meter.Meter) -> None:
+    peak, reach = measured_meter.products("float32")
+    shares = [share for _, share in reach.points]
+    assert peak > 0
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_memory_reaches_its_peak_at_one_size(measured_meter: meter.Meter) -> None:
+    peak, reach = measured_meter.streams()
+    shares = [share for _, share in reach.points]
+    assert peak > 0
+    assert max(shares) == 1.0
+    assert min(shares) > 0
+
+
+def test_a_profile_is_measured_with_one_thread() -> None:
+    """The clock is that of one thread: with more, what others compute would take no time."""
+    seen = []
+
+    class Counting(meter.Meter):
+        def timed(self, work: object) -> float:
+            seen.append(torch.get_num_threads())
+            return 1.0
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = measured.measured_speeds(Counting(torch.device("cpu")), ["float32"], name="x")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+    assert found.num_cores == measured.num_cores_here()
 
 
 def test_only_a_host_with_a_device_apart_has_an_issue_rate(measured_meter: meter.Meter) -> None:
@@ -79,9 +107,25 @@ def test_command_writes_a_profile_that_simulate_reads(
     assert main(["simulate", "gpt", "megatron", "--devices", "2", "--profile", str(out)]) == 0
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "gpu", "meta"])
+@pytest.mark.parametrize("device", ["cuda:99", "gpu", "meta", "cpu:3", ""])
 def test_device_that_is_not_here_is_refused(
     device: str, tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["profile", str(tmp_path / "x.json"), "--device", device]) == 2
-    assert f"--device {device}: the devices here are cpu" in capsys.readouterr().err
+    assert f"--device {device!r}: the devices here are cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--secs", "0"], ["--secs", "nan"], ["--dtypes", "int8"]])
+def test_values_that_cannot_be_measured_are_refused(
+    words: list[str], tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", str(tmp_path / "x.json"), *words]) == 2
+    assert "expected" in capsys.readouterr().err
+
+
+def test_path_that_cannot_be_written_is_refused_before_the_measurement(
+    tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path, tmp_path / "none" / "x.json"):
+        assert main(["profile", str(path)]) == 2
+        assert f"{path}: expected a file in a folder that exists" in capsys.readouterr().err
