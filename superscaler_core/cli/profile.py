@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from math import inf
 from pathlib import Path
 
 import torch
 
 from rvdcomm.cli import OK, Command, UsageError
+from superscaler_core.cli.arguments import rate
 from superscaler_core.cli.progress import phase
 from superscaler_core.simulator.measured import measured_speeds
 from superscaler_core.simulator.meter import SIZES, Meter
@@ -51,16 +51,6 @@ def _dtypes(text: str) -> tuple[str, ...]:
     return found
 
 
-def _secs(text: str) -> float:
-    try:
-        secs = float(text)
-    except ValueError:
-        secs = 0.0
-    if not 0 < secs < inf:
-        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
-    return secs
-
-
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT.json", help="file of the profile")
     parser.add_argument(
@@ -71,7 +61,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtypes", type=_dtypes, default=DTYPES, help=f"of products (default: {','.join(DTYPES)})"
     )
     parser.add_argument(
-        "--secs", type=_secs, default=0.2, help="that each call is measured (default: %(default)s)"
+        "--secs", type=rate, default=0.2, help="that each call is measured (default: %(default)s)"
     )
     parser.add_argument(
         "--name", default="this machine", help="of the profile (default: %(default)s)"

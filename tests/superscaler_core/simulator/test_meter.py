@@ -115,7 +115,7 @@ def test_device_that_is_not_here_is_refused(
     assert f"--device {device!r}: the devices here are cpu" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--secs", "0"], ["--secs", "nan"], ["--dtypes", "int8"]])
+@pytest.mark.parametrize("words", [["--secs", "-1"], ["--secs", "nan"], ["--dtypes", "int8"]])
 def test_values_that_cannot_be_measured_are_refused(
     words: list[str], tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:
