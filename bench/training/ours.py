@@ -85,6 +85,13 @@ class Ours:
     planned_bytes: dict[str, list[int]] = field(default_factory=dict)
     _prepared: set[Form] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        _HERE[:] = [self]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Plans of a search may know its graphs; sent to another rank, they know those there."""
+        return _here, ()
+
     def prepare(self, form: Form) -> None:
         """Compile a program and write it, unless that was done before."""
         if form in self._prepared:
@@ -135,6 +142,14 @@ class Ours:
         simulated, raced = 1e3 * best.secs, 1e3 * best.measured_secs
         self.about = f"{best.name}, {simulated:.1f} ms simulated, {raced:.1f} in the race"
         return best.compiled(request)
+
+
+_HERE: list[Ours] = []
+"""The programs of this process."""
+
+
+def _here() -> Ours:
+    return _HERE[0]
 
 
 @contextmanager

@@ -12,15 +12,16 @@ from bench.truth.published import HOW
 def errors(found: Sequence[Mapping[str, Any]]) -> Lines:
     """The errors of each reading for each part of the rows."""
     head = (
-        "reading", "rows of", "rows", "error", "bias", "worst", "chosen/fastest", "rule/fastest",
-        "no room",
+        "reading", "rows of", "rows", "error", "median", "bias", "worst", "groups",
+        "chosen/fastest", "worst choice", "rule/fastest", "no room",
     )  # fmt: skip
     lines: list[Sequence[str]] = [head]
     for each in found:
         lines.append((
             each["reading"], each["part"], str(each["num_rows"]),
-            f"{each['mean_absolute_error']:.1%}", f"{each['bias']:+.1%}",
-            f"{each['largest_absolute_error']:.0%}", _ratio(each["chosen_over_fastest"]),
+            f"{each['mean_absolute_error']:.1%}", f"{each['median_absolute_error']:.1%}",
+            f"{each['bias']:+.1%}", f"{each['largest_absolute_error']:.0%}", str(each["groups"]),
+            _ratio(each["chosen_over_fastest"]), _ratio(each["largest_chosen_over_fastest"]),
             _ratio(each["rule_over_fastest"]), str(each["does_not_fit"]),
         ))  # fmt: skip
     return lines
@@ -29,14 +30,25 @@ def errors(found: Sequence[Mapping[str, Any]]) -> Lines:
 def published(papers: Sequence[Mapping[str, Any]]) -> Lines:
     """Published steps with full and with selective recomputation, and the errors of ours."""
     lines: list[Sequence[str]] = [
-        ("model", "GPUs", "full", "predicted", "selective", "predicted", "saved", "predicted")
+        (
+            "model",
+            "GPUs",
+            "full",
+            "predicted",
+            "selective",
+            "predicted",
+            "saved",
+            "predicted",
+            "GiB",
+        )
     ]
     for each in papers:
         pairs = [(each[f"{how}_secs"], each[f"predicted_{how}_secs"]) for how in HOW]
         saved = [1 - after / before for before, after in zip(*pairs, strict=True)]
         texts = [(f"{real:.2f} s", f"{secs / real - 1:+.1%}") for real, secs in pairs]
         savings = (f"{share:.1%}" for share in saved)
-        lines.append((each["model"], str(each["gpus"]), *texts[0], *texts[1], *savings))
+        gib = f"{each['selective_peak_bytes'] / 2**30:.0f}"
+        lines.append((each["model"], str(each["gpus"]), *texts[0], *texts[1], *savings, gib))
     return lines
 
 
