@@ -41,28 +41,30 @@ SIZES = ("64 KiB", "64 MiB")
 
 def one_host(result: Result, pictures: Pictures) -> Iterator[str]:
     """The cases in one group of processes, in which data move: times, and times over ours."""
-    head = ["case", "size", "rvdcomm", "DTensor", "x DTensor", "torch by hand", "x by hand"]
-    lines = [[*head, "x limit", "source in the pool", "x limit"]]
-    for size in SIZES:
-        rows = [row for row in result["rows"] if row["size"] == size and row["wire_bytes"]]
-        lines += [_one_host_line(row) for row in rows if row["relation"] == "in group"]
+    methods = {"rvdcomm": "ours", "DTensor": "dtensor", "torch by hand": report.BY_HAND}
+    titles = [f"{title}, {size}" for size in SIZES for title in methods]
+    lines = [["case", *titles, "x limit", "source in the pool", "x limit"]]
+    rows = {(row["category"], row["size"]): row for row in result["rows"] if _moves(row)}
+    for category in dict.fromkeys(category for category, _ in rows):
+        found = [report.medians_of(rows[category, size]) for size in SIZES]
+        cells = [_over_ours(mine, name) for mine in found for name in methods.values()]
+        # The time of small tensors is mostly waiting, so only that of large ones has a limit.
+        limit, large = rows[category, SIZES[-1]]["limit_secs"], found[-1]
+        line = [category, *cells, f"{large['ours'] / limit:.1f} x"]
+        lines.append([*line, _ms(large["pool"]), f"{large['pool'] / limit:.1f} x"])
     yield markdown(lines)
 
 
-def _one_host_line(row: Mapping[str, Any]) -> list[str]:
-    found, limit = report.medians_of(row), row["limit_secs"]
-    ours, pool = found["ours"], found.get("pool")
-    cells = [row["category"], row["size"], _ms(ours)]
-    for name in ("dtensor", report.BY_HAND):
-        other = found.get(name)
-        cells += [_ms(other), f"{other / ours:.1f} x"] if other else ["-", "-"]
-    # Times of small tensors are mostly waiting, so their limit says nothing.
-    is_large = row["size"] != SIZES[0]
-    cells.append(f"{ours / limit:.1f} x" if is_large else "-")
-    return [
-        *cells,
-        *([_ms(pool), f"{pool / limit:.1f} x"] if pool and is_large else ["-", "-"]),
-    ]
+def _moves(row: Mapping[str, Any]) -> bool:
+    return bool(row["relation"] == "in group" and row["wire_bytes"])
+
+
+def _over_ours(found: Mapping[str, float], name: str) -> str:
+    """The time of a method and, if it is not ours, how many times ours it is."""
+    if name not in found:
+        return "-"
+    ratio = found[name] / found["ours"]
+    return _ms(found[name]) + ("" if name == "ours" else f", {ratio:.3g} x")
 
 
 def _ms(secs: float) -> str:
