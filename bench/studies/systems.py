@@ -40,7 +40,7 @@ OVERLAP: Changes = (
 )
 """Overlap of today: prefetch of weights, gradient reductions during the backward, early moves."""
 
-INTERLEAVED: Changes = ({"chunks": 2}, {"chunks": 4})
+INTERLEAVED: Changes = tuple({"schedule": "interleaved", "chunks": chunks} for chunks in (2, 4))
 
 SCHEDULES: Changes = (
     *INTERLEAVED,

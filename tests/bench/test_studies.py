@@ -48,10 +48,10 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells_module, "NUM_PROCESSES", 1)
 
 
-def proposed(system: System, num_gpus: int, *, fits: bool = True) -> list[Setting]:
+def proposed(system: System, num_gpus: int, *, fits: bool = True, **changes: Any) -> list[Setting]:
     """All settings that a system proposes if every candidate fits, or if none fits."""
     found: list[Setting] = []
-    for candidate in system(cell(num_gpus).request()):
+    for candidate in system(cell(num_gpus, **changes).request()):
         found.append(Setting.parse(candidate.name))
         candidate.follow(trial(candidate, len(found), fits=fits))
     return found
@@ -121,6 +121,14 @@ def test_systems_of_then_use_only_features_of_then() -> None:
 def test_sharded_weights_of_today_may_be_in_stages() -> None:
     found = proposed(FSDP, 8)
     assert {(x.tp, x.pp) for x in found if x.zero == 3} >= {(1, 1), (2, 2), (1, 2)}
+
+
+def test_baselines_of_today_try_each_schedule_with_its_own_chunks() -> None:
+    in_stages = replace(MEGATRON, layouts=lambda num: [Setting(pp=num)])
+    found = proposed(in_stages, 2, sizes={**TINY.sizes, "layers": 8})
+    tried = {(x.schedule, x.chunks) for x in found}
+    assert tried >= {("interleaved", 1), ("interleaved", 2), ("zero-bubble", 1), ("dualpipe-v", 1)}
+    assert all(chunks == 1 for schedule, chunks in tried if schedule != "interleaved")
 
 
 def test_experts_of_a_baseline_are_dealt_out_to_replicas() -> None:
