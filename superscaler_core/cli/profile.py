@@ -72,6 +72,7 @@ COMMAND = Command(
     "measure the products, memory and launches of a device of this machine",
     """examples:
   superscaler profile here.json
+  superscaler profile gpu.json --device cuda:0 --dtypes bfloat16,float32
   superscaler simulate gpt megatron --devices 4 --profile here.json --summary
 
 It measures how fast products, copies and launches of a device are, and on a GPU how fast this host
