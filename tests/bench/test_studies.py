@@ -100,10 +100,16 @@ def test_a_baseline_may_use_every_grid_that_the_paper_s_plan_uses(name: str) -> 
 def test_both_columns_have_equal_hosts_but_for_how_kernels_are_launched() -> None:
     for column, _, each in STUDIES["swin"].cells("x"):
         assert each.cluster == (PAPER if column == TODAY else EAGER)
-        assert each.request(ALPA).profile == PAPER.profile
+        assert each.clusters == ({} if column == TODAY else {ALPA: PAPER})
         assert each.overlaps == (column == TODAY)
     assert replace(EAGER, profile=PAPER.profile) == PAPER
     assert EAGER.profile.issue_secs > 0 == PAPER.profile.issue_secs
+
+
+def test_a_planner_may_have_hosts_of_its_own() -> None:
+    eager = replace(cell(2), cluster=EAGER, clusters={ALPA: PAPER})
+    assert eager.request("Megatron").profile == EAGER.profile
+    assert eager.request(ALPA).profile == PAPER.profile
 
 
 def test_systems_of_then_use_only_features_of_then() -> None:
@@ -175,7 +181,7 @@ def test_system_without_enough_memory_tries_all_memory_savings() -> None:
 # --- cells --------------------------------------------------------------------------------------
 
 
-def test_row_breaks_down_the_time_and_memory_of_a_step() -> None:
+def test_row_breaks_down_the_time_and_memory_of_a_step(one_process: None) -> None:
     row = replace(cell(2), pulled=("Megatron",)).row("Megatron", 60.0)
     assert row["samples_per_sec"] == pytest.approx(TINY.batch / row["secs"])
     assert row["samples"] * row["microbatches"] == TINY.batch
