@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +147,20 @@ def test_every_rank_of_a_pipeline_has_a_row_of_each_microbatch() -> None:
 @pytest.mark.dist
 @on_ranks(2, 60.0)
 def test_every_way_of_torch_trains_as_one_process(rank: int) -> None:
-    workload = WORKLOADS["gpt"](False)
+    ways = [way for name in torchs.WAYS for way in torchs.WAYS[name](2, WORKLOADS["gpt"](False))]
+    first, *others = losses_of(ways, is_tiny=False, num_steps=2)
+    assert len(ways) > 20
+    assert all(losses == pytest.approx(first, rel=1e-5) for losses in others)
+
+
+def losses_of(ways: Sequence[torchs.Share], *, is_tiny: bool, num_steps: int) -> list[list[float]]:
+    """The losses of steps of a GPT by each way; those after the first depend on gradients."""
+    workload = WORKLOADS["gpt"](is_tiny)
     torch.manual_seed(0)
     model, generator = workload.build(), torch.Generator().manual_seed(1)
     batch = workload.inputs(workload.batch, generator)
-    ways = [way for name in torchs.WAYS for way in torchs.WAYS[name](2, workload)]
-    first, *others = (
-        [seen(way(workload, model), batch)[0] for way in [made] for _ in range(1)] for made in ways
-    )
-    assert len(ways) > 20
-    assert all(loss == pytest.approx(first, rel=1e-5) for loss in others)
+    methods = (way(workload, model) for way in ways)
+    return [[seen(method, batch)[0] for _ in range(num_steps)] for method in methods]
 
 
 @pytest.mark.parametrize(
@@ -182,16 +187,10 @@ def test_wrong_option_is_refused(
 @on_ranks(4, 60.0)
 def test_tensor_parallel_replicas_train_as_one_process(rank: int) -> None:
     """DDP that is not told of a mesh leaves gradients of DTensors as they are."""
-    workload = WORKLOADS["gpt"](True)
-    torch.manual_seed(0)
-    model, generator = workload.build(), torch.Generator().manual_seed(1)
-    batch = workload.inputs(workload.batch, generator)
-    losses = []
-    for way in (torchs.One(threads=2), torchs.Cut(inner=2)):
-        method = way(workload, model)
-        losses.append([seen(method, batch)[0] for _ in range(3)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert losses[0][0] > losses[0][2]
+    ways = torchs.One(threads=2), torchs.Cut(inner=2)
+    alone, cut = losses_of(ways, is_tiny=True, num_steps=3)
+    assert alone == pytest.approx(cut, rel=1e-6)
+    assert alone[0] > alone[2]
 
 
 def test_ratio_is_the_fastest_torch_step_over_our_step() -> None:
