@@ -6,7 +6,6 @@ runtime come from steps of a tiny model (``overheads.py``). All methods are coll
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from superscaler_core.plan import Plan
 from superscaler_core.planners import PLANNERS, search_request
 from superscaler_core.plans import PLANS
 from superscaler_core.simulator import DeviceProfile, simulate
-from superscaler_core.simulator.measured import measured
+from superscaler_core.simulator.measured import measured, num_cores_here
 
 OPTIMIZER = "momentum"
 """The optimizer with which the benchmarks train."""
@@ -216,7 +215,7 @@ def _measures() -> bool:
 
     As many ranks as there are cores measure at the same time, because ranks share the memory.
     """
-    return dist.get_rank() < num_cores()
+    return dist.get_rank() < num_cores_here()
 
 
 def _whole(request: Request) -> Compiled:
@@ -224,11 +223,6 @@ def _whole(request: Request) -> Compiled:
     plan = Plan(request.graph_of(request.samples[-1]), [0])
     PLANS["data_parallel"](plan)
     return compile(plan, optimizer=request.optimizer)
-
-
-def num_cores() -> int:
-    """Cores that the ranks of this machine share."""
-    return len(os.sched_getaffinity(0))
 
 
 def with_a_core_each(topology: rv.Topology) -> rv.Topology:
@@ -239,7 +233,7 @@ def with_a_core_each(topology: rv.Topology) -> rv.Topology:
     """
     if len(topology.levels) > 1:
         return topology
-    share = max(1.0, dist.get_world_size() / num_cores())
+    share = max(1.0, dist.get_world_size() / num_cores_here())
     (level,) = topology.levels
     link = rv.Link(level.link.alpha_secs / share, level.link.bytes_per_sec * share)
     return rv.Topology.single_host(dist.get_world_size(), link.alpha_secs, link.bytes_per_sec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from argparse import ArgumentTypeError, Namespace
@@ -25,6 +24,7 @@ from bench.tables import grid
 from bench.training.competitors import PAIRS
 from bench.training.ours import FORMS, MESSAGES
 from bench.training.torchs import WAYS
+from superscaler_core.simulator.measured import num_cores_here
 
 DESCRIPTION = """\
 Train small models (float32, SGD with momentum) on gloo processes of this machine, by our plans and
@@ -82,7 +82,7 @@ def parse_args(words: list[str]) -> Namespace:
             help=f"{text} (default: {','.join(chosen)})",
         )  # fmt: skip
     parser.add_argument(
-        "--ranks", type=_counts, default=[max(2, os.cpu_count() or 1)], metavar="N,N",
+        "--ranks", type=_counts, default=[max(2, num_cores_here())], metavar="N,N",
         help="numbers of processes, 2 or more (default: as many as cores)",
     )  # fmt: skip
     parser.add_argument(

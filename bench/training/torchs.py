@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.machine.method import Method
 from bench.training.workloads import Stage, Workload
+from superscaler_core.simulator.measured import num_cores_here
 
 Share = Callable[[Workload, nn.Module], Method]
 """From a workload and its model to this rank's method; the model is copied."""
@@ -242,7 +242,7 @@ def cuts(num: int, workload: Workload) -> Iterator[Cut]:
 
 
 WAYS: Mapping[str, Callable[[int, Workload], Iterator[Share]]] = {
-    "one": lambda num, workload: map(One, sorted({1, os.cpu_count() or 1})),
+    "one": lambda num, workload: map(One, sorted({1, num_cores_here()})),
     "ddp": lambda num, workload: map(Ddp, BUCKETS_MIB),
     "fsdp2": _fsdp2s,
     "pipeline": pipelines,

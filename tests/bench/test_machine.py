@@ -37,10 +37,10 @@ def test_links_of_one_host_are_scaled_by_the_ranks_per_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine.dist, "get_world_size", lambda: 4)
-    monkeypatch.setattr(machine, "num_cores", lambda: 2)
+    monkeypatch.setattr(machine, "num_cores_here", lambda: 2)
     (level,) = machine.with_a_core_each(LINKS).levels
     assert (level.link.alpha_secs, level.link.bytes_per_sec) == pytest.approx((5e-6, 20e9))
-    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    monkeypatch.setattr(machine, "num_cores_here", lambda: 8)
     assert machine.with_a_core_each(LINKS).levels == LINKS.levels
 
 
