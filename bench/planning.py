@@ -23,7 +23,7 @@ from bench.result import environment, write
 from bench.rvd.cases import definitions
 from bench.weights.models import sides
 from rvdcomm import Layout, Link, Topology, native, plan_many
-from rvdcomm.layout import Level
+from rvdcomm.network import Level
 from rvdcomm.plans import planner
 from rvdcomm.program import Collective, Program
 

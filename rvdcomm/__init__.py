@@ -16,7 +16,8 @@ from rvdcomm.errors import (
     ProgramError,
     ShapeMismatchError,
 )
-from rvdcomm.layout import RVD, Box, Cell, Layout, Level, Link, Topology
+from rvdcomm.layout import RVD, Box, Cell, Layout
+from rvdcomm.network import Level, Link, Topology
 from rvdcomm.planning.path import Path
 from rvdcomm.planning.relabel import best_ranks
 from rvdcomm.plans.bundle import Bundle

@@ -11,7 +11,8 @@ from torch import Tensor
 from rvdcomm.api.options import AS_USUAL, CallOptions
 from rvdcomm.api.tensors import fault_of_mode, place_within
 from rvdcomm.errors import LayoutError
-from rvdcomm.layout import Layout, Topology, dtype_name
+from rvdcomm.layout import Layout, dtype_name
+from rvdcomm.network import Topology
 from rvdcomm.run.choice import executor_name
 from rvdcomm.run.request import TransitionRequest
 from rvdcomm.run.world import World

@@ -16,7 +16,8 @@ from rvdcomm.api.many_memory import ManyMemory, Tied, group_of, overlap_text
 from rvdcomm.api.options import CallOptions, Dtypes
 from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.layout import Layout
+from rvdcomm.network import Topology
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import matched, plan_many
 from rvdcomm.run.choice import executor_name

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict, get_type_hints
 import torch
 
 from rvdcomm.api.float8 import Scale
-from rvdcomm.layout import Topology
+from rvdcomm.network import Topology
 
 Dtypes = torch.dtype | Mapping[str, torch.dtype]
 """One dtype for all tensors, or some by name."""

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from rvdcomm import RVD, Layout, LayoutError, Plan, Program, Topology, plan
 from rvdcomm.cli.command import UsageError
 from rvdcomm.json_file import read_bounded
-from rvdcomm.layout import CUT_RULES, PRESETS, parse_ranges
+from rvdcomm.layout import CUT_RULES, parse_ranges
+from rvdcomm.network import PRESETS
 from rvdcomm.plans import EXECUTORS
 from rvdcomm.program import MAX_CHARS
 from rvdcomm.text import quoted

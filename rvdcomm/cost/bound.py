@@ -16,7 +16,8 @@ from math import prod
 import numpy as np
 
 from rvdcomm.cost.ports import Cost, PortSecs
-from rvdcomm.layout import Box, Holdings, Ints, Layout, Mask, Topology
+from rvdcomm.layout import Box, Holdings, Ints, Layout, Mask
+from rvdcomm.network import Topology
 
 MAX_MASK_ELEMENTS = 3 << 26
 """Largest mask of homes and atoms, in elements of a byte; larger pairs are bounded by boxes."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from rvdcomm.layout import Topology
+from rvdcomm.network import Topology
 
 Traffic = Mapping[tuple[int, int], int]
 """Bytes from rank to rank: ``{(src_rank, dst_rank): bytes}``; a rank to itself is not traffic."""

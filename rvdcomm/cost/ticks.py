@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import ceil, inf, lcm
 
 from rvdcomm.cost.ports import PortTimes
-from rvdcomm.layout import Topology
+from rvdcomm.network import Topology
 
 MAX_EXACT_BITS = 72
 """If the common denominator has more bits, figures are rounded, so that costs fit in 128 bits."""

@@ -1,4 +1,4 @@
-"""Layouts: which rank holds which box of a tensor; topologies: the hosts and links of the ranks."""
+"""Layouts: which rank holds which box of a tensor."""
 
 from rvdcomm.layout.arrays import Ints, Mask
 from rvdcomm.layout.box import MAX_DIMS, Box, merged
@@ -22,31 +22,17 @@ from rvdcomm.layout.layout import (
     ranges_text,
     widest_pieces,
 )
-from rvdcomm.layout.link import Link
 from rvdcomm.layout.placement import Holding, Holdings
-from rvdcomm.layout.presets import PRESETS
 from rvdcomm.layout.rvd import RVD
-from rvdcomm.layout.topology import (
-    DEFAULT_LINK,
-    MAX_FILE_BYTES,
-    MAX_FILE_LEVELS,
-    Level,
-    Topology,
-    blocks,
-)
 from rvdcomm.layout.view import View
 
 __all__ = [
     "CUT_RULES",
-    "DEFAULT_LINK",
     "ITEM_BYTES",
     "MAX_DIMS",
-    "MAX_FILE_BYTES",
-    "MAX_FILE_LEVELS",
     "MAX_RANK",
     "MAX_RANKS",
     "NOT_SUMMED",
-    "PRESETS",
     "RVD",
     "SUMMED_BY_BACKENDS",
     "Box",
@@ -56,13 +42,9 @@ __all__ = [
     "Holdings",
     "Ints",
     "Layout",
-    "Level",
-    "Link",
     "Mask",
-    "Topology",
     "View",
     "balanced_cuts",
-    "blocks",
     "check_summable",
     "chunk_cuts",
     "dtype_name",

@@ -20,7 +20,8 @@ from math import prod
 
 import numpy as np
 
-from rvdcomm.layout import Cuts, Layout, Topology, widest_pieces
+from rvdcomm.layout import Cuts, Layout, widest_pieces
+from rvdcomm.network import Topology
 from rvdcomm.planning.factors import (
     Factor,
     Numbering,

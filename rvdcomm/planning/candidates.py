@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from rvdcomm.layout import RVD, Layout, Topology
+from rvdcomm.layout import RVD, Layout
+from rvdcomm.network import Topology
 from rvdcomm.planning.binding import Binding, R, V, refine
 from rvdcomm.planning.path import Path, State, Step, exchange_step, steps_of_bindings
 from rvdcomm.planning.primitives import RebindPricer, Targets

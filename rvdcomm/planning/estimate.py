@@ -10,7 +10,8 @@ from itertools import pairwise
 from math import prod
 
 from rvdcomm.cost import step_cost
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.layout import Layout
+from rvdcomm.network import Topology
 from rvdcomm.planning.binding import Binding, Grid
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.planning.primitives import RebindPricer

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rvdcomm.layout import Box, Ints, Topology
+from rvdcomm.layout import Box, Ints
+from rvdcomm.network import Topology
 from rvdcomm.planning.cells import Cells, Key
 
 

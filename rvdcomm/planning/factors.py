@@ -12,7 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.layout import Layout
+from rvdcomm.network import Topology
 
 R, V = -1, -2
 """The mode of a factor is R, V, or the number of a dim."""

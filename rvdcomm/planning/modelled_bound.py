@@ -18,7 +18,8 @@ from math import prod
 import numpy as np
 
 from rvdcomm.cost import Cost, LevelBound, cost_of_levels
-from rvdcomm.layout import Ints, Layout, Topology
+from rvdcomm.layout import Ints, Layout
+from rvdcomm.network import Topology
 from rvdcomm.planning.binding import Binding, R, V, refine
 from rvdcomm.planning.transfer import equal_distance
 

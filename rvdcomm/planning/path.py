@@ -9,7 +9,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from rvdcomm.cost import Traffic
-from rvdcomm.layout import Holding, Holdings, Layout, Topology, View, ranges_text
+from rvdcomm.layout import Holding, Holdings, Layout, View, ranges_text
+from rvdcomm.network import Topology
 from rvdcomm.planning.binding import Binding, Source
 from rvdcomm.planning.cells import Cells, Key
 from rvdcomm.planning.digits import view_of

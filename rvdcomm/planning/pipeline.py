@@ -10,7 +10,8 @@ latency of every exchange is paid k times.
 from __future__ import annotations
 
 from rvdcomm.cost import PortSecs, busiest_bytes, farthest_level
-from rvdcomm.layout import ITEM_BYTES, Topology
+from rvdcomm.layout import ITEM_BYTES
+from rvdcomm.network import Topology
 from rvdcomm.planning.path import Path
 
 NUM_SLICES = (1, 2, 4, 8, 16, 32)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from rvdcomm.cost import PortTicks
 from rvdcomm.errors import LayoutError
-from rvdcomm.layout import Topology
+from rvdcomm.network import Topology
 from rvdcomm.planning.binding import Grid, R, V
 
 Targets = tuple[int, ...]

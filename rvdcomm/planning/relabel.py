@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rvdcomm.errors import LayoutError
-from rvdcomm.layout import RVD, Ints, Layout, Mask, Topology, ranges_text
+from rvdcomm.layout import RVD, Ints, Layout, Mask, ranges_text
+from rvdcomm.network import Topology
 
 ElementCounts = NDArray[np.float64]
 

@@ -14,7 +14,8 @@ from math import prod
 import numpy as np
 
 from rvdcomm.cost import port_secs
-from rvdcomm.layout import Ints, Layout, Topology
+from rvdcomm.layout import Ints, Layout
+from rvdcomm.network import Topology
 from rvdcomm.planning.binding import Binding, BoundAxis, Source
 from rvdcomm.planning.digits import numbers_of
 

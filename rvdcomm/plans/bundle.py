@@ -16,7 +16,8 @@ from hashlib import sha256
 from rvdcomm.collector import paused_collector
 from rvdcomm.cost import Cost, StepCost, port_secs, total_cost
 from rvdcomm.errors import MemoryLimitError
-from rvdcomm.layout import ITEM_BYTES, Topology
+from rvdcomm.layout import ITEM_BYTES
+from rvdcomm.network import Topology
 from rvdcomm.plans.fill import BundleBatch, filled
 from rvdcomm.plans.load import Load, Ports, beat_costs
 from rvdcomm.plans.member import Member, TensorPlan, shard_sizes

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rvdcomm.cost import StepCost, port_secs
-from rvdcomm.layout import ITEM_BYTES, Ints, Topology
+from rvdcomm.layout import ITEM_BYTES, Ints
+from rvdcomm.network import Topology
 from rvdcomm.planning.path import Step
 from rvdcomm.plans.fill import BundleBatch
 from rvdcomm.plans.member import TensorPlan

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rvdcomm.errors import LayoutError
-from rvdcomm.layout import Layout, Topology, dtype_name
+from rvdcomm.layout import Layout, dtype_name
+from rvdcomm.network import Topology
 from rvdcomm.plans.bundle import Bundle, fitting
 from rvdcomm.plans.member import Member, TensorPlan
 from rvdcomm.plans.planner import check_executor, default_topology, plan

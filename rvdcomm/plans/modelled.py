@@ -16,7 +16,8 @@ from math import prod
 import numpy as np
 
 from rvdcomm.cost import Cost, StepCost, farthest_level, total_cost
-from rvdcomm.layout import Ints, Topology
+from rvdcomm.layout import Ints
+from rvdcomm.network import Topology
 from rvdcomm.planning.binding import Binding, Grid, R, V
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.planning.primitives import (

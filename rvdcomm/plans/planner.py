@@ -10,15 +10,8 @@ from typing import Any
 
 from rvdcomm.cost import Cost, StepCost, lower_bound, step_cost, total_cost
 from rvdcomm.errors import LayoutError, MemoryLimitError
-from rvdcomm.layout import (
-    DEFAULT_LINK,
-    ITEM_BYTES,
-    Layout,
-    Level,
-    Topology,
-    check_summable,
-    dtype_name,
-)
+from rvdcomm.layout import ITEM_BYTES, Layout, check_summable, dtype_name
+from rvdcomm.network import DEFAULT_LINK, Level, Topology
 from rvdcomm.planning.candidates import candidate_paths, direct_path
 from rvdcomm.planning.estimate import MAX_COUNTED_RANKS, Estimator
 from rvdcomm.planning.modelled_bound import modelled_bound

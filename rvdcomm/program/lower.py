@@ -20,7 +20,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rvdcomm.layout import ITEM_BYTES, SUMMED_BY_BACKENDS, Box, Topology
+from rvdcomm.layout import ITEM_BYTES, SUMMED_BY_BACKENDS, Box
+from rvdcomm.network import Topology
 from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import Path, Step

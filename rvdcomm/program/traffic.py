@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rvdcomm.layout import Box, Layout, Topology, View
+from rvdcomm.layout import Box, Layout, View
+from rvdcomm.network import Topology
 from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, Step

@@ -12,8 +12,9 @@ import os
 from collections.abc import Sequence
 
 from rvdcomm.errors import CommError, MemoryLimitError
-from rvdcomm.layout import Topology, ranges_text
+from rvdcomm.layout import ranges_text
 from rvdcomm.native import core
+from rvdcomm.network import Topology
 from rvdcomm.plans.bundle import Bundle, bundle_over
 from rvdcomm.plans.fill import BundleBatch
 from rvdcomm.plans.planner import Plan, check_executor, hosts_of, plan_over, plan_with

@@ -14,7 +14,8 @@ from math import prod
 from typing import Any
 
 from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
-from rvdcomm.layout import RVD, Layout, Topology, dtype_name
+from rvdcomm.layout import RVD, Layout, dtype_name
+from rvdcomm.network import Topology
 from rvdcomm.plans.adjoint import check_replica_grads
 from rvdcomm.plans.planner import Plan, plan
 from rvdcomm.run.agree import check_equal

@@ -13,7 +13,7 @@ import pytest
 import rvdcomm as rv
 import rvdcomm.cli.main
 from rvdcomm.cli.main import COMMAND_LINE, main
-from rvdcomm.layout import Topology
+from rvdcomm.network import Topology
 
 COLUMNS, ROWS = "R(1)V(1)D(1,8)", "R(1)V(1)D(8,1)"
 HOSTS = Topology.preset("h100", 2, 4)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import rvdcomm as rv
-from rvdcomm.layout import Topology
+from rvdcomm.network import Topology
 from rvdcomm.picture import PictureError, draw, svg
 from rvdcomm.plans import plan_over
 from tests.strategies import transitions

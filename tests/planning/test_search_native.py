@@ -10,7 +10,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm import native
-from rvdcomm.layout import Level
+from rvdcomm.network import Level
 from rvdcomm.planning.binding import refine
 from rvdcomm.planning.graph import graph_between
 from rvdcomm.planning.primitives import RebindPricer

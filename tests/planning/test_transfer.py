@@ -8,7 +8,8 @@ from itertools import product
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.layout import Layout, Level
+from rvdcomm.layout import Layout
+from rvdcomm.network import Level
 from rvdcomm.planning.binding import Binding
 from rvdcomm.planning.candidates import candidate_paths
 from rvdcomm.planning.estimate import Estimator

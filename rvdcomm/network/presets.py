@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rvdcomm.errors import LayoutError
-from rvdcomm.layout.link import Link
+from rvdcomm.network.link import Link
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Any
 from rvdcomm.errors import LayoutError
 from rvdcomm.json_file import entry, read_json, write_json
 from rvdcomm.layout.layout import MAX_RANK
-from rvdcomm.layout.link import Link
-from rvdcomm.layout.presets import preset_of
+from rvdcomm.network.link import Link
+from rvdcomm.network.presets import preset_of
 from rvdcomm.text import quoted
 
 FILE_VERSION = 1

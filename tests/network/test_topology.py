@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.layout import MAX_FILE_BYTES, MAX_FILE_LEVELS, blocks
+from rvdcomm.network import MAX_FILE_BYTES, MAX_FILE_LEVELS, blocks
 from tests.oracle import WORLD, random_topology
 
 LINK = rv.Link(1e-6, 1e9)

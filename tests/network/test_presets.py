@@ -8,7 +8,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm import cli
-from rvdcomm.layout.presets import PRESETS
+from rvdcomm.network.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)
