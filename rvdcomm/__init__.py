@@ -17,7 +17,7 @@ from rvdcomm.errors import (
     ShapeMismatchError,
 )
 from rvdcomm.layout import RVD, Box, Cell, Layout
-from rvdcomm.network import Level, Link, Topology
+from rvdcomm.network import Level, Link, Network, Switch, Topology, Wire
 from rvdcomm.planning.path import Path
 from rvdcomm.planning.relabel import best_ranks
 from rvdcomm.plans.bundle import Bundle
@@ -63,6 +63,7 @@ __all__ = [
     "Level",
     "Link",
     "MemoryLimitError",
+    "Network",
     "Path",
     "Pending",
     "Plan",
@@ -71,7 +72,9 @@ __all__ = [
     "Redistributor",
     "ShapeMismatchError",
     "SimulationResult",
+    "Switch",
     "Topology",
+    "Wire",
     "abort",
     "best_ranks",
     "empty",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from rvdcomm import CheckpointError, LayoutError
-from rvdcomm.cli import bench, calibrate, plan, reshard, verify
+from rvdcomm.cli import bench, calibrate, plan, reshard, topology, verify
 from rvdcomm.cli.arguments import NOTATION
 from rvdcomm.cli.command import CommandLine
 from rvdcomm.picture import PictureError
@@ -32,6 +32,7 @@ COMMAND_LINE = CommandLine(
         "reshard": reshard.COMMAND,
         "verify": verify.COMMAND,
         "bench": bench.COMMAND,
+        "topology": topology.COMMAND,
         "calibrate": calibrate.COMMAND,
     },
     errors=(LayoutError, CheckpointError, PictureError),

@@ -1,6 +1,7 @@
 """The port model: the seconds and bytes of traffic, and a lower bound on the cost of any plan."""
 
 from rvdcomm.cost.bound import LevelBound, cost_of_levels, lower_bound
+from rvdcomm.cost.cuts import FlowBound, flow_bound
 from rvdcomm.cost.ports import (
     Cost,
     PortSecs,
@@ -16,6 +17,7 @@ from rvdcomm.cost.ticks import PortTicks
 
 __all__ = [
     "Cost",
+    "FlowBound",
     "LevelBound",
     "PortSecs",
     "PortTicks",
@@ -24,6 +26,7 @@ __all__ = [
     "busiest_bytes",
     "cost_of_levels",
     "farthest_level",
+    "flow_bound",
     "lower_bound",
     "port_secs",
     "step_cost",

@@ -15,8 +15,9 @@ from math import prod
 
 import numpy as np
 
+from rvdcomm.cost.atoms import Atoms
 from rvdcomm.cost.ports import Cost, PortSecs
-from rvdcomm.layout import Box, Holdings, Ints, Layout, Mask
+from rvdcomm.layout import Box, Ints, Layout, Mask
 from rvdcomm.network import Topology
 
 MAX_MASK_ELEMENTS = 3 << 26
@@ -38,7 +39,7 @@ def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -
     }
     bound = _level_bound_by_boxes
     if _num_mask_elements(src, dst) <= MAX_MASK_ELEMENTS:
-        bound = partial(_level_bound, _Atoms.of(src, dst))
+        bound = partial(_level_bound, Atoms.of(src, dst))
     levels = [bound(src, dst, level, topology) for level in range(len(topology.levels))]
     return cost_of_levels(levels, max(memory.values()), item_bytes, topology)
 
@@ -81,41 +82,6 @@ def cost_of_levels(
     )
 
 
-@dataclass(frozen=True)
-class _Atoms:
-    """The atoms of two layouts: the largest boxes that no cut point of either layout divides.
-
-    ``sizes`` [atoms] are in elements. ``cuts`` are the cut points of both layouts, by dim.
-    """
-
-    sizes: Ints
-    cuts: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, src: Layout, dst: Layout) -> _Atoms:
-        cuts = tuple(tuple(sorted({*a, *b})) for a, b in zip(src.cuts, dst.cuts, strict=True))
-        sizes = np.ones((), dtype=np.int64)
-        for cut in cuts:
-            sizes = np.multiply.outer(sizes, np.diff(np.array(cut, dtype=np.int64)))
-        return cls(sizes.reshape(-1), cuts)
-
-    def masks(self, placement: Holdings, homes: dict[int, int], num_homes: int) -> Mask:
-        """[num_parts, num_homes, atoms]: whether a home's ranks hold a part of an atom."""
-        out = np.zeros((placement.num_parts, num_homes, len(self.sizes)), dtype=np.bool_)
-        index = [{bound: i for i, bound in enumerate(cut)} for cut in self.cuts]
-        for holding in placement.holdings:
-            mask = np.zeros([max(len(cut) - 1, 0) for cut in self.cuts], dtype=np.bool_)
-            for box in holding.boxes:
-                slices = (
-                    slice(ix[low], ix[high])
-                    for ix, low, high in zip(index, box.lo, box.hi, strict=True)
-                )
-                mask[tuple(slices)] = True
-            for home in {homes[rank] for rank in holding.ranks}:
-                out[holding.part, home] |= mask.reshape(-1)
-        return out
-
-
 def _num_mask_elements(src: Layout, dst: Layout) -> int:
     """The size of the larger mask of homes and atoms, if every rank is a home."""
     num_atoms = prod(len({*a, *b}) for a, b in zip(src.cuts, dst.cuts, strict=True))
@@ -149,7 +115,7 @@ def _missing(box: Box, has: Sequence[Box]) -> int:
 
 
 def _level_bound(
-    atoms: _Atoms, src: Layout, dst: Layout, level: int, topology: Topology
+    atoms: Atoms, src: Layout, dst: Layout, level: int, topology: Topology
 ) -> LevelBound:
     used = sorted({topology.homes[level][rank] for rank in (*src.ranks, *dst.ranks)})
     renumber = {home: i for i, home in enumerate(used)}

@@ -1,7 +1,12 @@
 """Networks: the links between ranks, and topologies, which are networks of nested levels."""
 
+from rvdcomm.network import shapes
 from rvdcomm.network.link import Link
+from rvdcomm.network.machines import MACHINES, SHAPES
+from rvdcomm.network.network import Network, Node, Switch, Wire, both_ways, reach
+from rvdcomm.network.notation import rate_text
 from rvdcomm.network.presets import PRESETS
+from rvdcomm.network.smi import parse_matrix
 from rvdcomm.network.topology import (
     DEFAULT_LINK,
     MAX_FILE_BYTES,
@@ -13,11 +18,22 @@ from rvdcomm.network.topology import (
 
 __all__ = [
     "DEFAULT_LINK",
+    "MACHINES",
     "MAX_FILE_BYTES",
     "MAX_FILE_LEVELS",
     "PRESETS",
+    "SHAPES",
     "Level",
     "Link",
+    "Network",
+    "Node",
+    "Switch",
     "Topology",
+    "Wire",
     "blocks",
+    "both_ways",
+    "parse_matrix",
+    "rate_text",
+    "reach",
+    "shapes",
 ]

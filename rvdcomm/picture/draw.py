@@ -1,4 +1,4 @@
-"""Draw: the picture of a plan as a file. matplotlib draws it and writes both formats."""
+"""Draw: the picture of a plan or a network as a file. matplotlib writes both formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from pathlib import Path as FilePath
 from typing import Any
 
-from rvdcomm import Plan
+from rvdcomm import Network, Plan
 from rvdcomm.whole_file import write_whole
 
 STYLE: list[Any] = [
@@ -16,6 +16,10 @@ STYLE: list[Any] = [
 """Overrides the user's matplotlibrc. Texts stay texts, and ids in an SVG are reproducible."""
 PIXELS_PER_UNIT = 2
 """Resolution of a PNG; a unit of a picture is a point of matplotlib's."""
+
+
+MAX_NODES = 200
+"""Ranks and switches of a network's picture."""
 
 
 class PictureError(ValueError):
@@ -34,31 +38,42 @@ def svg(plan: Plan) -> str:
     return _written(plan, "svg").decode()
 
 
-def draw(plan: Plan, file: str | FilePath) -> None:
-    """Write the picture of ``plan`` to ``file``, whose name ends in ``.svg`` or ``.png``.
+def draw(subject: Plan | Network, file: str | FilePath) -> None:
+    """Write the picture of ``subject`` to ``file``, whose name ends in ``.svg`` or ``.png``.
 
-    It has a row per state and a column per rank. A cell shows the tensor, with the boxes that the
-    rank holds in colour. Arrows between two rows are the messages of a step.
+    A plan has a row per state and a column per rank. A cell shows the tensor, with the boxes that
+    the rank holds in colour. Arrows between two rows are the messages of a step.
+
+    In a network, ranks are circles and switches are boxes. A line is a wire there and a wire back,
+    an arrow is a wire in one direction; each rate has a width and a colour.
 
     Raises:
-        PictureError: the name ends otherwise, or matplotlib is not installed.
+        PictureError: the name ends otherwise, matplotlib is not installed, or a network has too
+            many nodes to tell apart.
     """
     file = FilePath(file)
     if file.suffix not in (".svg", ".png"):
         raise PictureError(f"cannot draw to {str(file)!r}: use a name in .svg or .png.")
-    write_whole(file, _written(plan, file.suffix[1:]))
+    write_whole(file, _written(subject, file.suffix[1:]))
 
 
-def _written(plan: Plan, kind: str) -> bytes:
+def _written(subject: Plan | Network, kind: str) -> bytes:
     try:
         import matplotlib.style
     except ImportError:
         raise PictureError("a picture needs matplotlib: pip install 'rvdcomm[plot]'.") from None
-    from rvdcomm.picture.scene import figure_of
+    from rvdcomm.picture import nodes, scene
 
-    # Without a date and a version, the same plan gives the same bytes.
+    if isinstance(subject, Network) and len(subject.nodes) > MAX_NODES:
+        raise PictureError(
+            f"a network of {len(subject.nodes)} ranks and switches; a picture shows {MAX_NODES}."
+        )
+    # Without a date and a version, the same subject gives the same bytes.
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     file = io.BytesIO()
     with matplotlib.style.context(STYLE):
-        figure_of(plan).savefig(file, format=kind, dpi=72 * PIXELS_PER_UNIT, metadata=metadata)
+        figure = (
+            nodes.figure_of(subject) if isinstance(subject, Network) else scene.figure_of(subject)
+        )
+        figure.savefig(file, format=kind, dpi=72 * PIXELS_PER_UNIT, metadata=metadata)
     return file.getvalue()

@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.patches import FancyBboxPatch, Patch, PathPatch, Polygon, Rectangle
+from matplotlib.patches import Circle, FancyBboxPatch, Patch, PathPatch, Polygon, Rectangle
 from matplotlib.path import Path
 from matplotlib.textpath import text_to_path
 
@@ -62,6 +62,11 @@ class Page:
         path = Path(points, [Path.MOVETO] + [middle] * (len(points) - 1))
         look = {"fill": False, "edgecolor": color, "linewidth": width, "capstyle": "butt", **look}
         self._add(PathPatch(path, **look))
+
+    def circle(self, x: float, y: float, radius: float, **look: Any) -> None:
+        """A disc around a point."""
+        self.reach(x + radius, y + radius)
+        self._add(Circle((x, y), radius, **{"linewidth": 0, **look}))
 
     def head(self, tip: Point, length: float, half_width: float, color: str) -> None:
         """The head of an arrow that points down to ``tip``."""

@@ -1,0 +1,91 @@
+"""``rvdcomm topology``: presets, files, matrices, pictures, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import rvdcomm as rv
+from rvdcomm import cli
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert cli.main(["topology", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_preset_is_printed_with_its_bounds(capsys) -> None:
+    printed = output(capsys, "torus", "--counts", "4x4", "--link", "1e-6,1GB/s", "--size", "16MiB")
+    network, _, rest = printed.partition("\n\n")
+    assert rv.Network.parse(network) == rv.Network.preset("torus", 4, 4, link=rv.Link(1e-6, 1e9))
+    assert rest.startswith("16 ranks, 0 switches, 64 wires")
+    # ORACLES, table of optima: 4.267 GB/s.
+    assert "all-gather       3.932 ms     4.267 GB/s  into rank 0" in rest
+    assert "all-reduce       7.864 ms     2.133 GB/s  all messages together" in rest
+
+
+@pytest.mark.parametrize("form", ["json", "text", "topology", "matrix"])
+def test_every_kind_of_file_is_read(form: str, capsys, tmp_path: Path) -> None:
+    path = tmp_path / "network"
+    topology = rv.Topology.hosts([[0, 1], [2, 3]], rv.Link(1e-6, 1e9), rv.Link(1e-5, 1e8))
+    expected = rv.Network.of(topology)
+    if form == "json":
+        expected.save(path)
+    elif form == "topology":
+        topology.save(path)
+    elif form == "text":
+        path.write_text(f"# two hosts\n{expected}\n")
+    else:
+        path.write_text("\tGPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tNV4\tX\n")
+        expected = rv.Network.parse("0 <-> 1  3 us  100 GB/s")
+    saved = tmp_path / "saved.json"
+    printed = output(capsys, str(path), "--save", str(saved))
+    assert printed.startswith(str(expected))
+    assert printed.endswith(f"wrote  {saved}\n")
+    assert rv.Network.load(saved) == expected
+
+
+def test_standard_input_is_a_file_too(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"0 <-> 1  3 us  25 GB/s\n"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert json.loads(output(capsys, "-", "--json")) == (
+        rv.Network.parse("0 <-> 1  3 us  25 GB/s").to_json()
+    )
+
+
+def test_a_network_is_drawn(capsys, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
+    for name in ("ndv2.svg", "ndv2.png"):
+        output(capsys, "ndv2", "--counts", "2", "--picture", str(tmp_path / name))
+    drawn = (tmp_path / "ndv2.svg").read_text()
+    assert "12.5 GB/s each way" in drawn
+    assert ">15</text>" in drawn
+    output(capsys, "ndv2", "--counts", "2", "--picture", str(tmp_path / "again.svg"))
+    assert (tmp_path / "again.svg").read_text() == drawn
+
+
+@pytest.mark.parametrize(
+    "words, error",
+    [
+        (["dgx-9"], "'dgx-9' is no file and no preset; the presets are .*dgx-1"),
+        (["dgx-1", "--nvlink", "2"], "--nvlink is for the output of nvidia-smi"),
+        (["nothing", "--counts", "2"], "--counts and --link are for presets"),
+        (["torus", "--counts", "4by4"], "cannot parse counts '4by4': expected 2 or 4x4"),
+        (["ring", "--counts", "4", "--link", "fast"], "cannot parse link 'fast'"),
+        (["ring", "--counts", "4", "--link", "1,0B/s"], "cannot parse link"),
+        (["dgx-1", "--counts", "2x4"], "its hosts have 8 ranks"),
+        (["dgx-1", "--picture", "x.gif"], "use a name in .svg or .png"),
+        (["ring", "--counts", "201", "--picture", "x.svg"], "a picture shows 200"),
+    ],
+)
+def test_wrong_requests_are_refused_in_a_line(words, error, capsys) -> None:
+    assert cli.main(["topology", *words]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert len(printed.err.splitlines()) == 1
+    assert re.search(error, printed.err)
