@@ -12,7 +12,7 @@ from rvdcomm.api.options import AS_USUAL, CallOptions
 from rvdcomm.api.tensors import fault_of_mode, place_within
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, dtype_name
-from rvdcomm.network import Topology
+from rvdcomm.network import Links
 from rvdcomm.run.choice import executor_name
 from rvdcomm.run.request import TransitionRequest
 from rvdcomm.run.world import World
@@ -22,7 +22,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "src": (Layout | str, "a Layout or a text"),
     "dst": (Layout | str, "a Layout or a text"),
     "shape": (tuple | None, "a tuple of ints"),
-    "topology": (Topology | None, "a Topology"),
+    "topology": (Links | None, "a Topology or a Network"),
     "executor": (str | None, "a text"),
     "memory_limit": (int | None, "a number of bytes"),
     "requires_grad": (bool | None, "a bool"),

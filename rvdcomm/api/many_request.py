@@ -17,7 +17,7 @@ from rvdcomm.api.options import CallOptions, Dtypes
 from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout
-from rvdcomm.network import Topology
+from rvdcomm.network import Links
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import matched, plan_many
 from rvdcomm.run.choice import executor_name
@@ -50,7 +50,7 @@ class ManyRequest:
     dtype: Dtypes | None
     scale: Scale | Mapping[str, Scale] | None
     memory_limit: int | None
-    topology: Topology | None
+    topology: Links | None
     executor: str
     faults: Sequence[str]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict, get_type_hints
 import torch
 
 from rvdcomm.api.float8 import Scale
-from rvdcomm.network import Topology
+from rvdcomm.network import Links
 
 Dtypes = torch.dtype | Mapping[str, torch.dtype]
 """One dtype for all tensors, or some by name."""
@@ -25,7 +25,7 @@ class CallOptions(NamedTuple):
     """
 
     group: Any = None
-    topology: Topology | None = None
+    topology: Links | None = None
     executor: str | None = None
     memory_limit: int | None = None
     dtype: Dtypes | None = None
@@ -41,7 +41,7 @@ class ByName(TypedDict, total=False):
     """The options of both functions as keywords; type checkers read them."""
 
     group: Any
-    topology: Topology | None
+    topology: Links | None
     executor: str | None
     memory_limit: int | None
 

@@ -6,12 +6,13 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path as FilePath
 
-from rvdcomm import RVD, Layout, LayoutError, Plan, Program, Topology, plan
+from rvdcomm import RVD, Layout, LayoutError, Network, Plan, Program, Topology, plan
 from rvdcomm.cli.command import UsageError
-from rvdcomm.json_file import read_bounded
+from rvdcomm.json_file import parse_json, read_bounded
 from rvdcomm.layout import CUT_RULES, parse_ranges
-from rvdcomm.network import PRESETS
+from rvdcomm.network import MACHINES, MAX_FILE_BYTES, PRESETS, SHAPES, parse_matrix
 from rvdcomm.plans import EXECUTORS
 from rvdcomm.program import MAX_CHARS
 from rvdcomm.text import quoted
@@ -64,7 +65,12 @@ def add_transition(parser: argparse.ArgumentParser) -> None:
         choices=sorted(PRESETS),
         help=f"speed of the links (default with --hosts: {DEFAULT_PRESET})",
     )
-    cluster.add_argument("--topology", metavar="FILE", help="a JSON that Topology.save wrote")
+    cluster.add_argument(
+        "--topology",
+        metavar="WHAT",
+        help="a file of a topology or a network, or a preset such as ndv2:2 or torus:4x4, as of "
+        "'rvdcomm topology'",
+    )
     parser.add_argument(
         "--memory-limit",
         metavar="BYTES",
@@ -178,13 +184,13 @@ def _is_full(text: str) -> bool:
     return "shape(" in text
 
 
-def _topology(args: argparse.Namespace, ranks: set[int]) -> Topology | None:
+def _topology(args: argparse.Namespace, ranks: set[int]) -> Topology | Network | None:
     if args.topology:
         if args.hosts or args.preset:
             raise UsageError(
                 "--topology already describes the hosts and links; leave out --hosts, --preset."
             )
-        return Topology.load(args.topology)
+        return named_network(args.topology)
     if not args.hosts and not args.preset:
         return None
     preset = args.preset or DEFAULT_PRESET
@@ -192,6 +198,35 @@ def _topology(args: argparse.Namespace, ranks: set[int]) -> Topology | None:
         return Topology.preset(preset, *map(int, args.hosts.split("x")))
     intra, inter = PRESETS[preset].links[:2]
     return Topology.hosts(_hosts(args.hosts) if args.hosts else [ranks], intra, inter)
+
+
+def named_network(what: str, nvlink: int | None = None) -> Network:
+    """The network of a preset with its counts, as ``torus:4x4``, of a file, or of stdin (``-``).
+
+    Raises:
+        UsageError: there is no such preset and no such file.
+        LayoutError: the preset has no such counts, or the file is no network.
+    """
+    known = {*MACHINES, *PRESETS, *SHAPES}
+    name, _, counts = what.partition(":")
+    if name in known and re.fullmatch(r"(\d{1,6}(x\d{1,6}){0,3})?", counts):
+        return Network.preset(name, *(int(count) for count in counts.split("x") if count))
+    if what != "-" and not FilePath(what).exists():
+        raise UsageError(
+            f"No such file: {what!r}; it is no preset either, which are "
+            f"{', '.join(sorted(known))}, with counts such as ndv2:2 or torus:4x4."
+        )
+    try:
+        if what == "-":
+            data = sys.stdin.buffer.read(MAX_FILE_BYTES)
+        else:
+            data = read_bounded(what, MAX_FILE_BYTES)
+        if data.lstrip()[:1] in (b"{", b"["):
+            return Network.from_json(parse_json(data))
+        text = data.decode("utf-8", errors="replace")
+        return parse_matrix(text, nvlink) if "GPU0" in text else Network.parse(text)
+    except LayoutError as error:
+        raise LayoutError(f"{what} is not a network: {str(error).rstrip('.')}.") from None
 
 
 def _hosts(text: str) -> Iterable[Iterable[int]]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from rvdcomm import Layout, Link, Network
-from rvdcomm.cli.arguments import parse_size
+from rvdcomm.cli.arguments import named_network, parse_size
 from rvdcomm.cli.command import OK, Command, UsageError
 from rvdcomm.cli.report import print_json
 from rvdcomm.cost import flow_bound
-from rvdcomm.json_file import read_bounded
-from rvdcomm.network import DEFAULT_LINK, MACHINES, MAX_FILE_BYTES, PRESETS, SHAPES, parse_matrix
+from rvdcomm.network import MACHINES, PRESETS, SHAPES
 from rvdcomm.picture import draw
 from rvdcomm.units import bytes_text, parse_bytes, secs_text
 
@@ -65,44 +62,12 @@ def _bounds(network: Network, num_bytes: int) -> Iterator[str]:
 
 def _network(args: argparse.Namespace) -> Network:
     """The preset or the file that WHAT names."""
-    known = {*MACHINES, *PRESETS, *SHAPES}
-    if args.what in known:
-        if args.nvlink is not None:
-            raise UsageError(f"--nvlink is for the output of nvidia-smi; {args.what} is a preset.")
-        counts = [int(count) for count in args.counts.split("x")] if args.counts else []
-        return Network.preset(args.what, *counts, link=args.link or DEFAULT_LINK)
-    if args.counts or args.link:
-        raise UsageError(
-            f"--counts and --link are for presets, and {args.what!r} is none; the presets are "
-            f"{', '.join(sorted(known))}."
-        )
-    if args.what == "-":
-        data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-    elif not Path(args.what).exists():
-        raise UsageError(
-            f"{args.what!r} is no file and no preset; the presets are {', '.join(sorted(known))}."
-        )
-    else:
-        data = read_bounded(args.what, MAX_FILE_BYTES)
-    return _read(args, data)
-
-
-def _read(args: argparse.Namespace, data: bytes) -> Network:
-    """A network from JSON, from the notation, or from the matrix of nvidia-smi."""
-    if data.lstrip()[:1] == b"{":
-        if args.what == "-":
-            raise UsageError("a network in JSON is read from a file; name it in place of -.")
-        return Network.load(args.what)
-    text = data.decode("utf-8", errors="replace")
-    if "GPU0" in text:
-        return parse_matrix(text, args.nvlink)
-    return Network.parse(text)
-
-
-def _counts(text: str) -> str:
-    if not re.fullmatch(r"\d{1,6}(x\d{1,6}){0,3}", text):
-        raise argparse.ArgumentTypeError(f"cannot parse counts {text!r}: expected 2 or 4x4")
-    return text
+    name, _, counts = args.what.partition(":")
+    if args.link is not None:
+        if name not in SHAPES or not counts:
+            raise UsageError(f"--link is for a shape, as torus:4x4; {args.what!r} is none.")
+        return Network.preset(name, *map(int, counts.split("x")), link=args.link)
+    return named_network(args.what, args.nvlink)
 
 
 def _link(text: str) -> Link:
@@ -121,13 +86,9 @@ def _add_topology(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="WHAT",
-        help="a preset, or a file: JSON of Network.save or Topology.save, lines as this command "
-        "prints them, or what 'nvidia-smi topo -m' prints; - is stdin",
-    )
-    parser.add_argument(
-        "--counts",
-        type=_counts,
-        help="hosts of a machine (2), or ranks along each dim of a shape (4x4)",
+        help="a preset, as ndv2:2 (hosts) or torus:4x4 (ranks along each dim); or a file: JSON of "
+        "Network.save or Topology.save, lines as this command prints them, or what 'nvidia-smi "
+        "topo -m' prints; - is stdin",
     )
     parser.add_argument(
         "--link", type=_link, help="wires of a shape, as 3e-6,25GB/s: seconds a message, rate"
@@ -156,9 +117,9 @@ COMMAND = Command(
 
 examples:
   Two hosts of 8 V100s as in Azure's NDv2:
-    rvdcomm topology ndv2 --counts 2 --picture ndv2.png
+    rvdcomm topology ndv2:2 --picture ndv2.png
   A torus of 16 ranks:
-    rvdcomm topology torus --counts 4x4 --link 1e-6,1GB/s
+    rvdcomm topology torus:4x4 --link 1e-6,1GB/s
   This machine:
     nvidia-smi topo -m | rvdcomm topology -
 """,

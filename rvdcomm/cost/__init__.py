@@ -1,13 +1,14 @@
 """The port model: the seconds and bytes of traffic, and a lower bound on the cost of any plan."""
 
 from rvdcomm.cost.bound import LevelBound, cost_of_levels, lower_bound
-from rvdcomm.cost.cuts import FlowBound, flow_bound
+from rvdcomm.cost.cuts import FlowBound, flow_bound, network_bound
 from rvdcomm.cost.ports import (
     Cost,
     PortSecs,
     StepCost,
     Traffic,
     busiest_bytes,
+    busy_secs,
     farthest_level,
     port_secs,
     step_cost,
@@ -24,10 +25,12 @@ __all__ = [
     "StepCost",
     "Traffic",
     "busiest_bytes",
+    "busy_secs",
     "cost_of_levels",
     "farthest_level",
     "flow_bound",
     "lower_bound",
+    "network_bound",
     "port_secs",
     "step_cost",
     "total_cost",

@@ -22,14 +22,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 
+from rvdcomm.cost.bound import lower_bound
 from rvdcomm.cost.demands import Demand, Ranks, demands_of
+from rvdcomm.cost.ports import Cost
 from rvdcomm.layout import Layout, ranges_text
-from rvdcomm.network import Network, Node, Wire, reach
+from rvdcomm.network import Network, Node, Wire, connected, reach
 
 MAX_CAPACITY = 1 << 30
 """Capacities are whole numbers of 32 bits; this one stands for all that there is."""
@@ -97,6 +99,18 @@ def flow_bound(src: Layout, dst: Layout, item_bytes: int, network: Network) -> F
     found += [FlowBound(_messages_secs(demands, wires, homes, adds)) for homes in divisions]
     best = max(found, key=lambda bound: bound.secs)
     return FlowBound(best.secs * item_bytes, best.cut, best.is_out)
+
+
+def network_bound(src: Layout, dst: Layout, item_bytes: int, network: Network) -> Cost:
+    """A lower bound on every field of the cost of any plan on a network.
+
+    ``secs`` are those of ``flow_bound``, and the latency of the quickest wire if anything moves.
+    The other fields do not depend on how fast wires are.
+    """
+    counted = lower_bound(src, dst, item_bytes, network.nearest_levels)
+    quickest = min(wire.link.alpha_secs for wire in network.wires)
+    secs = flow_bound(src, dst, item_bytes, network).secs + counted.rounds * quickest
+    return replace(counted, secs=secs)
 
 
 def wires_of_members(network: Network, members: set[int]) -> list[Wire]:
@@ -267,14 +281,13 @@ def _divisions(network: Network, wires: Sequence[Wire], members: set[int]) -> It
     yield {rank: i for i, rank in enumerate(sorted(members))}
     yield from _of_levels(network, members)
     for rate in sorted({wire.link.bytes_per_sec for wire in wires}):
-        parent: dict[Node, Node] = {end: end for wire in wires for end in (wire.src, wire.dst)}
-        for wire in wires:
-            if wire.link.bytes_per_sec > rate:
-                parent[_root(wire.src, parent)] = _root(wire.dst, parent)
-        roots = {node: _root(node, parent) for node in parent}
-        number = {root: i for i, root in enumerate(dict.fromkeys(map(roots.get, sorted(members))))}
+        homes = connected(wire for wire in wires if wire.link.bytes_per_sec > rate)
+        homes |= {rank: rank for rank in members if rank not in homes}
+        number = {
+            home: i for i, home in enumerate(dict.fromkeys(homes[r] for r in sorted(members)))
+        }
         if 1 < len(number) < len(members):
-            yield {node: number[root] for node, root in roots.items() if root in number}
+            yield {node: number[home] for node, home in homes.items() if home in number}
 
 
 def _of_levels(network: Network, members: set[int]) -> Iterator[_Homes]:
@@ -289,13 +302,6 @@ def _of_levels(network: Network, members: set[int]) -> Iterator[_Homes]:
             return
         number = {home: i for i, home in enumerate(used)}
         yield {node: number[home] for node, home in homes.items() if home in number}
-
-
-def _root(node: Node, parent: dict[Node, Node]) -> Node:
-    while parent[node] != node:
-        parent[node] = parent[parent[node]]
-        node = parent[node]
-    return node
 
 
 def _of_divisions(divisions: Iterable[_Homes]) -> Iterator[Cut]:

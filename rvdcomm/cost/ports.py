@@ -1,6 +1,7 @@
 """Ports: the modelled time of a step, and the cost of a plan as a sum over its steps.
 
-All groups of a step run at once. Ports are full duplex, so the busier direction counts.
+All groups of a step run at once. Ports are full duplex, so the busier direction counts. On a
+network that has no levels, wires take the place of ports.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Generic, TypeVar
 
-from rvdcomm.network import Topology
+from rvdcomm.network import Links, Topology
 
 Traffic = Mapping[tuple[int, int], int]
 """Bytes from rank to rank: ``{(src_rank, dst_rank): bytes}``; a rank to itself is not traffic."""
@@ -24,7 +24,8 @@ Time = TypeVar("Time", int, float)
 class PortTimes(ABC, Generic[Time]):
     """The ports of a topology and the formulas of the port model, in seconds or in whole ticks.
 
-    ``a_round[level]`` is the latency of a round of messages whose farthest level is ``level``.
+    ``a_round[level]`` is the latency of a round of messages whose farthest level is ``level``; it
+    does not fall from level to level.
     ``port_bytes[level]`` are the bytes through the busiest port of a level, in one direction.
 
     Source: docs/bound.md, "The model".
@@ -47,18 +48,12 @@ class PortTimes(ABC, Generic[Time]):
         """A lower bound on the time of steps that together move at least these bytes.
 
         ``latency`` is a lower bound on the latency of all their rounds. If a level must be crossed,
-        some round crosses that level or one outside it. The bound takes the level among these that
-        has the least latency.
+        some round crosses that level or one outside it, which has no lower latency.
         """
         farthest = farthest_level(port_bytes)
         if farthest is None:
             return latency
-        return max(self.busy(port_bytes)) + max(latency, self.nearest[farthest])
-
-    @cached_property
-    def nearest(self) -> list[Time]:
-        """By level, the least latency of a round that crosses this level or one outside it."""
-        return [min(self.a_round[level:]) for level in range(len(self.a_round))]
+        return max(self.busy(port_bytes)) + max(latency, self.a_round[farthest])
 
 
 def farthest_level(port_bytes: Sequence[int]) -> int | None:
@@ -78,8 +73,7 @@ class PortSecs(PortTimes[float]):
     @classmethod
     def of(cls, topology: Topology) -> PortSecs:
         """The ports of a topology."""
-        links = [level.link for level in topology.levels]
-        return cls([link.alpha_secs for link in links], [link.bytes_per_sec for link in links])
+        return cls(topology.latencies, [level.link.bytes_per_sec for level in topology.levels])
 
     def busy(self, port_bytes: Sequence[int]) -> list[float]:
         """How long the busiest port of every level takes for its bytes."""
@@ -138,11 +132,12 @@ class StepCost:
     recv_bytes: dict[int, int]
 
 
-def step_cost(traffic: Traffic, topology: Topology, rounds: int | None = None) -> StepCost:
+def step_cost(traffic: Traffic, links: Links, rounds: int | None = None) -> StepCost:
     """The cost of one step; ``rounds`` defaults to the number of partners of the busiest rank."""
     sent = {pair: n for pair, n in traffic.items() if n and pair[0] != pair[1]}
     if not sent:
         return StepCost(0.0, 0, 0, 0, {})
+    topology = links if isinstance(links, Topology) else links.nearest_levels
     host_bytes = sum(
         n for host in topology.homes[1:2] for (a, b), n in sent.items() if host[a] != host[b]
     )
@@ -151,8 +146,32 @@ def step_cost(traffic: Traffic, topology: Topology, rounds: int | None = None) -
         recv_bytes[dst] = recv_bytes.get(dst, 0) + num_bytes
     if rounds is None:
         rounds = max(max(Counter(ends).values()) for ends in zip(*sent, strict=True))
-    secs = port_secs(busiest_bytes(sent, topology), rounds, topology)
-    return StepCost(secs, sum(sent.values()), host_bytes, rounds, recv_bytes)
+    busy, latency = busy_secs(sent, links)
+    return StepCost(
+        max(busy) + rounds * latency, sum(sent.values()), host_bytes, rounds, recv_bytes
+    )
+
+
+def busy_secs(traffic: Traffic, links: Links) -> tuple[list[float], float]:
+    """How long links are busy with some traffic, and the latency of one of its rounds, in seconds.
+
+    For a topology: the busiest port of every level; for a network without levels: every wire.
+
+    Law (tests/cost/test_cost.py): the largest of both is the same on a topology and its network.
+    """
+    if isinstance(links, Topology):
+        ports, port_bytes = PortSecs.of(links), busiest_bytes(traffic, links)
+        farthest = farthest_level(port_bytes)
+        return ports.busy(port_bytes), 0.0 if farthest is None else ports.a_round[farthest]
+    through: dict[int, int] = {}
+    latency = 0.0
+    for (src, dst), num_bytes in traffic.items():
+        route = links.routes.of(src, dst)
+        latency = max(latency, route.alpha_secs)
+        for wire in route.wires:
+            through[wire] = through.get(wire, 0) + num_bytes
+    rates = [wire.link.bytes_per_sec for wire in links.wires]
+    return [through.get(i, 0) / rate for i, rate in enumerate(rates)], latency
 
 
 def total_cost(steps: Iterable[StepCost], peak_bytes: int) -> Cost:

@@ -49,7 +49,7 @@ def _link_ticks(topology: Topology) -> tuple[int, tuple[int, ...], tuple[int, ..
     """
     links = [level.link for level in topology.levels]
     secs_a_byte = [_inverse(link.bytes_per_sec) for link in links]
-    alphas = [Fraction(repr(float(link.alpha_secs))) for link in links]
+    alphas = [Fraction(repr(float(secs))) for secs in topology.latencies]
     common = lcm(*(f.denominator for f in (*secs_a_byte, *alphas)))
     if common.bit_length() > MAX_EXACT_BITS:
         quickest = min((f for f in (*secs_a_byte, *alphas) if f), default=Fraction(1))

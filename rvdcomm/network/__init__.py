@@ -3,7 +3,7 @@
 from rvdcomm.network import shapes
 from rvdcomm.network.link import Link
 from rvdcomm.network.machines import MACHINES, SHAPES
-from rvdcomm.network.network import Network, Node, Switch, Wire, both_ways, reach
+from rvdcomm.network.network import Links, Network, Node, Switch, Wire, both_ways, connected, reach
 from rvdcomm.network.notation import rate_text
 from rvdcomm.network.presets import PRESETS
 from rvdcomm.network.smi import parse_matrix
@@ -25,6 +25,7 @@ __all__ = [
     "SHAPES",
     "Level",
     "Link",
+    "Links",
     "Network",
     "Node",
     "Switch",
@@ -32,6 +33,7 @@ __all__ = [
     "Wire",
     "blocks",
     "both_ways",
+    "connected",
     "parse_matrix",
     "rate_text",
     "reach",

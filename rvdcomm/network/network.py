@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.json_file import entry, read_json, write_json
@@ -27,6 +27,9 @@ from rvdcomm.network.topology import (
     Topology,
 )
 from rvdcomm.text import quoted
+
+if TYPE_CHECKING:
+    from rvdcomm.network.routes import Routes
 
 Node = int | str
 """A rank, or the name of a switch."""
@@ -65,7 +68,7 @@ class Wire:
     link: Link
 
 
-def _place(node: Node) -> tuple[bool, Node]:
+def place_of(node: Node) -> tuple[bool, Node]:
     """A sort key: ranks by number, then switches by name."""
     return isinstance(node, str), node
 
@@ -95,7 +98,7 @@ class Network:
         for wire in wires:
             _check_wire(wire)
         switches = _all_switches(wires, self.switches)
-        ordered = sorted(wires, key=lambda wire: (_place(wire.src), _place(wire.dst)))
+        ordered = sorted(wires, key=lambda wire: (place_of(wire.src), place_of(wire.dst)))
         object.__setattr__(self, "wires", tuple(ordered))
         object.__setattr__(self, "switches", switches)
         if len(self._by_ends) != len(wires):
@@ -230,6 +233,23 @@ class Network:
         """The switch that each node of a level is wired to; empty if there are no ``levels``."""
         return _tree_of(self)[1]
 
+    @cached_property
+    def nearest_levels(self) -> Topology:
+        """``levels``, or levels that resemble this network: what wires above each rate connect.
+
+        A search can use them; times have to be those of the network.
+        """
+        from rvdcomm.network.nearest import nearest_levels
+
+        return self.levels or nearest_levels(self)
+
+    @cached_property
+    def routes(self) -> Routes:
+        """The routes of messages between ranks."""
+        from rvdcomm.network.routes import Routes
+
+        return Routes(self)
+
     def check_ranks(self, ranks: Iterable[int]) -> None:
         """Raise a LayoutError that names the ranks this network does not have."""
         missing = sorted(set(ranks) - set(self.ranks))
@@ -249,6 +269,9 @@ class Network:
         # Another process hashes texts differently, so cached hashes must not travel.
         known = {"levels": self.__dict__["levels"]} if "levels" in self.__dict__ else {}
         return {"wires": self.wires, "switches": self.switches, **known}
+
+    def __repr__(self) -> str:
+        return f"Network.parse({str(self)!r})"
 
     def __str__(self) -> str:
         """One line for wires that are alike; ``Network.parse`` reads it."""
@@ -303,18 +326,26 @@ class Network:
             LayoutError: the file is neither, or has another version.
             OSError: the file cannot be read.
         """
-        values = read_json(path, MAX_FILE_BYTES)
-        if isinstance(values, dict) and "levels" in values:
-            return cls.of(Topology.load(path))
         try:
-            if (version := entry(values, "version", int)) != FILE_VERSION:
-                raise LayoutError(
-                    f"it is of version {quoted(version)}, this release reads {FILE_VERSION}"
-                )
-            switches = [_switch_of(each) for each in entry(values, "switches", list)]
-            return cls(tuple(map(_wire_of, entry(values, "wires", list))), tuple(switches))
+            return cls.from_json(read_json(path, MAX_FILE_BYTES))
         except LayoutError as error:
             raise LayoutError(f"{path} is not a network: {str(error).rstrip('.')}.") from None
+
+    @classmethod
+    def from_json(cls, values: Any) -> Network:
+        """The network of plain values as ``to_json`` of a network or a topology gives them.
+
+        Raises:
+            LayoutError: they are neither, or of another version.
+        """
+        if isinstance(values, dict) and "levels" in values:
+            return cls.of(Topology.from_json(values))
+        if (version := entry(values, "version", int)) != FILE_VERSION:
+            raise LayoutError(
+                f"it is of version {quoted(version)}, this release reads {FILE_VERSION}"
+            )
+        switches = [_switch_of(each) for each in entry(values, "switches", list)]
+        return cls(tuple(map(_wire_of, entry(values, "wires", list))), tuple(switches))
 
     def _check_reach(self) -> None:
         """Raise unless every rank reaches every node, and every node every rank."""
@@ -327,6 +358,10 @@ class Network:
             for node in self.nodes:
                 if node not in reached:
                     raise LayoutError(f"{_name(node)} of the network {text} {_name(first)}.")
+
+
+Links = Topology | Network
+"""What says how fast ranks are joined."""
 
 
 def both_ways(nodes: Iterable[Node], other: Node, link: Link) -> Iterator[Wire]:
@@ -344,6 +379,22 @@ def reach(wires: Iterable[Wire], first: Node) -> tuple[set[Node], set[Node]]:
         ahead.setdefault(wire.src, []).append(wire.dst)
         back.setdefault(wire.dst, []).append(wire.src)
     return _reached(first, ahead), _reached(first, back)
+
+
+def connected(wires: Iterable[Wire]) -> dict[Node, Node]:
+    """For each end of a wire, one node of those that wires connect it with, in any direction."""
+    parent: dict[Node, Node] = {}
+
+    def root(node: Node) -> Node:
+        parent.setdefault(node, node)
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for wire in wires:
+        parent[root(wire.src)] = root(wire.dst)
+    return {node: root(node) for node in list(parent)}
 
 
 def _reached(first: Node, edges: Mapping[Node, Iterable[Node]]) -> set[Node]:

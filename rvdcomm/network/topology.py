@@ -174,6 +174,14 @@ class Topology:
         return None if None in runs else tuple(run for run in runs if run is not None)
 
     @cached_property
+    def latencies(self) -> tuple[float, ...]:
+        """For every level, the seconds of a message that crosses it: of its slowest port.
+
+        A message that crosses a level crosses all levels inside it, too.
+        """
+        return tuple(accumulate((level.link.alpha_secs for level in self.levels), max))
+
+    @cached_property
     def order(self) -> dict[int, tuple[int, ...]]:
         """Sort keys, by rank; ranks in this order are together in the groups of every level."""
         return {
@@ -248,19 +256,27 @@ class Topology:
             OSError: the file cannot be read.
         """
         try:
-            values = read_json(path, MAX_FILE_BYTES)
-            # Files of the first release have no version.
-            version = values.get("version", 1) if isinstance(values, dict) else 1
-            if version != FILE_VERSION:
-                raise LayoutError(
-                    f"it is of version {quoted(version)}, this release reads {FILE_VERSION}"
-                )
-            levels = entry(values, "levels", list)
-            if len(levels) > MAX_FILE_LEVELS:
-                raise LayoutError(f"it has {len(levels)} levels, more than {MAX_FILE_LEVELS}")
-            return cls(tuple(map(_level_of, levels)))
+            return cls.from_json(read_json(path, MAX_FILE_BYTES))
         except LayoutError as error:
             raise LayoutError(f"{path} is not a topology: {str(error).rstrip('.')}.") from None
+
+    @classmethod
+    def from_json(cls, values: Any) -> Topology:
+        """The topology of plain values as ``to_json`` gives them; they are not trusted.
+
+        Raises:
+            LayoutError: they are no topology, or of another version.
+        """
+        # Files of the first release have no version.
+        version = values.get("version", 1) if isinstance(values, dict) else 1
+        if version != FILE_VERSION:
+            raise LayoutError(
+                f"it is of version {quoted(version)}, this release reads {FILE_VERSION}"
+            )
+        levels = entry(values, "levels", list)
+        if len(levels) > MAX_FILE_LEVELS:
+            raise LayoutError(f"it has {len(levels)} levels, more than {MAX_FILE_LEVELS}")
+        return cls(tuple(map(_level_of, levels)))
 
 
 def _level_of(values: Any) -> Level:

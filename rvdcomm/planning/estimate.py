@@ -11,7 +11,7 @@ from math import prod
 
 from rvdcomm.cost import step_cost
 from rvdcomm.layout import Layout
-from rvdcomm.network import Topology
+from rvdcomm.network import Network, Topology
 from rvdcomm.planning.binding import Binding, Grid
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.planning.primitives import RebindPricer
@@ -25,10 +25,14 @@ SIGNIFICANT_DIGITS = 9
 
 
 class Estimator:
-    """Prices paths on one topology; a step that several paths share is priced once."""
+    """Prices paths on one topology; a step that several paths share is priced once.
 
-    def __init__(self, topology: Topology, item_bytes: int) -> None:
-        self.topology, self.item_bytes = topology, item_bytes
+    If a network is given, it has no levels: all steps are counted, and their times are those of its
+    wires. The topology then resembles it.
+    """
+
+    def __init__(self, topology: Topology, item_bytes: int, network: Network | None = None) -> None:
+        self.topology, self.item_bytes, self.network = topology, item_bytes, network
         # Keys are ids, since comparing two steps takes as long as pricing one. Each value holds its
         # step or grid, so that no id is reused while it is a key.
         self._costs: dict[int, tuple[Step, tuple[float, int] | None]] = {}
@@ -42,7 +46,7 @@ class Estimator:
         have a direct exchange, all are counted.
         """
         priced, rest = paths, list[Path]()
-        if len(paths[0].ranks) > MAX_COUNTED_RANKS:
+        if self.network is None and len(paths[0].ranks) > MAX_COUNTED_RANKS:
             has_formula = [all(map(self._closed_form, path.steps)) for path in paths]
             if any(has_formula):
                 priced = [path for path, has in zip(paths, has_formula, strict=True) if has]
@@ -63,6 +67,8 @@ class Estimator:
 
     def _priced(self, step: Step) -> tuple[float, int] | None:
         src, dst = step.src.source, step.dst.source
+        if self.network is not None:
+            return None
         if not (src.is_even and dst.is_even):
             return None
         if step.direct:
@@ -87,7 +93,8 @@ class Estimator:
     def counted(self, step: Step) -> tuple[float, int]:
         """Seconds and rounds of a step, counted from its moves."""
         traffic = step.traffic(self.topology, self.item_bytes)
-        costs = [step_cost(step_exchange, self.topology) for step_exchange in traffic]
+        links = self.topology if self.network is None else self.network
+        costs = [step_cost(step_exchange, links) for step_exchange in traffic]
         return sum(cost.secs for cost in costs), sum(cost.rounds for cost in costs)
 
 

@@ -9,35 +9,30 @@ latency of every exchange is paid k times.
 
 from __future__ import annotations
 
-from rvdcomm.cost import PortSecs, busiest_bytes, farthest_level
+from rvdcomm.cost import busy_secs
 from rvdcomm.layout import ITEM_BYTES
-from rvdcomm.network import Topology
+from rvdcomm.network import Links, Topology
 from rvdcomm.planning.path import Path
 
 NUM_SLICES = (1, 2, 4, 8, 16, 32)
 """The numbers of slices to choose from."""
 
 
-def best_num_slices(path: Path, dtype: str, topology: Topology) -> int:
+def best_num_slices(path: Path, dtype: str, links: Links) -> int:
     """The number of slices with the least modelled time; the smallest of equally good numbers."""
-    ports = PortSecs.of(topology)
-    traffic = [
-        step_exchange
+    topology = links if isinstance(links, Topology) else links.nearest_levels
+    exchanges = [
+        busy_secs(traffic, links)
         for step in path.steps
-        for step_exchange in step.traffic(topology, ITEM_BYTES[dtype])
+        for traffic in step.traffic(topology, ITEM_BYTES[dtype])
     ]
-    port_bytes = [busiest_bytes(step_exchange, topology) for step_exchange in traffic]
-    busy = [ports.busy(of_exchange) for of_exchange in port_bytes]
-    crossed = [
-        level for of_exchange in port_bytes if (level := farthest_level(of_exchange)) is not None
-    ]
-    latency = sum(ports.a_round[level] for level in crossed)
-    return min(NUM_SLICES, key=lambda k: (pipelined_secs(busy, latency, k), k))
+    busy, latencies = [secs for secs, _ in exchanges], [latency for _, latency in exchanges]
+    return min(NUM_SLICES, key=lambda k: (pipelined_secs(busy, sum(latencies), k), k))
 
 
 def pipelined_secs(busy: list[list[float]], latency_secs: float, num_slices: int) -> float:
     """Modelled seconds of all exchanges in ``num_slices`` slices; ``busy`` has seconds by exchange
-    and level.
+    and level, or by exchange and wire.
 
     >>> pipelined_secs([[4.0, 0.0], [1.0, 6.0]], 0.1, 1)
     10.1

@@ -98,12 +98,12 @@ def _least_rounds(
     An axis that leaves V, or whose digit no axis of ``dst`` is bound to, needs a round per partner.
     A step for several such axes has at least as many rounds as one step per axis.
     """
-    nearest = pricer.ports.nearest
+    a_round = pricer.ports.a_round
     ticks = rounds = in_place = lost = farthest = 0
     for a, (s, t) in enumerate(zip(state, dst, strict=True)):
         if is_masked[a] or s == t:
             continue
-        partners, once = pricer.sizes[a] - 1, nearest[pricer.levels[a]]
+        partners, once = pricer.sizes[a] - 1, a_round[pricer.levels[a]]
         if s == V:
             ticks += partners * once
             rounds += partners
@@ -112,4 +112,4 @@ def _least_rounds(
             lost += partners
             farthest = max(farthest, once)
     # Digits are gathered where they are, or first brought to the nearest level in one round.
-    return ticks + min(in_place, lost * nearest[0] + farthest), rounds + lost
+    return ticks + min(in_place, lost * a_round[0] + farthest), rounds + lost

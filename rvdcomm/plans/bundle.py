@@ -14,10 +14,10 @@ from functools import cached_property
 from hashlib import sha256
 
 from rvdcomm.collector import paused_collector
-from rvdcomm.cost import Cost, StepCost, port_secs, total_cost
+from rvdcomm.cost import Cost, StepCost, total_cost
 from rvdcomm.errors import MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES
-from rvdcomm.network import Topology
+from rvdcomm.network import Links, Network, Topology
 from rvdcomm.plans.fill import BundleBatch, filled
 from rvdcomm.plans.load import Load, Ports, beat_costs
 from rvdcomm.plans.member import Member, TensorPlan, shard_sizes
@@ -62,6 +62,12 @@ class Bundle:
     executor: str = "dist"
     near: SharedDomains | None = None
     memory_limit: int | None = None
+    network: Network | None = None
+
+    @property
+    def links(self) -> Links:
+        """What costs refer to: the network, or the topology if that says all."""
+        return self.topology if self.network is None else self.network
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -77,7 +83,7 @@ class Bundle:
     @cached_property
     def identity(self) -> str:
         """A digest that is equal on all ranks that run the same bundle."""
-        digest = sha256(f"{self.topology!r} near {self.domains}".encode())
+        digest = sha256(f"{self.links!r} near {self.domains}".encode())
         texts: dict[TensorPlan, str] = {}
         for member in self.members:
             if member.tensor_plan not in texts:
@@ -229,7 +235,7 @@ class Bundle:
             cost
             for program in self.programs
             for cost in program_step_costs(
-                program, 1 + max((step for step, *_ in program.traffic()), default=0), self.topology
+                program, 1 + max((step for step, *_ in program.traffic()), default=0), self.links
             )
         )
 
@@ -239,7 +245,7 @@ class Bundle:
 
     @cached_property
     def _ports(self) -> Ports:
-        return Ports(self.topology)
+        return Ports(self.links)
 
     @cached_property
     def _loads(self) -> dict[TensorPlan, list[Load]]:
@@ -256,11 +262,12 @@ class Bundle:
         For the given paths, the time that these bytes take is a lower bound for any order of
         tensors.
         """
-        counts = Counter(member.tensor_plan for member in self.members)
-        loads = (
-            (load, n) for tensor_plan, n in counts.items() for load in self._loads[tensor_plan]
-        )
-        return self._ports.busiest_bytes(loads)
+        return self._ports.busiest_bytes(self._all_loads())
+
+    def _all_loads(self) -> Iterator[tuple[Load, int]]:
+        """The loads of all ways, and how many tensors have each."""
+        for tensor_plan, n in Counter(member.tensor_plan for member in self.members).items():
+            yield from ((load, n) for load in self._loads[tensor_plan])
 
     @cached_property
     def cost(self) -> Cost:
@@ -322,7 +329,7 @@ class Bundle:
             f"total  {len(self.members)} tensors ({dtypes}) on {len(self.ranks)} ranks: "
             f"{bytes_text(cost.wire_bytes)} sent ({bytes_text(cost.host_bytes)} between hosts)"
         )
-        busy_secs = port_secs(self.busiest_bytes, 0, self.topology)
+        busy_secs = self._ports.busy_secs(self._all_loads())
         gap = f" ({cost.secs / busy_secs:.3g}x the busiest port)" if busy_secs else ""
         yield f"       {self._calls_text()}, {secs_text(cost.secs)}{gap}"
         yield (

@@ -1,4 +1,4 @@
-"""Load: the bytes that the exchanges of tensors put through the ports of a topology.
+"""Load: the bytes that the exchanges of tensors put through ports, and through a network's wires.
 
 Tensors that are moved at the same time share ports. Their loads add up, and their time is the time
 of the busiest port (docs/many.md).
@@ -13,7 +13,7 @@ import numpy as np
 
 from rvdcomm.cost import StepCost, port_secs
 from rvdcomm.layout import ITEM_BYTES, Ints
-from rvdcomm.network import Topology
+from rvdcomm.network import Links, Network
 from rvdcomm.planning.path import Step
 from rvdcomm.plans.fill import BundleBatch
 from rvdcomm.plans.member import TensorPlan
@@ -35,6 +35,7 @@ class Load:
         num_bytes: bytes through each of these ports.
         ranks: numbers of the ranks that send or receive.
         rounds: sequential messages of the busiest of these ranks.
+        latency_secs: of a round on a network; in a topology, the ports say it.
         call: loads with equal calls are joined in one collective; a load with None is not joined.
     """
 
@@ -42,6 +43,7 @@ class Load:
     num_bytes: Ints
     ranks: Ints
     rounds: int
+    latency_secs: float = 0.0
     call: object = None
 
     def slice(self, index: int, count: int) -> Load:
@@ -53,13 +55,19 @@ class Load:
 
 
 class Ports:
-    """The ports of a topology, numbered: level by level, group by group, first out, then in."""
+    """The ports of a topology, numbered: level by level, group by group, first out, then in.
 
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        sizes = [2 * len(level.groups) for level in topology.levels]
-        self.starts = np.cumsum([0, *sizes])
-        self.ranks = [rank for (rank,) in topology.levels[0].groups]
+    A network has the ports of its nearest levels, to count bytes, and then its wires, for times.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self.network = links if isinstance(links, Network) else None
+        self.topology = links.nearest_levels if isinstance(links, Network) else links
+        sizes = [2 * len(level.groups) for level in self.topology.levels]
+        wires = self.network.wires if self.network else ()
+        self.starts = np.cumsum([0, *sizes, *([len(wires)] if wires else [])])
+        self.rates = np.array([wire.link.bytes_per_sec for wire in wires])
+        self.ranks = [rank for (rank,) in self.topology.levels[0].groups]
 
     # --- loads ----------------------------------------------------------------------------------
 
@@ -77,7 +85,8 @@ class Ports:
         ]
 
     def _of_step(self, step: Step, item_bytes: int) -> Iterator[Load]:
-        is_large = len(step.src.ranks) + len(step.dst.ranks) > MAX_RANKS_OF_COUNTED_LOADS
+        num_ranks = len(step.src.ranks) + len(step.dst.ranks)
+        is_large = num_ranks > MAX_RANKS_OF_COUNTED_LOADS and self.network is None
         step_exchanges = step_exchanges_of(step, item_bytes, self.topology) if is_large else None
         if step_exchanges is None:
             yield from self._counted(step, item_bytes)
@@ -108,26 +117,47 @@ class Ports:
                 np.add.at(through, dst[leaves] + IN, num_bytes[leaves])
             pairs = np.array(sorted(set(zip(*ends, strict=True))), np.int64).reshape(-1, 2)
             partners = [np.unique(pairs[:, end], return_counts=True)[1] for end in (0, 1)]
-            yield self._load(through, max(int(n.max(initial=0)) for n in partners))
+            rounds = max(int(n.max(initial=0)) for n in partners)
+            latency_secs = 0.0
+            if self.network is not None:
+                for *pair, count in zip(*ends, num_bytes, strict=True):
+                    route = self.network.routes.of(*pair)
+                    through[[int(self.starts[-2]) + wire for wire in route.wires]] += count
+                    latency_secs = max(latency_secs, route.alpha_secs)
+            yield self._load(through, rounds, latency_secs)
 
     def _of(self, level: int, ranks: Sequence[int], direction: int) -> Ints:
         """The port of ``level`` that each of ``ranks`` uses."""
         home, start = self.topology.homes[level], int(self.starts[level])
         return np.array([start + 2 * home[rank] + direction for rank in ranks], np.int64)
 
-    def _load(self, through: Ints, rounds: int) -> Load:
+    def _load(self, through: Ints, rounds: int, latency_secs: float = 0.0) -> Load:
         ports = np.flatnonzero(through)
         ranks = np.unique(ports[ports < self.starts[1]] // 2)
-        return Load(ports, through[ports], ranks, rounds)
+        return Load(ports, through[ports], ranks, rounds, latency_secs)
 
     # --- time -----------------------------------------------------------------------------------
 
     def busiest_bytes(self, loads: Iterable[tuple[Load, int]]) -> tuple[int, ...]:
         """Bytes through the busiest port of every level, for pairs (load, how often it occurs)."""
+        levels = self._by_level(self._sum(loads))[: len(self.topology.levels)]
+        return tuple(int(level.max()) for level in levels)
+
+    def busy_secs(self, loads: Iterable[tuple[Load, int]]) -> float:
+        """How long the busiest port, or the busiest wire of a network, takes for these bytes."""
+        return self._secs(self._by_level(self._sum(loads)), 0, ())
+
+    def _sum(self, loads: Iterable[tuple[Load, int]]) -> Ints:
         through = np.zeros(self.starts[-1], np.int64)
         for load, count in loads:
             through[load.ports] += load.num_bytes * count
-        return tuple(int(level.max()) for level in self._by_level(through))
+        return through
+
+    def _secs(self, levels: Sequence[Ints], rounds: int, loads: Iterable[Load]) -> float:
+        if self.network is None:
+            return port_secs([int(level.max()) for level in levels], rounds, self.topology)
+        latency_secs = max((load.latency_secs for load in loads), default=0.0)
+        return float((levels[-1] / self.rates).max()) + rounds * latency_secs
 
     def cost(self, loads: Sequence[Load]) -> StepCost:
         """The cost of loads that run at the same time."""
@@ -136,9 +166,9 @@ class Ports:
         weights = np.concatenate([load.num_bytes for load in loads])
         through = np.bincount(ports, weights, self.starts[-1]).astype(np.int64)
         levels, rounds = self._by_level(through), self._rounds(loads)
-        into = [level[IN::2] for level in levels]
+        into = [level[IN::2] for level in levels[: len(self.topology.levels)]]
         return StepCost(
-            port_secs([int(level.max()) for level in levels], rounds, self.topology),
+            self._secs(levels, rounds, loads),
             wire_bytes=int(into[0].sum()),
             host_bytes=int(into[1].sum()) if len(into) > 1 else 0,
             rounds=rounds,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, dtype_name
-from rvdcomm.network import Topology
+from rvdcomm.network import Link, Links, Network, Topology
 from rvdcomm.plans.bundle import Bundle, fitting
 from rvdcomm.plans.member import Member, TensorPlan
 from rvdcomm.plans.planner import check_executor, default_topology, plan
@@ -23,7 +23,7 @@ def plan_many(
     *,
     dst_dtype: str | Mapping[str, str] | None = None,
     names: Callable[[str], str] | None = None,
-    topology: Topology | None = None,
+    topology: Links | None = None,
     memory_limit: int | None = None,
     executor: str = "auto",
 ) -> Bundle:
@@ -49,7 +49,11 @@ def plan_many(
         topology = default_topology(
             {rank for side in (src, dst) for layout in side.values() for rank in layout.ranks}
         )
-    shared = _shared_alpha(topology, len(pairs))
+    network = None
+    if isinstance(topology, Network):
+        network = None if topology.levels else topology
+        topology = topology.nearest_levels
+    shared = _shared_alpha(network or topology, len(pairs))
     members = []
     tensor_plans: dict[tuple[Layout, Layout, str, str], TensorPlan] = {}
     for src_name, name in pairs:
@@ -67,7 +71,8 @@ def plan_many(
                 raise LayoutError(f"tensor {name!r}: {error}") from None
             tensor_plans[key] = tensor_plan
         members.append(Member(src_name, name, tensor_plan))
-    return fitting(Bundle(tuple(members), topology, executor, memory_limit=memory_limit))
+    bundle = Bundle(tuple(members), topology, executor, memory_limit=memory_limit, network=network)
+    return fitting(bundle)
 
 
 def matched(
@@ -92,10 +97,14 @@ def matched(
     return pairs
 
 
-def _shared_alpha(topology: Topology, num_tensors: int) -> Topology:
-    """The topology for planning one of many tensors, which share the latency of each round."""
-    levels = (
-        replace(level, link=replace(level.link, alpha_secs=level.link.alpha_secs / num_tensors))
-        for level in topology.levels
-    )
+def _shared_alpha(links: Links, num_tensors: int) -> Links:
+    """The links for planning one of many tensors, which share the latency of each round."""
+
+    def shared(link: Link) -> Link:
+        return replace(link, alpha_secs=link.alpha_secs / num_tensors)
+
+    if isinstance(links, Network):
+        wires = (replace(wire, link=shared(wire.link)) for wire in links.wires)
+        return Network(tuple(wires), links.switches)
+    levels = (replace(level, link=shared(level.link)) for level in links.levels)
     return Topology(tuple(levels))

@@ -182,7 +182,7 @@ def _rebind_leg(
 def _latency_secs(entering: Sequence[Ints], rounds: int, topology: Topology) -> float:
     """Time of the rounds, by the farthest level that bytes cross."""
     far = farthest_level([int(level.max()) for level in entering])
-    return 0.0 if far is None else rounds * topology.levels[far].link.alpha_secs
+    return 0.0 if far is None else rounds * topology.latencies[far]
 
 
 def _lacking(grid: Grid, src: Targets, dst: Targets, need: int, outer_axes: Iterable[int]) -> Ints:

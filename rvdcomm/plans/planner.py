@@ -8,10 +8,10 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
-from rvdcomm.cost import Cost, StepCost, lower_bound, step_cost, total_cost
+from rvdcomm.cost import Cost, StepCost, lower_bound, network_bound, step_cost, total_cost
 from rvdcomm.errors import LayoutError, MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Layout, check_summable, dtype_name
-from rvdcomm.network import DEFAULT_LINK, Level, Topology
+from rvdcomm.network import DEFAULT_LINK, Level, Links, Network, Topology
 from rvdcomm.planning.candidates import candidate_paths, direct_path
 from rvdcomm.planning.estimate import MAX_COUNTED_RANKS, Estimator
 from rvdcomm.planning.modelled_bound import modelled_bound
@@ -51,6 +51,9 @@ class Plan:
     these are the ranks of each host, or no groups if ``executor`` is "dist". ``slices`` is the
     number of pipeline slices that overlap; the plan chooses it if None.
 
+    ``network`` is given where no topology says how fast the links are; ``topology`` then resembles
+    it (``Network.nearest_levels``).
+
     Law (tests/plans/test_plan.py): ``cost`` and ``simulate`` count the same bytes, and the same
     peak. On more than ``MAX_COUNTED_RANKS`` ranks costs are modelled where there is a formula
     (``modelled.py``), and no program is lowered. The bytes of equal shards are then still exact.
@@ -63,6 +66,12 @@ class Plan:
     near: SharedDomains | None = None
     slices: int | None = None
     memory_limit: int | None = None
+    network: Network | None = None
+
+    @property
+    def links(self) -> Links:
+        """What costs refer to: the network, or the topology if that says all."""
+        return self.topology if self.network is None else self.network
 
     @property
     def src(self) -> Layout:
@@ -91,7 +100,7 @@ class Plan:
             return self.slices
         if not self.domains or len(self.path.ranks) > MAX_COUNTED_RANKS:
             return 1
-        found = best_num_slices(self.path, self.dtype, self.topology)
+        found = best_num_slices(self.path, self.dtype, self.links)
         if self.domains != (self.path.ranks,):
             return found
         item = ITEM_BYTES[self.dtype]
@@ -103,7 +112,7 @@ class Plan:
     @property
     def identity(self) -> str:
         """A text that is equal on all ranks that run the same plan."""
-        ends = f"{self.src} -> {self.dst} {self.dtype} on {self.topology!r}"
+        ends = f"{self.src} -> {self.dst} {self.dtype} on {self.links!r}"
         steps = [(step.kind, step.num_slices, step.dst.text) for step in self.path.steps]
         return f"{ends}: {steps} in {self.num_slices} slices, near {self.domains}"
 
@@ -140,6 +149,8 @@ class Plan:
     @cached_property
     def modelled(self) -> ModelledCost | None:
         """The cost of the plan by formula; None where there is no formula."""
+        if self.network is not None:
+            return None
         return modelled_cost(self.path, ITEM_BYTES[self.dtype], self.topology)
 
     @cached_property
@@ -152,9 +163,7 @@ class Plan:
         """The cost of every step of the path."""
         if not self.is_counted and self.modelled is not None:
             return self.modelled.steps
-        return program_step_costs(
-            self.program, len(self.path.steps), self.topology, self.num_slices
-        )
+        return program_step_costs(self.program, len(self.path.steps), self.links, self.num_slices)
 
     @cached_property
     def cost(self) -> Cost:
@@ -171,6 +180,8 @@ class Plan:
     @cached_property
     def bound(self) -> Cost:
         """A lower bound on the cost of any plan, field by field."""
+        if self.network is not None:
+            return network_bound(self.src, self.dst, ITEM_BYTES[self.dtype], self.network)
         request = self.src, self.dst, ITEM_BYTES[self.dtype], self.topology
         if len(self.path.ranks) > MAX_COUNTED_RANKS:
             found = modelled_bound(*request)
@@ -220,7 +231,7 @@ def plan(
     src: Layout,
     dst: Layout,
     dtype: Any = "float32",
-    topology: Topology | None = None,
+    topology: Links | None = None,
     memory_limit: int | None = None,
     *,
     executor: str = "auto",
@@ -230,7 +241,7 @@ def plan(
     Args:
         src, dst: layouts of one global shape, over any ranks.
         dtype: a name, a numpy dtype or a torch dtype.
-        topology: hosts and links; one host with a port for every rank if None.
+        topology: hosts and links, or a network; one host with a port for every rank if None.
         memory_limit: the most bytes that a rank's buffers may take, src and dst shards included.
         executor: one of ``EXECUTORS``: whether ranks of one host read each other's memory.
 
@@ -248,7 +259,7 @@ def _plan_as_given(
     src: Layout,
     dst: Layout,
     dtype: Any,
-    topology: Topology | None,
+    topology: Links | None,
     memory_limit: int | None,
     executor: str,
 ) -> Plan:
@@ -264,6 +275,8 @@ def _plan_as_given(
         topology = default_topology((*src.ranks, *dst.ranks))
     for layout in (src, dst):
         topology.check_ranks(layout.span or layout.ranks)
+    if isinstance(topology, Network):
+        topology = topology.levels or topology
     return _cached_plan(src, dst, name, topology, memory_limit, executor)
 
 
@@ -297,7 +310,7 @@ def plan_with(made: Plan, *, executor: str | None = None, memory_limit: int | No
         # The path is kept, since it may not come from the search.
         near = None if executor != made.executor else made.near
         return _fitting(replace(made, executor=executor, near=near, slices=None), [made.path])
-    request = made.src, made.dst, made.dtype, made.topology, memory_limit
+    request = made.src, made.dst, made.dtype, made.links, memory_limit
     return _cached_plan(*request, executor)
 
 
@@ -348,16 +361,19 @@ def _cached_plan(
     src: Layout,
     dst: Layout,
     dtype: str,
-    topology: Topology,
+    links: Links,
     memory_limit: int | None,
     executor: str,
 ) -> Plan:
     """Plans, cached by arguments that are checked and have their defaults filled in."""
+    network = links if isinstance(links, Network) else None
+    topology = links.nearest_levels if isinstance(links, Network) else links
     paths = list(candidate_paths(src, dst, ITEM_BYTES[dtype], topology))
     # One candidate, as for every even regular pair, needs no pricing.
     if len(paths) > 1:
-        paths = Estimator(topology, ITEM_BYTES[dtype]).cheapest_first(paths)
-    return _fitting(Plan(paths[0], dtype, topology, executor, memory_limit=memory_limit), paths)
+        paths = Estimator(topology, ITEM_BYTES[dtype], network).cheapest_first(paths)
+    best = Plan(paths[0], dtype, topology, executor, memory_limit=memory_limit, network=network)
+    return _fitting(best, paths)
 
 
 def _fitting(best: Plan, paths: list[Path]) -> Plan:
@@ -405,7 +421,7 @@ def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
 
 
 def program_step_costs(
-    program: Program, num_steps: int, topology: Topology, num_slices: int = 1
+    program: Program, num_steps: int, links: Links, num_slices: int = 1
 ) -> tuple[StepCost, ...]:
     """Price every step of a program; its messages and reads of other ranks' memory run at once.
 
@@ -435,5 +451,5 @@ def program_step_costs(
     for step in range(num_steps):
         calls = max(rounds[step].values(), default=0)
         most = max(calls, *map(len, reads[step].values()), 0)
-        costs.append(step_cost(traffic[step], topology, -(-most // num_slices)))
+        costs.append(step_cost(traffic[step], links, -(-most // num_slices)))
     return tuple(costs)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
 from rvdcomm.layout import RVD, Layout, dtype_name
-from rvdcomm.network import Topology
+from rvdcomm.network import Links
 from rvdcomm.plans.adjoint import check_replica_grads
 from rvdcomm.plans.planner import Plan, plan
 from rvdcomm.run.agree import check_equal
@@ -113,7 +113,7 @@ def resolve(
     requests: Mapping[int, TransitionRequest],
     src: Layout | str,
     dst: Layout | str,
-    topology: Topology | None,
+    topology: Links | None,
     group_size: int,
 ) -> Plan:
     """The plan that all ranks asked for.
@@ -145,7 +145,7 @@ def _resolved(
     requests: Mapping[int, TransitionRequest],
     src: Layout | str,
     dst: Layout | str,
-    topology: Topology | None,
+    topology: Links | None,
     group_size: int,
 ) -> Plan:
     mine = next(iter(requests.values()))

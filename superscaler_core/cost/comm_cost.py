@@ -298,7 +298,7 @@ class CommCosts:
         topology, found = self.topology, []
         for step, cost in zip(plan.path.steps, plan.step_costs, strict=True):
             far = cost.host_bytes
-            alpha_secs = topology.levels[1 if far else 0].link.alpha_secs * cost.rounds
+            alpha_secs = topology.latencies[1 if far else 0] * cost.rounds
             ports: dict[Port, float] = {}
             for ranks, way in ((step.src.ranks, "out"), (step.dst.ranks, "in")) if far else ():
                 hosts = {topology.home(1, rank) for rank in ranks}
@@ -323,7 +323,7 @@ class CommCosts:
                 through[level, home[dst], "in"] += num_bytes
         links = [level.link for level in topology.levels]
         far = max((level for level, count in enumerate(sent) if count), default=None)
-        alpha_secs = 0.0 if far is None else links[far].alpha_secs * rounds
+        alpha_secs = 0.0 if far is None else topology.latencies[far] * rounds
         if known is not None:
             alpha_secs, links = known.latency_secs / 2, [rv.Link(0.0, known.bytes_per_sec)]
         ports = {port: count / links[port[0]].bytes_per_sec for port, count in through.items()}

@@ -20,7 +20,7 @@ def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_a_preset_is_printed_with_its_bounds(capsys) -> None:
-    printed = output(capsys, "torus", "--counts", "4x4", "--link", "1e-6,1GB/s", "--size", "16MiB")
+    printed = output(capsys, "torus:4x4", "--link", "1e-6,1GB/s", "--size", "16MiB")
     network, _, rest = printed.partition("\n\n")
     assert rv.Network.parse(network) == rv.Network.preset("torus", 4, 4, link=rv.Link(1e-6, 1e9))
     assert rest.startswith("16 ranks, 0 switches, 64 wires")
@@ -58,29 +58,42 @@ def test_standard_input_is_a_file_too(capsys, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+def test_other_commands_take_the_same_networks(capsys, tmp_path: Path) -> None:
+    words = ["plan", "R(1)V(1)D(16)", "R(16)V(1)D(1)", "--shape", "4096", "--topology"]
+    assert cli.main([*words, "ndv2:2"]) == 0
+    printed = capsys.readouterr().out
+    path = tmp_path / "network.txt"
+    path.write_text(f"{rv.Network.preset('ndv2', 2)}\n")
+    assert cli.main([*words, str(path)]) == 0
+    assert capsys.readouterr().out == printed
+    layouts = [rv.Layout((4096,), text) for text in words[1:3]]
+    assert printed == f"{rv.plan(*layouts, topology=rv.Network.preset('ndv2', 2))}\n"
+
+
 def test_a_network_is_drawn(capsys, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
     for name in ("ndv2.svg", "ndv2.png"):
-        output(capsys, "ndv2", "--counts", "2", "--picture", str(tmp_path / name))
+        output(capsys, "ndv2:2", "--picture", str(tmp_path / name))
     drawn = (tmp_path / "ndv2.svg").read_text()
     assert "12.5 GB/s each way" in drawn
     assert ">15</text>" in drawn
-    output(capsys, "ndv2", "--counts", "2", "--picture", str(tmp_path / "again.svg"))
+    output(capsys, "ndv2:2", "--picture", str(tmp_path / "again.svg"))
     assert (tmp_path / "again.svg").read_text() == drawn
 
 
 @pytest.mark.parametrize(
     "words, error",
     [
-        (["dgx-9"], "'dgx-9' is no file and no preset; the presets are .*dgx-1"),
-        (["dgx-1", "--nvlink", "2"], "--nvlink is for the output of nvidia-smi"),
-        (["nothing", "--counts", "2"], "--counts and --link are for presets"),
-        (["torus", "--counts", "4by4"], "cannot parse counts '4by4': expected 2 or 4x4"),
-        (["ring", "--counts", "4", "--link", "fast"], "cannot parse link 'fast'"),
-        (["ring", "--counts", "4", "--link", "1,0B/s"], "cannot parse link"),
-        (["dgx-1", "--counts", "2x4"], "its hosts have 8 ranks"),
+        (["dgx-9"], "No such file: 'dgx-9'; it is no preset either, which are .*dgx-1"),
+        (["dgx-1:two"], "No such file: 'dgx-1:two'"),
+        (["torus:4by4"], "No such file: 'torus:4by4'.* with counts such as ndv2:2 or torus:4x4"),
+        (["ring:4", "--link", "fast"], "cannot parse link 'fast'"),
+        (["ring:4", "--link", "1,0B/s"], "cannot parse link"),
+        (["dgx-1", "--link", "1,1GB/s"], "--link is for a shape, as torus:4x4"),
+        (["dgx-1:2x4"], "its hosts have 8 ranks"),
+        (["torus"], "a grid of no ranks"),
         (["dgx-1", "--picture", "x.gif"], "use a name in .svg or .png"),
-        (["ring", "--counts", "201", "--picture", "x.svg"], "a picture shows 200"),
+        (["ring:201", "--picture", "x.svg"], "a picture shows 200"),
     ],
 )
 def test_wrong_requests_are_refused_in_a_line(words, error, capsys) -> None:

@@ -85,12 +85,13 @@ def test_direct_exchange_never_beats_the_bound(seed: int) -> None:
     assert found == []
 
 
-def test_bound_has_the_least_alpha_of_all_levels_that_may_be_crossed() -> None:
-    # Part 1 of dst is on the host of src. Part 0 is on another host, on a link with less alpha.
-    topology = rv.Topology.hosts([[0], [1, 2]], rv.Link(1.0, 64.0), rv.Link(0.0, 64.0))
+def test_a_message_has_the_latency_of_the_slowest_level_that_it_crosses() -> None:
+    topology = rv.Topology.hosts([[0], [1, 2]], rv.Link(1.0, 64.0), rv.Link(0.5, 64.0))
+    assert topology.latencies == (1.0, 1.0)
     src = rv.Layout((16,), "R(1)V(1)D(1)", ranks=[2])
-    dst = rv.Layout((16,), "R(1)V(2)D(1)", ranks=[0, 1])
-    assert lower_bound(src, dst, 1, topology).secs <= 16 / 64.0
+    dst = rv.Layout((16,), "R(1)V(1)D(1)", ranks=[0])
+    assert lower_bound(src, dst, 1, topology).secs == rv.plan(src, dst, "uint8", topology).cost.secs
+    assert lower_bound(src, dst, 1, topology).secs == 1.0 + 16 / 64.0
 
 
 # --- closed form --------------------------------------------------------------------------------

@@ -108,6 +108,51 @@ def test_reversed_traffic_takes_equal_time(seed: int) -> None:
     assert step_cost(back, topology).secs == step_cost(traffic, topology).secs
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_step_costs_the_same_on_a_topology_and_on_its_network(seed: int) -> None:
+    rng = random.Random(seed)
+    topology = random_topology(rng)
+    traffic = {
+        (a, b): rng.randrange(10**6)
+        for a, b in ((rng.randrange(WORLD), rng.randrange(WORLD)) for _ in range(40))
+        if a != b
+    }
+    found, network = step_cost(traffic, topology), rv.Network.of(topology)
+    assert step_cost(traffic, network).secs == pytest.approx(found.secs, rel=1e-12)
+    assert step_cost(traffic, network).host_bytes == found.host_bytes
+    # The same routes, found by Dijkstra's algorithm instead of in the tree.
+    spelled = rv.Network(network.wires, network.switches)
+    spelled.__dict__["above"] = {}
+    assert step_cost(traffic, spelled).secs == pytest.approx(found.secs, rel=1e-12)
+
+
+def test_messages_share_the_wires_of_their_routes() -> None:
+    line = rv.Network.preset("line", 4, link=rv.Link(1.0, 100.0))
+    # Rank 1 to 3 passes rank 2, and shares its last wire with the message of rank 2.
+    assert step_cost({(1, 3): 300, (2, 3): 200}, line, 1).secs == 5.0 + 2.0
+    assert step_cost({(1, 3): 300, (3, 1): 200}, line, 2).secs == 3.0 + 2 * 2.0
+    assert step_cost({(1, 3): 300}, line).wire_bytes == 300
+
+
+def test_routes_prefer_wires_to_other_ranks_and_near_wires_to_far_ones() -> None:
+    network = rv.Network.parse(
+        """
+        0:2 <-> near  1 us  1 GB/s
+        0:3 <-> far   9 us  8 GB/s
+        0 <-> 2       5 us  1 KB/s
+        """
+    )
+
+    def nodes(src: int, dst: int) -> list[object]:
+        return [network.wires[i].dst for i in network.routes.of(src, dst).wires]
+
+    assert nodes(0, 1) == ["near", 1]
+    assert nodes(0, 2) == [2]
+    assert nodes(1, 2) == ["far", 2]
+    assert nodes(2, 2) == []
+    assert network.routes.of(1, 2).alpha_secs == 9e-6
+
+
 # --- plans --------------------------------------------------------------------------------------
 
 STEPS = [StepCost(0.5, 100, 10, 3, {0: 60, 1: 40}), StepCost(0.25, 50, 0, 1, {1: 50})]

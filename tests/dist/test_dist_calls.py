@@ -121,6 +121,30 @@ def test_input_may_be_a_lazy_conjugate_or_negative(
     assert moved.sum().item() == (total if kind == "conj" else total.imag)
 
 
+@pytest.mark.parametrize("network", ["line", "hosts of 3 and 1"])
+@on_ranks(4)
+def test_networks_are_topologies_too(rank: int, network: str) -> None:
+    link = rv.Link(1e-6, 1e9)
+    links = (
+        rv.Network.preset("line", 4, link=link)
+        if network == "line"
+        else rv.Network.hosts([[0, 1, 2], [3]], link, [link, rv.Link(1e-5, 1e8)])
+    )
+    for src, dst in (pair_of(*pair) for pair in TRANSITIONS):
+        moved = rv.redistribute(shard_of(rank, src), src, dst, topology=links)
+        assert_moved(moved, src, dst)
+    src, dst = pair_of(*TRANSITIONS[0])
+    tensors = {"a": shard_of(rank, src), "b": shard_of(rank, src)}
+    many = rv.redistribute_many(
+        tensors, dict.fromkeys(tensors, src), dict.fromkeys(tensors, dst), topology=links
+    )
+    for moved in many.values():
+        assert_moved(moved, src, dst)
+    wrong: Any = str(links)
+    with pytest.raises(rv.LayoutError, match=r"topology.*a Topology or a Network"):
+        rv.redistribute(shard_of(rank, src), src, dst, topology=wrong)
+
+
 @on_ranks(4)
 def test_result_is_new_memory_even_if_nothing_moves(rank: int) -> None:
     layout = rv.Layout((4, 3), "R(1)V(1)D(4,1)")

@@ -44,7 +44,8 @@ def random_bundle(seed: int, **options: object) -> Bundle:
         )
         for i in range(rng.randint(1, 3)):
             src[f"{kind}.{i}"], dst[f"{kind}.{i}"] = a, b
-    return plan_many(src, dst, "int32", topology=random_topology_of_12(rng), **options)
+    options = {"topology": random_topology_of_12(rng), **options}
+    return plan_many(src, dst, "int32", **options)
 
 
 def random_topology_of_12(rng: random.Random) -> rv.Topology | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from rvdcomm import LayoutError, ShapeMismatchError, Topology
+from rvdcomm import LayoutError, Network, ShapeMismatchError, Topology
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.move import Draft, DTensorMove, Options
 from rvdcomm.interop.dtensor.placements import is_masked
@@ -69,7 +69,9 @@ _patches = _Patches()
 
 
 @contextmanager
-def planned(*, topology: Topology | None = None, executor: str | None = None) -> Iterator[Tally]:
+def planned(
+    *, topology: Topology | Network | None = None, executor: str | None = None
+) -> Iterator[Tally]:
     """In this context our plans run all redistributions of DTensor, those of its operators too.
 
     That holds for everything that runs inside, forward or backward. A redistribution that we cannot

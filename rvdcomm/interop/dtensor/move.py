@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rvdcomm import (
     LayoutError,
+    Network,
     Plan,
     Redistributor,
     ShapeMismatchError,
@@ -32,7 +33,7 @@ class Options:
     Options of one group are compared; those of different groups are kept apart by their worlds.
     """
 
-    topology: Topology | None = None
+    topology: Topology | Network | None = None
     executor: str | None = None
     max_slabs: int | None = None
     group: Any = field(default=None, compare=False)

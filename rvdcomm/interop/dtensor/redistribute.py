@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from rvdcomm import LayoutError, Topology
+from rvdcomm import LayoutError, Network, Topology
 from rvdcomm.api import breaks_graph
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.move import Draft, DTensorMove, Options
@@ -34,7 +34,7 @@ def redistribute(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
     *,
-    topology: Topology | None = None,
+    topology: Topology | Network | None = None,
     executor: str | None = None,
     group: Any = None,
 ) -> DTensor:

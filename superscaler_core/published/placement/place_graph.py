@@ -82,7 +82,7 @@ def place_graph(
     for a, b in np.ndindex(num, num):
         passed = levels[: costs.topology.distance(devices[a], devices[b])]
         if passed:
-            latency[a, b] = passed[-1].link.alpha_secs
+            latency[a, b] = costs.topology.latencies[len(passed) - 1]
             speed[a, b] = min(level.link.bytes_per_sec for level in passed)
     return PlacementProblem(operations, messages, latency, speed, (float(memory_bytes),) * num)
 

@@ -1,0 +1,104 @@
+"""Plans on networks: the same data, a cost by wires, and a bound that no plan beats."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import rvdcomm as rv
+from rvdcomm.cost import step_cost
+from rvdcomm.plans.planner import plan_with
+from tests.network.oracle import random_network
+from tests.oracle import parts_of, random_layout, reassembled, shards_of
+from tests.plans.test_bundle import random_bundle, run
+from tests.plans.test_load import both_of, bytes_of
+
+NDV2 = rv.Network.preset("ndv2", 2)
+ROW, COLUMN = (rv.Layout((64, 64), f"R(1)V(1)D({d})") for d in ("16,1", "1,16"))
+
+
+def drawn(seed: int) -> tuple[rv.Layout, rv.Layout, rv.Network]:
+    """A random pair of layouts over the ranks, or some of them, of a random network."""
+    rng = random.Random(seed)
+    network = random_network(rng, range(rng.randint(3, 8)))
+    ranks = [rng.sample(network.ranks, rng.randint(1, len(network.ranks))) for _ in range(2)]
+    src, dst = (random_layout(rng, (12, 10), each) for each in ranks)
+    return src, dst, network
+
+
+@pytest.mark.parametrize("executor", ["auto", "dist"])
+@pytest.mark.parametrize("seed", range(40))
+def test_plans_on_random_networks_are_right_and_not_below_the_bound(
+    seed: int, executor: str
+) -> None:
+    src, dst, network = drawn(seed)
+    plan = rv.plan(src, dst, "int64", network, executor=executor)
+    plan.verify()
+    tensor = parts_of(src, "int64")
+    result = rv.simulate(plan, shards_of(src, tensor))
+    if dst.rvd.v == 1:
+        assert np.array_equal(reassembled(dst, result.shards), sum(tensor))
+    for field in ("secs", "wire_bytes", "host_bytes", "rounds", "recv_bytes", "peak_bytes"):
+        assert getattr(plan.cost, field) >= getattr(plan.bound, field) * (1 - 1e-12), field
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_plan_takes_as_long_as_its_messages_on_their_routes(seed: int) -> None:
+    src, dst, network = drawn(seed)
+    plan = rv.plan(src, dst, "int64", network, executor="dist")
+    for step, cost in zip(plan.path.steps, plan.step_costs, strict=True):
+        traffic: dict[tuple[int, int], int] = {}
+        for part in step.traffic(plan.topology, 8):
+            for pair, num_bytes in part.items():
+                traffic[pair] = traffic.get(pair, 0) + num_bytes
+        assert step_cost(traffic, network).wire_bytes == cost.wire_bytes
+
+
+def test_a_network_of_levels_is_planned_as_its_topology() -> None:
+    topology = rv.Topology.preset("dgx-a100", 2)
+    spelled = rv.Network.parse(str(rv.Network.of(topology)))
+    assert rv.plan(ROW, COLUMN, topology=spelled) is rv.plan(ROW, COLUMN, topology=topology)
+
+
+def test_a_far_rank_is_not_used_as_if_it_were_near() -> None:
+    """Replicas are read from the nearest holder, which only the wires say."""
+    src, dst = (
+        rv.Layout((1 << 20,), "R(2)V(1)D(1)", [0, 2]),
+        rv.Layout((1 << 20,), "R(1)V(1)D(1)", [1]),
+    )
+    network = rv.Network.parse("0 <-> 1  1 us  1 GB/s\n1 <-> 2  90 us  1 MB/s")
+    plan = rv.plan(src, dst, "uint8", network)
+    assert plan.gap < 1.01
+
+
+def test_a_plan_of_a_network_keeps_it_under_another_limit() -> None:
+    plan = rv.plan(ROW, COLUMN, topology=NDV2)
+    least = plan.bound.peak_bytes
+    leaner = plan_with(plan, executor="dist", memory_limit=4 * least)
+    assert leaner.network is NDV2 is plan.network
+    assert leaner.cost.peak_bytes <= 4 * least
+    assert "ndv2" not in plan.identity
+    assert "12.5 GB/s" in plan.identity
+
+
+def test_ranks_outside_the_network_are_refused() -> None:
+    with pytest.raises(rv.LayoutError, match=r"ranks \[16, 17\] are not in the network"):
+        rv.plan(ROW, rv.Layout((64, 64), "R(1)V(1)D(1,2)", [16, 17]), topology=NDV2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_modelled_steps_of_a_bundle_on_a_network_are_counted_steps(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = random_network(random.Random(seed), range(12))
+    bundle = random_bundle(seed, executor="dist", topology=network)
+    assert bundle.network in (network, None)
+    assert not run(bundle)[0]
+    modelled, counted = both_of(bundle, monkeypatch)
+    assert list(map(bytes_of, modelled)) == list(map(bytes_of, counted))
+    for ours, theirs in zip(modelled, counted, strict=True):
+        if ours.rounds == theirs.rounds:
+            assert ours.secs == pytest.approx(theirs.secs, rel=1e-9)
+    assert "x the busiest port" in str(bundle) or bundle.cost.secs == 0
