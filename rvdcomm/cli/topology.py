@@ -13,6 +13,7 @@ from rvdcomm.cli.report import print_json
 from rvdcomm.cost import flow_bound
 from rvdcomm.network import MACHINES, PRESETS, SHAPES
 from rvdcomm.picture import draw
+from rvdcomm.synthesis import forest_of
 from rvdcomm.units import bytes_text, parse_bytes, secs_text
 
 MAX_BOUND_RANKS = 256
@@ -40,14 +41,14 @@ def _topology(args: argparse.Namespace) -> int:
     print(f"\n{len(network.ranks)} ranks, {num_switches} switches, {len(network.wires)} wires")
     if 1 < len(network.ranks) <= MAX_BOUND_RANKS:
         print(f"no plan is faster, latencies aside, for {bytes_text(args.size)}:")
-        for line in _bounds(network, args.size):
+        for line in _bounds(network, args.size, args.trees):
             print(f"  {line}")
     for file in filter(None, (args.save, args.picture)):
         print(f"wrote  {file}")
     return OK
 
 
-def _bounds(network: Network, num_bytes: int) -> Iterator[str]:
+def _bounds(network: Network, num_bytes: int, trees: bool) -> Iterator[str]:
     count = len(network.ranks)
     # A whole number of equal shards, each large enough that a byte more or less is not seen.
     num_elements = count << 20
@@ -58,6 +59,10 @@ def _bounds(network: Network, num_bytes: int) -> Iterator[str]:
             secs = bound.secs / num_elements * num_bytes
             rate = num_elements / bound.secs / 1e9
             yield f"{name:<15} {secs_text(secs):>9}  {rate:8.4g} GB/s  {bound.why}"
+            if trees:
+                forest = forest_of(src, dst, network)
+                share = bound.secs / forest.secs
+                yield f"{'':<15} trees {rate * share:18.4g} GB/s  {share:.3f} of it"
 
 
 def _network(args: argparse.Namespace) -> Network:
@@ -103,6 +108,9 @@ def _add_topology(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", type=parse_size, default=1 << 30, help="bytes of the whole tensor (default 1GiB)"
     )
+    parser.add_argument(
+        "--trees", action="store_true", help="pack trees, and say how near they come"
+    )
     parser.add_argument("--json", action="store_true", help="print the network as JSON")
     parser.add_argument("--save", metavar="FILE", help="write it as JSON, for Network.load")
     parser.add_argument("--picture", metavar="FILE", help="draw it, as .svg or .png")
@@ -118,8 +126,8 @@ COMMAND = Command(
 examples:
   Two hosts of 8 V100s as in Azure's NDv2:
     rvdcomm topology ndv2:2 --picture ndv2.png
-  A torus of 16 ranks:
-    rvdcomm topology torus:4x4 --link 1e-6,1GB/s
+  A torus of 16 ranks, and what trees reach on it:
+    rvdcomm topology torus:4x4 --link 1e-6,1GB/s --trees
   This machine:
     nvidia-smi topo -m | rvdcomm topology -
 """,

@@ -29,6 +29,14 @@ def test_a_preset_is_printed_with_its_bounds(capsys) -> None:
     assert "all-reduce       7.864 ms     2.133 GB/s  all messages together" in rest
 
 
+def test_trees_are_compared_with_the_bound(capsys) -> None:
+    printed = output(capsys, "ndv2:2", "--trees")
+    lines = printed.splitlines()
+    assert lines[-6].split()[:5] == ["all-gather", "42.95", "ms", "25", "GB/s"]
+    # TE-CCL reaches 22.86 GB/s here.
+    assert lines[-5].split() == ["trees", "25", "GB/s", "1.000", "of", "it"]
+
+
 @pytest.mark.parametrize("form", ["json", "text", "topology", "matrix"])
 def test_every_kind_of_file_is_read(form: str, capsys, tmp_path: Path) -> None:
     path = tmp_path / "network"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import rvdcomm as rv
 from rvdcomm.errors import LayoutError
@@ -28,10 +29,11 @@ def random_network(rng: random.Random, ranks: range | None = None) -> rv.Network
                     if rng.random() < 0.5:
                         wires[b, a] = rv.Wire(b, a, link)
         flags = {name: (rng.random() < 0.2, rng.random() < 0.2) for name in switches}
-        try:
-            return rv.Network(
+        with suppress(LayoutError):
+            network = rv.Network(
                 tuple(wires.values()), tuple(rv.Switch(name, *flags[name]) for name in switches)
             )
-        except LayoutError:
-            # Some node is out of reach: draw again, with more wires.
-            share = min(1.0, share + 0.1)
+            if network.ranks == tuple(ranks):
+                return network
+        # Some node has no wire or is out of reach: draw again, with more wires.
+        share = min(1.0, share + 0.1)
