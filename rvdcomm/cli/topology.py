@@ -62,7 +62,8 @@ def _bounds(network: Network, num_bytes: int, trees: bool) -> Iterator[str]:
             if trees:
                 forest = forest_of(src, dst, network)
                 share = bound.secs / forest.secs
-                yield f"{'':<15} trees {rate * share:18.4g} GB/s  {share:.3f} of it"
+                # Few digits, because solvers of linear programs differ in the others.
+                yield f"  {'trees':<23}  {rate * share:8.3g} GB/s  {share:.2f} of it"
 
 
 def _network(args: argparse.Namespace) -> Network:
