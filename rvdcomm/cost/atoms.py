@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 import numpy as np
 
-from rvdcomm.layout import Holdings, Ints, Layout, Mask
+from rvdcomm.layout import Box, Holdings, Ints, Layout, Mask
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class Atoms:
         for cut in cuts:
             sizes = np.multiply.outer(sizes, np.diff(np.array(cut, dtype=np.int64)))
         return cls(sizes.reshape(-1), cuts)
+
+    def boxes(self) -> Iterator[Box]:
+        """The atoms, in the order of ``sizes``."""
+        for chosen in product(*map(pairwise, self.cuts)):
+            yield Box(tuple(low for low, _ in chosen), tuple(high for _, high in chosen))
 
     def masks(self, placement: Holdings, homes: dict[int, int], num_homes: int) -> Mask:
         """[num_parts, num_homes, atoms]: whether a home's ranks hold a part of an atom."""

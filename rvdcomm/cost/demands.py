@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rvdcomm.cost.atoms import Atoms
-from rvdcomm.layout import Layout
+from rvdcomm.layout import Box, Layout, merged
 
 Ranks = frozenset[int]
 
@@ -41,6 +41,11 @@ def demands_of(src: Layout, dst: Layout) -> tuple[Demand, ...]:
     >>> demands_of(Layout((4,), "R(1)V(2)D(1)"), Layout((4,), "R(1)V(1)D(2)"))[0].readers
     frozenset({0})
     """
+    return tuple(demand for demand, _ in demand_boxes(src, dst))
+
+
+def demand_boxes(src: Layout, dst: Layout) -> tuple[tuple[Demand, tuple[Box, ...]], ...]:
+    """The demands, as ``demands_of`` gives them, each with the boxes of its elements."""
     atoms = Atoms.of(src, dst)
     if not len(atoms.sizes):
         return ()
@@ -51,13 +56,17 @@ def demands_of(src: Layout, dst: Layout) -> tuple[Demand, ...]:
     rows = np.concatenate([has.reshape(-1, has.shape[2]), wants]).T
     kinds, of_kind = np.unique(rows, axis=0, return_inverse=True)
     sizes = np.bincount(of_kind.reshape(-1), weights=atoms.sizes, minlength=len(kinds))
+    boxes: list[list[Box]] = [[] for _ in kinds]
+    for box, kind in zip(atoms.boxes(), of_kind.reshape(-1), strict=True):
+        boxes[kind].append(box)
     found = []
-    for kind, size in zip(kinds, sizes, strict=True):
+    for kind, size, mine in zip(kinds, sizes, boxes, strict=True):
         *parts, readers = kind.reshape(-1, len(ranks))
         named = [frozenset(ranks[i] for i in np.flatnonzero(mask)) for mask in (*parts, readers)]
-        found.append(Demand(int(size), tuple(named[:-1]), named[-1]))
+        found.append((Demand(int(size), tuple(named[:-1]), named[-1]), merged(mine)))
     return tuple(sorted(found, key=_order))
 
 
-def _order(demand: Demand) -> tuple[int, list[list[int]], list[int]]:
+def _order(found: tuple[Demand, tuple[Box, ...]]) -> tuple[int, list[list[int]], list[int]]:
+    demand, _ = found
     return -demand.num_elements, list(map(sorted, demand.parts)), sorted(demand.readers)
