@@ -2,6 +2,7 @@
 
 from rvdcomm.cost.bound import LevelBound, cost_of_levels, lower_bound
 from rvdcomm.cost.cuts import FlowBound, flow_bound, network_bound
+from rvdcomm.cost.demands import Demand, demand_boxes, demands_of
 from rvdcomm.cost.ports import (
     Cost,
     PortSecs,
@@ -18,6 +19,7 @@ from rvdcomm.cost.ticks import PortTicks
 
 __all__ = [
     "Cost",
+    "Demand",
     "FlowBound",
     "LevelBound",
     "PortSecs",
@@ -27,6 +29,8 @@ __all__ = [
     "busiest_bytes",
     "busy_secs",
     "cost_of_levels",
+    "demand_boxes",
+    "demands_of",
     "farthest_level",
     "flow_bound",
     "lower_bound",

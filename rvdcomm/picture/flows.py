@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +61,14 @@ class DrawnFlow:
         group_of = {rank: i for i, group in enumerate(step.groups) for rank in group}
         kept: set[int] = set()
         sizes: dict[int, Counter[Pair]] = {}
-        for move in (move for step_exchange in step.moves(plan.topology) for move in step_exchange):
-            pair = move.src_rank, move.dst_rank
+        for pair, num_elements in _messages(plan, index):
             if not ranks.issuperset(pair):
                 continue
             if pair[0] == pair[1]:
                 kept.add(pair[0])
-            elif move.box.num_elements:
+            elif num_elements:
                 of_group = sizes.setdefault(group_of[pair[0]], Counter())
-                of_group[pair] += move.box.num_elements * ITEM_BYTES[plan.dtype]
+                of_group[pair] += num_elements * ITEM_BYTES[plan.dtype]
         is_sum = step.kind == "all_reduce"
         is_crowded = sum(map(len, sizes.values())) > MAX_ARROWS_PER_STEP
         arrows: dict[Pair, int] = {}
@@ -99,6 +98,15 @@ class DrawnFlow:
         """Lines that leave, or enter, the cell that has most of them."""
         ends = Counter((side, pair[side]) for pair in self.ends for side in (0, 1))
         return max(ends.values(), default=1)
+
+
+def _messages(plan: Plan, index: int) -> Iterator[tuple[Pair, int]]:
+    """(from rank, to rank) and elements of all messages of a step."""
+    if plan.forest is not None:
+        yield from ((pair, num_elements) for _, pair, num_elements in plan.program.traffic())
+        return
+    for moves in plan.path.steps[index].moves(plan.topology):
+        yield from (((move.src_rank, move.dst_rank), move.box.num_elements) for move in moves)
 
 
 @dataclass(frozen=True)

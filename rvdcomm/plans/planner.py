@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
-from rvdcomm.cost import Cost, StepCost, lower_bound, network_bound, step_cost, total_cost
+from rvdcomm.cost import (
+    Cost,
+    StepCost,
+    demands_of,
+    lower_bound,
+    network_bound,
+    step_cost,
+    total_cost,
+)
 from rvdcomm.errors import LayoutError, MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Layout, check_summable, dtype_name
 from rvdcomm.network import DEFAULT_LINK, Level, Links, Network, Topology
 from rvdcomm.planning.candidates import candidate_paths, direct_path
 from rvdcomm.planning.estimate import MAX_COUNTED_RANKS, Estimator
 from rvdcomm.planning.modelled_bound import modelled_bound
-from rvdcomm.planning.path import Path
+from rvdcomm.planning.path import Path, State, Step
 from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices
 from rvdcomm.plans.modelled import ModelledCost, modelled_cost
 from rvdcomm.program import Collective, Copy, Program, SharedDomains
 from rvdcomm.program.lower import lower, together
+from rvdcomm.program.trees import program_of_trees
 from rvdcomm.program.verify import Proof, verify
+from rvdcomm.synthesis import Forest, forest_of
 from rvdcomm.text import MAX_INTEGER, quoted
 from rvdcomm.units import bytes_text, secs_text
 
@@ -35,6 +46,9 @@ EXECUTORS = ("auto", "dist", "peer")
 
 CACHED_BYTES = 512 << 10
 """The most bytes that a rank publishes at a time: others then read them while they are cached."""
+
+MAX_TREE_RANKS, MAX_DEMANDS = 16, 256
+"""Limits on a plan by trees: more take tens of seconds to pack."""
 
 MAX_SLICES_OF_ALL = 128
 """Limit on slices times ranks: every rank lowers every slice and waits for it."""
@@ -52,7 +66,8 @@ class Plan:
     number of pipeline slices that overlap; the plan chooses it if None.
 
     ``network`` is given where no topology says how fast the links are; ``topology`` then resembles
-    it (``Network.nearest_levels``).
+    it (``Network.nearest_levels``). ``forest`` are the trees of a path of one step, "trees"; ranks
+    then send messages only.
 
     Law (tests/plans/test_plan.py): ``cost`` and ``simulate`` count the same bytes, and the same
     peak. On more than ``MAX_COUNTED_RANKS`` ranks costs are modelled where there is a formula
@@ -67,6 +82,7 @@ class Plan:
     slices: int | None = None
     memory_limit: int | None = None
     network: Network | None = None
+    forest: Forest | None = None
 
     @property
     def links(self) -> Links:
@@ -86,6 +102,8 @@ class Plan:
     @cached_property
     def domains(self) -> SharedDomains:
         """The shared-memory domains of two or more ranks, which read each other's memory."""
+        if self.forest is not None:
+            return ()
         return domains_of(self.near, self.executor, self.topology, self.path.ranks)
 
     @cached_property
@@ -98,6 +116,8 @@ class Plan:
         """
         if self.slices is not None:
             return self.slices
+        if self.forest is not None:
+            return self._num_tree_slices(self.forest)
         if not self.domains or len(self.path.ranks) > MAX_COUNTED_RANKS:
             return 1
         found = best_num_slices(self.path, self.dtype, self.links)
@@ -109,12 +129,23 @@ class Plan:
         wanted = next((n for n in counts if largest <= n * CACHED_BYTES), counts[-1])
         return max(found, wanted)
 
+    def _num_tree_slices(self, forest: Forest) -> int:
+        """The number of slices of trees with the least modelled time."""
+        latency = max((wire.link.alpha_secs for wire in forest.wires), default=0.0)
+
+        def secs(count: int) -> float:
+            beats = forest.beat_secs(count)
+            return sum(beats) * ITEM_BYTES[self.dtype] + len(beats) * latency
+
+        return min(NUM_SLICES, key=lambda count: (secs(count), count))
+
     @property
     def identity(self) -> str:
         """A text that is equal on all ranks that run the same plan."""
         ends = f"{self.src} -> {self.dst} {self.dtype} on {self.links!r}"
         steps = [(step.kind, step.num_slices, step.dst.text) for step in self.path.steps]
-        return f"{ends}: {steps} in {self.num_slices} slices, near {self.domains}"
+        trees = "" if self.forest is None else f" trees {self.forest.to_json()}"
+        return f"{ends}: {steps} in {self.num_slices} slices, near {self.domains}{trees}"
 
     @cached_property
     def program(self) -> Program:
@@ -127,6 +158,8 @@ class Plan:
         The program also has the instructions of the ranks that share memory with ``rank``. The
         program of a rank in neither layout is empty.
         """
+        if self.forest is not None:
+            return self.program
         members = together([rank], self.domains)
         if members not in self._programs:
             self._programs[members] = self._lowered(members)
@@ -137,6 +170,8 @@ class Plan:
         return {}
 
     def _lowered(self, ranks: tuple[int, ...] | None) -> Program:
+        if self.forest is not None:
+            return program_of_trees(self.src, self.dst, self.dtype, self.forest, self.num_slices)
         return lower(
             self.path,
             self.dtype,
@@ -163,6 +198,10 @@ class Plan:
         """The cost of every step of the path."""
         if not self.is_counted and self.modelled is not None:
             return self.modelled.steps
+        if self.forest is not None:
+            num_beats = 1 + max((step for step, *_ in self.program.traffic()), default=-1)
+            beats = program_step_costs(self.program, num_beats, self.links)
+            return (joined_cost(beats),)
         return program_step_costs(self.program, len(self.path.steps), self.links, self.num_slices)
 
     @cached_property
@@ -252,6 +291,14 @@ def plan(
         MemoryLimitError: no plan fits; the message names the least memory that a plan needs.
     """
     return _plan_as_given(src, dst, dtype, topology, memory_limit, executor)
+
+
+def plan_of_steps(
+    src: Layout, dst: Layout, dtype: str, topology: Links, *, executor: str = "auto"
+) -> Plan:
+    """As ``plan``, but never by trees: its steps can be joined with those of other tensors."""
+    made = plan(src, dst, dtype, topology, executor=executor)
+    return made if made.forest is None else with_trees(made, None)
 
 
 @lru_cache(maxsize=MAX_CACHED_PLANS)
@@ -373,7 +420,45 @@ def _cached_plan(
     if len(paths) > 1:
         paths = Estimator(topology, ITEM_BYTES[dtype], network).cheapest_first(paths)
     best = Plan(paths[0], dtype, topology, executor, memory_limit=memory_limit, network=network)
+    trees = tree_plan(best)
+    if trees is not None and trees.cost.secs < best.cost.secs:
+        best = trees
     return _fitting(best, paths)
+
+
+def tree_plan(plan: Plan) -> Plan | None:
+    """The plan by trees between the same layouts; None where there are none.
+
+    There are none on topologies, if ranks have to read each other's memory, to several value parts,
+    and for more than ``MAX_TREE_RANKS`` ranks or ``MAX_DEMANDS`` demands.
+    """
+    network, src, dst = plan.network, plan.src, plan.dst
+    if network is None or plan.executor == "peer" or dst.rvd.v > 1:
+        return None
+    if len(plan.path.ranks) > MAX_TREE_RANKS or len(demands_of(src, dst)) > MAX_DEMANDS:
+        return None
+    forest = forest_of(src, dst, network)
+    if not forest.demands:
+        return None
+    path = Path(src, dst, (Step("trees", State(src), State(dst), direct=True),))
+    return replace(plan, path=path, near=None, slices=None, forest=forest)
+
+
+def with_trees(plan: Plan, ways: Any) -> Plan:
+    """``plan`` with the ways of another rank (``Forest.to_json``), or without trees if None.
+
+    Raises:
+        LayoutError: the ways do not serve the layouts of the plan.
+        MemoryLimitError: no plan fits the limit.
+    """
+    if ways is None:
+        paths = list(candidate_paths(plan.src, plan.dst, ITEM_BYTES[plan.dtype], plan.topology))
+        paths = Estimator(plan.topology, ITEM_BYTES[plan.dtype], plan.network).cheapest_first(paths)
+        return _fitting(replace(plan, path=paths[0], slices=None, forest=None), paths)
+    made = plan if plan.forest is not None else tree_plan(plan)
+    if made is None or made.forest is None:
+        raise LayoutError(f"{plan.src} -> {plan.dst}: the first rank uses trees, this one cannot.")
+    return replace(made, slices=None, forest=made.forest.with_ways(ways))
 
 
 def _fitting(best: Plan, paths: list[Path]) -> Plan:
@@ -407,6 +492,10 @@ def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
     windows.
     """
     finest = _slice_counts(best.path)[-1]
+    if best.forest is not None:
+        yield from (replace(best, slices=count) for count in NUM_SLICES if count > best.num_slices)
+        best = replace(best, path=paths[0], forest=None, slices=None)
+        yield best
     for path in paths if best.domains else ():
         made = replace(best, path=path)
         yield made
@@ -418,6 +507,21 @@ def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
     if best.src != best.dst:
         windows = (direct_path(best.src, best.dst, count) for count in (1, *WINDOW_COUNTS))
         yield from (replace(best, path=path) for path in windows)
+
+
+def joined_cost(steps: Iterable[StepCost]) -> StepCost:
+    """Steps one after another, as one."""
+    steps = tuple(steps)
+    received: Counter[int] = Counter()
+    for step in steps:
+        received.update(step.recv_bytes)
+    return StepCost(
+        sum(step.secs for step in steps),
+        sum(step.wire_bytes for step in steps),
+        sum(step.host_bytes for step in steps),
+        sum(step.rounds for step in steps),
+        dict(received),
+    )
 
 
 def program_step_costs(

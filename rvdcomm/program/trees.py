@@ -102,7 +102,7 @@ def _units(
     shares = split(box, [share for _, share in ways])
     for (way, _), part in zip(ways, shares, strict=True):
         for tree in way:
-            sums, copies = _beats(tree)
+            sums, copies = tree.beats()
             for index, piece in enumerate(split(part, [Fraction(1, num_slices)] * num_slices)):
                 if piece is not None:
                     contributors = _contributors(demand, tree)
@@ -135,28 +135,6 @@ def _contributors(demand: Demand, tree: Tree) -> frozenset[int]:
     """For each part, the first of the tree's ranks that holds it."""
     taken = {tree.root, *(hop.src for hop in tree.sums)}
     return frozenset(min(taken & holders) for holders in demand.parts)
-
-
-def _beats(tree: Tree) -> tuple[dict[Hop, int], dict[Hop, int]]:
-    """The beat of each hop."""
-    inward: dict[int, list[int]] = {}
-    for hop in tree.sums:
-        inward.setdefault(hop.dst, []).append(hop.src)
-    height: dict[int, int] = {}
-
-    def beats_until(rank: int) -> int:
-        if rank not in height:
-            height[rank] = max((1 + beats_until(a) for a in inward.get(rank, ())), default=0)
-        return height[rank]
-
-    sums = {(hop.src, hop.dst): beats_until(hop.src) for hop in tree.sums}
-    depth = {tree.root: beats_until(tree.root)}
-    left = list(tree.copies)
-    while left:
-        ready = [hop for hop in left if hop.src in depth]
-        depth |= {hop.dst: depth[hop.src] + 1 for hop in ready}
-        left = [hop for hop in left if hop.src not in depth or hop.dst not in depth]
-    return sums, {(hop.src, hop.dst): depth[hop.src] for hop in tree.copies}
 
 
 class _Lowered:

@@ -8,6 +8,7 @@ ranks choose the same plan, because they have told each other what they can map.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ from rvdcomm.native import core
 from rvdcomm.network import Topology
 from rvdcomm.plans.bundle import Bundle, bundle_over
 from rvdcomm.plans.fill import BundleBatch
-from rvdcomm.plans.planner import Plan, check_executor, hosts_of, plan_over, plan_with
+from rvdcomm.plans.planner import Plan, check_executor, hosts_of, plan_over, plan_with, with_trees
 from rvdcomm.program import Program, SharedDomains
 from rvdcomm.run.agree import exchange_posts
 from rvdcomm.run.rank_program import RankProgram
@@ -45,6 +46,8 @@ def plan_here(plan: Plan, world: World, executor: str) -> Plan:
         MemoryLimitError: no plan that is possible here fits the plan's limit; on all ranks.
     """
     plan = plan_with(plan, executor=executor)
+    if plan.network is not None and world.rank in plan.path.ranks:
+        plan = _with_agreed_trees(plan, world)
     if not plan.domains or world.rank not in plan.path.ranks:
         return plan
     members = plan.path.ranks
@@ -52,6 +55,19 @@ def plan_here(plan: Plan, world: World, executor: str) -> Plan:
     if made.domains and not _may_run([made.program_of(world.rank)], members, world, executor):
         made = plan_over(plan, ())
     return made
+
+
+def _with_agreed_trees(plan: Plan, world: World) -> Plan:
+    """The plan with the trees of the first rank, or without trees if that has none.
+
+    Machines may find different trees, since a linear program often has several best solutions.
+    """
+    members = plan.path.ranks
+    mine = None if plan.forest is None else plan.forest.to_json()
+    post = {"trees": json.dumps(mine) if world.rank == members[0] else ""}
+    posts = exchange_posts(world, members, post, "trees")
+    agreed = json.loads(posts[members[0]]["trees"])
+    return plan if agreed == mine else with_trees(plan, agreed)
 
 
 def compiled_many(bundle: Bundle, world: World) -> list[tuple[BundleBatch, RankProgram]]:

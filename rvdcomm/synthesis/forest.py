@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from rvdcomm.cost.demands import Demand
+from rvdcomm.errors import LayoutError
 from rvdcomm.network import Wire
+
+Pair = tuple[int, int]
+"""The ranks of a hop: from, to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,44 @@ class Tree:
     def reached(self) -> set[int]:
         """The ranks that have the element in the end."""
         return {self.root, *(hop.dst for hop in self.copies)}
+
+    def beats(self) -> tuple[dict[Pair, int], dict[Pair, int]]:
+        """When each hop of ``sums`` and of ``copies`` starts, if each takes one beat.
+
+        A rank sends on once all that it waits for has come.
+        """
+        inward: dict[int, list[int]] = {}
+        for hop in self.sums:
+            inward.setdefault(hop.dst, []).append(hop.src)
+        ready: dict[int, int] = {}
+
+        def ready_at(rank: int) -> int:
+            if rank not in ready:
+                ready[rank] = max((1 + ready_at(a) for a in inward.get(rank, ())), default=0)
+            return ready[rank]
+
+        sums = {(hop.src, hop.dst): ready_at(hop.src) for hop in self.sums}
+        has = {self.root: ready_at(self.root)}
+        left = list(self.copies)
+        while left:
+            has |= {hop.dst: has[hop.src] + 1 for hop in left if hop.src in has}
+            left = [hop for hop in left if hop.dst not in has]
+        return sums, {(hop.src, hop.dst): has[hop.src] for hop in self.copies}
+
+    def to_json(self) -> list[Any]:
+        """The tree as plain values, which ``from_json`` reads."""
+        sides = ([[h.src, h.dst, list(h.wires)] for h in hops] for hops in (self.sums, self.copies))
+        return [self.root, *sides]
+
+    @classmethod
+    def from_json(cls, values: Any) -> Tree:
+        """The tree of plain values."""
+        root, *sides = values
+        sums, copies = (
+            tuple(Hop(int(a), int(b), tuple(map(int, wires))) for a, b, wires in side)
+            for side in sides
+        )
+        return cls(int(root), sums, copies)
 
     def faults(self, demand: Demand) -> list[str]:
         """What is wrong with the tree, whichever readers it is for; empty if nothing is.
@@ -102,6 +147,56 @@ class Forest:
     ways: tuple[tuple[tuple[Way, Fraction], ...], ...]
     wires: tuple[Wire, ...]
     least_secs: float = 0.0
+
+    def to_json(self) -> list[Any]:
+        """The ways and shares as plain values, in the order of the demands."""
+        return [
+            [[*share.as_integer_ratio(), [tree.to_json() for tree in way]] for way, share in each]
+            for each in self.ways
+        ]
+
+    def with_ways(self, values: Any) -> Forest:
+        """The forest with the ways that ``to_json`` of another one gave.
+
+        Raises:
+            LayoutError: they do not serve these demands.
+        """
+        try:
+            ways = tuple(
+                tuple((tuple(map(Tree.from_json, way)), Fraction(a, b)) for a, b, way in each)
+                for each in values
+            )
+            made = replace(self, ways=ways)
+            faults = made.faults()
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise LayoutError(f"trees of another rank cannot be read: {error}.") from None
+        if faults:
+            raise LayoutError(f"trees of another rank do not serve this call: {faults[0]}.")
+        return made
+
+    @cached_property
+    def num_beats(self) -> int:
+        """Beats of the deepest tree."""
+        trees = (tree for ways in self.ways for way, _ in ways for tree in way)
+        beats = (beat for tree in trees for side in tree.beats() for beat in side.values())
+        return 1 + max(beats, default=-1)
+
+    def beat_secs(self, num_slices: int) -> list[float]:
+        """How long the busiest wire takes in each beat, if slices follow each other, a beat apart.
+
+        A byte an element, latencies aside.
+        """
+        rates = np.array([wire.link.bytes_per_sec for wire in self.wires])
+        loads = np.zeros((self.num_beats + num_slices - 1, len(self.wires)))
+        for demand, ways in zip(self.demands, self.ways, strict=True):
+            for way, share in ways:
+                num = float(share) * demand.num_elements / num_slices
+                for tree in way:
+                    for hops, beats in zip((tree.sums, tree.copies), tree.beats(), strict=True):
+                        for hop in hops:
+                            first = beats[hop.src, hop.dst]
+                            loads[first : first + num_slices, list(hop.wires)] += num
+        return [float(secs) for secs in (loads / rates).max(axis=1)]
 
     @cached_property
     def through(self) -> Mapping[int, Fraction]:

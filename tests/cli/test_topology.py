@@ -78,6 +78,20 @@ def test_other_commands_take_the_same_networks(capsys, tmp_path: Path) -> None:
     assert printed == f"{rv.plan(*layouts, topology=rv.Network.preset('ndv2', 2))}\n"
 
 
+def test_trees_are_a_step_of_a_plan_that_can_be_printed_proved_and_drawn(
+    capsys, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
+    words = ["R(1)V(4)D(1)", "R(4)V(1)D(1)", "--shape", "65536", "--topology", "line:4"]
+    assert cli.main(["plan", *words, "--picture", str(tmp_path / "plan.svg")]) == 0
+    assert "0     trees" in capsys.readouterr().out
+    drawn = (tmp_path / "plan.svg").read_text()
+    assert "message-0-0-1" in drawn
+    assert "message-0-0-3" not in drawn
+    assert cli.main(["verify", *words]) == 0
+    assert "proved" in capsys.readouterr().out
+
+
 def test_a_network_is_drawn(capsys, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
     for name in ("ndv2.svg", "ndv2.png"):

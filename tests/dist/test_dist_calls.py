@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
+from rvdcomm.plans import planner
 from rvdcomm.run.world import World
 from tests.dist.on_ranks import assert_moved, on_ranks
 from tests.dist.shards import error_of, shard_of
@@ -143,6 +144,27 @@ def test_networks_are_topologies_too(rank: int, network: str) -> None:
     wrong: Any = str(links)
     with pytest.raises(rv.LayoutError, match=r"topology.*a Topology or a Network"):
         rv.redistribute(shard_of(rank, src), src, dst, topology=wrong)
+
+
+@pytest.mark.parametrize("first", ["has other trees", "has no trees"])
+@on_ranks(4)
+def test_all_ranks_run_the_trees_of_the_first(
+    rank: int, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = rv.Network.preset("line", 4, link=rv.Link(1e-7, 1e6))
+    src, dst = rv.Layout((64, 60), "R(1)V(1)D(4,1)"), rv.Layout((64, 60), "R(4)V(1)D(1,1)")
+    plan = rv.plan(src, dst, topology=line)
+    assert plan.forest is not None
+    ways = plan.forest.to_json()
+    other = [[[a, b, way] for a, b, way in each[::-1]] for each in ways]
+    if rank == 0:
+        mine = None if first == "has no trees" else other
+        plan = planner.with_trees(plan, mine)
+    run = rv.Redistributor(plan)
+    assert (run.plan.forest is None) == (first == "has no trees")
+    if run.plan.forest is not None:
+        assert run.plan.forest.to_json() == other
+    assert_moved(run(shard_of(rank, src)), src, dst)
 
 
 @on_ranks(4)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import rvdcomm as rv
 from rvdcomm.cost import step_cost
+from rvdcomm.plans import planner
 from rvdcomm.plans.planner import plan_with
 from tests.network.oracle import random_network
 from tests.oracle import parts_of, random_layout, reassembled, shards_of
@@ -81,6 +83,68 @@ def test_a_plan_of_a_network_keeps_it_under_another_limit() -> None:
     assert leaner.cost.peak_bytes <= 4 * least
     assert "ndv2" not in plan.identity
     assert "12.5 GB/s" in plan.identity
+
+
+TORUS = rv.Network.preset("torus", 4, 4, link=rv.Link(1e-6, 1e9))
+WHOLE = rv.Layout((1 << 16, 64), "R(16)V(1)D(1,1)")
+
+
+def test_trees_are_chosen_where_they_are_faster() -> None:
+    src = rv.Layout(WHOLE.shape, "R(1)V(1)D(16,1)")
+    plan = rv.plan(src, WHOLE, topology=TORUS)
+    assert [step.kind for step in plan.path.steps] == ["trees"]
+    assert plan.gap < 1.2
+    steps = rv.plan(src, WHOLE, topology=TORUS, executor="peer")
+    assert steps.forest is None
+    assert steps.gap > 4
+    assert "trees" in str(plan).splitlines()[3]
+    assert plan.cost.wire_bytes == plan.bound.wire_bytes == 15 * src.shape[0] * src.shape[1] * 4
+
+
+def test_a_limit_on_memory_holds_for_trees() -> None:
+    src = rv.Layout(WHOLE.shape, "R(1)V(1)D(16,1)")
+    free = rv.plan(src, WHOLE, topology=TORUS)
+    least = free.bound.peak_bytes
+    limit = least + (free.cost.peak_bytes - least) // 2
+    plan = rv.plan(src, WHOLE, topology=TORUS, memory_limit=limit)
+    assert plan.cost.peak_bytes <= limit < free.cost.peak_bytes
+    assert plan.verify()
+
+
+def test_slices_of_trees_are_those_of_least_time() -> None:
+    src = rv.Layout(WHOLE.shape, "R(1)V(1)D(16,1)")
+    plan = rv.plan(src, WHOLE, topology=TORUS)
+    small = rv.plan(
+        rv.Layout((16, 4), "R(1)V(1)D(16,1)"), rv.Layout((16, 4), "R(16)V(1)D(1,1)"), topology=TORUS
+    )
+    assert small.forest is None or small.num_slices == 1
+    others = [replace(plan, slices=count).cost.secs for count in (1, 2, 4)]
+    assert others == sorted(others, reverse=True)
+    assert plan.cost.secs <= min(others)
+
+
+def test_ways_of_another_rank_are_checked() -> None:
+    src = rv.Layout(WHOLE.shape, "R(1)V(1)D(16,1)")
+    plan = rv.plan(src, WHOLE, topology=TORUS)
+    ways = plan.forest.to_json()
+    assert planner.with_trees(plan, ways).identity == plan.identity
+    assert planner.with_trees(plan, None).forest is None
+    for wrong, error in (
+        (ways[:-1], "cannot be read"),
+        ("nonsense", "cannot be read"),
+        ([[[1, 0, []]]] * len(ways), "cannot be read"),
+        ([[[1, 1, []]]] * len(ways), "do not serve this call: rank . gets nothing"),
+    ):
+        with pytest.raises(rv.LayoutError, match=error):
+            planner.with_trees(plan, wrong)
+    with pytest.raises(rv.LayoutError, match="the first rank uses trees, this one cannot"):
+        planner.with_trees(rv.plan(src, WHOLE, topology=TORUS, executor="peer"), ways)
+
+
+def test_many_tensors_are_not_moved_by_trees() -> None:
+    src = rv.Layout(WHOLE.shape, "R(1)V(1)D(16,1)")
+    bundle = rv.plan_many({"a": src, "b": src}, {"a": WHOLE, "b": WHOLE}, "float32", topology=TORUS)
+    assert all(member.plan.forest is None for member in bundle.members)
 
 
 def test_ranks_outside_the_network_are_refused() -> None:
