@@ -116,7 +116,7 @@ class Network:
 
         >>> host = Topology.single_host(2, 1e-6, 1e9)
         >>> print(Network.of(host))
-        0:2 <-> fabric  1 us  1 GB/s
+        0,1 <-> fabric  1 us  1 GB/s
         """
         if isinstance(network, Network):
             return network

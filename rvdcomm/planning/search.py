@@ -44,7 +44,7 @@ def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[
     graph may leave out steps (``LeanGraph``).
 
     >>> from rvdcomm.layout import Layout
-    >>> from rvdcomm.layout import Topology
+    >>> from rvdcomm.network import Topology
     >>> from rvdcomm.planning.binding import refine
     >>> host = Topology.single_host(8, 0, 1)
     >>> pair = refine(Layout((64,), "R(2)V(4)D(1)"), Layout((64,), "R(8)V(1)D(1)"), host)

@@ -2,7 +2,7 @@
 
 from rvdcomm.plans.bundle import bundle_over
 from rvdcomm.plans.modelled import modelled_cost
-from rvdcomm.plans.planner import EXECUTORS, Plan, clear_cache, plan, plan_over
+from rvdcomm.plans.planner import EXECUTORS, Plan, clear_cache, plan, plan_over, with_trees
 from rvdcomm.plans.simulate import Simulation, simulate_program
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "plan",
     "plan_over",
     "simulate_program",
+    "with_trees",
 ]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.plans import planner
+from rvdcomm.plans import with_trees
 from rvdcomm.run.world import World
 from tests.dist.on_ranks import assert_moved, on_ranks
 from tests.dist.shards import error_of, shard_of
@@ -159,7 +159,7 @@ def test_all_ranks_run_the_trees_of_the_first(
     other = [[[a, b, way] for a, b, way in each[::-1]] for each in ways]
     if rank == 0:
         mine = None if first == "has no trees" else other
-        plan = planner.with_trees(plan, mine)
+        plan = with_trees(plan, mine)
     run = rv.Redistributor(plan)
     assert (run.plan.forest is None) == (first == "has no trees")
     if run.plan.forest is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.cost.demands import Demand
+from rvdcomm.cost import Demand
 from rvdcomm.synthesis.cheapest import (
     Chains,
     Hops,
