@@ -353,7 +353,7 @@ def plan_with(made: Plan, *, executor: str | None = None, memory_limit: int | No
     memory_limit = made.memory_limit if memory_limit is None else memory_limit
     if (executor, memory_limit) == (made.executor, made.memory_limit):
         return made
-    if memory_limit == made.memory_limit:
+    if memory_limit == made.memory_limit and made.forest is None:
         # The path is kept, since it may not come from the search.
         near = None if executor != made.executor else made.near
         return _fitting(replace(made, executor=executor, near=near, slices=None), [made.path])

@@ -123,6 +123,15 @@ def test_slices_of_trees_are_those_of_least_time() -> None:
     assert plan.cost.secs <= min(others)
 
 
+def test_ranks_that_have_to_read_memory_use_no_trees() -> None:
+    src = rv.Layout(WHOLE.shape, "R(1)V(1)D(16,1)")
+    plan = rv.plan(src, WHOLE, topology=TORUS)
+    peer = plan_with(plan, executor="peer")
+    assert peer.forest is None
+    assert peer.domains
+    assert plan_with(plan, executor="dist").forest is not None
+
+
 def test_ways_of_another_rank_are_checked() -> None:
     src = rv.Layout(WHOLE.shape, "R(1)V(1)D(16,1)")
     plan = rv.plan(src, WHOLE, topology=TORUS)
