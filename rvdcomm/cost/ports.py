@@ -174,17 +174,29 @@ def busy_secs(traffic: Traffic, links: Links) -> tuple[list[float], float]:
     return [through.get(i, 0) / rate for i, rate in enumerate(rates)], latency
 
 
-def total_cost(steps: Iterable[StepCost], peak_bytes: int) -> Cost:
-    """The cost of a plan whose steps run one after another."""
+def joined_cost(steps: Iterable[StepCost]) -> StepCost:
+    """Steps that run one after another, as one step."""
     steps = list(steps)
     recv_bytes: Counter[int] = Counter()
     for step in steps:
         recv_bytes.update(step.recv_bytes)
-    return Cost(
+    return StepCost(
         secs=sum(step.secs for step in steps),
         wire_bytes=sum(step.wire_bytes for step in steps),
         host_bytes=sum(step.host_bytes for step in steps),
-        peak_bytes=peak_bytes,
         rounds=sum(step.rounds for step in steps),
-        recv_bytes=max(recv_bytes.values(), default=0),
+        recv_bytes=dict(recv_bytes),
+    )
+
+
+def total_cost(steps: Iterable[StepCost], peak_bytes: int) -> Cost:
+    """The cost of a plan whose steps run one after another."""
+    joined = joined_cost(steps)
+    return Cost(
+        secs=joined.secs,
+        wire_bytes=joined.wire_bytes,
+        host_bytes=joined.host_bytes,
+        peak_bytes=peak_bytes,
+        rounds=joined.rounds,
+        recv_bytes=max(joined.recv_bytes.values(), default=0),
     )

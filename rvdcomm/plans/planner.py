@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -13,6 +12,7 @@ from rvdcomm.cost import (
     Cost,
     StepCost,
     demands_of,
+    joined_cost,
     lower_bound,
     network_bound,
     step_cost,
@@ -507,21 +507,6 @@ def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
     if best.src != best.dst:
         windows = (direct_path(best.src, best.dst, count) for count in (1, *WINDOW_COUNTS))
         yield from (replace(best, path=path) for path in windows)
-
-
-def joined_cost(steps: Iterable[StepCost]) -> StepCost:
-    """Steps one after another, as one."""
-    steps = tuple(steps)
-    received: Counter[int] = Counter()
-    for step in steps:
-        received.update(step.recv_bytes)
-    return StepCost(
-        sum(step.secs for step in steps),
-        sum(step.wire_bytes for step in steps),
-        sum(step.host_bytes for step in steps),
-        sum(step.rounds for step in steps),
-        dict(received),
-    )
 
 
 def program_step_costs(
