@@ -29,10 +29,7 @@ from rvdcomm.program.instructions import (
 )
 from rvdcomm.program.program import Program
 from rvdcomm.program.shards import DST, SRC, Transition
-from rvdcomm.synthesis import Forest, Tree
-
-Hop = tuple[int, int]
-"""From rank to rank."""
+from rvdcomm.synthesis import Forest, Pair, Tree
 
 
 def program_of_trees(
@@ -80,8 +77,8 @@ class _Unit:
 
     box: Box
     start: int
-    sums: Mapping[Hop, int]
-    copies: Mapping[Hop, int]
+    sums: Mapping[Pair, int]
+    copies: Mapping[Pair, int]
     contributors: frozenset[int]
     tree: Tree
     demand: Demand
@@ -176,14 +173,14 @@ class _Lowered:
                 if unit.start + own == beat
             ),
         )
-        packed: dict[tuple[Hop, int], int] = {}
+        packed: dict[tuple[Pair, int], int] = {}
         for (a, b), number in sent:
             unit = units[number]
             place = self._add(f"s{beat}", a, unit.box)
             self.copy(a, unit.at[a], place, unit.box)
             packed[(a, b), number] = place.piece
         # Receivers have their pieces in the order of the senders.
-        arrived: dict[tuple[Hop, int], _Place] = {}
+        arrived: dict[tuple[Pair, int], _Place] = {}
         for hop, number in sorted(sent, key=lambda each: (each[0][1], each[0][0], each[1])):
             arrived[hop, number] = self._add(f"r{beat}", hop[1], units[number].box)
         self._call(beat, sent, packed, arrived, units)
@@ -193,12 +190,12 @@ class _Lowered:
     def _call(
         self,
         beat: int,
-        sent: Sequence[tuple[Hop, int]],
-        packed: Mapping[tuple[Hop, int], int],
-        arrived: Mapping[tuple[Hop, int], _Place],
+        sent: Sequence[tuple[Pair, int]],
+        packed: Mapping[tuple[Pair, int], int],
+        arrived: Mapping[tuple[Pair, int], _Place],
         units: Sequence[_Unit],
     ) -> None:
-        entries: dict[Hop, list[Entry]] = {}
+        entries: dict[Pair, list[Entry]] = {}
         for each in sent:
             hop, number = each
             entry = Entry(units[number].box, packed[each], arrived[each].piece)
@@ -211,7 +208,7 @@ class _Lowered:
         call = Collective("all_to_all", beat, self.ranks, packs, arrivals, messages)
         self.instructions.append(call)
 
-    def _receive(self, unit: _Unit, hop: Hop, place: _Place, number: int) -> None:
+    def _receive(self, unit: _Unit, hop: Pair, place: _Place, number: int) -> None:
         rank = hop[1]
         is_reader = rank in unit.demand.readers
         if hop in unit.copies and unit.copies[hop] + unit.start == int(place.buffer[1:]):
