@@ -148,7 +148,10 @@ class Outcome:
             if found := re.search(r"ranks ([0-9 and]+) are gone", text):
                 known += [found[0]] if str(victim) in found[1].split(" and ") else []
         if self.kill.serves_store and victim == 0:
+            # Nothing says who serves a store: a rank that knows the victim only by its store names
+            # that, and its loss is seen as silence or as a closed connection.
             known.append("ranks that serve the store, or others, did not join")
+            known.append("the store of the process group is lost")
         return text.startswith("CommError: ") and any(each in text for each in known)
 
     def _limit_secs(self, text: str) -> float:
