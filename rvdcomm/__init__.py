@@ -22,7 +22,8 @@ from rvdcomm.planning.path import Path
 from rvdcomm.planning.relabel import best_ranks
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import plan_many
-from rvdcomm.plans.planner import Plan, plan
+from rvdcomm.plans.plan import Plan
+from rvdcomm.plans.planner import plan
 from rvdcomm.plans.simulate import SimulationResult, simulate
 from rvdcomm.program import Program
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.command_line import parser_for
-from bench.pages import hidup, measured, search, stages, studies, truth
+from bench.pages import hidup, measured, search, stages, studies, synthesis, truth
 from bench.pages.text import Pictures, Result, Section, filled, link, written
 from bench.studies.study import STUDIES
 
@@ -34,6 +34,8 @@ COMMANDS: Mapping[str, str] = {
     "truth-scaling": "python -m bench.truth --scaling --out bench/results/truth-scaling.json",
     "truth-readings": "python -m bench.truth --readings --every 12 "
     "--out bench/results/truth-readings.json",
+    "synthesis": "python -m bench.synthesis",
+    "unequal-200mbit": "python -m bench.unequal",
     "local-4": "python -m bench.run --only in-group --secs 2 --out bench/results/local-4.json",
     **{
         name: f"python -m bench.{words} --out bench/results/{name}.json"
@@ -74,6 +76,7 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
     },
     "stages": {"numbers": ("stage_planners", stages.cuts)},
     "truth": truth.SECTIONS,
+    "synthesis": synthesis.SECTIONS,
 }
 """The parts of every page, each with the name of its result and the section that describes it."""
 

@@ -25,7 +25,7 @@ from rvdcomm.api.options import CallOptions
 from rvdcomm.errors import CommError, LayoutError
 from rvdcomm.layout import Layout
 from rvdcomm.plans.adjoint import adjoint
-from rvdcomm.plans.planner import Plan
+from rvdcomm.plans.plan import Plan
 from rvdcomm.run.process_group import real_group
 from rvdcomm.run.request import known_shape, layout_meant
 from rvdcomm.run.world import World

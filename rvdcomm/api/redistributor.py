@@ -18,7 +18,8 @@ from rvdcomm.api.traced import breaks_graph, runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.plans import planner
 from rvdcomm.plans.adjoint import adjoint, check_replica_grads
-from rvdcomm.plans.planner import Plan, plan_over, plan_with
+from rvdcomm.plans.plan import Plan
+from rvdcomm.plans.planner import plan_over, plan_with
 from rvdcomm.program import Program
 from rvdcomm.run import pool
 from rvdcomm.run.choice import executor_name, plan_here

@@ -13,7 +13,7 @@ from rvdcomm.cli.report import print_json
 from rvdcomm.cost import flow_bound
 from rvdcomm.network import MACHINES, PRESETS, SHAPES
 from rvdcomm.picture import draw
-from rvdcomm.synthesis import forest_of
+from rvdcomm.synthesis import Forest, forest_of
 from rvdcomm.units import bytes_text, parse_bytes, secs_text
 
 MAX_BOUND_RANKS = 256
@@ -30,7 +30,7 @@ def _topology(args: argparse.Namespace) -> int:
     """Print a network, its counts and the best times on it."""
     network = _network(args)
     if args.picture:
-        draw(network, args.picture)
+        draw(_gathering(network) if args.trees else network, args.picture)
     if args.save:
         network.save(args.save)
     if args.json:
@@ -46,6 +46,14 @@ def _topology(args: argparse.Namespace) -> int:
     for file in filter(None, (args.save, args.picture)):
         print(f"wrote  {file}")
     return OK
+
+
+def _gathering(network: Network) -> Forest:
+    """Trees of an all-gather."""
+    count = len(network.ranks)
+    texts = COLLECTIVES["all-gather"]
+    src, dst = (Layout((count << 20,), text.format(n=count), network.ranks) for text in texts)
+    return forest_of(src, dst, network)
 
 
 def _bounds(network: Network, num_bytes: int, trees: bool) -> Iterator[str]:
@@ -114,7 +122,11 @@ def _add_topology(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the network as JSON")
     parser.add_argument("--save", metavar="FILE", help="write it as JSON, for Network.load")
-    parser.add_argument("--picture", metavar="FILE", help="draw it, as .svg or .png")
+    parser.add_argument(
+        "--picture",
+        metavar="FILE",
+        help="draw it, or with --trees some trees of an all-gather, as .svg or .png",
+    )
 
 
 COMMAND = Command(

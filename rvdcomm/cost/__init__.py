@@ -1,7 +1,7 @@
 """The port model: the seconds and bytes of traffic, and a lower bound on the cost of any plan."""
 
 from rvdcomm.cost.bound import LevelBound, cost_of_levels, lower_bound
-from rvdcomm.cost.cuts import FlowBound, flow_bound, network_bound
+from rvdcomm.cost.cuts import FlowBound, flow_bound, network_bound, wires_of_members
 from rvdcomm.cost.demands import Demand, demand_boxes, demands_of
 from rvdcomm.cost.ports import (
     Cost,
@@ -12,6 +12,7 @@ from rvdcomm.cost.ports import (
     busy_secs,
     farthest_level,
     joined_cost,
+    pipelined_secs,
     port_secs,
     step_cost,
     total_cost,
@@ -37,7 +38,9 @@ __all__ = [
     "joined_cost",
     "lower_bound",
     "network_bound",
+    "pipelined_secs",
     "port_secs",
     "step_cost",
     "total_cost",
+    "wires_of_members",
 ]

@@ -101,15 +101,18 @@ def flow_bound(src: Layout, dst: Layout, item_bytes: int, network: Network) -> F
     return FlowBound(best.secs * item_bytes, best.cut, best.is_out)
 
 
-def network_bound(src: Layout, dst: Layout, item_bytes: int, network: Network) -> Cost:
+def network_bound(
+    src: Layout, dst: Layout, item_bytes: int, network: Network, least_secs: float = 0.0
+) -> Cost:
     """A lower bound on every field of the cost of any plan on a network.
 
-    ``secs`` are those of ``flow_bound``, and the latency of the quickest wire if anything moves.
-    The other fields do not depend on how fast wires are.
+    ``secs`` are those of ``flow_bound``, or ``least_secs`` if somebody knows more, and the latency
+    of the quickest wire if anything moves. The other fields do not depend on how fast wires are.
     """
     counted = lower_bound(src, dst, item_bytes, network.nearest_levels)
     quickest = min(wire.link.alpha_secs for wire in network.wires)
-    secs = flow_bound(src, dst, item_bytes, network).secs + counted.rounds * quickest
+    flow = max(flow_bound(src, dst, item_bytes, network).secs, least_secs)
+    secs = flow + counted.rounds * quickest
     return replace(counted, secs=secs)
 
 

@@ -123,13 +123,27 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The cost of one step of a plan; ``recv_bytes`` are by receiving rank."""
+    """The cost of one step of a plan.
+
+    Attributes:
+        secs: the time of the step if it runs alone.
+        wire_bytes, host_bytes, rounds: as of ``Cost``.
+        recv_bytes: bytes that each rank receives from others.
+        busy_secs: the part of ``secs`` that the busiest port of each level is busy, or each wire of
+            a network; empty if nothing moves, or if that is not known.
+    """
 
     secs: float
     wire_bytes: int
     host_bytes: int
     rounds: int
     recv_bytes: dict[int, int]
+    busy_secs: tuple[float, ...] = ()
+
+    @property
+    def latency_secs(self) -> float:
+        """The part of ``secs`` that is the latency of rounds; all if ``busy_secs`` is empty."""
+        return self.secs - max(self.busy_secs, default=0.0)
 
 
 def step_cost(traffic: Traffic, links: Links, rounds: int | None = None) -> StepCost:
@@ -148,7 +162,12 @@ def step_cost(traffic: Traffic, links: Links, rounds: int | None = None) -> Step
         rounds = max(max(Counter(ends).values()) for ends in zip(*sent, strict=True))
     busy, latency = busy_secs(sent, links)
     return StepCost(
-        max(busy) + rounds * latency, sum(sent.values()), host_bytes, rounds, recv_bytes
+        max(busy) + rounds * latency,
+        sum(sent.values()),
+        host_bytes,
+        rounds,
+        recv_bytes,
+        tuple(busy),
     )
 
 
@@ -189,11 +208,36 @@ def joined_cost(steps: Iterable[StepCost]) -> StepCost:
     )
 
 
-def total_cost(steps: Iterable[StepCost], peak_bytes: int) -> Cost:
-    """The cost of a plan whose steps run one after another."""
+def pipelined_secs(busy_secs: Sequence[Sequence[float]], num_slices: int) -> float:
+    """How long steps take whose ``num_slices`` slices follow each other, latencies aside.
+
+    ``busy_secs`` are by step and level, or by step and wire. With one slice the busiest levels of
+    all steps add up. With more, all levels work at the same time, except while the first slice
+    enters and the last one leaves: this costs 1 / ``num_slices`` of the time that does not overlap.
+
+    >>> pipelined_secs([[4.0, 0.0], [1.0, 6.0]], 1)
+    10.0
+    >>> pipelined_secs([[4.0, 0.0], [1.0, 6.0]], 4)
+    7.0
+    """
+    in_turn = sum(max(of_step) for of_step in busy_secs)
+    at_once = max((sum(of_level) for of_level in zip(*busy_secs, strict=True)), default=0.0)
+    return at_once + (in_turn - at_once) / num_slices
+
+
+def total_cost(steps: Iterable[StepCost], peak_bytes: int, num_slices: int = 1) -> Cost:
+    """The cost of a plan whose steps run one after another, each slice for itself.
+
+    The slices of a step follow each other, so latencies are paid once.
+    """
+    steps = list(steps)
     joined = joined_cost(steps)
+    secs = joined.secs
+    if num_slices > 1:
+        busy = [step.busy_secs for step in steps if step.busy_secs]
+        secs -= pipelined_secs(busy, 1) - pipelined_secs(busy, num_slices)
     return Cost(
-        secs=joined.secs,
+        secs=secs,
         wire_bytes=joined.wire_bytes,
         host_bytes=joined.host_bytes,
         peak_bytes=peak_bytes,

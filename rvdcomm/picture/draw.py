@@ -1,4 +1,4 @@
-"""Draw: the picture of a plan or a network as a file. matplotlib writes both formats."""
+"""Draw: the picture of a plan, a network or trees as a file. matplotlib writes both formats."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from rvdcomm import Network, Plan
+from rvdcomm.synthesis import Forest
 from rvdcomm.whole_file import write_whole
 
 STYLE: list[Any] = [
@@ -38,7 +39,7 @@ def svg(plan: Plan) -> str:
     return _written(plan, "svg").decode()
 
 
-def draw(subject: Plan | Network, file: str | FilePath) -> None:
+def draw(subject: Plan | Network | Forest, file: str | FilePath) -> None:
     """Write the picture of ``subject`` to ``file``, whose name ends in ``.svg`` or ``.png``.
 
     A plan has a row per state and a column per rank. A cell shows the tensor, with the boxes that
@@ -46,6 +47,9 @@ def draw(subject: Plan | Network, file: str | FilePath) -> None:
 
     In a network, ranks are circles and switches are boxes. A line is a wire there and a wire back,
     an arrow is a wire in one direction; each rate has a width and a colour.
+
+    Of a forest, a few trees are shown side by side on their network: arrows are messages, a colour
+    for each beat, and the root has a thick line.
 
     Raises:
         PictureError: the name ends otherwise, matplotlib is not installed, or a network has too
@@ -57,23 +61,27 @@ def draw(subject: Plan | Network, file: str | FilePath) -> None:
     write_whole(file, _written(subject, file.suffix[1:]))
 
 
-def _written(subject: Plan | Network, kind: str) -> bytes:
+def _written(subject: Plan | Network | Forest, kind: str) -> bytes:
     try:
         import matplotlib.style
     except ImportError:
         raise PictureError("a picture needs matplotlib: pip install 'rvdcomm[plot]'.") from None
-    from rvdcomm.picture import nodes, scene
+    from rvdcomm.picture import nodes, scene, trees
 
-    if isinstance(subject, Network) and len(subject.nodes) > MAX_NODES:
+    network = Network(subject.wires) if isinstance(subject, Forest) else subject
+    if isinstance(network, Network) and len(network.nodes) > MAX_NODES:
         raise PictureError(
-            f"a network of {len(subject.nodes)} ranks and switches; a picture shows {MAX_NODES}."
+            f"a network of {len(network.nodes)} ranks and switches; a picture shows {MAX_NODES}."
         )
     # Without a date and a version, the same subject gives the same bytes.
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     file = io.BytesIO()
     with matplotlib.style.context(STYLE):
-        figure = (
-            nodes.figure_of(subject) if isinstance(subject, Network) else scene.figure_of(subject)
-        )
+        if isinstance(subject, Forest):
+            figure = trees.figure_of(subject)
+        elif isinstance(subject, Network):
+            figure = nodes.figure_of(subject)
+        else:
+            figure = scene.figure_of(subject)
         figure.savefig(file, format=kind, dpi=72 * PIXELS_PER_UNIT, metadata=metadata)
     return file.getvalue()

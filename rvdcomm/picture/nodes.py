@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ STEPS = 300
 
 def figure_of(network: Network) -> Figure:
     """The picture; ``rvdcomm.picture.draw`` says what it shows."""
-    at = _places(network)
+    at = places(network)
     rates = sorted({wire.link.bytes_per_sec for wire in network.wires}, reverse=True)
     page = Page()
     for wire in network.wires:
@@ -39,19 +39,25 @@ def figure_of(network: Network) -> Figure:
         color, width = _look(rates, wire.link)
         page.curve([at[wire.src], at[wire.dst]], color, width, zorder=1)
         if back != wire.link:
-            _arrow(page, at[wire.src], at[wire.dst], color, width)
+            arrow(page, at[wire.src], at[wire.dst], color, width)
+    draw_nodes(page, at)
+    _legend(page, network, rates, max(y for _, y in at.values()) + 34)
+    page.resize()
+    return page.figure
+
+
+def draw_nodes(page: Page, at: Mapping[Node, Point], bold: Collection[Node] = ()) -> None:
+    """Draw ranks as circles, those of ``bold`` with a thick line, and switches as boxes."""
     for node, (x, y) in at.items():
         if isinstance(node, int):
-            page.circle(x, y, RADIUS, facecolor="#FFFFFF", edgecolor=INK, linewidth=1.4, zorder=3)
+            line = 3.0 if node in bold else 1.4
+            page.circle(x, y, RADIUS, facecolor="#FFFFFF", edgecolor=INK, linewidth=line, zorder=3)
             page.text(x, y + 3.6, str(node), 10, ha="center", zorder=4)
         else:
             half = text_width(node, 9) / 2 + 6
             box = (x - half, y - 9, 2 * half, 18)
             page.rect(*box, 3, facecolor="#E4E7EB", edgecolor=GREY, linewidth=1.0, zorder=3)
             page.text(x, y + 3.2, node, 9, ha="center", zorder=4)
-    _legend(page, network, rates, max(y for _, y in at.values()) + 34)
-    page.resize()
-    return page.figure
 
 
 def _look(rates: Sequence[float], link: Link) -> tuple[str, float]:
@@ -60,7 +66,7 @@ def _look(rates: Sequence[float], link: Link) -> tuple[str, float]:
     return RATE_COLORS[min(place, len(RATE_COLORS) - 1)], width
 
 
-def _arrow(page: Page, tail: Point, tip: Point, color: str, width: float) -> None:
+def arrow(page: Page, tail: Point, tip: Point, color: str, width: float) -> None:
     """A head on a line, two thirds of the way, so that heads of opposite wires lie apart."""
     x, y = (a + 0.66 * (b - a) for a, b in zip(tail, tip, strict=True))
     angle = math.atan2(tip[1] - tail[1], tip[0] - tail[0])
@@ -85,7 +91,7 @@ def _legend(page: Page, network: Network, rates: Sequence[float], y: float) -> N
 # --- places ------------------------------------------------------------------------------------
 
 
-def _places(network: Network) -> Mapping[Node, Point]:
+def places(network: Network) -> Mapping[Node, Point]:
     """Points whose distances are close to those in the network (stress majorization).
 
     Source: Gansner, Koren and North 2004, with weights of 1 / distance squared. It starts from

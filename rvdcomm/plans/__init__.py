@@ -2,7 +2,8 @@
 
 from rvdcomm.plans.bundle import bundle_over
 from rvdcomm.plans.modelled import modelled_cost
-from rvdcomm.plans.planner import EXECUTORS, Plan, clear_cache, plan, plan_over, with_trees
+from rvdcomm.plans.plan import EXECUTORS, Plan
+from rvdcomm.plans.planner import clear_cache, plan, plan_over, plan_with, with_trees
 from rvdcomm.plans.simulate import Simulation, simulate_program
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "modelled_cost",
     "plan",
     "plan_over",
+    "plan_with",
     "simulate_program",
     "with_trees",
 ]

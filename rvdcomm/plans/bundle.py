@@ -21,11 +21,12 @@ from rvdcomm.network import Links, Network, Topology
 from rvdcomm.plans.fill import BundleBatch, filled
 from rvdcomm.plans.load import Load, Ports, beat_costs
 from rvdcomm.plans.member import Member, TensorPlan, shard_sizes
-from rvdcomm.plans.planner import domains_of, program_step_costs
+from rvdcomm.plans.plan import domains_of, program_step_costs
 from rvdcomm.plans.table import rows
 from rvdcomm.program import DST, SRC, Program, SharedDomains
+from rvdcomm.program.domains import together
 from rvdcomm.program.join import join
-from rvdcomm.program.lower import Lanes, lanes, together
+from rvdcomm.program.lower import Lanes, lanes
 from rvdcomm.program.verify import Proof, verify
 from rvdcomm.units import bytes_text, secs_text
 

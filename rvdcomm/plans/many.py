@@ -11,7 +11,7 @@ from rvdcomm.layout import Layout, dtype_name
 from rvdcomm.network import Link, Links, Network, Topology
 from rvdcomm.plans.bundle import Bundle, fitting
 from rvdcomm.plans.member import Member, TensorPlan
-from rvdcomm.plans.planner import check_executor, default_topology, plan_of_steps
+from rvdcomm.plans.planner import check_executor, default_topology, plan
 from rvdcomm.program import Transition
 from rvdcomm.program.lower import wire_dtype
 
@@ -65,7 +65,7 @@ def plan_many(
             transition = Transition(*key)
             request = transition.src, transition.dst, wire_dtype(transition), shared
             try:
-                made = plan_of_steps(*request, executor=executor)
+                made = plan(*request, executor=executor, trees=False)
                 tensor_plan = TensorPlan(replace(transition, view=made.path.view), made)
             except LayoutError as error:
                 raise LayoutError(f"tensor {name!r}: {error}") from None

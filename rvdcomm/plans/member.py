@@ -13,7 +13,7 @@ from math import ceil, prod
 from rvdcomm.layout import ITEM_BYTES, Layout, widest_pieces
 from rvdcomm.planning.binding import Binding, R, V
 from rvdcomm.planning.path import State, Step
-from rvdcomm.plans.planner import Plan
+from rvdcomm.plans.plan import Plan
 from rvdcomm.program import ALIGN_BYTES, DST, SRC, Transition
 from rvdcomm.program.lower import wire_dtype
 from rvdcomm.program.slices import slicing_of

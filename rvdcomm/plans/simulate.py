@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rvdcomm.errors import ShapeMismatchError
 from rvdcomm.layout import ITEM_BYTES, Box
-from rvdcomm.plans.planner import Plan
+from rvdcomm.plans.plan import Plan
 from rvdcomm.program import (
     SRC,
     BufferKey,

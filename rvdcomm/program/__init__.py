@@ -1,6 +1,7 @@
 """Programs: the instructions of all ranks as values, their text, and lowering from a path."""
 
 from rvdcomm.program.arena import ALIGN_BYTES, Arena, aligned
+from rvdcomm.program.domains import SharedDomains, together
 from rvdcomm.program.instructions import (
     NO_BUFFER,
     Buffer,
@@ -16,7 +17,6 @@ from rvdcomm.program.lower import lanes
 from rvdcomm.program.program import Program
 from rvdcomm.program.shards import DST, SRC, Transition, is_shard, is_src, shard_index
 from rvdcomm.program.text import MAX_CHARS, MAX_TEXT_BOXES
-from rvdcomm.program.traffic import SharedDomains
 from rvdcomm.program.verify import MAX_SYMBOLS, Proof, verify
 
 __all__ = [
@@ -45,5 +45,6 @@ __all__ = [
     "is_src",
     "lanes",
     "shard_index",
+    "together",
     "verify",
 ]

@@ -25,6 +25,7 @@ from rvdcomm.network import Topology
 from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import Path, Step
+from rvdcomm.program.domains import SharedDomains, together
 from rvdcomm.program.group_moves import Destination, GroupMoves
 from rvdcomm.program.instructions import (
     UNKNOWN_BUFFER,
@@ -40,9 +41,9 @@ from rvdcomm.program.regions import BoxIndex, is_filled, window
 from rvdcomm.program.shards import DST, SRC, Transition
 from rvdcomm.program.share import publish
 from rvdcomm.program.slices import Slicing, interleaved, slicing_of
-from rvdcomm.program.traffic import SharedDomains, StepExchange
+from rvdcomm.program.traffic import StepExchange
 
-__all__ = ["Lanes", "lanes", "lower", "together", "wire_dtype"]
+__all__ = ["Lanes", "lanes", "lower", "wire_dtype"]
 
 
 def lower(
@@ -70,15 +71,6 @@ def lower(
     return Program(
         (transition,), dtype, found.buffers, tuple(interleaved(found.lanes)), found.members
     )
-
-
-def together(ranks: Iterable[int], domains: SharedDomains) -> tuple[int, ...]:
-    """``ranks``, and all ranks that share memory with one of them, ascending."""
-    found = set(ranks)
-    for domain in domains:
-        if not found.isdisjoint(domain):
-            found.update(domain)
-    return tuple(sorted(found))
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,7 @@ from rvdcomm.network import Topology
 from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, Step
-
-SharedDomains = tuple[tuple[int, ...], ...]
-"""Domains are shared-memory domains: disjoint groups of ranks that map each other's memory."""
+from rvdcomm.program.domains import SharedDomains
 
 MAX_SEARCHED_RANKS = 64
 """In a larger group, connected components are not searched: the whole group makes one call."""

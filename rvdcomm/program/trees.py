@@ -3,14 +3,14 @@
 A hop of a tree runs in a beat: one that sends parts after all that its rank waits for has come, and
 one that sends copies after the element has come. The slices of a tree follow each other, one beat
 apart. So in each beat all trees send at once, and a relay sends on what came a beat before. All
-messages of a beat are one call.
+messages of a beat are one call; ranks of one shared-memory domain read each other's memory instead.
 
 A rank adds parts in the order of the ranks that they come from, its own first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -18,8 +18,11 @@ from typing import NamedTuple
 
 from rvdcomm.cost.demands import Demand, demand_boxes
 from rvdcomm.layout import Box, Layout
+from rvdcomm.program.domains import SharedDomains, together
 from rvdcomm.program.instructions import (
     NO_BUFFER,
+    UNKNOWN_BUFFER,
+    UNKNOWN_PIECE,
     Buffer,
     Collective,
     Copy,
@@ -28,31 +31,49 @@ from rvdcomm.program.instructions import (
     Message,
 )
 from rvdcomm.program.program import Program
-from rvdcomm.program.shards import DST, SRC, Transition
+from rvdcomm.program.shards import DST, SRC, Transition, is_shard
 from rvdcomm.synthesis import Forest, Pair, Tree
 
 
 def program_of_trees(
-    src: Layout, dst: Layout, dtype: str, forest: Forest, num_slices: int = 1
+    src: Layout,
+    dst: Layout,
+    dtype: str,
+    forest: Forest,
+    num_slices: int = 1,
+    *,
+    ranks: Iterable[int] | None = None,
+    domains: SharedDomains = (),
 ) -> Program:
-    """The program of all ranks that runs ``forest``, which serves the demands of the layouts.
+    """The program that runs ``forest``, which serves the demands of the layouts.
 
-    Law (tests/program/test_trees.py): it verifies, gives the right data, and sends what the trees
-    say through each wire.
+    Args:
+        src, dst, dtype, forest: what to lower.
+        num_slices: slices of every tree, which follow each other.
+        ranks: ranks to lower; all if None. Those of one domain are lowered together.
+        domains: shared-memory domains: disjoint groups of ranks that map each other's memory.
+
+    Laws (tests/program/test_trees.py): the program of all ranks verifies, gives the right data, and
+    sends what the trees say through each wire; that of some ranks is its part that concerns them.
     """
-    lowered = _Lowered(Transition(src, dst, dtype, dtype))
+    transition = Transition(src, dst, dtype, dtype)
+    members = None if ranks is None else together(ranks, domains)
+    lowered = _Lowered(transition, forest, num_slices, members, domains)
     ways = dict(zip(forest.demands, forest.ways, strict=True))
-    units: list[_Unit] = []
     for demand, boxes in demand_boxes(src, dst):
         for box in boxes:
-            for rank in sorted(demand.readers):
+            for rank in sorted(demand.readers & lowered.here):
                 if demand.is_served(rank):
                     lowered.copy(rank, _Place(SRC, 0), _Place(DST, 0), box)
             if demand in ways:
-                units += _units(demand, box, ways[demand], num_slices)
-    for beat in range(max((unit.end for unit in units), default=0)):
-        lowered.run(beat, units)
+                lowered.add_units(demand, box, ways[demand])
+    for beat in range(forest.num_beats_in(num_slices)):
+        lowered.run(beat)
     return lowered.program()
+
+
+SUMS = "a"
+"""What the names of buffers begin with that hold sums, or what was read from other ranks."""
 
 
 class _Place(NamedTuple):
@@ -68,44 +89,30 @@ class _Unit:
 
     Attributes:
         box: the elements.
-        start: the beat of its first hops.
-        sums, copies: the beat of each hop, counted from the start.
-        contributors: the ranks whose own part is added.
         tree, demand: what it belongs to.
         at: where its value lies on each rank that has one: a sum of parts, or the whole.
     """
 
     box: Box
-    start: int
-    sums: Mapping[Pair, int]
-    copies: Mapping[Pair, int]
-    contributors: frozenset[int]
     tree: Tree
     demand: Demand
     at: dict[int, _Place] = field(default_factory=dict)
 
-    @property
-    def end(self) -> int:
-        """The beat after the last hop."""
-        return self.start + 1 + max([-1, *self.sums.values(), *self.copies.values()])
+
+@dataclass
+class _Waiting:
+    """Copies of a rank by operation, src rank, buffers and step; and the pieces that they write."""
+
+    copies: dict[tuple[str, int, str, str, int], list[Entry]] = field(default_factory=dict)
+    written: set[tuple[str, int, Box]] = field(default_factory=set)
 
 
-def _units(
-    demand: Demand,
-    box: Box,
-    ways: Sequence[tuple[tuple[Tree, ...], Fraction]],
-    num_slices: int,
-) -> Iterator[_Unit]:
-    shares = split(box, [share for _, share in ways])
-    for (way, _), part in zip(ways, shares, strict=True):
-        for tree in way:
-            sums, copies = tree.beats()
-            for index, piece in enumerate(split(part, [Fraction(1, num_slices)] * num_slices)):
-                if piece is not None:
-                    contributors = _contributors(demand, tree)
-                    unit = _Unit(piece, index, sums, copies, contributors, tree, demand)
-                    unit.at = {rank: _Place(SRC, 0) for rank in contributors}
-                    yield unit
+class _Hop(NamedTuple):
+    """A hop of a unit, in the order of messages: by ranks, then by units."""
+
+    pair: Pair
+    unit: int
+    is_sum: bool
 
 
 def split(box: Box | None, shares: Sequence[Fraction]) -> list[Box | None]:
@@ -135,101 +142,211 @@ def _contributors(demand: Demand, tree: Tree) -> frozenset[int]:
 
 
 class _Lowered:
-    """The buffers and instructions so far."""
+    """The buffers and instructions so far of the ranks ``here``."""
 
-    def __init__(self, transition: Transition) -> None:
-        self.transition = transition
+    def __init__(
+        self,
+        transition: Transition,
+        forest: Forest,
+        num_slices: int,
+        members: tuple[int, ...] | None,
+        domains: SharedDomains,
+    ) -> None:
+        self.transition, self.forest, self.members = transition, forest, members
+        # The first beat of each slice.
+        self.starts = range(0, num_slices * forest.num_turns, forest.num_turns)
+        self.here = frozenset(
+            {*transition.src.ranks, *transition.dst.ranks} if members is None else members
+        )
+        self.domain = {rank: i for i, domain in enumerate(domains) for rank in domain}
+        self.units: list[_Unit] = []
+        self.hops: dict[int, list[_Hop]] = {}
         self.buffers: dict[tuple[str, int], list[Box]] = {}
         self.instructions: list[Instruction] = []
+        # Copies that were not emitted yet, by rank.
+        self._waiting = {rank: _Waiting() for rank in sorted(self.here)}
         for name in (SRC, DST):
             for rank in transition.layout(name).ranks:
-                self.buffers[name, rank] = [transition.box(name, rank)]
-        self.ranks = tuple(sorted({*transition.src.ranks, *transition.dst.ranks}))
+                if rank in self.here:
+                    self.buffers[name, rank] = [transition.box(name, rank)]
+        self._plan_calls()
+
+    def _plan_calls(self) -> None:
+        """The ranks that send or receive messages, and the beats in which some do: for all ranks
+        the same, whichever are lowered.
+        """
+        ranks: set[int] = set()
+        self.beats_of_calls: set[int] = set()
+        for tree in self.forest.trees:
+            for beats in self.forest.beats(tree):
+                far = [(pair, at) for pair, at in beats.items() if not self._is_near(pair)]
+                ranks.update(rank for pair, _ in far for rank in pair)
+                self.beats_of_calls.update(at + start for _, at in far for start in self.starts)
+        self.callers = tuple(sorted(ranks))
+
+    def _is_near(self, pair: Pair) -> bool:
+        return pair[0] in self.domain and self.domain[pair[0]] == self.domain.get(pair[1])
+
+    def add_units(
+        self, demand: Demand, box: Box, ways: Sequence[tuple[tuple[Tree, ...], Fraction]]
+    ) -> None:
+        """Cut a box among ways and slices, and note when which part makes which hop."""
+        equal = [Fraction(1, len(self.starts))] * len(self.starts)
+        for (way, _), part in zip(ways, split(box, [share for _, share in ways]), strict=True):
+            for tree in way:
+                sums, copies = self.forest.beats(tree)
+                mine = [
+                    (at, pair, beats is sums)
+                    for beats in (sums, copies)
+                    for pair, at in beats.items()
+                    if not self.here.isdisjoint(pair)
+                ]
+                contributors = _contributors(demand, tree) & self.here
+                pieces = split(part, equal) if mine else [None] * len(self.starts)
+                for start, piece in zip(self.starts, pieces, strict=True):
+                    if piece is None:
+                        continue
+                    number = len(self.units)
+                    at = {rank: _Place(SRC, 0) for rank in contributors}
+                    self.units.append(_Unit(piece, tree, demand, at))
+                    for beat, pair, is_sum in mine:
+                        self.hops.setdefault(beat + start, []).append(_Hop(pair, number, is_sum))
 
     def program(self) -> Program:
+        self._emit_all()
         buffers = (
             Buffer(name, rank, tuple(pieces)) for (name, rank), pieces in self.buffers.items()
         )
+        instructions = tuple(self.instructions)
         dtype = self.transition.src_dtype
-        return Program((self.transition,), dtype, tuple(buffers), tuple(self.instructions))
+        return Program((self.transition,), dtype, tuple(buffers), instructions, self.members)
 
-    def copy(self, rank: int, src: _Place, dst: _Place, box: Box, op: str = "copy") -> None:
-        entry = Entry(box, src.piece, dst.piece)
-        self.instructions.append(Copy(op, rank, src.buffer, dst.buffer, (entry,)))
+    # --- copies ---------------------------------------------------------------------------------
+
+    def copy(
+        self,
+        rank: int,
+        src: _Place,
+        dst: _Place,
+        box: Box,
+        op: str = "copy",
+        *,
+        src_rank: int | None = None,
+        beat: int = 0,
+    ) -> None:
+        """Copy a box, or add it; boxes between the same buffers become one instruction."""
+        src_rank = rank if src_rank is None else src_rank
+        if (src.buffer, src.piece, box) in self._waiting[src_rank].written:
+            self._emit(src_rank)
+        if (dst.buffer, dst.piece, box) in self._waiting[rank].written:
+            self._emit(rank)
+        waiting = self._waiting[rank]
+        waiting.written.add((dst.buffer, dst.piece, box))
+        key = op, src_rank, src.buffer, dst.buffer, beat
+        waiting.copies.setdefault(key, []).append(Entry(box, src.piece, dst.piece))
+
+    def _emit(self, rank: int) -> None:
+        """Emit the copies of a rank that wait."""
+        for (op, src_rank, src, dst, beat), entries in self._waiting[rank].copies.items():
+            self.instructions.append(Copy(op, rank, src, dst, tuple(entries), src_rank, beat))
+        self._waiting[rank] = _Waiting()
+
+    def _emit_all(self) -> None:
+        for rank in self._waiting:
+            self._emit(rank)
 
     def _add(self, name: str, rank: int, box: Box) -> _Place:
         pieces = self.buffers.setdefault((name, rank), [])
         pieces.append(box)
         return _Place(name, len(pieces) - 1)
 
-    def run(self, beat: int, units: Sequence[_Unit]) -> None:
-        """The messages of a beat, and what is done with them."""
-        sent = sorted(
-            (
-                (hop, number)
-                for number, unit in enumerate(units)
-                for hops in (unit.sums, unit.copies)
-                for hop, own in hops.items()
-                if unit.start + own == beat
-            ),
-        )
-        packed: dict[tuple[Pair, int], int] = {}
-        for (a, b), number in sent:
-            unit = units[number]
-            place = self._add(f"s{beat}", a, unit.box)
-            self.copy(a, unit.at[a], place, unit.box)
-            packed[(a, b), number] = place.piece
+    # --- beats ----------------------------------------------------------------------------------
+
+    def run(self, beat: int) -> None:
+        """The messages and reads of a beat, and what is done with them."""
+        hops = sorted(self.hops.pop(beat, ()))
+        near = [hop for hop in hops if self._is_near(hop.pair)]
+        for hop in near:
+            self._publish(hop, beat)
+        arrived: list[tuple[_Hop, _Place]] = []
+        if beat in self.beats_of_calls:
+            arrived = self._call(beat, [hop for hop in hops if not self._is_near(hop.pair)])
+        # Reads run while messages are on their way.
+        for hop in sorted(near, key=_by_receiver):
+            src_rank, rank = hop.pair
+            self._receive(hop, rank, self.units[hop.unit].at[src_rank], src_rank, beat)
+        for hop, place in arrived:
+            self._receive(hop, hop.pair[1], place, hop.pair[1], beat)
+        self._emit_all()
+
+    def _publish(self, hop: _Hop, beat: int) -> None:
+        """Copy what another rank will read to memory that it maps, unless it is there."""
+        unit, rank = self.units[hop.unit], hop.pair[0]
+        if is_shard(unit.at[rank].buffer):
+            place = self._add(f"p{beat}", rank, unit.box)
+            self.copy(rank, unit.at[rank], place, unit.box)
+            unit.at[rank] = place
+
+    def _call(self, beat: int, hops: Sequence[_Hop]) -> list[tuple[_Hop, _Place]]:
+        """Pack, call, and return where the ranks here find what came, by receiver."""
+        packed: dict[_Hop, int] = {}
+        for hop in hops:
+            rank, unit = hop.pair[0], self.units[hop.unit]
+            if rank in self.here:
+                place = self._add(f"s{beat}", rank, unit.box)
+                self.copy(rank, unit.at[rank], place, unit.box)
+                packed[hop] = place.piece
         # Receivers have their pieces in the order of the senders.
-        arrived: dict[tuple[Pair, int], _Place] = {}
-        for hop, number in sorted(sent, key=lambda each: (each[0][1], each[0][0], each[1])):
-            arrived[hop, number] = self._add(f"r{beat}", hop[1], units[number].box)
-        self._call(beat, sent, packed, arrived, units)
-        for (hop, number), place in arrived.items():
-            self._receive(units[number], hop, place, number)
-
-    def _call(
-        self,
-        beat: int,
-        sent: Sequence[tuple[Pair, int]],
-        packed: Mapping[tuple[Pair, int], int],
-        arrived: Mapping[tuple[Pair, int], _Place],
-        units: Sequence[_Unit],
-    ) -> None:
+        arrived = {
+            hop: self._add(f"r{beat}", hop.pair[1], self.units[hop.unit].box)
+            for hop in sorted(hops, key=_by_receiver)
+            if hop.pair[1] in self.here
+        }
         entries: dict[Pair, list[Entry]] = {}
-        for each in sent:
-            hop, number = each
-            entry = Entry(units[number].box, packed[each], arrived[each].piece)
-            entries.setdefault(hop, []).append(entry)
-        messages = tuple(Message(*hop, tuple(found)) for hop, found in sorted(entries.items()))
-        packs, arrivals = (
-            tuple(name if (name, rank) in self.buffers else NO_BUFFER for rank in self.ranks)
-            for name in (f"s{beat}", f"r{beat}")
-        )
-        call = Collective("all_to_all", beat, self.ranks, packs, arrivals, messages)
-        self.instructions.append(call)
+        for hop in hops:
+            piece = arrived[hop].piece if hop in arrived else UNKNOWN_PIECE
+            entry = Entry(self.units[hop.unit].box, packed.get(hop, UNKNOWN_PIECE), piece)
+            entries.setdefault(hop.pair, []).append(entry)
+        self._emit_all()
+        if not self.here.isdisjoint(self.callers):
+            messages = tuple(Message(*pair, tuple(found)) for pair, found in entries.items())
+            packs, arrivals = (
+                tuple(self._name(f"{side}{beat}", rank) for rank in self.callers) for side in "sr"
+            )
+            self.instructions.append(
+                Collective("all_to_all", beat, self.callers, packs, arrivals, messages)
+            )
+        return list(arrived.items())
 
-    def _receive(self, unit: _Unit, hop: Pair, place: _Place, number: int) -> None:
-        rank = hop[1]
-        is_reader = rank in unit.demand.readers
-        if hop in unit.copies and unit.copies[hop] + unit.start == int(place.buffer[1:]):
-            unit.at[rank] = place
-            if is_reader:
-                self.copy(rank, place, _Place(DST, 0), unit.box)
-            return
-        # A part. The sum at a root that needs it is made where it stays.
+    def _name(self, name: str, rank: int) -> str:
+        if rank not in self.here:
+            return UNKNOWN_BUFFER
+        return name if (name, rank) in self.buffers else NO_BUFFER
+
+    def _receive(self, hop: _Hop, rank: int, place: _Place, src_rank: int, beat: int) -> None:
+        """Take what came to a rank: from its own memory, or from that of another one."""
+        unit = self.units[hop.unit]
+        is_own, is_reader = src_rank == rank, rank in unit.demand.readers
         is_root = rank == unit.tree.root
-        known = unit.at.get(rank)
-        if is_root and is_reader:
+        known = unit.at.get(rank) if hop.is_sum else None
+        # What is needed here, and the sum at a root that needs it, is made where it stays.
+        if is_reader and (is_root or not hop.is_sum):
             total = _Place(DST, 0)
-        elif known is None:
+        elif known is None and is_own:
             unit.at[rank] = place
             return
-        elif known.buffer == f"a{number}":
+        elif known is not None and known.buffer.startswith(SUMS):
             total = known
         else:
-            total = self._add(f"a{number}", rank, unit.box)
-        if known != total:
-            if known is not None:
-                self.copy(rank, known, total, unit.box)
-            unit.at[rank] = total
-        self.copy(rank, place, total, unit.box, "copy" if known is None else "add")
+            total = self._add(f"{SUMS}{beat}", rank, unit.box)
+        if known is not None and known != total:
+            self.copy(rank, known, total, unit.box)
+        op = "copy" if known is None else "add"
+        step = 0 if is_own else beat
+        self.copy(rank, place, total, unit.box, op, src_rank=src_rank, beat=step)
+        # A copy that goes on is sent from where it came to.
+        unit.at[rank] = place if is_own and not hop.is_sum else total
+
+
+def _by_receiver(hop: _Hop) -> tuple[int, int, int]:
+    return hop.pair[1], hop.pair[0], hop.unit

@@ -17,8 +17,10 @@ from rvdcomm.layout import ranges_text
 from rvdcomm.native import core
 from rvdcomm.network import Topology
 from rvdcomm.plans.bundle import Bundle, bundle_over
+from rvdcomm.plans.by_trees import may_differ
 from rvdcomm.plans.fill import BundleBatch
-from rvdcomm.plans.planner import Plan, check_executor, hosts_of, plan_over, plan_with, with_trees
+from rvdcomm.plans.plan import Plan, hosts_of
+from rvdcomm.plans.planner import check_executor, plan_over, plan_with, with_trees
 from rvdcomm.program import Program, SharedDomains
 from rvdcomm.run.agree import exchange_posts
 from rvdcomm.run.rank_program import RankProgram
@@ -46,7 +48,7 @@ def plan_here(plan: Plan, world: World, executor: str) -> Plan:
         MemoryLimitError: no plan that is possible here fits the plan's limit; on all ranks.
     """
     plan = plan_with(plan, executor=executor)
-    if plan.network is not None and world.rank in plan.path.ranks:
+    if world.rank in plan.path.ranks and may_differ(plan):
         plan = _with_agreed_trees(plan, world)
     if not plan.domains or world.rank not in plan.path.ranks:
         return plan

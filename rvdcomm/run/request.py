@@ -17,7 +17,8 @@ from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
 from rvdcomm.layout import RVD, Layout, dtype_name
 from rvdcomm.network import Links
 from rvdcomm.plans.adjoint import check_replica_grads
-from rvdcomm.plans.planner import Plan, plan
+from rvdcomm.plans.plan import Plan
+from rvdcomm.plans.planner import plan
 from rvdcomm.run.agree import check_equal
 from rvdcomm.run.process_group import Membership
 from rvdcomm.text import quoted

@@ -1,6 +1,31 @@
 """Synthesis: trees that serve what two layouts ask for on any network, near the best time."""
 
+from rvdcomm.synthesis.beats import Beats
 from rvdcomm.synthesis.forest import Forest, Pair, Tree
-from rvdcomm.synthesis.packing import forest_of, pack
+from rvdcomm.synthesis.packing import pack
+from rvdcomm.synthesis.search import (
+    MAX_QUICK_RANKS,
+    MAX_RANKS,
+    bare_forest,
+    forest_of,
+    forests,
+    is_packed,
+    least_secs,
+    quick_forest,
+)
 
-__all__ = ["Forest", "Pair", "Tree", "forest_of", "pack"]
+__all__ = [
+    "MAX_QUICK_RANKS",
+    "MAX_RANKS",
+    "Beats",
+    "Forest",
+    "Pair",
+    "Tree",
+    "bare_forest",
+    "forest_of",
+    "forests",
+    "is_packed",
+    "least_secs",
+    "pack",
+    "quick_forest",
+]

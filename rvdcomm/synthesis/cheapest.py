@@ -177,7 +177,7 @@ def cheapest_ways(demand: Demand, prices: Prices) -> list[tuple[float, Way]]:
         if root < 0:
             left += [part, group ^ part]
         else:
-            found.append(_tree(prices, root, sums.edges(-1, root), copies.edges(group, root)))
+            found.append(tree_of(prices, root, sums.edges(-1, root), copies.edges(group, root)))
     return [(least[full], tuple(found))]
 
 
@@ -269,16 +269,16 @@ def _of_one_root(
     if len(parts) == 1:
         # All holders are one root: the tree falls into one for each holder that is used.
         cost, edges = arborescence(prices.ahead, parts[0], readers)
-        return [(cost, _apart(prices, parts[0], edges))]
+        return [(cost, trees_from(prices, parts[0], edges))]
     found: list[tuple[float, Way]] = []
     for root in readers if len(readers) == 1 else range(len(prices.ranks)):
         in_cost, back = arborescence(prices.back, [root], [part[0] for part in parts])
         out_cost, edges = arborescence(prices.ahead, [root], readers)
-        found.append((in_cost + out_cost, (_tree(prices, root, back, edges),)))
+        found.append((in_cost + out_cost, (tree_of(prices, root, back, edges),)))
     return found
 
 
-def _apart(prices: Prices, holders: Sequence[int], edges: Sequence[Edge]) -> Way:
+def trees_from(prices: Prices, holders: Sequence[int], edges: Sequence[Edge]) -> Way:
     """A tree for each holder that sends."""
     children: dict[int, list[int]] = {}
     for a, b in edges:
@@ -291,7 +291,7 @@ def _apart(prices: Prices, holders: Sequence[int], edges: Sequence[Edge]) -> Way
             mine += [(node, child) for child in children.get(node, ())]
             left += children.get(node, ())
         if mine:
-            found.append(_tree(prices, root, [], mine))
+            found.append(tree_of(prices, root, [], mine))
     return tuple(found)
 
 
@@ -376,7 +376,7 @@ def _circle(into: Ints) -> list[int]:
 # --- from numbers to hops ----------------------------------------------------------------------
 
 
-def _tree(prices: Prices, root: int, back: Sequence[Edge], edges: Sequence[Edge]) -> Tree:
+def tree_of(prices: Prices, root: int, back: Sequence[Edge], edges: Sequence[Edge]) -> Tree:
     """A tree of hops; ``back`` are the edges of its sums, reversed."""
     sums = [(b, a) for a, b in _once(back, [root], {b for _, b in back})]
     copies = _once(edges, [root], {b for _, b in edges})

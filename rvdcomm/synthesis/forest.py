@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from rvdcomm.cost.demands import Demand
 from rvdcomm.errors import LayoutError
 from rvdcomm.network import Wire
+from rvdcomm.text import quoted
 
 Pair = tuple[int, int]
 """The ranks of a hop: from, to."""
@@ -44,28 +43,35 @@ class Tree:
         """The ranks that have the element in the end."""
         return {self.root, *(hop.dst for hop in self.copies)}
 
-    def beats(self) -> tuple[dict[Pair, int], dict[Pair, int]]:
-        """When each hop of ``sums`` and of ``copies`` starts, if each takes one beat.
+    def beats(
+        self, start: Callable[[Hop, int, bool], int]
+    ) -> tuple[dict[Pair, int], dict[Pair, int]]:
+        """When each hop of ``sums`` and of ``copies`` starts; each takes one beat.
 
-        A rank sends on once all that it waits for has come.
+        A rank sends on once all that it waits for has come. ``start`` gives the beat in which a hop
+        starts that could from some beat on; its last argument is whether it is one of ``sums``.
         """
-        inward: dict[int, list[int]] = {}
+        inward: dict[int, list[Hop]] = {}
         for hop in self.sums:
-            inward.setdefault(hop.dst, []).append(hop.src)
-        ready: dict[int, int] = {}
+            inward.setdefault(hop.dst, []).append(hop)
+        has: dict[int, int] = {}
 
         def ready_at(rank: int) -> int:
-            if rank not in ready:
-                ready[rank] = max((1 + ready_at(a) for a in inward.get(rank, ())), default=0)
-            return ready[rank]
+            if rank not in has:
+                ends = (1 + start(hop, ready_at(hop.src), True) for hop in inward.get(rank, ()))
+                has[rank] = max(ends, default=0)
+            return has[rank]
 
-        sums = {(hop.src, hop.dst): ready_at(hop.src) for hop in self.sums}
+        sums = {(hop.src, hop.dst): start(hop, ready_at(hop.src), True) for hop in self.sums}
         has = {self.root: ready_at(self.root)}
+        copies: dict[Pair, int] = {}
         left = list(self.copies)
         while left:
-            has |= {hop.dst: has[hop.src] + 1 for hop in left if hop.src in has}
+            for hop in [hop for hop in left if hop.src in has]:
+                copies[hop.src, hop.dst] = start(hop, has[hop.src], False)
+                has[hop.dst] = copies[hop.src, hop.dst] + 1
             left = [hop for hop in left if hop.dst not in has]
-        return sums, {(hop.src, hop.dst): has[hop.src] for hop in self.copies}
+        return sums, copies
 
     def to_json(self) -> list[Any]:
         """The tree as plain values, which ``from_json`` reads."""
@@ -112,6 +118,11 @@ class Tree:
         return found
 
 
+def unserved(demands: Iterable[Demand]) -> tuple[Demand, ...]:
+    """The demands of which some reader lacks a part at the start."""
+    return tuple(d for d in demands if not all(map(d.is_served, d.readers)))
+
+
 Way = tuple[Tree, ...]
 """Trees that together serve all readers of a demand."""
 
@@ -131,6 +142,13 @@ def loads_of(way: Way) -> Counter[int]:
     return Counter(wire for tree in way for hop in (*tree.sums, *tree.copies) for wire in hop.wires)
 
 
+PACES = ("together", "apart", "doubling")
+"""``together``: a hop runs as soon as its rank has the element. ``apart``: hops of unequal
+latencies run in beats of their own, which take turns, the nearest first; so few far messages do not
+wait for many near ones as if all were far. ``doubling``: hops take turns by how far they go around
+the circle of ranks, so that a rank has one partner at a time."""
+
+
 @dataclass(frozen=True)
 class Forest:
     """Ways for every demand, each with the share of the demand's elements that goes so.
@@ -139,6 +157,7 @@ class Forest:
         demands: what is served.
         ways: for each demand, its ways and their shares, which add up to 1.
         wires: the wires that hops pass.
+        pace: which hops may run in which beats, one of ``PACES``.
         least_secs: no ways take less time, by the dual of the linear program; a byte an element,
             latencies aside. 0 where the cheapest trees are not exact.
     """
@@ -147,13 +166,15 @@ class Forest:
     ways: tuple[tuple[tuple[Way, Fraction], ...], ...]
     wires: tuple[Wire, ...]
     least_secs: float = 0.0
+    pace: str = "together"
 
-    def to_json(self) -> list[Any]:
+    def to_json(self) -> dict[str, Any]:
         """The ways and shares as plain values, in the order of the demands."""
-        return [
+        ways = [
             [[*share.as_integer_ratio(), [tree.to_json() for tree in way]] for way, share in each]
             for each in self.ways
         ]
+        return {"pace": self.pace, "ways": ways}
 
     def with_ways(self, values: Any) -> Forest:
         """The forest with the ways that ``to_json`` of another one gave.
@@ -164,39 +185,75 @@ class Forest:
         try:
             ways = tuple(
                 tuple((tuple(map(Tree.from_json, way)), Fraction(a, b)) for a, b, way in each)
-                for each in values
+                for each in values["ways"]
             )
-            made = replace(self, ways=ways)
+            made = replace(self, ways=ways, pace=values["pace"])
             faults = made.faults()
-        except (TypeError, ValueError, ZeroDivisionError) as error:
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise LayoutError(f"trees of another rank cannot be read: {error}.") from None
         if faults:
             raise LayoutError(f"trees of another rank do not serve this call: {faults[0]}.")
         return made
 
+    # --- beats ----------------------------------------------------------------------------------
+
+    def alpha_secs(self, hop: Hop) -> float:
+        """The latency of a message: that of the slowest wire."""
+        return max(self.wires[wire].link.alpha_secs for wire in hop.wires)
+
+    @cached_property
+    def num_turns(self) -> int:
+        """Beats from a slice to the next one: as many as there are turns."""
+        if self.pace == "apart":
+            return max(1, len(self._latencies))
+        return max(1, (len(self._place) - 1).bit_length()) if self.pace == "doubling" else 1
+
+    @cached_property
+    def _latencies(self) -> dict[float, int]:
+        """The turn of hops of each latency."""
+        hops = (hop for tree in self.trees for hop in (*tree.sums, *tree.copies))
+        return {alpha: i for i, alpha in enumerate(sorted(set(map(self.alpha_secs, hops))))}
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        """The place of each rank on the circle of all."""
+        ranks = {rank for demand in self.demands for rank in demand.readers.union(*demand.parts)}
+        return {rank: i for i, rank in enumerate(sorted(ranks))}
+
+    def _turn(self, hop: Hop, is_sum: bool) -> int:
+        if self.pace == "apart":
+            return self._latencies[self.alpha_secs(hop)]
+        if self.pace == "together":
+            return 0
+        a, b = self._place[hop.src], self._place[hop.dst]
+        # Copies go 1, 2, 4, ... places on, and sums as far back, the longest way first.
+        steps = ((a - b if is_sum else b - a) % len(self._place)).bit_length() - 1
+        return self.num_turns - 1 - steps if is_sum else steps
+
+    def beats(self, tree: Tree) -> tuple[dict[Pair, int], dict[Pair, int]]:
+        """When the hops of the first slice of a tree start: those of sums, and of copies."""
+
+        def start(hop: Hop, ready: int, is_sum: bool) -> int:
+            return ready + (self._turn(hop, is_sum) - ready) % self.num_turns
+
+        return tree.beats(start)
+
     @cached_property
     def num_beats(self) -> int:
-        """Beats of the deepest tree."""
-        trees = (tree for ways in self.ways for way, _ in ways for tree in way)
-        beats = (beat for tree in trees for side in tree.beats() for beat in side.values())
+        """Beats of the tree that takes most."""
+        beats = (beat for tree in self.trees for side in self.beats(tree) for beat in side.values())
         return 1 + max(beats, default=-1)
 
-    def beat_secs(self, num_slices: int) -> list[float]:
-        """How long the busiest wire takes in each beat, if slices follow each other, a beat apart.
+    def num_beats_in(self, num_slices: int) -> int:
+        """Beats of all slices, each of which starts ``num_turns`` after the one before."""
+        return self.num_beats + (num_slices - 1) * self.num_turns if self.num_beats else 0
 
-        A byte an element, latencies aside.
-        """
-        rates = np.array([wire.link.bytes_per_sec for wire in self.wires])
-        loads = np.zeros((self.num_beats + num_slices - 1, len(self.wires)))
-        for demand, ways in zip(self.demands, self.ways, strict=True):
-            for way, share in ways:
-                num = float(share) * demand.num_elements / num_slices
-                for tree in way:
-                    for hops, beats in zip((tree.sums, tree.copies), tree.beats(), strict=True):
-                        for hop in hops:
-                            first = beats[hop.src, hop.dst]
-                            loads[first : first + num_slices, list(hop.wires)] += num
-        return [float(secs) for secs in (loads / rates).max(axis=1)]
+    # --- loads ----------------------------------------------------------------------------------
+
+    @property
+    def trees(self) -> Iterator[Tree]:
+        """All trees of all ways."""
+        return (tree for ways in self.ways for way, _ in ways for tree in way)
 
     @cached_property
     def through(self) -> Mapping[int, Fraction]:
@@ -218,7 +275,7 @@ class Forest:
 
     def faults(self) -> list[str]:
         """What is wrong with the ways, and shares that do not add up; empty if nothing is."""
-        found = []
+        found = [] if self.pace in PACES else [f"pace {quoted(self.pace)} is unknown"]
         for demand, ways in zip(self.demands, self.ways, strict=True):
             found += [fault for way, _ in ways for fault in faults_of(way, demand)]
             if sum(share for _, share in ways) != 1 or any(share <= 0 for _, share in ways):

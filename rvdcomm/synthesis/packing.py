@@ -20,13 +20,10 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from rvdcomm.cost.cuts import wires_of_members
-from rvdcomm.cost.demands import Demand, demands_of
-from rvdcomm.errors import LayoutError
-from rvdcomm.layout import Layout
-from rvdcomm.network import Network, Wire
+from rvdcomm.cost.demands import Demand
+from rvdcomm.network import Wire
 from rvdcomm.synthesis.cheapest import Hops, cheapest_ways, is_exact
-from rvdcomm.synthesis.forest import Forest, Way, loads_of
+from rvdcomm.synthesis.forest import Forest, Way, loads_of, unserved
 
 Floats = NDArray[np.float64]
 
@@ -49,21 +46,6 @@ CHUNKS = 10080
 """Parts of a demand's elements; a number that many small numbers divide."""
 
 
-def forest_of(src: Layout, dst: Layout, network: Network, max_ways: int = MAX_WAYS) -> Forest:
-    """Trees that take a tensor from ``src`` to ``dst``, near the least time of the busiest wire.
-
-    Only ranks of ``src`` and ``dst`` take part, as in ``flow_bound``.
-
-    Raises:
-        LayoutError: ``dst`` has several value parts, or a rank is not in the network.
-    """
-    members = {*src.ranks, *dst.ranks}
-    network.check_ranks(members)
-    if dst.rvd.v > 1:
-        raise LayoutError(f"trees to {dst.rvd}: they lead to layouts of one value part.")
-    return pack(demands_of(src, dst), wires_of_members(network, members), max_ways)
-
-
 def pack(demands: Sequence[Demand], wires: Sequence[Wire], max_ways: int = MAX_WAYS) -> Forest:
     """Ways for all demands, near the least time of the busiest wire.
 
@@ -72,7 +54,7 @@ def pack(demands: Sequence[Demand], wires: Sequence[Wire], max_ways: int = MAX_W
         wires: the wires that may be used; they connect all ranks that hold or need something.
         max_ways: the most ways of a demand that have equal roots.
     """
-    demands = [d for d in demands if not all(map(d.is_served, d.readers))]
+    demands = unserved(demands)
     if not demands:
         return Forest((), (), tuple(wires))
     ranks = {rank for demand in demands for rank in demand.readers.union(*demand.parts)}

@@ -253,7 +253,7 @@ class CommCosts:
             max(self.topology.ranks) + 1, far.alpha_secs, far.bytes_per_sec
         )
         found = []
-        path = rv.plan(src, dst, dtype, flat, executor="dist").path
+        path = rv.plan(src, dst, dtype, flat, executor="dist", trees=False).path
         steps = [step for step in path.steps for _ in step.step_exchanges]
         for step, sub_transfer in zip(steps, self._moved(path, dtype), strict=True):
             moved = _ring(step.groups, sub_transfer) if step.kind in RINGS else sub_transfer
@@ -288,7 +288,7 @@ class CommCosts:
         return [self._step(moved, max(mine.values(), default=0)) for moved, mine in pairs]
 
     def _plan(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> rv.Plan:
-        return rv.plan(src, dst, dtype, self.topology, executor="dist")
+        return rv.plan(src, dst, dtype, self.topology, executor="dist", trees=False)
 
     def _modelled(self, plan: rv.Plan) -> list[_Step]:
         """Steps for a plan of many ranks without a program.

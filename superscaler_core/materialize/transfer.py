@@ -37,7 +37,7 @@ class Transfer:
 
     def plan(self, topology: rv.Topology | None = None) -> rv.Plan:
         """The low-cost rvdcomm plan of the move."""
-        return rv.plan(self.src, self.dst, self.dtype, topology, executor="dist")
+        return rv.plan(self.src, self.dst, self.dtype, topology, executor="dist", trees=False)
 
     def of_dtype(self, dtype: str) -> Transfer:
         """The same transfer with elements of another dtype."""

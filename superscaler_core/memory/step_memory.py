@@ -256,7 +256,7 @@ def _staged(sub_transfer: Transfer, topology: rv.Topology | None) -> int:
     if sub_transfer.is_idle:
         return 0
     src, dst = moved_home(sub_transfer.src, sub_transfer.dst, topology)[:2]
-    plan = rv.plan(src, dst, sub_transfer.dtype, topology, executor="dist")
+    plan = rv.plan(src, dst, sub_transfer.dtype, topology, executor="dist", trees=False)
     # Only this cost is read, because the others take longer to compute.
     peak_bytes = plan.peak_bytes if plan.is_counted else plan.cost.peak_bytes
     # Any plan needs at least its shards.

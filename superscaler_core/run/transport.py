@@ -156,7 +156,7 @@ class DistTransport:
         # Sub-transfers with the same transition share its compiled form, whatever region they move.
         key = SubTransfer("", sub_transfer.src, sub_transfer.dst, sub_transfer.dtype)
         if key not in self._calls:
-            plan = rv.plan(*sub_transfer.layouts, sub_transfer.dtype, self._topology)
+            plan = rv.plan(*sub_transfer.layouts, sub_transfer.dtype, self._topology, trees=False)
             self._calls[key] = DistCall(plan, self._group)
         return self._calls[key]
 
@@ -350,7 +350,9 @@ class ThreadTransport:
     def _meet(self, sub_transfer: SubTransfer, meeting: _Meeting) -> None:
         try:
             dtype = str(_numpy_dtype(sub_transfer)).removeprefix("torch.")
-            meeting.result = rv.simulate(rv.plan(*sub_transfer.layouts, dtype), meeting.shards)
+            meeting.result = rv.simulate(
+                rv.plan(*sub_transfer.layouts, dtype, trees=False), meeting.shards
+            )
         except BaseException as error:
             self._board.fail(error)
             raise

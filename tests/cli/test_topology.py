@@ -82,7 +82,7 @@ def test_trees_are_a_step_of_a_plan_that_can_be_printed_proved_and_drawn(
     capsys, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
-    words = ["R(1)V(4)D(1)", "R(4)V(1)D(1)", "--shape", "65536", "--topology", "line:4"]
+    words = ["R(1)V(4)D(1)", "R(4)V(1)D(1)", "--shape", "16777216", "--topology", "line:4"]
     assert cli.main(["plan", *words, "--picture", str(tmp_path / "plan.svg")]) == 0
     assert "0     trees" in capsys.readouterr().out
     drawn = (tmp_path / "plan.svg").read_text()

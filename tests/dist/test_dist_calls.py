@@ -156,7 +156,7 @@ def test_all_ranks_run_the_trees_of_the_first(
     plan = rv.plan(src, dst, topology=line)
     assert plan.forest is not None
     ways = plan.forest.to_json()
-    other = [[[a, b, way] for a, b, way in each[::-1]] for each in ways]
+    other = {**ways, "ways": [[[a, b, way] for a, b, way in each[::-1]] for each in ways["ways"]]}
     if rank == 0:
         mine = None if first == "has no trees" else other
         plan = with_trees(plan, mine)
@@ -165,6 +165,19 @@ def test_all_ranks_run_the_trees_of_the_first(
     if run.plan.forest is not None:
         assert run.plan.forest.to_json() == other
     assert_moved(run(shard_of(rank, src)), src, dst)
+
+
+@pytest.mark.parametrize("executor", ["dist", "peer"])
+@on_ranks(4)
+def test_trees_run_on_hosts_of_unequal_size(rank: int, executor: str) -> None:
+    hosts = rv.Topology.hosts([[0, 1, 2], [3]], rv.Link(1e-6, 1e9), rv.Link(1e-6, 1e8))
+    src, dst = rv.Layout((1024, 96), "R(1)V(4)D(1,1)"), rv.Layout((1024, 96), "R(4)V(1)D(1,1)")
+    plan = rv.plan(src, dst, topology=hosts, executor=executor)
+    assert plan.forest is not None
+    assert bool(plan.domains) == (executor != "dist")
+    run = rv.Redistributor(plan)
+    for _ in range(3):
+        assert_moved(run(shard_of(rank, src)), src, dst)
 
 
 @on_ranks(4)

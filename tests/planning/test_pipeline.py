@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices, pipelined_secs
+from rvdcomm.cost import pipelined_secs
+from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices, exchange_costs
 
 NEAR, FAR = rv.Link(1e-6, 40e9), rv.Link(20e-6, 1e9)
 TWO_HOSTS = rv.Topology.hosts([range(4), range(4, 8)], NEAR, FAR)
@@ -13,8 +14,8 @@ TWO_HOSTS = rv.Topology.hosts([range(4), range(4, 8)], NEAR, FAR)
 
 def test_no_number_of_slices_is_faster_than_the_busiest_level() -> None:
     busy = [[4.0, 0.0], [1.0, 6.0], [2.0, 0.0]]
-    assert min(pipelined_secs(busy, 0.0, k) for k in NUM_SLICES) >= 7.0
-    assert pipelined_secs(busy, 0.0, 1) == pytest.approx(4.0 + 6.0 + 2.0)
+    assert min(pipelined_secs(busy, k) for k in NUM_SLICES) >= 7.0
+    assert pipelined_secs(busy, 1) == pytest.approx(4.0 + 6.0 + 2.0)
 
 
 SUM = "R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)"
@@ -36,4 +37,4 @@ def test_large_tensors_with_steps_on_different_levels_are_sliced(
 ) -> None:
     ends = (rv.Layout((rows, 1024), text) for text in pair)
     path = rv.plan(*ends, topology=topology).path
-    assert (best_num_slices(path, "float32", topology) > 1) == is_sliced
+    assert (best_num_slices(exchange_costs(path, "float32", topology)) > 1) == is_sliced

@@ -10,8 +10,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm.cost import step_cost
-from rvdcomm.plans import planner
-from rvdcomm.plans.planner import plan_with
+from rvdcomm.plans import plan_with, planner
 from tests.network.oracle import random_network
 from tests.oracle import parts_of, random_layout, reassembled, shards_of
 from tests.plans.test_bundle import random_bundle, run
@@ -94,7 +93,7 @@ def test_trees_are_chosen_where_they_are_faster() -> None:
     plan = rv.plan(src, WHOLE, topology=TORUS)
     assert [step.kind for step in plan.path.steps] == ["trees"]
     assert plan.gap < 1.2
-    steps = rv.plan(src, WHOLE, topology=TORUS, executor="peer")
+    steps = rv.plan(src, WHOLE, topology=TORUS, trees=False)
     assert steps.forest is None
     assert steps.gap > 4
     assert "trees" in str(plan).splitlines()[3]
@@ -123,13 +122,15 @@ def test_slices_of_trees_are_those_of_least_time() -> None:
     assert plan.cost.secs <= min(others)
 
 
-def test_ranks_that_have_to_read_memory_use_no_trees() -> None:
+def test_ranks_of_a_host_read_memory_along_trees() -> None:
     src = rv.Layout(WHOLE.shape, "R(1)V(1)D(16,1)")
     plan = rv.plan(src, WHOLE, topology=TORUS)
-    peer = plan_with(plan, executor="peer")
-    assert peer.forest is None
-    assert peer.domains
-    assert plan_with(plan, executor="dist").forest is not None
+    peer, dist = (plan_with(plan, executor=executor) for executor in ("peer", "dist"))
+    assert peer.forest == dist.forest == plan.forest is not None
+    assert peer.domains == (tuple(range(16)),)
+    assert peer.program.collectives == ()
+    assert dist.program.peer_groups == ()
+    assert peer.cost.wire_bytes == dist.cost.wire_bytes
 
 
 def test_ways_of_another_rank_are_checked() -> None:
@@ -139,15 +140,13 @@ def test_ways_of_another_rank_are_checked() -> None:
     assert planner.with_trees(plan, ways).identity == plan.identity
     assert planner.with_trees(plan, None).forest is None
     for wrong, error in (
-        (ways[:-1], "cannot be read"),
+        ({**ways, "ways": ways["ways"][:-1]}, "cannot be read"),
         ("nonsense", "cannot be read"),
-        ([[[1, 0, []]]] * len(ways), "cannot be read"),
-        ([[[1, 1, []]]] * len(ways), "do not serve this call: rank . gets nothing"),
+        ({**ways, "ways": [[[1, 0, []]]] * 16}, "cannot be read"),
+        ({**ways, "ways": [[[1, 1, []]]] * 16}, "do not serve this call: rank . gets nothing"),
     ):
         with pytest.raises(rv.LayoutError, match=error):
             planner.with_trees(plan, wrong)
-    with pytest.raises(rv.LayoutError, match="the first rank uses trees, this one cannot"):
-        planner.with_trees(rv.plan(src, WHOLE, topology=TORUS, executor="peer"), ways)
 
 
 def test_many_tensors_are_not_moved_by_trees() -> None:

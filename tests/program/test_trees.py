@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from fractions import Fraction
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 
 import rvdcomm as rv
 from rvdcomm.layout import Box
+from rvdcomm.program.domains import SharedDomains
 from rvdcomm.program.trees import program_of_trees, split
 from rvdcomm.program.verify import verify
-from rvdcomm.synthesis import forest_of
+from rvdcomm.synthesis import Forest, forest_of, forests
 from tests.network.oracle import random_network
-from tests.oracle import all_pairs, drawn, program_faults, random_layout
+from tests.oracle import all_pairs, drawn, local_faults, program_faults, random_layout
 from tests.strategies import boxes
 
 RING = rv.Network.preset("ring", 4, link=rv.Link(1e-6, 1e9))
@@ -48,6 +50,46 @@ def test_programs_are_right_on_random_networks(seed: int) -> None:
         dst = rv.Layout(dst.shape, f"R({len(dst.ranks)})V(1)D(1,1)", dst.ranks)
     forest = forest_of(src, dst, network)
     assert faults(program_of_trees(src, dst, "int64", forest, rng.choice([1, 2, 5]))) == []
+
+
+def random_case(rng: random.Random) -> tuple[rv.Layout, rv.Layout, Forest, SharedDomains]:
+    """Layouts on a random network, trees, and shared-memory domains of some ranks."""
+    network = random_network(rng, range(rng.randint(2, 8)))
+    ranks = [rng.sample(network.ranks, rng.randint(1, len(network.ranks))) for _ in range(2)]
+    src, dst = (random_layout(rng, (24, 30), each) for each in ranks)
+    if dst.rvd.v > 1:
+        dst = rv.Layout(dst.shape, f"R({len(dst.ranks)})V(1)D(1,1)", dst.ranks)
+    found = rng.choice(list(forests(src, dst, network)))
+    members = sorted({*src.ranks, *dst.ranks})
+    cut = rng.randint(0, len(members))
+    domains = tuple(group for group in (tuple(members[:cut]), tuple(members[cut:])) if group)
+    return src, dst, found, domains
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ranks_of_a_domain_read_memory_instead_of_messages(seed: int) -> None:
+    rng = random.Random(seed)
+    src, dst, forest, domains = random_case(rng)
+    num_slices = rng.choice([1, 2, 5])
+    program = program_of_trees(src, dst, "int64", forest, num_slices, domains=domains)
+    assert faults(program) == []
+    home = {rank: i for i, domain in enumerate(domains) for rank in domain}
+    for call in program.collectives:
+        assert all(home[a] != home[b] for a, b in call.traffic())
+    apart = program_of_trees(src, dst, "int64", forest, num_slices)
+    sent = [Counter({each[:2]: 0 for each in p.traffic()}) for p in (program, apart)]
+    for total, p in zip(sent, (program, apart), strict=True):
+        for step, pair, num_elements in p.traffic():
+            total[step, pair] += num_elements
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_programs_of_some_ranks_are_their_part_of_the_whole(seed: int) -> None:
+    rng = random.Random(seed)
+    src, dst, forest, domains = random_case(rng)
+    lowered = partial(program_of_trees, src, dst, "int64", forest, 2, domains=domains)
+    assert local_faults(lowered(), lambda rank: lowered(ranks=[rank])) == []
 
 
 @pytest.mark.parametrize("seed", range(10))

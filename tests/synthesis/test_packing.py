@@ -10,8 +10,8 @@ from fractions import Fraction
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.cost import flow_bound
-from rvdcomm.synthesis import Forest, forest_of
+from rvdcomm.cost import demands_of, flow_bound, wires_of_members
+from rvdcomm.synthesis import Forest, forest_of, pack
 from rvdcomm.synthesis.packing import CHUNKS, NEAR
 from tests.cost.test_cuts import GATHER, OPTIMA, REDUCE, SCATTER, collective
 from tests.network.oracle import random_network
@@ -21,7 +21,7 @@ SMALL = ["1x8", "2x8, a NIC for a host", "4x2", "dgx-1", "ndv2 x 2", "torus", "m
 
 
 def packed(src: rv.Layout, dst: rv.Layout, network: rv.Network) -> Forest:
-    forest = forest_of(src, dst, network)
+    forest = pack(demands_of(src, dst), wires_of_members(network, {*src.ranks, *dst.ranks}))
     assert forest.faults() == []
     return forest
 

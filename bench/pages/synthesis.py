@@ -1,0 +1,18 @@
+"""Parts of the page about synthesis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bench import synthesis, unequal
+from bench.pages.measured import printed
+from bench.pages.text import Section
+
+SECTIONS: Mapping[str, tuple[str, Section]] = {
+    "synthesis": ("synthesis", printed(synthesis.report)),
+    "unequal-200mbit": (
+        "unequal-200mbit",
+        printed(lambda result: unequal.table(result["rows"])),
+    ),
+}
+"""The parts, each with the name of its result and the section that describes it."""

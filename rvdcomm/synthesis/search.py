@@ -1,0 +1,126 @@
+"""Search: the forests that a planner chooses from, those that are found first come first.
+
+A few ranks on a network without levels: the exact packing. Otherwise trees that are balanced one
+after another, in a few styles: fewer units have fewer messages, more are nearer to the bound; a
+high price of depth gives trees of few rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from rvdcomm.cost import demands_of, wires_of_members
+from rvdcomm.errors import LayoutError
+from rvdcomm.layout import Layout
+from rvdcomm.network import Network
+from rvdcomm.synthesis.balance import Style, balance
+from rvdcomm.synthesis.doubling import doubling
+from rvdcomm.synthesis.forest import Forest, unserved
+from rvdcomm.synthesis.packing import pack
+
+MAX_PACKED_RANKS = 8
+"""The exact packing of more ranks takes seconds to minutes."""
+
+MAX_RANKS, MAX_DEMANDS = 64, 256
+"""There are no forests for more; 64 ranks take seconds."""
+
+MAX_QUICK_RANKS = 128
+"""Limit on the ranks of forests of few rounds."""
+
+STYLES = (
+    Style(2, 0.3),
+    Style(2, 0.3, by_host=True),
+    Style(2, 0.05),
+    Style(4, 0.3),
+    Style(6, 0.3),
+    Style(6, 0.05),
+)
+"""Styles of balanced trees, those that are tried on many ranks first."""
+
+NUM_STYLES = {32: len(STYLES), MAX_RANKS: 2}
+"""How many styles are tried for up to so many ranks."""
+
+
+def forests(src: Layout, dst: Layout, network: Network) -> Iterator[Forest]:
+    """Forests that take a tensor from ``src`` to ``dst``; none for too many ranks or demands.
+
+    Only ranks of ``src`` and ``dst`` take part, as in ``flow_bound``. All machines find the same
+    ones, except that of the exact packing (``is_packed``).
+
+    Raises:
+        LayoutError: ``dst`` has several value parts, or a rank is not in the network.
+    """
+    members = {*src.ranks, *dst.ranks}
+    network.check_ranks(members)
+    if dst.rvd.v > 1:
+        raise LayoutError(f"trees to {dst.rvd}: they lead to layouts of one value part.")
+    demands = demands_of(src, dst) if len(members) <= MAX_RANKS else ()
+    if not 0 < len(demands) <= MAX_DEMANDS:
+        return
+    wires = wires_of_members(network, members)
+    if is_packed(src, dst, network):
+        yield from _both(_packed(src, dst, network))
+    num_styles = next(n for most, n in NUM_STYLES.items() if len(members) <= most)
+    for style in STYLES[:num_styles]:
+        yield from _both(balance(demands, wires, style))
+
+
+@lru_cache(maxsize=256)
+def _packed(src: Layout, dst: Layout, network: Network) -> Forest:
+    return pack(demands_of(src, dst), wires_of_members(network, {*src.ranks, *dst.ranks}))
+
+
+def least_secs(src: Layout, dst: Layout, network: Network) -> float:
+    """No plan takes less, by the dual of the exact packing, if an element is a byte and latencies
+    aside; 0 where nothing is packed, or not exactly.
+    """
+    return _packed(src, dst, network).least_secs if is_packed(src, dst, network) else 0.0
+
+
+def quick_forest(src: Layout, dst: Layout, network: Network) -> Forest | None:
+    """A forest of few rounds; None for too many ranks or demands, or where there is none."""
+    members = {*src.ranks, *dst.ranks}
+    demands = demands_of(src, dst) if len(members) <= MAX_QUICK_RANKS else ()
+    if not 0 < len(demands) <= MAX_DEMANDS:
+        return None
+    return doubling(demands, wires_of_members(network, members))
+
+
+def _both(forest: Forest) -> Iterator[Forest]:
+    """A forest, and with hops of each latency in beats of their own if latencies differ."""
+    yield forest
+    apart = replace(forest, pace="apart")
+    if apart.num_turns > 1:
+        yield apart
+
+
+def is_packed(src: Layout, dst: Layout, network: Network) -> bool:
+    """Whether a forest may come from a linear program, of which machines find different ones."""
+    return (
+        dst.rvd.v == 1
+        and network.levels is None
+        and len({*src.ranks, *dst.ranks}) <= MAX_PACKED_RANKS
+    )
+
+
+def forest_of(src: Layout, dst: Layout, network: Network) -> Forest:
+    """Of ``forests``, the one whose busiest wire takes least time.
+
+    Raises:
+        LayoutError: as of ``forests``, or there are too many ranks or demands.
+    """
+    found = min(forests(src, dst, network), key=lambda forest: forest.secs, default=None)
+    if found is None:
+        raise LayoutError(
+            f"trees from {src} to {dst}: at most {MAX_RANKS} ranks and {MAX_DEMANDS} kinds of "
+            "elements."
+        )
+    return found
+
+
+def bare_forest(src: Layout, dst: Layout, network: Network) -> Forest:
+    """The demands that are not served at the start, and the wires, without ways."""
+    wires = wires_of_members(network, {*src.ranks, *dst.ranks})
+    return Forest(unserved(demands_of(src, dst)), (), tuple(wires))
