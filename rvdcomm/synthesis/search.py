@@ -56,8 +56,10 @@ def forests(src: Layout, dst: Layout, network: Network) -> Iterator[Forest]:
     network.check_ranks(members)
     if dst.rvd.v > 1:
         raise LayoutError(f"trees to {dst.rvd}: they lead to layouts of one value part.")
-    demands = demands_of(src, dst) if len(members) <= MAX_RANKS else ()
-    if not 0 < len(demands) <= MAX_DEMANDS:
+    if len(members) > MAX_RANKS:
+        return
+    demands = demands_of(src, dst)
+    if len(demands) > MAX_DEMANDS:
         return
     wires = wires_of_members(network, members)
     if is_packed(src, dst, network):

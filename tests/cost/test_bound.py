@@ -68,8 +68,11 @@ def test_no_plan_beats_the_bound_on_random_pairs(seed: int) -> None:
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_no_plan_beats_the_bound_on_any_pair_of_eight_ranks(topology: rv.Topology) -> None:
     found = []
-    for src, dst in all_pairs((6, 10), 8):
-        plan = rv.plan(src, dst, "int8", topology)
+    pairs = list(all_pairs((6, 10), 8))
+    # Trees take longer to find than paths.
+    with_trees = set(drawn(pairs, 0.1, str(topology)))
+    for src, dst in pairs:
+        plan = rv.plan(src, dst, "int8", topology, trees=(src, dst) in with_trees)
         found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in beaten(plan.cost, plan.bound)]
     assert found == []
 
