@@ -8,6 +8,7 @@ from contextlib import suppress
 import rvdcomm as rv
 from rvdcomm.errors import LayoutError
 from rvdcomm.network import Node
+from tests.oracle import random_layout
 
 RATES = (1e9, 2e9, 2.5e9, 4e9, 8e9)
 ALPHAS = (0.0, 1e-6, 1e-5)
@@ -37,3 +38,12 @@ def random_network(rng: random.Random, ranks: range | None = None) -> rv.Network
                 return network
         # Some node has no wire or is out of reach: draw again, with more wires.
         share = min(1.0, share + 0.1)
+
+
+def random_pair_on(rng: random.Random, network: rv.Network) -> tuple[rv.Layout, rv.Layout]:
+    """Two layouts on some of the ranks each; ``dst`` has one value part, as trees need it."""
+    ranks = [rng.sample(network.ranks, rng.randint(1, len(network.ranks))) for _ in range(2)]
+    src, dst = (random_layout(rng, (24, 30), each) for each in ranks)
+    if dst.rvd.v > 1:
+        dst = rv.Layout(dst.shape, f"R({len(dst.ranks)})V(1)D(1,1)", dst.ranks)
+    return src, dst

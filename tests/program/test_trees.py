@@ -17,8 +17,8 @@ from rvdcomm.program.domains import SharedDomains
 from rvdcomm.program.trees import program_of_trees, split
 from rvdcomm.program.verify import verify
 from rvdcomm.synthesis import Forest, forest_of, forests
-from tests.network.oracle import random_network
-from tests.oracle import all_pairs, drawn, local_faults, program_faults, random_layout
+from tests.network.oracle import random_network, random_pair_on
+from tests.oracle import all_pairs, drawn, local_faults, program_faults
 from tests.strategies import boxes
 
 RING = rv.Network.preset("ring", 4, link=rv.Link(1e-6, 1e9))
@@ -44,10 +44,7 @@ def test_programs_are_right_for_pairs_of_four_ranks(shape, num_slices: int) -> N
 def test_programs_are_right_on_random_networks(seed: int) -> None:
     rng = random.Random(seed)
     network = random_network(rng, range(rng.randint(2, 8)))
-    ranks = [rng.sample(network.ranks, rng.randint(1, len(network.ranks))) for _ in range(2)]
-    src, dst = (random_layout(rng, (24, 30), each) for each in ranks)
-    if dst.rvd.v > 1:
-        dst = rv.Layout(dst.shape, f"R({len(dst.ranks)})V(1)D(1,1)", dst.ranks)
+    src, dst = random_pair_on(rng, network)
     forest = forest_of(src, dst, network)
     assert faults(program_of_trees(src, dst, "int64", forest, rng.choice([1, 2, 5]))) == []
 
@@ -55,10 +52,7 @@ def test_programs_are_right_on_random_networks(seed: int) -> None:
 def random_case(rng: random.Random) -> tuple[rv.Layout, rv.Layout, Forest, SharedDomains]:
     """Layouts on a random network, trees, and shared-memory domains of some ranks."""
     network = random_network(rng, range(rng.randint(2, 8)))
-    ranks = [rng.sample(network.ranks, rng.randint(1, len(network.ranks))) for _ in range(2)]
-    src, dst = (random_layout(rng, (24, 30), each) for each in ranks)
-    if dst.rvd.v > 1:
-        dst = rv.Layout(dst.shape, f"R({len(dst.ranks)})V(1)D(1,1)", dst.ranks)
+    src, dst = random_pair_on(rng, network)
     found = rng.choice(list(forests(src, dst, network)))
     members = sorted({*src.ranks, *dst.ranks})
     cut = rng.randint(0, len(members))

@@ -11,8 +11,7 @@ from rvdcomm.cost import demands_of, flow_bound, wires_of_members
 from rvdcomm.synthesis import Forest
 from rvdcomm.synthesis.balance import Style, balance
 from tests.cost.test_cuts import GATHER, OPTIMA, REDUCE, SCATTER, collective
-from tests.network.oracle import random_network
-from tests.oracle import random_layout
+from tests.network.oracle import random_network, random_pair_on
 
 GB = 1e9
 
@@ -59,10 +58,7 @@ def test_trees_are_near_the_bound_on_known_networks(name: str, layouts: tuple[st
 def test_trees_serve_random_pairs_on_random_networks(seed: int, style: Style) -> None:
     rng = random.Random(seed)
     network = random_network(rng, range(rng.randint(2, 8)))
-    ranks = [rng.sample(network.ranks, rng.randint(1, len(network.ranks))) for _ in range(2)]
-    src, dst = (random_layout(rng, (24, 30), each) for each in ranks)
-    if dst.rvd.v > 1:
-        dst = rv.Layout(dst.shape, f"R({len(dst.ranks)})V(1)D(1,1)", dst.ranks)
+    src, dst = random_pair_on(rng, network)
     forest = balanced(src, dst, network, style)
     assert forest.secs >= flow_bound(src, dst, 1, network).secs * (1 - 1e-9)
 

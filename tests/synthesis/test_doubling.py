@@ -17,10 +17,6 @@ from tests.oracle import plan_faults, random_layout
 ONE_HOST = {n: rv.Topology.single_host(n, 3e-6, 300e9) for n in (2, 3, 5, 8, 13, 16, 64, 128)}
 
 
-def rounds(plan: rv.Plan) -> int:
-    return plan.cost.rounds
-
-
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 13, 16])
 @pytest.mark.parametrize(
     "layouts, times", [(GATHER, 1), (SCATTER, 1), (REDUCE, 2)], ids=["gather", "scatter", "reduce"]

@@ -14,8 +14,7 @@ from rvdcomm.cost import demands_of, flow_bound, wires_of_members
 from rvdcomm.synthesis import Forest, forest_of, pack
 from rvdcomm.synthesis.packing import CHUNKS, NEAR
 from tests.cost.test_cuts import GATHER, OPTIMA, REDUCE, SCATTER, collective
-from tests.network.oracle import random_network
-from tests.oracle import random_layout
+from tests.network.oracle import random_network, random_pair_on
 
 SMALL = ["1x8", "4x2", "dgx-1", "line"]
 """Those of at most as many ranks as are packed."""
@@ -44,11 +43,7 @@ def test_trees_are_within_two_percent_of_the_bound_on_published_networks(name, l
 def test_trees_serve_random_pairs_on_random_networks(seed: int) -> None:
     rng = random.Random(seed)
     network = random_network(rng, range(rng.randint(2, 6)))
-    ranks = [rng.sample(network.ranks, rng.randint(1, len(network.ranks))) for _ in range(2)]
-    src = random_layout(rng, (24, 30), ranks[0])
-    dst = random_layout(rng, (24, 30), ranks[1])
-    if dst.rvd.v > 1:
-        dst = rv.Layout(dst.shape, f"R({len(dst.ranks)})V(1)D(1,1)", dst.ranks)
+    src, dst = random_pair_on(rng, network)
     forest = packed(src, dst, network)
     bound = flow_bound(src, dst, 1, network).secs
     assert forest.secs >= bound * (1 - 1e-9)
