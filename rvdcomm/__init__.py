@@ -24,6 +24,7 @@ from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import plan_many
 from rvdcomm.plans.plan import Plan
 from rvdcomm.plans.planner import plan
+from rvdcomm.plans.saved import load_plan
 from rvdcomm.plans.simulate import SimulationResult, simulate
 from rvdcomm.program import Program
 
@@ -80,6 +81,7 @@ __all__ = [
     "best_ranks",
     "empty",
     "empty_cache",
+    "load_plan",
     "plan",
     "plan_many",
     "redistribute",

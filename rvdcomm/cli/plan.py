@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from rvdcomm import Layout, Plan, best_ranks, plan
 from rvdcomm.cli.arguments import NOTATION, add_transition, planned
 from rvdcomm.cli.command import OK, Command
 from rvdcomm.cli.report import plan_json, print_json
+from rvdcomm.exports import msccl_xml, schedule_of
+from rvdcomm.json_file import write_json
 from rvdcomm.layout import ranges_text
 from rvdcomm.picture import draw
 from rvdcomm.units import bytes_text, secs_text
+from rvdcomm.whole_file import write_whole
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -19,8 +23,9 @@ def _plan(args: argparse.Namespace) -> int:
     given = found = planned(args)
     if args.relabel:
         found = _relabelled(given, args.memory_limit)
-    if args.picture:
-        draw(found, args.picture)
+    written = [name for name in WRITERS if getattr(args, name)]
+    for name in written:
+        WRITERS[name](found, getattr(args, name))
     if args.json:
         print_json(plan_json(found) | (_saving_json(given, found) if args.relabel else {}))
     elif args.program:
@@ -29,9 +34,26 @@ def _plan(args: argparse.Namespace) -> int:
         print(found)
         if args.relabel:
             print(_saving_text(given, found, args.dst))
-        if args.picture:
-            print(f"wrote  {args.picture}")
+        for name in written:
+            print(f"wrote  {getattr(args, name)}")
     return OK
+
+
+def _write_schedule(made: Plan, path: str) -> None:
+    write_json(path, schedule_of(made.program).to_json())
+
+
+def _write_msccl(made: Plan, path: str) -> None:
+    write_whole(path, msccl_xml(schedule_of(made.program)))
+
+
+WRITERS: Mapping[str, Callable[[Plan, str], None]] = {
+    "picture": draw,
+    "save": Plan.save,
+    "schedule": _write_schedule,
+    "msccl": _write_msccl,
+}
+"""What writes the file that an option names."""
 
 
 def _relabelled(given: Plan, memory_limit: int | None) -> Plan:
@@ -79,6 +101,20 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="draw who sends what to whom, as .svg or .png (needs matplotlib)",
     )
+    parser.add_argument(
+        "--save", metavar="FILE", help="write the plan, which rvdcomm.load_plan reads"
+    )
+    parser.add_argument(
+        "--schedule",
+        metavar="FILE",
+        help="write what is sent and summed in which round, as JSON for other programs",
+    )
+    parser.add_argument(
+        "--msccl",
+        metavar="FILE",
+        help="write the XML that the runtime of MSCCL reads: all-gather, reduce-scatter, "
+        "all-reduce and all-to-all in equal chunks",
+    )
 
 
 COMMAND = Command(
@@ -94,6 +130,9 @@ examples:
   Prove what was planned:
     rvdcomm plan 'R(1)V(4)D(1)' 'R(4)V(1)D(1)' --shape 64 --program > program.txt
     rvdcomm verify --program-file program.txt
+  Hand the rounds to another program, and prove that what it got is right:
+    rvdcomm plan 'R(1)V(8)D(1)' 'R(8)V(1)D(1)' --shape 64 --topology dgx-1 --schedule rounds.json
+    rvdcomm verify --schedule rounds.json
 """,
     _add_plan,
     _plan,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path as FilePath
 
 from rvdcomm.cost import (
     Cost,
@@ -274,6 +275,16 @@ class Plan:
     def verify(self) -> Proof:
         """Prove that the program is right, or raise a ProgramError."""
         return verify(self.program)
+
+    def save(self, path: str | FilePath) -> None:
+        """Write the plan to a file, which ``load_plan`` reads.
+
+        Raises:
+            OSError: the file cannot be written; a file that was there is as before.
+        """
+        from rvdcomm.plans.saved import save_plan  # It needs the planner, which needs this module.
+
+        save_plan(self, path)
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.src.shape)) or "scalar"
