@@ -57,23 +57,25 @@ class LowerBound:
     def _secs_of(self) -> list[tuple[float, float]]:
         """For each op, what a sample adds at least to its forward and its backward on one device.
 
-        A bias takes no time where the product before it adds it in its own call.
+        A bias takes no time where the product before it adds it in its own call. An op that one of
+        two sizes lacks, as the spreading of a constant over one sample, adds nothing.
         """
         samples = self.request.samples
         times = OpTimes(self.request.profile, grown=samples[-1] / samples[0])
 
-        def secs(num: int) -> list[tuple[float, float]]:
+        def secs(num: int) -> dict[str, tuple[float, float]]:
             graph = self.request.graph_of(num)
-            free = [product_of(graph, op) is not None for op in graph.ops]
-            pairs = [times.of(Part(op).form) for op in graph.ops]
-            return [(a * (not f), b) for f, (a, b) in zip(free, pairs, strict=True)]
+            free = {op.name: product_of(graph, op) is not None for op in graph.ops}
+            pairs = {op.name: times.of(Part(op).form) for op in graph.ops}
+            return {name: (a * (not free[name]), b) for name, (a, b) in pairs.items()}
 
         if len(samples) == 1:
-            return [(a / samples[0], b / samples[0]) for a, b in secs(samples[0])]
+            return [(a / samples[0], b / samples[0]) for a, b in secs(samples[0]).values()]
         # The second size is priced at higher speeds than the first, which lowers the difference.
         first, second = samples[:2]
-        found, pairs = [], zip(secs(first), secs(second), strict=True)
-        for before, after in pairs:
+        found, later = [], secs(second)
+        for name, before in secs(first).items():
+            after = later.get(name, before)
             added = (max(0.0, y - x) / (second - first) for x, y in zip(before, after, strict=True))
             found.append((next(added), next(added)))
         return found

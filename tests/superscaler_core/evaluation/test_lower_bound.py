@@ -231,3 +231,27 @@ def test_samples_of_a_microbatch_may_run_one_after_another() -> None:
     graph = ss.capture(_Chain(4), (torch.zeros(2, 8),))
     need = sum(saved_values(graph).values())
     assert least_recomputed(graph, 2, each_costs(1.0), 10.0, Room(need / 2, 1e-9)) == 10.0
+
+
+class WithToken(nn.Module):
+    """A constant token before the sequence: over one sample, spreading it is no op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+        self.last = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        return self.last(whole).square().mean()
+
+
+def test_an_op_that_one_sample_lacks_adds_nothing() -> None:
+    def graph_of(samples: int) -> ss.Graph:
+        return ss.capture(WithToken(), (torch.zeros(samples, 8, 16),))
+
+    assert len(graph_of(1).ops) < len(graph_of(2).ops)
+    both = LowerBound(request(graph_of=graph_of))
+    assert both.secs > 0
+    with_all = LowerBound(request(graph_of=graph_of, samples=(2, 4)))
+    assert both.computing_secs == pytest.approx(with_all.computing_secs, rel=0.05)
