@@ -12,11 +12,13 @@ from rvdcomm.cost.ports import (
     busy_secs,
     farthest_level,
     joined_cost,
+    num_partners,
     pipelined_secs,
     port_secs,
     step_cost,
     total_cost,
 )
+from rvdcomm.cost.rounds import with_rounds
 from rvdcomm.cost.ticks import PortTicks
 
 __all__ = [
@@ -38,9 +40,11 @@ __all__ = [
     "joined_cost",
     "lower_bound",
     "network_bound",
+    "num_partners",
     "pipelined_secs",
     "port_secs",
     "step_cost",
     "total_cost",
     "wires_of_members",
+    "with_rounds",
 ]

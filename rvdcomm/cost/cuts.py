@@ -110,9 +110,8 @@ def network_bound(
     of the quickest wire if anything moves. The other fields do not depend on how fast wires are.
     """
     counted = lower_bound(src, dst, item_bytes, network.nearest_levels)
-    quickest = min(wire.link.alpha_secs for wire in network.wires)
     flow = max(flow_bound(src, dst, item_bytes, network).secs, least_secs)
-    secs = flow + counted.rounds * quickest
+    secs = flow + counted.rounds * network.least_alpha_secs
     return replace(counted, secs=secs)
 
 

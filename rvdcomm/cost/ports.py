@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -159,7 +159,7 @@ def step_cost(traffic: Traffic, links: Links, rounds: int | None = None) -> Step
     for (_, dst), num_bytes in sent.items():
         recv_bytes[dst] = recv_bytes.get(dst, 0) + num_bytes
     if rounds is None:
-        rounds = max(max(Counter(ends).values()) for ends in zip(*sent, strict=True))
+        rounds = num_partners(sent)
     busy, latency = busy_secs(sent, links)
     return StepCost(
         max(busy) + rounds * latency,
@@ -169,6 +169,11 @@ def step_cost(traffic: Traffic, links: Links, rounds: int | None = None) -> Step
         recv_bytes,
         tuple(busy),
     )
+
+
+def num_partners(pairs: Collection[tuple[int, int]]) -> int:
+    """Partners of the rank that sends to most, or receives from most; 0 if nothing moves."""
+    return max((max(Counter(ends).values()) for ends in zip(*pairs, strict=True)), default=0)
 
 
 def busy_secs(traffic: Traffic, links: Links) -> tuple[list[float], float]:

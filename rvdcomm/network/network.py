@@ -221,6 +221,11 @@ class Network:
         return {(wire.src, wire.dst): wire.link for wire in self.wires}
 
     @cached_property
+    def least_alpha_secs(self) -> float:
+        """No message takes fewer seconds."""
+        return min(wire.link.alpha_secs for wire in self.wires)
+
+    @cached_property
     def levels(self) -> Topology | None:
         """The topology of which this is the network; None if its groups are not nested and equally
         fast on each level.

@@ -181,6 +181,11 @@ class Topology:
         """
         return tuple(accumulate((level.link.alpha_secs for level in self.levels), max))
 
+    @property
+    def least_alpha_secs(self) -> float:
+        """No message takes fewer seconds."""
+        return self.latencies[0]
+
     @cached_property
     def order(self) -> dict[int, tuple[int, ...]]:
         """Sort keys, by rank; ranks in this order are together in the groups of every level."""

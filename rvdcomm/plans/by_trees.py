@@ -13,6 +13,7 @@ from rvdcomm.planning.estimate import MAX_COUNTED_RANKS
 from rvdcomm.planning.path import Path, State, Step
 from rvdcomm.plans.plan import Plan
 from rvdcomm.synthesis import (
+    MAX_PACKED_RANKS,
     MAX_QUICK_RANKS,
     MAX_RANKS,
     Forest,
@@ -20,6 +21,7 @@ from rvdcomm.synthesis import (
     forests,
     is_packed,
     quick_forest,
+    relayed_forests,
 )
 
 NEAR = 1.05
@@ -38,7 +40,7 @@ MIN_GAIN = 0.98
 """Trees have to take at most this share of the time of the path."""
 
 MIN_QUICK_GAIN = 0.6
-"""The same for few rounds, since messages to several ranks overlap more than the model says."""
+"""The same for few rounds on levels: messages to several ranks overlap more than the model says."""
 
 
 def faster_by_trees(plan: Plan) -> Plan:
@@ -56,7 +58,8 @@ def faster_by_trees(plan: Plan) -> Plan:
         secs, latency = _secs(plan), sum(cost.latency_secs for cost in plan.exchange_costs)
     item_bytes = ITEM_BYTES[plan.dtype]
     # Of the path as it runs in slices; latencies of all rounds are paid once.
-    least = secs * (MIN_QUICK_GAIN if latency > MAX_LATENCY_SHARE * secs else MIN_GAIN)
+    overlaps = plan.network is None and latency > MAX_LATENCY_SHARE * secs
+    least = secs * (MIN_QUICK_GAIN if overlaps else MIN_GAIN)
     found: Plan | None = None
     for forest in _candidates(plan, secs, latency):
         made = _with_forest(plan, forest)
@@ -72,15 +75,25 @@ def faster_by_trees(plan: Plan) -> Plan:
 
 
 def _candidates(plan: Plan, secs: float, latency: float) -> Iterator[Forest]:
-    """Forests of few rounds, or of few bytes, by what the time of a plan is made of."""
-    network = Network.of(plan.links)
-    if latency > MAX_LATENCY_SHARE * secs:
+    """Forests of few rounds, or of few bytes, by what the time of a plan is made of.
+
+    On a network of few ranks both are tried, since messages that ranks pass on are few bytes, too.
+    """
+    request = plan.src, plan.dst, Network.of(plan.links)
+    num_ranks = len(plan.path.ranks)
+    has_few_bytes = latency > MAX_LATENCY_SHARE * secs
+    if has_few_bytes and plan.network is not None:
+        yield from relayed_forests(*request)
+        if num_ranks > MAX_PACKED_RANKS:
+            return
+    elif has_few_bytes:
         # Reading memory has no rounds.
-        quick = None if plan.domains else quick_forest(plan.src, plan.dst, network)
+        quick = None if plan.domains else quick_forest(*request)
         if quick is not None:
             yield quick
-    elif len(plan.path.ranks) <= MAX_RANKS and secs > NEAR * plan.bound.secs:
-        yield from forests(plan.src, plan.dst, network)
+        return
+    if num_ranks <= MAX_RANKS and secs > NEAR * plan.bound.secs:
+        yield from forests(*request)
 
 
 def _secs(plan: Plan) -> float:

@@ -14,8 +14,10 @@ from rvdcomm.cost import (
     joined_cost,
     lower_bound,
     network_bound,
+    num_partners,
     step_cost,
     total_cost,
+    with_rounds,
 )
 from rvdcomm.layout import ITEM_BYTES, Layout
 from rvdcomm.network import Links, Network, Topology
@@ -254,6 +256,13 @@ class Plan:
     @cached_property
     def bound(self) -> Cost:
         """A lower bound on the cost of any plan, field by field."""
+        if len(self.path.ranks) > MAX_COUNTED_RANKS:
+            return self._bytes_bound
+        return with_rounds(self._bytes_bound, self.src, self.dst, self.links)
+
+    @property
+    def _bytes_bound(self) -> Cost:
+        """The bound with one round."""
         if self.network is not None:
             item_bytes = ITEM_BYTES[self.dtype]
             least = least_secs(self.src, self.dst, self.network) * item_bytes
@@ -376,5 +385,7 @@ def program_step_costs(
     for step in range(num_steps):
         calls = max(rounds[step].values(), default=0)
         most = max(calls, *map(len, reads[step].values()), 0)
-        costs.append(step_cost(traffic[step], links, -(-most // num_slices)))
+        # Where shards are thin, a slice has messages for some of a rank's partners only.
+        rounds_paid = max(-(-most // num_slices), num_partners(traffic[step]))
+        costs.append(step_cost(traffic[step], links, rounds_paid))
     return tuple(costs)

@@ -4,6 +4,7 @@ from rvdcomm.synthesis.beats import Beats
 from rvdcomm.synthesis.forest import Forest, Pair, Tree
 from rvdcomm.synthesis.packing import pack
 from rvdcomm.synthesis.search import (
+    MAX_PACKED_RANKS,
     MAX_QUICK_RANKS,
     MAX_RANKS,
     bare_forest,
@@ -12,9 +13,11 @@ from rvdcomm.synthesis.search import (
     is_packed,
     least_secs,
     quick_forest,
+    relayed_forests,
 )
 
 __all__ = [
+    "MAX_PACKED_RANKS",
     "MAX_QUICK_RANKS",
     "MAX_RANKS",
     "Beats",
@@ -28,4 +31,5 @@ __all__ = [
     "least_secs",
     "pack",
     "quick_forest",
+    "relayed_forests",
 ]

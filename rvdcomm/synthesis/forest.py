@@ -12,6 +12,7 @@ from typing import Any
 from rvdcomm.cost.demands import Demand
 from rvdcomm.errors import LayoutError
 from rvdcomm.network import Wire
+from rvdcomm.synthesis.turns import Sides, in_turn
 from rvdcomm.text import quoted
 
 Pair = tuple[int, int]
@@ -142,11 +143,12 @@ def loads_of(way: Way) -> Counter[int]:
     return Counter(wire for tree in way for hop in (*tree.sums, *tree.copies) for wire in hop.wires)
 
 
-PACES = ("together", "apart", "doubling")
+PACES = ("together", "apart", "doubling", "in turn")
 """``together``: a hop runs as soon as its rank has the element. ``apart``: hops of unequal
 latencies run in beats of their own, which take turns, the nearest first; so few far messages do not
 wait for many near ones as if all were far. ``doubling``: hops take turns by how far they go around
-the circle of ranks, so that a rank has one partner at a time."""
+the circle of ranks, so that a rank has one partner at a time. ``in turn``: so for any trees, by
+list scheduling (``turns.py``); slices do not overlap."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,8 @@ class Forest:
         """Beats from a slice to the next one: as many as there are turns."""
         if self.pace == "apart":
             return max(1, len(self._latencies))
+        if self.pace == "in turn":
+            return max(1, self.num_beats)
         return max(1, (len(self._place) - 1).bit_length()) if self.pace == "doubling" else 1
 
     @cached_property
@@ -232,11 +236,17 @@ class Forest:
 
     def beats(self, tree: Tree) -> tuple[dict[Pair, int], dict[Pair, int]]:
         """When the hops of the first slice of a tree start: those of sums, and of copies."""
+        if self.pace == "in turn":
+            return self._in_turn[tree]
 
         def start(hop: Hop, ready: int, is_sum: bool) -> int:
             return ready + (self._turn(hop, is_sum) - ready) % self.num_turns
 
         return tree.beats(start)
+
+    @cached_property
+    def _in_turn(self) -> dict[Tree, Sides]:
+        return in_turn(self.trees)
 
     @cached_property
     def num_beats(self) -> int:

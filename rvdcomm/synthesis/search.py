@@ -19,6 +19,7 @@ from rvdcomm.synthesis.balance import Style, balance
 from rvdcomm.synthesis.doubling import doubling
 from rvdcomm.synthesis.forest import Forest, unserved
 from rvdcomm.synthesis.packing import pack
+from rvdcomm.synthesis.spanning import spanning
 
 MAX_PACKED_RANKS = 8
 """The exact packing of more ranks takes seconds to minutes."""
@@ -88,6 +89,20 @@ def quick_forest(src: Layout, dst: Layout, network: Network) -> Forest | None:
     if not 0 < len(demands) <= MAX_DEMANDS:
         return None
     return doubling(demands, wires_of_members(network, members))
+
+
+def relayed_forests(src: Layout, dst: Layout, network: Network) -> Iterator[Forest]:
+    """Forests of few rounds where ranks reach only some others; none for too many ranks."""
+    members = {*src.ranks, *dst.ranks}
+    demands = demands_of(src, dst) if len(members) <= MAX_RANKS else ()
+    if 0 < len(demands) <= MAX_DEMANDS:
+        wires = wires_of_members(network, members)
+        for one_root in (True, False):
+            found = spanning(demands, wires, one_root=one_root)
+            if found is not None:
+                yield found
+            if len(demands[0].parts) == 1:
+                break
 
 
 def _both(forest: Forest) -> Iterator[Forest]:
