@@ -1,0 +1,66 @@
+"""Progress on stderr: a bar on a terminal; elsewhere, as in a log, a line every few seconds."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BAR_SECS, LINE_SECS = 0.2, 3.0
+"""The bar is drawn anew after the first of these times; lines are at least the second apart."""
+
+
+@dataclass
+class Progress:
+    """Shows how many of ``total`` cases are done, and the name of the last one."""
+
+    total: int
+    is_tty: bool = field(default_factory=lambda: sys.stderr.isatty())
+    _started: float = field(default_factory=time.monotonic)
+    _num_shown: int = 0
+    _shown_at: float = -LINE_SECS
+
+    @property
+    def every_secs(self) -> float:
+        """How often something new is shown at most."""
+        return BAR_SECS if self.is_tty else LINE_SECS
+
+    def show(self, num_done: int, name: str) -> None:
+        """Show that ``num_done`` cases are done, unless something was shown just now."""
+        now = time.monotonic()
+        is_news = self.is_tty or num_done > self._num_shown
+        is_due = now - self._shown_at >= self.every_secs or num_done == self.total
+        if not is_news or not is_due:
+            return
+        self._num_shown, self._shown_at = num_done, now
+        text = f"{num_done}/{self.total} cases, {now - self._started:.0f} s"
+        if self.is_tty:
+            bar = "#" * (30 * num_done // self.total)
+            print(f"\r[{bar:<30}] {text}", end="", file=sys.stderr, flush=True)
+        else:
+            print(f"{text}: {name}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Remove the bar from a terminal."""
+        if self.is_tty:
+            print("\r" + " " * 70 + "\r", end="", file=sys.stderr, flush=True)
+
+
+def watch(results: Path, total: int, done: threading.Event) -> None:
+    """Show the progress of ranks that append a line per case to ``results``, until ``done``."""
+    progress = Progress(total)
+    is_over = False
+    while not is_over:
+        is_over = done.wait(BAR_SECS)
+        # The last line may still be incomplete.
+        *lines, _ = results.read_text().split("\n")
+        progress.show(len(lines), _name(lines[-1]) if lines else "")
+    progress.close()
+
+
+def _name(line: str) -> str:
+    row = json.loads(line)
+    return f"{row['category']} {row['relation']} {row['size']}"
