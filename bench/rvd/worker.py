@@ -105,10 +105,12 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
         "memcpy": methods.memcpy(src, dst),
         "p2p": methods.point_to_point(src, dst),
     }
-    if src.ranks in meshes and rank in src:
+    # All ranks of the world time the same methods together; those outside the group call none.
+    if src.ranks in meshes:
         mesh = meshes[src.ranks]
         found["dtensor"] = methods.dtensor(mesh, src, dst)
-        hand = by_hand(mesh.get_group(), src, dst)
+        group = mesh.get_group() if rank in src else dist.group.WORLD
+        hand = by_hand(group, src, dst)
         found |= {f"{BY_HAND}: {name}": partial(_given, way) for name, way in hand.items()}
     ways = {
         name: way
