@@ -93,9 +93,8 @@ def draw_panel(axis: Axes, rows: Sequence[Row]) -> None:
         found = ratio(ms, *RATIOS["P2P ÷ ours"])
         if found is not None:
             at = x + BARS["p2p"][0], ms["p2p"]
-            axis.annotate(
-                f"{found:.2g}x", at, (0, 2), textcoords="offset points", ha="center", fontsize=8
-            )
+            text = f"{found:.2g}x" if found < 99.5 else f"{found:.0f}x"
+            axis.annotate(text, at, (0, 2), textcoords="offset points", ha="center", fontsize=8)
     axis.set_yscale("log")
     axis.margins(y=0.12)
     axis.set_xticks(range(len(rows)), [row["relation"] for row in rows], fontsize=8)

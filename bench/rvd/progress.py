@@ -6,33 +6,40 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 BAR_SECS, LINE_SECS = 0.2, 3.0
-"""The bar is drawn anew after the first of these times; lines are at least the second apart."""
+"""Times between two states of the bar, and between two lines, at least."""
 
 
 @dataclass
 class Progress:
-    """Shows how many of ``total`` cases are done, and the name of the last one."""
+    """Shows how many cases are done, and in a log the name of the last one.
+
+    Attributes:
+        total: number of all cases.
+        is_tty: whether stderr is a terminal.
+        clock: returns the time, in seconds.
+    """
 
     total: int
     is_tty: bool = field(default_factory=lambda: sys.stderr.isatty())
-    _started: float = field(default_factory=time.monotonic)
-    _num_shown: int = 0
-    _shown_at: float = -LINE_SECS
+    clock: Callable[[], float] = time.monotonic
+    _started: float = field(init=False)
+    _shown_at: float = field(init=False, default=-inf)
+    _num_shown: int = field(init=False, default=0)
 
-    @property
-    def every_secs(self) -> float:
-        """How often something new is shown at most."""
-        return BAR_SECS if self.is_tty else LINE_SECS
+    def __post_init__(self) -> None:
+        self._started = self.clock()
 
     def show(self, num_done: int, name: str) -> None:
         """Show that ``num_done`` cases are done, unless something was shown just now."""
-        now = time.monotonic()
+        now, wait_secs = self.clock(), BAR_SECS if self.is_tty else LINE_SECS
         is_news = self.is_tty or num_done > self._num_shown
-        is_due = now - self._shown_at >= self.every_secs or num_done == self.total
+        is_due = now - self._shown_at >= wait_secs or num_done == self.total
         if not is_news or not is_due:
             return
         self._num_shown, self._shown_at = num_done, now
