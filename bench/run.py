@@ -51,7 +51,7 @@ All methods alternate; times are the slowest rank's, medians of all samples.
 
 EPILOG = f"""\
 what is limited:
-  time of a case        --secs: no repetition starts later, but 3 are always run
+  time of a case        --secs: no repetition starts later, but the first 3 always run
   time of a run         {RUN_SECS} s, and {CASE_SECS} s more for every case; then it fails
   time of a message     {MESSAGE_SECS} s; if a rank waits longer, the run fails
   rate of a link        --rate, on an emulated cluster alone
@@ -111,8 +111,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         "--secs",
         type=above_zero,
         default=0.6,
-        help="time budget of a case, in seconds: no repetition of it starts later; at least 3 are "
-        "run all the same (default 0.6)",
+        help="time budget of a case, in seconds: no repetition of it starts later, except the "
+        "first 3 (default 0.6)",
     )
     measuring.add_argument(
         "--repetitions",
