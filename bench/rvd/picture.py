@@ -92,7 +92,8 @@ def draw_panel(axis: Axes, rows: Sequence[Row]) -> None:
     for x, ms in enumerate(all_ms):
         found = ratio(ms, *RATIOS["P2P ÷ ours"])
         if found is not None:
-            at = x + BARS["p2p"][0], ms["p2p"]
+            # Above the line of the limit, which may be at the height of the bar.
+            at = x + BARS["p2p"][0], max(ms["p2p"], ms.get(LIMIT, 0.0))
             text = f"{found:.2g}x" if found < 99.5 else f"{found:.0f}x"
             axis.annotate(text, at, (0, 2), textcoords="offset points", ha="center", fontsize=8)
     axis.set_yscale("log")
