@@ -47,8 +47,12 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         "--sizes", default="64 KiB,1 MiB,16 MiB", help="comma separated (default: %(default)s)"
     )
     parser.add_argument("--executor", choices=["auto", "dist"], default="auto")
-    parser.add_argument("--secs", type=float, default=0.6, help="time for a case (default 0.6 s)")
-    parser.add_argument("--repetitions", type=int, default=20, help="at most so many (default 20)")
+    parser.add_argument(
+        "--secs", type=float, default=0.6, help="time budget of a case (default 0.6 s)"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=20, help="of a case at most (default 20)"
+    )
     parser.add_argument("--out", type=Path, help="result file (default: bench/results/scratch/)")
     args = parser.parse_args(argv)
     args.only, args.categories, args.relations = None, None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bench import (
@@ -16,7 +17,8 @@ from bench import (
 )
 from bench.pages.text import Pictures, Result, Section, filled
 from bench.placement import command as placement
-from bench.rvd import report
+from bench.rvd import picture, report
+from bench.rvd.cases import IN_GROUP, Row
 from bench.superscaler_duplex import command as duplex
 from bench.superscaler_predict import command as predict
 from bench.tables import markdown
@@ -71,14 +73,35 @@ def _ms(secs: float) -> str:
     return f"{1e3 * secs:.3g} ms"
 
 
-def emulated(result: Result, pictures: Pictures) -> Iterator[str]:
-    """The cases in one group over all hosts, and how far those from host to host are at most."""
-    inside = [row for row in result["rows"] if row["relation"] == "in group"]
-    yield from printed(lambda _: report.table({**result, "rows": inside}))(result, pictures)
+def ratios(result: Result) -> str:
+    """The lines "up to N x" over point-to-point."""
+    return report.up_to(result["rows"])
+
+
+def emulated(name: str) -> Section:
+    """The cases in one group over all hosts, and how far those from host to host are at most.
+
+    If the result has times of point-to-point: the ratios to it, and the picture ``name``, too.
+    """
+
+    def section(result: Result, pictures: Pictures) -> Iterator[str]:
+        inside = [row for row in result["rows"] if row["relation"] == IN_GROUP]
+        yield from printed(lambda _: report.table({**result, "rows": inside}))(result, pictures)
+        yield from _from_host_to_host(result["rows"])
+        if ratios(result):
+            yield from printed(ratios)(result, pictures)
+            title = "All cases, by point-to-point and by rvdcomm"
+            yield pictures.add(name, title, partial(picture.plot, result))
+
+    return section
+
+
+def _from_host_to_host(rows: Sequence[Row]) -> Iterator[str]:
+    """How far the cases between groups are from the limit at most, if there are any."""
     between = [
         (report.medians_of(row)["ours"] / row["limit_secs"], row)
-        for row in result["rows"]
-        if row["relation"] != "in group" and row["limit_secs"]
+        for row in rows
+        if row["relation"] != IN_GROUP and row["limit_secs"]
     ]
     if between:
         most, row = max(between, key=lambda each: each[0])
@@ -108,14 +131,16 @@ def _training(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 SECTIONS: Mapping[str, tuple[str, Section]] = {
+    "local": ("run", printed(ratios)),
     "cluster-2x4-200mbit": (
-        "run --cluster 2x4 --rate 200mbit --sizes '16 MiB' --methods ours,peer,dist,dtensor,torch",
-        emulated,
+        "run --cluster 2x4 --rate 200mbit --sizes '16 MiB' "
+        "--methods ours,peer,dist,p2p,dtensor,torch",
+        emulated("transfers_200mbit"),
     ),
     "cluster-2x4-1gbit": (
         "run --cluster 2x4 --rate 1gbit --only in-group --sizes '16 MiB,64 MiB' "
         "--methods ours,peer,dist,dtensor,torch",
-        emulated,
+        emulated("transfers_1gbit"),
     ),
     "cluster-2x8-40mbit": (
         "run --cluster 2x8 --rate 40mbit --sizes '1 MiB' --relations n->n --categories 'V->R' "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,12 @@ from rvdcomm import Layout
 
 CASES_FILE = Path(__file__).with_name("cases.toml")
 IN_GROUP = "in group"
+
+Groups = dict[str, tuple[Sequence[int], Sequence[int]]]
+"""(src ranks, dst ranks) of each relation."""
+
+Row = Mapping[str, Any]
+"""A case in a result file, with the times of all methods; bench/README.md lists its keys."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,7 @@ def definitions() -> dict[str, Any]:
     return tomllib.loads(CASES_FILE.read_text())
 
 
-def make_cases(
-    groups: dict[str, tuple[Sequence[int], Sequence[int]]], sizes: Sequence[str]
-) -> Iterator[Case]:
+def make_cases(groups: Groups, sizes: Sequence[str]) -> Iterator[Case]:
     """All cases: every category for every size and every relation in ``groups``.
 
     Args:
@@ -69,23 +73,19 @@ def make_cases(
                 yield Case(category, relation, size, *map(str, layouts))
 
 
-def local_groups(n: int) -> dict[str, tuple[Sequence[int], Sequence[int]]]:
+def local_groups(n: int) -> Groups:
     """Groups on one host: the first ranks are src; the next ranks are dst, or dst equals src."""
-    groups: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
+    groups: Groups = {}
     for relation, (a, b) in definitions()["relations"].items():
         src = range(a * n)
         groups[relation] = (src, range(a * n, (a + b) * n) if b else src)
     return groups
 
 
-def cluster_groups(
-    hosts: int, ranks_per_host: int
-) -> dict[str, tuple[Sequence[int], Sequence[int]]]:
+def cluster_groups(hosts: int, ranks_per_host: int) -> Groups:
     """Groups on a cluster: the in-group cases over all hosts, the others from host 0 to host 1."""
     k, half = ranks_per_host, max(ranks_per_host // 2, 1)
-    groups: dict[str, tuple[Sequence[int], Sequence[int]]] = {
-        IN_GROUP: (range(hosts * k), range(hosts * k))
-    }
+    groups: Groups = {IN_GROUP: (range(hosts * k), range(hosts * k))}
     if hosts > 1:
         groups["n->n"] = (range(k), range(k, 2 * k))
         groups["n->2n"] = (range(half), range(k, k + 2 * half))

@@ -13,9 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import rvdcomm as rv
+from rvdcomm.cost import Traffic
 from rvdcomm.layout import Box
 
 Method = Callable[[Tensor | None], Tensor | None]
+
+ITEM_BYTES = 4
+"""Bytes of a float32, the element type of all cases."""
 
 
 def ours(src: rv.Layout, dst: rv.Layout, topology: rv.Topology) -> Method:
@@ -109,9 +113,14 @@ def _pulls(src: rv.Layout, dst: rv.Layout) -> list[tuple[int, int, Box]]:
     return pulls
 
 
-def point_to_point_bytes(src: rv.Layout, dst: rv.Layout, item_bytes: int) -> int:
-    """Bytes that the baseline sends between ranks."""
-    return item_bytes * sum(box.num_elements for a, b, box in _pulls(src, dst) if a != b)
+def point_to_point_traffic(src: rv.Layout, dst: rv.Layout, item_bytes: int) -> Traffic:
+    """Bytes of the baseline from each (writer, reader) to another rank."""
+    traffic: dict[tuple[int, int], int] = {}
+    for writer, reader, box in _pulls(src, dst):
+        if writer != reader:
+            pair = writer, reader
+            traffic[pair] = traffic.get(pair, 0) + item_bytes * box.num_elements
+    return traffic
 
 
 def dtensor(mesh: DeviceMesh, src: rv.Layout, dst: rv.Layout) -> Method | None:

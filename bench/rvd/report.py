@@ -1,35 +1,53 @@
-"""The benchmark's table and plot."""
+"""The benchmark's tables: times, their ratios, and how many times as fast as point-to-point."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import inf
-from pathlib import Path
+from operator import itemgetter
 from statistics import median
-from textwrap import fill
 from typing import Any
 
+from bench.rvd.cases import IN_GROUP, Row
 from bench.tables import Lines, grid
 
 BY_HAND = "torch"
 """The method of torch's own collectives; its ways have names of their own after a colon."""
 
-METHODS = ("ours", "pool", "peer", "dist", "p2p", "dtensor", BY_HAND)
-TIMES = (*METHODS[:-2], "DTensor", BY_HAND, "limit")
-COLUMNS = ("case", "groups", *TIMES, "ours x", "DT x", "T x", "plan")
+LIMIT = "limit"
+
+TIMES: Mapping[str, str] = {
+    **{name: name for name in ("ours", "pool", "peer", "dist", "p2p")},
+    "dtensor": "DTensor",
+    **{name: name for name in (BY_HAND, LIMIT)},
+}
+"""The columns with times, in order, by what they are the times of."""
+
+RATIOS: Mapping[str, tuple[str, str]] = {
+    "ours ÷ limit": ("ours", LIMIT),
+    "P2P ÷ ours": ("p2p", "ours"),
+    "DTensor ÷ ours": ("dtensor", "ours"),
+    "torch ÷ ours": (BY_HAND, "ours"),
+}
+"""The columns with ratios: of which time to which."""
+
+COLUMNS = ("case", "groups", *TIMES.values(), *RATIOS, "plan")
 LEGEND = """\
 ours: as called; pool: the same with the source in the pool; peer, dist: compiled, into out.
+p2p: point-to-point, where every reader pulls what it needs of every part from one writer.
 torch: the fastest of torch's own collectives, called by hand, where DTensor may choose another.
-ours x: ours / limit; DT x: DTensor / ours; T x: torch / ours.
+limit: the least time that the bytes to be moved can take; it limits no method of the benchmark.
 plan: ag all_gather, ar all_reduce, rs reduce_scatter, a2a all_to_all, ex exchange, tr transfer."""
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """A table per size, of median times in ms."""
+    """A table per size, of median times in ms, or of modelled ones if the result says so."""
     parts = []
+    kind = result.get("times", "median")
     for size in dict.fromkeys(row["size"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["size"] == size]
-        parts.append(f"{size} float32, median ms:")
+        parts.append(f"{size} float32, {kind} ms:")
         parts.append(grid(_filled([COLUMNS, *map(_cells, rows)])))
     return "\n\n".join(parts)
 
@@ -40,28 +58,64 @@ def _filled(lines: Sequence[Sequence[str]]) -> Lines:
     return [*zip(*columns, strict=True)]
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    medians = medians_of(row)
-    called, limit = medians["ours"], row["limit_secs"]
-    groups = f"{_num_ranks(row['src'])}" if row["relation"] == "in group" else row["relation"]
+def _cells(row: Row) -> tuple[str, ...]:
+    times = times_of(row)
+    ratios = [ratio(times, *names) for names in RATIOS.values()]
     return (
         row["category"],
-        groups,
-        *(_ms(medians[name]) if name in medians else "-" for name in METHODS),
-        _ms(limit) if limit else "-",
-        f"{called / limit:.2f}" if limit else "-",
-        *(f"{medians[x] / called:.1f}" if x in medians else "-" for x in ("dtensor", BY_HAND)),
+        _num_ranks(row["src"]) if row["relation"] == IN_GROUP else row["relation"],
+        *(_ms(times[name]) if name in times else "-" for name in TIMES),
+        *("-" if found is None else _ratio(found) for found in ratios),
         _steps(row["steps"]),
     )
 
 
-def medians_of(row: Mapping[str, Any]) -> dict[str, float]:
+def ratio(times: Mapping[str, float], of: str, to: str) -> float | None:
+    """The time of one column over that of another; None unless both take time."""
+    over, under = times.get(of), times.get(to)
+    return over / under if over and under else None
+
+
+def times_of(row: Row) -> dict[str, float]:
+    """The seconds of every method, as of ``medians_of``, and of the limit where there is one."""
+    limit = row["limit_secs"]
+    return medians_of(row) | ({LIMIT: limit} if limit else {})
+
+
+def medians_of(row: Row) -> dict[str, float]:
     """The median time of each method; of ways by hand that of the fastest."""
     found: dict[str, float] = {}
     for name, samples in row["samples"].items():
         method, secs = name.partition(":")[0], median(samples or [inf])
         found[method] = min(secs, found.get(method, inf))
     return {name: secs for name, secs in found.items() if secs < inf}
+
+
+ALL = "all"
+
+
+def largest_ratios(rows: Iterable[Row]) -> dict[str, tuple[float, Row]]:
+    """The largest *P2P ÷ ours* of each category and of ``ALL``, with the row that has it.
+
+    Cases in which no data move do not count: both methods only copy there.
+    """
+    found: dict[str, list[tuple[float, Row]]] = {}
+    for row in rows:
+        found.setdefault(row["category"], [])
+        mine = ratio(times_of(row), *RATIOS["P2P ÷ ours"])
+        if mine is not None and row["wire_bytes"]:
+            found[row["category"]].append((mine, row))
+    found[ALL] = [*chain(*found.values())]
+    return {name: max(each, key=itemgetter(0)) for name, each in found.items() if each}
+
+
+def up_to(rows: Iterable[Row]) -> str:
+    """A line "up to N x" for each category and for all cases; empty without point-to-point."""
+    lines = [
+        (name, f"up to {_ratio(most)} x", f"{row['category']}, {row['relation']}, {row['size']}")
+        for name, (most, row) in largest_ratios(rows).items()
+    ]
+    return f"P2P ÷ ours, by category:\n\n{grid(lines)}" if lines else ""
 
 
 SHORT = {
@@ -88,52 +142,5 @@ def _ms(secs: float) -> str:
     return f"{secs * 1e3:.3g}" if secs < 0.9995 else f"{secs * 1e3:.0f}"
 
 
-def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw a panel per size: the time of every case by every method, and the limit (log scale)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    sizes = list(dict.fromkeys(row["size"] for row in result["rows"]))
-    height = 0.3 * max(sum(row["size"] == s for row in result["rows"]) for s in sizes) + 1.6
-    figure, axes = plt.subplots(
-        1,
-        len(sizes),
-        figsize=(4.6 * len(sizes) + 1.2, height),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    style = {
-        "p2p": ("s", "#E69F00", "point-to-point"),
-        "dtensor": ("D", "#56B4E9", "DTensor"),
-        BY_HAND: ("P", "#F0E442", "torch's collectives by hand, the fastest"),
-        "dist": ("^", "#009E73", "rvdcomm, messages alone"),
-        "ours": ("o", "#0072B2", "rvdcomm.redistribute"),
-        "pool": ("*", "#D55E00", "the same, source in the pool"),
-        "peer": ("v", "#CC79A7", "rvdcomm, reading neighbours, into out"),
-    }
-    for axis, size in zip(axes[0], sizes, strict=True):
-        rows = [row for row in result["rows"] if row["size"] == size]
-        for name, (marker, colour, label) in style.items():
-            medians = list(map(medians_of, rows))
-            points = [(mine[name] * 1e3, i) for i, mine in enumerate(medians) if name in mine]
-            if points:
-                axis.scatter(*zip(*points, strict=True), marker=marker, c=colour, s=30, label=label)
-        limits = [(row["limit_secs"] * 1e3, i) for i, row in enumerate(rows) if row["limit_secs"]]
-        if limits:
-            axis.scatter(*zip(*limits, strict=True), marker="|", c="black", s=130, label="limit")
-        axis.set_xscale("log")
-        axis.set_yticks(range(len(rows)), [f"{r['category']}  {r['relation']}" for r in rows])
-        axis.set_title(f"{size} float32")
-        axis.set_xlabel("median ms")
-        axis.grid(axis="both", alpha=0.25)
-        axis.set_axisbelow(True)
-    axes[0][0].invert_yaxis()
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    columns = min(2 * len(sizes), 4)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
-    figure.suptitle(fill(result["title"], 60 * len(sizes)), fontsize=11)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def _ratio(value: float) -> str:
+    return f"{value:#.3g}" if value < 99.95 else f"{value:.0f}"

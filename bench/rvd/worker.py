@@ -27,8 +27,8 @@ from bench.rvd import methods
 from bench.rvd.by_hand import Way, by_hand
 from bench.rvd.cases import IN_GROUP, Case
 from bench.rvd.report import BY_HAND
+from bench.rvd.row import row_of
 
-TIMEOUT = timedelta(seconds=300)
 # Programs repeat a transition many times. One sample is therefore a row of calls, after one call
 # that is not timed. If there are more ranks than cores, ranks leave a barrier some milliseconds
 # apart. The first call of a row would include this delay where ranks wait for each other, but not
@@ -54,6 +54,7 @@ class Config:
     min_repetitions: int
     max_repetitions: int
     secs_a_case: float
+    message_secs: float
 
     @classmethod
     def load(cls, path: str) -> Config:
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> None:
     """Run all cases."""
     config = Config.load(argv[0])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=config.message_secs))
     meshes: dict[tuple[int, ...], Any] = {}
     for case in config.cases:
         src, _ = case.layouts
@@ -104,10 +105,12 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
         "memcpy": methods.memcpy(src, dst),
         "p2p": methods.point_to_point(src, dst),
     }
-    if src.ranks in meshes and rank in src:
+    # All ranks of the world time the same methods together; those outside the group call none.
+    if src.ranks in meshes:
         mesh = meshes[src.ranks]
         found["dtensor"] = methods.dtensor(mesh, src, dst)
-        hand = by_hand(mesh.get_group(), src, dst)
+        group = mesh.get_group() if rank in src else dist.group.WORLD
+        hand = by_hand(group, src, dst)
         found |= {f"{BY_HAND}: {name}": partial(_given, way) for name, way in hand.items()}
     ways = {
         name: way
@@ -129,17 +132,7 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
         enough = time.perf_counter() - started > config.secs_a_case
         if repetition >= config.min_repetitions and _all(enough):
             break
-    return {
-        **case.to_json(),
-        "samples": samples,
-        "steps": [step.kind for step in plan.path.steps],
-        "wire_bytes": plan.cost.wire_bytes,
-        "host_bytes": plan.cost.host_bytes,
-        "bound_wire_bytes": plan.bound.wire_bytes,
-        "bound_secs": plan.bound.secs,
-        "cost_secs": plan.cost.secs,
-        "p2p_bytes": methods.point_to_point_bytes(src, dst, 4),
-    }
+    return row_of(case, plan, samples)
 
 
 def _given(way: Way, shard: Tensor | None) -> Tensor:

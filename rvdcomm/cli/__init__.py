@@ -1,6 +1,6 @@
 """Command line: ``rvdcomm COMMAND``, one module a command; ``rvdcomm --help`` lists them."""
 
-from rvdcomm.cli.arguments import num_bytes
+from rvdcomm.cli.arguments import named_network, num_bytes
 from rvdcomm.cli.command import FAILED, OK, Command, CommandLine, UsageError
 from rvdcomm.cli.main import main
 
@@ -11,5 +11,6 @@ __all__ = [
     "CommandLine",
     "UsageError",
     "main",
+    "named_network",
     "num_bytes",
 ]

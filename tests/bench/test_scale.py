@@ -11,7 +11,7 @@ from torch.distributed.tensor._redistribute import DTensorRedistributePlanner
 
 from bench import scale
 from bench.rvd.cases import definitions, local_groups
-from bench.rvd.methods import _pulls
+from bench.rvd.methods import point_to_point_traffic
 from bench.scale import World, dtensor, mesh_order, point_to_point, rows_of
 from rvdcomm import Layout, Topology, plan
 from rvdcomm.cost import step_cost
@@ -34,10 +34,7 @@ def test_point_to_point_cost_equals_the_cost_of_its_counted_messages(
     relation: str, category: str
 ) -> None:
     src, dst = layouts_of(relation, category)
-    traffic: dict[tuple[int, int], int] = {}
-    for writer, reader, box in _pulls(src, dst):
-        traffic[writer, reader] = traffic.get((writer, reader), 0) + 4 * box.num_elements
-    counted = step_cost(traffic, TOPOLOGY)
+    counted = step_cost(point_to_point_traffic(src, dst, 4), TOPOLOGY)
     found = point_to_point(src, dst, TOPOLOGY)
     assert found.secs == pytest.approx(counted.secs, rel=1e-12)  # floats, added in another order
     assert (found.wire_bytes, found.host_bytes, found.rounds) == (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rvdcomm as rv
-from bench.rvd.methods import point_to_point_bytes
+from bench.rvd.methods import point_to_point_traffic
 from superscaler_core.cost import TICKS_PER_SEC, CommCosts, topology_for
 from superscaler_core.materialize import Transfer
 from superscaler_core.simulator.busy_ports import BusyPorts
@@ -73,7 +73,8 @@ def test_wire_costs_of_many_sizes_and_layouts_equal_their_plans(where: str) -> N
 def test_point_to_point_bytes_equal_those_of_the_benchmark(where: str, src: str, dst: str) -> None:
     sub_transfer = transfer(src, dst)
     comm = CommCosts(TOPOLOGIES[where]).of([sub_transfer], "p2p")
-    assert sum(comm.level_bytes) == point_to_point_bytes(sub_transfer.src, sub_transfer.dst, 4)
+    traffic = point_to_point_traffic(sub_transfer.src, sub_transfer.dst, 4)
+    assert sum(comm.level_bytes) == sum(traffic.values())
 
 
 @pytest.mark.parametrize("method", ["rvd", "p2p"])
