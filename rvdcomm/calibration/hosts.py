@@ -1,0 +1,210 @@
+"""Hosts: which of them are slower or faster than most, from the rates of pairs of hosts.
+
+Bytes from one host to another pass the way out of the first and the way into the second::
+
+    rate(a, b) = min(out[a], into[b])
+
+So the best rate of a host over its partners is a lower bound of its own rate, and is its own rate
+if a partner is at least as fast. ``next_pairs`` says which pairs to measure for that, few and
+disjoint; ``compared`` solves for the hosts. Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log2
+from statistics import median, median_high
+
+Ranks = tuple[int, ...]
+
+PairRates = Mapping[tuple[int, int], float]
+"""Bytes a second from one host to another, by the indices of the two hosts."""
+
+MIN_DIFFERENCE = 0.25
+"""Rates within this share of each other count as equal: equal links on shared cores vary so much.
+"""
+
+NUM_DEVIATIONS = 4
+"""Rates within this many deviations of a measurement count as equal: three of the quotient of two.
+"""
+
+OUT, INTO, INSIDE = "out", "into", "inside"
+"""What a rate is of: bytes that leave a host, that enter it, that move between its ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How fast bytes go one way: as fast for most hosts, and otherwise for those that differ.
+
+    Attributes:
+        name: ``OUT``, ``INTO`` or ``INSIDE``.
+        usual_bytes_per_sec: the rate of the median host.
+        others: the hosts that differ by more than the measurement can err, with their rates.
+    """
+
+    name: str
+    usual_bytes_per_sec: float
+    others: tuple[tuple[int, float], ...] = ()
+
+    def rate(self, host: int) -> float:
+        """Bytes a second of a host."""
+        return dict(self.others).get(host, self.usual_bytes_per_sec)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowPair:
+    """A pair whose rate is below what is ``expected`` of the two hosts, in bytes a second."""
+
+    src: int
+    dst: int
+    bytes_per_sec: float
+    expected_bytes_per_sec: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostRates:
+    """The rates of hosts.
+
+    Attributes:
+        hosts: the ranks of each host.
+        ways: rates by what was measured.
+        unsure: pairs of which one host is slow, and no other pair tells which; ``ways`` lists both.
+        slow_paths: pairs that are slower than both hosts are with others.
+    """
+
+    hosts: tuple[Ranks, ...] = ()
+    ways: tuple[Way, ...] = ()
+    unsure: tuple[SlowPair, ...] = ()
+    slow_paths: tuple[SlowPair, ...] = ()
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether no host differs from the others."""
+        return not any(way.others for way in self.ways)
+
+    def is_unsure(self, way: Way, host: int) -> bool:
+        """Whether the rate of a host may be that of another host."""
+        return any(host == {OUT: pair.src, INTO: pair.dst}.get(way.name) for pair in self.unsure)
+
+
+# --- which pairs to measure --------------------------------------------------------------------
+
+
+def next_pairs(hosts: Sequence[int], known: PairRates) -> tuple[tuple[int, int], ...]:
+    """Disjoint pairs of ``hosts`` to measure next, in both directions; none when all is known.
+
+    First come rounds of a tournament, about the logarithm of the number of hosts. Then each host
+    that seems slow meets one of the fastest quarter, unless it has: its partners may all have been
+    slow. That takes three rounds at most.
+
+    >>> next_pairs(range(4), {})
+    ((1, 2), (0, 3))
+    """
+    for i in range(_num_rounds(len(hosts))):
+        if not known.keys() >= set(pairs := _tournament(hosts, i)):
+            return pairs
+    among = {pair: rate for pair, rate in known.items() if pair[0] in hosts}
+    slow = {
+        host
+        for rates in _best(among)
+        for host, rate in rates.items()
+        if rate * (1 + MIN_DIFFERENCE) < sorted(rates.values())[-1 - len(rates) // 4]
+    }
+    others = [host for host in hosts if host not in slow]
+    unmet = [host for host in sorted(slow) if not any((host, other) in among for other in others)]
+    return tuple(zip(unmet, others, strict=False))
+
+
+def _num_rounds(num_hosts: int) -> int:
+    return min(num_hosts - 1 + num_hosts % 2, 1 + ceil(log2(num_hosts)))
+
+
+def _tournament(hosts: Sequence[int], i: int) -> tuple[tuple[int, int], ...]:
+    """Round ``i`` of the circle method: over all rounds every host meets every other once.
+
+    One host of an odd number rests; of an even number, it meets the last.
+    """
+    ring = hosts if len(hosts) % 2 else hosts[:-1]
+    n = len(ring)
+    pairs = [(ring[(i + j) % n], ring[(i - j) % n]) for j in range(1, (n + 1) // 2)]
+    return (*pairs, *((ring[i], host) for host in hosts[n:]))
+
+
+# --- what the rates say ------------------------------------------------------------------------
+
+
+def compared(
+    hosts: tuple[Ranks, ...],
+    pairs: PairRates,
+    inside: Mapping[int, float] | None = None,
+    *,
+    pair_noise: float = 0.0,
+    inside_noise: float = 0.0,
+) -> HostRates:
+    """The rates of hosts from those of pairs.
+
+    Args:
+        hosts: the ranks of each host.
+        pairs: measured rates between hosts, in bytes a second.
+        inside: measured rates between the ranks of a host.
+        pair_noise, inside_noise: relative deviation of a measured rate when it is repeated.
+    """
+    ways: list[Way] = []
+    unsure: list[SlowPair] = []
+    slow_paths: list[SlowPair] = []
+    if pairs:
+        out, into = _best(pairs)
+        limits = {(a, b): min(out[a], into[b]) for a, b in pairs}
+        # The rates of a host with several partners show how much they vary, too.
+        residuals = (abs(1 - rate / limits[pair]) for pair, rate in pairs.items())
+        factor = _factor(max(pair_noise, median(residuals)))
+        ways += [_way(OUT, out, factor), _way(INTO, into, factor)]
+        unsure += _unsure(ways[0], ways[1], pairs, factor)
+        slow_paths += (
+            SlowPair(*pair, rate, limits[pair])
+            for pair, rate in sorted(pairs.items())
+            if rate * factor**2 < limits[pair]
+        )
+    if inside:
+        ways.append(_way(INSIDE, inside, _factor(inside_noise)))
+    return HostRates(hosts, tuple(ways), tuple(unsure), tuple(slow_paths))
+
+
+def _best(pairs: PairRates) -> tuple[dict[int, float], dict[int, float]]:
+    """The best rate of each host over its partners, out of it and into it."""
+    out: dict[int, float] = {}
+    into: dict[int, float] = {}
+    for (src, dst), rate in pairs.items():
+        out[src] = max(rate, out.get(src, 0.0))
+        into[dst] = max(rate, into.get(dst, 0.0))
+    return out, into
+
+
+def _factor(noise: float) -> float:
+    """Rates whose quotient is above this differ."""
+    return 1 + max(MIN_DIFFERENCE, NUM_DEVIATIONS * noise)
+
+
+def _way(name: str, rates: Mapping[int, float], factor: float) -> Way:
+    # Of two halves the faster is usual: one slow host of two is slow, and not the other fast.
+    middle = median_high(rates.values())
+    others = {
+        host: rate
+        for host, rate in sorted(rates.items())
+        if max(rate, middle) > factor * min(rate, middle)
+    }
+    usual = median(rate for host, rate in rates.items() if host not in others)
+    return Way(name, usual, tuple(others.items()))
+
+
+def _unsure(out: Way, into: Way, pairs: PairRates, factor: float) -> Iterator[SlowPair]:
+    """Slow pairs of two hosts that are slow with all their partners."""
+    proved = {
+        *((OUT, a) for (a, b), rate in pairs.items() if into.rate(b) > factor * rate),
+        *((INTO, b) for (a, b), rate in pairs.items() if out.rate(a) > factor * rate),
+    }
+    usual = min(out.usual_bytes_per_sec, into.usual_bytes_per_sec)
+    for (a, b), rate in sorted(pairs.items()):
+        if factor * rate < usual and not {(OUT, a), (INTO, b)} & proved:
+            yield SlowPair(a, b, rate, usual)
