@@ -12,9 +12,12 @@ disjoint; ``compared`` solves for the hosts. Nothing here communicates.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from statistics import median, median_high
+
+from rvdcomm import Link, Network, Topology
+from rvdcomm.network import Links, Node
 
 Ranks = tuple[int, ...]
 
@@ -86,6 +89,10 @@ class HostRates:
     def is_unsure(self, way: Way, host: int) -> bool:
         """Whether the rate of a host may be that of another host."""
         return any(host == {OUT: pair.src, INTO: pair.dst}.get(way.name) for pair in self.unsure)
+
+
+ALL_EQUAL = HostRates()
+"""The rates where no hosts are compared."""
 
 
 # --- which pairs to measure --------------------------------------------------------------------
@@ -208,3 +215,51 @@ def _unsure(out: Way, into: Way, pairs: PairRates, factor: float) -> Iterator[Sl
     for (a, b), rate in sorted(pairs.items()):
         if factor * rate < usual and not {(OUT, a), (INTO, b)} & proved:
             yield SlowPair(a, b, rate, usual)
+
+
+# --- as a network ------------------------------------------------------------------------------
+
+
+def with_rates(topology: Topology, rates: HostRates) -> Links:
+    """A topology whose hosts have these rates: itself if no host differs, and a network otherwise.
+
+    Alphas stay those of the levels. The hosts are the groups of a level.
+    """
+    if rates.are_equal:
+        return topology
+    network = Network.of(topology)
+    nodes = _nodes(topology, network, rates.hosts)
+    found = {
+        ends: way.rate(host)
+        for way in rates.ways
+        for host, ranks in enumerate(rates.hosts)
+        for port in (ranks if way.name == INSIDE else nodes[host : host + 1])
+        for ends in _ends(way.name, port, network)
+    }
+    return Network(
+        tuple(
+            replace(wire, link=Link(wire.link.alpha_secs, found[ends]))
+            if (ends := (wire.src, wire.dst)) in found
+            else wire
+            for wire in network.wires
+        )
+    )
+
+
+def _nodes(topology: Topology, network: Network, hosts: tuple[Ranks, ...]) -> list[Node]:
+    """The node of each host: its switch, or its rank if all hosts have one."""
+    nodes: list[Node] = [ranks[0] for ranks in hosts]
+    for level in topology.levels:
+        if set(level.groups) == set(hosts):
+            break
+        nodes = [network.above[node] for node in nodes]
+    return nodes
+
+
+def _ends(way: str, port: Node, network: Network) -> Iterator[tuple[Node, Node]]:
+    """The wires of a port that bytes pass one way, by their ends."""
+    above = network.above[port]
+    if way != INTO:
+        yield port, above
+    if way != OUT:
+        yield above, port

@@ -64,11 +64,11 @@ def measure_and_write(args: argparse.Namespace) -> None:
     effort = Effort(secs=args.secs, max_bytes=args.max_bytes)
     # None lets tqdm show the bar only on a terminal.
     with tqdm(bar_format="{desc} [{elapsed}]", disable=None if is_first else True) as bar:
-        topology, fit = calibrate(
+        links, fit = calibrate(
             executor=args.executor, like=like, effort=effort, progress=bar.set_description
         )
     if is_first:
-        topology.save(args.out, notes=fit.notes())
+        links.save(args.out, notes=fit.notes())
         print(table(fit), f"\nwrote {args.out}", flush=True)
 
 
