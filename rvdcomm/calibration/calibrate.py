@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from math import prod
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -154,12 +153,6 @@ class Measured:
     whole: Sample
     sets: tuple[Sample, ...]
 
-    def of_host(self, ranks: tuple[int, ...]) -> Iterator[Sample]:
-        """The sample of the set inside a host; none if the host has one rank."""
-        for (src, _), sample in zip(self.probe.ends, self.sets, strict=True):
-            if src == ranks:
-                yield sample
-
 
 class _Calibration:
     """One calibration on this rank."""
@@ -193,22 +186,21 @@ class _Calibration:
         largest = max(level.samples, key=lambda sample: sample.port_bytes)
         pairs = self._pairs(depth, level) if level.shows_rate(largest) else {}
         # Sizes grow, so the largest of each kind stays.
-        last = {m.probe.kind: m for m in measured if m.probe.level < depth}
-        shown = [m for m in last.values() if fit.levels[0].shows_rate(m.whole)]
+        last = {m.probe.kind.name: m for m in measured if m.probe.level < depth}
         inside = {
-            host: [sample for m in shown for sample in m.of_host(ranks)]
-            for host, ranks in enumerate(hosts)
+            kind: {hosts.index(src): of for (src, _), of in zip(m.probe.ends, m.sets, strict=True)}
+            for kind, m in last.items()
+            if fit.levels[0].shows_rate(m.whole)
         }
         return compared(
             hosts,
             {pair: level.rate(sample) for pair, sample in pairs.items()},
             {
-                host: median(map(fit.levels[0].rate, samples))
-                for host, samples in inside.items()
-                if samples
+                kind: {host: fit.levels[0].rate(sample) for host, sample in of.items()}
+                for kind, of in inside.items()
             },
             pair_noise=noise_of(pairs.values()),
-            inside_noise=noise_of(sample for samples in inside.values() for sample in samples),
+            inside_noise=noise_of(sample for of in inside.values() for sample in of.values()),
         )
 
     def _pairs(self, depth: int, level: LevelFit) -> dict[tuple[int, int], Sample]:

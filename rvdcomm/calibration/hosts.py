@@ -11,9 +11,9 @@ disjoint; ``compared`` solves for the hosts. Nothing here communicates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
+from math import ceil, log, log2
 from statistics import median, median_high
 
 from rvdcomm import Link, Network, Topology
@@ -144,7 +144,7 @@ def _tournament(hosts: Sequence[int], i: int) -> tuple[tuple[int, int], ...]:
 def compared(
     hosts: tuple[Ranks, ...],
     pairs: PairRates,
-    inside: Mapping[int, float] | None = None,
+    inside: Mapping[str, Mapping[int, float]] | None = None,
     *,
     pair_noise: float = 0.0,
     inside_noise: float = 0.0,
@@ -154,7 +154,7 @@ def compared(
     Args:
         hosts: the ranks of each host.
         pairs: measured rates between hosts, in bytes a second.
-        inside: measured rates between the ranks of a host.
+        inside: measured rates between the ranks of each host, by the kind of transfer.
         pair_noise, inside_noise: relative deviation of a measured rate when it is repeated.
     """
     ways: list[Way] = []
@@ -163,18 +163,25 @@ def compared(
     if pairs:
         out, into = _best(pairs)
         limits = {(a, b): min(out[a], into[b]) for a, b in pairs}
-        # The rates of a host with several partners show how much they vary, too.
-        residuals = (abs(1 - rate / limits[pair]) for pair, rate in pairs.items())
-        factor = _factor(max(pair_noise, median(residuals)))
-        ways += [_way(OUT, out, factor), _way(INTO, into, factor)]
-        unsure += _unsure(ways[0], ways[1], pairs, factor)
+        factor = _factor(pair_noise, [rate / limits[pair] for pair, rate in pairs.items()])
+        sent, received = ways = _ways({OUT: out, INTO: into}, factor)
+        unsure += _unsure(sent, received, pairs, factor)
         slow_paths += (
             SlowPair(*pair, rate, limits[pair])
             for pair, rate in sorted(pairs.items())
             if rate * factor**2 < limits[pair]
         )
     if inside:
-        ways.append(_way(INSIDE, inside, _factor(inside_noise)))
+        middles = {kind: median_high(rates.values()) for kind, rates in inside.items()}
+        shares = {
+            host: [rates[host] / middles[kind] for kind, rates in inside.items() if host in rates]
+            for host in sorted({host for rates in inside.values() for host in rates})
+        }
+        # Kinds are not partners: no other host slows them. So what differs in all kinds counts.
+        usual = median(middles.values())
+        rates_inside = {host: usual * min(of, key=_distance) for host, of in shares.items()}
+        factor = _factor(inside_noise, [min(of) / max(of) for of in shares.values()])
+        ways += _ways({INSIDE: rates_inside}, factor)
     return HostRates(hosts, tuple(ways), tuple(unsure), tuple(slow_paths))
 
 
@@ -188,21 +195,35 @@ def _best(pairs: PairRates) -> tuple[dict[int, float], dict[int, float]]:
     return out, into
 
 
-def _factor(noise: float) -> float:
-    """Rates whose quotient is above this differ."""
-    return 1 + max(MIN_DIFFERENCE, NUM_DEVIATIONS * noise)
+def _factor(noise: float, shares: Iterable[float]) -> float:
+    """Rates whose quotient is above this differ.
+
+    ``shares`` are rates as shares of the best of their host: they show how much rates vary, too.
+    """
+    return 1 + max(MIN_DIFFERENCE, NUM_DEVIATIONS * max(noise, 1 - median(shares)))
 
 
-def _way(name: str, rates: Mapping[int, float], factor: float) -> Way:
+def _distance(quotient: float) -> float:
+    """How far a quotient is from 1, up or down."""
+    return abs(log(quotient))
+
+
+def _ways(rates: Mapping[str, Mapping[int, float]], factor: float) -> list[Way]:
+    """Ways of one usual rate: bytes between usual hosts leave one and enter another."""
     # Of two halves the faster is usual: one slow host of two is slow, and not the other fast.
-    middle = median_high(rates.values())
+    middle = median_high(rate for of in rates.values() for rate in of.values())
     others = {
-        host: rate
-        for host, rate in sorted(rates.items())
-        if max(rate, middle) > factor * min(rate, middle)
+        name: {
+            host: rate
+            for host, rate in sorted(of.items())
+            if _distance(rate / middle) > log(factor)
+        }
+        for name, of in rates.items()
     }
-    usual = median(rate for host, rate in rates.items() if host not in others)
-    return Way(name, usual, tuple(others.items()))
+    usual = median(
+        rate for name, of in rates.items() for host, rate in of.items() if host not in others[name]
+    )
+    return [Way(name, usual, tuple(of.items())) for name, of in others.items()]
 
 
 def _unsure(out: Way, into: Way, pairs: PairRates, factor: float) -> Iterator[SlowPair]:
@@ -211,7 +232,7 @@ def _unsure(out: Way, into: Way, pairs: PairRates, factor: float) -> Iterator[Sl
         *((OUT, a) for (a, b), rate in pairs.items() if into.rate(b) > factor * rate),
         *((INTO, b) for (a, b), rate in pairs.items() if out.rate(a) > factor * rate),
     }
-    usual = min(out.usual_bytes_per_sec, into.usual_bytes_per_sec)
+    usual = out.usual_bytes_per_sec
     for (a, b), rate in sorted(pairs.items()):
         if factor * rate < usual and not {(OUT, a), (INTO, b)} & proved:
             yield SlowPair(a, b, rate, usual)
@@ -223,7 +244,8 @@ def _unsure(out: Way, into: Way, pairs: PairRates, factor: float) -> Iterator[Sl
 def with_rates(topology: Topology, rates: HostRates) -> Links:
     """A topology whose hosts have these rates: itself if no host differs, and a network otherwise.
 
-    Alphas stay those of the levels. The hosts are the groups of a level.
+    Alphas stay those of the levels, which have the hosts as groups. Links are rounded to four
+    digits, more than are measured, so that equal ones share a line of the network's text.
     """
     if rates.are_equal:
         return topology
@@ -238,12 +260,20 @@ def with_rates(topology: Topology, rates: HostRates) -> Links:
     }
     return Network(
         tuple(
-            replace(wire, link=Link(wire.link.alpha_secs, found[ends]))
-            if (ends := (wire.src, wire.dst)) in found
-            else wire
+            replace(
+                wire,
+                link=Link(
+                    _rounded(wire.link.alpha_secs),
+                    _rounded(found.get((wire.src, wire.dst), wire.link.bytes_per_sec)),
+                ),
+            )
             for wire in network.wires
         )
     )
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.4g}")
 
 
 def _nodes(topology: Topology, network: Network, hosts: tuple[Ranks, ...]) -> list[Node]:

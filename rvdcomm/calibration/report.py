@@ -62,7 +62,8 @@ def differences(rates: HostRates) -> Iterator[str]:
     """A line for each host that differs from most, and for each pair that is slow."""
 
     def name(host: int) -> str:
-        return f"host {host} (ranks {ranges_text(rates.hosts[host])})"
+        ranks = rates.hosts[host]
+        return f"host {host} ({'ranks' if len(ranks) > 1 else 'rank'} {ranges_text(ranks)})"
 
     for way in rates.ways:
         usual = rate_text(way.usual_bytes_per_sec)
@@ -70,6 +71,8 @@ def differences(rates: HostRates) -> Iterator[str]:
             if not rates.is_unsure(way, host):
                 verb = _VERBS[way.name]
                 yield f"{name(host)} {verb} at {rate_text(rate)} where the median host has {usual}"
+    if len(rates.hosts) == 2 and OUT in {way.name for way in rates.ways} and not rates.unsure:
+        yield "of two hosts, which one limits the rate between them cannot be told"
     for pair in rates.unsure:
         yield (
             f"{name(pair.src)} sends to {name(pair.dst)} at {rate_text(pair.bytes_per_sec)} where "
