@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log, log2
+from math import ceil, exp, log, log2, sqrt
 from statistics import median, median_high
 
 from rvdcomm import Link, Network, Topology
@@ -28,9 +28,8 @@ MIN_DIFFERENCE = 0.25
 """Rates within this share of each other count as equal: equal links on shared cores vary so much.
 """
 
-NUM_DEVIATIONS = 4
-"""Rates within this many deviations of a measurement count as equal: three of the quotient of two.
-"""
+NUM_DEVIATIONS = 3
+"""Rates whose quotient is within this many of its standard deviations count as equal."""
 
 OUT, INTO, INSIDE = "out", "into", "inside"
 """What a rate is of: bytes that leave a host, that enter it, that move between its ranks."""
@@ -200,7 +199,9 @@ def _factor(noise: float, shares: Iterable[float]) -> float:
 
     ``shares`` are rates as shares of the best of their host: they show how much rates vary, too.
     """
-    return 1 + max(MIN_DIFFERENCE, NUM_DEVIATIONS * max(noise, 1 - median(shares)))
+    # The logarithm of a quotient of two rates varies by root 2 of what that of one does.
+    deviation = sqrt(2) * max(noise, 1 - median(shares))
+    return max(1 + MIN_DIFFERENCE, exp(NUM_DEVIATIONS * deviation))
 
 
 def _distance(quotient: float) -> float:

@@ -1,4 +1,4 @@
-"""``rvdcomm calibrate``: measure the links of this cluster into a topology file."""
+"""``rvdcomm calibrate``: measure the links of this cluster into a file, and find slow hosts."""
 
 from __future__ import annotations
 
@@ -116,10 +116,11 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "measure the links between ranks and between hosts into a topology file",
+    "measure the links between ranks and between hosts into a file, and find slow hosts",
     """\
 The ranks find out which of them share a host. The command prints every transfer with its measured
-and its fitted time, and the links. 'rvdcomm plan --topology' and Topology.load read the file.
+and its fitted time, the links, and hosts that are slower or faster than most. 'rvdcomm plan
+--topology' and Network.load read the file: a topology, or a network if hosts differ.
 
 examples:
   Processes of this machine:
