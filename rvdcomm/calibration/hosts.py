@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, log, log2, sqrt
+from math import ceil, log, log2, sqrt
 from statistics import median, median_high
 
 from rvdcomm import Link, Network, Topology
@@ -25,8 +25,8 @@ PairRates = Mapping[tuple[int, int], float]
 """Bytes a second from one host to another, by the indices of the two hosts."""
 
 MIN_DIFFERENCE = 0.25
-"""Rates within this share of each other count as equal: equal links on shared cores vary so much.
-"""
+"""Rates within this share of each other count as equal, whatever the noise. A heuristic: what other
+programs take from a host for seconds does not show as noise of repetitions."""
 
 NUM_DEVIATIONS = 3
 """Rates whose quotient is within this many of its standard deviations count as equal."""
@@ -156,32 +156,37 @@ def compared(
         inside: measured rates between the ranks of each host, by the kind of transfer.
         pair_noise, inside_noise: relative deviation of a measured rate when it is repeated.
     """
-    ways: list[Way] = []
-    unsure: list[SlowPair] = []
-    slow_paths: list[SlowPair] = []
-    if pairs:
-        out, into = _best(pairs)
-        limits = {(a, b): min(out[a], into[b]) for a, b in pairs}
-        factor = _factor(pair_noise, [rate / limits[pair] for pair, rate in pairs.items()])
-        sent, received = ways = _ways({OUT: out, INTO: into}, factor)
-        unsure += _unsure(sent, received, pairs, factor)
-        slow_paths += (
-            SlowPair(*pair, rate, limits[pair])
-            for pair, rate in sorted(pairs.items())
-            if rate * factor**2 < limits[pair]
-        )
-    if inside:
-        middles = {kind: median_high(rates.values()) for kind, rates in inside.items()}
-        shares = {
-            host: [rates[host] / middles[kind] for kind, rates in inside.items() if host in rates]
-            for host in sorted({host for rates in inside.values() for host in rates})
-        }
-        # Kinds are not partners: no other host slows them. So what differs in all kinds counts.
-        usual = median(middles.values())
-        rates_inside = {host: usual * min(of, key=_distance) for host, of in shares.items()}
-        factor = _factor(inside_noise, [min(of) / max(of) for of in shares.values()])
-        ways += _ways({INSIDE: rates_inside}, factor)
-    return HostRates(hosts, tuple(ways), tuple(unsure), tuple(slow_paths))
+    found = _between(hosts, pairs, pair_noise) if pairs else HostRates(hosts)
+    return replace(found, ways=(*found.ways, *_inside(inside, inside_noise))) if inside else found
+
+
+def _between(hosts: tuple[Ranks, ...], pairs: PairRates, noise: float) -> HostRates:
+    out, into = _best(pairs)
+    limits = {(a, b): min(out[a], into[b]) for a, b in pairs}
+    tolerance = _tolerance(noise, [rate / limits[pair] for pair, rate in pairs.items()])
+    sent, received = ways = _ways({OUT: out, INTO: into}, tolerance)
+    slow_paths = (
+        SlowPair(*pair, rate, limits[pair])
+        for pair, rate in sorted(pairs.items())
+        # Twice, because pairs are many, and the limit is the best of several rates.
+        if log(limits[pair] / rate) > 2 * tolerance
+    )
+    return HostRates(
+        hosts, ways, tuple(_unsure(sent, received, pairs, tolerance)), tuple(slow_paths)
+    )
+
+
+def _inside(inside: Mapping[str, Mapping[int, float]], noise: float) -> tuple[Way, ...]:
+    """The rates inside hosts: a host differs only by what it differs in all kinds of transfers."""
+    middles = {kind: median_high(rates.values()) for kind, rates in inside.items()}
+    shares = {
+        host: [rates[host] / middles[kind] for kind, rates in inside.items() if host in rates]
+        for host in sorted({host for rates in inside.values() for host in rates})
+    }
+    usual = median(middles.values())
+    nearest = {host: usual * min(of, key=_distance) for host, of in shares.items()}
+    tolerance = _tolerance(noise, [min(of) / max(of) for of in shares.values()])
+    return _ways({INSIDE: nearest}, tolerance)
 
 
 def _best(pairs: PairRates) -> tuple[dict[int, float], dict[int, float]]:
@@ -194,14 +199,14 @@ def _best(pairs: PairRates) -> tuple[dict[int, float], dict[int, float]]:
     return out, into
 
 
-def _factor(noise: float, shares: Iterable[float]) -> float:
-    """Rates whose quotient is above this differ.
+def _tolerance(noise: float, shares: Iterable[float]) -> float:
+    """The distance up to which two rates count as equal.
 
     ``shares`` are rates as shares of the best of their host: they show how much rates vary, too.
     """
     # The logarithm of a quotient of two rates varies by root 2 of what that of one does.
     deviation = sqrt(2) * max(noise, 1 - median(shares))
-    return max(1 + MIN_DIFFERENCE, exp(NUM_DEVIATIONS * deviation))
+    return max(log(1 + MIN_DIFFERENCE), NUM_DEVIATIONS * deviation)
 
 
 def _distance(quotient: float) -> float:
@@ -209,33 +214,34 @@ def _distance(quotient: float) -> float:
     return abs(log(quotient))
 
 
-def _ways(rates: Mapping[str, Mapping[int, float]], factor: float) -> list[Way]:
+def _ways(rates: Mapping[str, Mapping[int, float]], tolerance: float) -> tuple[Way, ...]:
     """Ways of one usual rate: bytes between usual hosts leave one and enter another."""
     # Of two halves the faster is usual: one slow host of two is slow, and not the other fast.
     middle = median_high(rate for of in rates.values() for rate in of.values())
     others = {
-        name: {
-            host: rate
-            for host, rate in sorted(of.items())
-            if _distance(rate / middle) > log(factor)
-        }
+        name: {host: of[host] for host in sorted(of) if _distance(of[host] / middle) > tolerance}
         for name, of in rates.items()
     }
     usual = median(
         rate for name, of in rates.items() for host, rate in of.items() if host not in others[name]
     )
-    return [Way(name, usual, tuple(of.items())) for name, of in others.items()]
+    return tuple(Way(name, usual, tuple(of.items())) for name, of in others.items())
 
 
-def _unsure(out: Way, into: Way, pairs: PairRates, factor: float) -> Iterator[SlowPair]:
+def _unsure(out: Way, into: Way, pairs: PairRates, tolerance: float) -> Iterator[SlowPair]:
     """Slow pairs of two hosts that are slow with all their partners."""
+
+    def is_slow(rate: float, other: float) -> bool:
+        return log(other / rate) > tolerance
+
+    # A host is slow by itself if it is slow with a partner that is not.
     proved = {
-        *((OUT, a) for (a, b), rate in pairs.items() if into.rate(b) > factor * rate),
-        *((INTO, b) for (a, b), rate in pairs.items() if out.rate(a) > factor * rate),
+        *((OUT, a) for (a, b), rate in pairs.items() if is_slow(rate, into.rate(b))),
+        *((INTO, b) for (a, b), rate in pairs.items() if is_slow(rate, out.rate(a))),
     }
     usual = out.usual_bytes_per_sec
     for (a, b), rate in sorted(pairs.items()):
-        if factor * rate < usual and not {(OUT, a), (INTO, b)} & proved:
+        if is_slow(rate, usual) and not {(OUT, a), (INTO, b)} & proved:
             yield SlowPair(a, b, rate, usual)
 
 
