@@ -22,7 +22,7 @@ from bench.command_line import parser_for
 from bench.result import environment, scratch_path, write
 from bench.run import chosen, measure
 from bench.rvd.cases import IN_GROUP, cluster_groups
-from rvdcomm import Topology
+from rvdcomm import Network
 from rvdcomm.units import secs_text
 
 Row = Mapping[str, Any]
@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         calibrated = Path(folder, "calibrated.json")
         calibrate = [sys.executable, "-m", "rvdcomm", "calibrate", "--out", str(calibrated)]
         cluster.run([*calibrate, "--executor", args.executor], timeout_secs=600)
-        topology = Topology.load(calibrated)
+        topology = Network.load(calibrated).nearest_levels
         notes = json.loads(calibrated.read_text())["calibration"]
 
         def start(command: list[str], timeout_secs: float) -> None:

@@ -42,6 +42,7 @@ from bench.cluster.spec import (
     build_commands,
     exec_command,
     parse_rate,
+    parse_rates,
     rank_env,
     remove_commands,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "clean_leftovers",
     "missing_requirements",
     "parse_rate",
+    "parse_rates",
 ]
 
 _serials = itertools.count()
@@ -70,7 +72,7 @@ class Cluster:
     Args:
         hosts: number of hosts.
         ranks_per_host: number of ranks that ``run`` starts on each host.
-        rate_bits_per_sec: rate of each host's link in each direction.
+        rate_bits_per_sec: rate of each host's link in each direction; a tuple has one per host.
 
     Raises:
         ValueError: a number is out of range.
@@ -78,7 +80,9 @@ class Cluster:
         ClusterError: (on entry) the kernel refused a step; everything created so far was removed.
     """
 
-    def __init__(self, hosts: int, ranks_per_host: int, rate_bits_per_sec: float) -> None:
+    def __init__(
+        self, hosts: int, ranks_per_host: int, rate_bits_per_sec: float | tuple[float, ...]
+    ) -> None:
         self.spec = ClusterSpec(
             hosts, ranks_per_host, rate_bits_per_sec, pid=os.getpid(), serial=next(_serials)
         )
@@ -186,6 +190,9 @@ examples:
   # 2 hosts x 4 ranks
   python -m bench.cluster --hosts 2 --ranks-per-host 4 --rate 200mbit -- python my_program.py
 
+  # one slow host of three
+  python -m bench.cluster --hosts 3 --rate 400mbit/400mbit/100mbit -- python my_program.py
+
   # look at the cluster from inside host 0 and host 1
   python -m bench.cluster --ranks-per-host 1 --log-dir logs -- ip address
 
@@ -212,7 +219,8 @@ def _parser() -> argparse.ArgumentParser:
         "--rate",
         type=_rate,
         default="1gbit",
-        help="rate of each host's link, each way, in tc's notation: 200mbit, 1gbit, 25MBps (1gbit)",
+        help="rate of each host's link, each way, in tc's notation: 200mbit, 1gbit, 25MBps; or one "
+        "for each host: 400mbit/100mbit (1gbit)",
     )
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="SECS", help="stop all ranks then (600)"
@@ -229,9 +237,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _rate(text: str) -> float:
+def _rate(text: str) -> float | tuple[float, ...]:
     try:
-        return parse_rate(text)
+        return parse_rates(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -269,7 +277,8 @@ def _dispatch(args: argparse.Namespace, command: list[str]) -> int:
         return 0
     with Cluster(args.hosts, args.ranks_per_host, args.rate) as cluster:
         if args.measure:
-            _print_stream(cluster.measure_stream(seconds=2.0), args.rate)
+            slowest = min(link.rate_bits_per_sec for link in cluster.spec.links[:2])
+            _print_stream(cluster.measure_stream(seconds=2.0), slowest)
         else:
             cluster.run(command, timeout_secs=args.timeout, log_dir=args.log_dir)
     return 0

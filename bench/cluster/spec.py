@@ -76,46 +76,24 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSpec:
-    """A cluster of ``hosts`` equal hosts whose links carry ``rate_bits_per_sec`` each way.
+def parse_rates(text: str) -> float | tuple[float, ...]:
+    """Return the rate of all hosts' links, or with ``/`` between them one for each host.
 
-    ``pid`` (the process that owns the cluster) and ``serial`` (the number of the cluster in this
-    process) make the names unique.
+    Raises:
+        ValueError: a part of ``text`` is not a rate.
+
+    >>> parse_rates("200mbit"), parse_rates("400mbit/100mbit")
+    (200000000.0, (400000000.0, 100000000.0))
     """
+    rates = tuple(map(parse_rate, text.split("/")))
+    return rates if len(rates) > 1 else rates[0]
 
-    hosts: int
-    ranks_per_host: int
+
+@dataclass(frozen=True, slots=True)
+class ShapedLink:
+    """A host's link, which carries ``rate_bits_per_sec`` each way."""
+
     rate_bits_per_sec: float
-    pid: int
-    serial: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.hosts <= MAX_HOSTS:
-            raise ValueError(f"hosts={self.hosts}; a cluster has 1 to {MAX_HOSTS} hosts.")
-        if self.ranks_per_host < 1:
-            raise ValueError(f"ranks_per_host={self.ranks_per_host}; a host has at least 1 rank.")
-        # The comparison is written so that NaN fails it too.
-        if not MIN_RATE_BITS_PER_SEC <= self.rate_bits_per_sec < math.inf:
-            raise ValueError(
-                f"rate_bits_per_sec={self.rate_bits_per_sec}; a link carries at least "
-                f"{MIN_RATE_BITS_PER_SEC:g}, for example 200e6."
-            )
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks on all hosts together."""
-        return self.hosts * self.ranks_per_host
-
-    @property
-    def switch(self) -> str:
-        """Name of the namespace that holds the bridge."""
-        return f"rvd-{self.pid}-{self.serial}-switch"
-
-    @property
-    def namespaces(self) -> list[str]:
-        """All namespaces of the cluster, the switch first."""
-        return [self.switch, *map(self.namespace, range(self.hosts))]
 
     @property
     def burst_bytes(self) -> int:
@@ -135,6 +113,59 @@ class ClusterSpec:
     def queue_secs(self) -> float:
         """Seconds that a packet may wait at a link before the queue drops it."""
         return max(QUEUE_SECS, MIN_QUEUE_BYTES * 8 / self.rate_bits_per_sec)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """A cluster of ``hosts`` hosts whose links carry ``rate_bits_per_sec`` each way.
+
+    The rate is one for all hosts, or a tuple of one for each. ``pid`` (the process that owns the
+    cluster) and ``serial`` (the number of the cluster in this process) make the names unique.
+    """
+
+    hosts: int
+    ranks_per_host: int
+    rate_bits_per_sec: float | tuple[float, ...]
+    pid: int
+    serial: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hosts <= MAX_HOSTS:
+            raise ValueError(f"hosts={self.hosts}; a cluster has 1 to {MAX_HOSTS} hosts.")
+        if self.ranks_per_host < 1:
+            raise ValueError(f"ranks_per_host={self.ranks_per_host}; a host has at least 1 rank.")
+        if len(self.links) != self.hosts:
+            raise ValueError(f"{len(self.links)} rates for {self.hosts} hosts; give one for each.")
+        # The comparison is written so that NaN fails it too.
+        if not all(
+            MIN_RATE_BITS_PER_SEC <= link.rate_bits_per_sec < math.inf for link in self.links
+        ):
+            raise ValueError(
+                f"rate_bits_per_sec={self.rate_bits_per_sec}; a link carries at least "
+                f"{MIN_RATE_BITS_PER_SEC:g}, for example 200e6."
+            )
+
+    @property
+    def links(self) -> tuple[ShapedLink, ...]:
+        """The link of each host."""
+        rate = self.rate_bits_per_sec
+        rates = rate if isinstance(rate, tuple) else (rate,) * self.hosts
+        return tuple(map(ShapedLink, rates))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks on all hosts together."""
+        return self.hosts * self.ranks_per_host
+
+    @property
+    def switch(self) -> str:
+        """Name of the namespace that holds the bridge."""
+        return f"rvd-{self.pid}-{self.serial}-switch"
+
+    @property
+    def namespaces(self) -> list[str]:
+        """All namespaces of the cluster, the switch first."""
+        return [self.switch, *map(self.namespace, range(self.hosts))]
 
     def namespace(self, host: int) -> str:
         """Name of the namespace of ``host``."""
@@ -167,7 +198,7 @@ def build_commands(spec: ClusterSpec) -> list[list[str]]:
 
 
 def _host_commands(spec: ClusterSpec, host: int) -> list[list[str]]:
-    name, port = spec.namespace(host), f"port{host}"
+    name, port, link = spec.namespace(host), f"port{host}", spec.links[host]
     veth = f"link add {INTERFACE} netns {name} type veth peer name {port} netns {spec.switch}"
     # addrgenmode none: no IPv6 address, so that gloo has one address to choose from.
     return [
@@ -175,16 +206,16 @@ def _host_commands(spec: ClusterSpec, host: int) -> list[list[str]]:
         ["ip", *veth.split()],
         ["ip", "-n", name, "link", "set", "lo", "up"],
         ["ip", "-n", name, "link", "set", INTERFACE, "addrgenmode", "none", "up"],
-        [*f"ip -n {name} link set {INTERFACE} gso_max_size {spec.segment_bytes}".split()],
+        [*f"ip -n {name} link set {INTERFACE} gso_max_size {link.segment_bytes}".split()],
         ["ip", "-n", name, "address", "add", f"{spec.address(host)}/24", "dev", INTERFACE],
         ["ip", "-n", spec.switch, "link", "set", port, "addrgenmode", "none", "up"],
         ["ip", "-n", spec.switch, "link", "set", port, "master", "br0"],
-        _shape_command(spec, name, INTERFACE),
-        _shape_command(spec, spec.switch, port),
+        _shape_command(link, name, INTERFACE),
+        _shape_command(link, spec.switch, port),
     ]
 
 
-def _shape_command(spec: ClusterSpec, namespace: str, device: str) -> list[str]:
+def _shape_command(link: ShapedLink, namespace: str, device: str) -> list[str]:
     """The command line that limits the rate at which ``device`` sends.
 
     Segmentation offload stays on. tbf counts the bytes of a segment on the wire, including the
@@ -193,9 +224,9 @@ def _shape_command(spec: ClusterSpec, namespace: str, device: str) -> list[str]:
     """
     return [
         *["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"],
-        *["rate", f"{round(spec.rate_bits_per_sec)}bit"],
-        *["burst", f"{spec.burst_bytes}b"],
-        *["latency", f"{round(spec.queue_secs * 1e6)}us"],
+        *["rate", f"{round(link.rate_bits_per_sec)}bit"],
+        *["burst", f"{link.burst_bytes}b"],
+        *["latency", f"{round(link.queue_secs * 1e6)}us"],
     ]
 
 

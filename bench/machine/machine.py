@@ -73,7 +73,8 @@ class Machine:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         say("calibrate links")
-        self.topology = with_a_core_each(calibrate(effort=effort or Effort())[0])
+        links, _ = calibrate(effort=effort or Effort())
+        self.topology = with_a_core_each(rv.Network.of(links).nearest_levels)
         say("measure overheads of the runtime")
         self._op_secs, self._waits, self._say = op_secs, waits, say
         tiny = tiny_programs(self.topology)

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
     config = json.loads(Path(argv[0]).read_text())
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
-    topology, _ = calibrate()
+    topology = rv.Network.of(calibrate()[0]).nearest_levels
     sizes = WaitingMoEConfig(layers=config["layers"])
     torch.manual_seed(0)
     model = WaitingMoE(sizes)

@@ -2,7 +2,8 @@
 
 from rvdcomm.calibration.calibrate import Effort, calibrate
 from rvdcomm.calibration.fit import Fit, LevelFit, Sample, fit_links
-from rvdcomm.calibration.report import table
+from rvdcomm.calibration.hosts import HostRates, compared
+from rvdcomm.calibration.report import differences, table
 from rvdcomm.calibration.tune import Tuned, tune
 from rvdcomm.calibration.winners import Winner, log
 from rvdcomm.calibration.worlds import spawned
@@ -10,11 +11,14 @@ from rvdcomm.calibration.worlds import spawned
 __all__ = [
     "Effort",
     "Fit",
+    "HostRates",
     "LevelFit",
     "Sample",
     "Tuned",
     "Winner",
     "calibrate",
+    "compared",
+    "differences",
     "fit_links",
     "log",
     "spawned",

@@ -31,19 +31,23 @@ class Clock:
         Raises:
             CommError: a rank failed, or did not join within the group's timeout.
         """
-        self._slowest(0.0)  # The ranks leave this call at about the same time.
+        return max(self.secs_of_each(call, num_calls))
+
+    def secs_of_each(self, call: Callable[[], object], num_calls: int = 1) -> list[float]:
+        """Seconds per call, of ``num_calls`` in a row, on each member; errors as of ``secs``."""
+        self._all(0.0)  # The ranks leave this call at about the same time.
         start = time.perf_counter()
         for _ in range(num_calls):
             call()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        return self._slowest((time.perf_counter() - start) / num_calls)
+        return self._all((time.perf_counter() - start) / num_calls)
 
-    def _slowest(self, secs: float) -> float:
-        """The largest of the members' numbers."""
-        return float(
-            self._gather(torch.tensor([secs], dtype=torch.float64, device=self._device)).max()
-        )
+    def _all(self, secs: float) -> list[float]:
+        """The numbers of all members."""
+        mine = torch.tensor([secs], dtype=torch.float64, device=self._device)
+        found: list[float] = self._gather(mine).tolist()
+        return found
 
 
 def shards_of(src: Layout, dst: Layout, dtype: str, world: World) -> list[torch.Tensor | None]:

@@ -10,7 +10,7 @@ with ``scipy.optimize.nnls``. The same samples give the same links, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from statistics import median
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from rvdcomm import LayoutError, Link
+from rvdcomm.calibration.hosts import ALL_EQUAL, HostRates
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +30,9 @@ HUBER_K = 1.345
 
 MAD_PER_SIGMA = 0.6745
 """The median absolute deviation of a normal distribution, in standard deviations."""
+
+IQR_PER_SIGMA = 1.349
+"""The distance between the quartiles of a normal distribution, in standard deviations."""
 
 MIN_SCALE = 1e-3
 """Clocks and schedulers repeat to about a thousandth: smaller residuals count as equal."""
@@ -84,6 +88,15 @@ class LevelFit:
         """(fitted - measured) / measured."""
         return self.secs(sample) / sample.secs - 1
 
+    def shows_rate(self, sample: Sample) -> bool:
+        """Whether alpha takes at most half the time of a transfer, so that its bytes count."""
+        return 2 * self.link.alpha_secs * sample.rounds <= sample.secs
+
+    def rate(self, sample: Sample) -> float:
+        """Bytes a second through the port, without what alpha takes: at most half the time."""
+        latency = min(self.link.alpha_secs * sample.rounds, sample.secs / 2)
+        return sample.port_bytes / (sample.secs - latency)
+
     @property
     def median_residual(self) -> float:
         """Median of the absolute residuals."""
@@ -97,10 +110,17 @@ class LevelFit:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The links of all levels, innermost first; ``about`` describes the measurement for people."""
+    """What a calibration found.
+
+    Attributes:
+        levels: the links of all levels, innermost first.
+        about: describes the measurement for people.
+        rates: the rates of hosts, and which of them differ.
+    """
 
     levels: tuple[LevelFit, ...]
     about: tuple[tuple[str, str], ...] = ()
+    rates: HostRates = ALL_EQUAL
 
     def notes(self) -> dict[str, Any]:
         """Plain values to keep beside the topology: ``{"calibration": ...}``.
@@ -122,11 +142,18 @@ class Fit:
             }
             for level in self.levels
         ]
-        return {"calibration": {**dict(self.about), "levels": levels}}
+        about = dict(self.about)
+        return {"calibration": {**about, "levels": levels, "rates": asdict(self.rates)}}
 
 
 def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
+
+
+def noise_of(samples: Iterable[Sample]) -> float:
+    """The relative standard deviation of a repetition; 0 if there are no samples."""
+    spreads = [sample.spread for sample in samples]
+    return median(spreads) / IQR_PER_SIGMA if spreads else 0.0
 
 
 def fit_links(

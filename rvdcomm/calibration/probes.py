@@ -7,7 +7,7 @@ so that the shared port is busy. A probe crosses the ports of its level and of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
@@ -35,10 +35,8 @@ INSIDE = (
 )
 """Transfers inside one group."""
 
-BETWEEN = (
-    ProbeKind("swap", "R(1)V(1)D({k},1)", "R(1)V(1)D({k},1)"),
-    ProbeKind("transfer", "R(1)V(1)D({k},1)", "R(1)V(1)D(1,{k})"),
-)
+SWAP = ProbeKind("swap", "R(1)V(1)D({k},1)", "R(1)V(1)D({k},1)")
+TRANSFER = ProbeKind("transfer", "R(1)V(1)D({k},1)", "R(1)V(1)D(1,{k})")
 """Transfers between two groups: each rank swaps data with one rank of the other group, or every
 rank of one group sends to every rank of the other."""
 
@@ -75,17 +73,25 @@ def probes(topology: Topology) -> Iterator[Probe]:
         yield Probe(0, kind, tuple((group, group) for group in outer[0] if len(group) > 1))
     for index, (groups, parents) in enumerate(pairwise(outer), start=1):
         pairs = [pair for parent in parents for pair in _neighbours(groups, parent)]
-        swap, transfer = BETWEEN
-        yield Probe(index, swap, tuple((a + b, b + a) for a, b in pairs))
-        yield Probe(index, transfer, tuple(pairs))
+        yield Probe(index, SWAP, tuple((a + b, b + a) for a, b in pairs))
+        yield Probe(index, TRANSFER, tuple(pairs))
+
+
+def transfers(level: int, pairs: Iterable[tuple[Ranks, Ranks]]) -> Probe:
+    """Transfers from the first host to the second of disjoint pairs, all at once."""
+    return Probe(level, TRANSFER, tuple(_equally_many(a, b) for a, b in pairs))
 
 
 def _neighbours(groups: tuple[Ranks, ...], parent: Ranks) -> Iterator[tuple[Ranks, Ranks]]:
     """Disjoint pairs of the groups in one parent, each cut to equally many ranks."""
     inside = [group for group in groups if group[0] in parent]
     for a, b in zip(inside[::2], inside[1::2], strict=False):
-        size = min(len(a), len(b))
-        yield a[:size], b[:size]
+        yield _equally_many(a, b)
+
+
+def _equally_many(a: Ranks, b: Ranks) -> tuple[Ranks, Ranks]:
+    size = min(len(a), len(b))
+    return a[:size], b[:size]
 
 
 def rounds_and_port_bytes(made: Plan, level: int) -> tuple[int, int]:

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rvdcomm.calibration.fit import LARGE_RESIDUAL, Fit, LevelFit
+from rvdcomm.calibration.hosts import INSIDE, INTO, OUT, HostRates
+from rvdcomm.layout import ranges_text
 from rvdcomm.units import bytes_text, secs_text
+
+_VERBS = {OUT: "sends", INTO: "receives", INSIDE: "moves bytes inside"}
 
 _HEAD = ("level", "kind", "tensor", "rounds", "port bytes", "measured", "spread", "fitted", "error")
 
 
 def table(fit: Fit) -> str:
-    """Every sample with its residual, then every level's link, then warnings."""
+    """Every sample with its residual, every level's link, the hosts that differ, warnings."""
     rows = [_HEAD, *(row for level in fit.levels for row in _rows(level))]
     about = "  ".join(f"{name} {value}" for name, value in fit.about)
-    return "\n".join([about, "", *_grid(rows), "", *map(_summary, fit.levels), *_warnings(fit)])
+    links = [*map(_summary, fit.levels), *differences(fit.rates)]
+    return "\n".join([about, "", *_grid(rows), "", *links, *_warnings(fit)])
 
 
 def _rows(level: LevelFit) -> Iterator[tuple[str, ...]]:
@@ -51,6 +56,35 @@ def rate_text(bytes_per_sec: float) -> str:
         if bytes_per_sec >= 0.99995 * scale:
             return f"{bytes_per_sec / scale:.4g} {unit}"
     return f"{bytes_per_sec:.4g} B/s"
+
+
+def differences(rates: HostRates) -> Iterator[str]:
+    """A line for each host that differs from most, and for each pair that is slow."""
+
+    def name(host: int) -> str:
+        ranks = rates.hosts[host]
+        return f"host {host} ({'ranks' if len(ranks) > 1 else 'rank'} {ranges_text(ranks)})"
+
+    for way in rates.ways:
+        usual = rate_text(way.usual_bytes_per_sec)
+        for host, rate in way.others:
+            if not rates.is_unsure(way, host):
+                verb = _VERBS[way.name]
+                yield f"{name(host)} {verb} at {rate_text(rate)} where the median host has {usual}"
+    if len(rates.hosts) == 2 and OUT in {way.name for way in rates.ways} and not rates.unsure:
+        yield "of two hosts, which one limits the rate between them cannot be told"
+    for pair in rates.unsure:
+        yield (
+            f"{name(pair.src)} sends to {name(pair.dst)} at {rate_text(pair.bytes_per_sec)} where "
+            f"the median is {rate_text(pair.expected_bytes_per_sec)}:\n  one of them is slow, and "
+            "only pairs with further hosts could tell which"
+        )
+    for pair in rates.slow_paths:
+        yield (
+            f"{name(pair.src)} sends to {name(pair.dst)} at {rate_text(pair.bytes_per_sec)} where "
+            f"both reach {rate_text(pair.expected_bytes_per_sec)} with others:\n  the path between "
+            "them is slow, which the links of hosts do not express"
+        )
 
 
 def _warnings(fit: Fit) -> Iterator[str]:

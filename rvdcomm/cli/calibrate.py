@@ -1,4 +1,4 @@
-"""``rvdcomm calibrate``: measure the links of this cluster into a topology file."""
+"""``rvdcomm calibrate``: measure the links of this cluster into a file, and find slow hosts."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def measure_and_write(args: argparse.Namespace) -> None:
     effort = Effort(secs=args.secs, max_bytes=args.max_bytes)
     # None lets tqdm show the bar only on a terminal.
     with tqdm(bar_format="{desc} [{elapsed}]", disable=None if is_first else True) as bar:
-        topology, fit = calibrate(
+        links, fit = calibrate(
             executor=args.executor, like=like, effort=effort, progress=bar.set_description
         )
     if is_first:
-        topology.save(args.out, notes=fit.notes())
+        links.save(args.out, notes=fit.notes())
         print(table(fit), f"\nwrote {args.out}", flush=True)
 
 
@@ -116,10 +116,11 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "measure the links between ranks and between hosts into a topology file",
+    "measure the links between ranks and between hosts into a file, and find slow hosts",
     """\
 The ranks find out which of them share a host. The command prints every transfer with its measured
-and its fitted time, and the links. 'rvdcomm plan --topology' and Topology.load read the file.
+and its fitted time, the links, and hosts that are slower or faster than most. 'rvdcomm plan
+--topology' and Network.load read the file: a topology, or a network if hosts differ.
 
 examples:
   Processes of this machine:

@@ -8,9 +8,11 @@ import pytest
 
 from bench.cluster.spec import (
     ClusterSpec,
+    ShapedLink,
     build_commands,
     owner_pid,
     parse_rate,
+    parse_rates,
     rank_env,
     remove_commands,
 )
@@ -52,10 +54,12 @@ def test_parse_rate_rejects_invalid_text(text: str) -> None:
         (2, 0, 1e6, "ranks_per_host=0; a host has at least 1 rank"),
         (2, 1, 99e3, "a link carries at least 100000, for example 200e6"),
         (2, 1, float("nan"), "a link carries at least"),
+        (2, 1, (1e6, 99e3), "a link carries at least"),
+        (3, 1, (1e6, 2e6), "2 rates for 3 hosts; give one for each"),
     ],
 )
 def test_spec_rejects_numbers_out_of_range(
-    hosts: int, ranks_per_host: int, rate: float, message: str
+    hosts: int, ranks_per_host: int, rate: float | tuple[float, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         ClusterSpec(hosts, ranks_per_host, rate, pid=1)
@@ -96,19 +100,27 @@ def test_every_link_is_shaped_in_both_directions() -> None:
 def test_burst_and_queue_have_a_minimum_at_low_rates(
     rate_bits_per_sec: float, burst_bytes: int, queue_secs: float
 ) -> None:
-    spec = ClusterSpec(2, 1, rate_bits_per_sec, pid=1)
-    assert (spec.burst_bytes, spec.queue_secs) == (burst_bytes, queue_secs)
+    link = ShapedLink(rate_bits_per_sec)
+    assert (link.burst_bytes, link.queue_secs) == (burst_bytes, queue_secs)
 
 
 @pytest.mark.parametrize("rate_bits_per_sec", [1e5, 20e6, 200e6, 500e6, 1e9, 10e9])
 def test_largest_segment_with_its_headers_fits_in_a_burst(rate_bits_per_sec: float) -> None:
     spec = ClusterSpec(2, 1, rate_bits_per_sec, pid=1)
-    frames = math.ceil(spec.segment_bytes / 1448)
-    assert spec.segment_bytes + frames * (1514 - 1448) <= spec.burst_bytes
+    link = spec.links[0]
+    frames = math.ceil(link.segment_bytes / 1448)
+    assert link.segment_bytes + frames * (1514 - 1448) <= link.burst_bytes
     said = [c for c in build_commands(spec) if "gso_max_size" in c]
     assert [(c[2], c[-1]) for c in said] == [
-        (spec.namespace(host), str(spec.segment_bytes)) for host in range(2)
+        (spec.namespace(host), str(link.segment_bytes)) for host in range(2)
     ]
+
+
+def test_each_host_is_shaped_to_its_own_rate_in_both_directions() -> None:
+    spec = ClusterSpec(2, 1, parse_rates("400mbit/100mbit"), pid=1)
+    shaped = [(c[6], c[c.index("rate") + 1]) for c in build_commands(spec) if c[0] == "tc"]
+    fast, slow = "400000000bit", "100000000bit"
+    assert shaped == [("eth0", fast), ("port0", fast), ("eth0", slow), ("port1", slow)]
 
 
 def test_addresses_of_254_hosts_are_distinct_and_below_the_broadcast_address() -> None:

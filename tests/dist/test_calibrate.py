@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import rvdcomm as rv
 from bench.cluster import netns
 from bench.cluster.emulated import Cluster
 from rvdcomm import cli
-from rvdcomm.calibration import Effort, calibrate, spawned
+from rvdcomm.calibration import Effort, calibrate, spawned, table
 from tests.dist.on_ranks import on_ranks
 from tests.dist.shards import error_of
 
@@ -49,12 +50,37 @@ def test_ranks_of_one_machine_are_one_host_and_agree_on_its_links(rank: int, exe
 
 @on_ranks(4)
 def test_groups_of_a_given_topology_are_measured(rank: int) -> None:
-    topology, fit = calibrate(executor="dist", like=HOSTS, effort=QUICK)
-    assert [level.name for level in topology.levels] == ["rank", "host"]
-    assert topology.levels[1].groups == ((0, 2), (1, 3))
+    links, fit = calibrate(executor="dist", like=HOSTS, effort=QUICK)
+    # On a busy machine a host may seem slow, and then the links are a network.
+    assert [level.name for level in fit.levels] == ["rank", "host"]
+    assert fit.rates.hosts == ((0, 2), (1, 3))
     assert {sample.kind for sample in fit.levels[1].samples} == {"swap", "transfer"}
     ends = rv.Layout((8, 8), "R(1)V(1)D(4,1)"), rv.Layout((8, 8), "R(4)V(1)D(1,1)")
-    rv.plan(*ends, topology=topology).verify()
+    rv.plan(*ends, topology=links).verify()
+
+
+@on_ranks(4)
+def test_a_slow_host_of_four_is_found_and_has_a_slow_link_on_all_ranks(rank: int) -> None:
+    """Every rank waits for its bytes, and rank 2 four times as long: no transfer takes as long."""
+    make = module._Calibration._call
+
+    def waiting(run: Any, probe: Any, num_bytes: int) -> Callable[[], None]:
+        call, secs = make(run, probe, num_bytes), num_bytes / (4e5 if rank == 2 else 16e5)
+        return lambda: (time.sleep(secs), call())[0]
+
+    like = rv.Topology.hosts([[0], [1], [2], [3]], LINK, LINK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module._Calibration, "_call", waiting)
+        network, fit = calibrate(executor="dist", like=like, effort=QUICK)
+    of_ranks: list[Any] = [None] * 4
+    dist.all_gather_object(of_ranks, repr((network, fit)))
+    assert len(set(of_ranks)) == 1
+    assert isinstance(network, rv.Network)
+    assert [[host for host, _ in way.others] for way in fit.rates.ways] == [[2], [2]]
+    assert network.link(2, "fabric").bytes_per_sec < 0.5 * network.link(0, "fabric").bytes_per_sec
+    assert "host 2 (rank 2) sends at " in table(fit)
+    ends = rv.Layout((8, 8), "R(1)V(1)D(4,1)"), rv.Layout((8, 8), "R(4)V(1)D(1,1)")
+    rv.plan(*ends, topology=network).verify()
 
 
 @on_ranks(4)
@@ -164,8 +190,27 @@ def test_hosts_of_an_emulated_cluster_and_their_bandwidth_are_found(tmp_path: Pa
     with Cluster(2, 2, 100e6) as cluster:
         env = {"PYTHONPATH": str(ROOT)}
         cluster.run([*command, "--max-bytes", "1MiB"], timeout_secs=90, env=env, echo=False)
-    topology = rv.Topology.load(out)
-    assert [level.groups for level in topology.levels][1:] == [((0, 1), (2, 3))]
+    notes = json.loads(out.read_text())["calibration"]
+    assert notes["rates"]["hosts"] == [[0, 1], [2, 3]]
+    assert rv.Network.load(out).ranks == (0, 1, 2, 3)
     # 95.7 % of 12.5 MB/s is payload. Bursts of 12 kB pass at once, which made it 4 % faster; a busy
     # machine makes it slower.
-    assert 0.85 < topology.levels[1].link.bytes_per_sec / (0.957 * 12.5e6) < 1.1
+    assert 0.85 < notes["levels"][1]["bytes_per_sec"] / (0.957 * 12.5e6) < 1.1
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(bool(netns.missing_requirements()), reason="needs root, ip and tc")
+def test_slow_host_of_an_emulated_cluster_is_found_with_its_bandwidth(tmp_path: Path) -> None:
+    out = tmp_path / "links.json"
+    command = [sys.executable, "-m", "rvdcomm", "calibrate", "--out", str(out), "--secs", "0.05"]
+    with Cluster(4, 1, (100e6, 100e6, 25e6, 100e6)) as cluster:
+        env = {"PYTHONPATH": str(ROOT)}
+        first, *_ = cluster.run(
+            [*command, "--max-bytes", "1MiB"], timeout_secs=90, env=env, echo=False
+        )
+    assert "host 2 (rank 2) sends at " in first.stdout
+    network = rv.Network.load(out)
+    rates = [network.link(rank, "fabric").bytes_per_sec / 12.5e6 for rank in range(4)]
+    # 95.7 % is payload; a busy machine makes a link slower.
+    assert [0.6 < rate < 1.1 for rate in rates] == [True, True, False, True]
+    assert 0.15 < rates[2] < 0.275
