@@ -73,6 +73,8 @@ class Cluster:
         hosts: number of hosts.
         ranks_per_host: number of ranks that ``run`` starts on each host.
         rate_bits_per_sec: rate of each host's link in each direction; a tuple has one per host.
+        nics: links of each host, shared by its ranks in turn.
+        wires: pairs of hosts that are wired to each other, in place of a switch.
 
     Raises:
         ValueError: a number is out of range.
@@ -81,10 +83,22 @@ class Cluster:
     """
 
     def __init__(
-        self, hosts: int, ranks_per_host: int, rate_bits_per_sec: float | tuple[float, ...]
+        self,
+        hosts: int,
+        ranks_per_host: int,
+        rate_bits_per_sec: float | tuple[float, ...],
+        *,
+        nics: int = 1,
+        wires: tuple[tuple[int, int], ...] = (),
     ) -> None:
         self.spec = ClusterSpec(
-            hosts, ranks_per_host, rate_bits_per_sec, pid=os.getpid(), serial=next(_serials)
+            hosts,
+            ranks_per_host,
+            rate_bits_per_sec,
+            pid=os.getpid(),
+            serial=next(_serials),
+            nics=nics,
+            wires=wires,
         )
         self._alive = False
 

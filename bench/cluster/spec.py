@@ -119,8 +119,11 @@ class ShapedLink:
 class ClusterSpec:
     """A cluster of ``hosts`` hosts whose links carry ``rate_bits_per_sec`` each way.
 
-    The rate is one for all hosts, or a tuple of one for each. ``pid`` (the process that owns the
-    cluster) and ``serial`` (the number of the cluster in this process) make the names unique.
+    The rate is one for all hosts, or a tuple of one for each. A host has ``nics`` links to the
+    switch, which its ranks share in turn; or with ``wires``, pairs of hosts, there is no switch:
+    hosts are wired to each other, and forward what is for others, on the ways of fewest wires.
+    ``pid`` (the process that owns the cluster) and ``serial`` (the number of the cluster in this
+    process) make the names unique.
     """
 
     hosts: int
@@ -128,12 +131,20 @@ class ClusterSpec:
     rate_bits_per_sec: float | tuple[float, ...]
     pid: int
     serial: int = 0
+    nics: int = 1
+    wires: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MAX_HOSTS:
             raise ValueError(f"hosts={self.hosts}; a cluster has 1 to {MAX_HOSTS} hosts.")
         if self.ranks_per_host < 1:
             raise ValueError(f"ranks_per_host={self.ranks_per_host}; a host has at least 1 rank.")
+        if not 1 <= self.nics <= self.ranks_per_host:
+            raise ValueError(f"nics={self.nics}; a host has 1 to ranks_per_host of them.")
+        if self.wires and (len(self.next_hops) < self.hosts or self.nics > 1):
+            raise ValueError(
+                f"wires={self.wires}; they have to connect all hosts, and leave no NICs."
+            )
         if len(self.links) != self.hosts:
             raise ValueError(f"{len(self.links)} rates for {self.hosts} hosts; give one for each.")
         # The comparison is written so that NaN fails it too.
@@ -153,6 +164,30 @@ class ClusterSpec:
         return tuple(map(ShapedLink, rates))
 
     @property
+    def next_hops(self) -> dict[int, dict[int, int]]:
+        """For every host, the neighbour to which what is for another host goes; by that host.
+
+        Hosts that do not reach all others are left out.
+        """
+        near: dict[int, list[int]] = {host: [] for host in range(self.hosts)}
+        for a, b in self.wires:
+            near[a].append(b)
+            near[b].append(a)
+        found = {}
+        for start in near:
+            first = {host: host for host in near[start]}
+            todo = list(near[start])
+            while todo:
+                host = todo.pop(0)
+                for other in near[host]:
+                    if other != start and other not in first:
+                        first[other] = first[host]
+                        todo.append(other)
+            if len(first) == self.hosts - 1:
+                found[start] = first
+        return found
+
+    @property
     def world_size(self) -> int:
         """Number of ranks on all hosts together."""
         return self.hosts * self.ranks_per_host
@@ -164,16 +199,21 @@ class ClusterSpec:
 
     @property
     def namespaces(self) -> list[str]:
-        """All namespaces of the cluster, the switch first."""
-        return [self.switch, *map(self.namespace, range(self.hosts))]
+        """All namespaces of the cluster, the switch first, if there is one."""
+        hosts = map(self.namespace, range(self.hosts))
+        return [*hosts] if self.wires else [self.switch, *hosts]
 
     def namespace(self, host: int) -> str:
         """Name of the namespace of ``host``."""
         return f"rvd-{self.pid}-{self.serial}-host{host}"
 
-    def address(self, host: int) -> str:
-        """IP address of ``host``; it is valid only inside the cluster's namespaces."""
-        return f"10.213.0.{host + 1}"
+    def address(self, host: int, nic: int = 0) -> str:
+        """IP address of a NIC; it is valid only inside the cluster's namespaces."""
+        return f"10.213.{nic}.{host + 1}"
+
+    def nic_of(self, rank: int) -> int:
+        """The NIC that ``rank`` uses; ranks of a host are dealt to its NICs in blocks."""
+        return rank % self.ranks_per_host * self.nics // self.ranks_per_host
 
     def host_of(self, rank: int) -> int:
         """Host of ``rank``; ranks are numbered host by host."""
@@ -186,6 +226,8 @@ def build_commands(spec: ClusterSpec) -> list[list[str]]:
     Invariant: every namespace that they create is one of ``spec.namespaces``, and every other
     object is inside one of these, so ``remove_commands`` undoes any prefix of the list.
     """
+    if spec.wires:
+        return wired_commands(spec)
     switch = ["ip", "-n", spec.switch, "link"]
     commands = [
         ["ip", "netns", "add", spec.switch],
@@ -193,26 +235,91 @@ def build_commands(spec: ClusterSpec) -> list[list[str]]:
         [*switch, "set", "br0", "addrgenmode", "none", "up"],
     ]
     for host in range(spec.hosts):
-        commands += _host_commands(spec, host)
+        commands += _namespace_commands(spec.namespace(host))
+        for nic in range(spec.nics):
+            commands += _nic_commands(spec, host, nic)
     return commands
 
 
-def _host_commands(spec: ClusterSpec, host: int) -> list[list[str]]:
-    name, port, link = spec.namespace(host), f"port{host}", spec.links[host]
-    veth = f"link add {INTERFACE} netns {name} type veth peer name {port} netns {spec.switch}"
+def _namespace_commands(name: str) -> list[list[str]]:
+    return [["ip", "netns", "add", name], ["ip", "-n", name, "link", "set", "lo", "up"]]
+
+
+def _nic_commands(spec: ClusterSpec, host: int, nic: int) -> list[list[str]]:
+    name, port, link = spec.namespace(host), f"port{host}.{nic}", spec.links[host]
+    device, address, table = interface(nic), spec.address(host, nic), str(100 + nic)
+    veth = f"link add {device} netns {name} type veth peer name {port} netns {spec.switch}"
     # addrgenmode none: no IPv6 address, so that gloo has one address to choose from.
-    return [
-        ["ip", "netns", "add", name],
+    commands = [
         ["ip", *veth.split()],
-        ["ip", "-n", name, "link", "set", "lo", "up"],
-        ["ip", "-n", name, "link", "set", INTERFACE, "addrgenmode", "none", "up"],
-        [*f"ip -n {name} link set {INTERFACE} gso_max_size {link.segment_bytes}".split()],
-        ["ip", "-n", name, "address", "add", f"{spec.address(host)}/24", "dev", INTERFACE],
+        ["ip", "-n", name, "link", "set", device, "addrgenmode", "none", "up"],
+        [*f"ip -n {name} link set {device} gso_max_size {link.segment_bytes}".split()],
+        ["ip", "-n", name, "address", "add", f"{address}/16", "dev", device],
         ["ip", "-n", spec.switch, "link", "set", port, "addrgenmode", "none", "up"],
         ["ip", "-n", spec.switch, "link", "set", port, "master", "br0"],
-        _shape_command(link, name, INTERFACE),
+        _shape_command(link, name, device),
         _shape_command(link, spec.switch, port),
     ]
+    if spec.nics > 1:
+        # What has the address of a NIC leaves by it, and it alone answers for its address.
+        commands += [
+            [*f"ip -n {name} route add 10.213.0.0/16 dev {device} table {table}".split()],
+            [*f"ip -n {name} rule add from {address} table {table}".split()],
+            _setting(name, f"conf/{device}/arp_ignore", 1),
+            _setting(name, f"conf/{device}/arp_announce", 2),
+        ]
+    return commands
+
+
+def interface(nic: int) -> str:
+    """The name of a NIC in its host.
+
+    >>> interface(1)
+    'eth1'
+    """
+    return f"{INTERFACE[:-1]}{nic}"
+
+
+def _setting(namespace: str, name: str, value: int) -> list[str]:
+    """The command line that writes a setting of IPv4."""
+    write = f"echo {value} > /proc/sys/net/ipv4/{name}"
+    return ["ip", "netns", "exec", namespace, "sh", "-c", write]
+
+
+def wired_commands(spec: ClusterSpec) -> list[list[str]]:
+    """The command lines for hosts that are wired to each other.
+
+    A host has its address on a bridge without ports, and a route to every other host.
+    """
+    commands = []
+    for host in range(spec.hosts):
+        name = spec.namespace(host)
+        own = ["dev", INTERFACE]
+        commands += [
+            *_namespace_commands(name),
+            ["ip", "-n", name, "link", "add", INTERFACE, "type", "bridge"],
+            ["ip", "-n", name, "link", "set", INTERFACE, "addrgenmode", "none", "up"],
+            ["ip", "-n", name, "address", "add", f"{spec.address(host)}/32", *own],
+            _setting(name, "ip_forward", 1),
+        ]
+    for a, b in spec.wires:
+        (one, other), link = (spec.namespace(a), spec.namespace(b)), spec.links[a]
+        veth = f"link add to{b} netns {one} type veth peer name to{a} netns {other}"
+        commands.append(["ip", *veth.split()])
+        for name, device in ((one, f"to{b}"), (other, f"to{a}")):
+            commands += [
+                ["ip", "-n", name, "link", "set", device, "addrgenmode", "none", "up"],
+                [*f"ip -n {name} link set {device} gso_max_size {link.segment_bytes}".split()],
+                _shape_command(link, name, device),
+            ]
+    for host, first in spec.next_hops.items():
+        name, own = spec.namespace(host), spec.address(host)
+        # Neighbours first: the others are reached over them.
+        for other in sorted(first, key=lambda other: first[other] != other):
+            via = "" if first[other] == other else f" via {spec.address(first[other])}"
+            route = f"{spec.address(other)}/32{via} dev to{first[other]} src {own}"
+            commands.append([*f"ip -n {name} route add {route}".split()])
+    return commands
 
 
 def _shape_command(link: ShapedLink, namespace: str, device: str) -> list[str]:
@@ -245,7 +352,7 @@ def rank_env(spec: ClusterSpec, rank: int) -> dict[str, str]:
         "GROUP_RANK": str(spec.host_of(rank)),
         "MASTER_ADDR": spec.address(0),
         "MASTER_PORT": str(MASTER_PORT),
-        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "GLOO_SOCKET_IFNAME": interface(spec.nic_of(rank)),
         "OMP_NUM_THREADS": "1",
     }
 

@@ -59,9 +59,9 @@ WRITERS: Mapping[str, Callable[[Plan, str], None]] = {
 def _relabelled(given: Plan, memory_limit: int | None) -> Plan:
     """The plan to the same cells on the same dst ranks, in the order of ``best_ranks``."""
     dst = given.dst
-    ranks = best_ranks(given.src, dst.rvd, given.topology, ranks=dst.ranks, cuts=dst.cuts)
+    ranks = best_ranks(given.src, dst.rvd, given.links, ranks=dst.ranks, cuts=dst.cuts)
     relabelled = Layout(dst.shape, dst.rvd, ranks, dst.cuts)
-    request = given.src, relabelled, given.dtype, given.topology, memory_limit
+    request = given.src, relabelled, given.dtype, given.links, memory_limit
     return plan(*request, executor=given.executor)
 
 

@@ -27,13 +27,21 @@ def with_rounds(bound: Cost, src: Layout, dst: Layout, links: Links) -> Cost:
     kinds, needs = _needs(src, dst)
     if not needs.any():
         return bound
-    rounds = max(_growth(kinds, needs), _sources(kinds, needs))
-    latencies = rounds
+    latencies = rounds = _rounds(kinds, needs)
     if isinstance(links, Network):
         # A message that other ranks pass on has the latency of each part of its way.
         latencies = max(rounds, _farthest(kinds, needs, sorted({*src.ranks, *dst.ranks}), links))
     more = max(0, latencies - bound.rounds) * links.least_alpha_secs
     return replace(bound, rounds=max(rounds, bound.rounds), secs=bound.secs + more)
+
+
+def least_rounds(src: Layout, dst: Layout) -> int:
+    """A lower bound on the rounds of any plan; 0 if ``dst`` has several value parts.
+
+    >>> least_rounds(Layout((8,), "R(1)V(1)D(8)"), Layout((8,), "R(8)V(1)D(1)"))
+    3
+    """
+    return _rounds(*_needs(src, dst))
 
 
 Kinds = NDArray[np.bool_]
@@ -57,6 +65,10 @@ def _needs(src: Layout, dst: Layout) -> tuple[Kinds, Kinds]:
     needs = np.zeros(kinds.shape, np.bool_)
     np.logical_or.at(needs, of_kind.reshape(-1), lacking)
     return kinds, needs
+
+
+def _rounds(kinds: Kinds, needs: Kinds) -> int:
+    return max(_growth(kinds, needs), _sources(kinds, needs)) if needs.any() else 0
 
 
 def _growth(kinds: Kinds, needs: Kinds) -> int:

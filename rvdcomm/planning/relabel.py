@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import RVD, Ints, Layout, Mask, ranges_text
-from rvdcomm.network import Topology
+from rvdcomm.network import Links, Network, Topology
 
 ElementCounts = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ MIN_LEVEL_WEIGHT = 1 << 10
 def best_ranks(
     src: Layout,
     dst_rvd: RVD | str,
-    topology: Topology | None = None,
+    topology: Links | None = None,
     *,
     ranks: Iterable[int] | None = None,
     cuts: str | Sequence[Sequence[int]] = "chunk",
@@ -51,7 +51,8 @@ def best_ranks(
     Args:
         src: the layout that the tensor has.
         dst_rvd, cuts: the wanted layout, as arguments of ``Layout``.
-        topology: bytes are minimized by its levels, outermost first; if None, all ranks are alike.
+        topology: bytes are minimized by its levels, outermost first, or by levels that resemble a
+            network; if None, all ranks are alike.
         ranks: ranks that may be used, at least as many as needed; the ranks of ``src`` if None.
             Among orders that move equally many bytes, the one nearest to this order is taken.
 
@@ -75,7 +76,8 @@ def best_ranks(
     given = Layout(src.shape, dst_rvd, usable[: dst_rvd.num_ranks], cuts)
     if topology is not None:
         topology.check_ranks({*src.ranks, *usable})
-    cells = _DstCells.of(src, given, usable, topology)
+    levels = topology.nearest_levels if isinstance(topology, Network) else topology
+    cells = _DstCells.of(src, given, usable, levels)
     candidates = [np.arange(len(cells.box)), _assigned(cells)]
     if cells.num_replicas > 1 and len(cells.levels) > 1:
         candidates.append(_bundled(cells))

@@ -3,18 +3,22 @@
 A few ranks on a network without levels: the exact packing. Otherwise trees that are balanced one
 after another, in a few styles: fewer units have fewer messages, more are nearer to the bound; a
 high price of depth gives trees of few rounds.
+
+Forests are kept by structure: who holds and needs which share of the elements, on which wires. So
+the same pair of layouts in another shape costs no search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import gcd
 
-from rvdcomm.cost import demands_of, wires_of_members
+from rvdcomm.cost import Demand, demands_of, wires_of_members
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout
-from rvdcomm.network import Network
+from rvdcomm.network import Network, Wire
 from rvdcomm.synthesis.balance import Style, balance
 from rvdcomm.synthesis.doubling import doubling
 from rvdcomm.synthesis.forest import Forest, unserved
@@ -39,6 +43,9 @@ STYLES = (
     Style(6, 0.05),
 )
 """Styles of balanced trees, those that are tried on many ranks first."""
+
+_Maker = Callable[..., Forest | None]
+"""Makes a forest of demands, wires and options; None if there is none of its kind."""
 
 NUM_STYLES = {32: len(STYLES), MAX_RANKS: 2}
 """How many styles are tried for up to so many ranks."""
@@ -67,12 +74,39 @@ def forests(src: Layout, dst: Layout, network: Network) -> Iterator[Forest]:
         yield from _both(_packed(src, dst, network))
     num_styles = next(n for most, n in NUM_STYLES.items() if len(members) <= most)
     for style in STYLES[:num_styles]:
-        yield from _both(balance(demands, wires, style))
+        made = _by_structure(demands, wires, balance, style)
+        assert made is not None
+        yield from _both(made)
+
+
+def _packed(src: Layout, dst: Layout, network: Network) -> Forest:
+    wires = wires_of_members(network, {*src.ranks, *dst.ranks})
+    made = _by_structure(demands_of(src, dst), wires, pack)
+    assert made is not None
+    return made
+
+
+def _by_structure(
+    demands: Sequence[Demand], wires: Sequence[Wire], make: _Maker, *options: object
+) -> Forest | None:
+    """What ``make`` finds for these demands, by what it found for the same shares of elements."""
+    mine = unserved(demands)
+    unit = gcd(*(demand.num_elements for demand in mine)) or 1
+    least = tuple(replace(d, num_elements=d.num_elements // unit) for d in mine)
+    found = _made(least, tuple(wires), make, *options)
+    if found is None:
+        return found
+    return replace(found, demands=mine, least_secs=found.least_secs * unit)
 
 
 @lru_cache(maxsize=256)
-def _packed(src: Layout, dst: Layout, network: Network) -> Forest:
-    return pack(demands_of(src, dst), wires_of_members(network, {*src.ranks, *dst.ranks}))
+def _made(
+    demands: tuple[Demand, ...],
+    wires: tuple[Wire, ...],
+    make: _Maker,
+    *options: object,
+) -> Forest | None:
+    return make(demands, wires, *options)
 
 
 def least_secs(src: Layout, dst: Layout, network: Network) -> float:
@@ -88,7 +122,7 @@ def quick_forest(src: Layout, dst: Layout, network: Network) -> Forest | None:
     demands = demands_of(src, dst) if len(members) <= MAX_QUICK_RANKS else ()
     if not 0 < len(demands) <= MAX_DEMANDS:
         return None
-    return doubling(demands, wires_of_members(network, members))
+    return _by_structure(demands, wires_of_members(network, members), doubling)
 
 
 def relayed_forests(src: Layout, dst: Layout, network: Network) -> Iterator[Forest]:
@@ -98,7 +132,7 @@ def relayed_forests(src: Layout, dst: Layout, network: Network) -> Iterator[Fore
     if 0 < len(demands) <= MAX_DEMANDS:
         wires = wires_of_members(network, members)
         for one_root in (True, False):
-            found = spanning(demands, wires, one_root=one_root)
+            found = _by_structure(demands, wires, spanning, one_root)
             if found is not None:
                 yield found
             if len(demands[0].parts) == 1:

@@ -23,7 +23,7 @@ from rvdcomm.synthesis.cheapest import Edge, Hops, Prices, tree_of
 from rvdcomm.synthesis.forest import Forest, Tree, Way, unserved
 
 
-def spanning(demands: Sequence[Demand], wires: Sequence[Wire], *, one_root: bool) -> Forest | None:
+def spanning(demands: Sequence[Demand], wires: Sequence[Wire], one_root: bool) -> Forest | None:
     """Ways for all demands; None if some rank cannot reach another.
 
     With ``one_root`` a sum is made at one of its readers and goes on to the others; else each

@@ -177,3 +177,12 @@ def test_best_ranks_of_1024_ranks_take_less_than_5_seconds(src: str, dst: str) -
     rv.best_ranks(layout, dst, topology)
     # Processor time; 0.3 s on an idle core.
     assert time.process_time() - start < 5
+
+
+def test_a_network_counts_by_the_levels_that_resemble_it() -> None:
+    hosts = rv.Topology.hosts([range(4), range(4, 8)], rv.Link(0, 8.0), rv.Link(0, 1.0))
+    network = rv.Network.hosts([range(4), range(4, 8)], rv.Link(0, 8.0), rv.Link(0, 1.0), 1)
+    src = rv.Layout((8, 8), "R(1)V(1)D(8,1)", [0, 4, 1, 5, 2, 6, 3, 7])
+    for rvd in ("R(1)V(1)D(2,4)", "R(2)V(1)D(1,4)"):
+        assert network.levels is None
+        assert rv.best_ranks(src, rvd, network) == rv.best_ranks(src, rvd, hosts)

@@ -8,7 +8,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm.cost import demands_of, flow_bound, wires_of_members
-from rvdcomm.synthesis import Forest
+from rvdcomm.synthesis import Forest, forests
 from rvdcomm.synthesis.balance import Style, balance
 from tests.cost.test_cuts import GATHER, OPTIMA, REDUCE, SCATTER, collective
 from tests.network.oracle import random_network, random_pair_on
@@ -89,3 +89,18 @@ def test_trees_are_shallow_where_all_ranks_reach_each_other() -> None:
     network = NETWORKS["1x8"]
     src, dst = collective(network, *REDUCE)
     assert balanced(src, dst, network, Style()).num_beats == 2
+
+
+def test_the_same_pair_in_another_shape_takes_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = unequal(3, 2)
+
+    def found(rows: int) -> list[Forest]:
+        src, dst = (rv.Layout((rows, 7), text) for text in ("R(1)V(5)D(1,1)", "R(5)V(1)D(1,1)"))
+        return [*forests(src, dst, network)]
+
+    first = found(30)
+    monkeypatch.delattr("rvdcomm.synthesis.balance._Loads")
+    for one, other in zip(first, found(60), strict=True):
+        assert other.ways == one.ways
+        assert other.secs == pytest.approx(2 * one.secs)
+        assert other.faults() == []

@@ -54,7 +54,7 @@ def test_where_all_reach_all_rounds_are_those_of_doubling(
     network = rv.Network.of(rv.Topology.single_host(count, 1.0, 1e9))
     src, dst = collective(network, *layouts)
     quick = quick_forest(src, dst, network)
-    found = spanning(demands_of(src, dst), network.wires, one_root=False)
+    found = spanning(demands_of(src, dst), network.wires, False)
     assert quick is not None
     assert found is not None
     assert Beats(found).secs(1, 1) <= Beats(quick).secs(1, 1) * 1.001
@@ -74,5 +74,5 @@ def test_there_is_none_where_a_rank_does_not_reach_another() -> None:
     network = rv.Network.parse("0 -> 1  1 us  1 GB/s\n1 -> 0  1 us  1 GB/s")
     src, dst = rv.Layout((4,), "R(1)V(1)D(1)", [0]), rv.Layout((4,), "R(1)V(1)D(1)", [1])
     one_way = [wire for wire in network.wires if wire.src == 1]
-    assert spanning(demands_of(src, dst), one_way, one_root=True) is None
-    assert spanning(demands_of(src, src), network.wires, one_root=True) is None
+    assert spanning(demands_of(src, dst), one_way, True) is None
+    assert spanning(demands_of(src, src), network.wires, True) is None
