@@ -103,6 +103,7 @@ class _Verifier:
     program: Program
 
     def __post_init__(self) -> None:
+        self._known: dict[Box, Box] = {}
         boxes = list(boxes_of(self.program))
         bounds: list[list[set[int]]] = [
             [set() for _ in range(self.program.num_dims)] for _ in self.program.transitions
@@ -135,10 +136,16 @@ class _Verifier:
         return box.lo[0] if len(self.program.transitions) > 1 else 0
 
     def _atoms(self, box: Box) -> Box:
-        """The box in units of atoms."""
-        index = self.index[self._tensor(box)]
-        lo = tuple(numbers[bound] for numbers, bound in zip(index, box.lo, strict=True))
-        return Box(lo, tuple(numbers[bound] for numbers, bound in zip(index, box.hi, strict=True)))
+        """The box in units of atoms; most boxes are asked for many times."""
+        found = self._known.get(box)
+        if found is None:
+            index = self.index[self._tensor(box)]
+            lo, hi = (
+                tuple(numbers[bound] for numbers, bound in zip(index, side, strict=True))
+                for side in box
+            )
+            found = self._known[box] = Box(lo, hi)
+        return found
 
     def run(self) -> Proof:
         for rank in self.program.ranks:
