@@ -9,6 +9,10 @@ rule of the real machine is involved, and deleting the namespaces deletes everyt
 
     host0 [eth0 10.213.0.1] ==tbf== [port0 .
     host1 [eth0 10.213.0.2] ==tbf== [port1 .  br0]  switch
+
+Or hosts are wired to each other, as on a line; those between two others forward::
+
+    host0 [eth0 10.213.0.1, to1] ==tbf== [to0, eth0 10.213.0.2, to2] host1 ==tbf== ...
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ import math
 import re
 from dataclasses import dataclass
 
-INTERFACE = "eth0"
 MASTER_PORT = 29500
 MAX_HOSTS = 254
 # Below this rate one frame takes longer than 120 ms, and a benchmark would measure TCP's timeouts.
@@ -227,7 +230,7 @@ def build_commands(spec: ClusterSpec) -> list[list[str]]:
     object is inside one of these, so ``remove_commands`` undoes any prefix of the list.
     """
     if spec.wires:
-        return wired_commands(spec)
+        return _wired_commands(spec)
     switch = ["ip", "-n", spec.switch, "link"]
     commands = [
         ["ip", "netns", "add", spec.switch],
@@ -246,15 +249,17 @@ def _namespace_commands(name: str) -> list[list[str]]:
 
 
 def _nic_commands(spec: ClusterSpec, host: int, nic: int) -> list[list[str]]:
-    name, port, link = spec.namespace(host), f"port{host}.{nic}", spec.links[host]
+    name, link = spec.namespace(host), spec.links[host]
+    port = f"port{host}" if spec.nics == 1 else f"port{host}.{nic}"
     device, address, table = interface(nic), spec.address(host, nic), str(100 + nic)
+    num_bits = 24 if spec.nics == 1 else 16
     veth = f"link add {device} netns {name} type veth peer name {port} netns {spec.switch}"
     # addrgenmode none: no IPv6 address, so that gloo has one address to choose from.
     commands = [
         ["ip", *veth.split()],
         ["ip", "-n", name, "link", "set", device, "addrgenmode", "none", "up"],
         [*f"ip -n {name} link set {device} gso_max_size {link.segment_bytes}".split()],
-        ["ip", "-n", name, "address", "add", f"{address}/16", "dev", device],
+        ["ip", "-n", name, "address", "add", f"{address}/{num_bits}", "dev", device],
         ["ip", "-n", spec.switch, "link", "set", port, "addrgenmode", "none", "up"],
         ["ip", "-n", spec.switch, "link", "set", port, "master", "br0"],
         _shape_command(link, name, device),
@@ -277,7 +282,7 @@ def interface(nic: int) -> str:
     >>> interface(1)
     'eth1'
     """
-    return f"{INTERFACE[:-1]}{nic}"
+    return f"eth{nic}"
 
 
 def _setting(namespace: str, name: str, value: int) -> list[str]:
@@ -286,7 +291,7 @@ def _setting(namespace: str, name: str, value: int) -> list[str]:
     return ["ip", "netns", "exec", namespace, "sh", "-c", write]
 
 
-def wired_commands(spec: ClusterSpec) -> list[list[str]]:
+def _wired_commands(spec: ClusterSpec) -> list[list[str]]:
     """The command lines for hosts that are wired to each other.
 
     A host has its address on a bridge without ports, and a route to every other host.
@@ -294,12 +299,12 @@ def wired_commands(spec: ClusterSpec) -> list[list[str]]:
     commands = []
     for host in range(spec.hosts):
         name = spec.namespace(host)
-        own = ["dev", INTERFACE]
+        device = interface(0)
         commands += [
             *_namespace_commands(name),
-            ["ip", "-n", name, "link", "add", INTERFACE, "type", "bridge"],
-            ["ip", "-n", name, "link", "set", INTERFACE, "addrgenmode", "none", "up"],
-            ["ip", "-n", name, "address", "add", f"{spec.address(host)}/32", *own],
+            ["ip", "-n", name, "link", "add", device, "type", "bridge"],
+            ["ip", "-n", name, "link", "set", device, "addrgenmode", "none", "up"],
+            ["ip", "-n", name, "address", "add", f"{spec.address(host)}/32", "dev", device],
             _setting(name, "ip_forward", 1),
         ]
     for a, b in spec.wires:

@@ -123,6 +123,52 @@ def test_each_host_is_shaped_to_its_own_rate_in_both_directions() -> None:
     assert shaped == [("eth0", fast), ("port0", fast), ("eth0", slow), ("port1", slow)]
 
 
+def test_hosts_on_a_line_forward_over_their_neighbours() -> None:
+    spec = ClusterSpec(4, 1, 1e9, pid=1, wires=((0, 1), (1, 2), (2, 3)))
+    assert spec.next_hops[0] == {1: 1, 2: 1, 3: 1}
+    assert spec.next_hops[2] == {1: 1, 3: 3, 0: 1}
+    assert spec.namespaces == [f"rvd-1-0-host{host}" for host in range(4)]
+    commands = [" ".join(command) for command in build_commands(spec)]
+    assert sum(command.startswith("tc ") for command in commands) == 6
+    routes = [command for command in commands if "host0 route" in command]
+    assert routes == [
+        "ip -n rvd-1-0-host0 route add 10.213.0.2/32 dev to1 src 10.213.0.1",
+        "ip -n rvd-1-0-host0 route add 10.213.0.3/32 via 10.213.0.2 dev to1 src 10.213.0.1",
+        "ip -n rvd-1-0-host0 route add 10.213.0.4/32 via 10.213.0.2 dev to1 src 10.213.0.1",
+    ]
+
+
+def test_hosts_on_a_ring_take_the_shorter_way() -> None:
+    spec = ClusterSpec(4, 1, 1e9, pid=1, wires=((0, 1), (1, 2), (2, 3), (3, 0)))
+    assert spec.next_hops[0] == {1: 1, 3: 3, 2: 1}
+
+
+def test_ranks_of_a_host_have_a_nic_each_or_share_them() -> None:
+    spec = ClusterSpec(2, 4, 1e9, pid=1, nics=2)
+    assert [rank_env(spec, rank)["GLOO_SOCKET_IFNAME"] for rank in range(8)] == [
+        *("eth0", "eth0", "eth1", "eth1"),
+    ] * 2
+    shaped = [c for c in build_commands(spec) if c[0] == "tc"]
+    assert len(shaped) == 8
+    assert len({spec.address(host, nic) for host in range(2) for nic in range(2)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nics": 3}, "nics=3; a host has 1 to ranks_per_host"),
+        ({"nics": 0}, "nics=0"),
+        ({"wires": ((0, 1),)}, "have to connect all hosts"),
+        ({"wires": ((0, 1), (1, 2)), "nics": 2}, "leave no NICs"),
+    ],
+)
+def test_wires_and_nics_that_make_no_cluster_are_refused(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClusterSpec(3, 2, 1e9, pid=1, **changes)  # type: ignore[arg-type]
+
+
 def test_addresses_of_254_hosts_are_distinct_and_below_the_broadcast_address() -> None:
     spec = ClusterSpec(254, 1, 1e9, pid=1)
     addresses = {spec.address(host) for host in range(254)}
