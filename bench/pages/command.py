@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "truth-readings": "python -m bench.truth --readings --every 12 "
     "--out bench/results/truth-readings.json",
     "synthesis": "python -m bench.synthesis",
-    "unequal-200mbit": "python -m bench.unequal",
+    "networks": "python -m bench.networks",
     "local-4": "python -m bench.run --only in-group --secs 2 --out bench/results/local-4.json",
     **{
         name: f"python -m bench.{words} --out bench/results/{name}.json"

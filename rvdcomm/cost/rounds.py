@@ -19,15 +19,16 @@ from rvdcomm.layout import Layout
 from rvdcomm.network import Links, Network, Node
 
 
-def with_rounds(bound: Cost, src: Layout, dst: Layout, links: Links) -> Cost:
+def with_rounds(bound: Cost, src: Layout, dst: Layout, links: Links, at_once: int = 1) -> Cost:
     """``bound``, which has a latency for each of its rounds, with all rounds that a plan needs.
 
-    ``bound`` itself if ``dst`` has several value parts.
+    ``bound`` itself if ``dst`` has several value parts. ``at_once`` is how many partners a rank may
+    have in a round: two if it gets messages from one and reads the memory of another.
     """
     kinds, needs = _needs(src, dst)
     if not needs.any():
         return bound
-    latencies = rounds = _rounds(kinds, needs)
+    latencies = rounds = _rounds(kinds, needs, at_once)
     if isinstance(links, Network):
         # A message that other ranks pass on has the latency of each part of its way.
         latencies = max(rounds, _farthest(kinds, needs, sorted({*src.ranks, *dst.ranks}), links))
@@ -41,7 +42,7 @@ def least_rounds(src: Layout, dst: Layout) -> int:
     >>> least_rounds(Layout((8,), "R(1)V(1)D(8)"), Layout((8,), "R(8)V(1)D(1)"))
     3
     """
-    return _rounds(*_needs(src, dst))
+    return _rounds(*_needs(src, dst), at_once=1)
 
 
 Kinds = NDArray[np.bool_]
@@ -67,18 +68,24 @@ def _needs(src: Layout, dst: Layout) -> tuple[Kinds, Kinds]:
     return kinds, needs
 
 
-def _rounds(kinds: Kinds, needs: Kinds) -> int:
-    return max(_growth(kinds, needs), _sources(kinds, needs)) if needs.any() else 0
+def _rounds(kinds: Kinds, needs: Kinds, at_once: int) -> int:
+    if not needs.any():
+        return 0
+    growth, rounds = max(_growth(kinds, needs), 1 + _sources(kinds, needs)), 0
+    while (1 + at_once) ** rounds < growth:
+        rounds += 1
+    return rounds
 
 
 def _growth(kinds: Kinds, needs: Kinds) -> int:
-    """In the end those know something of a set of holders who are in it, or who need a part."""
-    growth = np.ceil(1 + needs.sum(axis=1) / kinds.sum(axis=1))
-    return (int(growth.max()) - 1).bit_length()
+    """How many times as many know something of a set of holders in the end, those who need a part
+    with them.
+    """
+    return int(np.ceil(1 + needs.sum(axis=1) / kinds.sum(axis=1)).max())
 
 
 def _sources(kinds: Kinds, needs: Kinds) -> int:
-    """From how many other ranks some rank needs something, at least, as rounds.
+    """From how many other ranks some rank needs something, at least.
 
     If no two of some sets of holders have a rank in common, a rank that needs something of each set
     needs as many ranks. Small sets are tried first.
@@ -92,7 +99,7 @@ def _sources(kinds: Kinds, needs: Kinds) -> int:
             if not taken & each:
                 taken, count = taken | each, count + 1
         most = max(most, count)
-    return most.bit_length()
+    return most
 
 
 def _farthest(kinds: Kinds, needs: Kinds, ranks: list[int], network: Network) -> int:

@@ -258,7 +258,9 @@ class Plan:
         """A lower bound on the cost of any plan, field by field."""
         if len(self.path.ranks) > MAX_COUNTED_RANKS:
             return self._bytes_bound
-        return with_rounds(self._bytes_bound, self.src, self.dst, self.links)
+        # Where a rank gets messages and reads memory, it may have a partner of each at once.
+        at_once = 1 if self.domains in ((), (self.path.ranks,)) else 2
+        return with_rounds(self._bytes_bound, self.src, self.dst, self.links, at_once)
 
     @property
     def _bytes_bound(self) -> Cost:
@@ -356,17 +358,20 @@ def program_step_costs(
 ) -> tuple[StepCost, ...]:
     """Price every step of a program; its messages and reads of other ranks' memory run at once.
 
-    The pipeline slices of a step count as one step: their rounds overlap and are paid once. A rank
-    that reads several buffers of another one in a step reads them one after another, in several
-    exchanges, unless each step ``is_one_exchange``.
+    The pipeline slices of a step count as one step: their rounds overlap and are paid once, but at
+    least once for each partner; where shards are thin, a slice has messages for some partners only.
+    A rank that reads several buffers of another one in a step reads them one after another, in
+    several exchanges, unless each step ``is_one_exchange``.
     """
     traffic: list[dict[tuple[int, int], int]] = [{} for _ in range(num_steps)]
     rounds: list[dict[int, int]] = [{} for _ in range(num_steps)]
+    sent: list[set[tuple[int, int]]] = [set() for _ in range(num_steps)]
     # By (rank, direction): the (partner, buffer) pairs of its reads.
     reads: list[dict[tuple[int, str], set[tuple[int, str]]]] = [{} for _ in range(num_steps)]
     for one in program.instructions:
         if isinstance(one, Collective):
             pairs = one.traffic()
+            sent[one.step] |= pairs.keys()
             # Groups of a step run at once, but the collectives of one rank run one after another.
             mine, count = rounds[one.step], one.rounds
             for rank in one.ranks:
@@ -385,7 +390,9 @@ def program_step_costs(
     for step in range(num_steps):
         calls = max(rounds[step].values(), default=0)
         most = max(calls, *map(len, reads[step].values()), 0)
-        # Where shards are thin, a slice has messages for some of a rank's partners only.
-        rounds_paid = max(-(-most // num_slices), num_partners(traffic[step]))
-        costs.append(step_cost(traffic[step], links, rounds_paid))
+        read_from = max(
+            (len({rank for rank, _ in each}) for each in reads[step].values()), default=0
+        )
+        least = max(num_partners(sent[step]), read_from)
+        costs.append(step_cost(traffic[step], links, max(least, -(-most // num_slices))))
     return tuple(costs)

@@ -91,8 +91,11 @@ SLACK_SECS = 3.0
 
 
 def hurried_group(timeout_secs: float = TIMEOUT_SECS) -> Any:
-    """A new group with a short timeout, in which nothing is agreed yet."""
-    return dist.new_group(list(range(4)), timeout=timedelta(seconds=timeout_secs))
+    """A new group with a short timeout, in which nothing is agreed yet, and all are connected."""
+    group = dist.new_group(list(range(4)), timeout=timedelta(seconds=timeout_secs))
+    # A rank that ends while others still connect is an error of gloo, before any call of ours.
+    dist.barrier()
+    return group
 
 
 def redistribute_good(rank: int, seed: int = 0, **options: Any) -> Any:
