@@ -56,7 +56,10 @@ def call(rank: int, name: str, executor: str, seed: int, group: Any) -> tuple[st
 
 def hurried_group() -> Any:
     """A group with a short timeout; ranks meet in the default group, whose timeout is longer."""
-    return dist.new_group(list(range(NUM_RANKS)), timeout=timedelta(seconds=TIMEOUT_SECS))
+    group = dist.new_group(list(range(NUM_RANKS)), timeout=timedelta(seconds=TIMEOUT_SECS))
+    # No rank ends while others still connect.
+    dist.barrier()
+    return group
 
 
 @each_value(other=["turn back", "reduce"], executor=EXECUTORS)

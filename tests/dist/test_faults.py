@@ -131,9 +131,11 @@ def test_a_rank_that_calls_in_another_group_is_named(rank: int, executor: str) -
 
 
 def new_group() -> Any:
-    return dist.new_group(
-        list(range(dist.get_world_size())), timeout=timedelta(seconds=TIMEOUT_SECS)
-    )
+    ranks = list(range(dist.get_world_size()))
+    group = dist.new_group(ranks, timeout=timedelta(seconds=TIMEOUT_SECS))
+    # No rank ends while others still connect.
+    dist.barrier()
+    return group
 
 
 def good_call(rank: int, group: Any, executor: str) -> Any:
