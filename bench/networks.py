@@ -117,7 +117,8 @@ def measured(emulated: Emulated, share: float, samples: int) -> Iterator[dict[st
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    # Ranks that take no part wait for those that do.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     rank, links = dist.get_rank(), emulated.links(share)
     # Hosts of one rank share no memory, whatever levels the network resembles.
     executor = "auto" if emulated.ranks_per_host > 1 else "dist"
