@@ -123,7 +123,8 @@ class ClusterSpec:
     """A cluster of ``hosts`` hosts whose links carry ``rate_bits_per_sec`` each way.
 
     The rate is one for all hosts, or a tuple of one for each. A host has ``nics`` links to the
-    switch, which its ranks share in turn; or with ``wires``, pairs of hosts, there is no switch:
+    switch, which its ranks share in blocks. NICs are rails: a connection to a rank leaves by the
+    NIC that has the number of that rank's. With ``wires``, pairs of hosts, there is no switch:
     hosts are wired to each other, and forward what is for others, on the ways of fewest wires.
     ``pid`` (the process that owns the cluster) and ``serial`` (the number of the cluster in this
     process) make the names unique.
@@ -251,25 +252,23 @@ def _namespace_commands(name: str) -> list[list[str]]:
 def _nic_commands(spec: ClusterSpec, host: int, nic: int) -> list[list[str]]:
     name, link = spec.namespace(host), spec.links[host]
     port = f"port{host}" if spec.nics == 1 else f"port{host}.{nic}"
-    device, address, table = interface(nic), spec.address(host, nic), str(100 + nic)
-    num_bits = 24 if spec.nics == 1 else 16
+    device, address = interface(nic), spec.address(host, nic)
     veth = f"link add {device} netns {name} type veth peer name {port} netns {spec.switch}"
     # addrgenmode none: no IPv6 address, so that gloo has one address to choose from.
     commands = [
         ["ip", *veth.split()],
         ["ip", "-n", name, "link", "set", device, "addrgenmode", "none", "up"],
         [*f"ip -n {name} link set {device} gso_max_size {link.segment_bytes}".split()],
-        ["ip", "-n", name, "address", "add", f"{address}/{num_bits}", "dev", device],
+        ["ip", "-n", name, "address", "add", f"{address}/24", "dev", device],
         ["ip", "-n", spec.switch, "link", "set", port, "addrgenmode", "none", "up"],
         ["ip", "-n", spec.switch, "link", "set", port, "master", "br0"],
         _shape_command(link, name, device),
         _shape_command(link, spec.switch, port),
     ]
     if spec.nics > 1:
-        # What has the address of a NIC leaves by it, and it alone answers for its address.
+        # What is for the NIC of another host leaves by the NIC of that number, in its subnet; and a
+        # NIC alone answers for its address.
         commands += [
-            [*f"ip -n {name} route add 10.213.0.0/16 dev {device} table {table}".split()],
-            [*f"ip -n {name} rule add from {address} table {table}".split()],
             _setting(name, f"conf/{device}/arp_ignore", 1),
             _setting(name, f"conf/{device}/arp_announce", 2),
         ]
