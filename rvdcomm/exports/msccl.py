@@ -46,9 +46,9 @@ def msccl_xml(schedule: Schedule, name: str = "rvdcomm") -> str:
         LayoutError: the schedule is none of these over ranks 0, 1, 2, ..., with chunks that are
             equal runs of memory; or it is longer than the runtime allows.
     """
-    (tensor,) = schedule.tensors if len(schedule.tensors) == 1 else (None,)
-    if tensor is None:
+    if len(schedule.tensors) != 1:
         raise LayoutError(f"{len(schedule.tensors)} tensors are no collective of MSCCL.")
+    (tensor,) = schedule.tensors
     collective = _collective(schedule, tensor)
     gpus = _Machine(schedule, tensor).run()
     num_chunks = max(max(gpu.sizes[INPUT], gpu.sizes[OUTPUT]) for gpu in gpus)

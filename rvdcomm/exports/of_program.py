@@ -234,14 +234,13 @@ class _Run:
         sides = zip(call.ranks, call.src, call.dst, strict=True)
         names = {rank: (src, dst) for rank, src, dst in sides}
         if call.kind == "all_reduce":
-            for e in call.messages[0].entries:
-                pieces = {m.src_rank: m.entries for m in call.messages}
-                i = call.messages[0].entries.index(e)
+            # Each rank's message names its own boxes, which are those of all others.
+            for own in zip(*(m.entries for m in call.messages), strict=True):
                 views = {
-                    rank: self._view(names[rank][1], rank, pieces[rank][i].dst_piece, e.box)
-                    for rank in call.ranks
+                    rank: self._view(names[rank][1], rank, e.dst_piece, e.box)
+                    for rank, e in zip(call.ranks, own, strict=True)
                 }
-                self._all_reduce(call.ranks, e.box, views)
+                self._all_reduce(call.ranks, own[0].box, views)
             return
         sent = [
             (m, e, self._view(names[m.src_rank][0], m.src_rank, e.src_piece, e.box))

@@ -319,7 +319,7 @@ def arborescence(
         b = nodes[i]
         a = sources[i - 1] if before == 0 else nodes[before]
         found += chains.edges(a, b)
-    kept = _once(found, roots, wanted)
+    kept = pruned(found, roots, wanted)
     return sum(float(chains.hop[edge]) for edge in kept), kept
 
 
@@ -378,8 +378,8 @@ def _circle(into: Ints) -> list[int]:
 
 def tree_of(prices: Prices, root: int, back: Sequence[Edge], edges: Sequence[Edge]) -> Tree:
     """A tree of hops; ``back`` are the edges of its sums, reversed."""
-    sums = [(b, a) for a, b in _once(back, [root], {b for _, b in back})]
-    copies = _once(edges, [root], {b for _, b in edges})
+    sums = [(b, a) for a, b in pruned(back, [root], {b for _, b in back})]
+    copies = pruned(edges, [root], {b for _, b in edges})
     return Tree(
         prices.ranks[root],
         tuple(_hop(prices, edge) for edge in sums),
@@ -391,7 +391,7 @@ def _hop(prices: Prices, edge: Edge) -> Hop:
     return Hop(prices.ranks[edge[0]], prices.ranks[edge[1]], prices.wires[edge])
 
 
-def _once(edges: Sequence[Edge], roots: Iterable[int], ends: Iterable[int]) -> list[Edge]:
+def pruned(edges: Sequence[Edge], roots: Iterable[int], ends: Iterable[int]) -> list[Edge]:
     """Of these edges, those of a tree from the roots; branches that lead to no end are cut off."""
     ahead: dict[int, list[int]] = {}
     for a, b in edges:

@@ -131,12 +131,11 @@ def relayed_forests(src: Layout, dst: Layout, network: Network) -> Iterator[Fore
     demands = demands_of(src, dst) if len(members) <= MAX_RANKS else ()
     if 0 < len(demands) <= MAX_DEMANDS:
         wires = wires_of_members(network, members)
-        for one_root in (True, False):
+        # Without sums there are no roots to choose.
+        for one_root in (True, False) if len(demands[0].parts) > 1 else (True,):
             found = _by_structure(demands, wires, spanning, one_root)
             if found is not None:
                 yield found
-            if len(demands[0].parts) == 1:
-                break
 
 
 def _both(forest: Forest) -> Iterator[Forest]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rvdcomm.cost.demands import Demand
 from rvdcomm.network import Wire
-from rvdcomm.synthesis.cheapest import Edge, Hops, Prices, tree_of
+from rvdcomm.synthesis.cheapest import Edge, Hops, Prices, pruned, tree_of
 from rvdcomm.synthesis.forest import Forest, Tree, Way, unserved
 
 
@@ -91,7 +91,7 @@ class _Trees:
             self.used[near] += 1
             mine.setdefault(near, []).append(reader)
         return tuple(
-            tree_of(self.prices, holder, [], _towards(self.ahead[holder][0], ends))
+            tree_of(self.prices, holder, [], pruned(self.ahead[holder][0], [holder], ends))
             for holder, ends in mine.items()
         )
 
@@ -114,8 +114,8 @@ class _Trees:
         return tree_of(
             self.prices,
             root,
-            _towards(self.back[root][0], self._holders(demand, root)),
-            _towards(self.ahead[root][0], readers),
+            pruned(self.back[root][0], [root], self._holders(demand, root)),
+            pruned(self.ahead[root][0], [root], readers),
         )
 
 
@@ -134,14 +134,3 @@ def _tree(reaches: NDArray[np.bool_], root: int) -> tuple[list[Edge], list[int]]
                 edges.append((rank, child))
                 rounds[child] = number
     return edges, rounds
-
-
-def _towards(edges: list[Edge], ends: list[int]) -> list[Edge]:
-    """Of the edges of a tree, those on the ways to the ends."""
-    before = {b: a for a, b in edges}
-    needed = set[int]()
-    for end in ends:
-        while end in before and end not in needed:
-            needed.add(end)
-            end = before[end]
-    return [(a, b) for a, b in edges if b in needed]

@@ -232,6 +232,47 @@ def test_program_of_several_tensors_is_proved_and_reported_with_every_transition
     ]
 
 
+GATHER = ("R(1)V(1)D(8)", "R(8)V(1)D(1)", "--shape", "64", "--topology", "dgx-1")
+
+
+def test_plan_is_saved_and_handed_to_other_programs(capsys, tmp_path):
+    names = ("save", "schedule", "msccl")
+    files = {name: str(tmp_path / name) for name in names}
+    options = [word for name in names for word in (f"--{name}", files[name])]
+    printed = output(capsys, "plan", *GATHER, *options)
+    assert printed.endswith("".join(f"wrote  {files[name]}\n" for name in names))
+    assert str(rv.load_plan(files["save"])) in printed
+    assert 'coll="allgather"' in Path(files["msccl"]).read_text()
+    proved = output(capsys, "verify", "--schedule", files["schedule"])
+    assert proved.startswith("proved  tensors 1  ranks 8  rounds ")
+    counts = json.loads(output(capsys, "verify", "--schedule", files["schedule"], "--json"))
+    assert counts["proved"] is True
+    assert counts["messages"] > 0
+
+
+def test_verify_says_what_is_wrong_with_a_schedule(capsys, tmp_path):
+    path = tmp_path / "rounds.json"
+    output(capsys, "plan", *GATHER, "--schedule", str(path))
+    values = json.loads(path.read_text())
+    values["rounds"][0]["messages"].pop()
+    path.write_text(json.dumps(values))
+    assert main(["verify", "--schedule", str(path)]) == 1
+    assert "not proved: " in capsys.readouterr().err
+    path.write_text("{}")
+    assert main(["verify", "--schedule", str(path)]) == 2
+    assert "it has no 'format'" in capsys.readouterr().err
+    assert main(["verify", *GATHER, "--schedule", str(path)]) == 2
+    assert "leave out src, dst, shape, topology" in capsys.readouterr().err
+
+
+def test_what_msccl_cannot_name_is_refused(capsys, tmp_path):
+    path = tmp_path / "x.xml"
+    words = ("plan", COLUMNS, ROWS, "--shape", "64,64", "--hosts", "2x4", "--msccl", str(path))
+    assert main(words) == 2
+    assert "all that MSCCL names" in capsys.readouterr().err
+    assert not path.exists()
+
+
 def test_verify_prints_the_proof_and_the_counts_of_the_program(capsys):
     words = ("verify", "R(1)V(4)D(1)", "R(4)V(1)D(1)", "--shape", "64")
     program = rv.plan(rv.Layout((64,), words[1]), rv.Layout((64,), words[2])).program

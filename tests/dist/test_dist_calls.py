@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -420,6 +422,17 @@ def test_repeated_calls_do_not_access_the_store(rank: int) -> None:
 
 
 # --- Redistributor ------------------------------------------------------------------------------
+
+
+@on_ranks(4)
+def test_a_saved_plan_runs(rank: int) -> None:
+    ring = rv.Network.preset("ring", 4, link=rv.Link(1e-6, 1e9))
+    src, dst = (rv.Layout((8192, 4), text) for text in ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"))
+    with TemporaryDirectory() as folder:
+        rv.plan(src, dst, "float32", ring, executor="dist").save(Path(folder, "plan.json"))
+        made = rv.load_plan(Path(folder, "plan.json"))
+    assert [step.kind for step in made.path.steps] == ["trees"]
+    assert_moved(rv.Redistributor(made)(shard_of(rank, src)), src, dst)
 
 
 @pytest.mark.parametrize("memory_limit", [None, 2200, 1600], ids=str)
