@@ -2,7 +2,7 @@
 
 from rvdcomm.cost.bound import LevelBound, cost_of_levels, lower_bound
 from rvdcomm.cost.cuts import FlowBound, flow_bound, network_bound, wires_of_members
-from rvdcomm.cost.demands import Demand, demand_boxes, demands_of
+from rvdcomm.cost.demands import Demand, demand_boxes, demands_of, in_units
 from rvdcomm.cost.ports import (
     Cost,
     PortSecs,
@@ -37,6 +37,7 @@ __all__ = [
     "demands_of",
     "farthest_level",
     "flow_bound",
+    "in_units",
     "joined_cost",
     "lower_bound",
     "network_bound",

@@ -23,12 +23,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
 
 from rvdcomm.cost.bound import lower_bound
-from rvdcomm.cost.demands import Demand, Ranks, demands_of
+from rvdcomm.cost.demands import Demand, Ranks, demands_of, in_units
 from rvdcomm.cost.ports import Cost
 from rvdcomm.layout import Layout, ranges_text
 from rvdcomm.network import Network, Node, Wire, connected, reach
@@ -87,11 +88,13 @@ def flow_bound(src: Layout, dst: Layout, item_bytes: int, network: Network) -> F
     divisions = list(_divisions(network, wires, members))
     adds = any(switch.adds for switch in network.switches)
     cuts = _Cuts(wires, demands)
+    # Any cut gives a bound, so those of demands that are nearly alike serve as well.
+    _, alike, _ = in_units(demands)
     tried = dict.fromkeys(
         chain(
             (frozenset({rank}) for rank in sorted(members)),
             _of_divisions(divisions),
-            _minimum_cuts(wires, demands),
+            _minimum_cuts(tuple(wires), alike),
             cuts.all() if len(cuts.nodes) <= MAX_NODES_OF_ALL_CUTS else (),
         )
     )
@@ -188,12 +191,14 @@ _Lacked = Counter[Ranks]
 """Elements by the ranks that have what is lacked."""
 
 
-def _minimum_cuts(wires: Sequence[Wire], demands: Sequence[Demand]) -> Iterator[Cut]:
+@lru_cache(maxsize=256)
+def _minimum_cuts(wires: tuple[Wire, ...], demands: tuple[Demand, ...]) -> tuple[Cut, ...]:
     reverse = [Wire(wire.dst, wire.src, wire.link) for wire in wires]
-    for needs, along in ((_into(demands), wires), (_out_of(demands), reverse)):
-        flows = _Flows(along)
-        for rank, lacked in sorted(needs.items()):
-            yield flows.slowest_cut(rank, lacked)
+    return tuple(
+        flows.slowest_cut(rank, lacked)
+        for needs, flows in ((_into(demands), _Flows(wires)), (_out_of(demands), _Flows(reverse)))
+        for rank, lacked in sorted(needs.items())
+    )
 
 
 def _into(demands: Iterable[Demand]) -> dict[int, _Lacked]:

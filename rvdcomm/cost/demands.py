@@ -6,7 +6,10 @@ their sum under ``dst``. The bound of a network counts them; trees serve them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
 
 import numpy as np
 
@@ -14,6 +17,9 @@ from rvdcomm.cost.atoms import Atoms
 from rvdcomm.layout import Box, Layout, merged
 
 Ranks = frozenset[int]
+
+MAX_UNITS = 1024
+"""Sizes of demands are told apart up to this part of the largest one (``in_units``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ def demands_of(src: Layout, dst: Layout) -> tuple[Demand, ...]:
     return tuple(demand for demand, _ in demand_boxes(src, dst))
 
 
+@lru_cache(maxsize=16)
 def demand_boxes(src: Layout, dst: Layout) -> tuple[tuple[Demand, tuple[Box, ...]], ...]:
     """The demands, as ``demands_of`` gives them, each with the boxes of its elements."""
     atoms = Atoms.of(src, dst)
@@ -64,9 +71,30 @@ def demand_boxes(src: Layout, dst: Layout) -> tuple[tuple[Demand, tuple[Box, ...
         *parts, readers = kind.reshape(-1, len(ranks))
         named = [frozenset(ranks[i] for i in np.flatnonzero(mask)) for mask in (*parts, readers)]
         found.append((Demand(int(size), tuple(named[:-1]), named[-1]), merged(mine)))
-    return tuple(sorted(found, key=_order))
+    return tuple(sorted(found, key=lambda pair: _order(pair[0])))
 
 
-def _order(found: tuple[Demand, tuple[Box, ...]]) -> tuple[int, list[list[int]], list[int]]:
-    demand, _ = found
+def in_units(demands: Sequence[Demand]) -> tuple[float, tuple[Demand, ...], list[int]]:
+    """A unit, the demands in units, and for each of these its place among ``demands``.
+
+    They are exact if few units make the largest one, else rounded down. So equal layouts in another
+    shape give equal demands, also if shards differ by an element or two.
+
+    >>> parts = (frozenset({0}),)
+    >>> unit, found, _ = in_units([Demand(6, parts, frozenset({1})), Demand(4, parts, frozenset())])
+    >>> unit, [demand.num_elements for demand in found]
+    (2.0, [3, 2])
+    """
+    sizes = [demand.num_elements for demand in demands]
+    largest, unit = max(sizes, default=1), float(gcd(*sizes) or 1)
+    if largest > unit * MAX_UNITS and min(sizes) * MAX_UNITS >= largest:
+        # A little less than the largest, so that rounding down does not tell equal sizes apart.
+        unit = largest / (MAX_UNITS + 0.5)
+    alike = [replace(d, num_elements=int(d.num_elements / unit)) for d in demands]
+    order = sorted(range(len(alike)), key=lambda i: _order(alike[i]))
+    return unit, tuple(alike[i] for i in order), order
+
+
+def _order(demand: Demand) -> tuple[int, list[list[int]], list[int]]:
+    """The key by which demands are sorted: those of most elements first."""
     return -demand.num_elements, list(map(sorted, demand.parts)), sorted(demand.readers)

@@ -31,7 +31,7 @@ from rvdcomm.program.domains import together
 from rvdcomm.program.lower import lower
 from rvdcomm.program.trees import program_of_trees
 from rvdcomm.program.verify import Proof, verify
-from rvdcomm.synthesis import Beats, Forest, least_secs
+from rvdcomm.synthesis import Beats, Forest, beats_of, least_secs
 from rvdcomm.units import bytes_text, secs_text
 
 EXECUTORS = ("auto", "dist", "peer")
@@ -129,7 +129,7 @@ class Plan:
     @cached_property
     def beats(self) -> Beats | None:
         """When which hop of the trees runs; None without trees."""
-        return None if self.forest is None else Beats(self.forest)
+        return None if self.forest is None else beats_of(self.forest)
 
     @cached_property
     def evenness(self) -> float:

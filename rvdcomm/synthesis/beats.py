@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,65 @@ MAX_MESSAGES = 1 << 16
 """The most messages of all slices and trees: lowering them for all ranks takes seconds."""
 
 
+def beats_of(forest: Forest) -> Beats:
+    """The beats of a forest; those of its pattern are computed once for all sizes."""
+    return Beats(_pattern_of(forest.pattern or forest), forest.unit)
+
+
+@lru_cache(maxsize=256)
+def _pattern_of(forest: Forest) -> Pattern:
+    return Pattern(forest)
+
+
 @dataclass(frozen=True)
 class Beats:
+    """When the hops of a forest run, and how long they take.
+
+    Attributes:
+        pattern: its hops by beats, for demands of fewest elements.
+        unit: the elements of a demand for each that the pattern has.
+    """
+
+    pattern: Pattern
+    unit: float = 1.0
+
+    @property
+    def num_hops(self) -> int:
+        """Messages, if there is one slice and each demand is one box."""
+        return self.pattern.num_hops
+
+    def secs(self, num_slices: int, item_bytes: int) -> float:
+        """Seconds of all beats, with their latencies."""
+        busy, latency = self.pattern.secs(num_slices)
+        return busy * (item_bytes * self.unit) + latency
+
+    def best_num_slices(self, item_bytes: int, most: int = NUM_SLICES[-1]) -> int:
+        """The number of slices with the least time; the smallest of equally good numbers."""
+        most = min(most, MAX_MESSAGES // max(1, self.num_hops))
+        counts = [n for n in NUM_SLICES if n <= most] or [1]
+        return min(counts, key=lambda count: (self.secs(count, item_bytes), count))
+
+
+@dataclass(frozen=True)
+class Pattern:
     """The hops of a forest by the beat in which their first slice starts."""
 
     forest: Forest
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[float, float]]:
+        return {}
+
+    def secs(self, num_slices: int) -> tuple[float, float]:
+        """Seconds of all beats: without latencies, if an element is a byte; and latencies alone."""
+        if num_slices not in self._known:
+            busy = latency = 0.0
+            for active, count in self._active(num_slices).items():
+                own = list(active)
+                busy += count * float(self._secs[own].sum(axis=0).max(initial=0.0)) / num_slices
+                latency += count * self._latency_secs(own)
+            self._known[num_slices] = busy, latency
+        return self._known[num_slices]
 
     @cached_property
     def _hops(self) -> list[tuple[int, Pair, tuple[int, ...], float, float]]:
@@ -79,15 +133,6 @@ class Beats:
             alphas[place] = alpha
         return counts, alphas
 
-    def secs(self, num_slices: int, item_bytes: int) -> float:
-        """Seconds of all beats, with their latencies."""
-        total = 0.0
-        for active, count in self._active(num_slices).items():
-            own = list(active)
-            busy = self._secs[own].sum(axis=0).max(initial=0.0) / num_slices
-            total += count * (float(busy) * item_bytes + self._latency_secs(own))
-        return total
-
     def _active(self, num_slices: int) -> Counter[tuple[int, ...]]:
         """Which beats of the first slice are active at once, with those of later slices shifted to
         them, and for how many beats.
@@ -108,9 +153,3 @@ class Beats:
         is_used = counts[own].any(axis=0)
         rounds = max(is_used.sum(axis=0).max(initial=0), is_used.sum(axis=1).max(initial=0))
         return float(rounds) * float(alphas[is_used].max(initial=0.0))
-
-    def best_num_slices(self, item_bytes: int, most: int = NUM_SLICES[-1]) -> int:
-        """The number of slices with the least time; the smallest of equally good numbers."""
-        most = min(most, MAX_MESSAGES // max(1, self.num_hops))
-        counts = [n for n in NUM_SLICES if n <= most] or [1]
-        return min(counts, key=lambda count: (self.secs(count, item_bytes), count))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -162,6 +162,9 @@ class Forest:
         pace: which hops may run in which beats, one of ``PACES``.
         least_secs: no ways take less time, by the dual of the linear program; a byte an element,
             latencies aside. 0 where the cheapest trees are not exact.
+        pattern: a forest with the same ways, of which this one is a multiple, nearly if shards are
+            uneven; what takes long is computed there, once for all sizes.
+        unit: the elements of a demand for each that the pattern has.
     """
 
     demands: tuple[Demand, ...]
@@ -169,6 +172,29 @@ class Forest:
     wires: tuple[Wire, ...]
     least_secs: float = 0.0
     pace: str = "together"
+    pattern: Forest | None = field(default=None, compare=False, repr=False)
+    unit: float = field(default=1.0, compare=False, repr=False)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.demands, self.ways, self.wires, self.pace))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def sized(self, demands: tuple[Demand, ...], order: Sequence[int], unit: float) -> Forest:
+        """The forest for ``unit`` times as many elements, as ``pattern`` has it.
+
+        Args:
+            demands: those of the new forest.
+            order: for each demand of this forest, its place among them.
+            unit: as the attribute.
+        """
+        ways = [w for _, w in sorted(zip(order, self.ways, strict=True), key=lambda pair: pair[0])]
+        least_secs = self.least_secs * unit
+        return replace(
+            self, demands=demands, ways=tuple(ways), least_secs=least_secs, pattern=self, unit=unit
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The ways and shares as plain values, in the order of the demands."""
@@ -189,7 +215,7 @@ class Forest:
                 tuple((tuple(map(Tree.from_json, way)), Fraction(a, b)) for a, b, way in each)
                 for each in values["ways"]
             )
-            made = replace(self, ways=ways, pace=values["pace"])
+            made = replace(self, ways=ways, pace=values["pace"], pattern=None, unit=1.0)
             faults = made.faults()
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise LayoutError(f"trees of another rank cannot be read: {error}.") from None

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import gcd
 
-from rvdcomm.cost import Demand, demands_of, wires_of_members
+from rvdcomm.cost import Demand, demands_of, in_units, wires_of_members
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout
 from rvdcomm.network import Network, Wire
@@ -91,12 +90,10 @@ def _by_structure(
 ) -> Forest | None:
     """What ``make`` finds for these demands, by what it found for the same shares of elements."""
     mine = unserved(demands)
-    unit = gcd(*(demand.num_elements for demand in mine)) or 1
-    least = tuple(replace(d, num_elements=d.num_elements // unit) for d in mine)
-    found = _made(least, tuple(wires), make, *options)
-    if found is None:
-        return found
-    return replace(found, demands=mine, least_secs=found.least_secs * unit)
+    # What is rounded down takes no longer, so ``least_secs`` stays a bound.
+    unit, alike, order = in_units(mine)
+    found = _made(alike, tuple(wires), make, *options)
+    return None if found is None else found.sized(mine, order, unit)
 
 
 @lru_cache(maxsize=256)
@@ -141,9 +138,15 @@ def relayed_forests(src: Layout, dst: Layout, network: Network) -> Iterator[Fore
 def _both(forest: Forest) -> Iterator[Forest]:
     """A forest, and with hops of each latency in beats of their own if latencies differ."""
     yield forest
-    apart = replace(forest, pace="apart")
+    assert forest.pattern is not None, "forests are sized patterns"
+    apart = _apart(forest.pattern)
     if apart.num_turns > 1:
-        yield apart
+        yield replace(forest, pace="apart", pattern=apart)
+
+
+@lru_cache(maxsize=256)
+def _apart(forest: Forest) -> Forest:
+    return replace(forest, pace="apart")
 
 
 def is_packed(src: Layout, dst: Layout, network: Network) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.synthesis import Beats, forests
+from rvdcomm.synthesis import beats_of, forests
 from tests.cost.test_cuts import GATHER, OPTIMA, REDUCE, collective
 from tests.synthesis.test_balance import unequal
 
@@ -27,7 +27,7 @@ def test_the_time_of_beats_is_that_of_the_program(name, layouts, num_slices: int
     plan = rv.plan(src, dst, topology=network, executor="dist", trees=False)
     for forest in forests(src, dst, network):
         made = replace(plan, forest=forest, slices=num_slices)
-        assert Beats(forest).secs(num_slices, 4) == pytest.approx(made.cost.secs, rel=1e-3)
+        assert beats_of(forest).secs(num_slices, 4) == pytest.approx(made.cost.secs, rel=1e-3)
 
 
 def test_near_and_far_hops_take_turns() -> None:

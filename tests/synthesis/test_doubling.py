@@ -9,7 +9,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm.cost import demands_of
-from rvdcomm.synthesis import Beats, quick_forest
+from rvdcomm.synthesis import beats_of, quick_forest
 from rvdcomm.synthesis.doubling import circle_edges, doubling
 from tests.cost.test_cuts import GATHER, REDUCE, SCATTER, collective
 from tests.oracle import plan_faults, random_layout
@@ -29,7 +29,7 @@ def test_rounds_are_as_many_as_doublings(count: int, layouts: tuple[str, str], t
     assert forest.faults() == []
     made = replace(rv.plan(src, dst, topology=network, executor="dist"), forest=forest, slices=1)
     assert made.cost.rounds == times * (count - 1).bit_length()
-    assert Beats(forest).secs(1, 4) == pytest.approx(made.cost.secs, rel=1e-3)
+    assert beats_of(forest).secs(1, 4) == pytest.approx(made.cost.secs, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm.cost import demands_of
-from rvdcomm.synthesis import Beats, quick_forest, relayed_forests
+from rvdcomm.synthesis import beats_of, quick_forest, relayed_forests
 from rvdcomm.synthesis.forest import Forest
 from rvdcomm.synthesis.spanning import spanning
 from tests.cost.test_cuts import GATHER, REDUCE, SCATTER, collective
@@ -57,7 +57,7 @@ def test_where_all_reach_all_rounds_are_those_of_doubling(
     found = spanning(demands_of(src, dst), network.wires, False)
     assert quick is not None
     assert found is not None
-    assert Beats(found).secs(1, 1) <= Beats(quick).secs(1, 1) * 1.001
+    assert beats_of(found).secs(1, 1) <= beats_of(quick).secs(1, 1) * 1.001
 
 
 def test_small_tensors_on_a_ring_are_passed_on() -> None:
