@@ -25,8 +25,8 @@ from rvdcomm.plans.plan import domains_of, program_step_costs
 from rvdcomm.plans.table import rows
 from rvdcomm.program import DST, SRC, Program, SharedDomains
 from rvdcomm.program.domains import together
+from rvdcomm.program.interleave import Lanes
 from rvdcomm.program.join import join
-from rvdcomm.program.lower import Lanes, lanes
 from rvdcomm.program.verify import Proof, verify
 from rvdcomm.units import bytes_text, secs_text
 
@@ -88,8 +88,7 @@ class Bundle:
         texts: dict[TensorPlan, str] = {}
         for member in self.members:
             if member.tensor_plan not in texts:
-                steps = [(step.kind, step.dst.text) for step in member.plan.path.steps]
-                texts[member.tensor_plan] = f"{member.transition.lines('')} {steps}"
+                texts[member.tensor_plan] = member.tensor_plan.identity
             digest.update(f"{member.name}: {texts[member.tensor_plan]}\n".encode())
         digest.update(repr(self.batches).encode())
         return digest.hexdigest()
@@ -174,14 +173,8 @@ class Bundle:
 
         def lowered(tensor_plan: TensorPlan, num_slices: int) -> Lanes:
             if (tensor_plan, num_slices) not in known:
-                known[tensor_plan, num_slices] = lanes(
-                    tensor_plan.plan.path,
-                    tensor_plan.transition,
-                    self.topology,
-                    ranks=ranks,
-                    domains=self.domains,
-                    num_slices=num_slices,
-                    staged=tensor_plan.is_small,
+                known[tensor_plan, num_slices] = tensor_plan.lanes(
+                    num_slices, self.topology, ranks=ranks, domains=self.domains
                 )
             return known[tensor_plan, num_slices]
 
@@ -227,18 +220,25 @@ class Bundle:
         Law (tests/plans/test_load.py): the modelled bytes of each step equal the counted bytes.
         """
         if not self.is_counted:
-            return tuple(
-                cost
-                for batch in self.batches
-                for cost in beat_costs(self._tensor_plans(batch), batch, self._loads, self._ports)
-            )
+            return self._modelled_costs
         return tuple(
             cost
             for program in self.programs
-            for cost in program_step_costs(
-                program, 1 + max((step for step, *_ in program.traffic()), default=0), self.links
-            )
+            for cost in program_step_costs(program, program.num_steps, self.links)
         )
+
+    @cached_property
+    def _modelled_costs(self) -> tuple[StepCost, ...]:
+        return tuple(
+            cost
+            for batch in self.batches
+            for cost in beat_costs(self._tensor_plans(batch), batch, self._loads, self._ports)
+        )
+
+    @property
+    def modelled_secs(self) -> float:
+        """The time of all beats by formula, for which no program is lowered."""
+        return sum(cost.secs for cost in self._modelled_costs)
 
     def _tensor_plans(self, batch: BundleBatch) -> list[TensorPlan]:
         """The ways of a batch's tensors."""

@@ -6,18 +6,20 @@ of the busiest port (docs/many.md).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rvdcomm.cost import StepCost, port_secs
-from rvdcomm.layout import ITEM_BYTES, Ints
+from rvdcomm.layout import Ints
 from rvdcomm.network import Links, Network
 from rvdcomm.planning.path import Step
 from rvdcomm.plans.fill import BundleBatch
 from rvdcomm.plans.member import TensorPlan
 from rvdcomm.plans.modelled import step_exchanges_of
+from rvdcomm.synthesis import Pair
 
 OUT, IN = 0, 1
 """The directions of a port."""
@@ -77,19 +79,20 @@ class Ports:
         Law (tests/plans/test_load.py): where shards are equal, the formula gives the counted bytes
         into every port, and out of all ports of a level together.
         """
-        item_bytes, steps = ITEM_BYTES[tensor_plan.dtype], tensor_plan.plan.path.steps
-        return [
-            replace(load, call=(step.kind, step.groups)) if tensor_plan.is_small else load
-            for step in steps
-            for load in self._of_step(step, item_bytes)
-        ]
+        return [*tensor_plan.loads(self)]
 
-    def _of_step(self, step: Step, item_bytes: int) -> Iterator[Load]:
+    def of_step(self, step: Step, item_bytes: int) -> Iterator[Load]:
+        """The load of every exchange of a step."""
         num_ranks = len(step.src.ranks) + len(step.dst.ranks)
         is_large = num_ranks > MAX_RANKS_OF_COUNTED_LOADS and self.network is None
         step_exchanges = step_exchanges_of(step, item_bytes, self.topology) if is_large else None
         if step_exchanges is None:
-            yield from self._counted(step, item_bytes)
+            for moves in step.moves(self.topology):
+                pairs = Counter[Pair]()
+                for move in moves:
+                    if move.src_rank != move.dst_rank:
+                        pairs[move.src_rank, move.dst_rank] += move.box.num_elements
+                yield self.of_pairs(pairs, item_bytes)
             return
         for step_exchange in step_exchanges:
             through = np.zeros(self.starts[-1], np.int64)
@@ -104,27 +107,24 @@ class Ports:
                 )
             yield self._load(through, step_exchange.rounds)
 
-    def _counted(self, step: Step, item_bytes: int) -> Iterator[Load]:
-        for moves in step.moves(self.topology):
-            sent = [move for move in moves if move.src_rank != move.dst_rank]
-            ends = [move.src_rank for move in sent], [move.dst_rank for move in sent]
-            num_bytes = np.array([move.box.num_elements for move in sent], np.int64) * item_bytes
-            through = np.zeros(self.starts[-1], np.int64)
-            for level in range(len(self.topology.levels)):
-                src, dst = (self._of(level, ranks, OUT) for ranks in ends)
-                leaves = src != dst
-                np.add.at(through, src[leaves], num_bytes[leaves])
-                np.add.at(through, dst[leaves] + IN, num_bytes[leaves])
-            pairs = np.array(sorted(set(zip(*ends, strict=True))), np.int64).reshape(-1, 2)
-            partners = [np.unique(pairs[:, end], return_counts=True)[1] for end in (0, 1)]
-            rounds = max(int(n.max(initial=0)) for n in partners)
-            latency_secs = 0.0
-            if self.network is not None:
-                for *pair, count in zip(*ends, num_bytes, strict=True):
-                    route = self.network.routes.of(*pair)
-                    through[[int(self.starts[-2]) + wire for wire in route.wires]] += count
-                    latency_secs = max(latency_secs, route.alpha_secs)
-            yield self._load(through, rounds, latency_secs)
+    def of_pairs(self, sent: Mapping[Pair, int], item_bytes: int) -> Load:
+        """The load of messages that are sent at once, given in elements from rank to rank."""
+        ends = [a for a, _ in sent], [b for _, b in sent]
+        num_bytes = np.array([*sent.values()], np.int64) * item_bytes
+        through = np.zeros(self.starts[-1], np.int64)
+        for level in range(len(self.topology.levels)):
+            src, dst = (self._of(level, ranks, OUT) for ranks in ends)
+            leaves = src != dst
+            np.add.at(through, src[leaves], num_bytes[leaves])
+            np.add.at(through, dst[leaves] + IN, num_bytes[leaves])
+        rounds = max((max(Counter(side).values()) for side in ends if side), default=0)
+        latency_secs = 0.0
+        if self.network is not None:
+            for pair, count in zip(sent, num_bytes, strict=True):
+                route = self.network.routes.of(*pair)
+                through[[int(self.starts[-2]) + wire for wire in route.wires]] += count
+                latency_secs = max(latency_secs, route.alpha_secs)
+        return self._load(through, rounds, latency_secs)
 
     def _of(self, level: int, ranks: Sequence[int], direction: int) -> Ints:
         """The port of ``level`` that each of ``ranks`` uses."""

@@ -9,11 +9,13 @@ from dataclasses import replace
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, dtype_name
 from rvdcomm.network import Link, Links, Network, Topology
-from rvdcomm.plans.bundle import Bundle, fitting
+from rvdcomm.plans.bundle import Bundle
+from rvdcomm.plans.many_by_trees import faster_by_trees
 from rvdcomm.plans.member import Member, TensorPlan
+from rvdcomm.plans.path_tensor import PathTensor
 from rvdcomm.plans.planner import check_executor, default_topology, plan
 from rvdcomm.program import Transition
-from rvdcomm.program.lower import wire_dtype
+from rvdcomm.program.shards import wire_dtype
 
 
 def plan_many(
@@ -54,25 +56,27 @@ def plan_many(
         network = None if topology.levels else topology
         topology = topology.nearest_levels
     shared = _shared_alpha(network or topology, len(pairs))
+    ways: dict[tuple[Layout, Layout, str, str], TensorPlan] = {}
     members = []
-    tensor_plans: dict[tuple[Layout, Layout, str, str], TensorPlan] = {}
     for src_name, name in pairs:
         own = dtype_name(dtype[src_name] if isinstance(dtype, Mapping) else dtype)
         given = dst_dtype.get(name) if isinstance(dst_dtype, Mapping) else dst_dtype
         key = src[src_name], dst[name], own, dtype_name(given) if given else own
-        tensor_plan = tensor_plans.get(key)
-        if tensor_plan is None:
-            transition = Transition(*key)
-            request = transition.src, transition.dst, wire_dtype(transition), shared
+        if key not in ways:
             try:
-                made = plan(*request, executor=executor, trees=False)
-                tensor_plan = TensorPlan(replace(transition, view=made.path.view), made)
+                ways[key] = _way(Transition(*key), shared, executor)
             except LayoutError as error:
                 raise LayoutError(f"tensor {name!r}: {error}") from None
-            tensor_plans[key] = tensor_plan
-        members.append(Member(src_name, name, tensor_plan))
+        members.append(Member(src_name, name, ways[key]))
     bundle = Bundle(tuple(members), topology, executor, memory_limit=memory_limit, network=network)
-    return fitting(bundle)
+    return faster_by_trees(bundle)
+
+
+def _way(transition: Transition, links: Links, executor: str) -> TensorPlan:
+    """The plan of one of many tensors, by a path."""
+    request = transition.src, transition.dst, wire_dtype(transition), links
+    made = plan(*request, executor=executor, trees=False)
+    return PathTensor(replace(transition, view=made.path.view), made)
 
 
 def matched(

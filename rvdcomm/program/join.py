@@ -25,10 +25,9 @@ from rvdcomm.program.instructions import (
     Message,
     Zero,
 )
-from rvdcomm.program.lower import Lanes, wire_dtype
+from rvdcomm.program.interleave import Lanes, interleaved
 from rvdcomm.program.program import Program
-from rvdcomm.program.shards import Transition, is_shard, lift, shard_name
-from rvdcomm.program.slices import interleaved
+from rvdcomm.program.shards import Transition, is_shard, lift, shard_name, wire_dtype
 
 Unit = tuple[int, int]
 """(tensor, lane)."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rvdcomm.layout import ITEM_BYTES, SUMMED_BY_BACKENDS, Box
+from rvdcomm.layout import SUMMED_BY_BACKENDS, Box
 from rvdcomm.network import Topology
 from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Move
@@ -29,21 +29,19 @@ from rvdcomm.program.domains import SharedDomains, together
 from rvdcomm.program.group_moves import Destination, GroupMoves
 from rvdcomm.program.instructions import (
     UNKNOWN_BUFFER,
-    Buffer,
     Collective,
     Entry,
     Instruction,
     Message,
 )
+from rvdcomm.program.interleave import Lanes, interleaved
 from rvdcomm.program.memory import Arrival, LoweredMemory, PiecePlace
 from rvdcomm.program.program import Program
 from rvdcomm.program.regions import BoxIndex, is_filled, window
-from rvdcomm.program.shards import DST, SRC, Transition
+from rvdcomm.program.shards import DST, SRC, Transition, wire_dtype
 from rvdcomm.program.share import publish
-from rvdcomm.program.slices import Slicing, interleaved, slicing_of
+from rvdcomm.program.slices import Slicing, slicing_of
 from rvdcomm.program.traffic import StepExchange
-
-__all__ = ["Lanes", "lanes", "lower", "wire_dtype"]
 
 
 def lower(
@@ -71,32 +69,6 @@ def lower(
     return Program(
         (transition,), dtype, found.buffers, tuple(interleaved(found.lanes)), found.members
     )
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """A path as instructions: one lane per slice of the tensor, each a sequence of phases.
-
-    Lanes are independent of each other. A phase ends where ranks begin to wait for others.
-    ``staged`` says that every collective has buffers of its own. ``members`` are the ranks that
-    were lowered; None for all ranks.
-    """
-
-    transition: Transition
-    dtype: str
-    staged: bool
-    members: tuple[int, ...] | None
-    buffers: tuple[Buffer, ...]
-    lanes: tuple[tuple[tuple[Instruction, ...], ...], ...]
-
-
-def wire_dtype(transition: Transition) -> str:
-    """The dtype that is sent: the narrower of the two, or the wider one if parts are summed.
-
-    With this rule no superfluous byte is sent, and values are rounded once, after they are summed.
-    """
-    dtypes = sorted((transition.src_dtype, transition.dst_dtype), key=ITEM_BYTES.__getitem__)
-    return dtypes[-1] if transition.src.rvd.v > 1 else dtypes[0]
 
 
 def lanes(

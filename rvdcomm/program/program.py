@@ -142,6 +142,13 @@ class Program:
                 yield one.step, (one.src_rank, one.rank), one.num_elements
 
     @cached_property
+    def num_steps(self) -> int:
+        """Steps with calls or reads; the last ones may have no messages."""
+        calls = (one for one in self.instructions if isinstance(one, Collective | Copy))
+        steps = (o.step for o in calls if isinstance(o, Collective) or o.is_remote)
+        return 1 + max(steps, default=0)
+
+    @cached_property
     def peer_groups(self) -> tuple[tuple[int, ...], ...]:
         """Ranks that read each other's memory, as disjoint groups, each ascending."""
         remote = [i.ranks for i in self.instructions if isinstance(i, Copy) and i.is_remote]

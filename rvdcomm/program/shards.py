@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rvdcomm.layout import Box, Layout, View
+from rvdcomm.layout import ITEM_BYTES, Box, Layout, View
 
 SRC, DST = "src", "dst"
 """The caller's buffers: a rank's shards. In a program of several tensors: ``src2``, ``dst2``."""
@@ -92,3 +92,12 @@ class Transition:
                 (DST, self.dst, self.dst_dtype),
             )
         ]
+
+
+def wire_dtype(transition: Transition) -> str:
+    """The dtype that is sent: the narrower of the two, or the wider one if parts are summed.
+
+    With this rule no superfluous byte is sent, and values are rounded once, after they are summed.
+    """
+    dtypes = sorted((transition.src_dtype, transition.dst_dtype), key=ITEM_BYTES.__getitem__)
+    return dtypes[-1] if transition.src.rvd.v > 1 else dtypes[0]

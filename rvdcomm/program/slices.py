@@ -18,7 +18,6 @@ from math import prod
 from rvdcomm.layout import Box, Cuts, merged
 from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.path import Path
-from rvdcomm.program.instructions import Instruction
 
 MAX_FINEST_BOXES = 4096
 """A path with more finest boxes is not sliced: the boxes are small, and their slabs too many."""
@@ -119,20 +118,3 @@ def _slab_share(shape: Sequence[int], count: int) -> Fraction:
     """The share of a box of this shape that its largest slab has."""
     extent = shape[_sliced_dim(shape, count)]
     return Fraction(-(-extent // count), extent)
-
-
-def interleaved(lanes: Sequence[Sequence[Sequence[Instruction]]]) -> list[Instruction]:
-    """The instructions of all lanes, each lane one phase behind the lane before it.
-
-    In beat b, lane i runs its phase b - i. Within a beat the lanes with the earliest phases come
-    first. The transfers that they start overlap with the work of the other lanes on data that has
-    arrived.
-    """
-    longest = max(map(len, lanes), default=0)
-    return [
-        instruction
-        for beat in range(longest + len(lanes) - 1)
-        for index in range(min(beat, len(lanes) - 1), max(beat - longest, -1), -1)
-        if beat - index < len(lanes[index])
-        for instruction in lanes[index][beat - index]
-    ]

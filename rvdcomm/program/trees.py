@@ -10,7 +10,7 @@ A rank adds parts in the order of the ranks that they come from, its own first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -24,12 +24,14 @@ from rvdcomm.program.instructions import (
     UNKNOWN_BUFFER,
     UNKNOWN_PIECE,
     Buffer,
+    BufferKey,
     Collective,
     Copy,
     Entry,
     Instruction,
     Message,
 )
+from rvdcomm.program.interleave import Lanes
 from rvdcomm.program.program import Program
 from rvdcomm.program.shards import DST, SRC, Transition, is_shard
 from rvdcomm.synthesis import Forest, Pair, Tree
@@ -58,18 +60,41 @@ def program_of_trees(
     """
     transition = Transition(src, dst, dtype, dtype)
     members = None if ranks is None else together(ranks, domains)
-    lowered = _Lowered(transition, forest, num_slices, members, domains)
-    ways = dict(zip(forest.demands, forest.ways, strict=True))
-    for demand, boxes in demand_boxes(src, dst):
-        for box in boxes:
-            for rank in sorted(demand.readers & lowered.here):
-                if demand.is_served(rank):
-                    lowered.copy(rank, _Place(SRC, 0), _Place(DST, 0), box)
-            if demand in ways:
-                lowered.add_units(demand, box, ways[demand])
-    for beat in range(forest.num_beats_in(num_slices)):
-        lowered.run(beat)
-    return lowered.program()
+    lowered = _Lowered(transition, forest, range(num_slices), num_slices, members, domains)
+    phases = lowered.phases()
+    instructions = tuple(instruction for phase in phases for instruction in phase)
+    return Program((transition,), dtype, tuple(lowered.all_buffers()), instructions, members)
+
+
+def lanes_of_trees(
+    transition: Transition,
+    dtype: str,
+    forest: Forest,
+    num_slices: int = 1,
+    *,
+    ranks: Iterable[int] | None = None,
+    domains: SharedDomains = (),
+    staged: bool = False,
+) -> Lanes:
+    """The same for one tensor of many: a lane for each slice, to be joined with other tensors.
+
+    Args:
+        transition: its layouts and dtypes. They differ only if nothing is summed, since a sum is
+            made where it stays.
+        dtype: that of messages.
+        forest, num_slices, ranks, domains: as in ``program_of_trees``.
+        staged: whether calls may be joined; they have buffers of their own in any case.
+
+    Law (tests/plans/test_many_by_trees.py): joined with others they verify and give the right data.
+    """
+    members = None if ranks is None else together(ranks, domains)
+    buffers: dict[BufferKey, Buffer] = {}
+    found = []
+    for index in range(num_slices):
+        lowered = _Lowered(transition, forest, [index], num_slices, members, domains, f"_{index}")
+        found.append(tuple(map(tuple, lowered.phases())))
+        buffers |= {(buffer.name, buffer.rank): buffer for buffer in lowered.all_buffers()}
+    return Lanes(transition, dtype, staged, members, tuple(buffers.values()), tuple(found))
 
 
 SUMS = "a"
@@ -142,19 +167,25 @@ def _contributors(demand: Demand, tree: Tree) -> frozenset[int]:
 
 
 class _Lowered:
-    """The buffers and instructions so far of the ranks ``here``."""
+    """The buffers and instructions so far of the ranks ``here``, for some of all slices.
+
+    ``suffix`` ends the names of its buffers.
+    """
 
     def __init__(
         self,
         transition: Transition,
         forest: Forest,
+        slices: Sequence[int],
         num_slices: int,
         members: tuple[int, ...] | None,
         domains: SharedDomains,
+        suffix: str = "",
     ) -> None:
-        self.transition, self.forest, self.members = transition, forest, members
+        self.transition, self.forest = transition, forest
+        self.num_slices, self.suffix = num_slices, suffix
         # The first beat of each slice.
-        self.starts = range(0, num_slices * forest.num_turns, forest.num_turns)
+        self.starts = {index: i * forest.num_turns for i, index in enumerate(slices)}
         self.here = frozenset(
             {*transition.src.ranks, *transition.dst.ranks} if members is None else members
         )
@@ -163,6 +194,7 @@ class _Lowered:
         self.hops: dict[int, list[_Hop]] = {}
         self.buffers: dict[tuple[str, int], list[Box]] = {}
         self.instructions: list[Instruction] = []
+        self.ended: list[list[Instruction]] = []
         # Copies that were not emitted yet, by rank.
         self._waiting = {rank: _Waiting() for rank in sorted(self.here)}
         for name in (SRC, DST):
@@ -181,7 +213,8 @@ class _Lowered:
             for beats in self.forest.beats(tree):
                 far = [(pair, at) for pair, at in beats.items() if not self._is_near(pair)]
                 ranks.update(rank for pair, _ in far for rank in pair)
-                self.beats_of_calls.update(at + start for _, at in far for start in self.starts)
+                starts = self.starts.values()
+                self.beats_of_calls.update(at + start for _, at in far for start in starts)
         self.callers = tuple(sorted(ranks))
 
     def _is_near(self, pair: Pair) -> bool:
@@ -191,7 +224,7 @@ class _Lowered:
         self, demand: Demand, box: Box, ways: Sequence[tuple[tuple[Tree, ...], Fraction]]
     ) -> None:
         """Cut a box among ways and slices, and note when which part makes which hop."""
-        equal = [Fraction(1, len(self.starts))] * len(self.starts)
+        equal = [Fraction(1, self.num_slices)] * self.num_slices
         for (way, _), part in zip(ways, split(box, [share for _, share in ways]), strict=True):
             for tree in way:
                 sums, copies = self.forest.beats(tree)
@@ -202,8 +235,9 @@ class _Lowered:
                     if not self.here.isdisjoint(pair)
                 ]
                 contributors = _contributors(demand, tree) & self.here
-                pieces = split(part, equal) if mine else [None] * len(self.starts)
-                for start, piece in zip(self.starts, pieces, strict=True):
+                pieces = split(part, equal) if mine else [None] * self.num_slices
+                for index, start in self.starts.items():
+                    piece = pieces[index]
                     if piece is None:
                         continue
                     number = len(self.units)
@@ -212,14 +246,31 @@ class _Lowered:
                     for beat, pair, is_sum in mine:
                         self.hops.setdefault(beat + start, []).append(_Hop(pair, number, is_sum))
 
-    def program(self) -> Program:
+    def phases(self) -> list[list[Instruction]]:
+        """All instructions, cut after every point where ranks begin to wait for others."""
+        ways = dict(zip(self.forest.demands, self.forest.ways, strict=True))
+        for demand, boxes in demand_boxes(self.transition.src, self.transition.dst):
+            for box in boxes:
+                # What needs no message is in the first slice.
+                for rank in sorted(demand.readers & self.here) if 0 in self.starts else ():
+                    if demand.is_served(rank):
+                        self.copy(rank, _Place(SRC, 0), _Place(DST, 0), box)
+                if demand in ways:
+                    self.add_units(demand, box, ways[demand])
+        for beat in range(self.forest.num_beats_in(len(self.starts))):
+            self.run(beat)
         self._emit_all()
-        buffers = (
-            Buffer(name, rank, tuple(pieces)) for (name, rank), pieces in self.buffers.items()
-        )
-        instructions = tuple(self.instructions)
-        dtype = self.transition.src_dtype
-        return Program((self.transition,), dtype, tuple(buffers), instructions, self.members)
+        self._end_phase()
+        return self.ended
+
+    def _end_phase(self) -> None:
+        self.ended.append(self.instructions)
+        self.instructions = []
+
+    def all_buffers(self) -> Iterator[Buffer]:
+        """The shards, and what was needed in between."""
+        for (name, rank), pieces in self.buffers.items():
+            yield Buffer(name, rank, tuple(pieces))
 
     # --- copies ---------------------------------------------------------------------------------
 
@@ -255,7 +306,8 @@ class _Lowered:
         for rank in self._waiting:
             self._emit(rank)
 
-    def _add(self, name: str, rank: int, box: Box) -> _Place:
+    def _add(self, kind: str, rank: int, box: Box) -> _Place:
+        name = kind + self.suffix
         pieces = self.buffers.setdefault((name, rank), [])
         pieces.append(box)
         return _Place(name, len(pieces) - 1)
@@ -271,6 +323,8 @@ class _Lowered:
         arrived: list[tuple[_Hop, _Place]] = []
         if beat in self.beats_of_calls:
             arrived = self._call(beat, [hop for hop in hops if not self._is_near(hop.pair)])
+        self._emit_all()
+        self._end_phase()
         # Reads run while messages are on their way.
         for hop in sorted(near, key=_by_receiver):
             src_rank, rank = hop.pair
@@ -311,7 +365,8 @@ class _Lowered:
         if not self.here.isdisjoint(self.callers):
             messages = tuple(Message(*pair, tuple(found)) for pair, found in entries.items())
             packs, arrivals = (
-                tuple(self._name(f"{side}{beat}", rank) for rank in self.callers) for side in "sr"
+                tuple(self._name(f"{side}{beat}{self.suffix}", rank) for rank in self.callers)
+                for side in "sr"
             )
             self.instructions.append(
                 Collective("all_to_all", beat, self.callers, packs, arrivals, messages)

@@ -61,6 +61,32 @@ def test_every_tensor_is_redistributed_correctly(
         assert_moved(second[name], *pair, seed=len(name))
 
 
+RING = rv.Network.preset("ring", 4, link=rv.Link(1e-6, 1e9))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@on_ranks(4)
+def test_tensors_go_along_trees_that_all_ranks_agree_on(rank: int, executor: str) -> None:
+    """Rank 1 finds no trees, as another machine may, and takes those of rank 0."""
+    pairs = {
+        f"{i}.{size}": (rv.Layout((size, 8), a, range(4)), rv.Layout((size, 8), b, range(4)))
+        for i, (a, b) in enumerate(
+            [("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"), ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)")]
+        )
+        for size in (4096, 8192)
+    }
+    src, dst = ({name: pair[side] for name, pair in pairs.items()} for side in (0, 1))
+    mine = {name: shard_of(rank, layout, len(name)) for name, layout in src.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr("rvdcomm.plans.many_by_trees._may_go", lambda one: False)
+        bundle = rv.plan_many(src, dst, "float32", topology=RING, executor=executor)
+        assert any(m.plan.forest is not None for m in bundle.members) == (rank != 1)
+        found = rv.redistribute_many(mine, src, dst, topology=RING, executor=executor)
+    for name, pair in pairs.items():
+        assert_moved(found[name], *pair, seed=len(name))
+
+
 def _every_other(tensor: Tensor) -> Tensor:
     """The same values, in every other element of memory."""
     return torch.stack([tensor, torch.full_like(tensor, 7)], -1)[..., 0]

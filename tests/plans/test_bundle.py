@@ -112,19 +112,15 @@ def test_program_lowered_for_one_rank_equals_its_part_of_the_whole_program(
 
 
 @seeds
-def test_a_lane_never_stages_more_than_its_bound(seed: int) -> None:
+def test_a_lane_never_stages_more_than_its_bound(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
-    for near, num_slices, staged in product(ISLANDS.values(), (1, 2, 8), (False, True)):
+    for near, num_slices, join_bytes in product(ISLANDS.values(), (1, 2, 8), (0, 1 << 20)):
+        monkeypatch.setattr("rvdcomm.plans.member.JOIN_BYTES", join_bytes)
         bundle = random_bundle(rng.randrange(10**6))
         for member in bundle.members:
-            found = lanes(
-                member.plan.path,
-                member.transition,
-                bundle.topology,
-                domains=near,
-                num_slices=num_slices,
-                staged=staged,
-            )
+            found = member.tensor_plan.lanes(num_slices, bundle.topology, ranks=None, domains=near)
             bound = member.tensor_plan.staging_bound(num_slices)
             assert len(found.lanes) == member.tensor_plan.num_lanes(num_slices)
             for lane in found.lanes:
@@ -346,7 +342,7 @@ def test_large_bundle_is_planned_and_printed_without_lowering_all_ranks(
     bundle = plan_many(*layouts, "bfloat16", topology=rv.Topology.preset("dgx-h100", 32, 8))
     lowered = []
     monkeypatch.setattr(
-        "rvdcomm.plans.bundle.lanes",
+        "rvdcomm.plans.path_tensor.lanes",
         lambda *args, **options: lowered.append(options["ranks"]) or lanes(*args, **options),
     )
     assert "buckets, modelled" in str(bundle)

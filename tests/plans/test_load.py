@@ -10,7 +10,7 @@ import pytest
 import rvdcomm as rv
 from rvdcomm.cost import StepCost
 from rvdcomm.plans.load import IN, OUT, Load, Ports
-from rvdcomm.plans.member import TensorPlan
+from rvdcomm.plans.path_tensor import PathTensor
 from rvdcomm.program import Transition
 from tests.plans.test_bundle import random_bundle
 from tests.plans.test_modelled import World, plans_of, worlds
@@ -39,7 +39,7 @@ def test_modelled_loads_equal_counted_loads_into_ports_and_out_of_levels(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = [plan for plan in plans_of(world) if plan.modelled is not None]
-    tensor_plans = [TensorPlan(Transition(x.src, x.dst, x.dtype, x.dtype), x) for x in plans]
+    tensor_plans = [PathTensor(Transition(x.src, x.dst, x.dtype, x.dtype), x) for x in plans]
     ports = Ports(world[-1])
     counted = [load for tensor_plan in tensor_plans for load in ports.loads(tensor_plan)]
     monkeypatch.setattr("rvdcomm.plans.load.MAX_RANKS_OF_COUNTED_LOADS", 0)

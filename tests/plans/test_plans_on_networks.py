@@ -149,12 +149,6 @@ def test_ways_of_another_rank_are_checked() -> None:
             planner.with_trees(plan, wrong)
 
 
-def test_many_tensors_are_not_moved_by_trees() -> None:
-    src = rv.Layout(WHOLE.shape, "R(1)V(1)D(16,1)")
-    bundle = rv.plan_many({"a": src, "b": src}, {"a": WHOLE, "b": WHOLE}, "float32", topology=TORUS)
-    assert all(member.plan.forest is None for member in bundle.members)
-
-
 def test_ranks_outside_the_network_are_refused() -> None:
     with pytest.raises(rv.LayoutError, match=r"ranks \[16, 17\] are not in the network"):
         rv.plan(ROW, rv.Layout((64, 64), "R(1)V(1)D(1,2)", [16, 17]), topology=NDV2)

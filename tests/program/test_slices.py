@@ -7,7 +7,8 @@ import random
 import pytest
 
 from rvdcomm.layout import Box
-from rvdcomm.program.slices import MAX_FINEST_BOXES, Slicing, interleaved
+from rvdcomm.program.interleave import interleaved
+from rvdcomm.program.slices import MAX_FINEST_BOXES, Slicing
 from tests.oracle import random_layout, random_shape
 
 
