@@ -14,8 +14,7 @@ from rvdcomm.plans.many_by_trees import faster_by_trees
 from rvdcomm.plans.member import Member, TensorPlan
 from rvdcomm.plans.path_tensor import PathTensor
 from rvdcomm.plans.planner import check_executor, default_topology, plan
-from rvdcomm.program import Transition
-from rvdcomm.program.shards import wire_dtype
+from rvdcomm.program import Transition, wire_dtype
 
 
 def plan_many(

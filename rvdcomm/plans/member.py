@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from rvdcomm.layout import ITEM_BYTES, Layout
 from rvdcomm.network import Topology
 from rvdcomm.plans.plan import Plan
-from rvdcomm.program import DST, SRC, SharedDomains, Transition
+from rvdcomm.program import DST, SRC, SharedDomains, Transition, wire_dtype
 from rvdcomm.program.interleave import Lanes
-from rvdcomm.program.shards import wire_dtype
 
 if TYPE_CHECKING:
     from rvdcomm.plans.load import Load, Ports

@@ -15,7 +15,15 @@ from rvdcomm.program.instructions import (
 )
 from rvdcomm.program.lower import lanes
 from rvdcomm.program.program import Program
-from rvdcomm.program.shards import DST, SRC, Transition, is_shard, is_src, shard_index
+from rvdcomm.program.shards import (
+    DST,
+    SRC,
+    Transition,
+    is_shard,
+    is_src,
+    shard_index,
+    wire_dtype,
+)
 from rvdcomm.program.text import MAX_CHARS, MAX_TEXT_BOXES
 from rvdcomm.program.verify import MAX_SYMBOLS, Proof, verify
 
@@ -47,4 +55,5 @@ __all__ = [
     "shard_index",
     "together",
     "verify",
+    "wire_dtype",
 ]

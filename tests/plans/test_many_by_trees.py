@@ -13,8 +13,7 @@ from rvdcomm.plans.many import plan_many
 from rvdcomm.plans.many_by_trees import ways_of, with_ways_of
 from rvdcomm.plans.member import Member
 from rvdcomm.plans.tree_tensor import TreeTensor
-from rvdcomm.program import Program, Transition
-from rvdcomm.program.shards import wire_dtype
+from rvdcomm.program import Program, Transition, wire_dtype
 from rvdcomm.synthesis import forests
 from tests.covering import each_value
 from tests.network.oracle import random_network, random_pair_on
