@@ -20,10 +20,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from bench.cells.alarm import LateError, stopped_after
 from bench.cells.code import code_of, git, trees_of
 from bench.cells.processes import NUM_PROCESSES, side_by_side
 from bench.cells.workload import Workload, keep_graphs
 from superscaler_core.planners import PLANNERS
+
+MOST = 4
+"""A search is stopped after this many times its budget: then it has evaluated no candidate yet, since
+it goes on beyond its budget for a first plan. A budget in evaluations has no such limit."""
 
 SCRATCH = Path("bench/results/scratch/cells")
 
@@ -137,6 +142,7 @@ class Job:
         budget_secs: time budget of the search.
         workload: the model to capture before all searches; if None, there is nothing to capture.
         max_tried: budget of the search in evaluations; 0 if it is in seconds.
+        num_gpus: of the cell.
     """
 
     cell: str
@@ -144,6 +150,7 @@ class Job:
     budget_secs: float
     workload: Workload | None = None
     max_tried: int = 0
+    num_gpus: int = 0
 
     @property
     def path(self) -> Path:
@@ -233,7 +240,13 @@ def _computed(compute: Compute, version: Version, graphs: Path, job: Job) -> dic
     keep_graphs(graphs)
     start = time.monotonic()
     limit = {"max_tried": job.max_tried} if job.max_tried else {}
-    row = compute(job.cell, job.planner, job.budget_secs, **limit)
+    most_secs = 0.0 if job.max_tried else MOST * job.budget_secs
+    try:
+        with stopped_after(most_secs):
+            row = compute(job.cell, job.planner, job.budget_secs, **limit)
+    except LateError:
+        problem = f"no plan within {most_secs:g} s, {MOST} times the budget"
+        row = {"cell": job.cell, "gpus": job.num_gpus, "planner": job.planner, "problem": problem}
     took_secs = time.monotonic() - start
     row |= {
         "budget_secs": job.budget_secs,

@@ -148,7 +148,7 @@ def main(words: list[str]) -> int:
     planners = args.planners.split(",") if args.planners else ()
     budget_secs = DAY_SECS if args.evaluations else args.budget
     jobs = [
-        Job(cell.name, name, budget_secs, cell.workload, args.evaluations)
+        Job(cell.name, name, budget_secs, cell.workload, args.evaluations, cell.num_gpus)
         for cell, name in wanted_of(chosen, planners)
     ]
     searched, older = rows_of_jobs(args, jobs)

@@ -55,7 +55,13 @@ def main(words: list[str]) -> int:
         if cell.num_gpus in args.gpus
     ]
     jobs = [
-        Job(cell.name, planner, budget_of(cell, args.budget), cell.workload)
+        Job(
+            cell.name,
+            planner,
+            budget_of(cell, args.budget),
+            cell.workload,
+            num_gpus=cell.num_gpus,
+        )
         # Cells that take longest come first, so that all processes stay busy until the end.
         for *_, cell in sorted(cells, key=lambda each: -each[3].num_gpus)
         for planner in (*cell.first, *cell.systems)

@@ -151,6 +151,7 @@ def main(words: list[str]) -> int:
             planner,
             budget_of(cell, args.budget),
             cell.workload,
+            num_gpus=cell.num_gpus,
         )
         for change, value in CHANGES.items()
         for cell in chosen

@@ -129,7 +129,7 @@ def main(words: list[str]) -> int:
     """Run the command."""
     args = _parse(words)
     jobs = [
-        Job(cell.name, MEGATRON.name, args.budget, cell.workload)
+        Job(cell.name, MEGATRON.name, args.budget, cell.workload, num_gpus=cell.num_gpus)
         for cell in reversed([*cells().values()])
         if cell.num_gpus in args.gpus
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -88,6 +89,18 @@ def test_sources_of_a_module_are_the_files_that_it_imports() -> None:
         found
     )
     assert not {"bench/search/command.py", "bench/studies/report.py"} & set(found)
+
+
+@pytest.mark.usefixtures("repository")
+def test_search_that_does_not_end_is_stopped_and_its_row_says_so() -> None:
+    def compute(cell: str, planner: str, budget: float) -> dict[str, object]:
+        time.sleep(60)
+        raise AssertionError("was stopped before")
+
+    (row,) = rows_of([Job("c", "p", 0.02, num_gpus=4)], compute, Version.now("bench.one"), 1)
+    assert row["problem"] == "no plan within 0.08 s, 4 times the budget"
+    assert row["gpus"] == 4
+    assert Job("c", "p", 0.02).path.exists()
 
 
 @pytest.mark.usefixtures("repository")
