@@ -27,8 +27,8 @@ from bench.cells.workload import Workload, keep_graphs
 from superscaler_core.planners import PLANNERS
 
 MOST = 4
-"""A search is stopped after so many times its budget: it has evaluated no candidate yet, since it goes
-on for a first plan. A budget in evaluations has no such limit."""
+"""A search is stopped after so many times its budget. It went on for a first plan only. A budget in
+evaluations has no such limit."""
 
 SCRATCH = Path("bench/results/scratch/cells")
 

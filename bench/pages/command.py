@@ -27,7 +27,11 @@ COMMANDS: Mapping[str, str] = {
     "strong_scaling": "python -m bench.studies.strong_scaling",
     "sensitivity": "python -m bench.studies.sensitivity",
     "search": "python -m bench.search",
-    "search-large": "python -m bench.search --out bench/results/search-large.json",
+    "search-large": "python -m bench.search --budget 40 "
+    "--cells gpt-15b,gpt-39b,moe-27b,moe-70b,wresnet-6.8b,wresnet-13b,bert,vit "
+    "--planners auto,Megatron,ZeRO-3,FSDP+TP+PP,DDP,Horovod,FastMoE,DeepSpeed-MoE,"
+    "alpa_hierarchical,by_hand,tofu,galvatron,hidup,unity,flexflow "
+    "--out bench/results/search-large.json",
     "alpa_plans": "python -m bench.alpa_plans",
     "stage_planners": "python -m bench.stage_planners --out bench/results/stage_planners.json",
     "truth": "python -m bench.truth --published --out bench/results/truth.json",
