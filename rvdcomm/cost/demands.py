@@ -77,8 +77,8 @@ def demand_boxes(src: Layout, dst: Layout) -> tuple[tuple[Demand, tuple[Box, ...
 def in_units(demands: Sequence[Demand]) -> tuple[float, tuple[Demand, ...], list[int]]:
     """A unit, the demands in units, and for each of these its place among ``demands``.
 
-    They are exact if few units make the largest one, else rounded down. So equal layouts in another
-    shape give equal demands, also if shards differ by an element or two.
+    They are exact if few units make the largest one, else rounded, to 1 or more. So equal layouts
+    in another shape give equal demands, also if shards differ by an element or two.
 
     >>> parts = (frozenset({0}),)
     >>> unit, found, _ = in_units([Demand(6, parts, frozenset({1})), Demand(4, parts, frozenset())])
@@ -86,11 +86,8 @@ def in_units(demands: Sequence[Demand]) -> tuple[float, tuple[Demand, ...], list
     (2.0, [3, 2])
     """
     sizes = [demand.num_elements for demand in demands]
-    largest, unit = max(sizes, default=1), float(gcd(*sizes) or 1)
-    if largest > unit * MAX_UNITS and min(sizes) * MAX_UNITS >= largest:
-        # A little less than the largest, so that rounding down does not tell equal sizes apart.
-        unit = largest / (MAX_UNITS + 0.5)
-    alike = [replace(d, num_elements=int(d.num_elements / unit)) for d in demands]
+    unit = max(float(gcd(*sizes) or 1), max(sizes, default=1) / MAX_UNITS)
+    alike = [replace(d, num_elements=max(1, round(d.num_elements / unit))) for d in demands]
     order = sorted(range(len(alike)), key=lambda i: _order(alike[i]))
     return unit, tuple(alike[i] for i in order), order
 

@@ -374,8 +374,10 @@ class _Prover:
         """Check that values tile outputs, that replicas are equal, and that parts are complete."""
         first: dict[tuple[int, Box], NDArray[np.int64]] = {}
         totals: dict[Box, NDArray[np.int64]] = {}
+        is_whole = np.zeros(self._shape(index), np.bool_)
         for each in tensor.outputs:
             slices = self._slices(index, each.box)
+            is_whole[slices] = True
             counts = np.zeros((tensor.num_parts, *self._shape(index)), np.int64)
             covered = np.zeros(self._shape(index), np.int64)
             for value in each.values:
@@ -395,6 +397,8 @@ class _Prover:
                 raise ProgramError(f"rank {each.rank} and other replicas of {each.box} differ.")
             if known is found:
                 totals[each.box] = totals.get(each.box, 0) + found
+        if not is_whole.all():
+            raise ProgramError(f"the outputs of tensor {index} leave some of it out.")
         for box, total in totals.items():
             if (total != 1).any():
                 raise ProgramError(f"in {box} of tensor {index} a part is not added just once.")

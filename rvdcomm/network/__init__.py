@@ -3,9 +3,20 @@
 from rvdcomm.network import shapes
 from rvdcomm.network.link import Link
 from rvdcomm.network.machines import MACHINES, SHAPES
-from rvdcomm.network.network import Links, Network, Node, Switch, Wire, both_ways, connected, reach
+from rvdcomm.network.network import (
+    Links,
+    Network,
+    Node,
+    Switch,
+    Wire,
+    both_ways,
+    check_links,
+    connected,
+    reach,
+)
 from rvdcomm.network.notation import rate_text
 from rvdcomm.network.presets import PRESETS
+from rvdcomm.network.routes import alpha_secs_along
 from rvdcomm.network.smi import parse_matrix
 from rvdcomm.network.topology import (
     DEFAULT_LINK,
@@ -31,8 +42,10 @@ __all__ = [
     "Switch",
     "Topology",
     "Wire",
+    "alpha_secs_along",
     "blocks",
     "both_ways",
+    "check_links",
     "connected",
     "parse_matrix",
     "rate_text",

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from rvdcomm.errors import LayoutError
-from rvdcomm.layout import MAX_RANK
 from rvdcomm.network.link import Link
 from rvdcomm.network.network import FABRIC, Network, Wire, both_ways
 from rvdcomm.network.presets import PRESETS
-from rvdcomm.network.shapes import line, mesh, torus
+from rvdcomm.network.shapes import mesh, torus
 from rvdcomm.network.topology import DEFAULT_LINK, Topology
+from rvdcomm.text import quoted
 
 NVLINK_SECS, PCIE_SECS, NIC_SECS = 3e-6, 5e-6, 12e-6
 """Typical times of a small message inside a host by NVLink and by PCIe, and between hosts."""
@@ -156,8 +156,11 @@ MACHINES: Mapping[str, tuple[int, Callable[[int], Iterator[Wire]]]] = {
 """(ranks of a host, wires of a number of hosts) by name."""
 
 
+MAX_PRESET_RANKS = 1 << 16
+"""A preset has no more ranks, whose wires would not fit in memory."""
+
 SHAPES: Mapping[str, Callable[[Sequence[int], Link], Network]] = {
-    "line": lambda counts, link: line([link] * (prod(counts) - 1)),
+    "line": lambda counts, link: mesh((prod(counts),), link),
     "ring": lambda counts, link: torus((prod(counts),), link),
     "mesh": mesh,
     "torus": torus,
@@ -167,6 +170,12 @@ SHAPES: Mapping[str, Callable[[Sequence[int], Link], Network]] = {
 
 def preset(name: str, *counts: int, link: Link = DEFAULT_LINK) -> Network:
     """The network of this name; ``Network.preset`` says how it is used."""
+    if odd := [count for count in counts if type(count) is not int or count < 1]:
+        raise LayoutError(f"preset {name!r}: expected counts of at least 1, not {quoted(odd[0])}.")
+    if prod(counts) > MAX_PRESET_RANKS:
+        raise LayoutError(
+            f"preset {name!r} of {'x'.join(map(str, counts))}: at most {MAX_PRESET_RANKS} in all."
+        )
     if name in PRESETS:
         return Network.of(Topology.preset(name, *(counts or (1,))))
     if name in SHAPES:
@@ -176,9 +185,9 @@ def preset(name: str, *counts: int, link: Link = DEFAULT_LINK) -> Network:
         raise LayoutError(f"no preset {name!r}; the presets are {known}.")
     size, wires = MACHINES[name]
     num_hosts = counts[0] if counts else 1
-    if (len(counts) > 1 and counts[1:] != (size,)) or not 1 <= num_hosts <= MAX_RANK // size:
+    if (len(counts) > 1 and counts[1:] != (size,)) or num_hosts * size > MAX_PRESET_RANKS:
         raise LayoutError(
             f"preset {name!r} of {'x'.join(map(str, counts))}: its hosts have {size} ranks, and "
-            f"there are 1 to {MAX_RANK // size} of them."
+            f"there are 1 to {MAX_PRESET_RANKS // size} of them."
         )
     return Network(tuple(wires(num_hosts)))

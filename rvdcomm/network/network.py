@@ -118,6 +118,7 @@ class Network:
         >>> print(Network.of(host))
         0,1 <-> fabric  1 us  1 GB/s
         """
+        check_links(network)
         if isinstance(network, Network):
             return network
         made = cls(tuple(_wires_of_levels(network.levels)))
@@ -151,8 +152,10 @@ class Network:
             raise LayoutError(
                 f"hosts {quoted(groups)}: each needs a rank, and no rank may be in two."
             )
-        if ranks_per_nic is not None and ranks_per_nic < 1:
-            raise LayoutError(f"ranks_per_nic is {ranks_per_nic}; expected at least 1.")
+        for rank in ranks:
+            _check_rank(rank)
+        if ranks_per_nic is not None and (type(ranks_per_nic) is not int or ranks_per_nic < 1):
+            raise LayoutError(f"ranks_per_nic is {quoted(ranks_per_nic)}; expected at least 1.")
         inside, outside = _of_each(intra, groups, "intra"), _of_each(inter, groups, "inter")
         wires: list[Wire] = []
         for i, group in enumerate(groups):
@@ -419,11 +422,24 @@ def _name(node: Node) -> str:
     return f"rank {node}" if isinstance(node, int) else f"switch {node}"
 
 
+def check_links(links: object) -> None:
+    """Raise a LayoutError if this is neither a topology nor a network."""
+    if not isinstance(links, Topology | Network):
+        raise LayoutError(
+            f"a topology is an rv.Topology or an rv.Network, such as rv.Network.preset('dgx-1'), "
+            f"and not {quoted(links)}."
+        )
+
+
+def _check_rank(rank: object) -> None:
+    if type(rank) is not int or not 0 <= rank <= MAX_RANK:
+        raise LayoutError(f"a network has ranks from 0 to {MAX_RANK}, not {quoted(rank)}.")
+
+
 def _check_wire(wire: Wire) -> None:
     for end in (wire.src, wire.dst):
         if type(end) is int:
-            if not 0 <= end <= MAX_RANK:
-                raise LayoutError(f"a wire names rank {quoted(end)}; use 0 to {MAX_RANK}.")
+            _check_rank(end)
         elif not isinstance(end, str) or not SWITCH_NAME.fullmatch(end):
             raise LayoutError(
                 f"a wire names {quoted(end)}; a rank is a number, and a switch has a name of a "

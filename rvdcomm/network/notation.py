@@ -99,7 +99,12 @@ def _exact(value: float, units: dict[str, int], order: tuple[int, ...], base: st
 
 
 def _value(number: str, power: int) -> float:
-    return math.inf if number == "inf" else float(Fraction(number) * Fraction(10) ** power)
+    if number == "inf":
+        return math.inf
+    try:
+        return float(Fraction(number) * Fraction(10) ** power)
+    except OverflowError:
+        raise LayoutError(f"{quoted(number)} is too large; an unlimited rate is 'inf'.") from None
 
 
 def _comes_later(src: Node, dst: Node) -> bool:

@@ -7,11 +7,11 @@ wires; then the nodes that come first. In a tree there is only one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from rvdcomm.network.network import Network, Node, place_of
+from rvdcomm.network.network import Network, Node, Wire, place_of
 
 _Entry = tuple[tuple[int, float, float, int], tuple[bool, Node], int, Node]
 """(label, place of the node, last wire, node)."""
@@ -31,6 +31,16 @@ class Route:
     alpha_secs: float
 
 
+def alpha_secs_along(wires: Iterable[Wire]) -> float:
+    """The latency of a message that passes these wires, as ``Route.alpha_secs``."""
+    total = slowest = 0.0
+    for wire in wires:
+        if isinstance(wire.src, int):
+            total, slowest = total + slowest, 0.0
+        slowest = max(slowest, wire.link.alpha_secs)
+    return total + slowest
+
+
 class Routes:
     """The routes of one network; those from a rank are found when they are first asked for."""
 
@@ -45,7 +55,8 @@ class Routes:
         pair = src, dst
         if pair not in self._known:
             wires = self._up_and_down(src, dst) if self._network.above else self._found(src, dst)
-            self._known[pair] = Route(wires, self._alpha_secs(wires))
+            alpha_secs = alpha_secs_along(self._network.wires[i] for i in wires)
+            self._known[pair] = Route(wires, alpha_secs)
         return self._known[pair]
 
     def _up_and_down(self, src: int, dst: int) -> tuple[int, ...]:
@@ -94,12 +105,3 @@ class Routes:
                     entry = self._index[wire.src, wire.dst]
                     heappush(heap, (label, place_of(wire.dst), entry, wire.dst))
         return into
-
-    def _alpha_secs(self, wires: tuple[int, ...]) -> float:
-        total = slowest = 0.0
-        for index in wires:
-            wire = self._network.wires[index]
-            if isinstance(wire.src, int):
-                total, slowest = total + slowest, 0.0
-            slowest = max(slowest, wire.link.alpha_secs)
-        return total + slowest

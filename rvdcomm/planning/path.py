@@ -122,7 +122,7 @@ class Step:
     def exchange(
         self, step_exchange: int, rank: int, topology: Topology, view: View | None = None
     ) -> Exchange:
-        """The exchange of a exchange in the group of ``rank``, with boxes in ``view`` of the
+        """The exchange of an exchange in the group of ``rank``, with boxes in ``view`` of the
         tensor.
         """
         src, dst = (

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, dtype_name
-from rvdcomm.network import Link, Links, Network, Topology
+from rvdcomm.network import Link, Links, Network, Topology, check_links
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many_by_trees import faster_by_trees
 from rvdcomm.plans.member import Member, TensorPlan
@@ -50,28 +50,29 @@ def plan_many(
         topology = default_topology(
             {rank for side in (src, dst) for layout in side.values() for rank in layout.ranks}
         )
+    check_links(topology)
     network = None
     if isinstance(topology, Network):
         network = None if topology.levels else topology
         topology = topology.nearest_levels
     shared = _shared_alpha(network or topology, len(pairs))
-    ways: dict[tuple[Layout, Layout, str, str], TensorPlan] = {}
+    tensor_plans: dict[tuple[Layout, Layout, str, str], TensorPlan] = {}
     members = []
     for src_name, name in pairs:
         own = dtype_name(dtype[src_name] if isinstance(dtype, Mapping) else dtype)
         given = dst_dtype.get(name) if isinstance(dst_dtype, Mapping) else dst_dtype
         key = src[src_name], dst[name], own, dtype_name(given) if given else own
-        if key not in ways:
+        if key not in tensor_plans:
             try:
-                ways[key] = _way(Transition(*key), shared, executor)
+                tensor_plans[key] = _by_path(Transition(*key), shared, executor)
             except LayoutError as error:
                 raise LayoutError(f"tensor {name!r}: {error}") from None
-        members.append(Member(src_name, name, ways[key]))
+        members.append(Member(src_name, name, tensor_plans[key]))
     bundle = Bundle(tuple(members), topology, executor, memory_limit=memory_limit, network=network)
     return faster_by_trees(bundle)
 
 
-def _way(transition: Transition, links: Links, executor: str) -> TensorPlan:
+def _by_path(transition: Transition, links: Links, executor: str) -> TensorPlan:
     """The plan of one of many tensors, by a path."""
     request = transition.src, transition.dst, wire_dtype(transition), links
     made = plan(*request, executor=executor, trees=False)

@@ -68,7 +68,7 @@ def _with(bundle: Bundle, found: Mapping[TensorPlan, TensorPlan]) -> Bundle:
 # --- agreement ----------------------------------------------------------------------------------
 
 
-def ways_of(bundle: Bundle) -> list[Any] | None:
+def trees_of(bundle: Bundle) -> list[Any] | None:
     """The trees of each way as plain values, None for a path; None if all machines find the same.
 
     Machines may find different trees, or none, for a network of few ranks (``may_differ``).
@@ -79,8 +79,8 @@ def ways_of(bundle: Bundle) -> list[Any] | None:
     return [None if one.plan.forest is None else one.plan.forest.to_json() for one in mine]
 
 
-def with_ways_of(bundle: Bundle, ways: Sequence[Any]) -> Bundle:
-    """The bundle with the trees of another rank (``ways_of``).
+def with_trees_of(bundle: Bundle, ways: Sequence[Any]) -> Bundle:
+    """The bundle with the trees of another rank (``trees_of``).
 
     Raises:
         LayoutError: they do not serve the layouts.

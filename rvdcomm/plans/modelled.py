@@ -2,8 +2,8 @@
 
 The bytes equal those of the program (tests/plans/test_modelled.py). The program may have more
 rounds: replicas that leave R may share a need, and a rank then has more partners. Memory counts all
-buffers that a exchange may have, without holes between them; the program may need fewer buffers. If
-shards are unequal, every shard counts with the size of the largest one.
+buffers that an exchange may have, without holes between them; the program may need fewer of them.
+If shards are unequal, every shard counts with the size of the largest one.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledEx
 
 
 def _peak_bytes(path: Path, step_exchanges: Sequence[ModelledExchange], item_bytes: int) -> int:
-    """Peak bytes of a rank: its src and dst shards and the buffers of a exchange.
+    """Peak bytes of a rank: its src and dst shards and the buffers of an exchange.
 
     These buffers are the state before the exchange, the rest of the state before that one, the
     packed data, the received data, and the state after the exchange. The first state is src itself,

@@ -49,7 +49,7 @@ class PathTensor(TensorPlan):
     def staging_bound(self, num_slices: int) -> dict[int, int]:
         """An upper bound on the bytes of all staging buffers of a lane together, by rank.
 
-        In a exchange, a rank packs or publishes its shard once per rank that will hold a copy. The
+        In an exchange, a rank packs or publishes its shard once per rank that will hold a copy. The
         rank receives its new shard once per part that is summed, and then writes the new shard. A
         lane does this for one slice.
         """
@@ -124,7 +124,7 @@ def _sizes(binding: Binding, step: Step, targets: tuple[int, ...]) -> int:
 
 
 def _largest_message(step: Step, src: State, dst: State) -> int:
-    """An estimate of the elements of a exchange's largest message: the largest overlap of two
+    """An estimate of the elements of an exchange's largest message: the largest overlap of two
     cells.
 
     Holders of the same cell share a need, so messages from replicas are smaller.

@@ -31,7 +31,7 @@ from rvdcomm.program.domains import together
 from rvdcomm.program.lower import lower
 from rvdcomm.program.trees import program_of_trees
 from rvdcomm.program.verify import Proof, verify
-from rvdcomm.synthesis import Beats, Forest, beats_of, least_secs
+from rvdcomm.synthesis import Beats, Forest, beats_in_full, beats_of, least_secs
 from rvdcomm.units import bytes_text, secs_text
 
 EXECUTORS = ("auto", "dist", "peer")
@@ -230,14 +230,15 @@ class Plan:
         """The cost of every step of the path."""
         if not self.is_counted and self.modelled is not None:
             return self.modelled.steps
-        if self.forest is not None and self.beats is not None:
+        if self.forest is not None:
             num_beats = self.forest.num_beats_in(self.num_slices)
             joined = joined_cost(
                 program_step_costs(self.program, num_beats, self.links, is_one_exchange=True)
             )
             if self.keeps_routes:
                 return (joined,)
-            secs = self.beats.secs(self.num_slices, ITEM_BYTES[self.dtype])
+            exact = beats_in_full(self.forest)
+            secs = exact.secs(self.num_slices, ITEM_BYTES[self.dtype])
             return (replace(joined, secs=secs),)
         return program_step_costs(self.program, len(self.path.steps), self.links, self.num_slices)
 

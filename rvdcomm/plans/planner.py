@@ -10,7 +10,7 @@ from typing import Any
 
 from rvdcomm.errors import LayoutError, MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Layout, check_summable, dtype_name
-from rvdcomm.network import DEFAULT_LINK, Level, Links, Network, Topology
+from rvdcomm.network import DEFAULT_LINK, Level, Links, Network, Topology, check_links
 from rvdcomm.planning.candidates import candidate_paths, direct_path
 from rvdcomm.planning.estimate import Estimator
 from rvdcomm.planning.path import Path
@@ -80,6 +80,7 @@ def _plan_as_given(
         _check_size(layout, name)
     if topology is None:
         topology = default_topology((*src.ranks, *dst.ranks))
+    check_links(topology)
     for layout in (src, dst):
         topology.check_ranks(layout.span or layout.ranks)
     if isinstance(topology, Network):
@@ -179,10 +180,16 @@ def _fitting(best: Plan, paths: list[Path]) -> Plan:
     if limit is None or best.cost.peak_bytes <= limit:
         return best
     least = best
-    for candidate in _leaner(best, paths):
-        if candidate.cost.peak_bytes <= limit:
-            return candidate
-        least = min(least, candidate, key=lambda made: made.cost.peak_bytes)
+    found = list[Plan]()
+    # Slices of trees are one way to need less, and a path is another.
+    for ways in (_sliced_trees(best), _leaner(best, paths)):
+        for candidate in ways:
+            if candidate.cost.peak_bytes <= limit:
+                found.append(candidate)
+                break
+            least = min(least, candidate, key=lambda made: made.cost.peak_bytes)
+    if found:
+        return min(found, key=lambda made: made.cost.secs)
     raise MemoryLimitError(
         f"{best.src.rvd} -> {best.dst.rvd} of shape {best.src.shape} {best.dtype}: "
         f"memory_limit={limit} bytes a rank, but the least that a plan needs is "
@@ -196,18 +203,23 @@ def clear_cache() -> None:
     _cached_plan.cache_clear()
 
 
+def _sliced_trees(best: Plan) -> Iterator[Plan]:
+    """Plans by the same trees in more slices; none without trees."""
+    if best.forest is not None:
+        yield from (replace(best, slices=count) for count in NUM_SLICES if count > best.num_slices)
+
+
 def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
-    """Plans to try when the best one needs too much memory.
+    """Plans by steps to try when the best one needs too much memory.
 
     First every path with its chosen number of slices and with the most slices; then plans that only
     send messages, which may arrive in their final place; then one exchange in more and more
     windows.
     """
-    finest = slice_counts(best.path)[-1]
     if best.forest is not None:
-        yield from (replace(best, slices=count) for count in NUM_SLICES if count > best.num_slices)
         best = replace(best, path=paths[0], forest=None, slices=None)
         yield best
+    finest = slice_counts(best.path)[-1]
     for path in paths if best.domains else ():
         made = replace(best, path=path)
         yield made

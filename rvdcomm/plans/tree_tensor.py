@@ -107,6 +107,7 @@ class TreeTensor(TensorPlan):
 
     def loads(self, ports: Ports) -> Iterator[Load]:
         call = tuple(sorted({rank for pairs in self._sent for pair in pairs for rank in pair}))
-        for sent in self._sent:
+        for beat, sent in enumerate(self._sent):
             load = ports.of_pairs(sent, ITEM_BYTES[self.dtype])
-            yield replace(load, call=("trees", call)) if self.is_small else load
+            # Tensors that are in the same beat are in the same bucket.
+            yield replace(load, call=(beat, call)) if self.is_small else load

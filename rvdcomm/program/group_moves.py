@@ -27,7 +27,7 @@ RankPair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Destination:
-    """The buffers in which the new state of one slice is written after a exchange.
+    """The buffers in which the new state of one slice is written after an exchange.
 
     By rank, ``boxes`` are the boxes of the slice that the rank holds, and ``pieces`` are the pieces
     of its buffer ``name``. ``needs_sum`` says which ranks have to add parts. ``in_place`` allows

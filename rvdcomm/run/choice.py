@@ -19,7 +19,7 @@ from rvdcomm.network import Topology
 from rvdcomm.plans.bundle import Bundle, bundle_over
 from rvdcomm.plans.by_trees import may_differ
 from rvdcomm.plans.fill import BundleBatch
-from rvdcomm.plans.many_by_trees import ways_of, with_ways_of
+from rvdcomm.plans.many_by_trees import trees_of, with_trees_of
 from rvdcomm.plans.plan import Plan, hosts_of
 from rvdcomm.plans.planner import check_executor, plan_over, plan_with, with_trees
 from rvdcomm.program import Program, SharedDomains
@@ -81,7 +81,7 @@ def compiled_many(bundle: Bundle, world: World) -> list[tuple[BundleBatch, RankP
         MemoryLimitError: the limit is too low, on all ranks.
     """
     executor, members = bundle.executor, bundle.ranks
-    bundle = _with_agreed_ways(bundle, world)
+    bundle = _with_agreed_trees_of(bundle, world)
     if bundle.domains:
         bundle = bundle_over(bundle, _domains(bundle.topology, members, world, executor))
         programs = bundle.program_of(world.rank) if bundle.domains else ()
@@ -96,16 +96,16 @@ def compiled_many(bundle: Bundle, world: World) -> list[tuple[BundleBatch, RankP
     ]
 
 
-def _with_agreed_ways(bundle: Bundle, world: World) -> Bundle:
+def _with_agreed_trees_of(bundle: Bundle, world: World) -> Bundle:
     """The bundle with the trees of the first rank, as ``_with_agreed_trees``."""
-    mine = ways_of(bundle)
+    mine = trees_of(bundle)
     if mine is None:
         return bundle
     first = bundle.ranks[0]
     post = {"trees": json.dumps(mine) if world.rank == first else ""}
     posts = exchange_posts(world, bundle.ranks, post, "trees of many tensors")
     agreed = json.loads(posts[first]["trees"])
-    return bundle if agreed == mine else with_ways_of(bundle, agreed)
+    return bundle if agreed == mine else with_trees_of(bundle, agreed)
 
 
 def _check_limit(bundle: Bundle, world: World) -> None:

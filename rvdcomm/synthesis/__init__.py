@@ -1,6 +1,6 @@
 """Synthesis: trees that serve what two layouts ask for on any network, near the best time."""
 
-from rvdcomm.synthesis.beats import Beats, beats_of
+from rvdcomm.synthesis.beats import Beats, beats_in_full, beats_of
 from rvdcomm.synthesis.forest import Forest, Pair, Tree
 from rvdcomm.synthesis.packing import pack
 from rvdcomm.synthesis.search import (
@@ -25,6 +25,7 @@ __all__ = [
     "Pair",
     "Tree",
     "bare_forest",
+    "beats_in_full",
     "beats_of",
     "forest_of",
     "forests",

@@ -27,6 +27,11 @@ def beats_of(forest: Forest) -> Beats:
     return Beats(_pattern_of(forest.pattern or forest), forest.unit)
 
 
+def beats_in_full(forest: Forest) -> Beats:
+    """The same by the sizes of the forest itself, which are not rounded."""
+    return Beats(Pattern(forest))
+
+
 @lru_cache(maxsize=256)
 def _pattern_of(forest: Forest) -> Pattern:
     return Pattern(forest)

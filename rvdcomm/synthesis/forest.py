@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
-from rvdcomm.cost.demands import Demand
+from rvdcomm.cost.demands import Demand, in_units
 from rvdcomm.errors import LayoutError
-from rvdcomm.network import Wire
+from rvdcomm.network import Wire, alpha_secs_along
 from rvdcomm.synthesis.turns import Sides, in_turn
 from rvdcomm.text import quoted
 
@@ -130,11 +131,13 @@ Way = tuple[Tree, ...]
 
 def faults_of(way: Way, demand: Demand) -> list[str]:
     """What is wrong with a way; empty if it serves the demand."""
-    served = {rank for rank in demand.readers if demand.is_served(rank)}
-    reached = served.union(*(tree.reached() for tree in way))
+    served = Counter(rank for rank in demand.readers if demand.is_served(rank))
+    roots = (tree.root for tree in way if not demand.is_served(tree.root))
+    got = served + Counter([*roots, *(hop.dst for tree in way for hop in tree.copies)])
     return [
         *(fault for tree in way for fault in tree.faults(demand)),
-        *(f"rank {rank} gets nothing" for rank in sorted(demand.readers - reached)),
+        *(f"rank {rank} gets nothing" for rank in sorted(demand.readers - got.keys())),
+        *(f"rank {rank} gets it twice" for rank in sorted(demand.readers) if got[rank] > 1),
     ]
 
 
@@ -160,8 +163,8 @@ class Forest:
         ways: for each demand, its ways and their shares, which add up to 1.
         wires: the wires that hops pass.
         pace: which hops may run in which beats, one of ``PACES``.
-        least_secs: no ways take less time, by the dual of the linear program; a byte an element,
-            latencies aside. 0 where the cheapest trees are not exact.
+        least: for each demand, seconds an element, by the dual of the linear program
+            (``least_secs``); empty where the cheapest trees are not exact.
         pattern: a forest with the same ways, of which this one is a multiple, nearly if shards are
             uneven; what takes long is computed there, once for all sizes.
         unit: the elements of a demand for each that the pattern has.
@@ -170,7 +173,7 @@ class Forest:
     demands: tuple[Demand, ...]
     ways: tuple[tuple[tuple[Way, Fraction], ...], ...]
     wires: tuple[Wire, ...]
-    least_secs: float = 0.0
+    least: tuple[float, ...] = ()
     pace: str = "together"
     pattern: Forest | None = field(default=None, compare=False, repr=False)
     unit: float = field(default=1.0, compare=False, repr=False)
@@ -190,11 +193,19 @@ class Forest:
             order: for each demand of this forest, its place among them.
             unit: as the attribute.
         """
-        ways = [w for _, w in sorted(zip(order, self.ways, strict=True), key=lambda pair: pair[0])]
-        least_secs = self.least_secs * unit
-        return replace(
-            self, demands=demands, ways=tuple(ways), least_secs=least_secs, pattern=self, unit=unit
-        )
+        place = {whole: i for i, whole in enumerate(order)}
+        ways = tuple(self.ways[place[i]] for i in range(len(demands)))
+        least = tuple(self.least[place[i]] for i in range(len(self.least)))
+        return replace(self, demands=demands, ways=ways, least=least, pattern=self, unit=unit)
+
+    @property
+    def least_secs(self) -> float:
+        """No ways take less time, a byte an element and latencies aside; 0 if nobody knows.
+
+        The prices of wires that prove it do not depend on the sizes of demands.
+        """
+        pairs = zip(self.least, self.demands, strict=False)
+        return sum(secs * demand.num_elements for secs, demand in pairs)
 
     def to_json(self) -> dict[str, Any]:
         """The ways and shares as plain values, in the order of the demands."""
@@ -215,19 +226,22 @@ class Forest:
                 tuple((tuple(map(Tree.from_json, way)), Fraction(a, b)) for a, b, way in each)
                 for each in values["ways"]
             )
-            made = replace(self, ways=ways, pace=values["pace"], pattern=None, unit=1.0)
+            made = replace(self, ways=ways, pace=values["pace"])
             faults = made.faults()
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise LayoutError(f"trees of another rank cannot be read: {error}.") from None
+            raise LayoutError(f"the trees cannot be read: {error}.") from None
         if faults:
-            raise LayoutError(f"trees of another rank do not serve this call: {faults[0]}.")
-        return made
+            raise LayoutError(f"the trees do not serve this call: {faults[0]}.")
+        # As if they were found here, so that all times are the same.
+        unit, alike, order = in_units(made.demands)
+        pattern = replace(made, demands=alike, ways=tuple(made.ways[i] for i in order))
+        return pattern.sized(made.demands, order, unit)
 
     # --- beats ----------------------------------------------------------------------------------
 
     def alpha_secs(self, hop: Hop) -> float:
-        """The latency of a message: that of the slowest wire."""
-        return max(self.wires[wire].link.alpha_secs for wire in hop.wires)
+        """The latency of a message along a hop."""
+        return alpha_secs_along(self.wires[wire] for wire in hop.wires)
 
     @cached_property
     def num_turns(self) -> int:
@@ -316,4 +330,21 @@ class Forest:
             found += [fault for way, _ in ways for fault in faults_of(way, demand)]
             if sum(share for _, share in ways) != 1 or any(share <= 0 for _, share in ways):
                 found.append(f"shares of {demand} are {[str(share) for _, share in ways]}")
+        hops = {hop for tree in self.trees for hop in (*tree.sums, *tree.copies)}
+        found += [
+            f"wires {list(hop.wires)} do not lead from rank {hop.src} to rank {hop.dst}"
+            for hop in hops
+            if not self._leads(hop)
+        ]
         return found
+
+    def _leads(self, hop: Hop) -> bool:
+        """Whether the wires of a hop lead from its rank to the other."""
+        if not hop.wires or not 0 <= min(hop.wires) <= max(hop.wires) < len(self.wires):
+            return False
+        mine = [self.wires[i] for i in hop.wires]
+        nodes = [mine[0].src, *(wire.dst for wire in mine)]
+        return all(a.dst == b.src for a, b in pairwise(mine)) and (nodes[0], nodes[-1]) == (
+            hop.src,
+            hop.dst,
+        )

@@ -61,7 +61,7 @@ def pack(demands: Sequence[Demand], wires: Sequence[Wire], max_ways: int = MAX_W
     hops = Hops(wires, ranks)
     state = _State(tuple(demands), np.array([wire.link.bytes_per_sec for wire in wires]))
     _price(state, hops, np.ones(len(wires)), None)
-    least, center = 0.0, np.zeros(len(wires))
+    least, center, paid = 0.0, np.zeros(len(wires)), list[float]()
     for _ in range(MAX_ROUNDS):
         solved = state.solve()
         if solved.secs <= least * (1 + NEAR):
@@ -70,35 +70,39 @@ def pack(demands: Sequence[Demand], wires: Sequence[Wire], max_ways: int = MAX_W
         # so far (Wentges 1997), unless these add none.
         for weight in (SMOOTHING, 0.0) if least else (0.0,):
             tried = weight * center + (1 - weight) * solved.prices
-            bound, has_new = _price(state, hops, tried, solved.paid)
+            found, has_new = _price(state, hops, tried, solved.paid)
+            bound = sum(n.num_elements * secs for n, secs in zip(demands, found, strict=True))
             if bound > least:
-                least, center = bound, tried
+                least, center, paid = bound, tried, found
             if has_new:
                 break
         else:
             break
     if not all(is_exact(demand, ranks) for demand in demands):
-        least = 0.0
+        paid = []
     # A little less, because ties between hops are broken by a little more than their price.
-    least *= 1 - ROUNDING
-    return Forest(tuple(demands), _rounded(state, max_ways), tuple(wires), least)
+    known = tuple(secs * (1 - ROUNDING) for secs in paid)
+    return Forest(tuple(demands), _rounded(state, max_ways), tuple(wires), known)
 
 
-def _price(state: _State, hops: Hops, prices: Floats, paid: Floats | None) -> tuple[float, bool]:
-    """The bound that these prices of seconds of wires give, and whether they give a new way.
+def _price(
+    state: _State, hops: Hops, prices: Floats, paid: Floats | None
+) -> tuple[list[float], bool]:
+    """The price of an element of each demand, whose sum over all elements is a bound, for these
+    prices of seconds of wires; and whether they give a new way.
 
     New are the cheapest way of each demand, and others that cost less than the demand pays.
     """
     priced = hops.priced(prices / state.rates)
-    bound, has_new = 0.0, False
+    prices_of, has_new = list[float](), False
     for i, demand in enumerate(state.demands):
         found = cheapest_ways(demand, priced)
         least = min(cost for cost, _ in found)
-        bound += least * demand.num_elements
+        prices_of.append(least)
         for cost, way in found:
             if cost == least or paid is None or cost * demand.num_elements < paid[i]:
                 has_new |= state.add(i, way)
-    return bound, has_new
+    return prices_of, has_new
 
 
 @dataclass(frozen=True)

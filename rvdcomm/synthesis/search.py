@@ -90,7 +90,6 @@ def _by_structure(
 ) -> Forest | None:
     """What ``make`` finds for these demands, by what it found for the same shares of elements."""
     mine = unserved(demands)
-    # What is rounded down takes no longer, so ``least_secs`` stays a bound.
     unit, alike, order = in_units(mine)
     found = _made(alike, tuple(wires), make, *options)
     return None if found is None else found.sized(mine, order, unit)

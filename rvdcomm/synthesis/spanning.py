@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rvdcomm.cost.demands import Demand
 from rvdcomm.network import Wire
-from rvdcomm.synthesis.cheapest import Edge, Hops, Prices, pruned, tree_of
+from rvdcomm.synthesis.cheapest import Edge, Hops, Prices, pruned, tree_of, trees_from
 from rvdcomm.synthesis.forest import Forest, Tree, Way, unserved
 
 
@@ -59,12 +59,12 @@ class _Trees:
     @cached_property
     def ahead(self) -> list[tuple[list[Edge], list[int]]]:
         """For every root: the edges of a tree to all, and the round in which each is reached."""
-        return [_tree(self.reaches, root) for root in self.number.values()]
+        return [_tree(self.reaches, [root]) for root in self.number.values()]
 
     @cached_property
     def back(self) -> list[tuple[list[Edge], list[int]]]:
         """The same against the direction of hops."""
-        return [_tree(self.reaches.T, root) for root in self.number.values()]
+        return [_tree(self.reaches.T, [root]) for root in self.number.values()]
 
     @property
     def reach_all(self) -> bool:
@@ -82,18 +82,11 @@ class _Trees:
         return [((self._sum(demand, readers, root),), Fraction(1, len(roots))) for root in roots]
 
     def _copies(self, demand: Demand, readers: list[int]) -> Way:
-        """A tree from each holder to the readers that are nearest to it."""
+        """Trees from the holders, which take in ranks side by side."""
         (held,) = demand.parts
         holders = sorted(self.number[rank] for rank in held)
-        mine: dict[int, list[int]] = {}
-        for reader in readers:
-            near = min(holders, key=lambda h: (self.ahead[h][1][reader], self.used[h], h))
-            self.used[near] += 1
-            mine.setdefault(near, []).append(reader)
-        return tuple(
-            tree_of(self.prices, holder, [], pruned(self.ahead[holder][0], [holder], ends))
-            for holder, ends in mine.items()
-        )
+        edges, _ = _tree(self.reaches, holders)
+        return trees_from(self.prices, holders, pruned(edges, holders, readers))
 
     def _holders(self, demand: Demand, root: int) -> list[int]:
         """The nearest holder of each part."""
@@ -119,18 +112,19 @@ class _Trees:
         )
 
 
-def _tree(reaches: NDArray[np.bool_], root: int) -> tuple[list[Edge], list[int]]:
-    """The edges of a tree from the root, and the round after which each rank is reached."""
+def _tree(reaches: NDArray[np.bool_], roots: Sequence[int]) -> tuple[list[Edge], list[int]]:
+    """The edges of trees from the roots, and the round after which each rank is reached."""
     count = len(reaches)
     rounds = [count] * count
-    rounds[root] = 0
-    taken, edges = [root], list[Edge]()
+    root_of, edges = {root: root for root in roots}, list[Edge]()
+    for root in roots:
+        rounds[root] = 0
     for number in range(1, count + 1):
-        for rank in [*taken]:
-            free = [b for b in np.flatnonzero(reaches[rank]).tolist() if b not in taken]
+        for rank, root in [*root_of.items()]:
+            free = [b for b in np.flatnonzero(reaches[rank]).tolist() if b not in root_of]
             if free:
                 child = min(free, key=lambda b: (b - root) % count)
-                taken.append(child)
+                root_of[child] = root
                 edges.append((rank, child))
                 rounds[child] = number
     return edges, rounds

@@ -26,7 +26,7 @@ def test_small_sizes_and_multiples_of_them_stay_exact() -> None:
 
 
 @pytest.mark.parametrize("size", [6, 7, 599, 600, 600_001, 9_999_991])
-def test_units_are_rounded_down_and_named_by_their_places(size: int) -> None:
+def test_units_are_near_the_sizes_and_named_by_their_places(size: int) -> None:
     src, dst = (Layout((size,), rvd, range(6)) for rvd in GATHER)
     demands = demands_of(src, dst)
     unit, alike, order = in_units(demands)
@@ -34,5 +34,19 @@ def test_units_are_rounded_down_and_named_by_their_places(size: int) -> None:
     for found, place in zip(alike, order, strict=True):
         whole = demands[place]
         assert (found.parts, found.readers) == (whole.parts, whole.readers)
-        assert found.num_elements * unit <= whole.num_elements * (1 + 1e-12)
-        assert found.num_elements * unit >= whole.num_elements * (1 - 2 / MAX_UNITS)
+        assert abs(found.num_elements * unit - whole.num_elements) <= unit / 2
+        assert found.num_elements >= 1
+
+
+def test_a_tiny_shard_beside_large_ones_is_a_unit() -> None:
+    found = []
+    for rows in (9000, 9001):
+        cuts = ([rows * i for i in range(8)] + [rows * 7 + 1],)
+        size = rows * 7 + 1
+        src, dst = (
+            Layout((size,), "R(1)V(1)D(8)", range(8), cuts=cuts),
+            Layout((size,), "R(8)V(1)D(1)", range(8)),
+        )
+        found.append(in_units(demands_of(src, dst))[1])
+    assert found[0] == found[1]
+    assert sorted(d.num_elements for d in found[0]) == [1] + [MAX_UNITS] * 7

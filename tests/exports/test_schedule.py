@@ -149,3 +149,10 @@ def test_a_program_of_one_rank_has_no_schedule():
     src, dst = rv.Layout((8,), "R(1)V(1)D(2)"), rv.Layout((8,), "R(2)V(1)D(1)")
     with pytest.raises(rv.ProgramError, match="some ranks"):
         schedule_of(rv.plan(src, dst, executor="dist").program_of(0))
+
+
+def test_a_schedule_without_outputs_is_refused():
+    schedule = schedule_of(random_plan(0).program)
+    (tensor,) = schedule.tensors
+    with pytest.raises(rv.ProgramError, match="the outputs of tensor 0 leave some of it out"):
+        replace(schedule, tensors=(replace(tensor, outputs=()),)).prove()

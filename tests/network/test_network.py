@@ -155,7 +155,7 @@ WIRES = tuple(both_ways([0, 1], "s", FAST))
         (both_ways(["a"], "b", FAST), (), "a network needs ranks"),
         ((rv.Wire(0, 0, FAST),), (), "a wire goes from 0 to itself"),
         ((rv.Wire(0, True, FAST),), (), "a wire names True"),
-        ((rv.Wire(0, -1, FAST),), (), "a wire names rank -1"),
+        ((rv.Wire(0, -1, FAST),), (), "a network has ranks from 0 to .*, not -1"),
         ((rv.Wire(0, "7", FAST),), (), "a wire names '7'"),
         ((rv.Wire(0, 1, 5.0),), (), "has the link 5.0"),
         ((*WIRES, rv.Wire(0, "s", SLOW)), (), "two wires go from 0 to s"),
@@ -212,11 +212,11 @@ def test_wrong_files_are_refused(change, error, tmp_path: Path) -> None:
     "call, error",
     [
         (lambda: rv.Network.preset("dgx-9"), "no preset 'dgx-9'; the presets are .*dgx-1"),
-        (lambda: rv.Network.preset("dgx-1", 0), "its hosts have 8 ranks"),
+        (lambda: rv.Network.preset("dgx-1", 0), "counts of at least 1, not 0"),
         (lambda: rv.Network.preset("dgx-1", 2, 4), "its hosts have 8 ranks"),
         (lambda: rv.Network.preset("torus"), "a grid of no ranks"),
         (lambda: rv.Network.preset("mesh", 1, 1), "a grid of 1x1 ranks"),
-        (lambda: rv.Network.preset("line"), "a network needs ranks"),
+        (lambda: rv.Network.preset("line"), "a grid of 1 ranks"),
         (lambda: rv.Network.hosts([[0], [0]], FAST, SLOW), "no rank may be in two"),
         (lambda: rv.Network.hosts([[0], []], FAST, SLOW), "each needs a rank"),
         (lambda: rv.Network.hosts([[0], [1]], FAST, [SLOW]), "inter has 1 links for 2 hosts"),
@@ -233,3 +233,34 @@ def test_a_file_of_a_topology_is_a_network(tmp_path: Path) -> None:
     topology = rv.Topology.hosts([[0, 1], [2, 3]], FAST, SLOW)
     topology.save(tmp_path / "topology.json")
     assert rv.Network.load(tmp_path / "topology.json") == rv.Network.of(topology)
+
+
+NEAR = rv.Link(1e-6, 1e9)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: rv.Network.parse("0 <-> 1 3 us 1e999 B/s"), "line 1: '1e999' is too large"),
+        (lambda: rv.Network.preset("ring", 10**9), "at most 65536 in all"),
+        (lambda: rv.Network.preset("dgx-1", 8193), "1 to 8192 of them"),
+        (lambda: rv.Network.preset("dgx-1", "2"), "counts of at least 1, not '2'"),
+        (lambda: rv.Network.preset("ring", 2.5), "counts of at least 1, not 2.5"),
+        (lambda: rv.Network.preset("line", 1), "and 2 ranks or more"),
+        (
+            lambda: rv.Network.hosts([["a"]], rv.Link(0, 1), rv.Link(0, 1)),
+            "ranks from 0 to .*, not 'a'",
+        ),
+        (
+            lambda: rv.Network.hosts(
+                [[0, 1], [2, 3]], rv.Link(0, 1), rv.Link(0, 1), ranks_per_nic=1.5
+            ),
+            "ranks_per_nic is 1.5",
+        ),
+        (lambda: rv.Network.of("dgx-1"), r"an rv.Topology or an rv.Network, .* and not 'dgx-1'"),
+        (lambda: rv.Network.of(None), "and not None"),
+    ],
+)
+def test_wrong_arguments_are_named(make, words: str) -> None:
+    with pytest.raises(rv.LayoutError, match=words):
+        make()

@@ -10,7 +10,7 @@ import rvdcomm as rv
 from rvdcomm.plans.bundle import Bundle, bundle_over
 from rvdcomm.plans.by_trees import _with_forest
 from rvdcomm.plans.many import plan_many
-from rvdcomm.plans.many_by_trees import ways_of, with_ways_of
+from rvdcomm.plans.many_by_trees import trees_of, with_trees_of
 from rvdcomm.plans.member import Member
 from rvdcomm.plans.tree_tensor import TreeTensor
 from rvdcomm.program import Program, Transition, wire_dtype
@@ -140,18 +140,31 @@ def test_bundles_keep_to_a_memory_limit(extra: int) -> None:
 def test_ranks_take_the_trees_of_the_first_one() -> None:
     ring = rv.Network.preset("ring", 6, link=rv.Link(1e-6, 1e9))
     bundle = planned(ring, REDUCE)
-    ways = ways_of(bundle)
+    ways = trees_of(bundle)
     assert ways is not None
-    assert with_ways_of(bundle, ways).identity == bundle.identity
-    none = with_ways_of(bundle, [None])
+    assert with_trees_of(bundle, ways).identity == bundle.identity
+    none = with_trees_of(bundle, [None])
     assert not any(isinstance(member.tensor_plan, TreeTensor) for member in none.members)
-    back = with_ways_of(none, ways)
+    back = with_trees_of(none, ways)
     assert back.identity == bundle.identity
     with pytest.raises(rv.LayoutError, match="trees of another rank are for 2 pairs, not 1"):
-        with_ways_of(bundle, [None, None])
+        with_trees_of(bundle, [None, None])
     with pytest.raises(rv.LayoutError, match="cannot be read"):
-        with_ways_of(bundle, [{"pace": "together", "ways": []}])
+        with_trees_of(bundle, [{"pace": "together", "ways": []}])
 
 
 def test_on_levels_all_machines_find_the_same_trees() -> None:
-    assert ways_of(planned(HOSTS, REDUCE)) is None
+    assert trees_of(planned(HOSTS, REDUCE)) is None
+
+
+@pytest.mark.parametrize("size, num", [(65536, 60), (4096, 200)])
+def test_trees_are_not_taken_where_they_are_slower(
+    size: int, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, dst = (rv.Layout((size,), x) for x in ("R(1)V(8)D(1)", "R(8)V(1)D(1)"))
+    layouts = ({f"w{i}": one for i in range(num)} for one in (src, dst))
+    request = (*layouts, "float32")
+    options = {"topology": rv.Network.preset("dgx-1"), "executor": "dist"}
+    bundle = plan_many(*request, **options)
+    monkeypatch.setattr("rvdcomm.plans.many_by_trees._may_go", lambda one: False)
+    assert bundle.cost.secs <= plan_many(*request, **options).cost.secs

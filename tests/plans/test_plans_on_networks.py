@@ -168,3 +168,21 @@ def test_modelled_steps_of_a_bundle_on_a_network_are_counted_steps(
         if ours.rounds == theirs.rounds:
             assert ours.secs == pytest.approx(theirs.secs, rel=1e-9)
     assert "x the busiest port" in str(bundle) or bundle.cost.secs == 0
+
+
+@pytest.mark.parametrize("limit", [4_800_000, 5 << 20, 6 << 20])
+def test_a_memory_limit_takes_the_faster_of_trees_and_steps(limit: int) -> None:
+    src, dst = (rv.Layout((1 << 20,), x) for x in ("R(1)V(1)D(8)", "R(8)V(1)D(1)"))
+    request = src, dst, "float32", rv.Network.preset("dgx-1"), limit
+    plan = rv.plan(*request, executor="dist")
+    assert plan.peak_bytes <= limit
+    assert plan.cost.secs <= rv.plan(*request, executor="dist", trees=False).cost.secs
+
+
+def test_what_is_no_network_is_named() -> None:
+    for make in (
+        lambda: rv.plan(ROW, COLUMN, topology="dgx-1"),
+        lambda: rv.plan_many({"a": ROW}, {"a": COLUMN}, "float32", topology="dgx-1"),
+    ):
+        with pytest.raises(rv.LayoutError, match=r"and not 'dgx-1'"):
+            make()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +92,13 @@ def test_a_changed_file_is_refused(name, value, said, tmp_path):
     (tmp_path / "plan").write_text(json.dumps(values))
     with pytest.raises(rv.LayoutError, match=said):
         rv.load_plan(tmp_path / "plan")
+
+
+@pytest.mark.parametrize("size", [4268737, 17074993])
+def test_plans_by_trees_of_uneven_shards_are_read_back(size: int, tmp_path: Path) -> None:
+    src, dst = (rv.Layout((size,), x) for x in ("R(1)V(1)D(8)", "R(8)V(1)D(1)"))
+    made = rv.plan(src, dst, topology=rv.Network.preset("dgx-1"), executor="dist")
+    made.save(tmp_path / "plan.json")
+    again = rv.load_plan(tmp_path / "plan.json")
+    assert again.identity == made.identity
+    assert again.cost == made.cost
