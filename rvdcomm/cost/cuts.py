@@ -27,6 +27,7 @@ from functools import lru_cache
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rvdcomm.cost.bound import lower_bound
 from rvdcomm.cost.demands import Demand, Ranks, demands_of, in_units
@@ -42,6 +43,9 @@ MAX_TRIES = 64
 
 MAX_NODES_OF_ALL_CUTS = 10
 """Up to this many nodes every set of them is tried."""
+
+MAX_CUT_NODES = 1 << 22
+"""Cuts times nodes of arrays that are computed with at a time."""
 
 Cut = frozenset[Node]
 
@@ -165,24 +169,31 @@ class _Cuts:
     def bound(self, cuts: Sequence[Cut]) -> FlowBound:
         """The bound of the cut that takes longest, each taken both ways."""
         best = FlowBound(0.0)
-        for cut in cuts:
-            inside = np.array([node in cut for node in self.nodes])
-            for side, is_out in ((inside, False), (~inside, True)):
-                secs = self._secs(side)
-                if secs > best.secs:
-                    best = FlowBound(
-                        secs, tuple(node for node in self.nodes if node in cut), is_out
-                    )
+        for some in _chunks(cuts, 1 + MAX_CUT_NODES // len(self.nodes)):
+            inside = np.array([[node in cut for node in self.nodes] for cut in some], np.bool_)
+            for is_out, sides in ((False, inside), (True, ~inside)):
+                secs = self._secs(sides)
+                slowest = int(np.argmax(secs))
+                if secs[slowest] > best.secs:
+                    cut = tuple(node for node in self.nodes if node in some[slowest])
+                    best = FlowBound(float(secs[slowest]), cut, is_out)
         return best
 
-    def _secs(self, inside: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> float:
-        """The time that what has to enter these nodes takes."""
-        is_needed = self._readers @ inside > 0
-        is_apart = np.any([part @ inside == 0 for part in self._parts], axis=0)
-        enters = float(self._sizes[is_needed & is_apart].sum())
-        if not enters:
-            return 0.0
-        return enters / float(self._rates[inside[self._heads] & ~inside[self._tails]].sum())
+    def _secs(self, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """[cuts]: the time that what has to enter the nodes ``inside`` takes; [cuts, nodes]."""
+        columns = inside.T.astype(np.float32)
+        is_needed = self._readers @ columns > 0
+        is_apart = np.any([part @ columns == 0 for part in self._parts], axis=0)
+        enters = self._sizes @ (is_needed & is_apart)
+        rates = (inside[:, self._heads] & ~inside[:, self._tails]) @ self._rates
+        secs: NDArray[np.float64] = np.divide(
+            enters, rates, out=np.zeros(len(inside)), where=enters > 0
+        )
+        return secs
+
+
+def _chunks(cuts: Sequence[Cut], size: int) -> Iterator[Sequence[Cut]]:
+    return (cuts[i : i + size] for i in range(0, len(cuts), size))
 
 
 # --- minimum cuts of a reader and of a sender --------------------------------------------------
