@@ -424,7 +424,7 @@ def uneven_graph(samples: int) -> ss.Graph:
 @pytest.mark.parametrize("words", ["chunks=2", "schedule=zero-bubble-v"])
 def test_first_looks_at_uneven_pipelines_extrapolate_exactly(words: str) -> None:
     words = f"pp=4 {words}"
-    asked = replace(request("wide_resnet", 4), batch=128, graph_of=uneven_graph)
+    asked = replace(request("wide_resnet", 4), batch=64, graph_of=uneven_graph)
     setting = Setting.parse(f"hybrid {words}")
     proposals = auto(asked)
     proposals._add([setting])
