@@ -7,7 +7,7 @@ import argparse
 from rvdcomm.cli import OK, Command
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, compiled_of, topology_of
 from superscaler_core.cli.progress import phase
-from superscaler_core.cli.sources import DECISIONS_SUFFIX
+from superscaler_core.plan import DECISIONS_SUFFIX
 
 
 def _plan(args: argparse.Namespace) -> int:

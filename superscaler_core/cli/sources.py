@@ -20,13 +20,10 @@ from superscaler_core.checks import one_of
 from superscaler_core.cli import options
 from superscaler_core.errors import PlanError
 from superscaler_core.models import MODELS, config_of
-from superscaler_core.plan import Decisions, Plan
+from superscaler_core.plan import DECISIONS_SUFFIX, Decisions, Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.plans import option_texts as texts
 from superscaler_core.plans.row import OptionReader
-
-DECISIONS_SUFFIX = ".plan"
-"""Suffix of files that ``superscaler plan --decisions`` writes."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ def plan_source(name: str) -> Source:
     if name.endswith(DECISIONS_SUFFIX):
         if not Path(name).is_file():
             raise UsageError(f"{name}: there is no such file of decisions.")
-        return Source(name, {}, lambda plan: plan.decide(Decisions.load(name)))
+        return Source(name, {}, lambda plan: plan.decide(Decisions.load(name), fit=True))
     is_shipped = name in PLANS
     if ":" not in name:
         _check_known("plan", name, PLANS)

@@ -52,16 +52,36 @@ class AutoOptions:
             )
 
     @classmethod
-    def of(cls, options: Mapping[str, Any] | None) -> Self:
-        """Options by name.
+    def of(cls, plan: str, options: Mapping[str, Any] | None) -> Self:
+        """Options in the text of the plan (``auto:budget_secs=5,profile=a100``), and by name.
 
         Raises:
             PlanError: a name or a value is not known.
         """
+        options = {**_said(plan), **(options or {})}
         names = [field.name for field in fields(cls)]
-        if odd := [name for name in options or {} if name not in names]:
+        if odd := [name for name in options if name not in names]:
             raise PlanError(f"auto takes no {', '.join(odd)}; it takes {', '.join(names)}.")
-        return cls(**(options or {}))
+        return cls(**options)
+
+
+def is_auto(plan: object) -> bool:
+    """Whether a plan is to be searched for: ``auto``, which options may follow."""
+    return isinstance(plan, str) and plan.partition(":")[0] == AUTO
+
+
+def _said(plan: str) -> dict[str, Any]:
+    """The options in the text of a plan; numbers as such."""
+    found: dict[str, Any] = {}
+    for word in filter(None, plan.partition(":")[2].split(",")):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals:
+            raise PlanError(f"{plan}: expected auto:OPTION=VALUE,OPTION=VALUE, not {word!r}.")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def searched(

@@ -9,12 +9,39 @@ from typing import Any
 
 from superscaler_core.checks import one_of
 from superscaler_core.errors import PlanError
-from superscaler_core.plan import Plan
+from superscaler_core.plan import DECISIONS_SUFFIX, Decisions, Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.option_texts import PARTS, parse_plan, value_of, with_parts
 
 _MICROBATCHES = "microbatches"
 """The option by which shipped plans take the number of microbatches."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Fills plans by decisions that were saved, for their batch or another one."""
+
+    path: str
+    decisions: Decisions
+
+    @property
+    def __name__(self) -> str:
+        return self.path
+
+    @classmethod
+    def of(cls, path: str) -> Decided:
+        """The decisions of a file.
+
+        Raises:
+            PlanError: there is no such file, or it is no plan; the message names it.
+        """
+        try:
+            return cls(path, Decisions.load(path))
+        except OSError as error:
+            raise PlanError(f"plan={path!r}: {error.strerror or error}.") from None
+
+    def __call__(self, plan: Plan) -> None:
+        plan.decide(self.decisions, fit=True)
 
 
 @dataclass(frozen=True)
@@ -28,11 +55,15 @@ class SProgram:
     def of(
         cls, plan: str | Callable[..., None], options: Mapping[str, Any] | None = None
     ) -> SProgram:
-        """A shipped plan by its name, which options may follow (``hybrid:tp=2``), or a function.
+        """A shipped plan by its name, which options may follow (``hybrid:tp=2``), or a function, or
+        a file of decisions (``best.plan``), which are fitted to other batches.
 
         Raises:
-            PlanError: there is no plan of that name, or it takes no such option.
+            PlanError: there is no plan of that name, or it takes no such option, or the file cannot
+                be read.
         """
+        if isinstance(plan, str) and plan.endswith(DECISIONS_SUFFIX):
+            plan = Decided.of(plan)
         plan, said = parse_plan(plan) if isinstance(plan, str) else (plan, {})
         if isinstance(plan, str):
             one_of("plan", plan, PLANS)

@@ -13,7 +13,7 @@ from torch import nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.parallel.automatic import AUTO, AutoOptions, searched
+from superscaler_core.parallel.automatic import AutoOptions, is_auto, searched
 from superscaler_core.parallel.batch import Batch
 from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
@@ -55,9 +55,11 @@ def parallelize(
         args, kwargs: an example of a whole batch of one step, by position and by name (``args`` may
             be a mapping too); of tensors only shapes and dtypes matter.
         plan: name of a plan (``docs/plans.md``), which options may follow as a text, such as
-            ``"hybrid:tp=2,pp=2"``; or a function that fills a ``Plan``; or ``"auto"``: the first
-            rank searches for one (``docs/planners.md``), and its ``options`` are ``profile``,
-            ``budget_secs`` and ``max_tried`` of ``search``.
+            ``"hybrid:tp=2,pp=2"``; or a file of decisions (``"best.plan"``), whose ranges are in
+            proportion for batches of other sizes; or a function that fills a ``Plan``; or
+            ``"auto"``: the first rank searches for one (``docs/planners.md``), and its options
+            are ``profile``, ``budget_secs`` and ``max_tried`` of ``search``, such as
+            ``"auto:budget_secs=5"``.
         options: options of the plan as values, by name, such as ``{"tp": 2, "pp": 2}``; they take
             precedence over those in the text.
         batch: which dims of the inputs have the samples, along which a plan cuts the batch, and
@@ -96,11 +98,11 @@ def parallelize(
         precision = Precision(dtype)
         example = ModelCall.of(model, args, kwargs)
         chosen: AutoOptions | SProgram = (
-            AutoOptions.of(options) if plan == AUTO else SProgram.of(plan, options)
+            AutoOptions.of(str(plan), options) if is_auto(plan) else SProgram.of(plan, options)
         )
-        if plan == AUTO and (said.dims or said.is_local):
+        if is_auto(plan) and (said.dims or said.is_local):
             raise PlanError(
-                f"plan={AUTO!r} searches for whole batches whose samples are along dim 0, not for "
+                f"plan={plan!r} searches for whole batches whose samples are along dim 0, not for "
                 f"{said}: name a plan."
             )
         request.equal |= {

@@ -1,7 +1,7 @@
 """Plan: the object that an sProgram fills with decisions, and those decisions as a frozen value."""
 
 from superscaler_core.plan.coverage import check_assigned, check_coverage
-from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
+from superscaler_core.plan.decisions import DECISIONS_SUFFIX, Chosen, Decisions, PlacedPart
 from superscaler_core.plan.keep import Keep
 from superscaler_core.plan.mesh import Mesh
 from superscaler_core.plan.op_split import OpSplit
@@ -12,6 +12,7 @@ from superscaler_core.plan.savings import FsdpUnit
 from superscaler_core.plan.workers import check_placement
 
 __all__ = [
+    "DECISIONS_SUFFIX",
     "NO_OVERLAP",
     "Axis",
     "Chosen",

@@ -21,6 +21,9 @@ from superscaler_core.schedules import Schedule, ScheduleError
 _PIECE = re.compile(r"(\w+)\[([0-9]+):([0-9]+)\]")
 _HEAD = re.compile(r"plan of (.+) on ([0-9]+(?:,[0-9]+)*)")
 _WHOLE = "whole"
+
+DECISIONS_SUFFIX = ".plan"
+"""Suffix of files of decisions, such as ``superscaler plan --decisions`` writes."""
 _PART_WORD = re.compile(rf"{_PIECE.pattern}|copy:[0-9]+|{_WHOLE}")
 
 

@@ -25,6 +25,7 @@ from superscaler_core.graph.token_slices import token_slices
 from superscaler_core.graph.without_grad import without_grad
 from superscaler_core.known import Known
 from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
+from superscaler_core.plan.fitted import fitted
 from superscaler_core.plan.keep import Keep
 from superscaler_core.plan.members import check_member
 from superscaler_core.plan.op_split import OpSplit, parts_of
@@ -512,8 +513,13 @@ class Plan(Savings):
             slices=self.graph.slices,
         )
 
-    def decide(self, decisions: Decisions) -> None:
+    def decide(self, decisions: Decisions, *, fit: bool = False) -> None:
         """Apply ``decisions`` to a plan that has no decisions yet.
+
+        Args:
+            decisions: what to decide.
+            fit: whether they may be about a graph of another size, such as another batch; ranges
+                are then in proportion.
 
         Raises:
             PlanError: the decisions are for another model or other devices, or name an op that the
@@ -533,6 +539,8 @@ class Plan(Savings):
                 f"decisions about slices {decisions.slices}: the plan's graph is of slices "
                 f"{self.graph.slices}; give the graph that was captured."
             )
+        if fit:
+            decisions = fitted(decisions, lambda name: self.op(name).sizes)
         for name, placed in decisions.parts.items():
             op = self.op(name)
             parts = [self._part(op, one.pieces, one.replica) for one in placed]

@@ -107,3 +107,17 @@ def test_options_that_are_not_known_raise_plan_error(options: dict[str, Any], ma
 
 def test_profile_may_be_the_name_of_a_preset() -> None:
     assert AutoOptions(profile="a100").profile is PROFILES["a100"]
+
+
+def test_options_are_read_from_the_text_of_the_plan() -> None:
+    found = AutoOptions.of("auto:budget_secs=5,profile=a100", {"max_tried": 7})
+    assert (found.budget_secs, found.max_tried) == (5.0, 7)
+    assert found.profile is PROFILES["a100"]
+    assert AutoOptions.of("auto", None) == AutoOptions()
+    for text, words in (
+        ("auto:budget=5", "auto takes no budget; it takes profile, budget_secs, max_tried"),
+        ("auto:5", "expected auto:OPTION=VALUE"),
+        ("auto:budget_secs=long", "auto takes budget_secs as a number from 0, not 'long'"),
+    ):
+        with pytest.raises(ss.PlanError, match=words):
+            AutoOptions.of(text, None)

@@ -60,7 +60,19 @@ SHAPES = [(8, 6), (3, 6), (8, 5), (1, 6), (3, 6)]
 
 @pytest.mark.parametrize("case, num_ranks", [*zip(PLANS, cycle([2, 4]))])
 def test_batches_of_any_shape_train_as_on_one_device(case: str, num_ranks: int) -> None:
-    plan, options = PLANS[case]
+    check_shapes(*PLANS[case], num_ranks)
+
+
+@pytest.mark.parametrize("case", ["data", "tensor", "zero3", "pipeline", "hybrid"])
+def test_decisions_of_a_file_train_on_batches_of_any_shape(case: str, tmp_path: Path) -> None:
+    programs = Programs(words(), SProgram.of(*PLANS[case]), 4)
+    file = tmp_path / "found.plan"
+    programs.first(programs.call((), named(*SHAPES[0]))).plan.decisions.save(file)
+    check_shapes(str(file), {}, 4)
+
+
+def check_shapes(plan: str | Callable[..., None], options: dict[str, Any], num_ranks: int) -> None:
+    """Steps on batches of all shapes, and an evaluation, give what they give on one device."""
 
     def work(parallel: ss.Parallel) -> tuple[Tensor, dict[str, Tensor], Any]:
         optimizer = adamw(parallel.parameters())
@@ -489,6 +501,7 @@ def test_meta_model_has_to_load_values_before_it_trains() -> None:
         ("megatrom", {}, "there is no plan 'megatrom'; .* Is it megatron"),
         ("hybrid", {"dp": 2}, "hybrid takes no dp; it takes tp, pp, microbatches"),
         ("data_parallel", {"tp": 2}, "data_parallel takes no tp; it takes nothing"),
+        ("there/is/no.plan", {}, "plan='there/is/no.plan': No such file"),
     ],
 )
 def test_unknown_plans_and_options_raise_plan_error(
