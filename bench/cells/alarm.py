@@ -1,4 +1,4 @@
-"""Alarm: end what takes too long, also if it waits for other processes."""
+"""Alarm: leave a block that takes too long, also if it waits for other processes."""
 
 from __future__ import annotations
 
@@ -6,45 +6,64 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-AGAIN_SECS = 5.0
+AGAIN_SECS = 1.0
 """Seconds from one signal to the next: Python drops an exception that is raised in a finalizer."""
 
 
-class LateError(Exception):
-    """The time is over."""
+@dataclass(eq=False)
+class Limit:
+    """The time of a block, and whether it is over."""
+
+    is_over: bool = False
+
+
+class _OverError(Exception):
+    """The time of a block is over."""
+
+
+_limits: list[Limit] = []
+"""Those of the blocks that are entered, the outermost first."""
 
 
 @contextmanager
-def stopped_after(secs: float) -> Iterator[None]:
-    """Raise a ``LateError`` in the block, which is in the main thread, if it takes longer.
-
-    It uses SIGUSR1, since SIGALRM interrupts the planners inside (``hurried``).
+def move_on_after(secs: float) -> Iterator[Limit]:
+    """Leave the block, which is in the main thread, if it takes longer; blocks may be nested.
 
     Args:
         secs: how long the block may take; 0 for no limit.
     """
+    limit = Limit()
     if not secs:
-        yield
+        yield limit
         return
     is_done = threading.Event()
 
     def watch() -> None:
         wait_secs = secs
         while not is_done.wait(wait_secs):
+            limit.is_over = True
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             wait_secs = AGAIN_SECS
 
-    def stop(*_: object) -> None:
-        if not is_done.is_set():
-            raise LateError
+    def ring(*_: object) -> None:
+        for each in _limits:
+            if each.is_over:
+                raise _OverError(each)
 
-    before = signal.signal(signal.SIGUSR1, stop)
     watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    before = signal.signal(signal.SIGUSR1, ring)
     try:
-        yield
+        _limits.append(limit)
+        watcher.start()
+        yield limit
+    except _OverError as error:
+        if error.args[0] is not limit:
+            raise
     finally:
+        # From here on a late signal is nobody's.
+        _limits.remove(limit)
         is_done.set()
         watcher.join()
         signal.signal(signal.SIGUSR1, before)

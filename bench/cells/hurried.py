@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 
+from bench.cells.alarm import move_on_after
 from superscaler_core.evaluation import Candidate, Request, SearchPlanner
-
-AGAIN_SECS = 1.0
-"""Seconds from one alarm to the next, until the planner is interrupted."""
-
-
-class _LateError(Exception):
-    """The time budget is used up."""
 
 
 def hurried(planner: SearchPlanner, budget_secs: float) -> SearchPlanner:
     """Wrap a planner so that it stops proposing after ``budget_secs`` of its own computation.
 
     A search looks at no further candidate after its budget, but it cannot interrupt a planner that
-    computes for long before it proposes. The wrapper interrupts this computation with SIGALRM, so
-    it works only in the main thread.
+    computes for long before it proposes. The wrapper interrupts this computation by a signal, so it
+    works only in the main thread.
 
     Args:
         planner: the planner. If it returns a sequence, the sequence is returned unchanged.
@@ -39,30 +31,10 @@ def hurried(planner: SearchPlanner, budget_secs: float) -> SearchPlanner:
 def _within(answer: Iterator[Candidate], left_secs: float) -> Iterator[Candidate]:
     """The candidates that the planner proposes before the budget is used up."""
     while left_secs > 0:
-        start = time.monotonic()
-        try:
-            with _alarm(left_secs):
-                candidate = next(answer, None)
-        except _LateError:
-            return
+        start, candidate = time.monotonic(), None
+        with move_on_after(left_secs):
+            candidate = next(answer, None)
         left_secs -= time.monotonic() - start
         if candidate is None:
             return
         yield candidate
-
-
-@contextmanager
-def _alarm(secs: float) -> Iterator[None]:
-    """Raise ``_LateError`` in the block if it takes longer than ``secs``."""
-
-    def ring(*_: object) -> None:
-        raise _LateError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    # It rings again: Python drops an exception that is raised while an object is finalized.
-    signal.setitimer(signal.ITIMER_REAL, secs, AGAIN_SECS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

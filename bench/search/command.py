@@ -153,7 +153,7 @@ def main(words: list[str]) -> int:
     ]
     searched, older = rows_of_jobs(args, jobs)
     rows = [*searched, *older]
-    tuned = {cell.name: (*cell.systems, *cell.first) for cell in chosen}
+    tuned = {cell.name: (*cell.systems,) for cell in chosen}
     print(table(rows, tuned))
     figures = {"tuned": tuned, "rows": rows}
     return save(args, figures, searched, partial(draw, rows), older)

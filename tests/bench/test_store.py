@@ -98,7 +98,7 @@ def test_search_that_does_not_end_is_stopped_and_its_row_says_so() -> None:
         raise AssertionError("was stopped before")
 
     (row,) = rows_of([Job("c", "p", 0.02, num_gpus=4)], compute, Version.now("bench.one"), 1)
-    assert row["problem"] == "no plan within 0.08 s, 4 times the budget"
+    assert row["problem"] == "stopped after 0.08 s, 4 times the budget"
     assert row["gpus"] == 4
     assert Job("c", "p", 0.02).path.exists()
 
