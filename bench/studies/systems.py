@@ -8,7 +8,7 @@ features and overlap. The paper's own plans are as its code has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -109,13 +109,19 @@ class _Knobs(Settings):
 # --- layouts ------------------------------------------------------------------------------------
 
 
-def grids(**given: Any) -> Layouts:
-    """All grids of data, tensor and pipeline parallelism."""
+def grids(offloads: Sequence[bool] = (False,), **given: Any) -> Layouts:
+    """All grids of data, tensor and pipeline parallelism.
+
+    Args:
+        offloads: whether optimizer states are on the host: the choices.
+        given: further options of all settings.
+    """
 
     def layouts(num: int) -> Iterator[Setting]:
         for tp in powers(num):
             for pp in powers(num // tp):
-                yield _grid(num, tp, pp, given)
+                for offload in offloads:
+                    yield _grid(num, tp, pp, {"offload": offload, **given})
 
     return layouts
 
@@ -166,8 +172,17 @@ recomputation, as the description of huggingface/accelerate pull request 667 lis
 were reduced after the backward.
 """
 
-DEEPSPEED_THEN = System("DeepSpeed ZeRO-3", zero3(vocabulary=True), WHOLE_BLOCKS, OVERLAP[:1])
-"""ZeRO-3 of DeepSpeed of 2021, inside Megatron-LM's tensor parallelism.
+
+def deepspeed_then(num: int) -> Iterator[Setting]:
+    """ZeRO-3, and ZeRO-Offload: states that are sharded and on the host."""
+    yield from zero3(vocabulary=True)(num)
+    for tp in powers(num):
+        yield _grid(num, tp, 1, {"zero": 1, "offload": True, "vocabulary": True})
+
+
+DEEPSPEED_THEN = System("DeepSpeed ZeRO-3", deepspeed_then, WHOLE_BLOCKS, OVERLAP[:1])
+"""ZeRO-3 and ZeRO-Offload (arXiv 2101.06840) of DeepSpeed of 2021, inside Megatron-LM's tensor
+parallelism.
 
 It prefetched weights and overlapped the reductions: issue 1069 of DeepSpeed, of May to July 2021,
 is about the speed of its prefetching. ZeRO-3 and pipelines exclude each other there.
@@ -176,9 +191,13 @@ is about the speed of its prefetching. ZeRO-3 and pipelines exclude each other t
 # --- baselines of today -------------------------------------------------------------------------
 
 MEGATRON = System(
-    "Megatron", grids(zero=1, vocabulary=True, sequence=True), KEEPS, (*SCHEDULES, *OVERLAP)
+    "Megatron",
+    grids((False, True), zero=1, vocabulary=True, sequence=True),
+    KEEPS,
+    (*SCHEDULES, *OVERLAP),
 )
-"""Pipelines of all schedules, sequence parallelism, sharded optimizer states, and overlap."""
+"""Pipelines of all schedules, sequence parallelism, overlap, and sharded optimizer states, which
+may be on the host (``--optimizer-cpu-offload``)."""
 
 DEEPSPEED = System("ZeRO-3", zero3(vocabulary=True), KEEPS, OVERLAP)
 """ZeRO-3 with prefetch, with and without offload of weights and optimizer states to the host."""
@@ -193,7 +212,7 @@ FSDP = System(
 
 DEEPSPEED_MOE = System(
     "DeepSpeed-MoE",
-    grids(zero=1, experts=True, vocabulary=True, sequence=True),
+    grids((False, True), zero=1, experts=True, vocabulary=True, sequence=True),
     KEEPS,
     (*SCHEDULES, *OVERLAP),
 )
