@@ -16,6 +16,7 @@ from superscaler_core.checks import one_of
 from superscaler_core.codegen import functions_of, rank_files, rank_text, tables_of
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.without_grad import check_loss
+from superscaler_core.levels import levels_of
 from superscaler_core.materialize.materialized import Materialized, materialize
 from superscaler_core.memory import (
     STATES,
@@ -82,14 +83,14 @@ class Compiled:
         """The memory that every device needs at every step of its runs."""
         return step_peaks_of(self.materialized, optimizer=self.optimizer, precision=self.precision)
 
-    def report(self, topology: rv.Topology | None = None) -> Report:
+    def report(self, topology: rv.Topology | rv.Network | None = None) -> Report:
         """All communication and memory in tables; print it.
 
         Args:
             topology: price the plan on this topology; the one that it was compiled for if None.
         """
-        topology = topology or self.materialized.topology
-        return report_of(self.materialized, self.plan, self.memory, topology, self.precision)
+        levels = levels_of(topology) or self.materialized.topology
+        return report_of(self.materialized, self.plan, self.memory, levels, self.precision)
 
     def summary(self) -> str:
         """The plan in a few lines."""
@@ -159,7 +160,7 @@ class Compiled:
 def compile(
     plan: Plan,
     *,
-    topology: rv.Topology | None = None,
+    topology: rv.Topology | rv.Network | None = None,
     memory_limit: int | None = None,
     optimizer: str = "adam",
     precision: Precision = Precision(),
@@ -169,8 +170,9 @@ def compile(
 
     Args:
         plan: every part has a device.
-        topology: hosts, links and their speeds; one host with fast links if None. It is saved with
-            the program, and communication is planned for it.
+        topology: hosts, links and their speeds, or a network, by the levels that resemble it; one
+            host with fast links if None. It is saved with the program, and communication is planned
+            for it.
         memory_limit: bytes of memory that each device has; not checked if None.
         optimizer: the optimizer of the training: "sgd", "momentum", "adam" or "adamw".
         precision: the dtypes of the training.
@@ -192,7 +194,7 @@ def compile(
     check_assigned(plan)
     check_placement(plan)
     check_coverage(plan)
-    made = materialize(plan, topology)
+    made = materialize(plan, levels_of(topology))
     made.step_program.check()
     if memory_limit is not None:
         check_memory(made, memory_limit, optimizer=optimizer, precision=precision)

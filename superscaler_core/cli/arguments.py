@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.cli import UsageError, num_bytes
+from rvdcomm.cli import UsageError, named_network, num_bytes
 from superscaler_core.cli.errors import USER_ERRORS
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.sources import MadeModel, Source, model_source, plan_source, settings_of
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
+from superscaler_core.levels import levels_of
 from superscaler_core.memory import STATES
 from superscaler_core.models import MODELS
 from superscaler_core.plan import Overlap, Plan
@@ -108,7 +109,10 @@ def add_training(parser: argparse.ArgumentParser, devices: str, settings: str) -
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe the cluster."""
     parser.add_argument(
-        "--topology", metavar="FILE", help="a JSON file that rvdcomm.Topology.save wrote"
+        "--topology",
+        metavar="NAME:HxD|FILE",
+        help="hosts and links: a preset with its counts, such as h100:2x8 or torus:4x4, or a file "
+        "that rvdcomm.Topology.save or rvdcomm.Network.save wrote (default: one host)",
     )
     parser.add_argument(
         "--memory-limit", metavar="BYTES", type=num_bytes,
@@ -243,5 +247,18 @@ def _called(source: Source, *args: Any, **named: Any) -> Any:
 
 
 def topology_of(args: argparse.Namespace) -> rv.Topology | None:
-    """The topology of the options; None is one host."""
-    return None if args.topology is None else rv.Topology.load(args.topology)
+    """The topology of the options, or the levels of a network; None is one host.
+
+    Raises:
+        UsageError: there is no such preset or file, or it has fewer devices than the plan.
+    """
+    if args.topology is None:
+        return None
+    found = levels_of(named_network(args.topology))
+    assert found is not None, "a network has levels"
+    if len(found.ranks) < args.devices:
+        raise UsageError(
+            f"--topology {args.topology} has {len(found.ranks)} devices, and the plan "
+            f"{args.devices}."
+        )
+    return found

@@ -12,10 +12,10 @@ from tqdm import tqdm
 import rvdcomm as rv
 from rvdcomm.cli import OK, Command, num_bytes
 from rvdcomm.units import bytes_text, secs_text
-from superscaler_core.cli.arguments import MODEL_NAMES, add_training, built, count
+from superscaler_core.cli.arguments import MODEL_NAMES, add_training, built, count, topology_of
 from superscaler_core.cli.plan import decisions_file
 from superscaler_core.cli.progress import phase
-from superscaler_core.cli.simulate import add_machine, named_profile, named_topology
+from superscaler_core.cli.simulate import add_machine, named_profile
 from superscaler_core.cli.sources import Source, model_source, settings_of
 from superscaler_core.evaluation.found import Found
 from superscaler_core.evaluation.request import Trial
@@ -28,7 +28,7 @@ _NO_PLAN = Source("search", {}, lambda: None)
 
 
 def _search(args: argparse.Namespace) -> int:
-    topology = named_topology(args.topology, args.devices)
+    topology = topology_of(args)
     model_from = model_source(args.model, args.preset)
     sizes, _ = settings_of(model_from, _NO_PLAN, args.set)
     with phase(f"build {model_from.name}"):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from math import prod
 from pathlib import Path
 
-import rvdcomm as rv
 from rvdcomm.cli import FAILED, OK, Command, UsageError
-from superscaler_core.cli.arguments import NAMES, add_program, compiled_of
+from superscaler_core.cli.arguments import NAMES, add_program, compiled_of, topology_of
 from superscaler_core.cli.progress import phase
 from superscaler_core.cost.comm_cost import METHODS
 from superscaler_core.simulator import PROFILES, DeviceProfile, simulate
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    topology = named_topology(args.topology, args.devices)
+    topology = topology_of(args)
     profile = named_profile(args.profile)
     _, compiled = compiled_of(args, topology)
     found = simulate(
@@ -46,24 +44,6 @@ def named_profile(text: str) -> DeviceProfile:
     return DeviceProfile.load(text)
 
 
-def named_topology(text: str | None, num_devices: int) -> rv.Topology | None:
-    """A preset with its counts, such as ``v100:4x8``, or a topology file; None is one host."""
-    if text is None:
-        return None
-    name, colon, counts = text.partition(":")
-    if not colon:
-        return rv.Topology.load(text)
-    sizes = counts.split("x")
-    if not all(size.isdecimal() and 0 < len(size) < 7 for size in sizes):
-        raise UsageError(f"--topology {text}: expected counts such as {name}:4x8, hosts x devices.")
-    numbers = list(map(int, sizes))
-    if len(numbers) > 1 and prod(numbers) < num_devices:
-        raise UsageError(
-            f"--topology {text} has {prod(numbers)} devices, and the plan {num_devices}."
-        )
-    return rv.Topology.preset(name, *numbers)
-
-
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe devices and their links."""
     parser.add_argument(
@@ -73,8 +53,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--topology", metavar="NAME:HxD|FILE",
-        help="H hosts with D devices each of a preset (v100, a100, h100, ethernet, ...), or a JSON "
-        "file that rvdcomm.Topology.save wrote (default: one host)",
+        help="H hosts with D devices each of a preset (v100, a100, h100, ethernet, torus, ...), or "
+        "a file that rvdcomm.Topology.save or rvdcomm.Network.save wrote (default: one host)",
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.cost.presets import profile_of
 from superscaler_core.errors import PlanError
 from superscaler_core.evaluation.request import SearchPlanner, Trial
+from superscaler_core.levels import levels_of
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device
 from superscaler_core.precision import Precision, former_precision
@@ -29,7 +30,7 @@ class Search:
     """What is searched for, on which cluster, and for how long.
 
     Attributes:
-        topology: hosts and links of the devices.
+        topology: hosts and links of the devices; of a network, the levels that resemble it.
         batch: samples per step.
         memory_bytes: memory of a device; that of the profile if None.
         planner: a name of ``PLANNERS``, or a function that proposes candidates.
@@ -57,7 +58,7 @@ class Search:
         PlanError: a value is none of those that it can have; the message has them.
     """
 
-    topology: rv.Topology
+    topology: rv.Topology | rv.Network
     batch: int
     memory_bytes: int | None = None
     planner: str | SearchPlanner = "auto"
@@ -81,11 +82,18 @@ class Search:
             at_least(1, samples=size)
         if self.memory_bytes is not None:
             at_least(1.0, memory_bytes=self.memory_bytes)
-        if not isinstance(self.topology, rv.Topology):
-            raise PlanError(f"topology={self.topology!r}: it is an rvdcomm.Topology.")
+        if levels_of(self.topology) is None:
+            raise PlanError("topology=None: a search needs the devices and their links.")
         one_of("optimizer", self.optimizer, STATES)
         Precision.of(self.precision)
         _ = self.device_profile
+
+    @property
+    def levels(self) -> rv.Topology:
+        """The topology, or the levels of the network."""
+        found = levels_of(self.topology)
+        assert found is not None, "a search has a topology"
+        return found
 
     @classmethod
     def of(cls, asked: Search | None, options: Mapping[str, Any]) -> Search:
@@ -117,4 +125,4 @@ class Search:
     @property
     def chosen_devices(self) -> tuple[Device, ...]:
         """The devices that may be used."""
-        return tuple(sorted(self.topology.ranks) if self.devices is None else self.devices)
+        return tuple(sorted(self.levels.ranks) if self.devices is None else self.devices)

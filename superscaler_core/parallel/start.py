@@ -13,6 +13,7 @@ from torch import nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.levels import levels_of
 from superscaler_core.parallel.automatic import AutoOptions, is_auto, searched
 from superscaler_core.parallel.batch import Batch
 from superscaler_core.parallel.parallel import Parallel
@@ -35,7 +36,7 @@ def parallelize(
     batch: Batch | None = None,
     results: Sequence[str | int] = (),
     group: Any = None,
-    topology: rv.Topology | None = None,
+    topology: rv.Topology | rv.Network | None = None,
     memory_limit: int | None = None,
     seed: int = 0,
     dtype: torch.dtype | None = None,
@@ -68,7 +69,8 @@ def parallelize(
         results: what ``evaluate`` returns beside the loss, as in ``capture``.
         group: process group; if None the default group, which is created as torchrun asks if there
             is none. A process that torchrun did not start trains alone.
-        topology: hosts and links that communication is planned for; one host if None.
+        topology: hosts and links that communication is planned for, or a network, whose levels
+            decide what is near; one host if None.
         memory_limit: bytes of memory that each device has; not checked if None.
         seed: seed of dropout.
         dtype: dtype of stored parameters; the model's if None. With float32 for a model in bfloat16
@@ -89,7 +91,7 @@ def parallelize(
         options = {**knobs, **(options or {})}
     where = torch.device(device) if device is not None else _device_of(model)
     world = join_world(where, group)
-    transport = DistTransport(world.rank, world.group, topology)
+    transport, levels = DistTransport(world.rank, world.group, topology), levels_of(topology)
     said, buffers = batch or Batch(), dict(model.named_buffers())
     calls = SameCall(tuple(range(world.num_ranks)), transport)
     with calls.prepared("parallelize") as request:
@@ -121,7 +123,7 @@ def parallelize(
         trial = Programs(model, SProgram.of("data_parallel"), world.num_ranks, is_silent=True)
         chosen = searched(
             model, example, world.num_ranks, transport, where, options=chosen,
-            topology=topology, memory_limit=memory_limit, precision=precision,
+            topology=levels, memory_limit=memory_limit, precision=precision,
             can_cut=partial(trial.can_cut, example),
         )  # fmt: skip
     programs = Programs(
@@ -131,7 +133,7 @@ def parallelize(
         batch=said,
         results=results,
         is_silent=world.rank > 0,
-        topology=topology,
+        topology=levels,
         memory_limit=memory_limit,
         precision=precision,
     )

@@ -61,7 +61,7 @@ def search(
     capture, sizes = graphs_of(model_or_graph, inputs, how.batch, how.samples, how.recycled)
     graphs = Resizing(capture, sizes)
     request = Request(
-        graphs, sizes, how.batch, how.chosen_devices, how.topology, profile,
+        graphs, sizes, how.batch, how.chosen_devices, how.levels, profile,
         profile.memory_bytes if how.memory_bytes is None else how.memory_bytes,
         optimizer=how.optimizer, precision=how.precision, recycle=how.recycle,
         captured=graphs.as_captured,

@@ -98,7 +98,9 @@ class Transport(Protocol):
 class DistTransport:
     """Moves tensors with ``rvdcomm`` over ``torch.distributed``, on one rank of a process group."""
 
-    def __init__(self, rank: int, group: Any = None, topology: rv.Topology | None = None) -> None:
+    def __init__(
+        self, rank: int, group: Any = None, topology: rv.Topology | rv.Network | None = None
+    ) -> None:
         self.rank, self._group, self._topology = rank, group, topology
         self._calls: dict[SubTransfer, DistCall] = {}
         self._rows: dict[tuple[tuple[int, ...], int, torch.dtype], DistCall] = {}

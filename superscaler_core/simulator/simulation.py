@@ -14,6 +14,7 @@ from superscaler_core.cost.comm_cost import METHODS, CommCosts, comm_costs_on, t
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.presets import profile_of
 from superscaler_core.cost.profile import DeviceProfile
+from superscaler_core.levels import levels_of
 from superscaler_core.memory import STATES
 from superscaler_core.memory.stored import StoredBytes, StoredMemory
 from superscaler_core.plan import Device
@@ -44,7 +45,7 @@ HALVES = (
 def simulate(
     compiled: Compiled,
     profile: DeviceProfile | str,
-    topology: rv.Topology | None = None,
+    topology: rv.Topology | rv.Network | None = None,
     *,
     communication: str = "rvd",
     intra: str | None = None,
@@ -58,7 +59,8 @@ def simulate(
     Args:
         compiled: the program.
         profile: profile of every device, or a preset's name, one of ``simulator.PROFILES``.
-        topology: hosts and links; the topology that the program was compiled for if None.
+        topology: hosts and links, or a network, by the levels that resemble it; the topology that
+            the program was compiled for if None.
         communication: "rvd": by rvdcomm's plans; "ring": by plans that know no hosts, whose
             collectives go around a flat ring of their ranks; or "p2p": every reader pulls what it
             needs from its writers, with one message each.
@@ -77,7 +79,7 @@ def simulate(
         profile = profile_of(profile)
     made = compiled.materialized
     comm_costs = comm_costs or comm_costs_on(
-        topology_for(topology or made.topology, made.plan.devices), profile.measured
+        topology_for(levels_of(topology) or made.topology, made.plan.devices), profile.measured
     )
     # Profiles are compared by identity, so the entry keeps its profile alive.
     where = comm_costs.topology, comm_costs.collectives

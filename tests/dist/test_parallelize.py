@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import rvdcomm as rv
 import superscaler_core as ss
 from tests.dist.world import Worlds
 from tests.superscaler_core.run.test_results import batch, words
@@ -41,14 +42,21 @@ class Scaled(nn.Module):
         return {**found, "loss": (found["loss"] * self.scale).sum()}
 
 
-def trained(rank: int, plan: str, options: dict[str, Any]) -> Found:
+def trained(
+    rank: int, plan: str, options: dict[str, Any], topology: rv.Network | None = None
+) -> Found:
     """The results of one rank; models of ranks other than the first start with other values."""
     model = Scaled()
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
             value += rank
     parallel = ss.parallelize(
-        model, kwargs=named(4, 0), plan=plan, options=options, results=("logits",)
+        model,
+        kwargs=named(4, 0),
+        plan=plan,
+        options=options,
+        results=("logits",),
+        topology=topology,
     )
     optimizer = adamw(parallel.parameters())
     losses = []
@@ -112,4 +120,11 @@ def test_every_rank_trains_and_evaluates_as_one_device(
     worlds: Worlds, num_ranks: int, plan: str, options: dict[str, Any]
 ) -> None:
     for found in worlds(num_ranks).run(trained, plan, options):
+        torch.testing.assert_close(found, alone(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("plan", ["zero3", "megatron"])
+def test_ranks_of_a_network_train_as_one_device(worlds: Worlds, plan: str) -> None:
+    ring = rv.Network.preset("ring", 4, link=rv.Link(1e-6, 1e9))
+    for found in worlds(4).run(trained, plan, {}, ring):
         torch.testing.assert_close(found, alone(), rtol=0, atol=1e-12)

@@ -70,9 +70,9 @@ def test_out_of_memory_exits_with_1(tmp_path: Path, say: Say) -> None:
     ("words", "message"),
     [
         (["--profile", "v1"], "--profile v1: there is no such file, and no such preset; the"),
-        (["--topology", "v100:4y8"], "--topology v100:4y8: expected counts such as v100:4x8"),
+        (["--topology", "v100:4y8"], "No such file: 'v100:4y8'; it is no preset either"),
         (["--topology", "v100:1x1"], "--topology v100:1x1 has 1 devices, and the plan 2"),
-        (["--topology", "v9:1x8"], "no preset 'v9'; the presets are"),
+        (["--topology", "v9:1x8"], "No such file: 'v9:1x8'; it is no preset either"),
         (["--picture", "step.gif"], "use a name in .png, .svg or .pdf"),
     ],
 )
