@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
@@ -184,6 +184,10 @@ class Forest:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        # Another process hashes texts differently, so cached hashes must not travel.
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def sized(self, demands: tuple[Demand, ...], order: Sequence[int], unit: float) -> Forest:
         """The forest for ``unit`` times as many elements, as ``pattern`` has it.

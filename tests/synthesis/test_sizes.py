@@ -1,5 +1,7 @@
 """Forests of other sizes: a pair of layouts in another shape is not searched for again."""
 
+import pickle
+
 import pytest
 
 import rvdcomm as rv
@@ -40,6 +42,15 @@ def test_another_shape_has_the_same_trees_without_a_search(
         secs = beats_of(forest).secs(4, 4)
         alone = forest.with_ways(forest.to_json())
         assert secs == pytest.approx(beats_of(alone).secs(4, 4), rel=2e-3)
+
+
+def test_hashes_of_forests_do_not_travel() -> None:
+    forest = next(forests(*pair_of(600), rv.Network.of(LINKS["hosts"])))
+    assert hash(forest) == hash(forest)
+    again = pickle.loads(pickle.dumps(forest))
+    assert again == forest
+    assert again.pattern == forest.pattern
+    assert "_hash" not in again.__dict__
 
 
 @pytest.mark.parametrize("links", LINKS)
