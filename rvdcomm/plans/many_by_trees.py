@@ -28,11 +28,14 @@ def faster_by_trees(bundle: Bundle) -> Bundle:
     found = {one: _along(one, _tried(one)) for one in _tensor_plans(bundle) if _may_go(one)}
     if not any(isinstance(one, TreeTensor) for one in found.values()):
         return fitting(bundle)
-    by_trees = _with(bundle, found)
     with suppress(MemoryLimitError):
-        fits = fitting(by_trees)
-        if fits.modelled_secs < MIN_GAIN * fitting(bundle).modelled_secs:
-            return fits
+        by_trees = fitting(_with(bundle, found))
+        try:
+            by_paths = fitting(bundle)
+        except MemoryLimitError:
+            return by_trees
+        is_faster = by_trees.modelled_secs < MIN_GAIN * by_paths.modelled_secs
+        return by_trees if is_faster else by_paths
     return fitting(bundle)
 
 

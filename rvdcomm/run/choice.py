@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from rvdcomm.errors import CommError, MemoryLimitError
 from rvdcomm.layout import ranges_text
@@ -65,12 +66,16 @@ def _with_agreed_trees(plan: Plan, world: World) -> Plan:
 
     Machines may find different trees, since a linear program often has several best solutions.
     """
-    members = plan.path.ranks
     mine = None if plan.forest is None else plan.forest.to_json()
-    post = {"trees": json.dumps(mine) if world.rank == members[0] else ""}
-    posts = exchange_posts(world, members, post, "trees")
-    agreed = json.loads(posts[members[0]]["trees"])
+    agreed = _of_first(world, plan.path.ranks, mine)
     return plan if agreed == mine else with_trees(plan, agreed)
+
+
+def _of_first(world: World, members: tuple[int, ...], mine: Any) -> Any:
+    """What the first rank has found, as plain values; collective over the members."""
+    first = members[0]
+    post = {"trees": json.dumps(mine) if world.rank == first else ""}
+    return json.loads(exchange_posts(world, members, post, "trees")[first]["trees"])
 
 
 def compiled_many(bundle: Bundle, world: World) -> list[tuple[BundleBatch, RankProgram]]:
@@ -101,10 +106,7 @@ def _with_agreed_trees_of(bundle: Bundle, world: World) -> Bundle:
     mine = trees_of(bundle)
     if mine is None:
         return bundle
-    first = bundle.ranks[0]
-    post = {"trees": json.dumps(mine) if world.rank == first else ""}
-    posts = exchange_posts(world, bundle.ranks, post, "trees of many tensors")
-    agreed = json.loads(posts[first]["trees"])
+    agreed = _of_first(world, bundle.ranks, mine)
     return bundle if agreed == mine else with_trees_of(bundle, agreed)
 
 

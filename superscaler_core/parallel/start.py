@@ -91,13 +91,13 @@ def parallelize(
         options = {**knobs, **(options or {})}
     where = torch.device(device) if device is not None else _device_of(model)
     world = join_world(where, group)
-    transport, levels = DistTransport(world.rank, world.group, topology), levels_of(topology)
+    transport = DistTransport(world.rank, world.group, topology)
     said, buffers = batch or Batch(), dict(model.named_buffers())
     calls = SameCall(tuple(range(world.num_ranks)), transport)
     with calls.prepared("parallelize") as request:
         if not isinstance(said, Batch):
             raise PlanError(f'batch takes an ss.Batch, such as Batch(kind="local"), not {batch!r}.')
-        precision = Precision(dtype)
+        precision, levels = Precision(dtype), levels_of(topology)
         example = ModelCall.of(model, args, kwargs)
         chosen: AutoOptions | SProgram = (
             AutoOptions.of(str(plan), options) if is_auto(plan) else SProgram.of(plan, options)

@@ -170,3 +170,14 @@ def test_trees_are_not_taken_where_they_are_slower(
     bundle = plan_many(*request, **options)
     monkeypatch.setattr("rvdcomm.plans.many_by_trees._may_go", lambda one: False)
     assert bundle.cost.secs <= plan_many(*request, **options).cost.secs
+
+
+def test_trees_are_taken_where_paths_exceed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fitting(bundle: Bundle) -> Bundle:
+        if not any(isinstance(member.tensor_plan, TreeTensor) for member in bundle.members):
+            raise rv.MemoryLimitError("paths do not fit")
+        return bundle
+
+    monkeypatch.setattr("rvdcomm.plans.many_by_trees.fitting", fitting)
+    bundle = planned(HOSTS, REDUCE, 2)
+    assert all(isinstance(member.tensor_plan, TreeTensor) for member in bundle.members)
